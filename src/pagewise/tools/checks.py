@@ -1,0 +1,128 @@
+"""Input checks shared by all public functions. Each raises before anything is written or launched.
+
+A message names the argument, what it was, what it must be and, where there is one, the remedy.
+"""
+
+from collections.abc import Sequence
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_tensor(name: str, value: object, axes: str, *, dtypes: Sequence[torch.dtype] = ()) -> None:
+    """`value` must be a tensor with one dimension per letter group of `axes` ("B H T D") and one of `dtypes`."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor [{_commas(axes)}], got {type(value).__name__}")
+    if value.dim() != len(axes.split()):
+        raise ValueError(
+            f"{name} must have {len(axes.split())} dimensions [{_commas(axes)}], got shape {list(value.shape)}"
+        )
+    if dtypes and value.dtype not in dtypes:
+        raise TypeError(f"{name} must be {_one_of(dtypes)}, got {_short(value.dtype)}: convert it with {name}.to(...)")
+
+
+def check_shape(name: str, value: Tensor, expected: Sequence[int], axes: str) -> None:
+    """`value.shape` must be `expected`; `axes` says what the sizes are."""
+    if list(value.shape) != list(expected):
+        raise ValueError(f"{name} must be [{_commas(axes)}] = {list(expected)}, got {list(value.shape)}")
+
+
+def check_same(attribute: str, **tensors: Tensor) -> None:
+    """All tensors must share `attribute`, "dtype" (else TypeError) or "device" (else ValueError)."""
+    (first, expected), *rest = ((name, getattr(t, attribute)) for name, t in tensors.items())
+    for name, actual in rest:
+        if actual != expected:
+            error = TypeError if attribute == "dtype" else ValueError
+            raise error(
+                f"{name} must have the {attribute} of {first}: {_short(expected)}, got {_short(actual)}; "
+                f"convert it with {name}.to({first}.{attribute})"
+            )
+
+
+def check_count(name: str, value: object, *, minimum: int = 1) -> None:
+    """`value` must be an int of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def check_number(name: str, value: object, *, low: float = float("-inf"), below: float = float("inf")) -> None:
+    """`value` must be a number in [low, below); NaN and infinities never are."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (low <= value < below) or value == float("-inf"):
+        bounds = f" in [{low}, {below})" if low != float("-inf") else ""
+        raise ValueError(f"{name} must be a finite number{bounds}, got {value}")
+
+
+def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """q [B,H,T,D] must fit k and v [B,Hkv,S,D]: same B, D, dtype and device; H a multiple of Hkv."""
+    for name, tensor, axes in (("q", q, "B H T D"), ("k", k, "B Hkv S D"), ("v", v, "B Hkv S D")):
+        check_tensor(name, tensor, axes, dtypes=(*FLOATS, torch.float64))
+    check_same("dtype", q=q, k=k, v=v)
+    check_same("device", q=q, k=k, v=v)
+    (B, H, _, D), (_, Hkv, S, _) = q.shape, k.shape
+    check_shape("k", k, (B, Hkv, S, D), "B Hkv S D")
+    check_shape("v", v, k.shape, "B Hkv S D")
+    check_heads(H, Hkv)
+    if D == 0:
+        raise ValueError("q must have a head size D of at least 1, got 0")
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Query heads must divide evenly into groups, one group per KV head."""
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"q has H = {num_heads} heads and k has Hkv = {num_kv_heads}: H must be a multiple of Hkv, "
+            f"so that each KV head serves H / Hkv query heads"
+        )
+
+
+def check_score_options(
+    q: Tensor, num_keys: int, *, causal: bool, window: int | None, scale: float | None, softcap: float,
+    alibi_slopes: Tensor | None, attn_mask: Tensor | None,
+) -> None:  # fmt: skip
+    """The options that shape the scores of q [B,H,T,D] against `num_keys` keys (DESIGN: the semantics)."""
+    B, H, T, _ = q.shape
+    if window is not None:
+        check_count("window", window)
+        if not causal:
+            raise ValueError(f"window = {window} needs causal=True: it counts back from the query's own position")
+    if scale is not None:
+        check_number("scale", scale)
+    check_number("softcap", softcap, low=0.0)
+    if alibi_slopes is not None:
+        check_tensor("alibi_slopes", alibi_slopes, "H", dtypes=(torch.float32,))
+        check_shape("alibi_slopes", alibi_slopes, (H,), "H")
+        check_same("device", q=q, alibi_slopes=alibi_slopes)
+    if attn_mask is not None:
+        check_mask("attn_mask", attn_mask, (B, H, T, num_keys), like=q)
+
+
+def check_mask(name: str, mask: Tensor, shape: Sequence[int], *, like: Tensor) -> None:
+    """`mask` must be bool and broadcast to `shape` = [B,H,T,S] without enlarging it."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = _short(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a bool tensor (True = may look), got {got}: for an additive mask use mask == 0")
+    check_same("device", q=like, **{name: mask})
+    fits = mask.dim() <= len(shape) and all(
+        size in (1, full) for size, full in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise ValueError(f"{name} must broadcast to [B, H, T, S] = {list(shape)}, got {list(mask.shape)}")
+
+
+def _commas(axes: str) -> str:
+    return ", ".join(axes.split())
+
+
+def _one_of(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(_short(dtype) for dtype in dtypes)
+
+
+def _short(value: object) -> str:
+    return str(value).removeprefix("torch.")

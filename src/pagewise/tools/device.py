@@ -1,0 +1,75 @@
+"""Which device computes, and how Triton runs on it.
+
+Triton reads `TRITON_INTERPRET` when it is imported and when a kernel is defined, so the choice falls once, when
+`pagewise` is imported: with a GPU kernels are compiled for it; without one they run in Triton's interpreter on CPU
+tensors. Setting `TRITON_INTERPRET` yourself (0 or 1) before importing pagewise overrides the choice.
+"""
+
+import importlib.util
+import os
+import sys
+
+import torch
+
+_IMPORTED_TOO_EARLY = (
+    "triton was imported before pagewise on a machine without a GPU, so its kernels cannot be interpreted: "
+    "import pagewise before triton, or set TRITON_INTERPRET=1 in the environment"
+)
+
+
+def best_device() -> torch.device:
+    """The device to compute on: the current CUDA device if there is one, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def choose_triton_mode() -> None:
+    """Make Triton interpret its kernels if there is no GPU and nobody chose. Called by `import pagewise`."""
+    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
+        return
+    if "triton" in sys.modules:
+        os.environ["PAGEWISE_TRITON_TOO_EARLY"] = "1"
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def triton_mode() -> str:
+    """How Triton kernels run in this process: "compiled", "interpreted", or "unavailable"."""
+    if importlib.util.find_spec("triton") is None:
+        return "unavailable"
+    return "interpreted" if os.environ.get("TRITON_INTERPRET") == "1" else "compiled"
+
+
+def check_triton_device(device: torch.device) -> None:
+    """Raise unless Triton kernels can run on tensors of `device` in this process.
+
+    Raises:
+        ValueError: Triton is missing, or compiles for a GPU while the tensors are on the CPU.
+        RuntimeError: triton was imported before pagewise could choose the interpreter.
+    """
+    mode = triton_mode()
+    if mode == "unavailable":
+        raise ValueError('backend="triton" needs the triton package: install it, or use backend="torch"')
+    if mode == "compiled" and device.type != "cuda":
+        raise ValueError(
+            f"tensors are on {device}, but Triton compiles for the GPU in this process: move them to "
+            f'{best_device()}, use backend="torch", or set TRITON_INTERPRET=1 before importing pagewise'
+        )
+    if os.environ.get("PAGEWISE_TRITON_TOO_EARLY") == "1":
+        raise RuntimeError(_IMPORTED_TOO_EARLY)
+
+
+def banner() -> str:
+    """One line for the top of a lesson: device, torch, triton, and whether Triton compiles or interprets."""
+    device = best_device()
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"CPU ({torch.get_num_threads()} threads)"
+    mode = triton_mode()
+    triton = "no triton" if mode == "unavailable" else f"triton {_version('triton')}, {mode}"
+    return f"{name} · torch {torch.__version__} · {triton}"
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)

@@ -1,0 +1,145 @@
+"""What every test shares: checked shapes, devices, the one tolerance policy, and the count of kernels executed."""
+
+import importlib
+import importlib.util
+import pkgutil
+from collections import Counter
+
+import pagewise  # before triton: decides whether kernels are interpreted
+import pytest
+import torch
+from torch import Tensor
+
+# jaxtyping annotations of all modules are checked while the tests run. Kernels are left alone: Triton reads their source.
+if importlib.util.find_spec("beartype"):
+    from jaxtyping import install_import_hook
+
+    _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
+    install_import_hook(_checked, "beartype.beartype")
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> torch.device:
+    """The CPU always, and the GPU when there is one."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def kernel_device() -> torch.device:
+    """Where kernels run in this process: compiled on the GPU when there is one, else interpreted on the CPU."""
+    return torch.device(DEVICES[-1])
+
+
+@pytest.fixture
+def shapes_unchecked():
+    """Switch jaxtyping off, so that a test of bad input meets the function's own error and not the annotation's."""
+    from jaxtyping import config
+
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", before)
+
+
+# ------------------------------------------------------------------------------------------------ tolerance
+
+ROW_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def assert_as_accurate_as_naive(out: Tensor, exact: Tensor, naive: Tensor, *, factor: float = 2.0) -> None:
+    """The one tolerance policy. `exact` is the float64 oracle, `naive` the oracle's formula in the dtype under test.
+
+    1. Everything is finite, and shape and dtype are those of `naive`.
+    2. max|out − exact| ≤ factor · max|naive − exact| + one rounding of the largest output.
+       `factor` is 2, and 3 for gradients.
+    3. Every row is right by itself: ‖out − exact‖ ≤ a fraction of ‖exact‖ + factor · ‖naive − exact‖ + a few roundings
+       of float32, so that a row of zeros never passes, however small the right one is.
+    """
+    assert out.shape == exact.shape == naive.shape, f"shapes {out.shape}, {exact.shape}, {naive.shape}"
+    assert out.dtype == naive.dtype, f"dtype {out.dtype}, naive has {naive.dtype}"
+    assert torch.isfinite(out).all(), "not finite"
+    if not out.numel():
+        return
+    dtype = naive.dtype
+    # what float32 (float64) arithmetic costs in any order of summation, and one rounding of the output
+    arithmetic = 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    rounding = max(arithmetic, torch.finfo(dtype).eps / 2)
+    out, exact, naive = (t.detach().double().cpu() for t in (out, exact, naive))
+    largest = exact.abs().max()
+
+    worst, allowed = (out - exact).abs().max(), factor * (naive - exact).abs().max() + rounding * largest
+    assert worst <= allowed, f"largest error {worst:.2e}, allowed {allowed:.2e} ({factor:g} × naive's)"
+
+    error, naive_error, size = (t.norm(dim=-1) for t in (out - exact, naive - exact, exact))
+    row_allowed = ROW_TOLERANCE[dtype] * size + factor * naive_error + arithmetic * largest
+    excess = error - row_allowed
+    row = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
+    assert excess[row] <= 0, f"row {row}: error {error[row]:.2e} of {size[row]:.2e}, allowed {row_allowed[row]:.2e}"
+
+
+# ------------------------------------------------------------------------------------------------ kernels executed
+
+executed: Counter[str] = Counter()
+_from_workers: Counter[str] = Counter()
+
+
+def triton_kernels() -> set[str]:
+    """Every kernel of `pagewise.kernels`: the `@triton.jit` functions whose name ends in `_kernel`."""
+    names = set()
+    package = importlib.import_module("pagewise.kernels")
+    for module in pkgutil.iter_modules(package.__path__):
+        for name, value in vars(importlib.import_module(f"pagewise.kernels.{module.name}")).items():
+            if name.endswith("_kernel") and hasattr(value, "fn"):
+                names.add(name)
+    return names
+
+
+def _count_launches() -> None:
+    """Count each launch of a Triton kernel by its name, compiled or interpreted."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    from triton.runtime import interpreter, jit
+
+    for launcher in (jit.JITFunction, interpreter.InterpretedFunction):
+        run = launcher.run
+
+        def counted(self, *args, _run=run, **kwargs):
+            executed[self.fn.__name__] += 1
+            return _run(self, *args, **kwargs)
+
+        launcher.run = counted
+
+
+_count_launches()
+
+
+def _is_whole_run(config: pytest.Config) -> bool:
+    selected = config.option.keyword or config.option.markexpr or getattr(config.option, "lf", False)
+    return config.args_source == pytest.Config.ArgsSource.TESTPATHS and not selected
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    _from_workers.update(getattr(node, "workeroutput", {}).get("kernels", {}))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["kernels"] = dict(executed)
+    elif exitstatus == 0 and _is_whole_run(session.config) and triton_kernels() - set(executed + _from_workers):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    ran, kernels = executed + _from_workers, triton_kernels()
+    if not ran and not _is_whole_run(config):
+        return
+    mode = importlib.import_module("pagewise.tools.device").triton_mode()
+    counts = ", ".join(f"{name} × {ran[name]}" for name in sorted(kernels & set(ran)))
+    terminalreporter.write_line(f"kernels executed ({mode}): {counts or 'none'}")
+    if _is_whole_run(config) and (missing := kernels - set(ran)):
+        terminalreporter.write_line(f"FAILED: kernels never executed by any test: {', '.join(sorted(missing))}", red=True)

@@ -1,0 +1,113 @@
+"""The tolerance policy itself: right results pass, every planted bug fails."""
+
+import pytest
+import torch
+from conftest import assert_as_accurate_as_naive
+from pagewise.naive_attention import attention
+
+SHAPES = [(1, 2, 2, 1, 17, 32), (2, 8, 2, 33, 129, 64), (1, 4, 1, 7, 7, 80)]  # B, H, Hkv, T, S, D
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def inputs(shape, dtype):
+    B, H, Hkv, T, S, D = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    sizes = [(B, H, T, D), (B, Hkv, S, D), (B, Hkv, S, D)]
+    return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+
+
+def in_tiles(q, k, v, *, bug: str | None = None, tile: int = 8):
+    """Causal attention over tiles of keys in float32, with one mistake on request."""
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    k, v = (t.repeat_interleave(H // k.shape[1], dim=1).float() for t in (k, v))
+    scores = q.float() @ k.mT * (1.0 if bug == "scale forgotten" else D**-0.5)
+    shift = {"mask off by one": 1, "mask top-left": T - S}.get(bug, 0)
+    hidden = torch.arange(S) > torch.arange(T)[:, None] + S - T + shift
+    scores = scores.masked_fill(hidden, -1e4 if bug == "finite infinity" else -torch.inf)
+    if bug == "one head shifted":
+        scores = scores.roll(1, dims=1)
+    m = torch.full((B, H, T), -torch.inf)
+    l, acc = torch.zeros(B, H, T), torch.zeros(B, H, T, D)
+    stop = S // tile * tile if bug == "tail dropped" else S
+    for start in range(0, stop, tile):
+        piece = scores[..., start : min(start + tile, stop)]
+        values = v[:, :, start : min(start + tile, stop)]
+        if bug == "wrong block" and start == tile:
+            values = v[:, :, :tile][:, :, : piece.shape[-1]]
+        m_new = torch.maximum(m, piece.amax(dim=-1))
+        safe = m_new.masked_fill(m_new == -torch.inf, 0.0)
+        rescale = torch.ones_like(m) if bug == "rescale skipped" else torch.exp(m - safe)
+        weights = torch.exp(piece - safe[..., None])
+        l = l * rescale + weights.sum(dim=-1)
+        acc = acc * rescale[..., None] + weights @ values
+        m = m_new
+    out = acc / (l + (1.0 if bug == "epsilon in l" else 0.0)).masked_fill(l == 0, 1.0)[..., None]
+    return torch.zeros_like(q) if bug == "all zero" else out.to(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_right_result_passes(shape, dtype):
+    q, k, v = inputs(shape, dtype)
+    exact = attention(q.double(), k.double(), v.double(), causal=True)
+    assert_as_accurate_as_naive(in_tiles(q, k, v), exact, attention(q, k, v, causal=True))
+
+
+BUGS = ["all zero", "tail dropped", "scale forgotten", "wrong block", "rescale skipped", "one head shifted", "epsilon in l"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_fails(bug, dtype):
+    q, k, v = inputs((1, 4, 2, 3, 17, 32), dtype)
+    exact = attention(q.double(), k.double(), v.double(), causal=True)
+    with pytest.raises(AssertionError):
+        assert_as_accurate_as_naive(in_tiles(q, k, v, bug=bug), exact, attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bug", ["mask off by one", "mask top-left"])
+def test_wrong_mask_fails(bug, dtype):
+    q, k, v = inputs((1, 4, 2, 5, 17, 32), dtype)
+    exact = attention(q.double(), k.double(), v.double(), causal=True)
+    with pytest.raises(AssertionError):
+        assert_as_accurate_as_naive(in_tiles(q, k, v, bug=bug), exact, attention(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_finite_stand_in_for_infinity_fails_where_a_row_sees_nothing(dtype):
+    q, k, v = inputs((1, 2, 2, 5, 3, 32), dtype)  # T > S: the first two queries stand before every key
+    exact = attention(q.double(), k.double(), v.double(), causal=True)
+    naive = attention(q, k, v, causal=True)
+    assert_as_accurate_as_naive(in_tiles(q, k, v), exact, naive)
+    with pytest.raises(AssertionError):
+        assert_as_accurate_as_naive(in_tiles(q, k, v, bug="finite infinity"), exact, naive)
+
+
+def test_row_of_zeros_fails_beside_much_larger_rows():
+    q, k, v = inputs((1, 2, 2, 4, 16, 32), torch.bfloat16)
+    v[:, 0] *= 1e-4  # head 0's right output is far below head 1's rounding error
+    exact, naive = attention(q.double(), k.double(), v.double()), attention(q, k, v)
+    out = naive.clone()
+    out[:, 0] = 0
+    assert_as_accurate_as_naive(naive, exact, naive)
+    with pytest.raises(AssertionError, match="row"):
+        assert_as_accurate_as_naive(out, exact, naive)
+
+
+@pytest.mark.parametrize("spoil", [torch.nan, torch.inf])
+def test_not_finite_fails(spoil):
+    q, k, v = inputs((1, 2, 2, 4, 16, 32), torch.float32)
+    out = attention(q, k, v)
+    exact = attention(q.double(), k.double(), v.double())
+    out[0, 0, 0, 0] = spoil
+    with pytest.raises(AssertionError, match="finite"):
+        assert_as_accurate_as_naive(out, exact, attention(q, k, v))
+
+
+def test_wrong_dtype_fails():
+    q, k, v = inputs((1, 2, 2, 4, 16, 32), torch.float16)
+    exact = attention(q.double(), k.double(), v.double())
+    with pytest.raises(AssertionError, match="dtype"):
+        assert_as_accurate_as_naive(attention(q, k, v).float(), exact, attention(q, k, v))
