@@ -11,7 +11,10 @@ def online_softmax_kernel(
     num_cols,
     TILE: tl.constexpr,
 ):
-    """out = torch.softmax(x.float(), dim=-1).to(x.dtype), and 0 in a row of −inf. One program per row, TILE columns at a time."""
+    """out = torch.softmax(x.float(), dim=-1).to(x.dtype), and 0 in a row of −inf.
+
+    One program per row, TILE columns at a time.
+    """
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * num_cols
     out_ptr += row * num_cols

@@ -5,12 +5,13 @@ import importlib.util
 import pkgutil
 from collections import Counter
 
-import pagewise  # before triton: decides whether kernels are interpreted
 import pytest
 import torch
 from torch import Tensor
 
-# jaxtyping annotations of all modules are checked while the tests run. Kernels are left alone: Triton reads their source.
+import pagewise  # before triton: decides whether kernels are interpreted
+
+# The shape annotations of all modules are checked while the tests run (not of kernels: Triton reads their source).
 if importlib.util.find_spec("beartype"):
     from jaxtyping import install_import_hook
 
@@ -142,4 +143,6 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     counts = ", ".join(f"{name} × {ran[name]}" for name in sorted(kernels & set(ran)))
     terminalreporter.write_line(f"kernels executed ({mode}): {counts or 'none'}")
     if _is_whole_run(config) and (missing := kernels - set(ran)):
-        terminalreporter.write_line(f"FAILED: kernels never executed by any test: {', '.join(sorted(missing))}", red=True)
+        terminalreporter.write_line(
+            f"FAILED: kernels never executed by any test: {', '.join(sorted(missing))}", red=True
+        )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import assert_as_accurate_as_naive
+
 from pagewise.naive_attention import attention
 
 SHAPES = [(1, 2, 2, 1, 17, 32), (2, 8, 2, 33, 129, 64), (1, 4, 1, 7, 7, 80)]  # B, H, Hkv, T, S, D
@@ -54,7 +55,15 @@ def test_right_result_passes(shape, dtype):
     assert_as_accurate_as_naive(in_tiles(q, k, v), exact, attention(q, k, v, causal=True))
 
 
-BUGS = ["all zero", "tail dropped", "scale forgotten", "wrong block", "rescale skipped", "one head shifted", "epsilon in l"]
+BUGS = [
+    "all zero",
+    "tail dropped",
+    "scale forgotten",
+    "wrong block",
+    "rescale skipped",
+    "one head shifted",
+    "epsilon in l",
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,4 +1,6 @@
-"""pagewise: "Attention, Page by Page". The attention algorithms behind LLM serving, each derived in a lesson and tested.
+"""pagewise: "Attention, Page by Page".
+
+The attention algorithms behind LLM serving, each derived in a lesson and tested.
 
 Everything is importable from its module: `from pagewise.naive_attention import attention`. Importing `pagewise` alone
 compiles no kernel; it only settles whether Triton kernels will be compiled or interpreted (see `tools.device`).

@@ -139,7 +139,10 @@ def finite(m: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
 
 
 def grouped_matmul(a: Float[Tensor, "B H M K"], b: Float[Tensor, "B Hkv K N"]) -> Float[Tensor, "B H M N"]:
-    """a @ b, where each of b's Hkv heads serves H / Hkv heads of a: their rows stand below each other, so b is not copied."""
+    """a @ b, where each of b's Hkv heads serves H / Hkv heads of a.
+
+    The rows of such a group stand below each other in one product, so b is not copied.
+    """
     B, H, M, K = a.shape
     Hkv = b.shape[1]
     return (a.reshape(B, Hkv, H // Hkv * M, K) @ b).reshape(B, H, M, b.shape[-1])

@@ -201,7 +201,10 @@ def merge_attention(
     Raises:
         ValueError, TypeError: shapes or devices do not fit, or lses is neither float32 nor float64.
     """
-    for name, tensor, dtypes in (("outs", outs, (*FLOATS, torch.float64)), ("lses", lses, (torch.float32, torch.float64))):
+    for name, tensor, dtypes in (
+        ("outs", outs, (*FLOATS, torch.float64)),
+        ("lses", lses, (torch.float32, torch.float64)),
+    ):
         if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes:
             got = getattr(tensor, "dtype", type(tensor).__name__)
             raise TypeError(f"{name} must be a tensor of {' or '.join(map(str, dtypes))}, got {got}")

@@ -107,7 +107,9 @@ def check_mask(name: str, mask: Tensor, shape: Sequence[int], *, like: Tensor) -
     """`mask` must be bool and broadcast to `shape` = [B,H,T,S] without enlarging it."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = _short(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a bool tensor (True = may look), got {got}: for an additive mask use mask == 0")
+        raise TypeError(
+            f"{name} must be a bool tensor (True = may look), got {got}: for an additive mask use mask == 0"
+        )
     check_same("device", q=like, **{name: mask})
     fits = mask.dim() <= len(shape) and all(
         size in (1, full) for size, full in zip(reversed(mask.shape), reversed(shape), strict=False)
