@@ -4,11 +4,14 @@ Row i of the output depends on row i of Q only (lesson 1), so a new token needs 
 all tokens before it. Here they lie in one contiguous buffer per batch, reserved for `max_len` tokens up front.
 """
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from pagewise.tools.checks import FLOATS, check_count, check_same, check_shape, check_tensor
+from pagewise.naive_attention import attention
+from pagewise.tools.checks import FLOATS, check_count, check_number, check_same, check_shape, check_tensor
 
 
 class KVCache:
@@ -68,3 +71,68 @@ def kv_cache_bytes(
     for name, size in {"num_layers": num_layers, "num_kv_heads": num_kv_heads, "head_size": head_size}.items():
         check_count(name, size)
     return 2 * num_tokens * num_layers * num_kv_heads * head_size * dtype.itemsize
+
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+def recompute(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """An `attend` for models that keeps nothing: every call brings the whole sequence."""
+    return attention(q, k, v, causal=True)
+
+
+class CachedAttention:
+    """An `attend` for models that keeps K and V: each call brings the new tokens only. One `KVCache` per layer."""
+
+    def __init__(self, caches: list[KVCache]) -> None:
+        self.caches = caches
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k_all, v_all = self.caches[layer].append(k, v)
+        return attention(q, k_all, v_all, causal=True)
+
+
+@torch.no_grad()
+def generate(
+    model: torch.nn.Module,
+    prompts: Int[Tensor, "B T"],
+    num_tokens: int,
+    *,
+    cached: bool = True,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "B len"]:
+    """The prompts and `num_tokens` more tokens each: the likeliest ones, or sampled if temperature > 0.
+
+    With `cached`, the model reads the prompt once (prefill) and then one token per step (decode); without, it reads
+    everything again at every step. The tokens are the same. `generator` must be on the model's device.
+    """
+    check_tensor("prompts", prompts, "B T", dtypes=(torch.int64,))
+    check_count("num_tokens", num_tokens, minimum=0)
+    check_number("temperature", temperature, low=0.0)
+    (B, T), config = prompts.shape, model.config
+    if T == 0:
+        raise ValueError("prompts must hold at least 1 token each, got T = 0: start from the end-of-text token")
+    if T + num_tokens > config.max_position_embeddings:
+        raise ValueError(
+            f"prompts of {T} tokens and num_tokens = {num_tokens} exceed the model's {config.max_position_embeddings} "
+            f"positions: ask for at most {max(0, config.max_position_embeddings - T)}"
+        )
+    weight = next(model.parameters())
+    attend: Attend = recompute
+    if cached and num_tokens:
+        sizes = (B, config.num_key_value_heads, T + num_tokens, config.head_dim)
+        caches = [KVCache(*sizes, dtype=weight.dtype, device=weight.device) for _ in range(config.num_hidden_layers)]
+        attend = CachedAttention(caches)
+    tokens, start = prompts, 0
+    for _ in range(num_tokens):
+        positions = torch.arange(start, tokens.shape[1], device=tokens.device).expand(B, -1)
+        logits = model(tokens[:, start:], positions, attend)[:, -1]
+        if temperature > 0:
+            probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+            new = torch.multinomial(probabilities, 1, generator=generator)
+        else:
+            new = logits.argmax(dim=-1, keepdim=True)
+        start = tokens.shape[1] if cached else 0
+        tokens = torch.cat([tokens, new], dim=1)
+    return tokens

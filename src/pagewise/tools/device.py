@@ -60,10 +60,8 @@ def check_triton_device(device: torch.device) -> None:
 def banner() -> str:
     """One line for the top of a lesson: device, torch, triton, and whether Triton compiles or interprets."""
     device = best_device()
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"CPU ({torch.get_num_threads()} threads)"
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else f"CPU ({torch.get_num_threads()} threads)"
     mode = triton_mode()
     triton = "no triton" if mode == "unavailable" else f"triton {_version('triton')}, {mode}"
     return f"{name} · torch {torch.__version__} · {triton}"

@@ -1,0 +1,220 @@
+"""Llama: the decoder block that most open models copy.
+
+    x = rms_norm(h)      h = h + W_o attend(rope(W_q x), rope(W_k x), W_v x)
+    x = rms_norm(h)      h = h + W_down (silu(W_gate x) ∘ W_up x)
+
+The model knows nothing of caches or kernels: how queries meet keys, the scale, the causal mask and the past are all
+the business of the `attend` that it is called with.
+
+Touvron et al. 2023. RoPE: Su et al. 2021. GQA: Ainslie et al. 2023. SwiGLU: Shazeer 2020. RMSNorm: Zhang & Sennrich
+2019. Parameters are named as in transformers' checkpoints.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from pagewise.tools.checks import check_count, check_heads, check_number, check_same, check_shape, check_tensor
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's way to longer contexts: wavelengths beyond the original context are stretched by `factor`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The sizes of a model, named as in transformers. A size that does not fit raises ValueError or TypeError."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None  # default: num_attention_heads
+    head_dim: int | None = None  # default: hidden_size / num_attention_heads
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: Llama3Scaling | None = None
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+            check_count(name, getattr(self, name))
+        check_count("max_position_embeddings", self.max_position_embeddings)
+        if self.num_key_value_heads is None:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
+                    f"{self.num_attention_heads}: give head_dim"
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        check_count("num_key_value_heads", self.num_key_value_heads)
+        check_heads(self.num_attention_heads, self.num_key_value_heads)
+        check_count("head_dim", self.head_dim)
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, for RoPE turns pairs of elements, got {self.head_dim}")
+        check_number("rms_norm_eps", self.rms_norm_eps, low=0.0)
+        check_number("rope_theta", self.rope_theta, low=1.0)
+
+
+class Llama(nn.Module):
+    """A decoder over token ids; attention is whatever `attend` does. New weights are torch's random ones."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+                "layers": nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers)),
+                "norm": RMSNorm(config),
+            }
+        )
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(
+        self, token_ids: Int[Tensor, "B T"], positions: Int[Tensor, "B T"], attend: Attend
+    ) -> Float[Tensor, "B T vocab"]:
+        """Logits of the token after each of B × T tokens, in the dtype of the weights.
+
+        Args:
+            token_ids: int64 or int32, in [0, vocab_size). The range is checked on the CPU only: on a GPU the check
+                would wait for the device, and torch's embedding stops an id out of range there.
+            positions: where each token stands in its own sequence. Any integers: RoPE has an angle for each.
+            attend: attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D], called once per layer, in
+                order, with RoPE applied to q and k. They may be strided; nothing else about attention happens here.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit, found before any work; or what attend returned does not.
+        """
+        for name, ids in (("token_ids", token_ids), ("positions", positions)):
+            check_tensor(name, ids, "B T", dtypes=(torch.int64, torch.int32))
+        check_shape("positions", positions, token_ids.shape, "B T")
+        check_same("device", token_ids=token_ids, positions=positions)
+        if not callable(attend):
+            raise TypeError(f"attend must be a function attend(layer, q, k, v), got {type(attend).__name__}")
+        if token_ids.device.type == "cpu" and token_ids.numel():
+            low, high = token_ids.aminmax()
+            if low < 0 or high >= self.config.vocab_size:
+                raise ValueError(
+                    f"token_ids must be in [0, vocab_size = {self.config.vocab_size}), got {int(low)} … {int(high)}: "
+                    f"were they made by this model's tokenizer?"
+                )
+        turn = rope(positions, self.config)
+        h = self.model["embed_tokens"](token_ids)
+        for block in self.model["layers"]:
+            h = block(h, turn, attend)
+        h = self.model["norm"](h)
+        return linear(h, self.model["embed_tokens"].weight) if self.config.tie_word_embeddings else self.lm_head(h)
+
+
+class Block(nn.Module):
+    """Attention, then the feed-forward network, each added to the residual stream h."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, h: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        h = h + self.self_attn(self.input_layernorm(h), turn, attend)
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Attention(nn.Module):
+    """Projections and RoPE around `attend`."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, config.head_dim
+        q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in projections
+        )  # [B, heads, T, D]
+        out = attend(self.layer, apply_rope(q, turn), apply_rope(k, turn), v)
+        check_tensor("what attend returned", out, "B H T D")
+        check_shape("what attend returned", out, q.shape, "B H T D")
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class SwiGLU(nn.Module):
+    """W_down (silu(W_gate x) ∘ W_up x)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε) · weight, the quotient in float32 (float64 for float64)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(config.hidden_size)), config.rms_norm_eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+def rope(
+    positions: Int[Tensor, "B T"], config: LlamaConfig
+) -> tuple[Float[Tensor, "B 1 T D"], Float[Tensor, "B 1 T D"]]:
+    """(cos, sin) of position · theta^(−2i / D), float32 whatever the dtype of the weights; both halves of D alike."""
+    angles = positions[:, None, :, None].float() * rope_frequencies(config, positions.device)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rope_frequencies(config: LlamaConfig, device: torch.device | str | None = None) -> Float[Tensor, " half_D"]:
+    """theta^(−2i / D) for i < D / 2, in float32, stretched if the config says so.
+
+    Llama3Scaling leaves wavelengths below original / high_freq_factor alone, divides frequencies of those above
+    original / low_freq_factor by `factor`, and blends in between.
+    """
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    frequencies = 1.0 / config.rope_theta ** (pairs / config.head_dim)
+    if (scaling := config.rope_scaling) is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
+    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    keep = keep.clamp(0.0, 1.0)
+    return frequencies * keep + frequencies / scaling.factor * (1.0 - keep)
+
+
+def apply_rope(x: Float[Tensor, "B H T D"], turn: tuple[Tensor, Tensor]) -> Float[Tensor, "B H T D"]:
+    """Turn each pair (x_i, x_{i + D/2}) by its angle: the halves are the pairs, not neighbours as in the RoPE paper."""
+    cos, sin = turn
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)

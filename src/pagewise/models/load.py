@@ -1,0 +1,196 @@
+"""Checkpoints and their tokenizers: folders as transformers' `save_pretrained` writes them, and hub ids.
+
+A folder holds config.json, the weights as safetensors (one file, or shards and model.safetensors.index.json), and the
+tokenizer's files. `tiny_model` needs neither network nor transformers: its folder lies inside the package.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig
+from pagewise.tools.checks import FLOATS
+
+TINY = Path(__file__).parent / "tiny"
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens 0 … 255, and one special token, 256, that ends a text."""
+
+    vocab_size = 257
+    eos_token_id = 256
+    bos_token_id = None
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of `text`. No special token is added."""
+        return list(text.encode())
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become "�".
+
+        Ids above 255 have no bytes and are dropped, whatever `skip_special_tokens` is: it stands here because the
+        tokenizers of transformers have it.
+        """
+        return bytes(i for i in map(int, ids) if i < 256).decode(errors="replace")
+
+
+def load_model(
+    path_or_hub_id: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> tuple[Llama, Any]:
+    """(model, tokenizer) of a checkpoint; the weights are converted to `dtype`, on `device`, and need no gradients.
+
+    Args:
+        path_or_hub_id: an existing folder, else the name of a repository on the Hugging Face hub ("owner/name").
+        dtype: float32, float16, bfloat16 or float64.
+        device: default torch's default device, the CPU unless it was changed.
+
+    Returns:
+        The model, and transformers' tokenizer where the folder has one's files, a `ByteTokenizer` where config.json
+        says `"tokenizer": "bytes"`, and None where there is neither.
+
+    Raises:
+        ValueError: there is no such checkpoint, its model is not implemented here, or its weights do not fit.
+        ImportError: the hub or the tokenizer needs a package that is not installed.
+    """
+    if dtype not in (*FLOATS, torch.float64):
+        raise TypeError(f"dtype must be float32, float16, bfloat16 or float64, got {dtype}")
+    device = torch.get_default_device() if device is None else torch.device(device)
+    folder = Path(path_or_hub_id).expanduser()
+    if not folder.is_dir():
+        folder = _download(str(path_or_hub_id))
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if settings.get("model_type") != "llama":
+        raise ValueError(f"model_type {settings.get('model_type')!r} is not implemented: supported is 'llama'")
+    config = llama_config(settings)
+    with torch.device("meta"):  # no memory, no random weights: they come from the files
+        model = Llama(config)
+    model.load_state_dict(_read_weights(folder, model, dtype, device), assign=True)
+    return model.requires_grad_(False).eval(), _tokenizer(folder, settings)
+
+
+def tiny_model(
+    *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> tuple[Llama, ByteTokenizer]:
+    """(model, tokenizer) of the model of 1.7 million parameters that ships with the package.
+
+    It has read the text of this repository, byte by byte (see `train_tiny`), and can count to 512 positions.
+    """
+    return load_model(TINY, dtype=dtype, device=device)
+
+
+def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
+    """The config of a Llama from config.json, as transformers 4 or 5 writes it.
+
+    Raises ValueError for a setting that changes the result and that this Llama does not implement.
+    """
+    rope = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
+    only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
+    for name, supported in only.items():
+        if (got := {**settings, **rope}.get(name, supported)) != supported:
+            raise ValueError(f"{name} = {got!r} is not implemented: this Llama has {name} = {supported!r} only")
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    if missing := [name for name in required if name not in settings]:
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
+    optional = ("num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings")
+    sizes = {name: settings[name] for name in (*required, *optional) if name in settings}
+    return LlamaConfig(
+        **sizes,
+        rms_norm_eps=float(settings.get("rms_norm_eps", LlamaConfig.rms_norm_eps)),
+        rope_theta=float(rope.get("rope_theta", settings.get("rope_theta", LlamaConfig.rope_theta))),
+        rope_scaling=_rope_scaling(rope, settings),
+    )
+
+
+def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_scaling of type {kind!r} is not implemented: supported are 'default' and 'llama3'")
+    rope = {"original_max_position_embeddings": settings.get("max_position_embeddings"), **rope}
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    if missing := [name for name in names if rope.get(name) is None]:
+        raise ValueError(f"rope_scaling of type 'llama3' lacks {', '.join(missing)}")
+    return Llama3Scaling(*(float(rope[name]) for name in names))
+
+
+def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Every weight of `model` from the safetensors in `folder`. Names and shapes are checked before data is read."""
+    expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}
+    shards = [safe_open(path, framework="pt") for path in _weight_files(folder)]
+    found = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118 (not a dict)
+    # What older files hold besides: RoPE's frequencies, and a tied head's second copy.
+    ignored = [name for name in found if name.endswith("rotary_emb.inv_freq")]
+    if model.config.tie_word_embeddings and "lm_head.weight" in found:
+        head, embedding = (found[n].get_tensor(n) for n in ("lm_head.weight", "model.embed_tokens.weight"))
+        if not torch.equal(head, embedding):
+            raise ValueError(f"config.json in {folder} has tie_word_embeddings, but lm_head.weight is another matrix")
+        ignored.append("lm_head.weight")
+    found = {name: shard for name, shard in found.items() if name in expected or name not in ignored}
+    shapes = {name: shard.get_slice(name).get_shape() for name, shard in found.items()}
+    wrong = [
+        _list("missing", [name for name in expected if name not in found]),
+        _list("unexpected", [name for name in found if name not in expected]),
+        _list(
+            "of another shape than config.json says",
+            [f"{n} {shapes[n]}, not {expected[n]}" for n in found if n in expected and shapes[n] != expected[n]],
+        ),
+    ]
+    if any(wrong):
+        raise ValueError(f"the weights in {folder} do not fit its config.json: " + "; ".join(filter(None, wrong)))
+    return {name: shard.get_tensor(name).to(device=device, dtype=dtype) for name, shard in found.items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        names = ["model.safetensors"]
+    else:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    if absent := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(
+            f"{folder} lacks {', '.join(absent)}: weights are read from safetensors only; "
+            f"save_pretrained(folder, safe_serialization=True) writes them"
+        )
+    return [folder / name for name in names]
+
+
+def _list(what: str, names: list[str], most: int = 5) -> str:
+    """ "missing: a, b, c"; only the first few of many names; empty for none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{what}: {', '.join(names[:most])}{more}" if names else ""
+
+
+def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> Any:
+    if any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        return _needs("transformers", f"the tokenizer in {folder}").AutoTokenizer.from_pretrained(folder)
+    return ByteTokenizer() if settings.get("tokenizer") == "bytes" else None
+
+
+def _download(hub_id: str) -> Path:
+    if not _HUB_ID.fullmatch(hub_id):
+        raise ValueError(f"{hub_id!r} is no existing folder, and no hub id (owner/name) either")
+    hub = _needs("huggingface_hub", f"{hub_id!r} is no existing folder; fetching it from the hub")
+    try:
+        return Path(hub.snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
+    except (OSError, hub.errors.HFValidationError) as error:
+        raise ValueError(f"{hub_id!r} is no existing folder and could not be fetched from the hub: {error}") from error
+
+
+def _needs(package: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ImportError(f"{what} needs {package}: pip install pagewise[models]") from error

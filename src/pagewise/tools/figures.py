@@ -1,0 +1,170 @@
+"""Every figure of the course: one palette, one font size, labelled axes, readable in grey-scale.
+
+A figure answers the question in its title. Functions take tensors or plain lists, draw, and show; several lines or
+bars differ in lightness and in dash or hatch, not in hue alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+INK, BLUE, TEAL, ORANGE, SAND = "#22223b", "#22437a", "#2a8f9d", "#e07a3f", "#f0cf8a"
+PALETTE = (BLUE, ORANGE, TEAL, SAND, INK)  # neighbours differ in lightness
+DASHES = ("-", "--", "-.", ":", (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v")
+HATCHES = ("", "///", "...", "xx", "\\\\")
+SEQUENTIAL, DIVERGING = "cividis", "RdBu_r"
+
+STYLE = {
+    "figure.dpi": 110, "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.labelsize": 10, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
+    "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "axes.grid": True, "grid.color": "#d9d9e3", "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "figure.constrained_layout.use": True, "lines.linewidth": 1.8, "lines.markersize": 5, "svg.hashsalt": "pagewise",
+}  # fmt: skip
+plt.rcParams.update(STYLE)
+
+
+def _array(values) -> np.ndarray:
+    return values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+# ------------------------------------------------------------------------------------------------ matrices
+
+
+def heatmaps(
+    matrices: Mapping[str, torch.Tensor], *, xlabel: str, ylabel: str, xticks: Sequence[str] | None = None,
+    yticks: Sequence[str] | None = None, annotate: str | None = None, suptitle: str | None = None, size: float = 3.0,
+) -> None:  # fmt: skip
+    """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
+    figure, axes = plt.subplots(1, len(matrices), figsize=(size * len(matrices), size + 0.4), squeeze=False)
+    for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
+        values = _array(matrix)
+        heatmap(ax, values, title, annotate=annotate)
+        ax.set_xlabel(xlabel)
+        for ticks, set_ticks in ((xticks, ax.set_xticks), (yticks, ax.set_yticks)):
+            if ticks is not None:
+                set_ticks(range(len(ticks)), ticks)
+    axes[0][0].set_ylabel(ylabel)
+    if suptitle:
+        figure.suptitle(suptitle, x=0.01, ha="left", fontweight="bold")
+    plt.show()
+
+
+def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None) -> None:
+    """One matrix; signed values get a diverging map centred at 0."""
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    signed = low < 0
+    bound = max(abs(low), abs(high), 1e-12)
+    limits = (-bound, bound) if signed else (0, bound)
+    shown = np.ma.masked_invalid(values)
+    image = ax.imshow(shown, cmap=DIVERGING if signed else SEQUENTIAL, vmin=limits[0], vmax=limits[1], aspect="equal")
+    ax.set_title(title)
+    ax.grid(visible=False)
+    if annotate:
+        for (row, col), value in np.ndenumerate(values):
+            r, g, b, _ = image.cmap(image.norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
+            colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
+            text = "−∞" if value == -np.inf else format(value, annotate)
+            ax.text(col, row, text, ha="center", va="center", color=colour, fontsize=8)
+
+
+# ------------------------------------------------------------------------------------------------ curves and bars
+
+
+def lines(
+    x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
+    logx: bool = False, logy: bool = False, caption: str | None = None, ax: Axes | None = None,
+) -> None:  # fmt: skip
+    """Curves over x. `caption` says where the numbers come from (device, date)."""
+    own = ax is None
+    if own:
+        _, ax = plt.subplots(figsize=(6.4, 3.6))
+    for i, (label, y) in enumerate(series.items()):
+        ax.plot(x, y, color=PALETTE[i % 5], ls=DASHES[i % 5], marker=MARKERS[i % 5], label=label)
+    _finish(ax, title, xlabel, ylabel, legend=len(series) > 1, caption=caption)
+    if logx:
+        ax.set_xscale("log", base=2)
+    if logy:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=0)
+    if own:
+        plt.show()
+
+
+def bars(
+    groups: Sequence[str], series: Mapping[str, Sequence[float]], *, title: str, ylabel: str, stacked: bool = False,
+    values: str | None = None, caption: str | None = None, horizontal: bool = False, width: float = 6.4,
+) -> None:  # fmt: skip
+    """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end."""
+    size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
+    _, ax = plt.subplots(figsize=size)
+    draw: Callable = ax.barh if horizontal else ax.bar
+    positions, base = np.arange(len(groups)), np.zeros(len(groups))
+    thickness = 0.7 if stacked else 0.8 / len(series)
+    for i, (label, heights) in enumerate(series.items()):
+        heights = _array(heights)
+        offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
+        start = {"left" if horizontal else "bottom": base.copy()} if stacked else {}
+        drawn = draw(
+            positions + offset, heights, thickness, label=label, color=PALETTE[i % 5], hatch=HATCHES[i % 5],
+            edgecolor="white", **start,
+        )  # fmt: skip
+        if values:
+            ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
+        base += heights if stacked else 0
+    if horizontal:
+        ax.set_yticks(positions, groups)
+        ax.invert_yaxis()
+        ax.grid(visible=False, axis="y")
+        _finish(ax, title, ylabel, "", legend=len(series) > 1, caption=caption)
+    else:
+        ax.set_xticks(positions, groups)
+        ax.grid(visible=False, axis="x")
+        _finish(ax, title, "", ylabel, legend=len(series) > 1, caption=caption)
+    plt.show()
+
+
+def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, caption: str | None) -> None:
+    ax.set_title(title)
+    ax.set_xlabel(xlabel + (f"\n{caption}" if caption else ""))
+    ax.set_ylabel(ylabel)
+    if legend:
+        ax.legend()
+
+
+def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str) -> None:
+    """Attainable TFLOP/s over intensity for each GPU of `tools.roofline`, and where each point's intensity stands."""
+    _, ax = plt.subplots(figsize=(6.8, 4.0))
+    x = np.logspace(-1, 4, 200)
+    for i, gpu in enumerate(gpus):
+        ax.loglog(x, [gpu.attainable(v) / 1e12 for v in x], color=PALETTE[i], ls=DASHES[i], label=gpu.name)
+    top = max(gpu.peak_flops for gpu in gpus) / 1e12
+    for i, (label, intensity) in enumerate(points.items()):
+        ax.axvline(intensity, color=INK, lw=0.8, ls=":")
+        ax.plot([intensity] * len(gpus), [g.attainable(intensity) / 1e12 for g in gpus], "o", color=INK, ms=4)
+        ax.annotate(
+            label, (intensity, top * (1.9 if i % 2 else 3.2)), ha="center", fontsize=8.5,
+            bbox={"fc": "white", "ec": "none", "pad": 1},
+        )  # fmt: skip
+    ax.set_ylim(0.1, top * 5)
+    _finish(ax, title, "intensity (FLOPs per byte moved)", "attainable TFLOP/s", legend=False, caption=None)
+    ax.legend(loc="lower right")
+    plt.show()
+
+
+# ------------------------------------------------------------------------------------------------ boxes
+
+
+def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", *, fill: str = "white") -> None:
+    """A labelled rectangle in data units, dark text on light fill and the reverse."""
+    ax.add_patch(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8))
+    r, g, b = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)) if fill.startswith("#") else (1, 1, 1)
+    colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=colour, fontsize=9)

@@ -1,0 +1,72 @@
+"""The roofline: how fast a kernel can be, from its arithmetic and its bytes.
+
+    attainable FLOP/s = min(peak FLOP/s, bandwidth · intensity),    intensity = FLOPs / bytes moved
+
+Williams, Waterman & Patterson 2009.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a GPU's data sheet says: dense 16-bit tensor-core FLOP/s, bytes/s of its memory, and the number of SMs."""
+
+    name: str
+    peak_flops: float
+    bandwidth: float
+    num_sms: int
+
+    @property
+    def ridge(self) -> float:
+        """The intensity (FLOPs per byte) from which arithmetic, not memory, is the limit."""
+        return self.peak_flops / self.bandwidth
+
+    def attainable(self, intensity: float) -> float:
+        """FLOP/s that a kernel of this intensity can reach at most."""
+        return min(self.peak_flops, self.bandwidth * intensity)
+
+    def seconds(self, flops: float, bytes_moved: float) -> float:
+        """The least time for this work: the slower of arithmetic and memory, perfectly overlapped."""
+        return max(flops / self.peak_flops, bytes_moved / self.bandwidth)
+
+
+A100 = Gpu("A100 SXM 80 GB", 312e12, 2.039e12, 108)
+H100 = Gpu("H100 SXM", 989e12, 3.35e12, 132)
+H200 = Gpu("H200", 989e12, 4.8e12, 132)
+GPUS = (A100, H100, H200)
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """The least that attention of T queries over S keys must do: two matrix products; Q, K, V read, O written once."""
+
+    B: int
+    H: int
+    Hkv: int
+    T: int
+    S: int
+    D: int
+    itemsize: int = 2
+
+    @property
+    def flops(self) -> int:
+        return 4 * self.B * self.H * self.T * self.S * self.D
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.itemsize * self.B * self.D * (2 * self.H * self.T + 2 * self.Hkv * self.S)
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes_moved
+
+
+def standard_attention_bytes(B: int, H: int, Hkv: int, T: int, S: int, D: int, itemsize: int = 2) -> dict[str, int]:
+    """Bytes of standard attention's eight matrix reads and writes, in its three steps; S and P go through memory."""
+    q, kv, scores = (itemsize * n for n in (B * H * T * D, B * Hkv * S * D, B * H * T * S))
+    return {
+        "read Q": q, "read K": kv, "write S": scores,
+        "read S": scores, "write P": scores,
+        "read P": scores, "read V": kv, "write O": q,
+    }  # fmt: skip

@@ -1,0 +1,115 @@
+"""Counts what a piece of torch code does: arithmetic, bytes to and from main memory, memory held.
+
+Every torch operation is taken for one kernel, as it runs without fusion: it reads its operands from main memory once
+and writes its results there once; a view is free. Counts are exact and the same on every machine, unlike times.
+"""
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_aten = torch.ops.aten
+_ALLOCATES = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default, _aten.empty_strided.default}
+_OVERWRITES = {"copy_", "fill_", "zero_", "index_put_"}
+_PICKS = {"index", "index_select", "gather", "embedding"}
+_MOVES = _OVERWRITES | _PICKS | {
+    "cat", "stack", "clone", "_to_copy", "copy", "arange", "full", "zeros", "ones", "full_like", "zeros_like",
+    "ones_like", "new_full", "new_zeros", "new_ones", "repeat", "flip", "roll", "lift_fresh", "constant_pad_nd",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """What was done: `matmul_flops` and `other_flops` operations, bytes moved, and the peak of bytes allocated."""
+
+    matmul_flops: int = 0
+    other_flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    peak_bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        return self.matmul_flops + self.other_flops
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+
+def count_work(run: Callable[[], object]) -> Work:
+    """Run `run()` once and count.
+
+    A matrix product of [M, K] and [K, N] is 2·M·N·K operations. Any other arithmetic operation counts one per element
+    of its largest operand or result, exp and tanh included; moving data counts none. `peak_bytes` is the most that
+    tensors made by `run` (its results included) held at any one time.
+    """
+    counter = _Counter()
+    with counter, torch.no_grad():
+        result = run()
+    del result
+    return Work(*counter.flops, counter.read, counter.written, counter.peak)
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = [0, 0]
+        self.read = self.written = self.held = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        before = {t.untyped_storage()._cdata for t in inputs}
+        out = func(*args, **(kwargs or {}))
+        results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        for tensor in results:
+            self._hold(tensor, before)
+        if not (func.is_view or func in _ALLOCATES or self._is_alias(func, results, before)):
+            self._count(func, args, inputs, results, out)
+        return out
+
+    @staticmethod
+    def _is_alias(func, results: list[Tensor], before: set[int]) -> bool:
+        """Operations like reshape and to() that may return their input, or a view of it, without doing anything."""
+        return not func._schema.is_mutable and all(t.untyped_storage()._cdata in before for t in results)
+
+    def _count(self, func, args, inputs: list[Tensor], results: list[Tensor], out: object) -> None:
+        from torch.utils.flop_counter import flop_registry
+
+        name = func._schema.name.removeprefix("aten::")
+        if name in _PICKS:  # reads what it picks, and where
+            self.read += sum(map(_bytes, results)) + sum(map(_bytes, inputs[1:]))
+        else:
+            self.read += sum(map(_bytes, inputs[1:] if name in _OVERWRITES else inputs))
+        self.written += _bytes(inputs[-1]) if name == "index_put_" else sum(map(_bytes, results))
+        if func._overloadpacket in flop_registry:
+            self.flops[0] += flop_registry[func._overloadpacket](*args, out_val=out)
+        elif name not in _MOVES:
+            self.flops[1] += max((t.numel() for t in (*inputs, *results)), default=0)
+
+    def _hold(self, tensor: Tensor, before: set[int]) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in before or key in self._known:
+            return
+        self._known.add(key)
+        self.held += storage.nbytes()
+        self.peak = max(self.peak, self.held)
+        weakref.finalize(storage, self._release, key, storage.nbytes())
+
+    def _release(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.held -= nbytes
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of the distinct elements: an expanded dimension is read once."""
+    stored = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(stored) * tensor.element_size() if tensor.numel() else 0
