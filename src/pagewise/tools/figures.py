@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 INK, BLUE, TEAL, ORANGE, SAND = "#22223b", "#22437a", "#2a8f9d", "#e07a3f", "#f0cf8a"
 PALETTE = (BLUE, ORANGE, TEAL, SAND, INK)  # neighbours differ in lightness
@@ -41,11 +42,15 @@ def heatmaps(
     yticks: Sequence[str] | None = None, annotate: str | None = None, suptitle: str | None = None, size: float = 3.0,
 ) -> None:  # fmt: skip
     """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
-    figure, axes = plt.subplots(1, len(matrices), figsize=(size * len(matrices), size + 0.4), squeeze=False)
+    tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
+    shape = (size * len(matrices), size * tallest + 0.5)
+    figure, axes = plt.subplots(1, len(matrices), figsize=shape, squeeze=False, layout="compressed")
     for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
         values = _array(matrix)
         heatmap(ax, values, title, annotate=annotate)
         ax.set_xlabel(xlabel)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
         for ticks, set_ticks in ((xticks, ax.set_xticks), (yticks, ax.set_yticks)):
             if ticks is not None:
                 set_ticks(range(len(ticks)), ticks)

@@ -1,0 +1,50 @@
+# Two commands do everything: `make lessons` and `make test`. PYTHON=… names another interpreter or environment.
+PYTHON ?= python3
+ENVIRONMENT = $(PYTHON) src/pagewise/tools/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
+PY = $(shell $(ENVIRONMENT) --which)
+NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
+SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help environment lessons test lab refresh book clean
+
+help:
+	@echo "make lessons   run every lesson on this machine's best device and render the book into build/book"
+	@echo "make test      everything CI checks"
+	@echo "make lab       open the lessons in JupyterLab"
+	@echo "make book      render the book from the stored outputs"
+	@echo "make refresh   run the committed lessons again, in place (REMEASURE=1: timings too)"
+	@echo "make clean     remove build/ and .venv/"
+
+environment:
+	@$(PYTHON) -c "" 2>/dev/null || { echo "$(PYTHON) does not run: install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(ENVIRONMENT)
+
+lessons: environment
+	@$(NOTEBOOKS) run lessons build/lessons
+	@$(SPHINX) build/lessons build/book
+	@echo "the book: open build/book/index.html"
+
+test: environment
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(NOTEBOOKS) check lessons
+	$(PY) -m pytest -n 2
+	$(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+	$(SPHINX) lessons build/book
+
+lab: environment
+	$(PY) -m jupyter lab lessons
+
+refresh: environment
+	@$(NOTEBOOKS) refresh lessons $(if $(REMEASURE),--remeasure)
+
+book: environment
+	@$(SPHINX) lessons build/book
+	@echo "the book: open build/book/index.html"
+
+clean:
+	rm -rf build .venv
+
+.DEFAULT:
+	@echo "make has no target '$@'; make help lists them" >&2; exit 1

@@ -1,0 +1,71 @@
+"""Turns the lessons into the book: `make book`, or `make lessons` to run them first.
+
+Notebooks are rendered from their stored outputs. Links from a lesson to the package, ../src/…, ../kernels/… and
+../tests/…, lead to pages with the highlighted source, which are made here.
+"""
+
+import html
+import re
+from pathlib import Path
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
+from sphinx.util import logging
+
+ROOT = Path(__file__).resolve().parent.parent
+
+project = "Attention, Page by Page"
+author = "the pagewise authors"
+copyright = "the pagewise authors, Apache-2.0"  # noqa: A001
+
+extensions = ["myst_nb", "sphinx-mathjax-offline"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["measurements", "**.ipynb_checkpoints"]
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_static_path = [str(ROOT / "lessons" / "_static")]
+html_css_files = ["pagewise.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_toc_level": 2,
+    "home_page_in_toc": False,
+    "navbar_persistent": [],
+}
+
+_LINK = re.compile(r"\[([^\]\n]+)\]\(\.\./((?:src|kernels|tests)/[\w./-]+)\)")
+_linked: set[str] = set()
+
+
+def link_sources(app, docname: str, text: list[str]) -> None:
+    """Point links to files of the package at their source pages. Works on markdown and on a notebook's JSON."""
+
+    def replace(match: re.Match) -> str:
+        label, path = match.groups()
+        if not (ROOT / path).is_file():
+            logging.getLogger(__name__).warning("%s links to %s, which does not exist", docname, path, location=docname)
+            return match.group()
+        _linked.add(path)
+        return f"<a href='source/{path}.html'>{label}</a>"
+
+    text[0] = _LINK.sub(replace, text[0])
+
+
+def source_pages(app):
+    """One page per linked source file, in the book's frame."""
+    formatter = HtmlFormatter(linenos="inline", cssclass="highlight")
+    for path in sorted(_linked):
+        code = highlight((ROOT / path).read_text(), get_lexer_for_filename(path), formatter)
+        yield f"source/{path}", {"title": path, "body": f"<h1>{html.escape(path)}</h1>{code}"}, "page.html"
+
+
+def setup(app) -> None:
+    app.connect("source-read", link_sources)
+    app.connect("html-collect-pages", source_pages)

@@ -1,0 +1,164 @@
+"""Runs, refreshes and checks the lessons: `python -m pagewise.tools.notebooks run|refresh|check FOLDER …`."""
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+MACHINE_PATH = re.compile(r"(?<![\w./])/(?:home|root|tmp|usr|work|opt|mnt|Users|content)/[\w.]")
+UNCOMPARED = "nbval-ignore-output"
+TIMEOUT = 1200  # seconds for one cell
+
+
+def execute(path: Path) -> tuple[NotebookNode | None, int, float, str]:
+    """(the executed notebook, its number of code cells, seconds, "") or (None, cells, seconds, what went wrong)."""
+    notebook = nbformat.read(path, as_version=4)
+    cells = [c for c in notebook.cells if c.cell_type == "code"]
+    client = NotebookClient(
+        notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+    )
+    start = time.perf_counter()
+    try:
+        client.execute()
+        problem = ""
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        problem = f"{path.name}: {error}"  # nbclient's message holds the cell's source and the traceback
+    return (None if problem else notebook), len(cells), time.perf_counter() - start, problem
+
+
+def execute_all(folder: Path, jobs: int, keep) -> bool:
+    """Execute each notebook of `folder`, `jobs` at a time, a progress line each; `keep(path, notebook)` takes them."""
+    paths = sorted(folder.glob("*.ipynb"))
+    if not paths:
+        sys.exit(f"{folder} holds no notebooks")
+    problems = []
+    with ProcessPoolExecutor(jobs) as pool:
+        started = {pool.submit(execute, path): path for path in paths}
+        for future in as_completed(started):
+            notebook, cells, seconds, problem = future.result()
+            verdict = "FAILED" if problem else "ok"
+            print(f"{started[future].stem:32} {cells:3} code cells {seconds:7.1f} s  {verdict}", flush=True)
+            if problem:
+                problems.append(problem)
+            else:
+                keep(started[future], notebook)
+    print("\n\n".join(problems), file=sys.stderr, end="\n" if problems else "")
+    return not problems
+
+
+def run(folder: Path, out: Path) -> bool:
+    """Execute all notebooks into `out`, with what the book needs beside them."""
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.ipynb", "_*", ".*"))
+    return execute_all(folder, 2, lambda path, notebook: write(notebook, out / path.name))
+
+
+def refresh(folder: Path, *, remeasure: bool) -> bool:
+    """Execute all notebooks in place, one at a time so that they do not disturb each other's timings.
+
+    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are while the code of their
+    notebook does, unless `remeasure`.
+    """
+
+    def keep(path: Path, notebook: NotebookNode) -> None:
+        stored = nbformat.read(path, as_version=4)
+        if not remeasure and _code(stored) == _code(notebook):
+            for old, new in zip(stored.cells, notebook.cells, strict=True):
+                if UNCOMPARED in new.metadata.get("tags", []) and old.outputs:
+                    new.outputs = old.outputs
+        write(notebook, path)
+
+    return execute_all(folder, 1, keep)
+
+
+def _code(notebook: NotebookNode) -> list[str]:
+    return [c.source for c in notebook.cells if c.cell_type == "code"] + [str(len(notebook.cells))]
+
+
+def write(notebook: NotebookNode, path: Path) -> None:
+    """Write the canonical form: fixed metadata, cells numbered, nothing of the machine it ran on."""
+    path.write_text(canonical(notebook))
+
+
+def canonical(notebook: NotebookNode) -> str:
+    """The notebook as text: the same for the same sources and outputs."""
+    cells = []
+    for number, cell in enumerate(notebook.cells, 1):
+        tags = cell.metadata.get("tags")
+        kept = {"cell_type": cell.cell_type, "id": f"cell-{number:03}", "metadata": {"tags": tags} if tags else {}}
+        kept["source"] = cell.source
+        if cell.cell_type == "code":
+            kept |= {"execution_count": cell.execution_count, "outputs": [_output(o) for o in cell.outputs]}
+        cells.append(kept)
+    whole = nbformat.from_dict({"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5})
+    return nbformat.writes(whole).rstrip("\n") + "\n"
+
+
+def _output(output: NotebookNode) -> dict:
+    kept = {k: v for k, v in output.items() if k != "transient"}
+    return kept | ({"metadata": {}} if "metadata" in kept else {})
+
+
+def check(folder: Path) -> list[str]:
+    """What is wrong with the committed notebooks: each problem as a sentence."""
+    return [f"{path.name}: {problem}" for path in sorted(folder.glob("*.ipynb")) for problem in check_notebook(path)]
+
+
+def check_notebook(path: Path) -> list[str]:
+    """Executed top to bottom, no stderr, no error, no machine path, canonical."""
+    notebook = nbformat.read(path, as_version=4)
+    problems = []
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    if [c.execution_count for c in code] != list(range(1, len(code) + 1)):
+        problems.append("not executed top to bottom in one go: run make refresh")
+    for cell in code:
+        for output in cell.outputs:
+            where = f"code cell {cell.execution_count}"
+            if output.get("name") == "stderr":
+                problems.append(f"{where} writes to stderr: {output.text[:100]!r}")
+            if output.output_type == "error" and "raises-exception" not in str(cell.metadata.get("tags")):
+                problems.append(f"{where} ends in {output.ename}")
+            text = json.dumps({k: v for k, v in output.get("data", {}).items() if not k.startswith("image/")})
+            if found := MACHINE_PATH.search(text + output.get("text", "")):
+                problems.append(f"{where} shows a path of a machine: {found.group()}…")
+    if path.read_text() != canonical(notebook):
+        problems.append("not in canonical form: run make refresh")
+    return problems
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["run", "refresh", "check"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", help="where `run` puts the executed notebooks")
+    parser.add_argument("--remeasure", action="store_true", help="`refresh` replaces timings too")
+    options = parser.parse_args()
+    if options.command == "run" and options.out is None:
+        parser.error("run needs the folder to put the executed notebooks in")
+    if options.command == "check":
+        problems = check(options.folder)
+        print("\n".join(problems) or "the lessons are executed, clean and canonical")
+        sys.exit(bool(problems))
+    done = (
+        run(options.folder, options.out)
+        if options.command == "run"
+        else refresh(options.folder, remeasure=options.remeasure)
+    )
+    sys.exit(not done)
+
+
+if __name__ == "__main__":
+    main()
