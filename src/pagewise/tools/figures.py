@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -43,11 +44,13 @@ def heatmaps(
 ) -> None:  # fmt: skip
     """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
-    shape = (size * len(matrices), size * tallest + 0.5)
+    shape = (size * len(matrices), size * tallest + 0.7)
     figure, axes = plt.subplots(1, len(matrices), figsize=shape, squeeze=False, layout="compressed")
     for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
         values = _array(matrix)
-        heatmap(ax, values, title, annotate=annotate)
+        image = heatmap(ax, values, title, annotate=annotate)
+        if annotate is None:
+            figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
         ax.set_xlabel(xlabel)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
@@ -60,7 +63,7 @@ def heatmaps(
     plt.show()
 
 
-def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None) -> None:
+def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None) -> AxesImage:
     """One matrix; signed values get a diverging map centred at 0."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
@@ -77,6 +80,7 @@ def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = 
             colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
             text = "−∞" if value == -np.inf else format(value, annotate)
             ax.text(col, row, text, ha="center", va="center", color=colour, fontsize=8)
+    return image
 
 
 # ------------------------------------------------------------------------------------------------ curves and bars

@@ -1,6 +1,7 @@
 """Runs, refreshes and checks the lessons: `python -m pagewise.tools.notebooks run|refresh|check FOLDER …`."""
 
 import argparse
+import hashlib
 import json
 import re
 import shutil
@@ -28,11 +29,16 @@ def execute(path: Path) -> tuple[NotebookNode | None, int, float, str]:
     notebook = nbformat.read(path, as_version=4)
     cells = [c for c in notebook.cells if c.cell_type == "code"]
     client = NotebookClient(
-        notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+        notebook,
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        resources={"metadata": {"path": path.parent}},
+        extra_arguments=["--log-level=40"],
     )
     start = time.perf_counter()
     try:
         client.execute()
+        notebook.metadata["pagewise"] = {"measured": _digest(notebook)}
         problem = ""
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         problem = f"{path.name}: {error}"  # nbclient's message holds the cell's source and the traceback
@@ -69,23 +75,25 @@ def run(folder: Path, out: Path) -> bool:
 def refresh(folder: Path, *, remeasure: bool) -> bool:
     """Execute all notebooks in place, one at a time so that they do not disturb each other's timings.
 
-    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are while the code of their
-    notebook does, unless `remeasure`.
+    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are, unless the notebook's code
+    has changed since they were measured, or `remeasure`.
     """
 
     def keep(path: Path, notebook: NotebookNode) -> None:
         stored = nbformat.read(path, as_version=4)
-        if not remeasure and _code(stored) == _code(notebook):
+        if not remeasure and stored.metadata.get("pagewise") == notebook.metadata["pagewise"]:
             for old, new in zip(stored.cells, notebook.cells, strict=True):
-                if UNCOMPARED in new.metadata.get("tags", []) and old.outputs:
+                if UNCOMPARED in new.metadata.get("tags", []):
                     new.outputs = old.outputs
         write(notebook, path)
 
     return execute_all(folder, 1, keep)
 
 
-def _code(notebook: NotebookNode) -> list[str]:
-    return [c.source for c in notebook.cells if c.cell_type == "code"] + [str(len(notebook.cells))]
+def _digest(notebook: NotebookNode) -> str:
+    """Of all the code: outputs belong to it."""
+    code = "\0".join(c.source for c in notebook.cells if c.cell_type == "code")
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
@@ -103,7 +111,8 @@ def canonical(notebook: NotebookNode) -> str:
         if cell.cell_type == "code":
             kept |= {"execution_count": cell.execution_count, "outputs": [_output(o) for o in cell.outputs]}
         cells.append(kept)
-    whole = nbformat.from_dict({"cells": cells, "metadata": METADATA, "nbformat": 4, "nbformat_minor": 5})
+    metadata = METADATA | ({"pagewise": notebook.metadata["pagewise"]} if "pagewise" in notebook.metadata else {})
+    whole = nbformat.from_dict({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
     return nbformat.writes(whole).rstrip("\n") + "\n"
 
 
