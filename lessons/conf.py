@@ -50,7 +50,9 @@ def link_sources(app, docname: str, text: list[str]) -> None:
     def replace(match: re.Match) -> str:
         label, path = match.groups()
         if not (ROOT / path).is_file():
-            logging.getLogger(__name__).warning("%s links to %s, which does not exist", docname, path, location=docname)
+            logging.getLogger(__name__).warning(
+                "%s links to %s, which does not exist", docname, path, location=docname
+            )
             return match.group()
         _linked.add(path)
         return f"<a href='source/{path}.html'>{label}</a>"
@@ -63,7 +65,11 @@ def source_pages(app):
     formatter = HtmlFormatter(linenos="inline", cssclass="highlight")
     for path in sorted(_linked):
         code = highlight((ROOT / path).read_text(), get_lexer_for_filename(path), formatter)
-        yield f"source/{path}", {"title": path, "body": f"<h1>{html.escape(path)}</h1>{code}"}, "page.html"
+        yield (
+            f"source/{path}",
+            {"title": path, "body": f"<h1>{html.escape(path)}</h1>{code}"},
+            "page.html",
+        )
 
 
 def setup(app) -> None:

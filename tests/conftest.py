@@ -18,6 +18,10 @@ if importlib.util.find_spec("beartype"):
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
     install_import_hook(_checked, "beartype.beartype")
 
+torch.set_num_threads(
+    1
+)  # small tensors: a second thread waits more than it works, and the cores have their own workers
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 # ------------------------------------------------------------------------------------------------ devices

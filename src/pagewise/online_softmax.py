@@ -119,11 +119,12 @@ def _online_softmax_torch(x: Float[Tensor, "*rows S"], tile_size: int) -> Float[
 def _online_softmax_op(x: Tensor, tile_size: int) -> Tensor:
     from pagewise.kernels.online_softmax import online_softmax_kernel
 
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    out = torch.empty_like(rows)
-    if out.numel():
-        online_softmax_kernel[(len(rows),)](rows, out, rows.shape[-1], TILE=tile_size)
-    return out.view(x.shape)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        S = x.shape[-1]
+        online_softmax_kernel[(x.numel() // S,)](x, out, S, TILE=tile_size)
+    return out
 
 
 @_online_softmax_op.register_fake
@@ -132,8 +133,9 @@ def _(x: Tensor, tile_size: int) -> Tensor:
 
 
 def _softmax_backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-    (out,) = ctx.saved_tensors
-    return out * (grad - (grad * out).sum(dim=-1, keepdim=True)), None
+    (saved,) = ctx.saved_tensors
+    out, g = saved.float(), grad.float()
+    return (out * (g - (g * out).sum(dim=-1, keepdim=True))).to(saved.dtype), None
 
 
 _online_softmax_op.register_autograd(
@@ -182,7 +184,8 @@ def online_attention(
 
 def mask_tile(mask: Bool[Tensor, "..."] | None, start: int, tile_size: int) -> Bool[Tensor, "..."] | None:
     """The columns of a mask that belong to keys [start, start + tile_size); a mask with one column has it for all."""
-    return mask if mask is None or mask.shape[-1] == 1 else mask[..., start : start + tile_size]
+    has_columns = mask is not None and mask.dim() > 0 and mask.shape[-1] > 1
+    return mask[..., start : start + tile_size] if has_columns else mask
 
 
 def merge_attention(

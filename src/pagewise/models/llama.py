@@ -79,9 +79,11 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
+        # uniform: on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
+        embedding = torch.empty(config.vocab_size, config.hidden_size).uniform_(-0.05, 0.05)
         self.model = nn.ModuleDict(
             {
-                "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+                "embed_tokens": nn.Embedding.from_pretrained(embedding, freeze=False),
                 "layers": nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers)),
                 "norm": RMSNorm(config),
             }

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ class ByteTokenizer:
         """The bytes of `text`. No special token is added."""
         return list(text.encode())
 
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Iterable[int] | Int[Tensor, " n"], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become "�".
 
         Ids above 255 have no bytes and are dropped, whatever `skip_special_tokens` is: it stands here because the
@@ -120,10 +121,10 @@ def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama
     if kind != "llama3":
         raise ValueError(f"rope_scaling of type {kind!r} is not implemented: supported are 'default' and 'llama3'")
     rope = {"original_max_position_embeddings": settings.get("max_position_embeddings"), **rope}
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if missing := [name for name in names if rope.get(name) is None]:
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    if missing := [name for name in (*names, "original_max_position_embeddings") if rope.get(name) is None]:
         raise ValueError(f"rope_scaling of type 'llama3' lacks {', '.join(missing)}")
-    return Llama3Scaling(*(float(rope[name]) for name in names))
+    return Llama3Scaling(*(float(rope[name]) for name in names), int(rope["original_max_position_embeddings"]))
 
 
 def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -133,9 +134,9 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
     found = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118 (not a dict)
     # What older files hold besides: RoPE's frequencies, and a tied head's second copy.
     ignored = [name for name in found if name.endswith("rotary_emb.inv_freq")]
-    if model.config.tie_word_embeddings and "lm_head.weight" in found:
-        head, embedding = (found[n].get_tensor(n) for n in ("lm_head.weight", "model.embed_tokens.weight"))
-        if not torch.equal(head, embedding):
+    tied = ("lm_head.weight", "model.embed_tokens.weight")
+    if model.config.tie_word_embeddings and all(name in found for name in tied):
+        if not torch.equal(*(found[name].get_tensor(name) for name in tied)):
             raise ValueError(f"config.json in {folder} has tie_word_embeddings, but lm_head.weight is another matrix")
         ignored.append("lm_head.weight")
     found = {name: shard for name, shard in found.items() if name in expected or name not in ignored}
@@ -175,21 +176,22 @@ def _list(what: str, names: list[str], most: int = 5) -> str:
 
 def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> Any:
     if any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        return _needs("transformers", f"the tokenizer in {folder}").AutoTokenizer.from_pretrained(folder)
+        return require_package("transformers", f"the tokenizer in {folder}").AutoTokenizer.from_pretrained(folder)
     return ByteTokenizer() if settings.get("tokenizer") == "bytes" else None
 
 
 def _download(hub_id: str) -> Path:
     if not _HUB_ID.fullmatch(hub_id):
         raise ValueError(f"{hub_id!r} is no existing folder, and no hub id (owner/name) either")
-    hub = _needs("huggingface_hub", f"{hub_id!r} is no existing folder; fetching it from the hub")
+    hub = require_package("huggingface_hub", f"{hub_id!r} is no existing folder; fetching it from the hub")
     try:
         return Path(hub.snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
-    except (OSError, hub.errors.HFValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{hub_id!r} is no existing folder and could not be fetched from the hub: {error}") from error
 
 
-def _needs(package: str, what: str) -> ModuleType:
+def require_package(package: str, what: str) -> ModuleType:
+    """Import what only the extra `models` installs; an ImportError says that `what` needs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

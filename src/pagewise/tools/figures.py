@@ -101,7 +101,7 @@ def lines(
         ax.set_xscale("log", base=2)
     if logy:
         ax.set_yscale("log")
-    else:
+    elif all(_array(y).min() >= 0 for y in series.values()):
         ax.set_ylim(bottom=0)
     if own:
         plt.show()

@@ -1,0 +1,194 @@
+"""Which device computes, and how Triton runs: decided once, at import, so most tests start a fresh Python."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pagewise.tools import device as device_module
+from pagewise.tools.device import banner, best_device, check_triton_device, choose_triton_mode, triton_mode
+
+
+def fresh_python(code, **environment):
+    """What `code` prints in a new process that sees no GPU; TRITON_INTERPRET is set only if given."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PAGEWISE"))}
+    env = inherited | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | environment
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+# ------------------------------------------------------------------------------------------------ import pagewise
+
+
+@pytest.fixture(scope="module")
+def after_import():
+    """[seconds that `import pagewise` adds to `import torch`, TRITON_INTERPRET afterwards, modules it brought]."""
+    return fresh_python(
+        "import os, sys, time, torch\n"
+        "before = set(sys.modules)\n"
+        "start = time.process_time()\n"
+        "import pagewise\n"
+        "print(time.process_time() - start, os.environ.get('TRITON_INTERPRET'), *set(sys.modules) - before)"
+    )
+
+
+def test_import_is_quick(after_import):
+    assert float(after_import[0]) < 0.3
+
+
+def test_import_brings_no_kernel_engine_or_drawing(after_import):
+    heavy = {"triton", "matplotlib", "IPython", "jaxtyping", "cuda", "transformers"}
+    assert heavy & {module.split(".")[0] for module in after_import[2:]} == set()
+    assert {"pagewise", "pagewise.tools.device"} <= set(after_import[2:])
+    assert not any(module.startswith(("pagewise.kernels", "pagewise.engine")) for module in after_import[2:])
+
+
+def test_import_chooses_the_interpreter_without_a_gpu(after_import):
+    assert after_import[1] == "1"
+
+
+@pytest.fixture(scope="module")
+def triton_first():
+    """What happens in a process that imports triton before pagewise, and in its child, which does not."""
+    child = "import pagewise, torch; from pagewise.tools.device import check_triton_device as check; "
+    child += "check(torch.device('cpu')); print('fine')"
+    return fresh_python(f"""
+import triton, torch, subprocess, sys
+from pagewise.online_softmax import online_softmax
+print(online_softmax(torch.zeros(1, 2), 2, backend="torch").tolist() == [[0.5, 0.5]])
+try:
+    online_softmax(torch.zeros(1, 2), 2, backend="triton")
+except RuntimeError as error:
+    print("import pagewise before triton" in str(error), "TRITON_INTERPRET=1" in str(error))
+child = subprocess.run([sys.executable, "-c", {child!r}], capture_output=True, text=True)
+print(child.stdout or child.stderr.replace(" ", "_"))
+""")
+
+
+def test_triton_imported_too_early_is_an_error_that_says_what_to_do(triton_first):
+    assert triton_first[1:3] == ["True", "True"]
+
+
+def test_triton_imported_too_early_leaves_the_torch_backend_working(triton_first):
+    assert triton_first[0] == "True"
+
+
+def test_children_of_a_process_that_imported_triton_too_early_are_not_refused(triton_first):
+    """They import pagewise first: what their parent did must not stick to the environment."""
+    assert triton_first[3:] == ["fine"]
+
+
+# ------------------------------------------------------------------------------------------------ the choice, in here
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine that says it has two GPUs, the second of them current."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA Toy")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_gpu_leaves_triton_alone(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    choose_triton_mode()
+    assert "TRITON_INTERPRET" not in os.environ
+    assert triton_mode() == "compiled"
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_choice_of_the_user_stays(value, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    choose_triton_mode()
+    assert os.environ["TRITON_INTERPRET"] == value
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_triton_imported_early_is_fine_if_told_to_interpret(monkeypatch):
+    import triton  # noqa: F401
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    choose_triton_mode()
+    check_triton_device(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_best_device_is_the_current_gpu():
+    assert best_device() == torch.device("cuda", 1)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_best_device_without_a_gpu_is_the_cpu():
+    assert best_device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("value", "mode"), [("1", "interpreted"), ("0", "compiled"), (None, "compiled")])
+def test_triton_mode_is_what_the_environment_says(value, mode, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if value:
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert triton_mode() == mode
+
+
+def without_triton(monkeypatch):
+    monkeypatch.setattr(device_module.importlib.util, "find_spec", lambda name: None)
+
+
+def test_missing_triton_is_unavailable(monkeypatch):
+    without_triton(monkeypatch)
+    assert triton_mode() == "unavailable"
+
+
+def test_missing_triton_is_refused_with_the_remedy(monkeypatch):
+    without_triton(monkeypatch)
+    with pytest.raises(ValueError, match=r'install it.*backend="torch"'):
+        check_triton_device(torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_cpu_tensors_are_refused_where_triton_compiles(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ValueError, match=r'on cpu, .*backend="torch".*TRITON_INTERPRET=1'):
+        check_triton_device(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("value", "device"), [("0", "cuda"), ("0", "cuda:1"), ("1", "cpu")])
+def test_tensors_are_welcome_where_triton_runs(value, device, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    check_triton_device(torch.device(device))
+
+
+# ------------------------------------------------------------------------------------------------ the banner
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_banner_names_cpu_versions_and_mode(monkeypatch):
+    import triton
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    threads = torch.get_num_threads()
+    expected = f"CPU ({threads} threads) · torch {torch.__version__} · triton {triton.__version__}, interpreted"
+    assert banner() == expected
+
+
+@pytest.mark.usefixtures("gpu")
+def test_banner_names_the_gpu(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert banner().startswith("NVIDIA Toy · torch ")
+    assert banner().endswith(", compiled")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_banner_says_when_triton_is_missing(monkeypatch):
+    without_triton(monkeypatch)
+    assert banner().endswith("no triton")

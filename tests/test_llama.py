@@ -1,0 +1,268 @@
+"""Llama: the same logits as transformers, RoPE's invariances, and one `attend` that alone decides about attention."""
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from pagewise.kv_cache import KVCache
+from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig, rope_frequencies
+from pagewise.models.load import tiny_model
+from pagewise.naive_attention import attention
+
+SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
+GQA = [(4, 4, 12), (4, 2, 16), (8, 2, 6)]  # H, Hkv, D: groups of 1, 2, 4; D = hidden / H, more, hidden / H
+
+
+def naive(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v, causal=True)
+
+
+def random_llama(heads=4, kv_heads=2, head_dim=16, dtype=torch.float64, scale=1.0, **options) -> Llama:
+    """Weights large enough that every part of the model moves the logits."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    model = Llama(LlamaConfig(**SIZES, **sizes, **options)).to(dtype).requires_grad_(False)
+    for weight in model.parameters():
+        size = scale * weight.shape[-1] ** -0.5 if weight.dim() == 2 else 1.0
+        weight.copy_((size * torch.randn(weight.shape, generator=generator, dtype=torch.float64)).to(dtype))
+    return model
+
+
+def random_ids(*shape, vocab=61, seed=1) -> Tensor:
+    return torch.randint(vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def from_zero(ids: Tensor) -> Tensor:
+    return torch.arange(ids.shape[1]).expand_as(ids)
+
+
+# ------------------------------------------------------------------------------------------------ against transformers
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), GQA)
+def test_logits_are_those_of_transformers(heads, kv_heads, head_dim, tied):
+    model = random_llama(heads, kv_heads, head_dim, tie_word_embeddings=tied, rms_norm_eps=0.1, rope_theta=500.0)
+    peer = as_transformers(model)
+    ids = random_ids(2, 37)
+    torch.testing.assert_close(model(ids, from_zero(ids), naive), peer(ids).logits, rtol=0, atol=1e-4)
+
+
+def test_llama3_scaling_is_that_of_transformers():
+    scaling = Llama3Scaling(8.0, 1.0, 4.0, 64)
+    model = random_llama(head_dim=32, rope_scaling=scaling, rope_theta=500.0, max_position_embeddings=512)
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    peer = as_transformers(model, rope_parameters={**rope, "original_max_position_embeddings": 64})
+    ratio = rope_frequencies(model.config) / rope_frequencies(random_llama(head_dim=32, rope_theta=500.0).config)
+    assert ratio.max() == 1
+    assert ratio.min() == 1 / 8
+    assert ((ratio > 1 / 8) & (ratio < 1)).any()  # all three ranges of wavelengths occur
+    ids = random_ids(2, 150)
+    torch.testing.assert_close(model(ids, from_zero(ids), naive), peer(ids).logits, rtol=0, atol=1e-4)
+
+
+def as_transformers(model: Llama, **options) -> transformers.LlamaForCausalLM:
+    """The same weights in transformers' model: parameters have the same names."""
+    c = model.config
+    config = transformers.LlamaConfig(
+        **SIZES, num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_key_value_heads,
+        head_dim=c.head_dim, rms_norm_eps=c.rms_norm_eps, max_position_embeddings=c.max_position_embeddings,
+        tie_word_embeddings=c.tie_word_embeddings, attn_implementation="eager",
+        **({"rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}} | options),
+    )  # fmt: skip
+    peer = transformers.LlamaForCausalLM(config).double().requires_grad_(False).eval()
+    weights = model.state_dict()
+    if c.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    peer.load_state_dict(weights)
+    return peer
+
+
+# ------------------------------------------------------------------------------------------------ positions
+
+
+def test_only_distances_between_positions_matter():
+    model, ids = random_llama(), random_ids(1, 23)
+    logits = model(ids, from_zero(ids), naive)
+    for shift in (1, 100, 1000):
+        torch.testing.assert_close(model(ids, from_zero(ids) + shift, naive), logits, rtol=1e-3, atol=1e-3)
+    stretched = model(ids, 2 * from_zero(ids), naive)
+    assert (stretched - logits).abs().max() > 0.1, "positions have no effect"
+
+
+def test_each_sequence_of_a_batch_has_its_own_positions():
+    model, ids = random_llama(), random_ids(3, 11)
+    positions = from_zero(ids) + torch.tensor([[0], [5], [77]])
+    positions[2, 4:] += 3
+    batch = model(ids, positions, naive)
+    for row in range(3):
+        alone = model(ids[row : row + 1], positions[row : row + 1], naive)
+        torch.testing.assert_close(batch[row : row + 1], alone, rtol=1e-10, atol=1e-10)
+
+
+def test_rope_angles_are_exact_in_a_bfloat16_model():
+    """In bfloat16 position 4001 would be 4000, and the fastest pair would point elsewhere."""
+    exact, rounded = {}, {}
+    model = random_llama(dtype=torch.bfloat16)
+    ids = random_ids(1, 5)
+    model(ids, from_zero(ids) + 4001, recording(rounded))
+    model.double()(ids, from_zero(ids) + 4001, recording(exact))
+    for got, want in zip(rounded[0], exact[0], strict=True):
+        assert (got.double() - want).abs().max() <= 2e-2 * want.abs().max()
+
+
+def test_rope_keeps_lengths_and_turns_first_pair_by_position():
+    calls, at_zero = {}, {}
+    model, ids = random_llama(), random_ids(1, 6)
+    model(ids, from_zero(ids), recording(calls))
+    model(ids, torch.zeros_like(ids), recording(at_zero))
+    for turned, plain in zip(calls[0][:2], at_zero[0][:2], strict=True):
+        torch.testing.assert_close(turned.norm(dim=-1), plain.norm(dim=-1), rtol=1e-6, atol=1e-6)
+        pair, before = (torch.complex(x[..., 0], x[..., x.shape[-1] // 2]) for x in (turned, plain))
+        torch.testing.assert_close(pair, before * torch.exp(1j * torch.arange(6.0).double()), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(calls[0][2], at_zero[0][2], rtol=0, atol=0)  # v is not turned
+
+
+# ------------------------------------------------------------------------------------------------ attend
+
+
+def recording(calls: dict):
+    def attend(layer, q, k, v):
+        assert layer not in calls, f"layer {layer} attended twice"
+        calls[layer] = (q, k, v)
+        return naive(layer, q, k, v)
+
+    return attend
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_attend_is_called_once_per_layer_with_the_documented_shapes(dtype):
+    calls = {}
+    model, ids = random_llama(8, 2, 6, dtype), random_ids(2, 7)
+    logits = model(ids, from_zero(ids), recording(calls))
+    assert list(calls) == [0, 1, 2]
+    for q, k, v in calls.values():
+        assert (q.shape, k.shape, v.shape) == ((2, 8, 7, 6), (2, 2, 7, 6), (2, 2, 7, 6))
+        assert q.dtype == k.dtype == v.dtype == dtype
+    assert (logits.shape, logits.dtype) == ((2, 7, 61), dtype)
+    assert torch.isfinite(logits).all()
+
+
+def test_attend_alone_decides_who_sees_whom():
+    """Without a mask of its own: attention that sees everything moves the first logits, causal attention does not."""
+    model, ids = random_llama(), random_ids(1, 9)
+    changed = ids.clone()
+    changed[0, -1] = (ids[0, -1] + 1) % 61
+    for causal, moved in ((True, False), (False, True)):
+
+        def attend(layer, q, k, v, causal=causal):
+            return attention(q, k, v, causal=causal)
+
+        difference = model(ids, from_zero(ids), attend) - model(changed, from_zero(ids), attend)
+        assert (difference[:, :-1].abs().max() > 1e-3) == moved
+
+
+# ------------------------------------------------------------------------------------------------ generation
+
+
+def generate(model: Llama, prompt: Tensor, steps: int, *, cached: bool, temperature: float = 0.0, seed: int = 0):
+    """`steps` tokens after prompt [B, T]; from the cache, or by reading everything again for each."""
+    c, dtype = model.config, next(model.parameters()).dtype
+    max_len = prompt.shape[1] + steps
+    caches = [
+        KVCache(len(prompt), c.num_key_value_heads, max_len, c.head_dim, dtype=dtype)
+        for _ in range(c.num_hidden_layers)
+    ]
+
+    def from_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, *caches[layer].append(k, v), causal=True)
+
+    generator = torch.Generator().manual_seed(seed)
+    ids = prompt
+    for _ in range(steps):
+        start = caches[0].length if cached else 0
+        positions = torch.arange(start, ids.shape[1]).expand(len(ids), -1)
+        logits = model(ids[:, start:], positions, from_cache if cached else naive)[:, -1]
+        if temperature:
+            new = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+        else:
+            new = logits.argmax(-1, keepdim=True)
+        ids = torch.cat((ids, new), dim=1)
+    return ids[:, prompt.shape[1] :]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), GQA)
+def test_cached_generation_equals_uncached(heads, kv_heads, head_dim, temperature):
+    model, prompt = random_llama(heads, kv_heads, head_dim, scale=2.0), random_ids(2, 5)
+    cached, uncached = (generate(model, prompt, 30, cached=cached, temperature=temperature) for cached in (True, False))
+    assert cached.tolist() == uncached.tolist()
+    assert len(cached.unique()) > 5, "too monotonous to tell one token from another"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tiny_model_generates_the_same_with_and_without_a_cache(temperature):
+    model, tokenizer = tiny_model(dtype=torch.float64)
+    prompt = torch.tensor([tokenizer.encode("The KV cache holds ")])
+    cached, uncached = (generate(model, prompt, 48, cached=cached, temperature=temperature) for cached in (True, False))
+    assert cached.tolist() == uncached.tolist()
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+IDS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "positions", "error", "says"),
+    [
+        (IDS + 61, IDS, ValueError, "token_ids must be in .*vocab_size = 61.*61"),
+        (IDS - 1, IDS, ValueError, "token_ids must be in .*-1"),
+        (IDS.float(), IDS, TypeError, "token_ids must be int64 or int32, got float32"),
+        (IDS[0], IDS[0], ValueError, "token_ids must have 2 dimensions"),
+        ([[1]], IDS, TypeError, "token_ids must be a torch.Tensor"),
+        (IDS, IDS[:, :2], ValueError, r"positions must be \[B, T\] = \[2, 3\], got \[2, 2\]"),
+        (IDS, IDS[:1], ValueError, "positions must be"),
+        (IDS, IDS[0], ValueError, "positions must have 2 dimensions"),
+        (IDS, IDS.float(), TypeError, "positions must be int64 or int32"),
+        (IDS, IDS.to("meta"), ValueError, "positions must have the device of token_ids"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(token_ids, positions, error, says, shapes_unchecked):
+    calls = {}
+    with pytest.raises(error, match=says):
+        random_llama()(token_ids, positions, recording(calls))
+    assert not calls
+
+
+def test_last_token_of_the_vocabulary_and_int32_are_fine():
+    model = random_llama()
+    ids = IDS + 60
+    torch.testing.assert_close(model(ids.int(), IDS.int(), naive), model(ids, IDS, naive), rtol=0, atol=0)
+
+
+def test_what_attend_returns_is_checked(shapes_unchecked):
+    with pytest.raises(
+        ValueError, match=r"attend returned must be \[B, H, T, D\] = \[2, 4, 3, 16\], got \[2, 3, 4, 16\]"
+    ):
+        random_llama()(IDS, IDS, lambda layer, q, k, v: q.transpose(1, 2))
+    with pytest.raises(TypeError, match="attend must be a function"):
+        random_llama()(IDS, IDS, None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "says"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, ValueError, "H must be a multiple of Hkv"),
+        ({"num_attention_heads": 4, "head_dim": 7}, ValueError, "head_dim must be even.*got 7"),
+        ({"num_attention_heads": 5}, ValueError, "hidden_size = 48 is not a multiple of num_attention_heads = 5"),
+        ({"num_attention_heads": 0}, ValueError, "num_attention_heads must be at least 1, got 0"),
+        ({"num_attention_heads": 4, "rms_norm_eps": -1.0}, ValueError, "rms_norm_eps must be"),
+        ({"num_attention_heads": 4, "rope_theta": 0.0}, ValueError, "rope_theta must be"),
+        ({"num_attention_heads": 4.0}, TypeError, "num_attention_heads must be an int, got float"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes, error, says, shapes_unchecked):
+    with pytest.raises(error, match=says):
+        LlamaConfig(**SIZES, **sizes)

@@ -1,0 +1,158 @@
+"""What is shipped: a wheel and an editable install, made without network, work outside this checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+SOURCES = {"pagewise": ROOT / "src" / "pagewise", "pagewise.kernels": ROOT / "kernels"}
+NOT_SOURCES = (".*", "build", "dist", "lessons", "tests", "*.egg-info", "__pycache__")
+
+TRY_IT = """
+import sys
+import pagewise, torch
+import pagewise.kernels.online_softmax
+from pagewise.online_softmax import online_softmax
+from pagewise.models.load import tiny_model
+from pagewise.naive_attention import attention
+
+x = torch.tensor([[1.0, 2.0, 3.0, float("-inf")]])
+assert torch.allclose(online_softmax(x, 2, backend="triton"), x.softmax(dim=-1))
+model, tokenizer = tiny_model()
+attend = lambda layer, q, k, v: attention(q, k, v, causal=True)
+ids = torch.tensor([tokenizer.encode("attention")])
+assert model(ids, torch.arange(9)[None], attend).isfinite().all()
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "pagewise" and module.__file__:
+        print(module.__file__)
+"""
+
+
+def run(*command, cwd):
+    """The output of a command, which must succeed, in an environment without this checkout and without a GPU."""
+    forget = ("PYTHONPATH", "TRITON_INTERPRET", "PAGEWISE_TRITON_TOO_EARLY")
+    env = {name: value for name, value in os.environ.items() if name not in forget}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def offline_install(python, *what, cwd):
+    # --ignore-installed: the pagewise of the surrounding environment is neither looked at nor touched
+    run(
+        python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation",
+        "--ignore-installed", *what, cwd=cwd,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the sources, so that building leaves nothing behind in this one."""
+    copy = tmp_path_factory.mktemp("checkout") / "pagewise"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+    return copy
+
+
+@pytest.fixture
+def venv(tmp_path):
+    """The interpreter of a new environment that has everything of this one, except its editable installs."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
+    # A .pth beside the packages of this environment is not followed from here.
+    ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (Path(site) / "surrounding.pth").write_text("\n".join(ours))
+    return python
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    run(sys.executable, "-m", "pip", "wheel", *options, folder, checkout, cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def names_in(wheel):
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def below(folder, *patterns):
+    return [path for pattern in patterns for path in sorted(folder.rglob(pattern)) if "__pycache__" not in path.parts]
+
+
+# ------------------------------------------------------------------------------------------------ pyproject.toml
+
+
+def test_every_folder_with_python_files_is_listed_as_a_package():
+    found = set()
+    for package, folder in SOURCES.items():
+        for file in below(folder, "*.py"):
+            found.add(".".join([package, *file.parent.relative_to(folder).parts]))
+    assert found == set(SETUPTOOLS["packages"])
+
+
+@pytest.mark.parametrize("package", SETUPTOOLS["packages"])
+def test_every_listed_package_exists(package):
+    parent = "pagewise.kernels" if package.startswith("pagewise.kernels") else "pagewise"
+    folder = SOURCES[parent].joinpath(*package.removeprefix(parent).split(".")[1:])
+    assert (folder / "__init__.py").is_file()
+
+
+def test_version_is_the_package_version():
+    import pagewise
+
+    assert PROJECT["project"]["version"] == pagewise.__version__
+
+
+# ------------------------------------------------------------------------------------------------ the wheel
+
+
+def test_wheel_has_every_python_file(wheel):
+    expected = {
+        "/".join([package.replace(".", "/"), *file.relative_to(folder).parts])
+        for package, folder in SOURCES.items()
+        for file in below(folder, "*.py")
+    }
+    assert expected - names_in(wheel) == set()
+
+
+def test_wheel_has_all_device_code(wheel):
+    expected = {
+        f"pagewise/kernels/{file.relative_to(ROOT / 'kernels')}" for file in below(ROOT / "kernels", "*.cu", "*.h")
+    }
+    assert expected - names_in(wheel) == set()
+
+
+def test_wheel_has_the_tiny_model(wheel):
+    expected = {f"pagewise/models/tiny/{file.name}" for file in (ROOT / "src/pagewise/models/tiny").iterdir()}
+    assert {"pagewise/models/tiny/config.json", "pagewise/models/tiny/model.safetensors"} <= expected
+    assert expected - names_in(wheel) == set()
+
+
+def test_wheel_has_nothing_but_the_package(wheel):
+    assert {name.split("/")[0] for name in names_in(wheel)} == {"pagewise", wheel.name.split("-py3")[0] + ".dist-info"}
+
+
+def test_wheel_works_outside_the_checkout(wheel, venv, tmp_path):
+    offline_install(venv, wheel, cwd=tmp_path)
+    files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()
+    assert len(files) > 8
+    assert [file for file in files if not Path(file).is_relative_to(tmp_path / "venv")] == []
+
+
+def test_editable_install_without_network_works_and_follows_the_checkout(checkout, venv, tmp_path):
+    offline_install(venv, "-e", checkout, cwd=tmp_path)
+    files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()
+    assert len(files) > 8
+    assert [file for file in files if not Path(file).is_relative_to(checkout)] == []

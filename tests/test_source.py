@@ -1,0 +1,119 @@
+"""Showing the live source: what the page says is what the file says."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("IPython", reason="only lessons show source, and they run in IPython")
+
+from pagewise import naive_attention
+from pagewise.kernels.online_softmax import online_softmax_kernel
+from pagewise.kv_cache import KVCache
+from pagewise.naive_attention import attention, finite, grouped_matmul
+from pagewise.tools.source import show, source
+
+
+def documented(x):
+    """One line.
+
+    And more: def not_code(): return "docstring"
+    """
+    # a comment that says why
+    text = """not a docstring"""  # another
+
+    def inner():
+        "An inner docstring."
+        return x, text
+
+    return inner
+
+
+class Documented:
+    """About the class."""
+
+    size: int = 3
+
+    def method(self):
+        """About the method."""
+        return self.size
+
+
+class OnlyDocumented(ValueError):
+    """All there is to say."""
+
+
+def undocumented(x):
+    "not".join(x)
+    return x
+
+
+def test_docstrings_are_dropped_comments_and_other_strings_stay():
+    assert source(documented) == (
+        "def documented(x):\n"
+        "    # a comment that says why\n"
+        '    text = """not a docstring"""  # another\n'
+        "\n"
+        "    def inner():\n"
+        "        return x, text\n"
+        "\n"
+        "    return inner"
+    )
+
+
+def test_class_loses_its_docstring_and_those_of_its_methods():
+    assert (
+        source(Documented) == "class Documented:\n    size: int = 3\n\n    def method(self):\n        return self.size"
+    )
+
+
+def test_method_is_dedented():
+    assert source(Documented.method) == "def method(self):\n    return self.size"
+
+
+def test_function_without_docstring_is_shown_whole():
+    assert source(undocumented) == inspect.getsource(undocumented).rstrip()
+
+
+def test_what_is_shown_still_parses_where_the_docstring_is_all_there_is():
+    ast.parse(source(OnlyDocumented))
+
+
+@pytest.mark.parametrize("obj", [attention, finite, grouped_matmul], ids=lambda f: f.__name__)
+def test_docstring_on_request_is_the_text_of_the_file(obj):
+    file = Path(naive_attention.__file__).read_text()
+    assert source(obj, docstring=True) in file
+    assert '"""' in source(obj, docstring=True)
+
+
+@pytest.mark.parametrize("obj", [attention, KVCache, online_softmax_kernel], ids=lambda o: o.__name__)
+def test_only_docstrings_differ_from_the_file(obj):
+    """The two parse to the same program, docstrings apart, and no line is invented."""
+
+    def without_docstrings(text):
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+                del node.body[0]
+        return ast.dump(tree)
+
+    shown, whole = source(obj), source(obj, docstring=True)
+    assert '"""' not in shown
+    assert without_docstrings(shown) == without_docstrings(whole)
+    assert set(shown.splitlines()) <= set(whole.splitlines())
+
+
+def test_triton_kernel_is_shown_with_its_decorator_and_comments():
+    lines = source(online_softmax_kernel).splitlines()
+    assert lines[:2] == ["@triton.jit", "def online_softmax_kernel("]
+    assert any("# [rows, num_cols], contiguous" in line for line in lines)
+
+
+def test_show_makes_one_python_block_of_all_it_is_given():
+    block = show(finite, undocumented).data
+    assert block == f"```python\n{source(finite)}\n\n{source(undocumented)}\n```"
+
+
+def test_show_has_docstrings_on_request():
+    assert '"""m, with 0' in show(finite, docstring=True).data

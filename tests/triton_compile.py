@@ -1,0 +1,126 @@
+"""Compiles Triton kernels for a GPU that need not be there, and says what each needs of it.
+
+Where kernels are interpreted, Triton's own library is too, so compiling happens in a second process that has
+`TRITON_INTERPRET=0`. It is started at the first call, serves all others, and ends with the tests.
+"""
+
+import functools
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Compiled(NamedTuple):
+    """A kernel as the GPU gets it: registers per thread, bytes spilled per thread, shared bytes per thread block."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    ptx: str
+
+
+def compile_triton(
+    kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], sm: int, **options: Any
+) -> Compiled:
+    """Compile a `@triton.jit` function, interpreted or not, for compute capability `sm` (80, 90).
+
+    Args:
+        signature: type of each argument that is not `tl.constexpr`, e.g. {"x_ptr": "*fp16", "num_cols": "i32"}.
+            Pointers are taken to be 16-byte aligned, as torch's are.
+        constexprs: value of each `tl.constexpr` argument.
+        options: of the launch, e.g. num_warps=8.
+
+    Raises:
+        AssertionError: it does not compile; the message is the compiler's.
+    """
+    names = list(inspect.signature(kernel.fn).parameters)
+    missing = [name for name in names if name not in signature and name not in constexprs]
+    assert not missing, f"neither signature nor constexprs say what {', '.join(missing)} is"
+    answer = _ask(
+        path=inspect.getsourcefile(kernel.fn),
+        name=kernel.fn.__name__,
+        signature={name: signature.get(name, "constexpr") for name in names},
+        constexprs=dict(constexprs),
+        sm=sm,
+        options=options,
+    )
+    assert "error" not in answer, f"{kernel.fn.__name__} does not compile for sm_{sm}:\n{answer['error']}"
+    return Compiled(**answer)
+
+
+def _ask(**question: Any) -> dict[str, Any]:
+    worker = _worker()
+    worker.stdin.write(json.dumps(question) + "\n")
+    worker.stdin.flush()
+    answer = worker.stdout.readline()
+    assert answer, "the compiling process ended unexpectedly"
+    return json.loads(answer)
+
+
+@functools.cache
+def _worker() -> subprocess.Popen:
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
+
+
+# ------------------------------------------------------------------------------------------------ the second process
+
+
+def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, options: dict) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = ASTSource(getattr(_module(path), name), signature, constexprs, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    ptx = compiled.asm["ptx"]
+    return {"ptx": ptx, "shared_bytes": compiled.metadata.shared, **_resources(ptx, Path(triton.__file__).parent)}
+
+
+@functools.cache
+def _module(path: str) -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _resources(ptx: str, triton_folder: Path) -> dict[str, int]:
+    """What ptxas, which comes with Triton, reports about one kernel."""
+    arch = re.search(r"\.target (sm_\w+)", ptx)[1]
+    ptxas = triton_folder / "backends/nvidia/bin" / ("ptxas-blackwell" if arch.startswith("sm_1") else "ptxas")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [ptxas, "-v", "--gpu-name", arch, file.name, "-o", os.devnull]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", report)[1]),
+        "spilled_bytes": int(re.search(r"(\d+) bytes spill stores", report)[1]),
+    }
+
+
+def _serve() -> None:
+    """Answer one line of JSON with another until the input ends. What Triton prints goes to stderr."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        try:
+            answer = _compile(**json.loads(line))
+        except Exception as error:  # the compiler's own, to be raised where the question came from
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
