@@ -1,7 +1,7 @@
 """Turns the lessons into the book: `make book`, or `make lessons` to run them first.
 
-Notebooks are rendered from their stored outputs. Links from a lesson to the package, ../src/…, ../kernels/… and
-../tests/…, lead to pages with the highlighted source, which are made here.
+Notebooks are rendered from their stored outputs. Links from a lesson to the package, ../src/…,
+../kernels/… and ../tests/…, lead to pages with the highlighted source, which are made here.
 """
 
 import html
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 project = "Attention, Page by Page"
 author = "the pagewise authors"
-copyright = "the pagewise authors, Apache-2.0"  # noqa: A001
+copyright = "the pagewise authors, Apache-2.0"
 
 extensions = ["myst_nb", "sphinx-mathjax-offline"]
 nb_execution_mode = "off"
@@ -45,7 +45,7 @@ _linked: set[str] = set()
 
 
 def link_sources(app, docname: str, text: list[str]) -> None:
-    """Point links to files of the package at their source pages. Works on markdown and on a notebook's JSON."""
+    """Point links to the package at their source pages, in markdown or in a notebook's JSON."""
 
     def replace(match: re.Match) -> str:
         label, path = match.groups()

@@ -19,15 +19,6 @@ FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 INF = torch.inf
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors here are small: threads would spend longer waiting for each other than working."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def draw(*shape, seed=0, dtype=torch.float32, device="cpu", spread=1.0):
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(shape, generator=generator) * spread).to(device, dtype)

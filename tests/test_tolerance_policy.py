@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import assert_as_accurate_as_naive
 
+from conftest import assert_as_accurate_as_naive
 from pagewise.naive_attention import attention
 
 SHAPES = [(1, 2, 2, 1, 17, 32), (2, 8, 2, 33, 129, 64), (1, 4, 1, 7, 7, 80)]  # B, H, Hkv, T, S, D
