@@ -30,7 +30,7 @@ test: environment
 	$(PY) -m ruff format --check .
 	$(NOTEBOOKS) check lessons
 	$(PY) -m pytest -n 2
-	$(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
 	$(SPHINX) lessons build/book
 
 lab: environment

@@ -13,14 +13,15 @@ import pagewise  # before triton: decides whether kernels are interpreted
 
 # The shape annotations of all modules are checked while the tests run (not of kernels: Triton reads their source).
 if importlib.util.find_spec("beartype"):
+    from beartype import BeartypeConf, beartype
     from jaxtyping import install_import_hook
 
+    typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as in Python's own rules
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
-    install_import_hook(_checked, "beartype.beartype")
+    install_import_hook(_checked, "conftest.typechecker")
 
-torch.set_num_threads(
-    1
-)  # small tensors: a second thread waits more than it works, and the cores have their own workers
+# The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
+torch.set_num_threads(1)
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -38,7 +38,7 @@ for name, module in list(sys.modules.items()):
 
 def run(*command, cwd):
     """The output of a command, which must succeed, in an environment without this checkout and without a GPU."""
-    forget = ("PYTHONPATH", "TRITON_INTERPRET", "PAGEWISE_TRITON_TOO_EARLY")
+    forget = ("PYTHONPATH", "TRITON_INTERPRET")
     env = {name: value for name, value in os.environ.items() if name not in forget}
     env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)

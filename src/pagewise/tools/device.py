@@ -11,7 +11,8 @@ import sys
 
 import torch
 
-_IMPORTED_TOO_EARLY = (
+_triton_came_first = False
+_TRITON_CAME_FIRST = (
     "triton was imported before pagewise on a machine without a GPU, so its kernels cannot be interpreted: "
     "import pagewise before triton, or set TRITON_INTERPRET=1 in the environment"
 )
@@ -26,8 +27,8 @@ def choose_triton_mode() -> None:
     """Make Triton interpret its kernels if there is no GPU and nobody chose. Called by `import pagewise`."""
     if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
         return
-    if "triton" in sys.modules:
-        os.environ["PAGEWISE_TRITON_TOO_EARLY"] = "1"
+    global _triton_came_first
+    _triton_came_first = "triton" in sys.modules
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -53,15 +54,15 @@ def check_triton_device(device: torch.device) -> None:
             f"tensors are on {device}, but Triton compiles for the GPU in this process: move them to "
             f'{best_device()}, use backend="torch", or set TRITON_INTERPRET=1 before importing pagewise'
         )
-    if os.environ.get("PAGEWISE_TRITON_TOO_EARLY") == "1":
-        raise RuntimeError(_IMPORTED_TOO_EARLY)
+    if _triton_came_first:
+        raise RuntimeError(_TRITON_CAME_FIRST)
 
 
 def banner() -> str:
     """One line for the top of a lesson: device, torch, triton, and whether Triton compiles or interprets."""
     device = best_device()
     on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else f"CPU ({torch.get_num_threads()} threads)"
+    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
     mode = triton_mode()
     triton = "no triton" if mode == "unavailable" else f"triton {_version('triton')}, {mode}"
     return f"{name} · torch {torch.__version__} · {triton}"

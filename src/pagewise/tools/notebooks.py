@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -51,6 +52,8 @@ def execute_all(folder: Path, jobs: int, keep) -> bool:
     if not paths:
         sys.exit(f"{folder} holds no notebooks")
     problems = []
+    # Each notebook gets its share of the cores: threads in excess of them spend their time waiting for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     with ProcessPoolExecutor(jobs) as pool:
         started = {pool.submit(execute, path): path for path in paths}
         for future in as_completed(started):
@@ -109,16 +112,22 @@ def canonical(notebook: NotebookNode) -> str:
         kept = {"cell_type": cell.cell_type, "id": f"cell-{number:03}", "metadata": {"tags": tags} if tags else {}}
         kept["source"] = cell.source
         if cell.cell_type == "code":
-            kept |= {"execution_count": cell.execution_count, "outputs": [_output(o) for o in cell.outputs]}
+            kept |= {"execution_count": cell.execution_count, "outputs": _outputs(cell.outputs)}
         cells.append(kept)
     metadata = METADATA | ({"pagewise": notebook.metadata["pagewise"]} if "pagewise" in notebook.metadata else {})
     whole = nbformat.from_dict({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
     return nbformat.writes(whole).rstrip("\n") + "\n"
 
 
-def _output(output: NotebookNode) -> dict:
-    kept = {k: v for k, v in output.items() if k != "transient"}
-    return kept | ({"metadata": {}} if "metadata" in kept else {})
+def _outputs(outputs: list[NotebookNode]) -> list[dict]:
+    """Without metadata; what was printed in one go is one output, in however many pieces it arrived."""
+    kept: list[dict] = []
+    for output in outputs:
+        if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
+            kept[-1]["text"] += output.text
+        else:
+            kept.append({k: v for k, v in output.items() if k != "transient"})
+    return [output | ({"metadata": {}} if "metadata" in output else {}) for output in kept]
 
 
 def check(folder: Path) -> list[str]:

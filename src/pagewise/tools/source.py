@@ -22,10 +22,12 @@ def source(obj: Callable, *, docstring: bool = False) -> str:
 def _without_docstrings(text: str) -> str:
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            first = node.body[0]
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or len(node.body) == 1:
+            continue  # a docstring that is the whole body stays, or nothing would be left
+        first = node.body[0]
+        if ast.get_docstring(node) is not None:
             for number in range(first.lineno - 1, first.end_lineno):
                 lines[number] = None
-            if len(node.body) > 1 and first.end_lineno < len(lines) and lines[first.end_lineno] == "":
+            if first.end_lineno < len(lines) and lines[first.end_lineno] == "":
                 lines[first.end_lineno] = None
     return "\n".join(line for line in lines if line is not None)

@@ -88,7 +88,7 @@ class _Counter(TorchDispatchMode):
             self.read += sum(map(_bytes, results)) + sum(map(_bytes, inputs[1:]))
         else:
             self.read += sum(map(_bytes, inputs[1:] if name in _OVERWRITES else inputs))
-        self.written += _bytes(inputs[-1]) if name == "index_put_" else sum(map(_bytes, results))
+        self.written += sum(map(_bytes, [_picked(*args[:2])] if name == "index_put_" else results))
         if func._overloadpacket in flop_registry:
             self.flops[0] += flop_registry[func._overloadpacket](*args, out_val=out)
         elif name not in _MOVES:
@@ -107,6 +107,11 @@ class _Counter(TorchDispatchMode):
     def _release(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
         self.held -= nbytes
+
+
+def _picked(tensor: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """tensor[indices], as aten's operations take them: None stands for a whole dimension."""
+    return tensor[tuple(slice(None) if index is None else index for index in indices)]
 
 
 def _bytes(tensor: Tensor) -> int:

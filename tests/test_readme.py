@@ -1,0 +1,39 @@
+"""The README: its files exist, its picture is a lesson's, its table has every lesson."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_every_link_leads_to_a_file():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_table_has_every_lesson_with_its_module_and_test():
+    for lesson in sorted((ROOT / "lessons").glob("*.ipynb")):
+        row = next(line for line in README.splitlines() if line.startswith("|") and lesson.name in line)
+        topic = lesson.stem[3:]
+        assert f"src/pagewise/{topic}.py" in row
+        assert f"tests/test_{topic}.py" in row
+        assert (f"kernels/{topic}.py" in row) == (ROOT / "kernels" / f"{topic}.py").exists()
+
+
+def test_picture_is_a_figure_that_a_lesson_draws_today():
+    picture = base64.b64encode((ROOT / "lessons" / "_static" / "readme.png").read_bytes()).decode()
+    lessons = [json.loads(path.read_text()) for path in (ROOT / "lessons").glob("*.ipynb")]
+    outputs = [out for lesson in lessons for cell in lesson["cells"] for out in cell.get("outputs", [])]
+    drawn = {"".join(out.get("data", {}).get("image/png", "")).replace("\n", "") for out in outputs}
+    assert picture in drawn
+
+
+def test_pinned_torch_is_named_in_one_place_only():
+    pinned = "2.13.0"
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("*.yml"), ROOT / "Makefile", *(ROOT / "src").rglob("*.py")]
+    assert [path.name for path in texts if pinned in path.read_text()] == []
+    assert (ROOT / "pyproject.toml").read_text().count(pinned) == 1
