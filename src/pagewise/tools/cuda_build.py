@@ -1,4 +1,4 @@
-"""What both compilers of CUDA C++ share: where builds are kept, how a finished one is published, what a source includes.
+"""What both compilers of CUDA C++ share: where builds are kept, how one is published, what a source includes.
 
 A build is found again by a digest of everything that went into it, so a changed header or option is a new build and
 nothing is ever invalidated. `PAGEWISE_CACHE` moves the folder (default: ~/.cache/pagewise).
@@ -26,7 +26,7 @@ def cache_directory() -> Path:
 
 
 def digest(*parts: str | bytes) -> str:
-    """A name for a build: 32 hex digits of SHA-256 over the parts, each with its length, so that none runs into the next."""
+    """A name for a build: SHA-256 over the parts, each preceded by its length so that none runs into the next."""
     state = hashlib.sha256()
     for part in parts:
         encoded = part.encode() if isinstance(part, str) else part
@@ -35,7 +35,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def publish(path: Path, content: bytes) -> None:
-    """Write `path` so that another process sees either nothing or the whole file. Who comes last wins; all wrote the same."""
+    """Write `path` so that another process sees nothing or the whole file. The last writer wins; all write the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
