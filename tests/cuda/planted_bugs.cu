@@ -1,50 +1,47 @@
-// Eight mistakes that everybody makes once. With PLANTED = false the kernel is correct; with true it has the mistake,
-// and the line that goes wrong is marked.
+// Eight mistakes that everybody makes once. With planted = false a kernel is correct; with true it has its mistake, and
+// the lines where that shows are marked.
 
 constexpr int WARP = 32;
 constexpr int THREADS = 128;
 
 // out = in, reversed within each thread block: the thread at the other end may not have written yet.
-template <bool PLANTED>
 __global__ void missing_barrier(const float* __restrict__ in,  // [gridDim.x, THREADS]
-                                float* __restrict__ out) {     // [gridDim.x, THREADS]
+                                float* __restrict__ out,       // [gridDim.x, THREADS]
+                                bool planted) {
     __shared__ float row[THREADS];
     row[threadIdx.x] = in[blockIdx.x * THREADS + threadIdx.x];  // BUG missing_barrier
-    if (!PLANTED) __syncthreads();
+    if (!planted) __syncthreads();
     out[blockIdx.x * THREADS + threadIdx.x] = row[THREADS - 1 - threadIdx.x];  // BUG missing_barrier
 }
 
 // out[i] = in[i] + in[i - 1]: in the last thread block, those beyond n never come to the barrier.
-template <bool PLANTED>
 __global__ void barrier_in_branch(const float* __restrict__ in,  // [n]
                                   float* __restrict__ out,       // [n]
-                                  int n) {
+                                  int n, bool planted) {
     __shared__ float row[THREADS];
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i < n) {
         row[threadIdx.x] = in[i];
-        if (PLANTED) __syncthreads();  // BUG barrier_in_branch
+        if (planted) __syncthreads();  // BUG barrier_in_branch
     }
-    if (!PLANTED) __syncthreads();
+    if (!planted) __syncthreads();
     if (i < n) out[i] = row[threadIdx.x] + (threadIdx.x > 0 ? row[threadIdx.x - 1] : i > 0 ? in[i - 1] : 0.0f);
 }
 
 // out[i] = in[i + 1] - in[i] for all i < n - 1: the last difference reads in[n].
-template <bool PLANTED>
 __global__ void off_by_one(const float* __restrict__ in,  // [n]
                            float* __restrict__ out,       // [n]
-                           int n) {
+                           int n, bool planted) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
-    const int last = PLANTED ? n : n - 1;
+    const int last = planted ? n : n - 1;
     out[i] = i < last ? in[i + 1] - in[i] : 0.0f;  // BUG off_by_one
 }
 
 // sums[row] = the sum of a row, all rows by one thread block: a fast warp overwrites what a slow one still reads.
-template <bool PLANTED>
 __global__ void warp_race(const float* __restrict__ x,  // [rows, THREADS]
                           float* __restrict__ sums,     // [rows, THREADS]: every thread writes the sum
-                          int rows) {
+                          int rows, bool planted) {
     __shared__ float partial[THREADS / WARP];
     for (int row = 0; row < rows; ++row) {
         float sum = x[row * THREADS + threadIdx.x];
@@ -54,29 +51,28 @@ __global__ void warp_race(const float* __restrict__ x,  // [rows, THREADS]
         sum = 0.0f;
         for (int warp = 0; warp < THREADS / WARP; ++warp) sum += partial[warp];  // BUG warp_race
         sums[row * THREADS + threadIdx.x] = sum;
-        if (!PLANTED) __syncthreads();
+        if (!planted) __syncthreads();
     }
 }
 
 // out = in with neighbouring lanes exchanged: a warp's lanes need not run in step.
-template <bool PLANTED>
 __global__ void warp_exchange(const float* __restrict__ in,  // [gridDim.x, THREADS]
-                              float* __restrict__ out) {     // [gridDim.x, THREADS]
+                              float* __restrict__ out,       // [gridDim.x, THREADS]
+                              bool planted) {
     __shared__ float row[THREADS];
     row[threadIdx.x] = in[blockIdx.x * THREADS + threadIdx.x];  // BUG warp_exchange
-    if (!PLANTED) __syncwarp();
+    if (!planted) __syncwarp();
     out[blockIdx.x * THREADS + threadIdx.x] = row[threadIdx.x ^ 1];  // BUG warp_exchange
 }
 
 // out = the sums of four neighbours of in, from its second element on: x + 1 is not aligned to 16 bytes.
-template <bool PLANTED>
 __global__ void unaligned_float4(const float* __restrict__ in,  // [4 * n + 1]
                                  float* __restrict__ out,       // [n]
-                                 int n) {
+                                 int n, bool planted) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
     const float* four = in + 1 + 4 * i;
-    if (PLANTED) {
+    if (planted) {
         const float4 x = *reinterpret_cast<const float4*>(four);  // BUG unaligned_float4
         out[i] = x.x + x.y + x.z + x.w;
     } else {
@@ -85,15 +81,14 @@ __global__ void unaligned_float4(const float* __restrict__ in,  // [4 * n + 1]
 }
 
 // sums[block] = the sum of a thread block's elements: beyond n, nobody has written the row.
-template <bool PLANTED>
 __global__ void uninitialised_shared(const float* __restrict__ in,  // [n]
                                      float* __restrict__ sums,      // [gridDim.x]
-                                     int n) {
+                                     int n, bool planted) {
     __shared__ float row[THREADS];
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i < n) {
         row[threadIdx.x] = in[i];
-    } else if (!PLANTED) {
+    } else if (!planted) {
         row[threadIdx.x] = 0.0f;
     }
     __syncthreads();
@@ -104,13 +99,12 @@ __global__ void uninitialised_shared(const float* __restrict__ in,  // [n]
 }
 
 // last[bin] = the largest i with bins[i] == bin: threads of the same bin write to one place, in any order.
-template <bool PLANTED>
 __global__ void write_write_race(const int* __restrict__ bins,  // [n]
                                  int* __restrict__ last,        // [num_bins], -1 at first
-                                 int n) {
+                                 int n, bool planted) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
-    if (PLANTED) {
+    if (planted) {
         last[bins[i]] = i;  // BUG write_write_race
     } else {
         atomicMax(&last[bins[i]], i);

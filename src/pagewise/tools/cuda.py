@@ -13,6 +13,7 @@ A kernel that is given no tensor at all runs on `best_device()`.
 
 import contextlib
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -40,8 +41,6 @@ MAX_THREADS = 1024
 CPU_SHARED_BYTES = 227 * 1024
 """The most dynamic shared memory on the CPU: what a thread block can have on an H100. A GPU has its own limit."""
 
-_OPTIONS_FOR_BOTH = ("-I", "--std")
-
 
 class CudaKernel:
     """A `__global__` function of a CUDA C++ source.
@@ -66,9 +65,9 @@ class CudaKernel:
         self.name, self.defines, self.options = name, tuple(defines), tuple(options)
         path = _find(source)
         self.source = path.read_text() if path else str(source)
-        include_path = [Path(option[2:].strip()) for option in options if option.startswith("-I")]
+        self._include_path = [Path(option[2:].strip()) for option in options if option.startswith("-I")]
         self._folder = path.parent if path else None
-        included = included_files(self.source, self._folder, include_path)
+        included = included_files(self.source, self._folder, self._include_path)
         everything = "\n".join([*(text for _, text in included), self.source])
         self.function, self.parameters, self._max_threads = read_signature(everything, name, defines)
         self.filename = str(path) if path else f"{self.function}.cu"
@@ -127,7 +126,7 @@ class CudaKernel:
                     f"kernel {self.function}: shared_bytes = {shared_bytes}, but a thread block can have at most "
                     f"{CPU_SHARED_BYTES} bytes of shared memory (an H100's limit, kept on the CPU too)"
                 )
-            self._on_cpu.launch(grid, block, shared_bytes, bound.values, tensors=bound.tensors)
+            self._on_cpu.launch(grid, block, shared_bytes, self._binder.carried(bound.values), tensors=bound.tensors)
         launched[self.function] += 1
 
     # -------------------------------------------------------------------------------------------- compiling
@@ -156,10 +155,13 @@ class CudaKernel:
 
     @cached_property
     def _on_cpu(self) -> "simt.CpuKernel":
-        options = tuple(option for option in self.options if option.startswith(_OPTIONS_FOR_BOTH))
+        # of the options, the host's compiler has a use for the language's version
+        options = tuple(re.sub("^--", "-", option) for option in self.options if re.match("--?std=", option))
+        include_dirs = tuple(map(str, self._include_path))
         return simt.compile(
-            self.source, self.filename, self.name, self.parameters, defines=self.defines, options=options
-        )
+            self.source, self.filename, self.name, self.parameters,
+            defines=self.defines, options=options, include_dirs=include_dirs,
+        )  # fmt: skip
 
     def _load(self, device: torch.device) -> GpuKernel:
         if not torch.cuda.is_available():

@@ -116,7 +116,7 @@ class Binder:
         return Bound(values, tensors, device)
 
     def carried(self, values: Sequence[Any]) -> list[Any]:
-        """`values` as cuda-core's `launch` takes them: an int is a pointer, else a ctypes object of the exact size."""
+        """`values` as both launchers take them: an int is an address, else a ctypes object of the exact size."""
         return [carrier(value) if carrier else value for carrier, value in zip(self._carriers, values, strict=True)]
 
     # -------------------------------------------------------------------------------------------- one rule each

@@ -1,7 +1,7 @@
-"""What both compilers of CUDA C++ share: where builds are kept, how one is published, what a source includes.
+"""What a build of CUDA C++ is made from, what it is called, and how a finished one is published.
 
 A build is found again by a digest of everything that went into it, so a changed header or option is a new build and
-nothing is ever invalidated. `PAGEWISE_CACHE` moves the folder (default: ~/.cache/pagewise).
+nothing is ever invalidated.
 """
 
 import hashlib
@@ -12,17 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
-
-
-class CompileError(RuntimeError):
-    """CUDA C++ that does not compile: the compiler's own messages, with file and line."""
-
-
-def cache_directory() -> Path:
-    """Where builds are kept: $PAGEWISE_CACHE, else $XDG_CACHE_HOME/pagewise, else ~/.cache/pagewise."""
-    if chosen := os.environ.get("PAGEWISE_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagewise"
 
 
 def digest(*parts: str | bytes) -> str:

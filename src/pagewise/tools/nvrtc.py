@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagewise.tools.cuda_build import CompileError, cache_directory, digest, included_files, publish
+from pagewise.tools.cuda_build import digest, included_files, publish
+from pagewise.tools.simt_build import CompileError, cache_dir
 
 # What a plain .cu file includes for the host compiler's sake. NVRTC has the mathematics, printf and assert built in.
 _HEADERS = {
@@ -92,7 +93,7 @@ def compile_cubin(
     included = [part for path, text in included_files(source, folder, include_path) for part in (str(path), text)]
     how = ("\0".join(defines), "\0".join(options), "\0".join(_HEADERS.values()), *_versions())
     key = digest(arch, name, filename, source, *how, *included)
-    path = cache_directory() / "cubin" / f"{key}.cubin"
+    path = cache_dir() / "cubin" / f"{key}.cubin"
     try:
         header, code = path.read_bytes().split(b"\n", 1)
         about = json.loads(header)
@@ -217,7 +218,7 @@ def _versions() -> tuple[str, str]:
 
 def _header_directory() -> Path:
     """A folder with `_HEADERS`."""
-    folder = cache_directory() / "include" / digest(*_HEADERS, *_HEADERS.values())
+    folder = cache_dir() / "include" / digest(*_HEADERS, *_HEADERS.values())
     for name, text in _HEADERS.items():
         if not os.path.exists(folder / name):
             publish(folder / name, text.encode())
