@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import all_executed
 from pagewise.tools import cuda, nvrtc
 from pagewise.tools.cuda import CudaKernel, launched
 from pagewise.tools.cuda_arguments import Binder
@@ -288,6 +289,13 @@ def test_the_same_object_runs_on_either_device(device, device_tensor):
     scale[8, 128](x, 1000, 0.5, bias)
     torch.testing.assert_close(x, expected, rtol=0, atol=0)
     assert launched["scale"] == before + 1
+    assert all_executed()["scale (CUDA)"] > before, "conftest counts it"
+
+
+def test_a_kernel_without_tensors_runs_where_there_is_a_device(capfd):
+    CudaKernel('__global__ void hello(int n, float* x) { if (!x) printf("hello %d\\n", n); }', "hello")[1, 1](7, None)
+    torch.cuda.synchronize() if torch.cuda.is_available() else None
+    assert capfd.readouterr().out == "hello 7\n"
 
 
 def test_a_refused_launch_runs_nothing():

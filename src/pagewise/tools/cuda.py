@@ -28,6 +28,7 @@ from pagewise.tools.cuda_arguments import Binder
 from pagewise.tools.cuda_build import included_files
 from pagewise.tools.cuda_gpu import GpuKernel
 from pagewise.tools.cuda_signature import read_signature
+from pagewise.tools.device import best_device
 from pagewise.tools.nvrtc import Cubin, Resources, compile_cubin
 
 Shape = tuple[int, int, int]
@@ -112,11 +113,7 @@ class CudaKernel:
 
     def _launch(self, grid: Shape, block: Shape, shared_bytes: int, args: tuple[object, ...]) -> None:
         bound = self._binder.bind(args)
-        device = bound.device
-        if device is None:
-            device = (
-                torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-            )
+        device = bound.device or best_device()
         if device.type == "cuda":
             kernel = self._on_gpu.get(device.index) or self._load(device)
             kernel.launch(grid, block, shared_bytes, self._binder.carried(bound.values))
