@@ -62,7 +62,7 @@ uint3 simt_grid_dim() __attribute__((const));
 unsigned simt_lane() __attribute__((const));
 
 enum SimtBarrier : int { SIMT_SYNC, SIMT_COUNT, SIMT_AND, SIMT_OR };
-int simt_barrier(int kind, int predicate);
+int simt_barrier(int kind, int predicate, int line);
 // values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
 unsigned simt_collective(int kind, unsigned mask, uint64_t value, int source, uint64_t* values);
 unsigned simt_activemask();
@@ -97,10 +97,11 @@ void* simt_memset(void* to, int value, size_t bytes);
 
 // ---------------------------------------------------------------------------------------------- barriers and fences
 
-SIMT_INLINE void __syncthreads() { simt_barrier(SIMT_SYNC, 0); }
-SIMT_INLINE int __syncthreads_count(int predicate) { return simt_barrier(SIMT_COUNT, predicate != 0); }
-SIMT_INLINE int __syncthreads_and(int predicate) { return simt_barrier(SIMT_AND, predicate != 0); }
-SIMT_INLINE int __syncthreads_or(int predicate) { return simt_barrier(SIMT_OR, predicate != 0); }
+// The line of the caller tells one barrier from another, also where the compiler makes one call of two.
+SIMT_INLINE void __syncthreads(int line = __builtin_LINE()) { simt_barrier(SIMT_SYNC, 0, line); }
+SIMT_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) { return simt_barrier(SIMT_COUNT, predicate != 0, line); }
+SIMT_INLINE int __syncthreads_and(int predicate, int line = __builtin_LINE()) { return simt_barrier(SIMT_AND, predicate != 0, line); }
+SIMT_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE()) { return simt_barrier(SIMT_OR, predicate != 0, line); }
 SIMT_INLINE void __threadfence() { simt_fence(); }
 SIMT_INLINE void __threadfence_block() { simt_fence(); }
 SIMT_INLINE void __threadfence_system() { simt_fence(); }

@@ -47,7 +47,7 @@ enum Space : u8 { GLOBAL, SHARED, OTHER };
 enum Access : u8 { READ, WRITE, ATOMIC, BARRIER, SHUFFLE };
 enum What : u32 {
     NONE, DEADLOCK, OUTSIDE_GLOBAL, OUTSIDE_SHARED, MISALIGNED, RACE, BARRIER_NOT_REACHED, LANE_GONE, LANE_NOT_IN_MASK,
-    UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING,
+    UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER,
 };  // fmt: skip
 
 struct Dim { u32 x, y, z; };
@@ -74,8 +74,6 @@ struct Error {
     Waiter waiters[8];
     char text[256];
 };
-
-struct Pair { u64 site, other_site; Dim block, thread, other_thread; };  // two barriers that met
 
 struct Count { u64 site; u32 access, space; u64 requests, lanes, bytes, sectors, conflicts; };
 
@@ -110,8 +108,6 @@ struct Launch {
     u64 num_events, all_events;
     char* output;
     u64 num_output, switches;
-    Pair pairs[16];
-    u64 num_pairs;
 };
 
 // ---------------------------------------------------------------------------------------------- fibers
@@ -177,7 +173,7 @@ struct Thread {
     bool fenced;
     u32 clock;  // counts this thread's synchronisations
     void* site;  // where it waits, and for what
-    int kind, source;
+    int kind, source, line;
     u32 mask, lanes;
     u64 value;
     u64* values;
@@ -228,6 +224,7 @@ struct Worker {
     std::vector<Event> events;  // of this thread block
     std::vector<std::vector<u32>> executions;  // [thread][site]
     sigjmp_buf* fault = nullptr;
+    Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
 };
 
 static thread_local Worker* worker __attribute__((tls_model("initial-exec"))) = nullptr;
@@ -251,7 +248,6 @@ struct Job {
     Shadow shared;
     char *tls = nullptr, *dynamic = nullptr;
     std::unordered_map<u64, std::set<u32>> releases;
-    std::set<std::pair<u64, u64>> differing;
     u64 module_page = 0;
     explicit Job(Launch& launch) : launch(launch) {}
 };
@@ -271,7 +267,8 @@ static Error& new_error(Worker& w, What what, void* site) {
 }
 
 // Keep the error of the earliest thread block and give up this one. From a fiber this does not return.
-static void raise_error(Worker& w, const Error& error) {
+static void raise_error(Worker& w, const Error& new_error) {
+    const Error& error = w.unwritten_read.what && new_error.what != RACE ? w.unwritten_read : new_error;
     {
         std::lock_guard<std::mutex> guard(w.job->lock);
         if (w.rank < w.job->failed_rank) w.job->failed_rank = w.rank, w.job->launch.error = error;
@@ -303,13 +300,16 @@ static void count(Worker& w, void* site, Access access) {
 
 // ---------------------------------------------------------------------------------------------- barrier
 
-// Threads that wait at different barriers: the source lines will tell, since a compiler may copy a barrier.
-static void note_differing_barriers(Worker& w) {
-    Launch& launch = w.job->launch;
+static bool barriers_differ(Worker& w) {
     const Thread& first = w.threads[0];
-    for (const Thread& t : w.threads)
-        if (t.site != first.site && launch.num_pairs < 16 && w.job->differing.insert({(u64)first.site, (u64)t.site}).second)
-            launch.pairs[launch.num_pairs++] = {(u64)first.site, (u64)t.site, w.block, first.index, t.index};
+    for (const Thread& t : w.threads) {
+        if (t.line == first.line) continue;
+        Error& e = new_error(w, BARRIERS_DIFFER, t.site);
+        e.thread = t.index, e.other_thread = first.index, e.other_site = (u64)first.site, e.other_block = w.block;
+        raise_error(w, e);
+        return true;
+    }
+    return false;
 }
 
 static void complete_barrier(Worker& w) {
@@ -322,7 +322,7 @@ static void complete_barrier(Worker& w) {
             e.num_waiters = w.live;
             return raise_error(w, e);
         }
-        note_differing_barriers(w);
+        if (barriers_differ(w)) return;
         for (u32 i = 0; i < w.num_threads; ++i) w.barrier_clock[i] = ++w.threads[i].clock;
         for (u32 i = 0; i < w.num_threads; ++i)
             for (u32 lane = 0; lane < w.warps[i / 32].size; ++lane)
@@ -346,10 +346,10 @@ static void leave_ready(Worker& w, Thread& t) {
     if (--w.warps[warp].ready == 0) resolve_activemask(w, warp);
 }
 
-extern "C" int simt_barrier(int kind, int predicate) {
+extern "C" int simt_barrier(int kind, int predicate, int line) {
     Worker& w = *worker;
     Thread& me = *w.current;
-    me.kind = kind;
+    me.kind = kind, me.line = line;
     w.barrier_total += predicate;
     me.state = AT_BARRIER;
     me.site = CALLER;
@@ -518,6 +518,7 @@ static void run_block(Worker& w, u32 number) {
     w.arrived = w.barrier_total = 0;
     w.spins = 0;
     w.failed = false;
+    w.unwritten_read.what = NONE;
     w.ready.clear();
     if (launch.mode == CHECK) {
         std::fill(w.barrier_clock.begin(), w.barrier_clock.end(), 0);
@@ -549,6 +550,7 @@ static void run_block(Worker& w, u32 number) {
     }
     w.current = nullptr;
     if (!w.failed && w.live) report_deadlock(w);
+    if (!w.failed && w.unwritten_read.what) raise_error(w, w.unwritten_read);
     if (launch.mode == OBSERVE) finish_block_events(w);
     if (!w.output.empty()) {
         std::lock_guard<std::mutex> guard(w.job->lock);
@@ -690,7 +692,9 @@ static bool in_module(Job& job, const char* p) {
 }
 
 static Place place_of(Job& job, const char* p) {
-    if (p >= job.tls && p < job.tls + job.shared.bytes) {
+    // a checked launch has its tensors elsewhere: what is near the shared arrays strayed from them
+    u64 near = job.launch.mode == CHECK && job.launch.num_shared ? 256 << 10 : 0;
+    if (p + near >= job.tls && p < job.tls + job.shared.bytes + near) {
         for (u32 i = 0; i < job.launch.num_shared; ++i) {
             const SharedArray& a = job.launch.shared[i];
             if (p >= job.shared.original + a.offset && p < job.shared.original + a.offset + a.bytes)
@@ -814,9 +818,13 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u
         Cell& cell = shadow.cells[i];
         Place at = place;
         at.offset += (int64_t)((i - first) * shadow.granule);
-        if (is_shared && cell.write.block != mine.block) {
-            cell = Cell{};  // what another thread block left
-            if (access != WRITE) return raise_error(w, access_error(w, UNINITIALISED_SHARED, site, p, bytes, access, at));
+        if (is_shared) {
+            for (Stamp* stamp : {&cell.write, &cell.read[0], &cell.read[1]})
+                if (stamp->block != mine.block) *stamp = Stamp{};  // what another thread block left
+            if (!cell.write.block && access != WRITE && !w.unwritten_read.what) {
+                w.unwritten_read = access_error(w, UNINITIALISED_SHARED, site, p, bytes, access, at);
+                w.failed = false;
+            }
         }
         if (expect_written && access != WRITE && !written[i])
             return raise_error(w, access_error(w, UNINITIALISED_GLOBAL, site, p, bytes, access, at));
@@ -854,7 +862,7 @@ static void check(Worker& w, const char* p, u32 bytes, Access access, void* site
                 int64_t nearest = -1;
                 for (u32 i = 0; i < job.launch.num_shared; ++i) {
                     const char* end = job.shared.original + job.launch.shared[i].offset + job.launch.shared[i].bytes;
-                    if (end <= p && (nearest < 0 || job.launch.shared[i].offset > job.launch.shared[nearest].offset)) nearest = i;
+                    if (end <= p && (nearest < 0 || (int64_t)job.launch.shared[i].offset > (int64_t)job.launch.shared[nearest].offset)) nearest = i;
                 }
                 place.region = (int32_t)nearest;
                 if (nearest >= 0) place.offset = p - (job.shared.original + job.launch.shared[nearest].offset);

@@ -171,7 +171,7 @@ class CpuKernel:
         if memory is not None:
             shared = [*library.shared]
             if library.dynamic_offset is not None:
-                shared.append(simt_build.SharedArray("extern __shared__", library.dynamic_offset, shared_bytes))
+                shared.append(simt_build.SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
                 request.has_dynamic, request.dynamic_offset = 1, library.dynamic_offset
             kept = memory.describe(request, self.parameters, values, mode, shared)
             request.anchor = ctypes.cast(library.handle.simt_anchor_address, ctypes.c_void_p)
@@ -217,21 +217,14 @@ class CpuKernel:
     def _raise(self, request, library, memory, shared) -> None:
         error = request.error
         if error.what == 0:
-            for pair in request.pairs[: request.num_pairs]:
-                lines = library.lines([pair.site, pair.other_site])
-                if lines[pair.site] != lines[pair.other_site]:
-                    raise self._error(
-                        "barrier", lines[pair.other_site], pair.block, pair.other_thread,
-                        f"waits at this barrier while thread {_dim(pair.thread)} waits at the one in line "
-                        f"{lines[pair.site][1]}: all threads of a thread block must reach the same barrier",
-                    )  # fmt: skip
             return
         waiters = error.waiters[: error.num_waiters] if error.what == _DEADLOCK else []
         lines = library.lines([error.site, error.other_site, *(w.site for w in waiters)])
         place, tensor, element = "", None, None
         if error.region >= 0 and error.space == 1:
-            tensor, element = shared[error.region].name, error.offset
-            place = f"byte {element} of the shared array {tensor} ({shared[error.region].bytes} bytes)"
+            array = shared[error.region]
+            tensor, element = array.name, error.offset // error.bytes
+            place = f"{tensor}[{element}] (byte {error.offset} of the {array.bytes} of this shared array)"
         elif error.region >= 0:
             tensor, element, place = memory.element_at(error.region, error.offset)
         verb = ("reads", "writes", "updates")[min(error.access, 2)]
@@ -265,9 +258,13 @@ def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_b
     for what, sizes, limits in (("grid", grid, GRID_LIMITS), ("block", block, BLOCK_LIMITS)):
         for axis, size, limit in zip("xyz", sizes, limits, strict=True):
             if not (what == "grid") <= size + 1 or size < (0 if what == "grid" else 1) or size > limit:
-                raise ValueError(f"{name}: {what}.{axis} must be between {int(what == 'block')} and {limit}, got {size}")
+                raise ValueError(
+                    f"{name}: {what}.{axis} must be between {int(what == 'block')} and {limit}, got {size}"
+                )
     if math.prod(block) > MAX_THREADS:
-        raise ValueError(f"{name}: a thread block has at most {MAX_THREADS} threads, got {_dims(block)} = {math.prod(block)}")
+        raise ValueError(
+            f"{name}: a thread block has at most {MAX_THREADS} threads, got {_dims(block)} = {math.prod(block)}"
+        )
     if not 0 <= shared_bytes <= simt_build.MAX_SHARED_BYTES:
         raise ValueError(
             f"{name}: a thread block has at most {simt_build.MAX_SHARED_BYTES} bytes of shared memory, got {shared_bytes}"
@@ -317,7 +314,9 @@ class _Memory:
         """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
         start, _, _, names = self.regions[region]
         address = start + offset
-        name = next((n for n in names if 0 <= address - self.tensors[n].data_ptr() < _extent(self.tensors[n])), names[-1])
+        name = next(
+            (n for n in names if 0 <= address - self.tensors[n].data_ptr() < _extent(self.tensors[n])), names[-1]
+        )
         t = self.tensors[name]
         element, size = (address - t.data_ptr()) // t.element_size(), _extent(t) // t.element_size()
         if element < 0:
@@ -368,10 +367,9 @@ _ERRORS = {
     10: ("uninitialised", "{verb} {place}, an output that nobody has written yet"),
     11: ("assertion", "stopped: {text}"),
     12: ("fault", "touched memory that is not there: run it under simt.check() to see where"),
+    14: ("barrier", "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of a thread block must reach the same"),
     13: ("deadlock", "repeats an atomic for ever, and nobody changes the value: threads of other thread blocks may not run yet"),
 }  # fmt: skip
-
-
 
 
 def _structure(name: str, *fields: tuple) -> type:
@@ -393,7 +391,6 @@ _Error = _structure(
     ("site", u64), ("other_site", u64), ("address", u64), ("region", i32), ("other_access", u32), ("offset", i64),
     ("lane", u32), ("num_waiters", u32), ("waiters", _Waiter * 8), ("text", ctypes.c_char * 256),
 )  # fmt: skip
-_Pair = _structure("_Pair", ("site", u64), ("other_site", u64), ("block", _Dim), ("thread", _Dim), ("other_thread", _Dim))
 _Count = _structure(
     "_Count", ("site", u64), ("access", u32), ("space", u32),
     *((name, u64) for name in ("requests", "lanes", "bytes", "sectors", "conflicts")),
@@ -410,7 +407,6 @@ _Launch = _structure(
     ("pointers", ctypes.POINTER(u32)), ("pointer_regions", ctypes.POINTER(u32)), ("max_events", u64),
     ("error", _Error), ("counts", ctypes.POINTER(_Count)), ("num_counts", u64), ("events", pointer),
     ("num_events", u64), ("all_events", u64), ("output", pointer), ("num_output", u64), ("switches", u64),
-    ("pairs", _Pair * 16), ("num_pairs", u64),
 )  # fmt: skip
 
 

@@ -7,7 +7,6 @@ options, compiler. `PAGEWISE_CACHE` moves the folder.
 
 import ctypes
 import functools
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pagewise.kernels
+from pagewise.tools.cuda_build import digest, included_files, publish
 
 KERNELS = Path(pagewise.kernels.__path__[0])
 COMMON_FLAGS = (
@@ -43,7 +43,9 @@ _STAND_INS = {
     "cooperative_groups.h": '#error "cooperative groups are not supported by the CPU runner: use __syncthreads and the warp functions"\n',
 }  # fmt: skip
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
-_COPY_IN_HALVES = re.compile(r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S)
+_COPY_IN_HALVES = re.compile(
+    r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
 
 
 class CompileError(RuntimeError):
@@ -64,6 +66,7 @@ class Library(NamedTuple):
     base: int  # where it lies in memory
     shared: tuple[SharedArray, ...]  # offsets count from the anchor
     dynamic_offset: int | None  # of `extern __shared__`, if the file has any
+    dynamic_name: str
     source_name: str
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
@@ -78,19 +81,6 @@ def cache_dir() -> Path:
     return path
 
 
-def with_includes(source: str, folders: Sequence[Path]) -> list[str]:
-    """The source and the text of every file that it includes from `folders`, each once."""
-    texts, queue, seen = [source], [source], set()
-    while queue:
-        for name in re.findall(r'^\s*#\s*include\s*["<]([^">]+)[">]', queue.pop(), re.M):
-            path = next((folder / name for folder in folders if (folder / name).is_file()), None)
-            if path is not None and path not in seen:
-                seen.add(path)
-                texts.append(path.read_text())
-                queue.append(texts[-1])
-    return texts
-
-
 def build(
     source: str, filename: str, name: str, *, instrumented: bool, defines: Sequence[str], options: Sequence[str],
     include_dirs: Sequence[str],
@@ -98,7 +88,8 @@ def build(
     """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError."""
     compiler, identity = find_compiler()
     folders = [Path(filename).parent, *map(Path, include_dirs), KERNELS]
-    texts = with_includes(source, folders)
+    included = included_files(source, Path(filename).parent, folders)
+    texts = [source, *(text for _, text in included)]
     plain_kernels = global_kernels(source)
     entries = plain_kernels if name in plain_kernels else [name]
     flags = [
@@ -106,7 +97,7 @@ def build(
         *(f"-D{define}" for define in defines), *(option for option in options if not option.startswith("--")),
         *(f"-I{folder}" for folder in (_header_folder(), *folders, nvidia_headers())),
     ]  # fmt: skip
-    key = _digest(*texts, filename, *entries, *flags, identity, _own_sources())
+    key = digest(*texts, filename, *entries, *flags, identity, _own_sources())
     path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
     if not path.exists():
         dynamic = sorted(set(re.findall(r"\bextern\b[^;{}()]*\b__shared__\b[^;]*?\b(\w+)\s*\[\s*\]", "\n".join(texts))))
@@ -117,7 +108,7 @@ def build(
 
 def entry_symbol(name: str) -> str:
     """The C name under which a kernel, or an instance of a template, is called."""
-    return "simt_entry_" + (name if name.isidentifier() else _digest(name))
+    return "simt_entry_" + (name if name.isidentifier() else digest(name))
 
 
 def global_kernels(source: str) -> list[str]:
@@ -125,12 +116,14 @@ def global_kernels(source: str) -> list[str]:
     source = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", " ", source, flags=re.S)
     source = re.sub(r"^[ \t]*#[ \t]*if.*?^[ \t]*#[ \t]*endif", " ", source, flags=re.S | re.M)
     source = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", " ", source, flags=re.M)
-    source = re.sub(r'extern\s*"?\s*"?\s*(?=__global__)', " ", source)
+    source = re.sub(r"__launch_bounds__\s*\([^)]*\)", " ", source)
     names, depth = [], 0
-    for token in re.finditer(r"[{}]|(template\s*<[^{};]*?>\s*)?(?:\w+\s+)*?__global__\s[^{};]*?\b(\w+)\s*\((?=[^{};]*\)\s*\{)", source):
+    for token in re.finditer(
+        r"[{}]|(template\s*<[^{};]*?>\s*)?(?:\w+\s+)*?__global__\s[^{};]*?\b(\w+)\s*\((?=[^{};]*\)\s*\{)", source
+    ):
         if token[0] in "{}":
             depth += 1 if token[0] == "{" else -1
-        elif depth == 0 and not token[1] and token[2] not in names and token[2] != "__launch_bounds__":
+        elif depth == 0 and not token[1] and token[2] not in names:
             names.append(token[2])
     return names
 
@@ -176,7 +169,7 @@ def _header_folder() -> Path:
     headers = dict(_STAND_INS)
     for name in ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp"):
         headers[name] = _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())
-    folder = cache_dir() / f"headers-{_digest(*headers, *headers.values())}"
+    folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=cache_dir()) as made:
             for name, text in headers.items():
@@ -188,7 +181,7 @@ def _header_folder() -> Path:
 
 @functools.cache
 def _own_sources() -> str:
-    return _digest((KERNELS / "simt.h").read_text(), (KERNELS / "simt_runtime.cpp").read_text())
+    return digest((KERNELS / "simt.h").read_text(), (KERNELS / "simt_runtime.cpp").read_text())
 
 
 @functools.cache
@@ -197,7 +190,7 @@ def runtime() -> ctypes.CDLL:
     compiler, identity = find_compiler()
     source = (KERNELS / "simt_runtime.cpp").read_text()
     flags = ["-std=c++17", "-O2", "-fPIC", "-pthread"]
-    path = cache_dir() / f"simt_runtime-{_digest(source, identity, *flags)}.so"
+    path = cache_dir() / f"simt_runtime-{digest(source, identity, *flags)}.so"
     if not path.exists():
         _compile(compiler, source, flags, path, header=None)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -214,7 +207,9 @@ def _compile(compiler: list[str], source: str, flags: list[str], path: Path, hea
         for step in steps:
             done = subprocess.run(step, input=source, capture_output=True, text=True)
             if done.returncode:
-                raise CompileError(f"{Path(compiler[0]).name} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+                raise CompileError(
+                    f"{Path(compiler[0]).name} cannot compile the kernel for the CPU:\n{done.stderr.strip()}"
+                )
         os.replace(f"{folder}/kernel.so", path)
 
 
@@ -222,7 +217,9 @@ def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
     """What follows the file: a C function per kernel, and the memory behind every `extern __shared__` array."""
     lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
-    lines.append('static thread_local char simt_anchor; extern "C" void* simt_anchor_address() { return &simt_anchor; }')
+    lines.append(
+        'static thread_local char simt_anchor; extern "C" void* simt_anchor_address() { return &simt_anchor; }'
+    )
     if dynamic:
         lines.append('extern "C" { __attribute__((used, aligned(1024)))')
         lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
@@ -241,43 +238,32 @@ def _load(path: Path, source_name: str) -> Library:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
-    symbols = _symbols(path)
-    anchor = symbols["thread-local"].pop("simt_anchor")
-    dynamic = symbols["thread-local"].pop("simt_dynamic", None)
+    function, arrays = _symbols(path)
+    (anchor,) = (at for name, at, _ in arrays if name == "simt_anchor")
+    dynamic = next((at for name, at, _ in arrays if name == "simt_dynamic"), None)
+    names = [name for name, at, size in arrays if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"]
+    shared = (SharedArray(_variable_name(name), at - anchor, size) for name, at, size in arrays if at not in (anchor, dynamic))
     handle.simt_anchor_address.restype = ctypes.c_void_p
     address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
-    shared = (SharedArray(name, at - anchor[0], size) for name, (at, size) in symbols["thread-local"].items())
     return Library(
-        path, handle, address - symbols["anchor function"], tuple(shared),
-        None if dynamic is None else dynamic[0] - anchor[0], source_name,
+        path, handle, address - function, tuple(shared), None if dynamic is None else dynamic - anchor,
+        " or ".join(names), source_name,
     )  # fmt: skip
 
 
-def _symbols(path: Path) -> dict:
-    """The thread-local variables of a library, {name: (offset, bytes)}, and the anchor function's offset.
+def _symbols(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
+    """The anchor function's offset in a library, and its thread-local variables (name, offset, bytes).
 
     Read from the ELF symbol table, once: the result is kept beside the library.
     """
     kept = path.with_suffix(".json")
-    if kept.exists():
-        return json.loads(kept.read_text())
-    symbols: dict = {"thread-local": {}, "anchor function": 0}
-    dynamic: tuple[int, int] | None = None
-    for name, kind, value, size in _elf_symbols(path.read_bytes()):
-        if kind == 6 and not name.startswith("_ZGV"):
-            symbols["thread-local"][_variable_name(name)] = (value, size)
-            if name == "simt_dynamic":
-                dynamic = (value, size)
-        elif name == "simt_anchor_address":
-            symbols["anchor function"] = value
-    if dynamic:  # the other names of the dynamic array
-        symbols["thread-local"] = {
-            name: at for name, at in symbols["thread-local"].items() if at != dynamic or name == "simt_dynamic"
-        }
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as f:
-        json.dump(symbols, f)
-    os.replace(f.name, kept)
-    return symbols
+    if not kept.exists():
+        symbols = sorted(set(_elf_symbols(path.read_bytes())))
+        function = next(value for name, _, value, _ in symbols if name == "simt_anchor_address")
+        local = [(name, at, size) for name, kind, at, size in symbols if kind == 6 and not name.startswith("_ZGV")]
+        publish(kept, json.dumps([function, local]).encode())
+    function, local = json.loads(kept.read_text())
+    return function, [tuple(each) for each in local]
 
 
 def _elf_symbols(image: bytes) -> Iterable[tuple[str, int, int, int]]:
@@ -293,7 +279,12 @@ def _elf_symbols(image: bytes) -> Iterable[tuple[str, int, int, int]]:
         for at in range(start, start + size, 24):
             if number(at + 6, 2):
                 name = names + number(at, 4)
-                yield image[name : image.index(b"\0", name)].decode(), image[at + 4] & 15, number(at + 8, 8), number(at + 16, 8)
+                yield (
+                    image[name : image.index(b"\0", name)].decode(),
+                    image[at + 4] & 15,
+                    number(at + 8, 8),
+                    number(at + 16, 8),
+                )
 
 
 def _variable_name(symbol: str) -> str:
@@ -306,7 +297,12 @@ def _variable_name(symbol: str) -> str:
         for start in range(digits.start(), end) if digits else ():
             length = int(symbol[start:end])
             name = symbol[end : end + length]
-            if length and len(name) == length and re.fullmatch(r"[A-Za-z_]\w*", name) and re.fullmatch(r"(_\d+|E?_?)*", symbol[end + length :]):
+            if (
+                length
+                and len(name) == length
+                and re.fullmatch(r"[A-Za-z_]\w*", name)
+                and re.fullmatch(r"(_\d+|E?_?)*", symbol[end + length :])
+            ):
                 return name
     return symbol
 
@@ -334,6 +330,8 @@ def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
     for frame in frames:
         file, _, line = frame.partition(" (")[0].rpartition(":")
         ours = file in (str(KERNELS / "simt.h"), "pagewise") or "/headers-" in file
+        if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):
+            file = source_name
         if file == source_name or not (ours or file.startswith((str(nvidia_headers()), "/usr/", "??"))):
             return file, int(line) if line.isdigit() else 0
     return source_name, 0
@@ -341,7 +339,3 @@ def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
 
 def _locate(path: Path, offset: int) -> tuple[str, int]:
     return _lines.get((path, offset), ("", 0))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]

@@ -87,7 +87,11 @@ class Launch:
         rows.append(f"{'line':>5} {'access':<14} {'requests':>9} {'bytes':>9} {'sectors':>8} {'conflicts':>9}  source")
         for c in self.lines:
             text = self._source[c.line - 1].strip()[:60] if 0 < c.line <= len(self._source) else ""
-            memory = f"{c.bytes:9,} {c.sectors or '':>8} {c.bank_conflicts if c.space == 'shared' else '':>9}" if c.lanes else " " * 28
+            memory = (
+                f"{c.bytes:9,} {c.sectors or '':>8} {c.bank_conflicts if c.space == 'shared' else '':>9}"
+                if c.lanes
+                else " " * 28
+            )
             rows.append(f"{c.line:5} {c.access + ' ' + c.space:<14} {c.requests:9,} {memory}  {text}")
         return "\n".join(rows)
 
