@@ -181,7 +181,7 @@ def _header_folder() -> Path:
 
 @functools.cache
 def _own_sources() -> str:
-    return digest((KERNELS / "simt.h").read_text(), (KERNELS / "simt_runtime.cpp").read_text())
+    return digest(*(path.read_text() for path in (KERNELS / "simt.h", KERNELS / "simt_runtime.cpp", Path(__file__))))
 
 
 @functools.cache
@@ -218,7 +218,7 @@ def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
     lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
     lines.append(
-        'static thread_local char simt_anchor; extern "C" void* simt_anchor_address() { return &simt_anchor; }'
+        'extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }'
     )
     if dynamic:
         lines.append('extern "C" { __attribute__((used, aligned(1024)))')
