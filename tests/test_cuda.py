@@ -82,6 +82,7 @@ def test_parameters_are_read_however_they_are_written(written, read):
         "namespace n { using real = float; } using namespace n;",
         "struct S { using real = double; }; using real = float; void g() { using real = int; }",
         "using real = float; /* using real = int; */ // typedef int real;",
+        'const char* url = "https://no comment"; using real = float;',
     ],
 )
 def test_a_type_may_have_another_name(before):

@@ -21,7 +21,8 @@ _HEADERS = {
         for bits, kind in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))
         for sign, prefix in (("signed", ""), ("unsigned", "u"))
     )
-    + "typedef long intptr_t, ptrdiff_t;\ntypedef unsigned long uintptr_t;\n",
+    + "typedef long intptr_t, ptrdiff_t;\ntypedef unsigned long uintptr_t;\n"
+    + "typedef unsigned short ushort;\ntypedef unsigned int uint;\ntypedef unsigned long ulong;\n",
     "float.h": """
 #define FLT_MAX 3.402823466e+38f
 #define FLT_MIN 1.175494351e-38f
