@@ -160,6 +160,11 @@ static void prepare(Context& context, char* stack, void (*start)()) {
 }
 #endif
 
+static void* reserve(u64 bytes, int protection) {
+    void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? nullptr : p;
+}
+
 // ---------------------------------------------------------------------------------------------- a thread block
 
 enum State : u8 { READY, AT_BARRIER, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
@@ -571,19 +576,18 @@ static void on_fault(int, siginfo_t* info, void*) {
     siglongjmp(*worker->fault, 1);
 }
 
-static std::vector<char*> spare_stacks;
+struct Stacks { char* start; u32 guarded; };  // below each of the first stacks lies a page that nobody may touch
+static std::vector<Stacks> spare_stacks;
 static std::mutex spare_lock;
 
-static char* take_stacks() {
-    std::lock_guard<std::mutex> guard(spare_lock);
-    if (!spare_stacks.empty()) {
-        char* stacks = spare_stacks.back();
-        spare_stacks.pop_back();
-        return stacks;
+static Stacks take_stacks(u32 needed) {
+    Stacks stacks{};
+    {
+        std::lock_guard<std::mutex> guard(spare_lock);
+        if (!spare_stacks.empty()) stacks = spare_stacks.back(), spare_stacks.pop_back();
     }
-    char* stacks = (char*)mmap(nullptr, STACK * MAX_THREADS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stacks == MAP_FAILED) return nullptr;
-    for (int i = 0; i < MAX_THREADS; ++i) mprotect(stacks + i * STACK, GUARD, PROT_NONE);
+    if (!stacks.start) stacks.start = (char*)reserve(STACK * MAX_THREADS, PROT_READ | PROT_WRITE);
+    for (; stacks.guarded < needed; ++stacks.guarded) mprotect(stacks.start + stacks.guarded * STACK, GUARD, PROT_NONE);
     return stacks;
 }
 
@@ -600,7 +604,8 @@ static void work(Job& job) {
     w.warps.resize((w.num_threads + 31) / 32);
     w.barrier_clock.resize(w.num_threads);
     w.executions.resize(launch.mode == OBSERVE ? w.num_threads : 0);
-    w.stacks = take_stacks();
+    Stacks stacks = take_stacks(w.num_threads);
+    w.stacks = stacks.start;
     worker = &w;
     std::vector<char> alternate(64 << 10);  // a fault may be an overflow of the fiber's own stack
     stack_t signal_stack{}, old_stack{};
@@ -627,7 +632,7 @@ static void work(Job& job) {
     sigaltstack(&old_stack, nullptr);
     worker = nullptr;
     std::lock_guard<std::mutex> guard(spare_lock);
-    spare_stacks.push_back(w.stacks);
+    spare_stacks.push_back(stacks);
     launch.switches += w.switches;
 }
 
@@ -946,11 +951,6 @@ void simt_atomic(const volatile void* address, int bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------- a launch
-
-static void* reserve(u64 bytes, int protection) {
-    void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return p == MAP_FAILED ? nullptr : p;
-}
 
 static void map_shared(Job& job) {
     Launch& launch = job.launch;

@@ -609,6 +609,13 @@ __global__ void past_shared(const float* x, float* out, int n, int bad) {
     __syncthreads();
     if (threadIdx.x < n) out[threadIdx.x] = row[bad + threadIdx.x] * x[threadIdx.x];
 }
+__global__ void into_the_next(const float* x, float* out, int n, int bad) {
+    __shared__ float one[64], two[64];
+    two[threadIdx.x] = 1.0f;
+    if (threadIdx.x % 2 == 0) *(float2*)&one[threadIdx.x + 2 * bad] = make_float2(1, 2);  // into_the_next
+    __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = one[threadIdx.x + bad] * two[threadIdx.x];
+}
 __global__ void past_dynamic(const float* x, float* out, int n, int bad) {
     extern __shared__ float dynamic[];
     dynamic[threadIdx.x + bad] = 1.0f;  // past_dynamic
@@ -710,7 +717,7 @@ __global__ void different_masks(const float* x, float* out, int n, int bad) {
 
 PLANTED = {
     "past_the_end": ("out of bounds", "x", 40), "far_away": ("out of bounds", "x", 123456789), "before": ("out of bounds", "out", -1),
-    "past_shared": ("out of bounds", "row", 64), "past_dynamic": ("out of bounds", "dynamic", 64),
+    "past_shared": ("out of bounds", "row", 64), "into_the_next": ("out of bounds", "one", 32), "past_dynamic": ("out of bounds", "dynamic", 64),
     "misaligned": ("misaligned", "x", 1), "no_barrier": ("race", "row", None), "no_second_barrier": ("race", "one", 0),
     "no_syncwarp": ("race", "row", None), "same_place": ("race", "out", None), "atomic_and_plain": ("race", "out", 0),
     "branch": ("barrier", None, None), "left_before": ("barrier", None, None), "gone_lane": ("lane", None, None),

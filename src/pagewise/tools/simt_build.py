@@ -102,7 +102,7 @@ def build(
     if not path.exists():
         dynamic = sorted(set(re.findall(r"\bextern\b[^;{}()]*\b__shared__\b[^;]*?\b(\w+)\s*\[\s*\]", "\n".join(texts))))
         translation = f'#line 1 "{filename}"\n{source}\n{_epilogue(entries, dynamic)}'
-        _compile(compiler, translation, flags, path)
+        _compile(compiler, translation, flags, path, gaps=instrumented)
     return _load(path, filename)
 
 
@@ -192,25 +192,42 @@ def runtime() -> ctypes.CDLL:
     flags = ["-std=c++17", "-O2", "-fPIC", "-pthread"]
     path = cache_dir() / f"simt_runtime-{digest(source, identity, *flags)}.so"
     if not path.exists():
-        _compile(compiler, source, flags, path, header=None)
+        _compile(compiler, source, flags, path, kernel=False)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(compiler: list[str], source: str, flags: list[str], path: Path, header: str | None = "simt.h") -> None:
+def _compile(
+    compiler: list[str], source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False
+) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
-    prefix = ["-include", str(KERNELS / header)] if header else []
+    if kernel:
+        flags = [*flags, "-include", str(KERNELS / "simt.h")]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        steps = (
-            [*compiler, *flags, *prefix, "-c", "-x", "c++", "-", "-o", f"{folder}/kernel.o"],
-            [*compiler, "-shared", f"{folder}/kernel.o", "-o", f"{folder}/kernel.so", "-pthread", "-ldl"],
-        )
-        for step in steps:
-            done = subprocess.run(step, input=source, capture_output=True, text=True)
-            if done.returncode:
-                raise CompileError(
-                    f"{Path(compiler[0]).name} cannot compile the kernel for the CPU:\n{done.stderr.strip()}"
-                )
-        os.replace(f"{folder}/kernel.so", path)
+        assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
+        _run([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
+        if gaps:
+            Path(assembly).write_text(_with_gaps(Path(assembly).read_text()))
+        _run([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
+        os.replace(library, path)
+
+
+def _run(command: list[str], source: str | None = None) -> None:
+    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    if done.returncode:
+        compiler = Path(command[0]).name
+        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+
+
+def _with_gaps(assembly: str) -> str:
+    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next."""
+    lines, in_shared = [], False
+    for line in assembly.splitlines():
+        if re.match(r"\s*\.(section|text|data|bss)\b", line):
+            in_shared = ".tbss" in line
+        lines.append(line)
+        if in_shared and re.match(r"\s*\.zero\b", line):
+            lines.append("\t.zero\t256")
+    return "\n".join(lines) + "\n"
 
 
 def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
