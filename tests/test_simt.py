@@ -199,7 +199,9 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("grid, block", [(3, 5), ((2, 3), (4, 2)), ((2, 1, 2), (3, 2, 2)), (1, 1024), ((1, 2), (32, 32))])
+@pytest.mark.parametrize(
+    "grid, block", [(3, 5), ((2, 3), (4, 2)), ((2, 1, 2), (3, 2, 2)), (1, 1024), ((1, 2), (32, 32))]
+)
 def test_indices_in_one_to_three_dimensions(grid, block):
     blocks, threads = (int(np.prod(dims)) for dims in (grid, block))
     out = zeros(blocks, threads, 2, dtype=torch.int32)
@@ -397,14 +399,19 @@ def test_a_compile_error_has_the_kernels_file_and_line():
 def test_no_compiler_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(simt.CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"):
+    with pytest.raises(
+        simt.CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"
+    ):
         run("__global__ void other() {}", "other", 1, 1)
 
 
 def test_kernels_of_a_file_are_built_together():
-    source = 'template <class T> __global__ void t(T* x) { }\n#if 0\n__global__ void no() {}\n#endif\n// __global__ void c() {}\n'
+    source = "template <class T> __global__ void t(T* x) { }\n#if 0\n__global__ void no() {}\n#endif\n// __global__ void c() {}\n"
     source += 'extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }\nnamespace n { __global__ void m() {} }\n'
-    assert simt_build.global_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
+    assert simt_build.global_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == [
+        "a",
+        "b",
+    ]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):
@@ -741,7 +748,9 @@ def checked(name: str, bad: bool, seed: int | None):
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_caught_in_its_line(name):
     what, tensor, element = PLANTED[name]
-    lines = {line_of(CHECKED, name)} | {i for i, text in enumerate(CHECKED.splitlines(), 1) if text.endswith(f"// {name} also")}
+    lines = {line_of(CHECKED, name)} | {
+        i for i, text in enumerate(CHECKED.splitlines(), 1) if text.endswith(f"// {name} also")
+    }
     for seed in SCHEDULES:
         with pytest.raises(simt.SimtError) as caught:
             checked(name, True, seed)
@@ -773,7 +782,9 @@ def test_an_error_says_everything():
         "(0, 0, 0) reads x[40], past its end (40 elements)"
     )
     assert (caught.value.thread, caught.value.thread_block) == ((39, 0, 0), (0, 0, 0))
-    with pytest.raises(simt.SimtError, match=r"which thread \(\d+, 0, 0\) has (read|written) in line \d+ with no barrier between"):
+    with pytest.raises(
+        simt.SimtError, match=r"which thread \(\d+, 0, 0\) has (read|written) in line \d+ with no barrier between"
+    ):
         checked("no_barrier", True, None)
 
 

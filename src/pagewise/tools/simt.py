@@ -24,11 +24,12 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from pagewise.tools import simt_build
+from pagewise.tools import simt_abi, simt_build
+from pagewise.tools.simt_abi import CHECK, OBSERVE, PLAIN
 from pagewise.tools.simt_build import CompileError
+from pagewise.tools.simt_memory import Memory
 from pagewise.tools.simt_report import TRACE, Launch, LineCount, Report
 
 __all__ = ["CompileError", "CpuKernel", "Parameter", "Report", "SimtError", "check", "compile", "observe", "schedule"]
@@ -61,8 +62,6 @@ class SimtError(RuntimeError):
 
 
 # ------------------------------------------------------------------------------------------------ observing, checking
-
-PLAIN, OBSERVE, CHECK = range(3)
 
 
 class _Mode(NamedTuple):
@@ -158,9 +157,9 @@ class CpuKernel:
         library = self.library(mode.kind != PLAIN)
         values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        memory = _Memory(tensors) if mode.kind != PLAIN else None
+        memory = Memory(tensors) if mode.kind != PLAIN else None
 
-        request = _Launch()
+        request = simt_abi.LAUNCH()
         request.entry = ctypes.cast(getattr(library.handle, simt_build.entry_symbol(self.name)), ctypes.c_void_p)
         request.arguments = arguments
         request.grid[:], request.block[:], request.shared_bytes = grid, block, shared_bytes
@@ -173,10 +172,10 @@ class CpuKernel:
             if library.dynamic_offset is not None:
                 shared.append(simt_build.SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
                 request.has_dynamic, request.dynamic_offset = 1, library.dynamic_offset
-            kept = memory.describe(request, self.parameters, values, mode, shared)
+            kept = memory.describe(request, self.parameters, mode, shared)
             request.anchor = ctypes.cast(library.handle.simt_anchor_address, ctypes.c_void_p)
             assert kept is not None  # the arrays live until the launch has ended
-        runtime = _runtime()
+        runtime = simt_abi.runtime()
         runtime.simt_launch(ctypes.byref(request))
         try:
             if request.num_output:
@@ -191,20 +190,25 @@ class CpuKernel:
 
     def _observed(self, request, library, memory, shared, grid, block) -> Launch:
         counts = request.counts[: request.num_counts]
-        events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
+        events = np.frombuffer(
+            ctypes.string_at(request.events, request.num_events * simt_abi.EVENT.itemsize), simt_abi.EVENT
+        )
         sites, site_of = np.unique(events["site"], return_inverse=True)
         lines = library.lines([*(c.site for c in counts), *(int(site) for site in sites)])
         trace = np.empty(len(events), TRACE)
         trace["thread_block"], trace["thread"] = events["block"], events["thread"]
         trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32
         trace["line"] = np.array([lines[int(site)][1] for site in sites], np.int32)[site_of] if len(sites) else 0
-        trace["space"], trace["access"] = np.array(_SPACES)[events["space"]], np.array(_ACCESSES)[events["access"]]
+        trace["space"], trace["access"] = (
+            np.array(simt_abi.SPACES)[events["space"]],
+            np.array(simt_abi.ACCESSES)[events["access"]],
+        )
         trace["tensor"], trace["element"] = memory.elements(events, shared)
         for name in ("bytes", "order", "execution"):
             trace[name] = events[name]
         line_counts = [
             LineCount(
-                lines[c.site][1], _ACCESSES[c.access], _SPACES[c.space] if c.access < _BARRIER else "", c.requests,
+                lines[c.site][1], simt_abi.ACCESSES[c.access], simt_abi.SPACES[c.space] if c.access < simt_abi.BARRIER else "", c.requests,
                 c.lanes, c.bytes, c.sectors, c.conflicts,
             )
             for c in counts
@@ -218,7 +222,7 @@ class CpuKernel:
         error = request.error
         if error.what == 0:
             return
-        waiters = error.waiters[: error.num_waiters] if error.what == _DEADLOCK else []
+        waiters = error.waiters[: error.num_waiters] if error.what == simt_abi.DEADLOCK else []
         lines = library.lines([error.site, error.other_site, *(w.site for w in waiters)])
         place, tensor, element = "", None, None
         if error.region >= 0 and error.space == 1:
@@ -239,7 +243,7 @@ class CpuKernel:
         )  # fmt: skip
         for w in waiters:
             who = f"thread {_dim(w.thread)}" + (f" and {w.count - 1} more" if w.count > 1 else "")
-            function = "__syncthreads" if w.kind == 100 else f"{_COLLECTIVES[w.kind]} with mask {w.mask:#010x}"
+            function = "__syncthreads" if w.kind == 100 else f"{simt_abi.COLLECTIVES[w.kind]} with mask {w.mask:#010x}"
             text += f"\n  {who} in line {lines[w.site][1]} in {function}"
         raise self._error(what, lines.get(error.site, ("", 0)), error.block, error.thread, text, tensor, element)
 
@@ -271,89 +275,8 @@ def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_b
         )
 
 
-class _Memory:
-    """The tensors of a launch as regions: those that overlap are one."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = {name: t for name, t in tensors.items() if t is not None and t.numel()}
-        self.names = tuple(self.tensors)
-        self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
-        for name, t in sorted(self.tensors.items(), key=lambda item: item[1].data_ptr()):
-            start, end = t.data_ptr(), t.data_ptr() + _extent(t)
-            if self.regions and start < self.regions[-1][1]:
-                last = self.regions[-1]
-                last[1], last[2] = max(last[1], end), min(last[2], t.element_size())
-                last[3].append(name)
-            else:
-                self.regions.append([start, end, t.element_size(), [name]])
-
-    def describe(self, request, parameters, values, mode, shared) -> tuple:
-        regions = (_Region * len(self.regions))()
-        for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
-            region.start, region.bytes, region.granule = start, end - start, granule
-            if mode.kind == CHECK:
-                written = mode.report.written_map(start, granule, (end - start) // granule)
-                region.written = written.data_ptr()
-                region.expect_written = any(
-                    t.data_ptr() < end and start < t.data_ptr() + _extent(t) for t in mode.outputs if t.numel()
-                )
-        pointed = [
-            (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
-            for i, parameter in enumerate(parameters)
-            if parameter.pointer and parameter.name in self.tensors
-        ]
-        pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
-        pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
-        arrays = (_SharedArray * len(shared))(*((array.offset, array.bytes) for array in shared))
-        request.regions, request.num_regions = regions, len(regions)
-        request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
-        request.shared, request.num_shared = arrays, len(shared)
-        return regions, pointers, pointer_regions, arrays, values
-
-    def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
-        """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
-        start, _, _, names = self.regions[region]
-        address = start + offset
-        name = next(
-            (n for n in names if 0 <= address - self.tensors[n].data_ptr() < _extent(self.tensors[n])), names[-1]
-        )
-        t = self.tensors[name]
-        element, size = (address - t.data_ptr()) // t.element_size(), _extent(t) // t.element_size()
-        if element < 0:
-            return name, element, f"{name}[{element}], before its first element"
-        if element >= size:
-            return name, element, f"{name}[{element}], past its end ({size} elements)"
-        if t.is_contiguous() and t.dim() > 1:
-            index = ", ".join(str(int(i)) for i in np.unravel_index(element, tuple(t.shape)))
-            return name, element, f"{name}[{element}] = {name}[{index}]"
-        return name, element, f"{name}[{element}]"
-
-    def elements(self, events, shared) -> tuple[np.ndarray, np.ndarray]:
-        """Which tensor (or shared array) and which element of it each event touched; -1: none of them.
-
-        An element of a shared array is 4 bytes.
-        """
-        tensor, element = events["region"].astype(np.int16), events["offset"] // 4
-        for r, (start, _, _, names) in enumerate(self.regions):
-            of_region = (events["space"] == 0) & (events["region"] == r)
-            for name in reversed(names):
-                t = self.tensors[name]
-                at = events["offset"] + start - t.data_ptr()
-                inside = of_region & (at >= 0) & (at < _extent(t))
-                tensor[inside], element[inside] = self.names.index(name), at[inside] // t.element_size()
-        return tensor, element
-
-
-def _extent(t: Tensor) -> int:
-    """Bytes from the first to past the last element."""
-    return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size()
-
-
 # ------------------------------------------------------------------------------------------------ the runtime's words
 
-_SPACES, _ACCESSES = ("global", "shared", "other"), ("read", "write", "atomic", "barrier", "shuffle")
-_BARRIER, _DEADLOCK = 3, 1
-_COLLECTIVES = ("a shuffle", "a vote", "__match", "__reduce", "__syncwarp", "__activemask")
 _ERRORS = {
     1: ("deadlock", "waits for threads that never come: the thread block cannot go on"),
     2: ("out of bounds", "{verb} {place}"),
@@ -370,52 +293,6 @@ _ERRORS = {
     14: ("barrier", "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of a thread block must reach the same"),
     13: ("deadlock", "repeats an atomic for ever, and nobody changes the value: threads of other thread blocks may not run yet"),
 }  # fmt: skip
-
-
-def _structure(name: str, *fields: tuple) -> type:
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-u8, u16, u32, u64, i32, i64, pointer = (
-    ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p,
-)  # fmt: skip
-_Dim = _structure("_Dim", ("x", u32), ("y", u32), ("z", u32))
-_Region = _structure(
-    "_Region", ("start", u64), ("bytes", u64), ("granule", u32), ("expect_written", u32), ("written", pointer)
-)
-_SharedArray = _structure("_SharedArray", ("offset", i64), ("bytes", u64))
-_Waiter = _structure("_Waiter", ("site", u64), ("kind", u32), ("mask", u32), ("count", u32), ("thread", _Dim))
-_Error = _structure(
-    "_Error", *((name, u32) for name in ("what", "access", "space", "bytes")),
-    *((name, _Dim) for name in ("block", "thread", "other_block", "other_thread")),
-    ("site", u64), ("other_site", u64), ("address", u64), ("region", i32), ("other_access", u32), ("offset", i64),
-    ("lane", u32), ("num_waiters", u32), ("waiters", _Waiter * 8), ("text", ctypes.c_char * 256),
-)  # fmt: skip
-_Count = _structure(
-    "_Count", ("site", u64), ("access", u32), ("space", u32),
-    *((name, u64) for name in ("requests", "lanes", "bytes", "sectors", "conflicts")),
-)  # fmt: skip
-EVENT = np.dtype([
-    ("site", "u8"), ("order", "u8"), ("offset", "i8"), ("block", "u4"), ("execution", "u4"), ("region", "i4"),
-    ("thread", "u2"), ("bytes", "u1"), ("access", "u1"), ("space", "u1"), ("pad", "u1", 7),
-])  # fmt: skip
-_Launch = _structure(
-    "_Launch", ("entry", pointer), ("arguments", ctypes.POINTER(pointer)), ("grid", u32 * 3), ("block", u32 * 3),
-    *((name, u32) for name in ("shared_bytes", "mode", "workers", "shuffled")), ("seed", u64),
-    ("regions", ctypes.POINTER(_Region)), ("shared", ctypes.POINTER(_SharedArray)), ("anchor", pointer),
-    ("dynamic_offset", i64), *((name, u32) for name in ("num_regions", "num_shared", "has_dynamic", "num_pointers")),
-    ("pointers", ctypes.POINTER(u32)), ("pointer_regions", ctypes.POINTER(u32)), ("max_events", u64),
-    ("error", _Error), ("counts", ctypes.POINTER(_Count)), ("num_counts", u64), ("events", pointer),
-    ("num_events", u64), ("all_events", u64), ("output", pointer), ("num_output", u64), ("switches", u64),
-)  # fmt: skip
-
-
-@functools.cache
-def _runtime() -> ctypes.CDLL:
-    runtime = simt_build.runtime()
-    runtime.simt_sizeof_launch.restype = ctypes.c_uint64
-    assert runtime.simt_sizeof_launch() == ctypes.sizeof(_Launch)
-    return runtime
 
 
 def _dim(dim: object) -> tuple[int, int, int]:

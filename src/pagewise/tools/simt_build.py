@@ -181,7 +181,7 @@ def _header_folder() -> Path:
 
 @functools.cache
 def _own_sources() -> str:
-    return digest(*(path.read_text() for path in (KERNELS / "simt.h", KERNELS / "simt_runtime.cpp", Path(__file__))))
+    return digest(*(path.read_text() for path in (*sorted(KERNELS.glob("simt*")), Path(__file__))))
 
 
 @functools.cache
@@ -189,8 +189,8 @@ def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (kernels/simt_runtime.cpp), for all kernels of the process to call."""
     compiler, identity = find_compiler()
     source = (KERNELS / "simt_runtime.cpp").read_text()
-    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread"]
-    path = cache_dir() / f"simt_runtime-{digest(source, identity, *flags)}.so"
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}"]
+    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), identity)}.so"
     if not path.exists():
         _compile(compiler, source, flags, path, kernel=False)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -234,9 +234,7 @@ def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
     """What follows the file: a C function per kernel, and the memory behind every `extern __shared__` array."""
     lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
-    lines.append(
-        'extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }'
-    )
+    lines.append('extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }')
     if dynamic:
         lines.append('extern "C" { __attribute__((used, aligned(1024)))')
         lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
@@ -259,7 +257,9 @@ def _load(path: Path, source_name: str) -> Library:
     (anchor,) = (at for name, at, _ in arrays if name == "simt_anchor")
     dynamic = next((at for name, at, _ in arrays if name == "simt_dynamic"), None)
     names = [name for name, at, size in arrays if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"]
-    shared = (SharedArray(_variable_name(name), at - anchor, size) for name, at, size in arrays if at not in (anchor, dynamic))
+    shared = (
+        SharedArray(_variable_name(name), at - anchor, size) for name, at, size in arrays if at not in (anchor, dynamic)
+    )
     handle.simt_anchor_address.restype = ctypes.c_void_p
     address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
     return Library(
