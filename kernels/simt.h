@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -44,11 +45,13 @@
 #define PAGEWISE_SIMT 1
 
 #define SIMT_REFUSE(what) _Pragma(what)
-#define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: the CPU runner has no PTX. Give the kernel a plain C++ path\"")
+#define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
 #define __asm__ asm
 #define nvcuda SIMT_REFUSE("GCC error \"wmma (nvcuda::) runs on a GPU only: the CPU runner has no tensor cores\"")
-#define cooperative_groups SIMT_REFUSE("GCC error \"cooperative groups are not supported by the CPU runner: use __syncthreads and the warp functions\"")
-#define __pipeline_memcpy_async SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
+#define cooperative_groups \
+    SIMT_REFUSE("GCC error \"the CPU runner has no cooperative groups: use __syncthreads and warp functions\"")
+#define __pipeline_memcpy_async \
+    SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
 
 // ---------------------------------------------------------------------------------------------- the runtime
 
@@ -99,9 +102,15 @@ void* simt_memset(void* to, int value, size_t bytes);
 
 // The line of the caller tells one barrier from another, also where the compiler makes one call of two.
 SIMT_INLINE void __syncthreads(int line = __builtin_LINE()) { simt_barrier(SIMT_SYNC, 0, line); }
-SIMT_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) { return simt_barrier(SIMT_COUNT, predicate != 0, line); }
-SIMT_INLINE int __syncthreads_and(int predicate, int line = __builtin_LINE()) { return simt_barrier(SIMT_AND, predicate != 0, line); }
-SIMT_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE()) { return simt_barrier(SIMT_OR, predicate != 0, line); }
+SIMT_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) {
+    return simt_barrier(SIMT_COUNT, predicate != 0, line);
+}
+SIMT_INLINE int __syncthreads_and(int predicate, int line = __builtin_LINE()) {
+    return simt_barrier(SIMT_AND, predicate != 0, line);
+}
+SIMT_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE()) {
+    return simt_barrier(SIMT_OR, predicate != 0, line);
+}
 SIMT_INLINE void __threadfence() { simt_fence(); }
 SIMT_INLINE void __threadfence_block() { simt_fence(); }
 SIMT_INLINE void __threadfence_system() { simt_fence(); }
@@ -200,8 +209,10 @@ SIMT_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all) {
     *all = __match_any_sync(mask, value) == mask;
     return *all ? mask : 0;
 }
-#define SIMT_REDUCE(name, T, expression) \
-    SIMT_INLINE T __reduce_##name##_sync(unsigned mask, T value) { return simt::reduce(mask, value, [](T a, T b) -> T { return expression; }); }
+#define SIMT_REDUCE(name, T, expression)                                                  \
+    SIMT_INLINE T __reduce_##name##_sync(unsigned mask, T value) {                        \
+        return simt::reduce(mask, value, [](T a, T b) -> T { return expression; });       \
+    }
 SIMT_REDUCE(add, int, a + b) SIMT_REDUCE(add, unsigned, a + b)
 SIMT_REDUCE(min, int, a < b ? a : b) SIMT_REDUCE(min, unsigned, a < b ? a : b)
 SIMT_REDUCE(max, int, a > b ? a : b) SIMT_REDUCE(max, unsigned, a > b ? a : b)
@@ -272,15 +283,17 @@ using std::isinf;
 using std::isnan;
 using std::signbit;
 
+namespace simt {
 template <class A, class B>
-SIMT_INLINE constexpr std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> min(A a, B b) {
-    using T = std::common_type_t<A, B>;
+using common = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>>;
+}
+template <class A, class B, class T = simt::common<A, B>>
+SIMT_INLINE constexpr T min(A a, B b) {
     if constexpr (std::is_floating_point_v<T>) return (T)(std::fmin((T)a, (T)b));
     return (T)a < (T)b ? (T)a : (T)b;
 }
-template <class A, class B>
-SIMT_INLINE constexpr std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>, std::common_type_t<A, B>> max(A a, B b) {
-    using T = std::common_type_t<A, B>;
+template <class A, class B, class T = simt::common<A, B>>
+SIMT_INLINE constexpr T max(A a, B b) {
     if constexpr (std::is_floating_point_v<T>) return (T)(std::fmax((T)a, (T)b));
     return (T)a > (T)b ? (T)a : (T)b;
 }
@@ -334,9 +347,9 @@ namespace simt {
 template <class To, class From>
 SIMT_INLINE To to_integer(From x) {  // as the hardware converts: saturating, NaN gives 0
     if (std::isnan(x)) return 0;
-    if (x <= (From)std::is_signed_v<To> * (From)-1 * std::ldexp((From)1, 8 * sizeof(To) - 1)) return (To)(std::is_signed_v<To> ? (To)1 << (8 * sizeof(To) - 1) : 0);
-    if (x >= std::ldexp((From)1, 8 * sizeof(To) - std::is_signed_v<To>)) return (To)~(std::is_signed_v<To> ? (To)1 << (8 * sizeof(To) - 1) : 0);
-    return (To)x;
+    constexpr To lowest = std::numeric_limits<To>::lowest(), highest = std::numeric_limits<To>::max();
+    if (x <= (From)lowest) return lowest;
+    return x >= (From)highest ? highest : (To)x;
 }
 }  // namespace simt
 #define SIMT_ROUND(name, To, From)                                                                       \
@@ -371,8 +384,12 @@ SIMT_MATH(int, __ffsll, (unsigned long long x), __builtin_ffsll((long long)x))
 SIMT_MATH(int, __mul24, (int x, int y), (x << 8 >> 8) * (y << 8 >> 8))
 SIMT_MATH(int, __mulhi, (int x, int y), (int)((long long)x * y >> 32))
 SIMT_MATH(unsigned, __umulhi, (unsigned x, unsigned y), (unsigned)((unsigned long long)x * y >> 32))
-SIMT_MATH(unsigned, __funnelshift_l, (unsigned low, unsigned high, unsigned n), (unsigned)((((uint64_t)high << 32 | low) << (n & 31)) >> 32))
-SIMT_MATH(unsigned, __funnelshift_r, (unsigned low, unsigned high, unsigned n), (unsigned)(((uint64_t)high << 32 | low) >> (n & 31)))
+SIMT_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned n) {
+    return (unsigned)((((uint64_t)high << 32 | low) << (n & 31)) >> 32);
+}
+SIMT_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
+    return (unsigned)(((uint64_t)high << 32 | low) >> (n & 31));
+}
 SIMT_INLINE unsigned __brev(unsigned x) {
     unsigned out = 0;
     for (int bit = 0; bit < 32; ++bit) out |= (x >> bit & 1) << (31 - bit);

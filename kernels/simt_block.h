@@ -50,7 +50,7 @@ struct Region {  // a tensor, or overlapping tensors together
     u8* written;  // [bytes / granule], in and out; may be null
 };
 
-struct SharedArray { u64 offset, bytes; };  // offset from the module's anchor
+struct SharedArray { int64_t offset; u64 bytes; };  // offset from the module's anchor
 
 struct Waiter { u64 site; u32 kind, mask, count; Dim thread; };
 
@@ -220,6 +220,7 @@ struct Worker {
     std::vector<Event> events;  // of this thread block
     std::vector<std::vector<u32>> executions;  // [thread][site]
     sigjmp_buf* fault = nullptr;
+    u64 fault_site = 0;
     Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
 };
 

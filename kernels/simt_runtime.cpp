@@ -1,7 +1,7 @@
 // Runs a CUDA kernel on the CPU: threads as fibers, a thread block on one OS thread, thread blocks spread over cores.
 //
 //   scheduling  a fiber runs until it waits (barrier, warp function) or ends; whoever arrives last frees the others.
-//               When nobody can run and somebody waits, that is a deadlock, and it is reported with what each waits for.
+//               When nobody can run and somebody waits, that is a deadlock, reported with what each waits for.
 //   observing   the compiler's hooks (__tsan_*) tell every access before it happens; the lanes of a warp are matched
 //               into one request by (instruction, how many times this lane has executed it).
 //   checking    every access is held against the launch's tensors and shared arrays, and against the last accesses to

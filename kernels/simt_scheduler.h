@@ -202,7 +202,8 @@ static void report_deadlock(Worker& w) {
         Thread& t = w.threads[i];
         if (t.state == GONE) continue;
         u32 kind = t.state == AT_BARRIER ? 100 : t.kind, mask = t.state == AT_BARRIER ? 0 : t.mask, k = 0;
-        while (k < e.num_waiters && (e.waiters[k].site != (u64)t.site || e.waiters[k].kind != kind || e.waiters[k].mask != mask)) ++k;
+        auto same = [&](const Waiter& w) { return w.site == (u64)t.site && w.kind == kind && w.mask == mask; };
+        while (k < e.num_waiters && !same(e.waiters[k])) ++k;
         if (k == 8) continue;
         if (k == e.num_waiters) e.waiters[e.num_waiters++] = Waiter{(u64)t.site, kind, mask, 0, t.index};
         e.waiters[k].count++;
@@ -265,14 +266,14 @@ static void run_block(Worker& w, u32 number) {
 }
 
 // A wild access that no hook announced (a plain run): leave the thread block with an error instead of the process.
-static void on_fault(int, siginfo_t* info, void*) {
+static void on_fault(int, siginfo_t*, [[maybe_unused]] void* state) {
     if (!worker || !worker->fault) {
         signal(SIGSEGV, SIG_DFL), signal(SIGBUS, SIG_DFL);
         return;
     }
-    worker->failed = true;
-    Error& e = new_error(*worker, FAULT, nullptr);
-    e.address = (u64)info->si_addr;
+#ifdef __x86_64__
+    worker->fault_site = (u64)((ucontext_t*)state)->uc_mcontext.gregs[REG_RIP] + 1;
+#endif
     siglongjmp(*worker->fault, 1);
 }
 
@@ -322,7 +323,7 @@ static void work(Job& job) {
             run_block(w, job.order[rank]);
         } else {
             Error e{};
-            e.what = FAULT, e.block = w.block, e.region = -1;
+            e.what = FAULT, e.block = w.block, e.region = -1, e.site = w.fault_site;
             if (w.current) e.thread = w.current->index;
             w.current = nullptr;
             raise_error(w, e);
@@ -368,11 +369,14 @@ void simt_fail(const char* message, const char* file, int line) {
 bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desired) {
     auto swap = [&](auto* p) {
         auto seen = (std::remove_reference_t<decltype(*p)>)*expected;
-        bool done = __atomic_compare_exchange_n(p, &seen, (decltype(seen))desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        auto value = (decltype(seen))desired;
+        bool done = __atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
         if (done && desired != *expected) worker->spins = 0;
         *expected = seen;
         return done;
     };
-    return bytes == 8 ? swap((u64*)address) : bytes == 4 ? swap((u32*)address) : bytes == 2 ? swap((u16*)address) : swap((u8*)address);
+    if (bytes == 8) return swap((u64*)address);
+    if (bytes == 4) return swap((u32*)address);
+    return bytes == 2 ? swap((u16*)address) : swap((u8*)address);
 }
 }

@@ -81,7 +81,7 @@ static void finish_block_events(Worker& w) {
                     for (u64 word = e.order / 4; word <= (e.order + e.bytes - 1) / 4; ++word) words.push_back(word);
                 }
                 std::sort(words.begin(), words.end());
-                words.erase(std::unique(words.begin(), words.end()), words.end());  // one word for many lanes: broadcast
+                words.erase(std::unique(words.begin(), words.end()), words.end());  // one word for many: a broadcast
                 u32 per_bank[32] = {}, most = 0;
                 for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
                 c.conflicts += most ? most - 1 : 0;
@@ -118,7 +118,8 @@ static bool happened_before(Worker& w, const Stamp& s, const Thread& me) {
     if (!s.block) return true;
     if (s.block != w.block_number + 1) return w.acquired.count(s.block - 1);
     if (s.thread == me.id) return true;
-    return s.clock < (s.thread / 32 == me.id / 32 ? w.warps[me.id / 32].known[me.lane][s.thread % 32] : w.barrier_clock[s.thread]);
+    if (s.thread / 32 == me.id / 32) return s.clock < w.warps[me.id / 32].known[me.lane][s.thread % 32];
+    return s.clock < w.barrier_clock[s.thread];
 }
 
 static Error& access_error(Worker& w, What what, void* site, const char* p, u32 bytes, Access access, Place place) {
@@ -130,7 +131,8 @@ static Error& access_error(Worker& w, What what, void* site, const char* p, u32 
 
 static Dim thread_at(Dim size, u32 id) { return {id % size.x, id / size.x % size.y, id / size.x / size.y}; }
 
-[[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, void* site, const char* p, u32 bytes, Access access, Place place, Access other) {
+[[gnu::noinline]] static void raise_race(
+    Worker& w, const Stamp& s, void* site, const char* p, u32 bytes, Access access, Place place, Access other) {
     Error e = access_error(w, RACE, site, p, bytes, access, place);
     u32 b = s.block - 1;
     e.other_block = {b % w.grid.x, b / w.grid.x % w.grid.y, b / w.grid.x / w.grid.y};
@@ -140,7 +142,8 @@ static Dim thread_at(Dim size, u32 id) { return {id % size.x, id / size.x % size
     raise_error(w, e);
 }
 
-static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u32 bytes, Access access, void* site, bool expect_written, u8* written) {
+static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u32 bytes, Access access, void* site,
+                        bool expect_written, u8* written) {
     Thread& me = *w.current;
     bool is_shared = place.space == SHARED;
     u16 number = site_number(*w.job, site);
@@ -192,10 +195,10 @@ static void check(Worker& w, const char* p, u32 bytes, Access access, void* site
         if (outside) {
             if (place.region < 0) {  // the array before it is the one that was overrun
                 int64_t nearest = -1;
-                for (u32 i = 0; i < job.launch.num_shared; ++i) {
-                    const char* end = job.shared.original + job.launch.shared[i].offset + job.launch.shared[i].bytes;
-                    if (end <= p && (nearest < 0 || (int64_t)job.launch.shared[i].offset > (int64_t)job.launch.shared[nearest].offset)) nearest = i;
-                }
+                const SharedArray* arrays = job.launch.shared;
+                for (u32 i = 0; i < job.launch.num_shared; ++i)
+                    if (job.shared.original + arrays[i].offset + arrays[i].bytes <= p)
+                        if (nearest < 0 || arrays[i].offset > arrays[nearest].offset) nearest = i;
                 place.region = (int32_t)nearest;
                 if (nearest >= 0) place.offset = p - (job.shared.original + job.launch.shared[nearest].offset);
             }
@@ -209,7 +212,8 @@ static void check(Worker& w, const char* p, u32 bytes, Access access, void* site
         if ((u64)p % alignment) return raise_error(w, access_error(w, MISALIGNED, site, p, bytes, access, place));
         if (access != READ) job.global[place.region].dirty = true;
         if (bytes < region.granule) return;
-        return check_cells(w, job.global[place.region], place, p, bytes, access, site, region.expect_written, region.written);
+        return check_cells(
+            w, job.global[place.region], place, p, bytes, access, site, region.expect_written, region.written);
     }
     if (place.region < 0) {
         for (u32 i = 0; i < job.global.size(); ++i)  // in the empty space round a tensor?

@@ -74,7 +74,8 @@ __global__ void shuffles(int* out) {  // [8, 32]
     out[128 + lane] = __shfl_xor_sync(full, lane, 9);
     out[160 + lane] = (int)__shfl_sync(full, 0.5 * lane, 6);
     out[192 + lane] = (int)__half2float(__shfl_xor_sync(full, __float2half(lane), 1));
-    out[224 + lane] = (int)__shfl_down_sync(full, (long long)lane << 32, 1) + (int)(__shfl_down_sync(full, (long long)lane << 32, 1) >> 32);
+    long long wide = __shfl_down_sync(full, (long long)lane << 32, 1);
+    out[224 + lane] = (int)wide + (int)(wide >> 32);
 }
 
 __global__ void votes(unsigned* out) {  // [12, 32]
@@ -87,7 +88,8 @@ __global__ void votes(unsigned* out) {  // [12, 32]
     out[128 + lane] = __reduce_add_sync(full, lane);
     out[160 + lane] = __reduce_max_sync(full, lane ^ 5);
     out[192 + lane] = __reduce_min_sync(full, (int)lane - 7);
-    out[224 + lane] = (__reduce_or_sync(full, 1u << lane) & __reduce_and_sync(full, ~lane)) + __reduce_xor_sync(full, lane);
+    out[224 + lane] = __reduce_or_sync(full, 1u << lane) & __reduce_and_sync(full, ~lane);
+    out[224 + lane] += __reduce_xor_sync(full, lane);
     out[256 + lane] = __match_any_sync(full, lane / 4);
     int all;
     out[288 + lane] = __match_all_sync(full, 7, &all) + all;
@@ -127,7 +129,8 @@ __global__ void mathematics(const float* x, float* out) {
     float* mine = out + 12 * threadIdx.x;
     mine[0] = __expf(v), mine[1] = __logf(v), mine[2] = rsqrtf(v), mine[3] = exp2f(v), mine[4] = __fdividef(1.0f, v);
     mine[5] = fmaf(v, v, 1.0f), mine[6] = max(v, 2.0f) + min(v, 2.0f), mine[7] = __int_as_float(__float_as_int(v));
-    mine[8] = __popc(255u) + __clz(1) + __ffs(8) + __brev(1u) / 2147483648u, mine[9] = __float2int_rn(2.5f) + __float2int_rz(-1.7f);
+    mine[8] = __popc(255u) + __clz(1) + __ffs(8) + __brev(1u) / 2147483648u;
+    mine[9] = __float2int_rn(2.5f) + __float2int_rz(-1.7f);
     mine[10] = __saturatef(v), mine[11] = isinf(v / 0.0f) + isnan(0.0f / 0.0f) + max(1, 2) + max(3u, 2u);
 }
 
@@ -142,7 +145,7 @@ __global__ void types(const float* x, float* out) {
     mine[4] = __low2float(pair) + __high2float(pair);
     float4 four = make_float4(v, 1, 2, 3);
     mine[5] = four.x + four.y + four.z + four.w;
-    mine[6] = __half2float(__hfma(__float2half(v), __float2half(2.0f), __float2half(1.0f))) + float(hexp(__float2half(0.0f)));
+    mine[6] = float(__hfma(__float2half(v), __float2half(2.0f), __float2half(1.0f))) + float(hexp(__float2half(0.0f)));
     __shared__ __half halves[64];
     __shared__ __nv_bfloat162 pairs[64];
     halves[threadIdx.x] = __float2half(v);
@@ -152,7 +155,9 @@ __global__ void types(const float* x, float* out) {
 }
 
 __global__ void constants(float* out) { out[threadIdx.x] = weights[threadIdx.x] + counter; }
-__global__ void speak(int n) { if (threadIdx.x == 0) printf("block %d of %d says %s %.1f\n", blockIdx.x, n, "hi", 0.5); }
+__global__ void speak(int n) {
+    if (threadIdx.x == 0) printf("block %d of %d says %s %.1f\n", blockIdx.x, n, "hi", 0.5);
+}
 __global__ void strict(const int* x) { assert(x[threadIdx.x] >= 0); }
 __global__ void early(const float* x, float* out, int n) {  // on a GPU those that have left do not count
     __shared__ float row[64];
@@ -200,7 +205,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "grid, block", [(3, 5), ((2, 3), (4, 2)), ((2, 1, 2), (3, 2, 2)), (1, 1024), ((1, 2), (32, 32))]
+    ("grid", "block"), [(3, 5), ((2, 3), (4, 2)), ((2, 1, 2), (3, 2, 2)), (1, 1024), ((1, 2), (32, 32))]
 )
 def test_indices_in_one_to_three_dimensions(grid, block):
     blocks, threads = (int(np.prod(dims)) for dims in (grid, block))
@@ -340,8 +345,9 @@ def test_an_assertion_stops_the_launch_and_names_the_thread():
 
 
 def test_a_wild_access_is_an_error_and_the_process_lives():
-    with pytest.raises(simt.SimtError, match="memory that is not there"):
+    with pytest.raises(simt.SimtError, match=r"wild, line \d+ .*memory that is not there") as caught:
         run(SUPPORTED, "wild", 3, 2, out=zeros(1))
+    assert caught.value.line == next(i for i, text in enumerate(SUPPORTED.splitlines(), 1) if "void wild" in text)
     test_threads_that_left_do_not_hold_up_a_barrier()
 
 
@@ -358,7 +364,7 @@ def test_the_same_launch_gives_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    "grid, block, shared_bytes, message",
+    ("grid", "block", "shared_bytes", "message"),
     [
         ((1, 1, 1), (1025, 1, 1), 0, "block.x must be between 1 and 1024, got 1025"),
         ((1, 1, 1), (32, 33, 1), 0, "at most 1024 threads"),
@@ -378,7 +384,7 @@ def test_limits_are_checked_before_the_launch(grid, block, shared_bytes, message
 
 
 @pytest.mark.parametrize(
-    "body, sentence",
+    ("body", "sentence"),
     [
         ('asm volatile("bar.sync 0;");', "inline PTX .* runs on a GPU only"),
         ("__pipeline_memcpy_async(nullptr, nullptr, 16);", "cp.async runs on a GPU only"),
@@ -406,8 +412,15 @@ def test_no_compiler_is_one_clear_error(monkeypatch):
 
 
 def test_kernels_of_a_file_are_built_together():
-    source = "template <class T> __global__ void t(T* x) { }\n#if 0\n__global__ void no() {}\n#endif\n// __global__ void c() {}\n"
-    source += 'extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }\nnamespace n { __global__ void m() {} }\n'
+    source = """
+        template <class T> __global__ void t(T* x) { }
+        #if 0
+        __global__ void no() {}
+        #endif
+        // __global__ void c() {}
+        extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
+        namespace n { __global__ void m() {} }
+    """
     assert simt_build.global_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == [
         "a",
         "b",
@@ -495,7 +508,7 @@ def observed(name: str, grid, block, **arguments):
     return launch
 
 
-@pytest.mark.parametrize("stride, sectors", [(1, 4), (2, 8), (8, 32), (32, 32), (0, 1)])
+@pytest.mark.parametrize(("stride", "sectors"), [(1, 4), (2, 8), (8, 32), (32, 32), (0, 1)])
 def test_sectors_of_a_strided_load(stride, sectors):
     x, out = torch.randn(32 * 32), zeros(32)
     launch = observed("strided", 1, 32, x=x, out=out, stride=stride)
@@ -519,30 +532,30 @@ def test_a_load_of_sixteen_bytes_is_one_request_of_sixteen_sectors():
         assert launch.count(access, "global")[3:7] == (1, 32, 128, 4)
 
 
-@pytest.mark.parametrize("stride, conflicts", [(1, 0), (2, 1), (3, 0), (4, 3), (16, 15), (32, 31), (33, 0), (0, 0)])
+@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 1), (3, 0), (4, 3), (16, 15), (32, 31), (33, 0), (0, 0)])
 def test_bank_conflicts_of_a_stride(stride, conflicts):
     launch = observed("banks", 1, 32, out=zeros(32), stride=stride)
     assert launch.count("read", "shared", line_of(OBSERVED, "load")).bank_conflicts == conflicts
     assert launch.count("write", "shared", line_of(OBSERVED, "store", "void banks")).bank_conflicts == conflicts
 
 
-@pytest.mark.parametrize("stride, conflicts", [(1, 0), (2, 4), (8, 28)])
+@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 4), (8, 28)])
 def test_sixteen_bytes_a_lane_are_served_in_quarters_of_a_warp(stride, conflicts):
-    # stride 1: eight lanes cover the 32 banks. Stride 2: lanes i and i + 4 of a quarter meet: one more turn, 4 quarters.
+    # Stride 1: eight lanes cover the 32 banks. Stride 2: lanes i and i + 4 of a quarter meet: one more turn each.
     # Stride 8 (128 bytes): all eight lanes of a quarter meet: 7 more turns, 4 quarters.
     launch = observed("vector_banks", 1, 32, out=zeros(32, 4), stride=stride, shared_bytes=16 * 32 * 8)
     assert launch.count("write", "shared").bank_conflicts == conflicts
     assert launch.count("write", "shared")[3:6] == (1, 32, 512)
 
 
-@pytest.mark.parametrize("stride, conflicts", [(1, 0), (2, 2), (16, 30), (17, 0)])
+@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 2), (16, 30), (17, 0)])
 def test_eight_bytes_a_lane_are_served_in_halves_of_a_warp(stride, conflicts):
     launch = observed("double_banks", 1, 32, out=zeros(32, dtype=torch.float64), stride=stride)
     assert launch.count("write", "shared").bank_conflicts == conflicts
     assert launch.count("read", "shared").bank_conflicts == 0
 
 
-@pytest.mark.parametrize("pad, conflicts", [(0, 32 * 31), (1, 0)])
+@pytest.mark.parametrize(("pad", "conflicts"), [(0, 32 * 31), (1, 0)])
 def test_padding_frees_a_transpose_of_conflicts(pad, conflicts):
     x, out = torch.randn(32, 32), zeros(32, 32)
     launch = observed(f"transpose<{pad}>", 1, (32, 8), x=x, out=out)
@@ -723,8 +736,9 @@ __global__ void different_masks(const float* x, float* out, int n, int bad) {
 """
 
 PLANTED = {
-    "past_the_end": ("out of bounds", "x", 40), "far_away": ("out of bounds", "x", 123456789), "before": ("out of bounds", "out", -1),
-    "past_shared": ("out of bounds", "row", 64), "into_the_next": ("out of bounds", "one", 32), "past_dynamic": ("out of bounds", "dynamic", 64),
+    "past_the_end": ("out of bounds", "x", 40), "far_away": ("out of bounds", "x", 123456789),
+    "before": ("out of bounds", "out", -1), "past_shared": ("out of bounds", "row", 64),
+    "into_the_next": ("out of bounds", "one", 32), "past_dynamic": ("out of bounds", "dynamic", 64),
     "misaligned": ("misaligned", "x", 1), "no_barrier": ("race", "row", None), "no_second_barrier": ("race", "one", 0),
     "no_syncwarp": ("race", "row", None), "same_place": ("race", "out", None), "atomic_and_plain": ("race", "out", 0),
     "branch": ("barrier", None, None), "left_before": ("barrier", None, None), "gone_lane": ("lane", None, None),

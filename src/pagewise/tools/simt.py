@@ -8,7 +8,7 @@
         kernel[grid, block](x, out)
 
 A launch runs one thread block after another on each core, and the threads of a thread block as fibers that take turns
-where they wait for each other. That is deterministic; `schedule=seed` has them run in another order, to shake out races.
+where they wait for each other. That is deterministic; `schedule=seed` runs them in another order, to shake out races.
 kernels/simt_runtime.cpp does the work and says what "happens before" means here.
 """
 
@@ -17,7 +17,6 @@ import ctypes
 import functools
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -53,8 +52,8 @@ class SimtError(RuntimeError):
     """
 
     def __init__(
-        self, message: str, *, kernel: str, what: str, line: int, thread_block: tuple[int, ...], thread: tuple[int, ...],
-        tensor: str | None = None, element: int | None = None,
+        self, message: str, *, kernel: str, what: str, line: int, thread_block: tuple[int, int, int],
+        thread: tuple[int, int, int], tensor: str | None = None, element: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.kernel, self.what, self.line = kernel, what, line
@@ -90,7 +89,7 @@ def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
 
 
 def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
-    """Count what CPU launches inside do. Yields the Report; its trace keeps the first `trace_limit` accesses a launch."""
+    """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
     return _in_mode(_Mode(OBSERVE, schedule, Report(), (), trace_limit))
 
 
@@ -133,8 +132,6 @@ class CpuKernel:
         self.source, self.filename, self.name, self.parameters = source, filename, name, parameters
         self._options = {"defines": defines, "options": options, "include_dirs": include_dirs}
         self._lines = source.splitlines()
-        # atomics of several cores would meet in any order, and floating-point sums differ: then one core runs all
-        self._workers = 1 if re.search(r"\batomic[A-Z]", source) else len(os.sched_getaffinity(0))
         self.library = functools.cache(self._build)
 
     def _build(self, instrumented: bool) -> simt_build.Library:
@@ -163,7 +160,9 @@ class CpuKernel:
         request.entry = ctypes.cast(getattr(library.handle, simt_build.entry_symbol(self.name)), ctypes.c_void_p)
         request.arguments = arguments
         request.grid[:], request.block[:], request.shared_bytes = grid, block, shared_bytes
-        request.mode, request.workers = mode.kind, self._workers
+        request.mode = mode.kind
+        # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
+        request.workers = 1 if library.has_atomics else len(os.sched_getaffinity(0))
         request.shuffled, request.seed = mode.seed is not None, mode.seed or 0
         request.max_events = mode.trace_limit
         shared: list[simt_build.SharedArray] = []
@@ -208,8 +207,9 @@ class CpuKernel:
             trace[name] = events[name]
         line_counts = [
             LineCount(
-                lines[c.site][1], simt_abi.ACCESSES[c.access], simt_abi.SPACES[c.space] if c.access < simt_abi.BARRIER else "", c.requests,
-                c.lanes, c.bytes, c.sectors, c.conflicts,
+                lines[c.site][1], simt_abi.ACCESSES[c.access],
+                simt_abi.SPACES[c.space] if c.access < simt_abi.BARRIER else "", c.requests, c.lanes, c.bytes, c.sectors,
+                c.conflicts,
             )
             for c in counts
         ]  # fmt: skip
@@ -238,7 +238,7 @@ class CpuKernel:
             bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread), waiting=error.num_waiters,
             other_verb=("read", "written", "updated")[min(error.other_access, 2)],
             other_line=lines.get(error.other_site, ("", 0))[1],
-            other_block="" if _dim(error.other_block) == _dim(error.block) else f" of thread block {_dim(error.other_block)}",
+            other_block=f" of thread block {_dim(error.other_block)}" * (_dim(error.other_block) != _dim(error.block)),
             text=error.text.decode(errors="replace"), address=error.address,
         )  # fmt: skip
         for w in waiters:
@@ -253,8 +253,8 @@ class CpuKernel:
         at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
         message = f"{self.name}{at}: thread {_dim(thread)} of thread block {_dim(block)} {text}"
         return SimtError(
-            message, kernel=self.name, what=what, line=line, thread_block=_dim(block), thread=_dim(thread), tensor=tensor,
-            element=element,
+            message, kernel=self.name, what=what, line=line, thread_block=_dim(block), thread=_dim(thread),
+            tensor=tensor, element=element,
         )  # fmt: skip
 
 
@@ -271,7 +271,8 @@ def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_b
         )
     if not 0 <= shared_bytes <= simt_build.MAX_SHARED_BYTES:
         raise ValueError(
-            f"{name}: a thread block has at most {simt_build.MAX_SHARED_BYTES} bytes of shared memory, got {shared_bytes}"
+            f"{name}: a thread block has at most {simt_build.MAX_SHARED_BYTES} bytes of shared memory, "
+            f"got {shared_bytes}"
         )
 
 
@@ -282,16 +283,21 @@ _ERRORS = {
     2: ("out of bounds", "{verb} {place}"),
     3: ("out of bounds", "{verb} {place}, outside of it"),
     4: ("misaligned", "{verb} {bytes} bytes at {place}: the address is no multiple of {bytes}"),
-    5: ("race", "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier between"),
-    6: ("barrier", "has left the kernel while {waiting} threads wait here, the first of them {other}: every thread must reach the barrier"),
+    5: ("race", "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no "
+        "barrier between"),
+    6: ("barrier", "has left the kernel while {waiting} threads wait here, the first of them {other}: every thread "
+        "must reach the barrier"),
     7: ("lane", "shuffles from lane {lane}, which has left the kernel or is not there: the value is undefined"),
     8: ("lane", "uses lane {lane}, which the mask does not name: the value is undefined"),
     9: ("uninitialised", "{verb} {place}, which no thread of this thread block has written"),
     10: ("uninitialised", "{verb} {place}, an output that nobody has written yet"),
     11: ("assertion", "stopped: {text}"),
-    12: ("fault", "touched memory that is not there: run it under simt.check() to see where"),
-    14: ("barrier", "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of a thread block must reach the same"),
-    13: ("deadlock", "repeats an atomic for ever, and nobody changes the value: threads of other thread blocks may not run yet"),
+    12: ("fault", "touched memory that is not there, or a vector at an address that is no multiple of its size: "
+         "simt.check() says which"),
+    13: ("deadlock", "repeats an atomic for ever and nobody changes the value: threads of other thread blocks may not "
+         "run yet"),
+    14: ("barrier", "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of "
+         "a thread block must reach the same"),
 }  # fmt: skip
 
 

@@ -39,8 +39,8 @@ _STAND_INS = {
     "cuda_runtime_api.h": "",
     "nv/target": "#define NV_IF_ELSE_TARGET(condition, device, ...) { __VA_ARGS__ }\n#define NV_IF_TARGET(...)\n",
     "mma.h": '#error "wmma (mma.h) runs on a GPU only: the CPU runner has no tensor cores"\n',
-    "cuda_pipeline.h": '#error "cp.async (cuda_pipeline.h) runs on a GPU only: the CPU runner has no asynchronous copies"\n',
-    "cooperative_groups.h": '#error "cooperative groups are not supported by the CPU runner: use __syncthreads and the warp functions"\n',
+    "cuda_pipeline.h": '#error "cp.async (cuda_pipeline.h) runs on a GPU only: the CPU has no asynchronous copies"\n',
+    "cooperative_groups.h": '#error "the CPU runner has no cooperative groups: use __syncthreads and warp functions"\n',
 }  # fmt: skip
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
@@ -68,9 +68,10 @@ class Library(NamedTuple):
     dynamic_offset: int | None  # of `extern __shared__`, if the file has any
     dynamic_name: str
     source_name: str
+    has_atomics: bool
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """File and line of each return address: of the innermost function that is not one of our or NVIDIA's headers."""
+        """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
         return {address: _locate(self.path, address - self.base - 1) for address in _looked_up(self, addresses)}
 
 
@@ -253,7 +254,7 @@ def _load(path: Path, source_name: str) -> Library:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
-    function, arrays = _symbols(path)
+    function, arrays, has_atomics = _symbols(path)
     (anchor,) = (at for name, at, _ in arrays if name == "simt_anchor")
     dynamic = next((at for name, at, _ in arrays if name == "simt_dynamic"), None)
     names = [name for name, at, size in arrays if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"]
@@ -264,23 +265,24 @@ def _load(path: Path, source_name: str) -> Library:
     address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
     return Library(
         path, handle, address - function, tuple(shared), None if dynamic is None else dynamic - anchor,
-        " or ".join(names), source_name,
+        " or ".join(names), source_name, has_atomics,
     )  # fmt: skip
 
 
-def _symbols(path: Path) -> tuple[int, list[tuple[str, int, int]]]:
-    """The anchor function's offset in a library, and its thread-local variables (name, offset, bytes).
+def _symbols(path: Path) -> tuple[int, list[tuple[str, int, int]], bool]:
+    """A library's anchor function (its offset), thread-local variables (name, offset, bytes), and if it has atomics.
 
     Read from the ELF symbol table, once: the result is kept beside the library.
     """
     kept = path.with_suffix(".json")
     if not kept.exists():
-        symbols = sorted(set(_elf_symbols(path.read_bytes())))
+        image = path.read_bytes()
+        symbols = sorted(set(_elf_symbols(image)))
         function = next(value for name, _, value, _ in symbols if name == "simt_anchor_address")
         local = [(name, at, size) for name, kind, at, size in symbols if kind == 6 and not name.startswith("_ZGV")]
-        publish(kept, json.dumps([function, local]).encode())
-    function, local = json.loads(kept.read_text())
-    return function, [tuple(each) for each in local]
+        publish(kept, json.dumps([function, local, b"simt_exchange_if" in image]).encode())
+    function, local, has_atomics = json.loads(kept.read_text())
+    return function, [tuple(each) for each in local], has_atomics
 
 
 def _elf_symbols(image: bytes) -> Iterable[tuple[str, int, int, int]]:

@@ -27,7 +27,7 @@ class Memory:
     def describe(self, request, parameters, mode, shared) -> tuple:
         """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
         regions = (simt_abi.REGION * len(self.regions))()
-        for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
+        for region, (start, end, granule, _) in zip(regions, self.regions, strict=True):
             region.start, region.bytes, region.granule = start, end - start, granule
             if mode.kind == simt_abi.CHECK:
                 written = mode.report.written_map(start, granule, (end - start) // granule)

@@ -1,7 +1,7 @@
 """What an observed or a checked launch tells (tools/simt.py makes these).
 
-A *request* is one memory instruction of one warp. Global memory moves in sectors of 32 bytes: a request of 32 lanes × 4
-bytes needs 4 sectors when the lanes read neighbours and 32 when they are far apart. Shared memory has 32 banks of 4
+A *request* is one memory instruction of one warp. Global memory moves in sectors of 32 bytes: a request of 32 lanes
+× 4 bytes needs 4 sectors when the lanes read neighbours and 32 when they are far apart. Shared memory has 32 banks of 4
 bytes: lanes that want different words of one bank wait for each other, and each extra turn is one bank conflict.
 8 bytes a lane are served half a warp at a time, 16 bytes a quarter of a warp at a time.
 """
