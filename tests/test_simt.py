@@ -788,6 +788,41 @@ def test_a_deadlock_is_an_error_without_checking_too(name):
     assert f"in line {line_of(CHECKED, name)} in a shuffle with mask 0x" in str(caught.value)
 
 
+OPTIMISED = r"""
+__global__ void filled_by_one(const float* x, float* out, int n) {  // a compiler would make a memset of this
+    __shared__ float row[64];
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 64; ++i) row[i] = 0;
+    __syncthreads();
+    out[threadIdx.x] = row[threadIdx.x] + x[threadIdx.x];
+}
+__global__ void copied(const float* x, float* out, int n) {
+    __shared__ float row[64];
+    if (threadIdx.x == 0) memcpy(row, x, 64 * sizeof(float));
+    __syncthreads();
+    float four[4] = {};
+    for (int i = 0; i < 4; ++i) four[i] = row[threadIdx.x / 4 * 4 + i];  // and one load of 16 bytes of these
+    out[threadIdx.x] = four[threadIdx.x % 4];
+}
+__global__ void never_read(const float* x, float* out, int n) {  // and move this load out of the loop
+    __shared__ float nothing[4];
+    float sum = x[threadIdx.x];
+    for (int i = 0; i < n; ++i)
+        if (i > 1000) sum += nothing[2];
+    out[threadIdx.x] = sum;
+    if (n > 1000) nothing[threadIdx.x % 4] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["filled_by_one", "copied", "never_read"])
+def test_the_compiler_neither_hides_nor_invents_an_access(name):
+    x, out = torch.randn(64), zeros(64)
+    with simt.check(outputs=[out]):
+        run(OPTIMISED, name, 1, 64, x=x, out=out, n=8)
+    assert torch.equal(out, x)
+
+
 def test_an_error_says_everything():
     with pytest.raises(simt.SimtError) as caught:
         checked("past_the_end", True, None)

@@ -208,7 +208,7 @@ class CpuKernel:
         line_counts = [
             LineCount(
                 lines[c.site][1], simt_abi.ACCESSES[c.access],
-                simt_abi.SPACES[c.space] if c.access < simt_abi.BARRIER else "", c.requests, c.lanes, c.bytes, c.sectors,
+                simt_abi.SPACES[c.space] * (c.access < simt_abi.BARRIER), c.requests, c.lanes, c.bytes, c.sectors,
                 c.conflicts,
             )
             for c in counts

@@ -23,12 +23,15 @@ from pagewise.tools.cuda_build import digest, included_files, publish
 
 KERNELS = Path(pagewise.kernels.__path__[0])
 COMMON_FLAGS = (
-    "-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-extern-tls-init",
+    "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-extern-tls-init",
     "-Wno-attributes", "-Wno-unknown-pragmas", "-fmax-errors=8",
 )  # fmt: skip
-# Every access calls a hook. Without -fno-tree-sra a load of 16 bytes would be seen as four of 4.
+PLAIN_FLAGS = ("-O2",)
+# Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
+# a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 INSTRUMENTED_FLAGS = (
-    "-DSIMT_INSTRUMENTED", "-fsanitize=thread", "-fno-tree-sra", "--param", "tsan-instrument-func-entry-exit=0",
+    "-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0",
+    "-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop",
 )  # fmt: skip
 MAX_SHARED_BYTES = 227 << 10
 
@@ -94,7 +97,7 @@ def build(
     plain_kernels = global_kernels(source)
     entries = plain_kernels if name in plain_kernels else [name]
     flags = [
-        *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else ()), "-g1",
+        *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), "-g1",
         *(f"-D{define}" for define in defines), *(option for option in options if not option.startswith("--")),
         *(f"-I{folder}" for folder in (_header_folder(), *folders, nvidia_headers())),
     ]  # fmt: skip
