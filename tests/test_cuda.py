@@ -83,6 +83,7 @@ def test_parameters_are_read_however_they_are_written(written, read):
         "struct S { using real = double; }; using real = float; void g() { using real = int; }",
         "using real = float; /* using real = int; */ // typedef int real;",
         'const char* url = "https://no comment"; using real = float;',
+        'extern "C" { typedef float real; }',
     ],
 )
 def test_a_type_may_have_another_name(before):
@@ -431,10 +432,15 @@ def test_resources_are_those_of_the_one_kernel_asked_for(empty_cache):
         for (int i = 0; i < 64; ++i) s[i * threadIdx.x % 1000] = held[i];
         __syncthreads();
         for (int i = 0; i < 64; ++i) x[i] = held[63 - i] * s[i];
+    }
+    __global__ void indexed(float* x, int n) {  // held cannot lie in registers, but nothing is spilled
+        float held[64];
+        for (int i = 0; i < 64; ++i) held[i * n % 64] = x[i];
+        *x = held[threadIdx.x];
     }"""
     small, large = CudaKernel(source, "small").resources(), CudaKernel(source, "large").resources()
     assert (small.shared_bytes, large.shared_bytes) == (128, 4000)
-    assert small.spilled_bytes == large.spilled_bytes == 0
+    assert small.spilled_bytes == large.spilled_bytes == CudaKernel(source, "indexed").resources().spilled_bytes == 0
     assert large.registers > 64 > small.registers > 0
     starved = CudaKernel(source, "large", options=["--maxrregcount=32"]).resources()
     assert starved.registers <= 32
