@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -361,6 +362,25 @@ def test_the_same_launch_gives_the_same_bits():
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
     torch.testing.assert_close(outs[0], x.view(200, 128).sum(1))
+
+
+def test_launches_from_several_python_threads_do_not_meet():
+    x = torch.randn(4, 100 * 128)
+    outs = [zeros(100) for _ in range(4)]
+
+    def launch(i: int) -> None:
+        for _ in range(5):
+            with simt.check() if i == 0 else simt.schedule(i):
+                run(SUPPORTED, "sum", 100, 128, x=x[i], out=outs[i])
+
+    launch(0)
+    threads = [threading.Thread(target=launch, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, out in enumerate(outs):
+        torch.testing.assert_close(out, x[i].view(100, 128).sum(1))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -23,15 +24,14 @@ from pagewise.tools.cuda_build import digest, included_files, publish
 
 KERNELS = Path(pagewise.kernels.__path__[0])
 COMMON_FLAGS = (
-    "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-extern-tls-init",
-    "-Wno-attributes", "-Wno-unknown-pragmas", "-fmax-errors=8",
+    "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
+GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 INSTRUMENTED_FLAGS = (
-    "-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0",
-    "-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop",
+    "-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread", "-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop",
 )  # fmt: skip
 MAX_SHARED_BYTES = 227 << 10
 
@@ -98,6 +98,7 @@ def build(
     entries = plain_kernels if name in plain_kernels else [name]
     flags = [
         *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), "-g1",
+        *(("-Wno-everything",) if "clang" in compiler[0] else GCC_FLAGS),
         *(f"-D{define}" for define in defines), *(option for option in options if not option.startswith("--")),
         *(f"-I{folder}" for folder in (_header_folder(), *folders, nvidia_headers())),
     ]  # fmt: skip
@@ -137,6 +138,10 @@ def global_kernels(source: str) -> list[str]:
 
 def find_compiler() -> tuple[list[str], str]:
     """The command of the C++ compiler ($CXX, g++ or clang++) and what identifies it in the cache."""
+    if sys.platform != "linux":
+        raise CompileError(
+            "running a CUDA kernel on the CPU needs Linux (on Windows: WSL; on a Mac: a Linux container)"
+        )
     command = (os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++")), "g++")).split()
     path = shutil.which(command[0])
     if path is None:

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
+# `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
 TRACE = np.dtype([
     ("thread_block", "u4"), ("warp", "u2"), ("lane", "u1"), ("thread", "u2"), ("line", "i4"), ("space", "U6"),
     ("access", "U6"), ("tensor", "i2"), ("element", "i8"), ("bytes", "u1"), ("order", "u8"), ("execution", "u4"),
