@@ -85,6 +85,7 @@ class CudaKernel:
         """`kernel[grid, block]` or `kernel[grid, block, shared_bytes]`: a function of the kernel's arguments.
 
         `grid` and `block` are ints or tuples of up to three, x first; `shared_bytes` is dynamic shared memory.
+        All arguments are passed, by position: C++'s default arguments are not applied.
         """
         try:
             return self._launches[launch]

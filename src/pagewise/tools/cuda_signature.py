@@ -12,16 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from pagewise.tools.cuda_tokens import Tokens, evaluate, matching, split, strip_comments, substitute, tokens_of
 from pagewise.tools.simt import Parameter
 
-Tokens = list[str]
-
-_TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|[A-Za-z_]\w*|\d[\w.\']*|::|\S')
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')', re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\()[ \t]*(.*)$", re.MULTILINE)
-_DIRECTIVE = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
-_CLOSE = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 _QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
 _ATTRIBUTES = {"__launch_bounds__", "__maxnreg__", "__cluster_dims__", "__block_size__", "__attribute__", "alignas"}
@@ -56,33 +51,28 @@ def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signa
         ValueError: template arguments do not fit, or a parameter's type cannot be told.
     """
     function, arguments = _split_instantiation(name)
-    text = _strip_comments(source)
-    tokens = _TOKEN.findall(_DIRECTIVE.sub("", text))
+    text = strip_comments(source)
+    tokens = tokens_of(text)
     declaration = _find(list(_kernels(tokens)), function)
     outside = _outside_functions(tokens)
     known = {**_macros(text, defines), **_aliases(outside), **_constants(outside)}
     known.update(_template_arguments(name, declaration.template, arguments))
     parameters = tuple(
         _parameter(position, declared, function, known)
-        for position, declared in enumerate(_split(declaration.parameters))
+        for position, declared in enumerate(split(declaration.parameters))
         if declared != ["void"]
     )
-    bounds = _split(declaration.attributes.get("__launch_bounds__", []))
-    return Signature(function, parameters, _evaluate(bounds[0], known) if bounds else None)
+    bounds = split(declaration.attributes.get("__launch_bounds__", []))
+    return Signature(function, parameters, evaluate(bounds[0], known) if bounds else None)
 
 
 def kernel_names(source: str) -> list[str]:
     """The names of all `__global__` functions in `source`, in the order they are declared, each once."""
-    tokens = _TOKEN.findall(_DIRECTIVE.sub("", _strip_comments(source)))
+    tokens = tokens_of(strip_comments(source))
     return list(dict.fromkeys(kernel.function for kernel in _kernels(tokens)))
 
 
 # ------------------------------------------------------------------------------------------------ finding the kernel
-
-
-def _strip_comments(source: str) -> str:
-    """`source` with every comment one space, and lines that end in a backslash joined."""
-    return _COMMENT.sub(lambda match: match[1] or " ", source.replace("\\\n", " "))
 
 
 def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
@@ -90,7 +80,7 @@ def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
     while i < len(tokens):
         token = tokens[i]
         if token == "template" and tokens[i + 1 : i + 2] == ["<"]:
-            end = _matching(tokens, i + 1)
+            end = matching(tokens, i + 1)
             template, i = tokens[i + 2 : end], end
         elif token in (";", "{", "}"):
             template = None
@@ -98,11 +88,11 @@ def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
             attributes, i = {}, i + 1
             while i + 1 < len(tokens) and not (tokens[i + 1] == "(" and tokens[i] not in _ATTRIBUTES):
                 if tokens[i] in _ATTRIBUTES:
-                    end = _matching(tokens, i + 1)
+                    end = matching(tokens, i + 1)
                     attributes[tokens[i]], i = tokens[i + 2 : end], end
                 i += 1
             if i + 1 < len(tokens):
-                end = _matching(tokens, i + 1)
+                end = matching(tokens, i + 1)
                 if _NAME.fullmatch(tokens[i]):  # else `f<float>(…)`: a template written out for one type
                     yield _Declaration(tokens[i], template, attributes, tokens[i + 2 : end])
                 i = end
@@ -114,47 +104,20 @@ def _find(kernels: list[_Declaration], function: str) -> _Declaration:
     if not found:
         names = ", ".join(dict.fromkeys(kernel.function for kernel in kernels)) or "no __global__ function at all"
         raise KernelNotFound(f"name: the source has no kernel {function!r}; it has {names}")
-    if any(len(_split(kernel.parameters)) != len(_split(found[0].parameters)) for kernel in found):
+    if any(len(split(kernel.parameters)) != len(split(found[0].parameters)) for kernel in found):
         raise ValueError(f"name: kernel {function!r} is declared more than once with different parameters: rename one")
     # a default template argument stands on the first declaration, what the parameters are called on the last
     return found[-1]._replace(template=found[0].template, attributes=found[0].attributes | found[-1].attributes)
-
-
-def _matching(tokens: Tokens, start: int) -> int:
-    """The index of what closes the bracket at `start`. Angle brackets count only directly inside angle brackets."""
-    expected = [_CLOSE[tokens[start]]]
-    for i in range(start + 1, len(tokens)):
-        token = tokens[i]
-        if token == expected[-1]:
-            expected.pop()
-            if not expected:
-                return i
-        elif token in "([{" or (token == "<" and expected[-1] == ">"):
-            expected.append(_CLOSE[token])
-    raise ValueError(f"the source has an unclosed {tokens[start]!r}")
-
-
-def _split(tokens: Tokens) -> list[Tokens]:
-    """`tokens` cut at the commas that stand in no bracket."""
-    parts, start, i = [], 0, 0
-    while i < len(tokens):
-        if tokens[i] in "([{<":
-            i = _matching(tokens, i)
-        elif tokens[i] == ",":
-            parts.append(tokens[start:i])
-            start = i + 1
-        i += 1
-    return [*parts, tokens[start:]] if tokens[start:] or parts else []
 
 
 # ------------------------------------------------------------------------------------------------ what names stand for
 
 
 def _macros(text: str, defines: Sequence[str]) -> dict[str, Tokens]:
-    macros = {name: _TOKEN.findall(value) for name, value in _DEFINE.findall(text)}
+    macros = {name: tokens_of(value) for name, value in _DEFINE.findall(text)}
     for define in defines:  # the command line does not override what the file itself defines
         name, equals, value = define.partition("=")
-        macros.setdefault(name, _TOKEN.findall(value) if equals else ["1"])
+        macros.setdefault(name, tokens_of(value) if equals else ["1"])
     return macros
 
 
@@ -206,8 +169,8 @@ def _split_instantiation(name: str) -> tuple[str, list[Tokens]]:
     match = re.fullmatch(r"\s*(?:::)?(?:\w+::)*([A-Za-z_]\w*)\s*(<.*>)?\s*", name, re.DOTALL)
     if not match:
         raise ValueError(f'name must be a kernel ("scale") or an instantiation ("softmax<float, 128>"), got {name!r}')
-    arguments = _TOKEN.findall(match[2])[1:-1] if match[2] else []
-    return match[1], _split(arguments)
+    arguments = tokens_of(match[2])[1:-1] if match[2] else []
+    return match[1], split(arguments)
 
 
 def _template_arguments(name: str, template: Tokens | None, arguments: list[Tokens]) -> dict[str, Tokens]:
@@ -216,7 +179,7 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         if arguments or "<" in name:
             raise ValueError(f"name: {name!r} has template arguments, but the kernel is not a template")
         return {}
-    declared = _split(template)
+    declared = split(template)
     wanted = "<" + ", ".join(" ".join(parameter) for parameter in declared) + ">"
     if len(arguments) > len(declared):
         raise ValueError(f"name: {name!r} has {len(arguments)} template arguments, the kernel takes {wanted}")
@@ -228,32 +191,10 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         default = parameter[equals + 1 :]
         if position >= len(arguments) and not default:
             raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
-        value = arguments[position] if position < len(arguments) else _substitute(default, values)
+        value = arguments[position] if position < len(arguments) else substitute(default, values)
         if equals >= 2 and _NAME.fullmatch(parameter[equals - 1]):
             values[parameter[equals - 1]] = value
     return values
-
-
-def _substitute(tokens: Tokens, known: Mapping[str, Tokens], inside: frozenset[str] = frozenset()) -> Tokens:
-    """`tokens` with every known name replaced by what it stands for, and what that stands for in turn."""
-    result: Tokens = []
-    for token in tokens:
-        if token in known and token not in inside:
-            result += _substitute(known[token], known, inside | {token})
-        else:
-            result.append(token)
-    return result
-
-
-def _evaluate(expression: Tokens, known: Mapping[str, Tokens]) -> int | None:
-    """An integer constant expression in + − * / and parentheses, or None if it needs more than that."""
-    text = " ".join(_substitute(expression, known))
-    if not re.fullmatch(r"[\d\s()+*/-]+", text):
-        return None
-    try:
-        return int(eval(text.replace("/", "//"), {"__builtins__": {}}))
-    except (SyntaxError, ZeroDivisionError, TypeError):
-        return None
 
 
 # ------------------------------------------------------------------------------------------------ one parameter
@@ -262,10 +203,10 @@ def _evaluate(expression: Tokens, known: Mapping[str, Tokens]) -> int | None:
 def _parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens]) -> Parameter:
     tokens = declared[: declared.index("=")] if "=" in declared else list(declared)
     while tokens[:2] == ["[", "["]:
-        del tokens[: _matching(tokens, 0) + 1]
+        del tokens[: matching(tokens, 0) + 1]
     for attribute in _ATTRIBUTES & set(tokens):
         start = tokens.index(attribute)
-        del tokens[start : _matching(tokens, start + 1) + 1]
+        del tokens[start : matching(tokens, start + 1) + 1]
     is_array = "[" in tokens
     tokens = tokens[: tokens.index("[")] if is_array else tokens
     tokens = [token for token in tokens if token not in _QUALIFIERS]
@@ -274,7 +215,7 @@ def _parameter(position: int, declared: Tokens, function: str, known: Mapping[st
     has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and bare[-2] != "::"
     name = bare[-1] if has_name else f"#{position}"
     written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
-    tokens = _substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
+    tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
     tokens = [token for token in tokens if token not in _QUALIFIERS]
 
     def refuse(why: str) -> ValueError:
