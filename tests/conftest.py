@@ -3,7 +3,9 @@
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +106,25 @@ def triton_kernels() -> set[str]:
     return names
 
 
+def cuda_kernels() -> set[str]:
+    """Every `__global__` function of kernels/*.cu."""
+    from pagewise.tools.cuda_signature import kernel_names
+
+    folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
+    return {f"{name} (CUDA)" for file in folder.glob("*.cu") for name in kernel_names(file.read_text())}
+
+
+def all_kernels() -> set[str]:
+    return triton_kernels() | cuda_kernels()
+
+
+def all_executed() -> Counter[str]:
+    """Triton's launches and CudaKernel's, of this process and of xdist's workers."""
+    cuda = sys.modules.get("pagewise.tools.cuda")
+    launched = {f"{name} (CUDA)": count for name, count in cuda.launched.items()} if cuda else {}
+    return executed + Counter(launched) + _from_workers
+
+
 def _count_launches() -> None:
     """Count each launch of a Triton kernel by its name, compiled or interpreted."""
     if importlib.util.find_spec("triton") is None:
@@ -135,13 +156,13 @@ def pytest_testnodedown(node, error) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["kernels"] = dict(executed)
-    elif exitstatus == 0 and _is_whole_run(session.config) and triton_kernels() - set(executed + _from_workers):
+        session.config.workeroutput["kernels"] = dict(all_executed())
+    elif exitstatus == 0 and _is_whole_run(session.config) and all_kernels() - set(all_executed()):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    ran, kernels = executed + _from_workers, triton_kernels()
+    ran, kernels = all_executed(), all_kernels()
     if not ran and not _is_whole_run(config):
         return
     mode = importlib.import_module("pagewise.tools.device").triton_mode()

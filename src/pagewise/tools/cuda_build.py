@@ -1,0 +1,57 @@
+"""What a build of CUDA C++ is made from, what it is called, and how a finished one is published.
+
+A build is found again by a digest of everything that went into it, so a changed header or option is a new build and
+nothing is ever invalidated.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+
+
+def digest(*parts: str | bytes) -> str:
+    """A name for a build: SHA-256 over the parts, each preceded by its length so that none runs into the next."""
+    state = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode() if isinstance(part, str) else part
+        state.update(len(encoded).to_bytes(8, "little") + encoded)
+    return state.hexdigest()[:32]
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Write `path` so that another process sees nothing or the whole file. The last writer wins; all write the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def included_files(source: str, folder: Path | None, include_path: Sequence[Path] = ()) -> Iterator[tuple[Path, str]]:
+    """Every file that `source` includes, directly or not, and its text, in order of first inclusion.
+
+    Found are quoted includes beside the including file and anything on `include_path`; what is in neither belongs to a
+    compiler or to NVIDIA, and is known by their version. Conditionals are not evaluated: too many files, never too few.
+    """
+    seen: set[Path] = set()
+
+    def follow(text: str, beside: Path | None) -> Iterator[tuple[Path, str]]:
+        for quote, name in _INCLUDE.findall(text):
+            places = [*([beside] if quote == '"' and beside else []), *include_path]
+            found = next((place / name for place in places if (place / name).is_file()), None)
+            if found is not None and found.resolve() not in seen:
+                seen.add(found.resolve())
+                content = found.read_text()
+                yield found, content
+                yield from follow(content, found.parent)
+
+    return follow(source, folder)

@@ -1,0 +1,255 @@
+"""The parameters of a CUDA kernel, read from its source text.
+
+CUDA's launch takes a list of addresses and trusts them: an int where the kernel declares an int64_t is silently half
+garbage. So the declaration itself is read here, and what Python passes is converted to exactly that.
+
+Understood: comments, attributes, qualifiers, default arguments, `typedef`, `using A = B`, `#define A B`, namespaces,
+and templates over types and values with their defaults, instantiated as in `softmax<float, 128>`. A declaration that
+needs more of C++ than that (a trait, a struct by value, a reference) is refused with the parameter's name.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pagewise.tools.cuda_tokens import Tokens, evaluate, matching, split, strip_comments, substitute, tokens_of
+from pagewise.tools.simt import Parameter
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\()[ \t]*(.*)$", re.MULTILINE)
+
+_QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
+_ATTRIBUTES = {"__launch_bounds__", "__maxnreg__", "__cluster_dims__", "__block_size__", "__attribute__", "alignas"}
+_FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
+_ABBREVIATED = {"half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16", "nv_bfloat162": "__nv_bfloat162"}
+
+
+class KernelNotFound(ValueError):
+    """The source declares no kernel of this name."""
+
+
+class Signature(NamedTuple):
+    """A kernel as its source declares it. `max_threads` is what `__launch_bounds__` promises, if it is known."""
+
+    function: str
+    parameters: tuple[Parameter, ...]
+    max_threads: int | None
+
+
+class _Declaration(NamedTuple):
+    function: str
+    template: Tokens | None
+    attributes: dict[str, Tokens]
+    parameters: Tokens
+
+
+def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signature:
+    """The signature of kernel `name` ("scale", "softmax<float, 128>") in `source`; `defines` as for the compiler.
+
+    Raises:
+        KernelNotFound: no `__global__` function has this name; the message lists those there are.
+        ValueError: template arguments do not fit, or a parameter's type cannot be told.
+    """
+    function, arguments = _split_instantiation(name)
+    text = strip_comments(source)
+    tokens = tokens_of(text)
+    declaration = _find(list(_kernels(tokens)), function)
+    outside = _outside_functions(tokens)
+    known = {**_macros(text, defines), **_aliases(outside), **_constants(outside)}
+    known.update(_template_arguments(name, declaration.template, arguments))
+    parameters = tuple(
+        _parameter(position, declared, function, known)
+        for position, declared in enumerate(split(declaration.parameters))
+        if declared != ["void"]
+    )
+    bounds = split(declaration.attributes.get("__launch_bounds__", []))
+    return Signature(function, parameters, evaluate(bounds[0], known) if bounds else None)
+
+
+def kernel_names(source: str) -> list[str]:
+    """The names of all `__global__` functions in `source`, in the order they are declared, each once."""
+    tokens = tokens_of(strip_comments(source))
+    return list(dict.fromkeys(kernel.function for kernel in _kernels(tokens)))
+
+
+# ------------------------------------------------------------------------------------------------ finding the kernel
+
+
+def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
+    template, i = None, 0
+    while i < len(tokens):
+        token = tokens[i]
+        if token == "template" and tokens[i + 1 : i + 2] == ["<"]:
+            end = matching(tokens, i + 1)
+            template, i = tokens[i + 2 : end], end
+        elif token in (";", "{", "}"):
+            template = None
+        elif token == "__global__":
+            attributes, i = {}, i + 1
+            while i + 1 < len(tokens) and not (tokens[i + 1] == "(" and tokens[i] not in _ATTRIBUTES):
+                if tokens[i] in _ATTRIBUTES:
+                    end = matching(tokens, i + 1)
+                    attributes[tokens[i]], i = tokens[i + 2 : end], end
+                i += 1
+            if i + 1 < len(tokens):
+                end = matching(tokens, i + 1)
+                if _NAME.fullmatch(tokens[i]):  # else `f<float>(…)`: a template written out for one type
+                    yield _Declaration(tokens[i], template, attributes, tokens[i + 2 : end])
+                i = end
+        i += 1
+
+
+def _find(kernels: list[_Declaration], function: str) -> _Declaration:
+    found = [kernel for kernel in kernels if kernel.function == function]
+    if not found:
+        names = ", ".join(dict.fromkeys(kernel.function for kernel in kernels)) or "no __global__ function at all"
+        raise KernelNotFound(f"name: the source has no kernel {function!r}; it has {names}")
+    if any(len(split(kernel.parameters)) != len(split(found[0].parameters)) for kernel in found):
+        raise ValueError(f"name: kernel {function!r} is declared more than once with different parameters: rename one")
+    # a default template argument stands on the first declaration, what the parameters are called on the last
+    return found[-1]._replace(template=found[0].template, attributes=found[0].attributes | found[-1].attributes)
+
+
+# ------------------------------------------------------------------------------------------------ what names stand for
+
+
+def _macros(text: str, defines: Sequence[str]) -> dict[str, Tokens]:
+    macros = {name: tokens_of(value) for name, value in _DEFINE.findall(text)}
+    for define in defines:  # the command line does not override what the file itself defines
+        name, equals, value = define.partition("=")
+        macros.setdefault(name, tokens_of(value) if equals else ["1"])
+    return macros
+
+
+def _outside_functions(tokens: Tokens) -> Tokens:
+    """`tokens` without what stands in braces, except those of `namespace a {` and `extern "C" {`."""
+    outside, skipping = [], 0
+    for i, token in enumerate(tokens):
+        if token == "{" and not skipping:
+            namespace = "namespace" in tokens[max(0, i - 2) : i] or tokens[max(0, i - 1) : i] == ['"C"']
+            skipping += not namespace
+        elif token == "{":
+            skipping += 1
+        elif token == "}" and skipping:
+            skipping -= 1
+            outside += [] if skipping else [";"]
+        elif not skipping:
+            outside.append(token)
+    return outside
+
+
+def _aliases(tokens: Tokens) -> dict[str, Tokens]:
+    """`typedef A B;` and `using B = A;`."""
+    aliases = {}
+    for i, token in enumerate(tokens):
+        if token not in ("typedef", "using"):
+            continue
+        statement = tokens[i + 1 : tokens.index(";", i)] if ";" in tokens[i:] else []
+        if token == "using" and statement[1:2] == ["="]:
+            aliases[statement[0]] = statement[2:]
+        elif token == "typedef" and len(statement) >= 2 and _NAME.fullmatch(statement[-1]) and "(" not in statement:
+            aliases[statement[-1]] = statement[:-1]
+    return aliases
+
+
+def _constants(tokens: Tokens) -> dict[str, Tokens]:
+    """`constexpr int N = 128;`, for `__launch_bounds__` and template arguments."""
+    constants = {}
+    for i, token in enumerate(tokens):
+        if token == "constexpr" and ";" in tokens[i:]:
+            statement = tokens[i + 1 : tokens.index(";", i)]
+            if "=" in statement[1:]:
+                equals = statement.index("=")
+                constants[statement[equals - 1]] = statement[equals + 1 :]
+    return constants
+
+
+def _split_instantiation(name: str) -> tuple[str, list[Tokens]]:
+    """Split "ns::softmax<float, 128>" into "softmax" and [["float"], ["128"]]."""
+    match = re.fullmatch(r"\s*(?:::)?(?:\w+::)*([A-Za-z_]\w*)\s*(<.*>)?\s*", name, re.DOTALL)
+    if not match:
+        raise ValueError(f'name must be a kernel ("scale") or an instantiation ("softmax<float, 128>"), got {name!r}')
+    arguments = tokens_of(match[2])[1:-1] if match[2] else []
+    return match[1], split(arguments)
+
+
+def _template_arguments(name: str, template: Tokens | None, arguments: list[Tokens]) -> dict[str, Tokens]:
+    """What each template parameter stands for in the instantiation `name`."""
+    if template is None:
+        if arguments or "<" in name:
+            raise ValueError(f"name: {name!r} has template arguments, but the kernel is not a template")
+        return {}
+    declared = split(template)
+    wanted = "<" + ", ".join(" ".join(parameter) for parameter in declared) + ">"
+    if len(arguments) > len(declared):
+        raise ValueError(f"name: {name!r} has {len(arguments)} template arguments, the kernel takes {wanted}")
+    values: dict[str, Tokens] = {}
+    for position, parameter in enumerate(declared):
+        if "..." in "".join(parameter):
+            raise ValueError(f"name: {name!r} is a variadic template {wanted}, which is not understood")
+        equals = parameter.index("=") if "=" in parameter else len(parameter)
+        default = parameter[equals + 1 :]
+        if position >= len(arguments) and not default:
+            raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
+        value = arguments[position] if position < len(arguments) else substitute(default, values)
+        if equals >= 2 and _NAME.fullmatch(parameter[equals - 1]):
+            values[parameter[equals - 1]] = value
+    return values
+
+
+# ------------------------------------------------------------------------------------------------ one parameter
+
+
+def _parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens]) -> Parameter:
+    tokens = declared[: declared.index("=")] if "=" in declared else list(declared)
+    while tokens[:2] == ["[", "["]:
+        del tokens[: matching(tokens, 0) + 1]
+    for attribute in _ATTRIBUTES & set(tokens):
+        start = tokens.index(attribute)
+        del tokens[start : matching(tokens, start + 1) + 1]
+    is_array = "[" in tokens
+    tokens = tokens[: tokens.index("[")] if is_array else tokens
+    tokens = [token for token in tokens if token not in _QUALIFIERS]
+
+    bare = [token for token in tokens if token not in ("const", "*", "&")]
+    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and bare[-2] != "::"
+    name = bare[-1] if has_name else f"#{position}"
+    written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
+    tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
+    tokens = [token for token in tokens if token not in _QUALIFIERS]
+
+    def refuse(why: str) -> ValueError:
+        return ValueError(f"kernel {function}: parameter {name} is declared `{written}`, {why}")
+
+    if "&" in tokens:
+        raise refuse("a reference, which a kernel cannot take: pass the value or a pointer")
+    stars = tokens.count("*")
+    if stars > 1:
+        raise refuse("a pointer to pointers: pass one tensor and an offset into it")
+    pointee = tokens[: tokens.index("*")] if stars else tokens
+    ctype = canonical_type([token for token in pointee if token != "const"])
+    if ctype is None:
+        raise refuse("whose type cannot be told from the source: use a plain type, `using` or a template parameter")
+    if ctype == "void" and not stars:
+        raise refuse("which is no type of a value")
+    return Parameter(name, ctype, bool(stars), "const" in pointee)
+
+
+def canonical_type(tokens: Tokens) -> str | None:
+    """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for what is no plain type."""
+    if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
+        tokens = tokens[1 + (tokens[0] == "std") :]
+    if tokens and all(token in _FUNDAMENTAL for token in tokens):
+        words = sorted(tokens)
+        unsigned = "unsigned " if "unsigned" in words else ""
+        if "char" in words:
+            return "signed char" if "signed" in words else f"{unsigned}char"
+        if "short" in words:
+            return f"{unsigned}short"
+        if words.count("long") and "double" not in words:
+            return unsigned + " ".join(["long"] * words.count("long"))
+        kind = [word for word in words if word not in ("signed", "unsigned")]
+        return f"{unsigned}int" if kind in ([], ["int"]) else kind[0] if len(kind) == 1 and not unsigned else None
+    if len(tokens) == 1 and _NAME.fullmatch(tokens[0]):
+        return _ABBREVIATED.get(tokens[0], tokens[0])
+    return None
