@@ -4,14 +4,47 @@ A build is found again by a digest of everything that went into it, so a changed
 nothing is ever invalidated.
 """
 
+import functools
 import hashlib
 import os
 import re
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+
+
+class CompileError(RuntimeError):
+    """A kernel cannot be built. If a compiler refused it, the message is its own, with the kernel's file and line."""
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: $PAGEWISE_CACHE, or ~/.cache/pagewise."""
+    path = Path(os.environ.get("PAGEWISE_CACHE") or Path.home() / ".cache" / "pagewise")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@functools.cache
+def nvidia_headers() -> Path:
+    """The folder of cuda_fp16.h and its like: in the nvidia-cuda-runtime wheel, or an installed toolkit's."""
+    purelib = Path(sysconfig.get_paths()["purelib"])
+    places = [purelib / "nvidia" / "cu13" / "include", purelib / "nvidia" / "cuda_runtime" / "include"]
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        places.insert(0, Path(find_nvidia_header_directory("cudart") or purelib))
+    except ImportError:
+        pass
+    found = next((place for place in places if (place / "cuda_fp16.h").is_file()), None)
+    if found is None:
+        raise CompileError(
+            "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
+            "pip install nvidia-cuda-runtime, or 'pagewise[cuda]'"
+        )
+    return found
 
 
 def digest(*parts: str | bytes) -> str:

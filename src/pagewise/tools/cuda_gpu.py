@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from pagewise.tools.cuda_build import CompileError
 from pagewise.tools.nvrtc import Cubin, cuda_core
-from pagewise.tools.simt_build import CompileError
 
 WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory; more must be opted into, kernel by kernel
 

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagewise.tools.cuda_build import digest, included_files, publish
-from pagewise.tools.simt_build import CompileError, cache_dir
+from pagewise.tools.cuda_build import CompileError, cache_dir, digest, included_files, nvidia_headers, publish
 
 # What a plain .cu file includes for the host compiler's sake. NVRTC has the mathematics, printf and assert built in.
 _HEADERS = {
@@ -112,7 +111,7 @@ def _compile(
     settings: dict[str, Any], include_path: list[Path],
 ) -> Cubin:  # fmt: skip
     core = cuda_core()
-    folders = [*([folder] if folder else []), *include_path, _header_directory(), Path(nvidia_headers())]
+    folders = [*([folder] if folder else []), *include_path, _header_directory(), nvidia_headers()]
     program_options = core.ProgramOptions(
         name=filename,
         arch=arch,
@@ -186,21 +185,6 @@ def cuda_core() -> Any:
 
 
 @cache
-def nvidia_headers() -> str:
-    """The folder of cuda_fp16.h and its like, from the nvidia-cuda-runtime wheel or an installed toolkit."""
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError as error:
-        raise RuntimeError(
-            f"CUDA's headers are found by cuda-pathfinder ({error}): pip install 'pagewise[cuda]'"
-        ) from error
-    found = find_nvidia_header_directory("cudart")
-    if not found:
-        raise RuntimeError("CUDA's headers are not installed: pip install nvidia-cuda-runtime, or 'pagewise[cuda]'")
-    return found
-
-
-@cache
 def _versions() -> tuple[str, str]:
     """NVRTC's version and that of NVIDIA's headers: both decide what comes out."""
     cuda_core()
@@ -212,7 +196,7 @@ def _versions() -> tuple[str, str]:
         raise RuntimeError(
             f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'pagewise[cuda]' ({error})"
         ) from error
-    header = Path(nvidia_headers(), "cuda_runtime_api.h").read_text(errors="replace")
+    header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
     return f"{major}.{minor}", version[1] if version else digest(header)
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from pagewise.tools import simt_abi, simt_build
+from pagewise.tools import simt_abi, simt_build, simt_library
+from pagewise.tools.cuda_build import CompileError
 from pagewise.tools.simt_abi import CHECK, OBSERVE, PLAIN
-from pagewise.tools.simt_build import CompileError
 from pagewise.tools.simt_memory import Memory
 from pagewise.tools.simt_report import TRACE, Launch, LineCount, Report
 
@@ -134,7 +134,7 @@ class CpuKernel:
         self._lines = source.splitlines()
         self.library = functools.cache(self._build)
 
-    def _build(self, instrumented: bool) -> simt_build.Library:
+    def _build(self, instrumented: bool) -> simt_library.Library:
         return simt_build.build(self.source, self.filename, self.name, instrumented=instrumented, **self._options)
 
     def launch(
@@ -165,11 +165,11 @@ class CpuKernel:
         request.workers = 1 if library.has_atomics else len(os.sched_getaffinity(0))
         request.shuffled, request.seed = mode.seed is not None, mode.seed or 0
         request.max_events = mode.trace_limit
-        shared: list[simt_build.SharedArray] = []
+        shared: list[simt_library.SharedArray] = []
         if memory is not None:
             shared = [*library.shared]
             if library.dynamic_offset is not None:
-                shared.append(simt_build.SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
+                shared.append(simt_library.SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
                 request.has_dynamic, request.dynamic_offset = 1, library.dynamic_offset
             kept = memory.describe(request, self.parameters, mode, shared)
             request.anchor = ctypes.cast(library.handle.simt_anchor_address, ctypes.c_void_p)
@@ -269,9 +269,9 @@ def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_b
         raise ValueError(
             f"{name}: a thread block has at most {MAX_THREADS} threads, got {_dims(block)} = {math.prod(block)}"
         )
-    if not 0 <= shared_bytes <= simt_build.MAX_SHARED_BYTES:
+    if not 0 <= shared_bytes <= simt_library.MAX_SHARED_BYTES:
         raise ValueError(
-            f"{name}: a thread block has at most {simt_build.MAX_SHARED_BYTES} bytes of shared memory, "
+            f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
             f"got {shared_bytes}"
         )
 

@@ -7,22 +7,18 @@ options, compiler. `PAGEWISE_CACHE` moves the folder.
 
 import ctypes
 import functools
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import pagewise.kernels
-from pagewise.tools.cuda_build import digest, included_files, publish
+from pagewise.tools.cuda_build import CompileError, cache_dir, digest, included_files, nvidia_headers
+from pagewise.tools.simt_library import KERNELS, MAX_SHARED_BYTES, Library, load
 
-KERNELS = Path(pagewise.kernels.__path__[0])
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
@@ -33,7 +29,6 @@ GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 INSTRUMENTED_FLAGS = (
     "-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread", "-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop",
 )  # fmt: skip
-MAX_SHARED_BYTES = 227 << 10
 
 # What NVIDIA's headers include and the nvidia-cuda-runtime package lacks, and what only a GPU has.
 _STAND_INS = {
@@ -49,40 +44,6 @@ _STAND_INS = {
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
 )
-
-
-class CompileError(RuntimeError):
-    """The compiler refused a kernel; the message is the compiler's, with the kernel's own file and line."""
-
-
-class SharedArray(NamedTuple):
-    name: str
-    offset: int
-    bytes: int
-
-
-class Library(NamedTuple):
-    """A compiled file, loaded."""
-
-    path: Path
-    handle: ctypes.CDLL
-    base: int  # where it lies in memory
-    shared: tuple[SharedArray, ...]  # offsets count from the anchor
-    dynamic_offset: int | None  # of `extern __shared__`, if the file has any
-    dynamic_name: str
-    source_name: str
-    has_atomics: bool
-
-    def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
-        return {address: _locate(self.path, address - self.base - 1) for address in _looked_up(self, addresses)}
-
-
-def cache_dir() -> Path:
-    """Where compiled kernels are kept: $PAGEWISE_CACHE, or ~/.cache/pagewise."""
-    path = Path(os.environ.get("PAGEWISE_CACHE") or Path.home() / ".cache" / "pagewise")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def build(
@@ -108,7 +69,8 @@ def build(
         dynamic = sorted(set(re.findall(r"\bextern\b[^;{}()]*\b__shared__\b[^;]*?\b(\w+)\s*\[\s*\]", "\n".join(texts))))
         translation = f'#line 1 "{filename}"\n{source}\n{_epilogue(entries, dynamic)}'
         _compile(compiler, translation, flags, path, gaps=instrumented)
-    return _load(path, filename)
+    runtime()
+    return load(path, filename)
 
 
 def entry_symbol(name: str) -> str:
@@ -151,25 +113,6 @@ def find_compiler() -> tuple[list[str], str]:
         )
     stat = os.stat(path)
     return [path, *command[1:]], f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
-
-
-@functools.cache
-def nvidia_headers() -> Path:
-    """Where cuda_fp16.h and its like are: in the nvidia-cuda-runtime package."""
-    here = Path(sysconfig.get_paths()["purelib"])
-    places = [here / "nvidia" / "cu13" / "include", here / "nvidia" / "cuda_runtime" / "include"]
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-
-        places.insert(0, Path(find_nvidia_header_directory("cudart") or here))
-    except ImportError:
-        pass
-    found = next((place for place in places if (place / "cuda_fp16.h").is_file()), None)
-    if found is None:
-        raise CompileError(
-            "running a CUDA kernel on the CPU needs NVIDIA's headers (cuda_fp16.h): pip install nvidia-cuda-runtime"
-        )
-    return found
 
 
 @functools.cache
@@ -249,120 +192,3 @@ def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
         lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
         lines += [f'asm(".globl {name}\\n.set {name}, simt_dynamic\\n");' for name in dynamic]
     return "\n".join(lines) + "\n"
-
-
-# ------------------------------------------------------------------------------------------------ the compiled file
-
-
-@functools.cache
-def _load(path: Path, source_name: str) -> Library:
-    runtime()
-    try:
-        handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
-    function, arrays, has_atomics = _symbols(path)
-    (anchor,) = (at for name, at, _ in arrays if name == "simt_anchor")
-    dynamic = next((at for name, at, _ in arrays if name == "simt_dynamic"), None)
-    names = [name for name, at, size in arrays if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"]
-    shared = (
-        SharedArray(_variable_name(name), at - anchor, size) for name, at, size in arrays if at not in (anchor, dynamic)
-    )
-    handle.simt_anchor_address.restype = ctypes.c_void_p
-    address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
-    return Library(
-        path, handle, address - function, tuple(shared), None if dynamic is None else dynamic - anchor,
-        " or ".join(names), source_name, has_atomics,
-    )  # fmt: skip
-
-
-def _symbols(path: Path) -> tuple[int, list[tuple[str, int, int]], bool]:
-    """A library's anchor function (its offset), thread-local variables (name, offset, bytes), and if it has atomics.
-
-    Read from the ELF symbol table, once: the result is kept beside the library.
-    """
-    kept = path.with_suffix(".json")
-    if not kept.exists():
-        image = path.read_bytes()
-        symbols = sorted(set(_elf_symbols(image)))
-        function = next(value for name, _, value, _ in symbols if name == "simt_anchor_address")
-        local = [(name, at, size) for name, kind, at, size in symbols if kind == 6 and not name.startswith("_ZGV")]
-        publish(kept, json.dumps([function, local, b"simt_exchange_if" in image]).encode())
-    function, local, has_atomics = json.loads(kept.read_text())
-    return function, [tuple(each) for each in local], has_atomics
-
-
-def _elf_symbols(image: bytes) -> Iterable[tuple[str, int, int, int]]:
-    """(name, type, value, size) of every defined symbol of a 64-bit ELF file."""
-    number = lambda at, size: int.from_bytes(image[at : at + size], "little")  # noqa: E731
-    sections, entry, count = number(40, 8), number(58, 2), number(60, 2)
-    headers = [sections + i * entry for i in range(count)]
-    for header in headers:
-        if number(header + 4, 4) != 2:  # a symbol table
-            continue
-        start, size = number(header + 24, 8), number(header + 32, 8)
-        names = number(headers[number(header + 40, 4)] + 24, 8)
-        for at in range(start, start + size, 24):
-            if number(at + 6, 2):
-                name = names + number(at, 4)
-                yield (
-                    image[name : image.index(b"\0", name)].decode(),
-                    image[at + 4] & 15,
-                    number(at + 8, 8),
-                    number(at + 16, 8),
-                )
-
-
-def _variable_name(symbol: str) -> str:
-    """`tile` of _ZZ9transposePfPKfE4tile: the last name of a mangled one."""
-    if not symbol.startswith("_Z"):
-        return symbol
-    ends = [m.end() for m in re.finditer(r"\d+", symbol)]
-    for end in reversed(ends):
-        digits = re.search(r"\d+$", symbol[:end])
-        for start in range(digits.start(), end) if digits else ():
-            length = int(symbol[start:end])
-            name = symbol[end : end + length]
-            if (
-                length
-                and len(name) == length
-                and re.fullmatch(r"[A-Za-z_]\w*", name)
-                and re.fullmatch(r"(_\d+|E?_?)*", symbol[end + length :])
-            ):
-                return name
-    return symbol
-
-
-_lines: dict[tuple[Path, int], tuple[str, int]] = {}
-
-
-def _looked_up(library: Library, addresses: Iterable[int]) -> list[int]:
-    """Ask addr2line (binutils, which g++ needs) or llvm-symbolizer for the lines not yet known."""
-    addresses = [address for address in addresses if address]
-    offsets = sorted({address - library.base - 1 for address in addresses})
-    new = [offset for offset in offsets if (library.path, offset) not in _lines]
-    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
-    if new and tool:
-        done = subprocess.run(
-            [tool, "-a", "-i", "-e", str(library.path)], input="\n".join(map(hex, new)), capture_output=True, text=True
-        )
-        for block in re.split(r"^0x", done.stdout, flags=re.M)[1:]:
-            at, *frames = block.splitlines()
-            _lines[library.path, int(at, 16)] = _innermost(frames, library.source_name)
-    return addresses
-
-
-def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
-    for frame in frames:
-        file, _, line = frame.partition(" (")[0].rpartition(":")
-        ours = file in (str(KERNELS / "simt.h"), "pagewise") or "/headers-" in file
-        if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):
-            file = source_name
-        if file == source_name or not (ours or file.startswith((str(nvidia_headers()), "/usr/", "??"))):
-            return file, int(line) if line.isdigit() else 0
-    return source_name, 0
-
-
-def _locate(path: Path, offset: int) -> tuple[str, int]:
-    return _lines.get((path, offset), ("", 0))
