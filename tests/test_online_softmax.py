@@ -24,7 +24,7 @@ def draw(*shape, seed=0, dtype=torch.float32, device="cpu", spread=1.0):
     return (torch.randn(shape, generator=generator) * spread).to(device, dtype)
 
 
-def close(actual: Partial, expected: Partial, *, tolerance: float) -> None:
+def assert_partials_close(actual: Partial, expected: Partial, *, tolerance: float) -> None:
     for name, a, b in zip(Partial._fields, actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.nan_to_num(neginf=0).abs().amax(), msg=name)
 
@@ -99,7 +99,7 @@ def test_partial_of_nothing_visible_is_empty(num_keys):
 def test_merge_is_commutative(row):
     scores, values, pieces = row
     parts = pieces_of(scores, values, pieces)
-    close(parts[0].merge(parts[-1]), parts[-1].merge(parts[0]), tolerance=1e-15)
+    assert_partials_close(parts[0].merge(parts[-1]), parts[-1].merge(parts[0]), tolerance=1e-15)
 
 
 @settings(deadline=None)
@@ -107,7 +107,7 @@ def test_merge_is_commutative(row):
 def test_merge_is_associative_up_to_rounding(row):
     scores, values, pieces = row
     a, b, c = (pieces_of(scores, values, pieces) * 3)[:3]
-    close(a.merge(b).merge(c), a.merge(b.merge(c)), tolerance=1e-13)
+    assert_partials_close(a.merge(b).merge(c), a.merge(b.merge(c)), tolerance=1e-13)
 
 
 @settings(deadline=None)
@@ -118,7 +118,7 @@ def test_any_pieces_merged_in_any_order_are_the_whole(row, chance: random.Random
     while len(parts) > 1:  # any two of them, so that every shape of tree comes up
         chance.shuffle(parts)
         parts.append(parts.pop().merge(parts.pop()))
-    close(parts[0], Partial.of(scores, values), tolerance=1e-12)
+    assert_partials_close(parts[0], Partial.of(scores, values), tolerance=1e-12)
     weights, lse = safe_softmax(scores)
     torch.testing.assert_close(parts[0].output(), torch.einsum("rs,rsd->rd", weights, values), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(parts[0].lse(), lse, rtol=1e-12, atol=1e-12)
@@ -133,7 +133,7 @@ def test_state_is_kept_in_float32_at_least(dtype, state):
 def test_values_may_be_shared_by_all_rows():
     scores, values = draw(4, 9), draw(9, 5, seed=1)
     shared, copied = Partial.of(scores, values), Partial.of(scores, values.expand(4, 9, 5))
-    close(shared, copied, tolerance=1e-6)
+    assert_partials_close(shared, copied, tolerance=1e-6)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (6, 2), (8, 1)])
@@ -142,7 +142,7 @@ def test_of_heads_reads_each_query_heads_own_kv_head(heads, kv_heads):
     part = Partial.of_heads(scores, values)
     for b, h in itertools.product(range(2), range(heads)):
         expected = Partial.of(scores[b, h], values[b, h // (heads // kv_heads)])
-        close(Partial(*(t[b, h] for t in part)), expected, tolerance=1e-6)
+        assert_partials_close(Partial(*(t[b, h] for t in part)), expected, tolerance=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ online_softmax

@@ -82,6 +82,7 @@ def install(python):
 
 
 def main():
+    """Say which interpreter to use, or make its environment ready; exit with a sentence if something is missing."""
     if "--which" in sys.argv:
         print(target())
         return

@@ -158,6 +158,7 @@ def check_notebook(path: Path) -> list[str]:
 
 
 def main() -> None:
+    """The command line; exits with 1 if a lesson failed or is unclean."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["run", "refresh", "check"])
     parser.add_argument("folder", type=Path)

@@ -19,6 +19,8 @@ MAX_SHARED_BYTES = 227 << 10
 
 
 class SharedArray(NamedTuple):
+    """A `__shared__` array of a file: where it lies among the thread block's shared memory, in bytes."""
+
     name: str
     offset: int
     bytes: int
