@@ -12,7 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 INK, BLUE, TEAL, ORANGE, SAND = "#22223b", "#22437a", "#2a8f9d", "#e07a3f", "#f0cf8a"
 PALETTE = (BLUE, ORANGE, TEAL, SAND, INK)  # neighbours differ in lightness
@@ -44,7 +44,7 @@ def heatmaps(
 ) -> None:  # fmt: skip
     """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
-    shape = (size * len(matrices), size * tallest + 0.7)
+    shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
     figure, axes = plt.subplots(1, len(matrices), figsize=shape, squeeze=False, layout="compressed")
     for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
         values = _array(matrix)
@@ -99,12 +99,23 @@ def lines(
     _finish(ax, title, xlabel, ylabel, legend=len(series) > 1, caption=caption)
     if logx:
         ax.set_xscale("log", base=2)
+        if len(x) <= 8 and max(x) < 2**17:
+            ax.set_xticks(list(x), [f"{value:,}" for value in x])
     if logy:
-        ax.set_yscale("log")
+        _log_y(ax)
     elif all(_array(y).min() >= 0 for y in series.values()):
         ax.set_ylim(bottom=0)
     if own:
         plt.show()
+
+
+def _log_y(ax: Axes) -> None:
+    """A logarithmic y axis with plain numbers; a range of less than two decades is labelled at 2 and 5 too."""
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    between = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    ax.yaxis.set_minor_formatter(between if high < 100 * low else NullFormatter())
 
 
 def bars(
@@ -164,7 +175,7 @@ def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str) -> None
         )  # fmt: skip
     ax.set_ylim(0.1, top * 5)
     _finish(ax, title, "intensity (FLOPs per byte moved)", "attainable TFLOP/s", legend=False, caption=None)
-    ax.legend(loc="lower right")
+    ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
     plt.show()
 
 
