@@ -1,0 +1,258 @@
+"""Replaying requests against four memory allocators, to see where a KV cache goes (lesson 4).
+
+A request brings a prompt, then grows by one token per step to a length that nobody knows beforehand. Memory is
+`capacity` token slots. Three allocators need one contiguous piece per request, found by first fit, as big as
+
+    reserve-max     max_len, the longest the model allows
+    power-of-two    prompt + the next power of two of the output: a guess at most twice too large
+    oracle          prompt + output exactly: no real system knows it
+
+and one pages. At any step every slot is in one of five states:
+
+    used        holds K and V of a token
+    reserved    its own request will use it later
+    internal    given to a request that will never use it
+    external    free, enough in total for the next in line, but not in one piece
+    idle        free, too little for the next in line, or nobody waits
+
+Allocators and wastes are those of Kwon et al. 2023 (fig. 2, §6), who call the first three Orca (Max, Pow2, Oracle).
+"""
+
+from bisect import bisect
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from pagewise.paged_blocks import BlockManager, OutOfBlocks
+from pagewise.tools.checks import check_count, check_number
+
+
+class Lengths(NamedTuple):
+    """Log-normal prompt and output lengths: their means in tokens, and σ of their logarithms."""
+
+    prompt_mean: float
+    prompt_sigma: float
+    output_mean: float
+    output_sigma: float
+
+
+# The means are those printed in Kwon et al. 2023, fig. 11. The σ are not published: they were chosen for this course so
+# that most requests are short and the tail reaches the model's limit, as in that figure. Results that matter should be
+# tried with other σ as well.
+SHAREGPT = Lengths(161.31, 1.2, 337.99, 0.9)
+ALPACA = Lengths(19.31, 0.6, 58.45, 0.9)
+
+
+class Request(NamedTuple):
+    """Arrives before step `arrival` with `prompt` tokens and ends after `output` more."""
+
+    arrival: int
+    prompt: int
+    output: int
+
+
+def sample_requests(
+    lengths: Lengths, num_requests: int, *, rate: float | None = None, max_len: int = 2048, seed: int = 0
+) -> list[Request]:
+    """Requests of at most max_len tokens (longer ones are drawn again, as benchmarks drop them).
+
+    `rate` is the mean number of arrivals per step, Poisson; None: all are there at step 0.
+    """
+    check_count("num_requests", num_requests)
+    check_count("max_len", max_len, minimum=2)
+    rng = np.random.default_rng(seed)
+    gaps = np.zeros(num_requests)
+    if rate is not None:
+        check_number("rate", rate, low=1e-9)
+        gaps = rng.exponential(1 / rate, num_requests)
+    requests = []
+    for arrival in np.cumsum(gaps):
+        prompt = output = max_len
+        while prompt + output > max_len:
+            prompt = _draw(rng, lengths.prompt_mean, lengths.prompt_sigma)
+            output = _draw(rng, lengths.output_mean, lengths.output_sigma)
+        requests.append(Request(int(arrival), prompt, output))
+    return requests
+
+
+def _draw(rng: np.random.Generator, mean: float, sigma: float) -> int:
+    return max(1, round(rng.lognormal(np.log(mean) - sigma**2 / 2, sigma)))
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What `replay` asks of an allocator. `held[i]` is the number of slots given to running request i."""
+
+    capacity: int
+    held: dict[int, int]
+
+    def needs(self, request: Request, num_tokens: int) -> int:
+        """The free slots it takes to let a request run on from `num_tokens`."""
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        """Give request i these slots, or return False."""
+
+    def grow(self, i: int) -> bool:
+        """Make room for one more token, or return False."""
+
+    def release(self, i: int) -> None:
+        """Take everything back."""
+
+
+class Contiguous:
+    """One piece per request, the lowest hole that is big enough (first fit); neighbouring holes grow together."""
+
+    def __init__(self, capacity: int, size: Callable[[Request], int]) -> None:
+        self.capacity, self.size = capacity, size
+        self.held: dict[int, int] = {}
+        self.start: dict[int, int] = {}
+        self.holes: list[tuple[int, int]] = [(0, capacity)]  # (start, size), by start
+
+    def needs(self, request: Request, num_tokens: int) -> int:
+        return self.size(request)  # all that it will ever get, at once
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        size = self.size(request)
+        for h, (start, hole) in enumerate(self.holes):
+            if hole >= size:
+                self.holes[h : h + 1] = [(start + size, hole - size)] if hole > size else []
+                self.held[i], self.start[i] = size, start
+                return True
+        return False
+
+    def grow(self, i: int) -> bool:
+        return True
+
+    def release(self, i: int) -> None:
+        start, size = self.start.pop(i), self.held.pop(i)
+        h = bisect(self.holes, (start, size))
+        if h < len(self.holes) and self.holes[h][0] == start + size:
+            size += self.holes.pop(h)[1]
+        if h > 0 and sum(self.holes[h - 1]) == start:
+            start, size = self.holes[h - 1][0], size + self.holes.pop(h - 1)[1]
+            h -= 1
+        self.holes.insert(h, (start, size))
+
+
+def reserve_max(capacity: int, max_len: int = 2048) -> Contiguous:
+    """Contiguous memory for the longest request there could be."""
+    return Contiguous(capacity, lambda request: max_len)
+
+
+def power_of_two(capacity: int, max_len: int = 2048) -> Contiguous:
+    """Contiguous memory for the prompt and the next power of two of the output, max_len at most."""
+    return Contiguous(capacity, lambda r: min(max_len, r.prompt + (1 << (r.output - 1).bit_length())))
+
+
+def oracle(capacity: int) -> Contiguous:
+    """Contiguous memory for exactly what the request will need."""
+    return Contiguous(capacity, lambda request: request.prompt + request.output)
+
+
+class Paged:
+    """Blocks from the real BlockManager. A few stay back for running requests to grow into (vLLM: 1 %)."""
+
+    def __init__(self, capacity: int, block_size: int = 16, watermark: float = 0.01) -> None:
+        self.manager = BlockManager(capacity // block_size, block_size)
+        self.capacity = self.manager.num_blocks * block_size
+        self.kept_back = int(self.manager.num_blocks * watermark) * block_size
+        self.held: dict[int, int] = {}
+
+    def needs(self, request: Request, num_tokens: int) -> int:
+        return self._whole_blocks(num_tokens) + (self.kept_back if self.held else 0)
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        if self.needs(request, num_tokens) > self.manager.num_free_blocks * self.manager.block_size:
+            return False
+        self.manager.allocate(i, [0] * num_tokens)
+        self.held[i] = self._whole_blocks(num_tokens)
+        return True
+
+    def grow(self, i: int) -> bool:
+        try:
+            self.manager.append(i, 0)
+        except OutOfBlocks:
+            return False
+        self.held[i] = self._whole_blocks(self.manager.num_tokens(i))
+        return True
+
+    def release(self, i: int) -> None:
+        self.manager.free(i)
+        del self.held[i]
+
+    def _whole_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.manager.block_size) * self.manager.block_size
+
+
+class Replay(NamedTuple):
+    """One entry per step; the five states in slots, adding up to the capacity."""
+
+    used: np.ndarray
+    reserved: np.ndarray
+    internal: np.ndarray
+    external: np.ndarray
+    idle: np.ndarray
+    batch: np.ndarray  # requests running
+    waiting: np.ndarray  # requests in line
+    preemptions: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens generated per step, all steps: throughput, if a step takes as long whatever the batch."""
+        return float(self.batch.mean())
+
+    def shares(self) -> dict[str, float]:
+        """Mean share of memory in each state, over the steps at which someone waits: memory is what limits them."""
+        crowded = self.waiting > 0 if (self.waiting > 0).any() else slice(None)
+        states = {name: getattr(self, name)[crowded].mean() for name in Replay._fields[:5]}
+        return {name: float(slots / sum(states.values())) for name, slots in states.items()}
+
+
+def replay(requests: Sequence[Request], memory: Memory) -> Replay:
+    """Run all requests to their end: first come, first served, one token per running request and step.
+
+    If a running request cannot grow, the one admitted last is preempted: it loses its memory, not its tokens, and is
+    the next to be admitted. Computing its K and V once more is counted as a preemption, not as time.
+
+    Raises ValueError if some request could not even run alone.
+    """
+    if requests and max(memory.needs(r, r.prompt + r.output) for r in requests) > memory.capacity:
+        raise ValueError(f"requests must fit in memory alone, got one that needs more than {memory.capacity} slots")
+    tokens = [request.prompt for request in requests]
+    arriving, waiting = deque(sorted(range(len(requests)), key=lambda i: requests[i].arrival)), deque()
+    running: list[int] = []
+    steps, preemptions = [], 0
+    while arriving or waiting or running:
+        while arriving and requests[arriving[0]].arrival <= len(steps):
+            waiting.append(arriving.popleft())
+        while waiting and memory.admit(waiting[0], requests[waiting[0]], tokens[waiting[0]]):
+            running.append(waiting.popleft())
+        next_needs = memory.needs(requests[waiting[0]], tokens[waiting[0]]) if waiting else memory.capacity + 1
+        in_pieces = next_needs <= memory.capacity - sum(memory.held.values())
+        grown = 0
+        while grown < len(running):
+            if memory.grow(running[grown]):
+                tokens[running[grown]] += 1
+                grown += 1
+            else:
+                memory.release(running[-1])
+                waiting.appendleft(running.pop())
+                preemptions += 1
+        steps.append((*_states(requests, tokens, running, memory, in_pieces), len(running), len(waiting)))
+        for i in [i for i in running if tokens[i] == requests[i].prompt + requests[i].output]:
+            memory.release(i)
+            running.remove(i)
+    return Replay(*np.array(steps).reshape(-1, 7).T, preemptions)
+
+
+def _states(
+    requests: Sequence[Request], tokens: list[int], running: list[int], memory: Memory, in_pieces: bool
+) -> tuple[int, int, int, int, int]:
+    """(used, reserved, internal, external, idle) in slots."""
+    used = sum(tokens[i] for i in running)
+    wanted = sum(min(memory.held[i], requests[i].prompt + requests[i].output) for i in running)
+    held = sum(memory.held.values())
+    free = memory.capacity - held
+    return used, wanted - used, held - wanted, free * in_pieces, free * (not in_pieces)
