@@ -199,14 +199,18 @@ class Replay(NamedTuple):
     preemptions: int
 
     @property
+    def crowded(self) -> np.ndarray:
+        """Steps at which someone waits: memory is what limits them. All steps, if nobody ever waited."""
+        return self.waiting > 0 if self.waiting.any() else self.waiting == 0
+
+    @property
     def tokens_per_step(self) -> float:
-        """Tokens generated per step, all steps: throughput, if a step takes as long whatever the batch."""
-        return float(self.batch.mean())
+        """Tokens generated per crowded step: throughput, if a step takes as long whatever the batch."""
+        return float(self.batch[self.crowded].mean())
 
     def shares(self) -> dict[str, float]:
-        """Mean share of memory in each state, over the steps at which someone waits: memory is what limits them."""
-        crowded = self.waiting > 0 if (self.waiting > 0).any() else slice(None)
-        states = {name: getattr(self, name)[crowded].mean() for name in Replay._fields[:5]}
+        """Mean share of memory in each state, over the crowded steps."""
+        states = {name: getattr(self, name)[self.crowded].mean() for name in Replay._fields[:5]}
         return {name: float(slots / sum(states.values())) for name, slots in states.items()}
 
 
