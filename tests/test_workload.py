@@ -5,19 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from pagewise.allocators import Contiguous, Paged, Request, oracle, power_of_two, reserve_max
 from pagewise.sharing import Sharing, beam_search, parallel_sampling
-from pagewise.workload import (
-    ALPACA,
-    SHAREGPT,
-    Contiguous,
-    Paged,
-    Request,
-    oracle,
-    power_of_two,
-    replay,
-    reserve_max,
-    sample_requests,
-)
+from pagewise.workload import ALPACA, SHAREGPT, replay, sample_requests
 
 CAPACITY = 15_700  # slots: a 13B model on a 40 GB A100 (Kwon et al. 2023, table 1)
 ALLOCATORS = {"reserve-max": reserve_max, "power-of-two": power_of_two, "oracle": oracle, "paged": Paged}

@@ -12,13 +12,12 @@ first `append` into a shared, partly filled block moves the sequence to a copy (
 Kwon et al. 2023 (PagedAttention); the chained hash and the free list follow vLLM's later block pool.
 """
 
-import operator
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from pagewise.block_pool import BlockPool, OutOfBlocks
 from pagewise.paged_kv_cache import PagedKVCache, from_vllm_layout, to_vllm_layout
-from pagewise.prefix_cache import ROOT, Prefix
+from pagewise.prefix_cache import ROOT, Prefix, as_token
 from pagewise.tools.checks import check_count
 
 __all__ = ["BlockManager", "BlockStats", "OutOfBlocks", "PagedKVCache", "from_vllm_layout", "to_vllm_layout"]
@@ -82,7 +81,7 @@ class BlockManager:
         """
         if seq_id in self._sequences:
             raise ValueError(f"seq_id {seq_id!r} is in use: free it first, or choose another")
-        tokens = [_token(token) for token in tokens]
+        tokens = [as_token(token) for token in tokens]
         if not tokens:
             raise ValueError("tokens must hold at least 1 token, got none")
         P, hits = self.block_size, self._find_prefixes(tokens)
@@ -105,7 +104,7 @@ class BlockManager:
         A full last block, shared or not, is followed by a new one. A partly filled one that is shared is left to the
         others: the sequence gets a block of its own, and the copy of the old content is ordered (`take_copies`).
         """
-        seq, token = self._sequence(seq_id), _token(token)
+        seq, token = self._sequence(seq_id), as_token(token)
         offset = len(seq.tokens) % self.block_size
         if offset == 0:
             self._pool.check_free(1, who=f"sequence {seq_id!r}, whose blocks are full,")
@@ -245,16 +244,3 @@ class BlockManager:
         check_count("block", block, minimum=0)
         if block >= self.num_blocks:
             raise ValueError(f"block must be below num_blocks = {self.num_blocks}, got {block}")
-
-
-def _token(token: object) -> int:
-    """The token as an int. numpy's and torch's integers are taken too."""
-    try:
-        value = operator.index(token)
-    except TypeError:
-        value = None
-    if value is None or isinstance(token, bool):
-        raise TypeError(f"tokens must be ints, got {token!r} ({type(token).__name__})")
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"tokens must fit in 64 bits, got {value}")
-    return value

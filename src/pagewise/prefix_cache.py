@@ -10,6 +10,7 @@ very prefix matched just before, so by induction the whole prefix is equal and a
 """
 
 import hashlib
+import operator
 from array import array
 from collections.abc import Sequence
 
@@ -85,3 +86,16 @@ class PrefixCache:
 def block_digest(parent_digest: bytes, tokens: Sequence[int]) -> bytes:
     """sha256 over the parent's digest and the tokens as 64-bit integers: fixed width, so no two inputs look alike."""
     return hashlib.sha256(parent_digest + array("q", tokens).tobytes()).digest()
+
+
+def as_token(token: object) -> int:
+    """The token as an int. numpy's and torch's integers are taken too."""
+    try:
+        value = operator.index(token)
+    except TypeError:
+        value = None
+    if value is None or isinstance(token, bool):
+        raise TypeError(f"tokens must be ints, got {token!r} ({type(token).__name__})")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"tokens must fit in 64 bits, got {value}")
+    return value

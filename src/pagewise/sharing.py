@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pagewise.allocators import Request
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools.checks import check_count
-from pagewise.workload import Request
 
 
 class Sharing(NamedTuple):
