@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from speed_paged_blocks import appender, best_in_turns
 
 from pagewise import prefix_cache
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache, from_vllm_layout, to_vllm_layout
@@ -412,6 +413,14 @@ def test_commit_after_fork_registers_a_shared_block_once():
     assert manager.block_table("c")[1] != manager.block_table("d")[1]
 
 
+def test_what_the_parent_computed_is_computed_for_the_child():
+    manager = BlockManager(8, 4, prefix_cache=True)
+    allocate(manager, "a", range(6))
+    manager.fork("a", "b")
+    with pytest.raises(ValueError, match="from 6, the tokens computed before, to 6"):
+        manager.commit("b", 5)
+
+
 def test_a_committed_block_is_never_written_again():
     manager = BlockManager(16, 4, prefix_cache=True)
     allocate(manager, "a", range(8))
@@ -533,6 +542,19 @@ def test_tables_given_out_are_copies():
     manager.tokens("a").append(99)
     assert manager.block_table("a") == [0]
     assert manager.num_tokens("a") == 1
+
+
+# ------------------------------------------------------------------------------------------ cost
+
+
+def test_append_costs_the_same_in_a_hundred_times_larger_pool():
+    """1000 against 100 000 blocks, 10 against 1000 sequences: one pop(0) of a list would show."""
+    best = {}
+    for _ in range(3):
+        for size in ((10, 1000), (1000, 100_000)):
+            seconds = best_in_turns({size: appender(*size, taken=0.01)}, 1)[size]
+            best[size] = min(best.get(size, seconds), seconds)
+    assert best[1000, 100_000] < 3 * best[10, 1000]
 
 
 # ------------------------------------------------------------------------------------------ tensors
