@@ -42,8 +42,8 @@ def paged_attention(
         scale, alibi_slopes, window, softcap: as in `naive_attention.attention`; bias slope · (j − (seq_len − 1)).
         num_splits: cut the blocks into that many pieces, attend to each, merge with `merge_attention`. Default 1.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
-        backend: "torch" is `gathered_attention`; its slower twin that needs no room is `streamed_attention`. "auto"
-            takes the fastest backend there is for these tensors: torch, so far.
+        backend: "torch" is `gathered_attention`; `streamed_attention` is its twin that needs no room for all keys.
+            "auto" takes the fastest backend there is for these tensors: torch, so far.
 
     Returns:
         out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
