@@ -3,7 +3,7 @@
 A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -88,7 +88,8 @@ def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
         for slot in range(len(shot.contents)):
             block, offset = divmod(slot, shot.block_size)
             owners = shot.owners(slot)
-            box(ax, block * stride + offset, row - 0.38, 1, 0.76, "".join(map(str, owners)), fill=_fill(owners, colours))
+            names, fill = "".join(map(str, owners)), _fill(owners, colours)
+            box(ax, block * stride + offset, row - 0.38, 1, 0.76, names, fill=fill)
     ax.set_xlim(-0.3, N * stride)
     ax.set_ylim(len(moments) - 0.5, -0.5)
     ax.set_xticks([block * stride + first.block_size / 2 for block in range(N)], [str(block) for block in range(N)])
@@ -101,7 +102,7 @@ def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
     plt.show()
 
 
-def chains(prefixes: Sequence[Any], used: Sequence[int], text: Mapping[Any, str], *, title: str) -> None:
+def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str) -> None:
     """The tree of cached prefixes: digest, words and physical block of each, filled if the block is in a table.
 
     Args:
@@ -117,7 +118,7 @@ def chains(prefixes: Sequence[Any], used: Sequence[int], text: Mapping[Any, str]
     places: dict[Any, tuple[float, float]] = {}
     depth = _place(children, None, 0, 0.0, places)[1]
     rows = max(y for _, y in places.values()) + 1 if places else 1
-    _, ax = plt.subplots(figsize=(min(9.6, 2.9 * depth + 1.6), 0.85 * rows + 0.8))
+    _, ax = plt.subplots(figsize=(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8))
     for prefix, (x, y) in places.items():
         parent = places.get(prefix.parent)
         start = (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2)
@@ -128,7 +129,7 @@ def chains(prefixes: Sequence[Any], used: Sequence[int], text: Mapping[Any, str]
         label = f"{prefix.digest.hex()[:8]}…  block {blocks}\n{text[prefix]}"
         box(ax, x, y - 0.36, 2.3, 0.72, label, fill=SAND if held else NOBODY)
     ax.text(-0.65, (rows - 1) / 2, "root", ha="right", va="center", fontsize=9)
-    ax.set(title=title, xlim=(-1.2, 3 * depth), ylim=(rows - 0.4, -0.6))
+    ax.set(title=title, xlim=(-1.2, 3 * max(depth, 1)), ylim=(rows - 0.4, -0.6))
     ax.axis("off")
     kinds = {"in use": SAND, "free, can be found": NOBODY}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
@@ -165,8 +166,8 @@ def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> Non
         block, offset = divmod(slot, shot.block_size)
         box(ax, block * stride + offset, 0, 1, 1, text, fill=_fill(shot.owners(slot), colours))
     for block, count in enumerate(shot.ref_counts):
-        middle = block * stride + shot.block_size / 2
-        ax.text(middle, -0.2, f"block {block}\n{f'held by {count}' if count else 'free'}", ha="center", va="top", fontsize=9)
+        label = f"block {block}\nheld by {count}" if count else f"block {block}\nfree"
+        ax.text(block * stride + shot.block_size / 2, -0.2, label, ha="center", va="top", fontsize=9)
 
 
 def _colours(shots: Any) -> dict[Hashable, str]:
