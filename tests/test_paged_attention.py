@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import assert_as_accurate_as_naive
 
+from conftest import assert_as_accurate_as_naive
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
 from pagewise.paged_kv_cache import PagedKVCache
