@@ -88,6 +88,8 @@ def test_owner_keeps_its_colour_from_moment_to_moment(shown, forked):
     first, second = (fills(shown[0].axes[0])[i * 4 * P :][: 4 * P] for i in (0, 1))
     assert first[:4] == [SHARED] * 4
     assert second == [OWNERS[1]] * 4 + [NOBODY] * 4 + [OWNERS[1]] * 3 + [NOBODY] * 5
+    texts = [text.get_text() for text in shown[0].axes[0].texts]
+    assert {"A: [0, 1]\nB: [0, 2]", "B: [0, 2]"} <= set(texts)
     assert [tick.get_text() for tick in shown[0].axes[0].get_yticklabels()] == ["both", "B alone"]
 
 

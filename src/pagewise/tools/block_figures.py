@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 
 from pagewise.tools.figures import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box
 
-OWNERS = (BLUE, SAND, TEAL, ORANGE)  # of the first, second … sequence ever drawn
-SHARED, NOBODY = INK, "#ffffff"
+OWNERS = (SAND, TEAL, ORANGE)  # of the first, second … sequence drawn
+SHARED, NOBODY = BLUE, "#ffffff"
 
 
 class Snapshot(NamedTuple):
@@ -79,7 +79,7 @@ def tables_and_pool(panels: Mapping[str, Snapshot], *, title: str) -> None:
 
 
 def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
-    """The pool after each call, one row per call; each slot names the sequences whose token it holds."""
+    """The pool after each call, one row per call, the block tables beside it. A slot names who has a token there."""
     first = next(iter(moments.values()))
     stride, N = first.block_size + 0.6, len(first.ref_counts)
     _, ax = plt.subplots(figsize=(9.6, 0.5 * len(moments) + 1.2))
@@ -90,6 +90,9 @@ def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
             owners = shot.owners(slot)
             names, fill = "".join(map(str, owners)), _fill(owners, colours)
             box(ax, block * stride + offset, row - 0.38, 1, 0.76, names, fill=fill)
+        tables = "\n".join(f"{name}: {table}" for name, table in shot.tables.items())
+        ax.text(N * stride + 0.3, row, tables, va="center", fontsize=8.5)
+    ax.text(N * stride + 0.3, -0.62, "block tables", va="bottom", fontsize=9)
     ax.set_xlim(-0.3, N * stride)
     ax.set_ylim(len(moments) - 0.5, -0.5)
     ax.set_xticks([block * stride + first.block_size / 2 for block in range(N)], [str(block) for block in range(N)])
@@ -119,7 +122,8 @@ def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, st
     depth = _place(children, None, 0, 0.0, places)[1]
     rows = max(y for _, y in places.values()) + 1 if places else 1
     _, ax = plt.subplots(figsize=(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8))
-    for prefix, (x, y) in places.items():
+    for prefix in prefixes:
+        x, y = places[prefix]
         parent = places.get(prefix.parent)
         start = (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2)
         style = {"arrowstyle": "-|>", "color": INK, "lw": 1, "shrinkA": 0, "shrinkB": 0}
