@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools import block_figures
 from pagewise.tools.block_figures import NOBODY, OWNERS, SHARED, chains, pool_over_time, snapshot, tables_and_pool
-from pagewise.tools.figures import SAND
+from pagewise.tools.figures import PALETTE, SAND
 
 P = 4
 
@@ -116,6 +116,18 @@ def test_chains_point_from_parent_to_child_and_fill_what_is_in_use(shown):
 def test_no_prefixes_make_an_empty_figure(shown):
     chains([], [], {}, title="Which?")
     assert fills(shown[0].axes[0]) == []
+
+
+def test_memory_map_colours_every_slot_and_names_each_piece_once(shown):
+    rows = {
+        "pieces": [("used", "a"), ("used", "a"), ("reserved", "a"), ("free", ""), ("used", "b")],
+        "blocks": [("used", "a"), ("used", "b"), ("used", "a"), ("internal", "a"), ("free", "")],
+    }
+    block_figures.memory_map(rows, title="What is where?")
+    ax = shown[0].axes[0]
+    of = {"used": PALETTE[0], "reserved": PALETTE[1], "internal": PALETTE[2], "free": NOBODY}
+    assert fills(ax) == [of[state] for slots in rows.values() for state, _ in slots]
+    assert [text.get_text() for text in ax.texts] == ["a", "b", "a", "b", "a"]
 
 
 def test_stacks_add_up_and_print_what_has_room(shown):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from pagewise.tools.figures import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box
 
@@ -138,6 +138,33 @@ def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, st
     kinds = {"in use": SAND, "free, can be found": NOBODY}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
     ax.legend(handles=handles, ncols=2, loc="upper left", bbox_to_anchor=(0.0, 0.04))
+    plt.show()
+
+
+def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str) -> None:
+    """Memory slot by slot, one row per allocator: (state, owner) of each slot, an owner named where its piece begins.
+
+    States are "used", "reserved", "internal" and "free", in the colours that `stacks` gives to them.
+    """
+    kinds = ("used", "reserved", "internal")
+    _, ax = plt.subplots(figsize=(9.6, 0.55 * len(rows) + 1.5))
+    for row, slots in enumerate(rows.values()):
+        for slot, (state, owner) in enumerate(slots):
+            number = kinds.index(state) if state in kinds else None
+            style = {"fc": NOBODY, "ec": "#b8b8c4"} if number is None else {"fc": PALETTE[number], "ec": "white"}
+            hatch = HATCHES[number] if number else ""
+            ax.add_patch(Rectangle((slot, row - 0.36), 1, 0.72, lw=0.6, hatch=hatch, **style))
+            if owner and (slot == 0 or slots[slot - 1][1] != owner):
+                ax.text(slot + 0.2, row, owner, va="center", color="white", fontsize=9, fontweight="bold")
+    handles = [Patch(fc=PALETTE[i], ec="white", hatch=HATCHES[i], label=kind) for i, kind in enumerate(kinds)]
+    handles.append(Patch(fc=NOBODY, ec="#b8b8c4", label="free"))
+    ax.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9)
+    ax.set_xlim(-0.5, max(map(len, rows.values())) + 0.5)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.grid(visible=False)
+    ax.set_title(title, pad=28)
+    ax.set_xlabel("slot of the memory (tokens)")
     plt.show()
 
 
