@@ -41,6 +41,19 @@ def test_cached_methods_multiply_new_queries_with_all_keys(name):
     assert score(method(name)).matmul_flops == 4 * H * D * (PROMPT**2 + sum(LENGTHS))
 
 
+def test_paged_blocks_are_multiplied_whole_the_empty_slots_of_the_last_one_too():
+    P = scoreboard.BLOCK_SIZE
+    slots = sum(-(-n // P) * P for n in LENGTHS)
+    assert slots > sum(LENGTHS)
+    assert score(method("paged")).matmul_flops == 4 * H * D * (PROMPT**2 + slots)
+
+
+def test_paged_cache_is_held_in_whole_blocks():
+    P = scoreboard.BLOCK_SIZE
+    cache, outputs = 4 * 2 * HKV * -(-(PROMPT + NEW) // P) * P * D, 4 * H * (PROMPT + NEW) * D
+    assert score(method("paged")).peak_bytes >= cache + outputs
+
+
 def test_recomputing_moves_more_bytes_than_a_cache_does():
     assert score(method("recomputed")).bytes_moved > 2 * score(method("naive with a KV cache")).bytes_moved
 
@@ -88,7 +101,7 @@ def test_rows_come_in_the_order_of_the_lessons_with_a_name_each():
     assert len({row.method for row in ROWS}) == len(ROWS)
 
 
-@pytest.mark.parametrize("lesson", [0, 1, 2, 3])
+@pytest.mark.parametrize("lesson", [0, 1, 2, 3, 4])
 def test_table_has_the_rows_of_all_lessons_so_far(lesson):
     header, units, *rows = scoreboard.scoreboard(lesson).splitlines()
     assert [row.method for row in ROWS if row.lesson <= lesson] == [row[8:42].strip() for row in rows]

@@ -75,7 +75,7 @@ def attention(
 def masked_scores(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
-    queries: Int[Tensor, " T"],
+    queries: Int[Tensor, "*batch T"],
     keys: Int[Tensor, " S"],
     *,
     causal: bool = False,
@@ -88,14 +88,15 @@ def masked_scores(
     """The scores that enter the softmax, −inf where a query may not look; in float32, float64 for float64.
 
     `queries` and `keys` are positions in the whole sequence (see `query_positions`), so that the same function
-    serves whole matrices and tiles of them. Input checks are the caller's.
+    serves whole matrices and tiles of them, and queries [B, 1, T] sequences of different lengths. Input checks are
+    the caller's.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = grouped_matmul(q.to(wide), k.to(wide).mT) * scale
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    distance = queries[:, None] - keys  # [T, S]; 0 on the diagonal, positive towards the past
+    distance = queries[..., None] - keys  # [..., T, S]; 0 on the diagonal, positive towards the past
     if alibi_slopes is not None:
         scores = scores - alibi_slopes.to(wide)[:, None, None] * distance.abs()
     visible = visibility(distance, causal=causal, window=window)
@@ -109,7 +110,9 @@ def query_positions(T: int, S: int, device: torch.device | str | None = None) ->
     return torch.arange(S - T, S, device=device)
 
 
-def visibility(distance: Int[Tensor, "T S"], *, causal: bool, window: int | None) -> Bool[Tensor, "T S"] | None:
+def visibility(
+    distance: Int[Tensor, "*batch T S"], *, causal: bool, window: int | None
+) -> Bool[Tensor, "*batch T S"] | None:
     """Which keys may be looked at, from distance = query position − key position; None means all of them."""
     if not causal:
         return None

@@ -14,10 +14,13 @@ from torch import Tensor
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
+from pagewise.paged_blocks import BlockManager, PagedKVCache
+from pagewise.paged_reading import streamed_attention
 from pagewise.tools.work import Work, count_work
 
 PROMPT, NEW, HEADS, KV_HEADS, HEAD_SIZE = 256, 32, 8, 2, 64
 TOTAL = PROMPT + NEW
+BLOCK_SIZE = 16
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -52,6 +55,26 @@ def with_cache(attend: Attend) -> Callable[[Tensor, Tensor, Tensor], list[Tensor
     return run
 
 
+def paged(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """With K and V in blocks: the prompt as in lesson 3, then each step writes one slot and streams over the blocks."""
+    manager = BlockManager(-(-TOTAL // BLOCK_SIZE), BLOCK_SIZE)
+    sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
+    cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device)
+    manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here
+    slots, outs = manager.slots(0, 0, PROMPT), [_online(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT])]
+    for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
+        if start:
+            slots = [manager.append(0, 0)]
+        rows = (x[0, :, start:stop].transpose(0, 1) for x in (k, v))
+        cache.write(0, torch.tensor(slots, device=q.device), *rows)
+        if start:
+            table = torch.tensor([manager.block_table(0)], dtype=torch.int32, device=q.device)
+            length = torch.tensor([stop], dtype=torch.int32, device=q.device)
+            out, _ = streamed_attention(q[:, :, start], cache.k[0], cache.v[0], table, length)
+            outs.append(out[:, :, None])
+    return outs
+
+
 _naive = partial(attention, causal=True)
 _online = partial(online_attention, causal=True, tile_size=64)
 
@@ -59,6 +82,7 @@ ROWS = [
     Row(1, "naive, everything recomputed", recompute),
     Row(2, "naive with a KV cache", with_cache(_naive)),
     Row(3, "online softmax, tiles of 64 keys", with_cache(_online)),
+    Row(4, "paged, streamed in blocks of 16", paged),
 ]
 
 

@@ -1,0 +1,129 @@
+"""Four ways to give requests memory for their KV cache, side by side (lesson 4).
+
+Memory is `capacity` token slots. Three allocators need one contiguous piece per request, found by first fit, as big as
+
+    reserve_max     max_len, the longest the model allows
+    power_of_two    prompt + the next power of two of the output: a guess at most twice too large
+    oracle          prompt + output exactly: no real system knows it
+
+and `Paged` takes blocks as tokens come. Kwon et al. 2023, §6.1, call the first three Orca (Max, Pow2, Oracle).
+"""
+
+from bisect import bisect
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from pagewise.paged_blocks import BlockManager, OutOfBlocks
+
+
+class Request(NamedTuple):
+    """Arrives before step `arrival` with `prompt` tokens and ends after `output` more."""
+
+    arrival: int
+    prompt: int
+    output: int
+
+
+@runtime_checkable
+class Memory(Protocol):
+    """What `replay` asks of an allocator. `held[i]` is the number of slots given to running request i."""
+
+    capacity: int
+    held: dict[int, int]
+
+    def needs(self, request: Request, num_tokens: int) -> int:
+        """The free slots it takes to let a request run on from `num_tokens`."""
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        """Give request i these slots, or return False."""
+
+    def grow(self, i: int) -> bool:
+        """Make room for one more token, or return False."""
+
+    def release(self, i: int) -> None:
+        """Take everything back."""
+
+
+class Contiguous:
+    """One piece per request, the lowest hole that is big enough (first fit); neighbouring holes grow together."""
+
+    def __init__(self, capacity: int, size: Callable[[Request], int]) -> None:
+        self.capacity, self.size = capacity, size
+        self.held: dict[int, int] = {}
+        self.start: dict[int, int] = {}
+        self.holes: list[tuple[int, int]] = [(0, capacity)]  # (start, size), by start
+
+    def needs(self, request: Request, num_tokens: int) -> int:
+        return self.size(request)  # all that it will ever get, at once
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        size = self.size(request)
+        for h, (start, hole) in enumerate(self.holes):
+            if hole >= size:
+                self.holes[h : h + 1] = [(start + size, hole - size)] if hole > size else []
+                self.held[i], self.start[i] = size, start
+                return True
+        return False
+
+    def grow(self, i: int) -> bool:
+        return True
+
+    def release(self, i: int) -> None:
+        start, size = self.start.pop(i), self.held.pop(i)
+        h = bisect(self.holes, (start, size))
+        if h < len(self.holes) and self.holes[h][0] == start + size:
+            size += self.holes.pop(h)[1]
+        if h > 0 and sum(self.holes[h - 1]) == start:
+            start, size = self.holes[h - 1][0], size + self.holes.pop(h - 1)[1]
+            h -= 1
+        self.holes.insert(h, (start, size))
+
+
+def reserve_max(capacity: int, max_len: int = 2048) -> Contiguous:
+    """Contiguous memory for the longest request there could be."""
+    return Contiguous(capacity, lambda request: max_len)
+
+
+def power_of_two(capacity: int, max_len: int = 2048) -> Contiguous:
+    """Contiguous memory for the prompt and the next power of two of the output, max_len at most."""
+    return Contiguous(capacity, lambda r: min(max_len, r.prompt + (1 << (r.output - 1).bit_length())))
+
+
+def oracle(capacity: int) -> Contiguous:
+    """Contiguous memory for exactly what the request will need."""
+    return Contiguous(capacity, lambda request: request.prompt + request.output)
+
+
+class Paged:
+    """Blocks from the real BlockManager. A few stay back for running requests to grow into (vLLM: 1 %)."""
+
+    def __init__(self, capacity: int, block_size: int = 16, watermark: float = 0.01) -> None:
+        self.manager = BlockManager(capacity // block_size, block_size)
+        self.capacity = self.manager.num_blocks * block_size
+        self.kept_back = int(self.manager.num_blocks * watermark) * block_size
+        self.held: dict[int, int] = {}
+
+    def needs(self, request: Request, num_tokens: int) -> int:
+        return self._whole_blocks(num_tokens) + (self.kept_back if self.held else 0)
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        if self.needs(request, num_tokens) > self.manager.num_free_blocks * self.manager.block_size:
+            return False
+        self.manager.allocate(i, [0] * num_tokens)
+        self.held[i] = self._whole_blocks(num_tokens)
+        return True
+
+    def grow(self, i: int) -> bool:
+        try:
+            self.manager.append(i, 0)
+        except OutOfBlocks:
+            return False
+        self.held[i] = self._whole_blocks(self.manager.num_tokens(i))
+        return True
+
+    def release(self, i: int) -> None:
+        self.manager.free(i)
+        del self.held[i]
+
+    def _whole_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.manager.block_size) * self.manager.block_size

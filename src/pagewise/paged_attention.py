@@ -1,0 +1,63 @@
+"""Paged attention: one new query per sequence over keys and values scattered in blocks (lessons 4 and 5).
+
+One function in front of every way to compute it. Kwon et al. 2023; the torch paths are in `pagewise.paged_reading`.
+"""
+
+from typing import Literal
+
+from jaxtyping import Float, Int32, Shaped
+from torch import Tensor
+
+from pagewise.paged_reading import gathered_attention
+
+
+def paged_attention(
+    q: Float[Tensor, "B H D"],
+    k_cache: Shaped[Tensor, "N P Hkv D"],
+    v_cache: Shaped[Tensor, "N P Hkv D"],
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    *,
+    scale: float | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    num_splits: int | None = None,
+    return_lse: bool = False,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
+    """Attention of each sequence's newest token over its whole context, read through its block table.
+
+        keys    = k_cache[block_tables[b]].flatten(0, 1)[: seq_lens[b]] · k_scale,   values likewise · v_scale
+        out[b]  = attention(q[b], keys, values, causal=True, …)
+
+    Sequences may share blocks, and a table may repeat one. What no query sees is never used: slots past the end,
+    other blocks (NaN there does no harm), table entries past a sequence's blocks or before its window (any number).
+
+    Args:
+        k_cache, v_cache: in the dtype of q, or both in one float8 dtype. Stored number · scale = the number meant.
+        seq_lens: at most M · P. 0: the sequence is empty, out is 0 and lse −inf.
+        scale, alibi_slopes, window, softcap: as in `naive_attention.attention`; bias slope · (j − (seq_len − 1)).
+        num_splits: cut the blocks into that many pieces, attend to each, merge with `merge_attention`. Default 1.
+        return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
+        backend: "torch" is `gathered_attention`; `streamed_attention` is its twin that needs no room for all keys.
+            "auto" takes the fastest backend there is for these tensors: torch, so far.
+
+    Returns:
+        out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it. Lengths and table entries are looked
+        at too: on a GPU the torch backend waits for it once, and cannot be captured in a CUDA graph.
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
+    if backend == "triton":
+        raise ValueError('backend="triton" has no paged kernel yet: use backend="torch" (or "auto")')
+    out, lse = gathered_attention(
+        q, k_cache, v_cache, block_tables, seq_lens, scale=scale, alibi_slopes=alibi_slopes, window=window,
+        softcap=softcap, k_scale=k_scale, v_scale=v_scale, num_splits=1 if num_splits is None else num_splits,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out

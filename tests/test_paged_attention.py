@@ -1,0 +1,344 @@
+"""Paged decode in torch against dense attention, over awkward lengths, scattered and shared blocks, and poison."""
+
+import pytest
+import torch
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.naive_attention import attention
+from pagewise.paged_attention import paged_attention
+from pagewise.paged_kv_cache import PagedKVCache
+from pagewise.paged_reading import gathered_attention, streamed_attention
+
+LENGTHS = [0, 1, 15, 16, 17, 129, 2000]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def split_attention(*args, **options):
+    return paged_attention(*args, **options, num_splits=3, return_lse=True)
+
+
+PATHS = {"gathered": gathered_attention, "streamed": streamed_attention, "split": split_attention}
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    """Each returns (out, lse)."""
+    return PATHS[request.param]
+
+
+def paged_inputs(
+    seq_lens, heads, kv_heads, head_size, *, block_size=16, dtype, device, cache_dtype=None, spare=3, seed=0
+):
+    """q, caches, tables and lengths, shuffled; all that no query may see is poison.
+
+    NaN in every slot past a sequence's end and in blocks of no sequence; in the tables −1 or 10⁹ past its blocks.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    num_used = [-(-n // block_size) for n in seq_lens]
+    N, M = sum(num_used) + spare, max(num_used, default=0) + 2
+    order = torch.randperm(N, generator=generator)
+    kv = torch.randn(2, N, block_size, kv_heads, head_size, generator=generator)
+    tables = torch.full((len(seq_lens), M), -1, dtype=torch.int32)
+    tables[::2] = 10**9
+    live = torch.zeros(N, block_size, dtype=torch.bool)
+    start = 0
+    for b, (n, used) in enumerate(zip(seq_lens, num_used, strict=True)):
+        blocks = order[start : start + used]
+        tables[b, :used] = blocks.int()
+        live.view(-1)[(blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:n]] = True
+        start += used
+    kv[:, ~live] = torch.nan
+    k_cache, v_cache = kv.to(dtype if cache_dtype is None else cache_dtype).to(device)
+    q = torch.randn(len(seq_lens), heads, head_size, generator=generator).to(dtype).to(device)
+    return q, k_cache, v_cache, tables.to(device), torch.tensor(seq_lens, dtype=torch.int32, device=device)
+
+
+def dense(q, k_cache, v_cache, tables, seq_lens, *, dtype, k_scale=1.0, v_scale=1.0, **options):
+    """(out, lse) sequence by sequence: token by token out of the cache, then the oracle in `dtype`."""
+    outs, lses = [], []
+    P = k_cache.shape[1]
+    for b, n in enumerate(seq_lens.tolist()):
+        blocks, offsets = tables[b, torch.arange(n) // P].long(), torch.arange(n, device=q.device) % P
+        k, v = k_cache[blocks, offsets].to(torch.float64), v_cache[blocks, offsets].to(torch.float64)
+        k, v = ((t * s).to(dtype).transpose(0, 1)[None] for t, s in ((k, k_scale), (v, v_scale)))
+        out, lse = attention(q[b, None, :, None].to(dtype), k, v, causal=True, return_lse=True, **options)
+        outs.append(out[0, :, 0])
+        lses.append(lse[0, :, 0])
+    return torch.stack(outs), torch.stack(lses)
+
+
+def assert_matches_dense(path, inputs, **options):
+    q = inputs[0]
+    out, lse = path(*inputs, **options)
+    exact, exact_lse = dense(*inputs, dtype=torch.float64, **options)
+    naive, naive_lse = dense(*inputs, dtype=q.dtype, **options)
+    assert_as_accurate_as_naive(out, exact, naive)
+    empty = inputs[4] == 0
+    assert (out[empty] == 0).all()
+    assert (lse[empty] == -torch.inf).all()
+    assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
+    if (~empty).any():
+        assert_as_accurate_as_naive(lse[~empty], exact_lse[~empty], naive_lse[~empty])
+    return out, lse
+
+
+# ------------------------------------------------------------------------------------------ against dense attention
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (8, 1)])
+def test_matches_dense_attention(heads, kv_heads, dtype, path, device):
+    assert_matches_dense(path, paged_inputs(LENGTHS, heads, kv_heads, 32, dtype=dtype, device=device))
+
+
+OPTIONS = {
+    "scale": {"scale": 0.3},
+    "alibi": {"alibi_slopes": [0.5, 0.25, 0.03, -0.01]},
+    "window 1": {"window": 1},
+    "window 16": {"window": 16},
+    "window 100": {"window": 100},
+    "softcap": {"softcap": 2.0, "scale": 1.0},
+    "all": {"scale": 0.3, "alibi_slopes": [0.5, 0.25, 0.03, -0.01], "window": 33, "softcap": 5.0},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_match_dense_attention(option, dtype, path, device):
+    options = dict(OPTIONS[option])
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = torch.tensor(options["alibi_slopes"], device=device)
+    assert_matches_dense(path, paged_inputs(LENGTHS, 4, 2, 32, dtype=dtype, device=device), **options)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+@pytest.mark.parametrize("head_size", [32, 80, 112, 256])
+def test_block_and_head_sizes(block_size, head_size, path, device):
+    inputs = paged_inputs([0, 7, 33, 64], 2, 1, head_size, block_size=block_size, dtype=torch.float16, device=device)
+    assert_matches_dense(path, inputs)
+
+
+def test_float64_is_exact_enough_to_be_an_oracle(path, device):
+    assert_matches_dense(path, paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=torch.float64, device=device), window=20)
+
+
+@pytest.mark.parametrize("cache_dtype", FLOAT8)
+def test_float8_cache_is_read_times_its_scales(cache_dtype, path, device):
+    inputs = paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=torch.bfloat16, device=device, cache_dtype=cache_dtype)
+    assert_matches_dense(path, inputs, k_scale=0.5, v_scale=0.25, softcap=3.0)
+
+
+def test_scales_apply_to_any_cache(path, device):
+    inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=device)
+    assert_matches_dense(path, inputs, k_scale=2.0, v_scale=-3.0, scale=0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_extreme_logits(dtype, path, device):
+    q, k_cache, v_cache, tables, lens = paged_inputs([1, 17, 40], 4, 2, 32, dtype=dtype, device=device)
+    scale = 1e5 / (q.float().abs().amax() * k_cache[~k_cache.isnan()].float().abs().amax() * 32).item()
+    assert_matches_dense(path, (q, k_cache, v_cache, tables, lens), scale=scale)
+
+
+@pytest.mark.parametrize("lens", [[0, 0], [0], []])
+def test_nothing_to_look_at(lens, path, device):
+    q, *rest = paged_inputs(lens, 4, 2, 32, dtype=torch.float32, device=device)
+    out, lse = path(q, *rest)
+    assert out.equal(torch.zeros_like(q))
+    assert lse.equal(torch.full((len(lens), 4), -torch.inf, device=device))
+
+
+def test_no_columns_and_no_blocks(path, device):
+    q = torch.randn(2, 4, 8, device=device)
+    cache = torch.zeros(0, 16, 2, 8, device=device)
+    tables = torch.zeros(2, 0, dtype=torch.int32, device=device)
+    out, lse = path(q, cache, cache, tables, torch.zeros(2, dtype=torch.int32, device=device))
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def test_shared_and_repeated_blocks(path, device):
+    q, k_cache, v_cache, tables, lens = paged_inputs([48, 48, 33], 4, 2, 32, dtype=torch.float32, device=device)
+    tables[1, :2] = tables[0, :2]  # a common prefix
+    tables[2, 0] = tables[2, 1]  # a block twice in one table
+    assert_matches_dense(path, (q, k_cache, v_cache, tables, lens))
+
+
+def test_logical_order_counts_not_physical(path, device):
+    """The same tokens in other blocks give the same bits: nothing depends on where they lie."""
+    q, k_cache, v_cache, tables, lens = paged_inputs([129, 17], 4, 2, 32, dtype=torch.float32, device=device)
+    out, lse = path(q, k_cache, v_cache, tables, lens)
+    moved = torch.randperm(len(k_cache), generator=torch.Generator().manual_seed(1)).to(device)
+    k_moved, v_moved = torch.empty_like(k_cache), torch.empty_like(v_cache)
+    k_moved[moved], v_moved[moved] = k_cache, v_cache
+    real = (tables >= 0) & (tables < len(moved))
+    tables_moved = torch.where(real, moved[tables.where(real, 0).long()].int(), tables)
+    again, lse_again = path(q, k_moved, v_moved, tables_moved, lens)
+    assert again.equal(out)
+    assert lse_again.equal(lse)
+
+
+def test_a_neighbour_in_the_batch_changes_nothing(path, device):
+    """A short sequence beside a very long one is as right as alone."""
+    inputs = paged_inputs([5, 2000], 4, 2, 32, dtype=torch.float32, device=device)
+    alone = [t[:1] if t.shape[0] == 2 else t for t in inputs]
+    out, lse = path(*inputs)
+    out_alone, lse_alone = path(*alone)
+    torch.testing.assert_close(out[:1], out_alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse[:1], lse_alone, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_before_the_window_are_not_touched(path, device):
+    q, k_cache, v_cache, tables, lens = paged_inputs([64, 40], 4, 2, 32, dtype=torch.float32, device=device)
+    out, lse = path(q, k_cache, v_cache, tables, lens, window=9)
+    first = tables[:, 0].long()
+    k_cache[first], v_cache[first] = torch.nan, torch.nan
+    tables[:, 0] = -1
+    tables[0, :3] = 10**9
+    again, lse_again = path(q, k_cache, v_cache, tables, lens, window=9)
+    assert again.equal(out)
+    assert lse_again.equal(lse)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 5, 9, 100])
+def test_number_of_splits_changes_only_rounding(num_splits, device):
+    inputs = paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=torch.float32, device=device)
+    assert_matches_dense(lambda *a: paged_attention(*a, num_splits=num_splits, return_lse=True), inputs)
+
+
+def test_reads_what_the_cache_wrote(device):
+    """The whole way: slots → write → block table → attention."""
+    cache = PagedKVCache(2, 8, 4, 2, 32, device=device)
+    table, n = [6, 1, 3], 10
+    slots = torch.tensor([table[i // 4] * 4 + i % 4 for i in range(n)], device=device)
+    k, v = torch.randn(2, n, 2, 32, device=device)
+    cache.write(1, slots, k, v)
+    q = torch.randn(1, 4, 32, device=device)
+    out = paged_attention(
+        q, cache.k[1], cache.v[1], torch.tensor([table], dtype=torch.int32, device=device),
+        torch.tensor([n], dtype=torch.int32, device=device),
+    )  # fmt: skip
+    whole = attention(q[:, :, None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], causal=True)[:, :, 0]
+    torch.testing.assert_close(out, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_offsets_are_64_bit(path):
+    """A cache of more than 2³¹ elements, of which only the last block is ever touched (2 GiB of address space)."""
+    P, D = 128, 256
+    N = 2**31 // (P * D) + 2
+    cache = torch.empty(N, P, 1, D, dtype=torch.float8_e5m2)
+    cache[-1] = torch.randn(P, 1, D, generator=torch.Generator().manual_seed(0)).to(cache.dtype)
+    q = torch.randn(1, 2, D, generator=torch.Generator().manual_seed(1))
+    lens = torch.tensor([P], dtype=torch.int32)
+    far = path(q, cache, cache, torch.tensor([[N - 1]], dtype=torch.int32), lens)
+    near = path(q, cache[-1:].clone(), cache[-1:].clone(), torch.tensor([[0]], dtype=torch.int32), lens)
+    assert far[0].equal(near[0])
+    assert far[1].equal(near[1])
+    assert far[0].any()
+
+
+# ------------------------------------------------------------------------------------------ interface
+
+
+def test_without_lse_only_the_output_is_returned(device):
+    inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.bfloat16, device=device)
+    out, _ = paged_attention(*inputs, return_lse=True)
+    for backend in ("auto", "torch"):
+        assert paged_attention(*inputs, backend=backend).equal(out)
+
+
+def test_inputs_are_left_alone(path, device):
+    inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=device)
+    before = [t.clone() for t in inputs]
+    path(*inputs, window=3)
+    for t, old in zip(inputs, before, strict=True):
+        assert t.nan_to_num().equal(old.nan_to_num())
+
+
+def test_strided_inputs_are_taken(path, device):
+    q, k_cache, v_cache, tables, lens = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=device)
+    out, _ = path(q, k_cache, v_cache, tables, lens)
+    kv = torch.stack([k_cache, v_cache], dim=1)  # [N, 2, P, Hkv, D], as some engines keep it
+    wide = tables.repeat_interleave(2, dim=1)[:, ::2]
+    assert path(q.mT.contiguous().mT, kv[:, 0], kv[:, 1], wide, lens)[0].equal(out)
+
+
+def test_unavailable_backends_name_one_that_works(device, shapes_unchecked):
+    inputs = paged_inputs([5], 4, 2, 32, dtype=torch.float32, device=device)
+    with pytest.raises(ValueError, match=r'"triton".*"torch"'):
+        paged_attention(*inputs, backend="triton")
+    with pytest.raises(ValueError, match="backend must be"):
+        paged_attention(*inputs, backend="cuda")
+
+
+def bad(name, change):
+    """The right arguments with one changed."""
+
+    def make():
+        inputs = dict(
+            zip(
+                ("q", "k_cache", "v_cache", "block_tables", "seq_lens"),
+                paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device="cpu"),
+                strict=True,
+            )
+        )
+        inputs[name] = change(inputs.get(name))
+        return inputs
+
+    return make
+
+
+def put(index, value):
+    def change(t):
+        t[index] = value
+        return t
+
+    return change
+
+
+BAD = {
+    "q rank": (bad("q", lambda t: t[None]), ValueError, "q must have 3 dim"),
+    "q not a tensor": (bad("q", lambda t: t.tolist()), TypeError, "q must be a torch.Tensor"),
+    "q dtype": (bad("q", lambda t: t.int()), TypeError, "q must be float32"),
+    "q device": (bad("q", lambda t: t.to("meta")), ValueError, "device"),
+    "k_cache dtype": (bad("k_cache", lambda t: t.half()), TypeError, "k_cache must be float32"),
+    "v_cache float8 alone": (bad("v_cache", lambda t: t.to(FLOAT8[0])), TypeError, "v_cache must have the dtype"),
+    "head size": (bad("q", lambda t: t[..., :16]), ValueError, "k_cache must be"),
+    "v_cache shape": (bad("v_cache", lambda t: t[:, :8]), ValueError, "v_cache must be"),
+    "heads": (bad("q", lambda t: t[:, :3]), ValueError, "multiple of Hkv"),
+    "tables dtype": (bad("block_tables", lambda t: t.long()), TypeError, "block_tables must be int32"),
+    "tables rows": (bad("block_tables", lambda t: t[:1]), ValueError, "block_tables must be"),
+    "lens dtype": (bad("seq_lens", lambda t: t.long()), TypeError, "seq_lens must be int32"),
+    "lens shape": (bad("seq_lens", lambda t: t[:1]), ValueError, "seq_lens must be"),
+    "lens negative": (bad("seq_lens", put(0, -1)), ValueError, r"seq_lens must be from 0 .* got -1"),
+    "lens beyond tables": (bad("seq_lens", put(1, 65)), ValueError, r"4 · 16 = 64.* got 65"),
+    "block too large": (bad("block_tables", put((1, 1), 6)), ValueError, r"from 0 to 5 .* got 6 at \[1, 1\]"),
+    "block negative": (bad("block_tables", put((0, 0), -1)), ValueError, r"got -1 at \[0, 0\]; sequence 0 has 5"),
+    "window": (bad("window", lambda _: 0), ValueError, "window"),
+    "scale": (bad("scale", lambda _: float("nan")), ValueError, "scale"),
+    "softcap": (bad("softcap", lambda _: -1.0), ValueError, "softcap"),
+    "alibi shape": (bad("alibi_slopes", lambda _: torch.ones(3)), ValueError, "alibi_slopes must be"),
+    "alibi dtype": (bad("alibi_slopes", lambda _: torch.ones(4).half()), TypeError, "alibi_slopes must be float32"),
+    "k_scale": (bad("k_scale", lambda _: float("inf")), ValueError, "k_scale"),
+    "v_scale": (bad("v_scale", lambda _: "1"), TypeError, "v_scale"),
+    "num_splits": (bad("num_splits", lambda _: 0), ValueError, "num_splits"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case, shapes_unchecked):
+    make, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        paged_attention(**make())
+
+
+@pytest.mark.parametrize("call", [gathered_attention, streamed_attention])
+def test_both_paths_check_their_input(call, shapes_unchecked):
+    for case in ("block too large", "lens beyond tables", "tables dtype", "heads"):
+        make, error, message = BAD[case]
+        with pytest.raises(error, match=message):
+            call(**make())
