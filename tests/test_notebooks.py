@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -70,6 +71,10 @@ def test_canonical_form_drops_what_depends_on_the_run():
     assert notebooks.canonical(nbformat.reads(text, as_version=4)) == text
 
 
+needs_a_kernel = pytest.mark.skipif(find_spec("ipykernel") is None, reason="running notebooks needs ipykernel")
+
+
+@needs_a_kernel
 def test_run_executes_into_another_folder_and_leaves_the_source_alone(tmp_path):
     source, out = tmp_path / "lessons", tmp_path / "out"
     source.mkdir()
@@ -83,6 +88,7 @@ def test_run_executes_into_another_folder_and_leaves_the_source_alone(tmp_path):
     assert path.read_text() == before
 
 
+@needs_a_kernel
 def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(tmp_path):
     save(tmp_path, code("fine = 1"), code("surprise = fine / 0"), name="bad.ipynb")
     save(tmp_path, code("print('good')"), name="good.ipynb")
@@ -97,6 +103,7 @@ def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(t
     assert (tmp_path / "out" / "good.ipynb").exists()
 
 
+@needs_a_kernel
 def test_second_refresh_changes_nothing(tmp_path):
     path = save(
         tmp_path,
@@ -111,6 +118,7 @@ def test_second_refresh_changes_nothing(tmp_path):
     assert path.read_text() != first
 
 
+@needs_a_kernel
 def test_refresh_measures_again_when_code_changed(tmp_path):
     timing = code("print(time.perf_counter())", tags=("nbval-ignore-output",), count=None)
     path = save(tmp_path, code("import time", count=None), timing)

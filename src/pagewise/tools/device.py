@@ -5,6 +5,8 @@ Triton reads `TRITON_INTERPRET` when it is imported and when a kernel is defined
 tensors. Setting `TRITON_INTERPRET` yourself (0 or 1) before importing pagewise overrides the choice.
 """
 
+import functools
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -44,7 +46,8 @@ def check_triton_device(device: torch.device) -> None:
 
     Raises:
         ValueError: Triton is missing, or compiles for a GPU while the tensors are on the CPU.
-        RuntimeError: triton was imported before pagewise could choose the interpreter.
+        RuntimeError: triton was imported before pagewise could choose the interpreter, or that interpreter cannot
+            work with the installed numpy.
     """
     mode = triton_mode()
     if mode == "unavailable":
@@ -56,6 +59,12 @@ def check_triton_device(device: torch.device) -> None:
         )
     if _triton_came_first:
         raise RuntimeError(_TRITON_CAME_FIRST)
+    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    if mode == "interpreted" and triton < (3, 7) and numpy >= (2, 4):
+        raise RuntimeError(
+            f"the interpreter of triton {_version('triton')} fails with numpy {_version('numpy')}: "
+            "install triton>=3.7, or numpy<2.4"
+        )
 
 
 def banner() -> str:
@@ -68,7 +77,6 @@ def banner() -> str:
     return f"{name} · torch {torch.__version__} · {triton}"
 
 
+@functools.cache
 def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
+    return importlib.metadata.version(package)
