@@ -10,7 +10,8 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_every_link_leads_to_a_file():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", prose)
     assert len(links) > 10
     assert [link for link in links if not (ROOT / link).exists()] == []
 
@@ -37,3 +38,12 @@ def test_pinned_torch_is_named_in_one_place_only():
     texts = [*ROOT.glob("*.md"), *ROOT.glob("*.yml"), ROOT / "Makefile", *(ROOT / "src").rglob("*.py")]
     assert [path.name for path in texts if pinned in path.read_text()] == []
     assert (ROOT / "pyproject.toml").read_text().count(pinned) == 1
+
+
+def test_the_example_runs_as_it_stands(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "transpose" in shown
+    assert "registers" in shown
