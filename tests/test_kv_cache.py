@@ -435,3 +435,17 @@ def test_bad_generation_is_refused_before_the_model_reads(change, error, words, 
         generate(model, **({"prompts": PROMPTS, "num_tokens": 2, "cached": cached} | change))
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
     assert calls == []
+
+
+def test_what_is_kept_takes_no_part_in_differentiation():
+    cache = KVCache(1, 1, 4, 8)
+    k = torch.randn(1, 1, 2, 8, requires_grad=True)
+    k_all, v_all = cache.append(k, k)
+    assert not k_all.requires_grad
+    assert not v_all.requires_grad
+
+
+def test_the_lowest_temperature_is_greedy():
+    model, tokenizer = tiny_model()
+    prompt = torch.tensor([tokenizer.encode("The cache")])
+    assert torch.equal(generate(model, prompt, 4, temperature=1e-30), generate(model, prompt, 4))

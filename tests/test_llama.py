@@ -254,7 +254,7 @@ def test_what_attend_returns_is_checked(shapes_unchecked):
 @pytest.mark.parametrize(
     ("sizes", "error", "says"),
     [
-        ({"num_attention_heads": 4, "num_key_value_heads": 3}, ValueError, "H must be a multiple of Hkv"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, ValueError, "must be a multiple of num_key_value_heads"),
         ({"num_attention_heads": 4, "head_dim": 7}, ValueError, "head_dim must be even.*got 7"),
         ({"num_attention_heads": 5}, ValueError, "hidden_size = 48 is not a multiple of num_attention_heads = 5"),
         ({"num_attention_heads": 0}, ValueError, "num_attention_heads must be at least 1, got 0"),

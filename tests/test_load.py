@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -149,7 +150,7 @@ def test_weights_that_do_not_fit_are_named(spoil, says, tmp_path):
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5 is not implemented"),
         ({"attention_bias": True}, "attention_bias = True is not implemented"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not implemented"),
-        ({"num_key_value_heads": 3}, "H must be a multiple of Hkv"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
     ],
 )
 def test_what_is_not_implemented_is_refused(changes, says, tmp_path):
@@ -296,3 +297,24 @@ def test_tiny_model_writes_words_of_this_repository(prompt):
     written = re.findall(r"[a-z]+", tokenizer.decode(ids[0]).lower())[len(prompt.split()) : -1]
     assert len(written) >= 10, written
     assert sum(word in known for word in written) >= 0.7 * len(written), written
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("config.json", "{", "config.json is not JSON"),
+        ("config.json", "[1]", "config.json must hold an object"),
+        ("model.safetensors", "nonsense", "model.safetensors is not a whole safetensors file"),
+        ("model.safetensors.index.json", "{}", "has no weight_map"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, text, words):
+    folder = shutil.copytree(TINY, tmp_path / "tiny")
+    (folder / name).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        load_model(folder)
+
+
+def test_what_is_no_path_is_refused(shapes_unchecked):
+    with pytest.raises(TypeError, match="path_or_hub_id must be a folder or a hub id, got int"):
+        load_model(3)

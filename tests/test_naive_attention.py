@@ -715,3 +715,19 @@ def test_shape_annotations_are_checked_in_this_suite():
     assert issubclass(TypeCheckError, TypeError)
     with pytest.raises(TypeCheckError):
         attention(**(GOOD | {"v": tensor(2, 2, 1, 8)}))
+
+
+@pytest.mark.parametrize("causal", ["no", None, 1])
+def test_causal_must_be_true_or_false(causal, shapes_unchecked):
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(TypeError, match="causal must be True or False"):
+        attention(q, q, q, causal=causal)
+
+
+@pytest.mark.parametrize(
+    "option", [{"scale": 1e39}, {"alibi_slopes": torch.tensor([torch.inf])}, {"window": 2**70, "causal": True}]
+)
+def test_what_float32_and_int64_cannot_hold_is_refused(option, shapes_unchecked):
+    q = torch.randn(1, 1, 2, 4)
+    with pytest.raises(ValueError, match=next(iter(option))):
+        attention(q, q, q, **option)

@@ -577,3 +577,16 @@ def test_merge_refuses_bad_input(outs, lses, error, message, shapes_unchecked):
 
 def test_row_max_of_no_keys():
     assert torch.equal(row_max(torch.zeros(2, 0)), torch.full((2,), -INF))
+
+
+def test_merge_of_different_rows_is_refused(shapes_unchecked):
+    with pytest.raises(ValueError, match=r"other must have acc of shape \[3, 2\], got \[1, 2\]"):
+        Partial.empty(3, head_size=2).merge(Partial.empty(1, head_size=2))
+
+
+def test_merge_of_float64_results_with_float32_lses_is_exact_in_float64():
+    outs, lses = draw(5, 3, 4, dtype=torch.float64), draw(5, 3, seed=1)
+    weights = torch.softmax(lses.double(), dim=0)
+    out, lse = merge_attention(outs, lses)
+    torch.testing.assert_close(out, (weights[..., None] * outs).sum(dim=0), rtol=1e-14, atol=1e-14)
+    assert lse.dtype == torch.float32

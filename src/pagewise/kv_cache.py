@@ -35,7 +35,10 @@ class KVCache:
     def append(
         self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T D"]
     ) -> tuple[Float[Tensor, "B Hkv len D"], Float[Tensor, "B Hkv len D"]]:
-        """Add T tokens; return views of all K and V so far. A refused call (ValueError, TypeError) changes nothing."""
+        """Add T tokens; return views of all K and V so far. A refused call (ValueError, TypeError) changes nothing.
+
+        What is kept takes no part in differentiation: gradients end at the cache.
+        """
         _, B, Hkv, max_len, D = self._kv.shape
         for name, new in (("k", k), ("v", v)):
             check_tensor(name, new, "B Hkv T D")
@@ -48,8 +51,8 @@ class KVCache:
                 f"k brings {k.shape[2]} tokens to a cache that holds {self.length} of at most max_len = {max_len}: "
                 f"make the cache with max_len >= {stop}, or reset() it"
             )
-        self._kv[0, :, :, self.length : stop] = k
-        self._kv[1, :, :, self.length : stop] = v
+        self._kv[0, :, :, self.length : stop] = k.detach()
+        self._kv[1, :, :, self.length : stop] = v.detach()
         self.length = stop
         return self._kv[0, :, :, :stop], self._kv[1, :, :, :stop]
 
@@ -70,6 +73,8 @@ def kv_cache_bytes(
     check_count("num_tokens", num_tokens, minimum=0)
     for name, size in {"num_layers": num_layers, "num_kv_heads": num_kv_heads, "head_size": head_size}.items():
         check_count(name, size)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
     return 2 * num_tokens * num_layers * num_kv_heads * head_size * dtype.itemsize
 
 
@@ -129,7 +134,8 @@ def generate(
         positions = torch.arange(start, tokens.shape[1], device=tokens.device).expand(B, -1)
         logits = model(tokens[:, start:], positions, attend)[:, -1]
         if temperature > 0:
-            probabilities = torch.softmax(logits.float() / temperature, dim=-1)
+            below_the_best = logits.float() - logits.amax(dim=-1, keepdim=True).float()
+            probabilities = torch.softmax(below_the_best / temperature, dim=-1)  # however low the temperature
             new = torch.multinomial(probabilities, 1, generator=generator)
         else:
             new = logits.argmax(dim=-1, keepdim=True)

@@ -32,7 +32,8 @@ def attention(
     """Attention of T queries over S keys; query head h reads KV head h // (H / Hkv).
 
     Scores and softmax are computed in float32 (float64 for float64 inputs); the weights are rounded to the
-    dtype of v before they meet it, as on tensor cores. All S scores of all T queries exist at once.
+    dtype of v before they meet it, as on tensor cores. All S scores of all T queries exist at once. A NaN in v
+    reaches every query, also one that may not look at it: 0 · NaN is NaN.
 
     Args:
         causal: key j is visible to query i iff j ≤ i + S − T (bottom-right aligned: the last query sees all).
@@ -157,4 +158,4 @@ def _check_dropout(q: Tensor, k: Tensor, dropout_p: float, dropout_mask: Tensor 
         return
     if dropout_p == 0:
         raise ValueError("dropout_mask is given but dropout_p is 0: pass the probability it was drawn with")
-    check_mask("dropout_mask", dropout_mask, (*q.shape[:3], k.shape[2]), like=q)
+    check_mask("dropout_mask", dropout_mask, (*q.shape[:3], k.shape[2]), like=q, true_means="keep")

@@ -48,7 +48,9 @@ class Partial(NamedTuple):
         return cls(m, weights.sum(dim=-1), grouped_matmul(weights, values.to(weights.dtype)))
 
     def merge(self, other: "Partial") -> "Partial":
-        """The summary of both sets of keys. Associative and commutative, up to rounding."""
+        """The summary of both sets of keys. Associative and commutative, up to rounding. ValueError if rows differ."""
+        if self.acc.shape != other.acc.shape:
+            raise ValueError(f"other must have acc of shape {list(self.acc.shape)}, got {list(other.acc.shape)}")
         m = torch.maximum(self.m, other.m)
         a, b = torch.exp(self.m - finite(m)), torch.exp(other.m - finite(m))
         return Partial(m, a * self.l + b * other.l, a[..., None] * self.acc + b[..., None] * other.acc)
@@ -199,7 +201,7 @@ def merge_attention(
     holds, NaN included, is not read. If no piece saw a key, out is 0 and lse is −inf.
 
     Returns:
-        out in the dtype of `outs`, lse in float32 (float64 for float64).
+        out in the dtype of `outs`, lse in that of `lses`.
 
     Raises:
         ValueError, TypeError: shapes or devices do not fit, or lses is neither float32 nor float64.
@@ -215,6 +217,8 @@ def merge_attention(
         raise ValueError(f"outs must be [n, ..., D], got shape {list(outs.shape)}")
     check_shape("lses", lses, outs.shape[:-1], "n ...")
     check_same("device", outs=outs, lses=lses)
+    lse_dtype = lses.dtype
+    lses = lses.to(torch.promote_types(outs.dtype, lse_dtype))
     empty = torch.isinf(lses)
     lses = lses.masked_fill(empty, -torch.inf)
     m = row_max(lses.movedim(0, -1))
@@ -222,4 +226,4 @@ def merge_attention(
     l = weights.sum(dim=0)
     parts = outs.to(lses.dtype).masked_fill(empty[..., None], 0.0) * weights[..., None]
     out = parts.sum(dim=0) / l.masked_fill(l == 0, 1.0)[..., None]
-    return out.to(outs.dtype), m + torch.log(l)
+    return out.to(outs.dtype), (m + torch.log(l)).to(lse_dtype)

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from pagewise.tools.checks import check_count, check_heads, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.checks import check_count, check_number, check_same, check_shape, check_tensor
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -65,7 +65,11 @@ class LlamaConfig:
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         check_count("num_key_value_heads", self.num_key_value_heads)
-        check_heads(self.num_attention_heads, self.num_key_value_heads)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads = {self.num_attention_heads} must be a multiple of num_key_value_heads = "
+                f"{self.num_key_value_heads}"
+            )
         check_count("head_dim", self.head_dim)
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, for RoPE turns pairs of elements, got {self.head_dim}")
@@ -160,7 +164,7 @@ class Attention(nn.Module):
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in projections
         )  # [B, heads, T, D]
         out = attend(self.layer, apply_rope(q, turn), apply_rope(k, turn), v)
-        check_tensor("what attend returned", out, "B H T D")
+        check_tensor("what attend returned", out, "B H T D", dtypes=(q.dtype,))
         check_shape("what attend returned", out, q.shape, "B H T D")
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig
@@ -65,13 +65,17 @@ def load_model(
     """
     if dtype not in (*FLOATS, torch.float64):
         raise TypeError(f"dtype must be float32, float16, bfloat16 or float64, got {dtype}")
+    if not isinstance(path_or_hub_id, str | Path):
+        raise TypeError(f"path_or_hub_id must be a folder or a hub id, got {type(path_or_hub_id).__name__}")
     device = torch.get_default_device() if device is None else torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device}, but torch finds no GPU here: leave it out, or pass 'cpu'")
     folder = Path(path_or_hub_id).expanduser()
     if not folder.is_dir():
         folder = _download(str(path_or_hub_id))
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    settings = _read_json(folder / "config.json")
     if settings.get("model_type") != "llama":
         raise ValueError(f"model_type {settings.get('model_type')!r} is not implemented: supported is 'llama'")
     config = llama_config(settings)
@@ -130,7 +134,7 @@ def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama
 def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Every weight of `model` from the safetensors in `folder`. Names and shapes are checked before data is read."""
     expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}
-    shards = [safe_open(path, framework="pt") for path in _weight_files(folder)]
+    shards = [_open(path) for path in _weight_files(folder)]
     found = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118 (not a dict)
     # What older files hold besides: RoPE's frequencies, and a tied head's second copy.
     ignored = [name for name in found if name.endswith("rotary_emb.inv_freq")]
@@ -154,12 +158,31 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
     return {name: shard.get_tensor(name).to(device=device, dtype=dtype) for name, shard in found.items()}
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold an object, got a {type(content).__name__}")
+    return content
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+
+
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         names = ["model.safetensors"]
     else:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        if not names:
+            raise ValueError(f"{index} has no weight_map: it must be as save_pretrained writes it")
     if absent := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(
             f"{folder} lacks {', '.join(absent)}: weights are read from safetensors only; "

@@ -4,7 +4,7 @@ A message names the argument, what it was, what it must be and, where there is o
 """
 
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -43,11 +43,19 @@ def check_same(attribute: str, **tensors: Tensor) -> None:
 
 
 def check_count(name: str, value: object, *, minimum: int = 1) -> None:
-    """`value` must be an int of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """`value` must be an int (numpy's count) of at least `minimum`, and below 2⁶³."""
+    if isinstance(value, bool | Tensor) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be below 2**63, got {value}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """`value` must be True or False: other things that Python takes for true are mistakes here."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
 
 
 def check_number(name: str, value: object, *, low: float = float("-inf"), below: float = float("inf")) -> None:
@@ -88,27 +96,30 @@ def check_score_options(
 ) -> None:  # fmt: skip
     """The options that shape the scores of q [B,H,T,D] against `num_keys` keys (DESIGN: the semantics)."""
     B, H, T, _ = q.shape
+    check_flag("causal", causal)
     if window is not None:
         check_count("window", window)
         if not causal:
             raise ValueError(f"window = {window} needs causal=True: it counts back from the query's own position")
     if scale is not None:
-        check_number("scale", scale)
+        check_number("scale", scale, low=-torch.finfo(torch.float32).max, below=torch.finfo(torch.float32).max)
     check_number("softcap", softcap, low=0.0)
     if alibi_slopes is not None:
         check_tensor("alibi_slopes", alibi_slopes, "H", dtypes=(torch.float32,))
         check_shape("alibi_slopes", alibi_slopes, (H,), "H")
         check_same("device", q=q, alibi_slopes=alibi_slopes)
+        if q.device.type == "cpu" and not torch.isfinite(alibi_slopes).all():
+            raise ValueError("alibi_slopes must be finite, got NaN or infinity")
     if attn_mask is not None:
         check_mask("attn_mask", attn_mask, (B, H, T, num_keys), like=q)
 
 
-def check_mask(name: str, mask: Tensor, shape: Sequence[int], *, like: Tensor) -> None:
+def check_mask(name: str, mask: Tensor, shape: Sequence[int], *, like: Tensor, true_means: str = "may look") -> None:
     """`mask` must be bool and broadcast to `shape` = [B,H,T,S] without enlarging it."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = _short(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
-            f"{name} must be a bool tensor (True = may look), got {got}: for an additive mask use mask == 0"
+            f"{name} must be a bool tensor (True = {true_means}), got {got}: for an additive mask use mask == 0"
         )
     check_same("device", q=like, **{name: mask})
     fits = mask.dim() <= len(shape) and all(
