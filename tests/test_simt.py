@@ -899,3 +899,29 @@ def test_an_output_written_by_an_earlier_launch_may_be_read():
         run(CHECKED, "past_the_end", 1, 64, x=x, out=out, n=40, bad=0)
         run(CHECKED, "unwritten_output", 1, 64, x=x, out=out, n=40, bad=1)
     torch.testing.assert_close(out, 2 * x)
+
+
+HALVES = r"""
+struct Pair { float a, b; __host__ __device__ Pair() {} };
+__shared__ __nv_bfloat16 of_the_file[64];
+__global__ void k(float* out) {
+    __shared__ __half row[64];
+    __shared__ __half2 wide[64];
+    __shared__ Pair pairs[64];
+    int i = threadIdx.x;
+    row[i] = __float2half(i), wide[i] = __half2half2(row[i]), pairs[i].a = i, of_the_file[i] = __float2bfloat16(i);
+    __syncthreads();
+    int j = 63 - i;
+    out[i] = __half2float(row[j]) + __half2float(wide[j].x) + pairs[j].a + __bfloat162float(of_the_file[j]);
+}
+"""
+
+
+def test_shared_arrays_of_a_class_have_no_hidden_accesses():
+    out = zeros(64)
+    with simt.check(outputs=[out]):
+        run(HALVES, "k", 1, 64, out=out)
+    assert out.tolist() == [4 * (63 - i) for i in range(64)]
+    with simt.observe() as report:
+        run(HALVES, "k", 1, 64, out=out)
+    assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}
