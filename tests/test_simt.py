@@ -1,5 +1,6 @@
 """CUDA kernels on the CPU: what the runner supports, what it counts, what it catches (tools/simt.py)."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -350,6 +351,23 @@ def test_a_wild_access_is_an_error_and_the_process_lives():
         run(SUPPORTED, "wild", 3, 2, out=zeros(1))
     assert caught.value.line == next(i for i, text in enumerate(SUPPORTED.splitlines(), 1) if "void wild" in text)
     test_threads_that_left_do_not_hold_up_a_barrier()
+
+
+STOPPING = r"""
+__global__ void divides(int* x) { x[0] = 7 / x[1]; }
+__global__ void traps(int* x) { if (x[1] == 0) __builtin_trap(); }
+__global__ void aborts(int* x) { if (x[1] == 0) abort(); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("divides", "an integer by zero"), ("traps", "__builtin_trap"), ("aborts", r"abort\(\)")]
+)
+def test_what_would_end_the_process_is_an_error(name, message):
+    for context in (contextlib.nullcontext(), simt.check()):
+        with context, pytest.raises(simt.SimtError, match=rf"{name}.*thread \(0, 0, 0\).*{message}") as caught:
+            run(STOPPING, name, 1, 1, x=zeros(2, dtype=torch.int32))
+        assert caught.value.what == "fault"
 
 
 def test_the_same_launch_gives_the_same_bits():
