@@ -38,7 +38,8 @@ enum Space : u8 { GLOBAL, SHARED, OTHER };
 enum Access : u8 { READ, WRITE, ATOMIC, BARRIER, SHUFFLE };
 enum What : u32 {
     NONE, DEADLOCK, OUTSIDE_GLOBAL, OUTSIDE_SHARED, MISALIGNED, RACE, BARRIER_NOT_REACHED, LANE_GONE, LANE_NOT_IN_MASK,
-    UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER,
+    UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER, DIVIDED_BY_ZERO,
+    STOPPED,
 };  // fmt: skip
 
 struct Dim { u32 x, y, z; };
@@ -221,6 +222,7 @@ struct Worker {
     std::vector<std::vector<u32>> executions;  // [thread][site]
     sigjmp_buf* fault = nullptr;
     u64 fault_site = 0;
+    What fault_what = FAULT;
     Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
 };
 

@@ -92,13 +92,14 @@ extern "C" void simt_launch(Launch* launch) {
 
     static std::mutex signals;  // launches from several Python threads share the process's signal handlers
     static int launches = 0;
-    static struct sigaction old_segv, old_bus;
+    static struct sigaction old_actions[std::size(FAULTS)];
     {
         std::lock_guard<std::mutex> guard(signals);
         struct sigaction action{};
         action.sa_sigaction = on_fault;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-        if (launches++ == 0) sigaction(SIGSEGV, &action, &old_segv), sigaction(SIGBUS, &action, &old_bus);
+        if (launches++ == 0)
+            for (size_t i = 0; i < std::size(FAULTS); ++i) sigaction(FAULTS[i], &action, &old_actions[i]);
     }
     std::vector<std::thread> helpers;
     u32 workers = launch->mode == PLAIN ? std::min<u64>(launch->workers, blocks) : 1;
@@ -107,7 +108,8 @@ extern "C" void simt_launch(Launch* launch) {
     for (std::thread& helper : helpers) helper.join();
     {
         std::lock_guard<std::mutex> guard(signals);
-        if (--launches == 0) sigaction(SIGSEGV, &old_segv, nullptr), sigaction(SIGBUS, &old_bus, nullptr);
+        if (--launches == 0)
+            for (size_t i = 0; i < std::size(FAULTS); ++i) sigaction(FAULTS[i], &old_actions[i], nullptr);
     }
 
     if (launch->mode != PLAIN) unmap(job);

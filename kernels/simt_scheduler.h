@@ -265,12 +265,15 @@ static void run_block(Worker& w, u32 number) {
     }
 }
 
-// A wild access that no hook announced (a plain run): leave the thread block with an error instead of the process.
-static void on_fault(int, siginfo_t*, [[maybe_unused]] void* state) {
+// A wild access that no hook announced (a plain run), a division by zero, __builtin_trap or abort: leave the thread block
+// with an error instead of the process.
+constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+static void on_fault(int number, siginfo_t*, [[maybe_unused]] void* state) {
     if (!worker || !worker->fault) {
-        signal(SIGSEGV, SIG_DFL), signal(SIGBUS, SIG_DFL);
+        signal(number, SIG_DFL);
         return;
     }
+    worker->fault_what = number == SIGFPE ? DIVIDED_BY_ZERO : number == SIGILL || number == SIGABRT ? STOPPED : FAULT;
 #ifdef __x86_64__
     worker->fault_site = (u64)((ucontext_t*)state)->uc_mcontext.gregs[REG_RIP] + 1;
 #endif
@@ -323,7 +326,7 @@ static void work(Job& job) {
             run_block(w, job.order[rank]);
         } else {
             Error e{};
-            e.what = FAULT, e.block = w.block, e.region = -1, e.site = w.fault_site;
+            e.what = w.fault_what, e.block = w.block, e.region = -1, e.site = w.fault_site;
             if (w.current) e.thread = w.current->index;
             w.current = nullptr;
             raise_error(w, e);

@@ -100,12 +100,64 @@ def test_a_define_of_the_command_line_names_a_type():
         ("f<__half, 64>", ["const __half* x", "float s", "__half* acc"]),
         ("f<float>", ["const float* x", "float s", "float* acc"]),
         ("f<float, 3 + (4 > 2), double>", ["const float* x", "float s", "double* acc"]),
-        ("attention::f<unsigned char>", ["const unsigned char* x", "float s", "unsigned char* acc"]),
+        ("f<unsigned char>", ["const unsigned char* x", "float s", "unsigned char* acc"]),
     ],
 )
 def test_template_arguments_are_put_in_with_their_defaults(name, read):
     template = "template <typename T, int N = (1 > 0), class Acc = T>"
     assert declared("const T* x, float s, Acc* acc", template, name=name) == read
+
+
+NAMESPACES = """
+namespace a { __global__ void k(float* o, float s) { { } } }
+namespace b::c { __global__ void k(float* o, double s) { } }
+namespace { __global__ void k(float* o, int s) { } }
+"""
+
+
+@pytest.mark.parametrize(("name", "ctype"), [("a::k", "float"), ("::b::c::k", "double"), ("k", "int")])
+def test_a_kernel_is_that_of_its_namespace(name, ctype):
+    assert read_signature(NAMESPACES, name).parameters[1].ctype == ctype
+
+
+def test_a_using_directive_makes_a_kernel_known_without_its_namespace():
+    source = "namespace a { __global__ void k(float s) { } } using namespace a;"
+    assert read_signature(source, "k").parameters[0].ctype == "float"
+
+
+CHOICE = """
+#ifndef F64
+__global__ void k(float* o, float s) { }
+#else
+__global__ void k(float* o, double s) { }
+#endif
+"""
+DEFAULT = "#ifndef F64\n#define F64 0\n#endif\n" + CHOICE.replace("ifndef F64", "if !F64")
+CHOSEN_TYPE = "#ifdef F64\n#define T double\n#else\n#define T float\n#endif\n__global__ void k(float* o, T s) { }"
+
+
+@pytest.mark.parametrize("source", [CHOICE, DEFAULT, CHOSEN_TYPE, CHOICE.replace("ifndef F64", "if !defined(F64)")])
+@pytest.mark.parametrize(("defines", "ctype"), [([], "float"), (["F64"], "double"), (["F64=1"], "double")])
+def test_a_condition_on_defines_chooses_the_declaration(source, defines, ctype):
+    assert read_signature(source, "k", defines).parameters[1].ctype == ctype
+
+
+@pytest.mark.parametrize("condition", ["if __CUDA_ARCH__ < 900", "ifdef __CUDACC__", "if A(2)", "if (A || 1) && B"])
+def test_a_choice_that_cannot_be_told_is_refused(condition):
+    source = CHOICE.replace("ifndef F64", condition)
+    with pytest.raises(ValueError, match=r"more than once .*float\* o, float s\) and \(float\* o, double s\): rename"):
+        read_signature(source, "k")
+    with pytest.raises(ValueError, match="parameter s is declared `T`, which the source defines more than once"):
+        read_signature(CHOSEN_TYPE.replace("ifdef F64", condition), "k")
+
+
+def test_equal_declarations_are_no_choice():
+    source = CHOICE.replace("ifndef F64", "if __CUDA_ARCH__ < 900").replace("double s", "const float scale")
+    assert [p.ctype for p in read_signature(source, "k").parameters] == ["float", "float"]
+    redeclared = (
+        "template <class T, int N = 2> __global__ void k(T*); template <class U, int M> __global__ void k(U* x) { }"
+    )
+    assert read_signature(redeclared, "k<float>").parameters[0].ctype == "float"
 
 
 @pytest.mark.parametrize(

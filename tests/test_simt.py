@@ -1,5 +1,6 @@
 """CUDA kernels on the CPU: what the runner supports, what it counts, what it catches (tools/simt.py)."""
 
+import contextlib
 import ctypes
 import os
 import re
@@ -350,6 +351,23 @@ def test_a_wild_access_is_an_error_and_the_process_lives():
         run(SUPPORTED, "wild", 3, 2, out=zeros(1))
     assert caught.value.line == next(i for i, text in enumerate(SUPPORTED.splitlines(), 1) if "void wild" in text)
     test_threads_that_left_do_not_hold_up_a_barrier()
+
+
+STOPPING = r"""
+__global__ void divides(int* x) { x[0] = 7 / x[1]; }
+__global__ void traps(int* x) { if (x[1] == 0) __builtin_trap(); }
+__global__ void aborts(int* x) { if (x[1] == 0) abort(); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("divides", "an integer by zero"), ("traps", "__builtin_trap"), ("aborts", r"abort\(\)")]
+)
+def test_what_would_end_the_process_is_an_error(name, message):
+    for context in (contextlib.nullcontext(), simt.check()):
+        with context, pytest.raises(simt.SimtError, match=rf"{name}.*thread \(0, 0, 0\).*{message}") as caught:
+            run(STOPPING, name, 1, 1, x=zeros(2, dtype=torch.int32))
+        assert caught.value.what == "fault"
 
 
 def test_the_same_launch_gives_the_same_bits():
@@ -899,3 +917,29 @@ def test_an_output_written_by_an_earlier_launch_may_be_read():
         run(CHECKED, "past_the_end", 1, 64, x=x, out=out, n=40, bad=0)
         run(CHECKED, "unwritten_output", 1, 64, x=x, out=out, n=40, bad=1)
     torch.testing.assert_close(out, 2 * x)
+
+
+HALVES = r"""
+struct Pair { float a, b; __host__ __device__ Pair() {} };
+__shared__ __nv_bfloat16 of_the_file[64];
+__global__ void k(float* out) {
+    __shared__ __half row[64];
+    __shared__ __half2 wide[64];
+    __shared__ Pair pairs[64];
+    int i = threadIdx.x;
+    row[i] = __float2half(i), wide[i] = __half2half2(row[i]), pairs[i].a = i, of_the_file[i] = __float2bfloat16(i);
+    __syncthreads();
+    int j = 63 - i;
+    out[i] = __half2float(row[j]) + __half2float(wide[j].x) + pairs[j].a + __bfloat162float(of_the_file[j]);
+}
+"""
+
+
+def test_shared_arrays_of_a_class_have_no_hidden_accesses():
+    out = zeros(64)
+    with simt.check(outputs=[out]):
+        run(HALVES, "k", 1, 64, out=out)
+    assert out.tolist() == [4 * (63 - i) for i in range(64)]
+    with simt.observe() as report:
+        run(HALVES, "k", 1, 64, out=out)
+    assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}

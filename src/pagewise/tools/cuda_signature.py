@@ -4,7 +4,8 @@ CUDA's launch takes a list of addresses and trusts them: an int where the kernel
 garbage. So the declaration itself is read here, and what Python passes is converted to exactly that.
 
 Understood: comments, attributes, qualifiers, default arguments, `typedef`, `using A = B`, `#define A B`, namespaces,
-and templates over types and values with their defaults, instantiated as in `softmax<float, 128>`. A declaration that
+simple #if and #ifdef, and templates over types and values with their defaults, instantiated as in
+`softmax<float, 128>`. A declaration that
 needs more of C++ than that (a trait, a struct by value, a reference) is refused with the parameter's name.
 """
 
@@ -12,10 +13,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pagewise.tools.cuda_tokens import Tokens, evaluate, matching, split, strip_comments, substitute, tokens_of
+from pagewise.tools.cuda_tokens import (
+    Tokens,
+    evaluate,
+    live_branches,
+    matching,
+    split,
+    strip_comments,
+    substitute,
+    tokens_of,
+)
 from pagewise.tools.simt import Parameter
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_AMBIGUOUS = "?"  # what a name stands for that is defined twice, differently
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\()[ \t]*(.*)$", re.MULTILINE)
 
 _QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
@@ -38,6 +49,7 @@ class Signature(NamedTuple):
 
 class _Declaration(NamedTuple):
     function: str
+    namespace: tuple[str, ...]  # an unnamed one has no part in it
     template: Tokens | None
     attributes: dict[str, Tokens]
     parameters: Tokens
@@ -50,20 +62,44 @@ def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signa
         KernelNotFound: no `__global__` function has this name; the message lists those there are.
         ValueError: template arguments do not fit, or a parameter's type cannot be told.
     """
-    function, arguments = _split_instantiation(name)
-    text = strip_comments(source)
+    path, arguments = _split_instantiation(name)
+    function, macros = path[-1], dict(define.split("=", 1) if "=" in define else (define, "1") for define in defines)
+    text = live_branches(strip_comments(source), macros)
     tokens = tokens_of(text)
-    declaration = _find(list(_kernels(tokens)), function)
+    declarations = _find(tokens, path, name)
     outside = _outside_functions(tokens)
-    known = {**_macros(text, defines), **_aliases(outside), **_constants(outside)}
-    known.update(_template_arguments(name, declaration.template, arguments))
-    parameters = tuple(
-        _parameter(position, declared, function, known)
+    named = [*_macros(text, macros), *_aliases(outside), *_constants(outside)]
+    known: dict[str, Tokens] = {}
+    for alias, value in named:
+        known[alias] = value if known.get(alias, value) == value else [_AMBIGUOUS]
+    read = [_parameters(name, declaration, arguments, known) for declaration in declarations]
+    if different := [each for each in read if _types(each) != _types(read[0])]:
+        first, second = (
+            ", ".join(f"{p.ctype}{'*' * p.pointer} {p.name}" for p in each) for each in (read[0], different[0])
+        )
+        raise ValueError(
+            f"name: kernel {function!r} is declared more than once with different parameters, ({first}) and "
+            f"({second}): rename one, or choose by #ifdef of a name that is given in `defines`"
+        )
+    attributes = {name: value for declaration in declarations for name, value in declaration.attributes.items()}
+    bounds = split(attributes.get("__launch_bounds__", []))
+    known |= _template_arguments(name, declarations[-1].template, arguments)
+    return Signature(function, read[-1], evaluate(bounds[0], known) if bounds else None)
+
+
+def _parameters(
+    name: str, declaration: _Declaration, arguments: list[Tokens], known: Mapping[str, Tokens]
+) -> tuple[Parameter, ...]:
+    known = {**known, **_template_arguments(name, declaration.template, arguments)}
+    return tuple(
+        _parameter(position, declared, declaration.function, known)
         for position, declared in enumerate(split(declaration.parameters))
         if declared != ["void"]
     )
-    bounds = split(declaration.attributes.get("__launch_bounds__", []))
-    return Signature(function, parameters, evaluate(bounds[0], known) if bounds else None)
+
+
+def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool]]:
+    return [(parameter.ctype, parameter.pointer) for parameter in parameters]
 
 
 def kernel_names(source: str) -> list[str]:
@@ -77,8 +113,17 @@ def kernel_names(source: str) -> list[str]:
 
 def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
     template, i = None, 0
+    scopes: list[list[str]] = []  # of each brace that is open, the namespace it opened
     while i < len(tokens):
         token = tokens[i]
+        if token == "{":
+            start = i
+            while start and (tokens[start - 1] == "::" or _NAME.fullmatch(tokens[start - 1])):
+                start -= 1
+            words = [word for word in tokens[start:i] if word != "::"]
+            scopes.append(words[words.index("namespace") + 1 :] if "namespace" in words else [])
+        elif token == "}" and scopes:
+            scopes.pop()
         if token == "template" and tokens[i + 1 : i + 2] == ["<"]:
             end = matching(tokens, i + 1)
             template, i = tokens[i + 2 : end], end
@@ -94,31 +139,46 @@ def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
             if i + 1 < len(tokens):
                 end = matching(tokens, i + 1)
                 if _NAME.fullmatch(tokens[i]):  # else `f<float>(…)`: a template written out for one type
-                    yield _Declaration(tokens[i], template, attributes, tokens[i + 2 : end])
+                    namespace = tuple(name for scope in scopes for name in scope)
+                    yield _Declaration(tokens[i], namespace, template, attributes, tokens[i + 2 : end])
                 i = end
         i += 1
 
 
-def _find(kernels: list[_Declaration], function: str) -> _Declaration:
-    found = [kernel for kernel in kernels if kernel.function == function]
+def _find(tokens: Tokens, path: tuple[str, ...], name: str) -> list[_Declaration]:
+    """All declarations of kernel `path`, each with the default template arguments of the first."""
+    kernels = list(_kernels(tokens))
+    same_name = [kernel for kernel in kernels if kernel.function == path[-1]]
+    found = [kernel for kernel in same_name if (*kernel.namespace, kernel.function) == path]
+    other_paths = rf"(using|inline) namespace |namespace \w+ = |using [\w: ]*:: {path[-1]} ;"
+    if not found and re.search(other_paths, " ".join(tokens)):
+        found = same_name
     if not found:
-        names = ", ".join(dict.fromkeys(kernel.function for kernel in kernels)) or "no __global__ function at all"
-        raise KernelNotFound(f"name: the source has no kernel {function!r}; it has {names}")
-    if any(len(split(kernel.parameters)) != len(split(found[0].parameters)) for kernel in found):
-        raise ValueError(f"name: kernel {function!r} is declared more than once with different parameters: rename one")
-    # a default template argument stands on the first declaration, what the parameters are called on the last
-    return found[-1]._replace(template=found[0].template, attributes=found[0].attributes | found[-1].attributes)
+        full = [*dict.fromkeys("::".join((*kernel.namespace, kernel.function)) for kernel in same_name or kernels)]
+        if not same_name:
+            names = ", ".join(full) or "no __global__ function at all"
+            raise KernelNotFound(f"name: the source has no kernel {'::'.join(path)!r}; it has {names}")
+        instance = name[name.index("<") :] if "<" in name else ""
+        remedy = " or ".join(f'"{each}{instance}"' for each in full)
+        raise KernelNotFound(f"name: the source has no kernel {'::'.join(path)!r}: name it {remedy}")
+    return [kernel._replace(template=_with_defaults(kernel.template, found[0].template)) for kernel in found]
+
+
+def _with_defaults(template: Tokens | None, first: Tokens | None) -> Tokens | None:
+    if not template or not first or len(split(template)) != len(split(first)):
+        return template
+    pairs = zip(split(template), split(first), strict=True)
+    merged = [own if "=" in own or "=" not in old else own + old[old.index("=") :] for own, old in pairs]
+    return [token for parameter in merged for token in (*parameter, ",")][:-1]
 
 
 # ------------------------------------------------------------------------------------------------ what names stand for
 
 
-def _macros(text: str, defines: Sequence[str]) -> dict[str, Tokens]:
-    macros = {name: tokens_of(value) for name, value in _DEFINE.findall(text)}
-    for define in defines:  # the command line does not override what the file itself defines
-        name, equals, value = define.partition("=")
-        macros.setdefault(name, tokens_of(value) if equals else ["1"])
-    return macros
+def _macros(text: str, defines: Mapping[str, str]) -> list[tuple[str, Tokens]]:
+    macros = [(name, tokens_of(value)) for name, value in _DEFINE.findall(text)]
+    in_file = {name for name, _ in macros}  # the command line does not override what the file itself defines
+    return macros + [(name, tokens_of(value)) for name, value in defines.items() if name not in in_file]
 
 
 def _outside_functions(tokens: Tokens) -> Tokens:
@@ -138,39 +198,39 @@ def _outside_functions(tokens: Tokens) -> Tokens:
     return outside
 
 
-def _aliases(tokens: Tokens) -> dict[str, Tokens]:
+def _aliases(tokens: Tokens) -> list[tuple[str, Tokens]]:
     """`typedef A B;` and `using B = A;`."""
-    aliases = {}
+    aliases = []
     for i, token in enumerate(tokens):
         if token not in ("typedef", "using"):
             continue
         statement = tokens[i + 1 : tokens.index(";", i)] if ";" in tokens[i:] else []
         if token == "using" and statement[1:2] == ["="]:
-            aliases[statement[0]] = statement[2:]
+            aliases.append((statement[0], statement[2:]))
         elif token == "typedef" and len(statement) >= 2 and _NAME.fullmatch(statement[-1]) and "(" not in statement:
-            aliases[statement[-1]] = statement[:-1]
+            aliases.append((statement[-1], statement[:-1]))
     return aliases
 
 
-def _constants(tokens: Tokens) -> dict[str, Tokens]:
+def _constants(tokens: Tokens) -> list[tuple[str, Tokens]]:
     """`constexpr int N = 128;`, for `__launch_bounds__` and template arguments."""
-    constants = {}
+    constants = []
     for i, token in enumerate(tokens):
         if token == "constexpr" and ";" in tokens[i:]:
             statement = tokens[i + 1 : tokens.index(";", i)]
             if "=" in statement[1:]:
                 equals = statement.index("=")
-                constants[statement[equals - 1]] = statement[equals + 1 :]
+                constants.append((statement[equals - 1], statement[equals + 1 :]))
     return constants
 
 
-def _split_instantiation(name: str) -> tuple[str, list[Tokens]]:
-    """Split "ns::softmax<float, 128>" into "softmax" and [["float"], ["128"]]."""
-    match = re.fullmatch(r"\s*(?:::)?(?:\w+::)*([A-Za-z_]\w*)\s*(<.*>)?\s*", name, re.DOTALL)
+def _split_instantiation(name: str) -> tuple[tuple[str, ...], list[Tokens]]:
+    """Split "ns::softmax<float, 128>" into ("ns", "softmax") and [["float"], ["128"]]."""
+    match = re.fullmatch(r"\s*(?:::)?((?:\w+\s*::\s*)*[A-Za-z_]\w*)\s*(<.*>)?\s*", name, re.DOTALL)
     if not match:
         raise ValueError(f'name must be a kernel ("scale") or an instantiation ("softmax<float, 128>"), got {name!r}')
     arguments = tokens_of(match[2])[1:-1] if match[2] else []
-    return match[1], split(arguments)
+    return tuple(re.findall(r"\w+", match[1])), split(arguments)
 
 
 def _template_arguments(name: str, template: Tokens | None, arguments: list[Tokens]) -> dict[str, Tokens]:
@@ -228,6 +288,8 @@ def _parameter(position: int, declared: Tokens, function: str, known: Mapping[st
         raise refuse("a pointer to pointers: pass one tensor and an offset into it")
     pointee = tokens[: tokens.index("*")] if stars else tokens
     ctype = canonical_type([token for token in pointee if token != "const"])
+    if _AMBIGUOUS in tokens:
+        raise refuse("which the source defines more than once and differently: give the types different names")
     if ctype is None:
         raise refuse("whose type cannot be told from the source: use a plain type, `using` or a template parameter")
     if ctype == "void" and not stars:

@@ -298,6 +298,8 @@ _ERRORS = {
          "run yet"),
     14: ("barrier", "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of "
          "a thread block must reach the same"),
+    15: ("fault", "divides an integer by zero (or the least integer by -1): the result is undefined"),
+    16: ("fault", "stopped: __builtin_trap() or abort()"),
 }  # fmt: skip
 
 
