@@ -277,6 +277,7 @@ void simt_atomic(const volatile void* address, int bytes) {
             all.insert(w.block_number);
         }
     }
-    if (++w.spins % 256 == 0) simt_yield();
+    spin(w, CALLER);
+    if (++w.current->atomics % 256 == 0) let_others_run(w);
 }
 }

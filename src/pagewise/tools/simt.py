@@ -17,6 +17,7 @@ import ctypes
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -76,6 +77,9 @@ _mode: ContextVar[_Mode] = ContextVar("simt_mode", default=_Mode())  # noqa: B03
 
 @contextlib.contextmanager
 def _in_mode(mode: _Mode) -> Iterator[Report | None]:
+    outer = _mode.get().kind
+    if PLAIN != outer != mode.kind:
+        raise RuntimeError("simt.observe() and simt.check() cannot be nested: use one after the other")
     token = _mode.set(mode)
     try:
         yield mode.report
@@ -152,6 +156,7 @@ class CpuKernel:
             return
         mode = _mode.get()
         library = self.library(mode.kind != PLAIN)
+        _check_shared(self.name, library, shared_bytes)
         values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         memory = Memory(tensors) if mode.kind != PLAIN else None
@@ -273,6 +278,24 @@ def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_b
         raise ValueError(
             f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
             f"got {shared_bytes}"
+        )
+
+
+def _check_shared(name: str, library: simt_library.Library, shared_bytes: int) -> None:
+    function = name.partition("<")[0].rpartition("::")[2]
+    mangled = re.compile(
+        rf"_ZZ(N.*)?{len(function)}{function}"
+    )  # what belongs to the functions it calls is not counted
+    static = sum(array.bytes for array in library.shared if mangled.match(array.symbol))
+    if static > simt_library.MAX_STATIC_SHARED_BYTES:
+        raise ValueError(
+            f"{name}: a kernel's __shared__ arrays of fixed size have at most "
+            f"{simt_library.MAX_STATIC_SHARED_BYTES} bytes, got {static}: use extern __shared__"
+        )
+    if static + shared_bytes > simt_library.MAX_SHARED_BYTES:
+        raise ValueError(
+            f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
+            f"got {static} + {shared_bytes} = {static + shared_bytes}"
         )
 
 

@@ -32,6 +32,8 @@ INSTRUMENTED_FLAGS = (
 
 # What NVIDIA's headers include and the nvidia-cuda-runtime package lacks, and what only a GPU has.
 _STAND_INS = {
+    "assert.h": "#ifndef assert\n#include_next <assert.h>\n#endif\n",  # once it is there, that of kernels/simt.h stays
+    "cassert": "#ifndef assert\n#include_next <cassert>\n#endif\n",
     "crt/host_defines.h": "",
     "cuda_runtime.h": "",
     "cuda_runtime_api.h": "",
@@ -66,8 +68,8 @@ def build(
     key = digest(*texts, filename, *entries, *flags, identity, _own_sources())
     path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
     if not path.exists():
-        dynamic = sorted(set(re.findall(r"\bextern\b[^;{}()]*\b__shared__\b[^;]*?\b(\w+)\s*\[\s*\]", "\n".join(texts))))
-        translation = f'#line 1 "{filename}"\n{source}\n{_epilogue(entries, dynamic)}'
+        has_dynamic = re.search(r"\bextern\b[^;{}]*\b__shared__\b", "\n".join(texts)) is not None
+        translation = f'#line 1 "{filename}"\n{source}\n{_epilogue(entries, has_dynamic)}'
         _compile(compiler, translation, flags, path, gaps=instrumented)
     runtime()
     return load(path, filename)
@@ -157,8 +159,9 @@ def _compile(
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         _run([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if gaps:
-            Path(assembly).write_text(_with_gaps(Path(assembly).read_text()))
+        if kernel:
+            text = _with_dynamic(Path(assembly).read_text())
+            Path(assembly).write_text(_with_gaps(text) if gaps else text)
         _run([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
 
@@ -168,6 +171,16 @@ def _run(command: list[str], source: str | None = None) -> None:
     if done.returncode:
         compiler = Path(command[0]).name
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+
+
+def _with_dynamic(assembly: str) -> str:
+    """With memory behind every `extern __shared__` array: a thread-local symbol that the file uses and lacks."""
+    if "\nsimt_dynamic:" not in assembly:
+        return assembly
+    used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
+    used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
+    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
+    return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
 
 
 _GUARD_HOOK = re.compile(
@@ -191,13 +204,12 @@ def _with_gaps(assembly: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
-    """What follows the file: a C function per kernel, and the memory behind every `extern __shared__` array."""
+def _epilogue(entries: Sequence[str], has_dynamic: bool) -> str:
+    """What follows the file: a C function per kernel, and the memory that `_with_dynamic` gives out."""
     lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
     lines.append('extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }')
-    if dynamic:
+    if has_dynamic:
         lines.append('extern "C" { __attribute__((used, aligned(1024)))')
         lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
-        lines += [f'asm(".globl {name}\\n.set {name}, simt_dynamic\\n");' for name in dynamic]
     return "\n".join(lines) + "\n"
