@@ -1020,3 +1020,48 @@ def test_check_and_observe_cannot_be_nested():
     for outer, inner in ((simt.check, simt.observe), (simt.observe, simt.check)):
         with outer(), simt.schedule(3), pytest.raises(RuntimeError, match="cannot be nested"), inner():
             pass
+
+
+STRUCTS = r"""
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <time.h>
+struct Complex { double re, im; };
+struct Padded { char c; float v; short s; };
+__global__ void copies(const float* x, float* out, int bad) {
+    const Complex* from = (const Complex*)(x + 2);
+    Complex* to = (Complex*)(out + 2);
+    to[threadIdx.x] = from[threadIdx.x];
+    Complex made{from[threadIdx.x].im, 2};
+    to[threadIdx.x] = made;
+}
+__global__ void loads(const float* x, float* out, int bad) {
+    float4 v = *(const float4*)(x + 2 * bad);
+    out[0] = v.x + v.w;
+}
+__global__ void stores(const float* x, float* out, int bad) { *(float4*)(out + 2 * bad) = make_float4(x[0], 1, 2, 3); }
+__device__ __noinline__ float twice(float v) { return 2 * v; }
+__global__ void padding(const float* x, float* out, int bad) {
+    __shared__ Padded a[32], b[32];
+    a[threadIdx.x].c = 1, a[threadIdx.x].s = 2;
+    if (!bad) a[threadIdx.x].v = 3;
+    b[threadIdx.x] = a[threadIdx.x];
+    out[threadIdx.x] = twice(b[threadIdx.x].s);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("copies", None), ("loads", "misaligned"), ("stores", "misaligned"), ("padding", "uninitialised")],
+)
+def test_the_alignment_and_the_padding_of_structs(name, what):
+    tensors = dict(x=zeros(64), out=zeros(64))
+    with simt.check():
+        run(STRUCTS, name, 1, 1, **tensors, bad=0)
+    if what:
+        with simt.check(), pytest.raises(simt.SimtError) as caught:
+            run(STRUCTS, name, 1, 1, **tensors, bad=1)
+        assert caught.value.what == what

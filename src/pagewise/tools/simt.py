@@ -103,6 +103,10 @@ def check(*, outputs: Sequence[Tensor] = (), schedule: int | None = None) -> con
     Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
     its tensors, each with empty space round it; they are copied back when the launch ends, also when it failed.
     `report.unwritten(tensor)` lists the elements that were never written.
+
+    Limits: warps of a thread block that synchronise by flags (atomics and __threadfence_block) are reported as a race;
+    an access narrower than an element of its tensor is held against the bounds only; a cast of a number that its type
+    cannot hold gives what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
     return _in_mode(_Mode(CHECK, schedule, Report(), tuple(outputs)))
 

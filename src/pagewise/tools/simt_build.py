@@ -24,6 +24,7 @@ COMMON_FLAGS = (
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
+_RTL = "-dP"  # GCC writes each instruction's RTL into the assembly as a comment: `_with_alignments` reads it
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 INSTRUMENTED_FLAGS = (
@@ -61,7 +62,7 @@ def build(
     entries = plain_kernels if name in plain_kernels else [name]
     flags = [
         *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), "-g1",
-        *(("-Wno-everything",) if "clang" in compiler[0] else GCC_FLAGS),
+        *(("-Wno-everything",) if "clang" in compiler[0] else (*GCC_FLAGS, _RTL) if instrumented else GCC_FLAGS),
         *(f"-D{define}" for define in defines), *(option for option in options if not option.startswith("--")),
         *(f"-I{folder}" for folder in (_header_folder(), *folders, nvidia_headers())),
     ]  # fmt: skip
@@ -125,11 +126,16 @@ def _header_folder() -> Path:
         headers[name] = _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=cache_dir()) as made:
-            for name, text in headers.items():
-                (Path(made) / name).parent.mkdir(exist_ok=True)
-                (Path(made) / name).write_text(text)
-            shutil.copytree(made, folder, dirs_exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=cache_dir()))
+        for name, text in headers.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_text(text)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+            if not folder.exists():
+                raise
     return folder
 
 
@@ -161,7 +167,7 @@ def _compile(
         _run([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:
             text = _with_dynamic(Path(assembly).read_text())
-            Path(assembly).write_text(_with_gaps(text) if gaps else text)
+            Path(assembly).write_text(_with_gaps(_with_alignments(text)) if gaps else text)
         _run([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
 
@@ -181,6 +187,23 @@ def _with_dynamic(assembly: str) -> str:
     used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
     defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
     return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
+
+
+_MEMORY = re.compile(r"(\(set )?\(mem[/\w]*:\w+ ((?:(?!\(mem|\(set).)*?) S(8|16) A(\d+)\]", re.S)
+
+
+def _with_alignments(assembly: str) -> str:
+    """GCC calls one hook for 16 bytes whether they are aligned to 16 or to 8; the RTL of the access tells which."""
+
+    def hook(call: re.Match) -> str:
+        for access in _MEMORY.finditer(assembly, call.end(), call.end() + 8000):
+            stack_or_second_half = " sp)" in access[2] or (access[2].endswith("+8") and access[3] == "8")
+            if (access[1] is not None) == (call[2] == "write") and not stack_or_second_half:
+                return f"{call[1]}{call[2]}16{'' if int(access[4]) >= 128 else '_by_8'}"
+        return call[0]
+
+    assembly = re.sub(r"(\bcall\s+__tsan_)(read|write)16\b", hook, assembly)
+    return re.sub(r"^#[( ].*\n|\t# \d+\t\[c=.*$", "", assembly, flags=re.M)
 
 
 _GUARD_HOOK = re.compile(
