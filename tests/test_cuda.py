@@ -385,6 +385,15 @@ def test_an_impossible_launch_is_refused_with_its_limit(launch, error, message):
         CudaKernel(SCALE, "scale<float, 64>")[launch]
 
 
+@pytest.mark.parametrize("launch", [(True, 1.0), ((1, True), 1), (1, 1, False)])
+def test_a_refused_launch_is_refused_after_an_equal_one(launch):
+    kernel = CudaKernel("__global__ void f(int n) { }", "f")
+    for allowed in ((1, 1), ((1, 1), 1), (1, 1, 0)):
+        assert kernel[allowed] is kernel[allowed]
+    with pytest.raises(TypeError, match="must be made of ints"):
+        kernel[launch]
+
+
 def test_grid_and_block_may_be_lists_and_numpy_numbers(device):
     scale, x = CudaKernel(SCALE, "scale<float, 64>"), torch.ones(4, device=device)
     scale[[np.int64(1)], (2, 1)](x, 4, 2, None)

@@ -87,8 +87,9 @@ class CudaKernel:
         `grid` and `block` are ints or tuples of up to three, x first; `shared_bytes` is dynamic shared memory.
         All arguments are passed, by position: C++'s default arguments are not applied.
         """
+        key = _typed(launch)
         try:
-            return self._launches[launch]
+            return self._launches[key]
         except (KeyError, TypeError):  # not launched so before, or a list where a tuple is meant
             pass
         if not isinstance(launch, tuple) or len(launch) not in (2, 3):
@@ -109,7 +110,7 @@ class CudaKernel:
         if len(self._launches) > 1000:  # grids that follow the input: forget the old ones
             self._launches.clear()
         with contextlib.suppress(TypeError):
-            self._launches[launch] = run
+            self._launches[key] = run
         return run
 
     def _launch(self, grid: Shape, block: Shape, shared_bytes: int, args: tuple[object, ...]) -> None:
@@ -199,6 +200,13 @@ class CudaKernel:
         if count < 0:
             raise ValueError(f"kernel {self.function}: {name} must not be negative, got {value!r}")
         return count
+
+
+def _typed(launch: object) -> object:
+    """`launch` as a key that tells 1 from True and 1.0, which are equal and have the same hash."""
+    if isinstance(launch, tuple):
+        return tuple(map(_typed, launch))
+    return launch if type(launch) is int else (type(launch), launch)
 
 
 def _find(source: str | Path) -> Path | None:
