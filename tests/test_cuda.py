@@ -394,6 +394,21 @@ def test_a_refused_launch_is_refused_after_an_equal_one(launch):
         kernel[launch]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"defines": {"A": 1}}, r"defines must be a sequence of strings, .* got \{'A': 1\}: pass \['A=1'\]"),
+        ({"defines": None}, "defines must be a sequence of strings, .* got None"),
+        ({"defines": "A=1"}, "defines must be a sequence of strings, .* got 'A=1'"),
+        ({"options": [3]}, r"options must be a sequence of strings, .* got \[3\]"),
+        ({"name": 3}, "name must be a string, .* got 3"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_name(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        CudaKernel("__global__ void f(int n) { }", **{"name": "f", **arguments})
+
+
 def test_grid_and_block_may_be_lists_and_numpy_numbers(device):
     scale, x = CudaKernel(SCALE, "scale<float, 64>"), torch.ones(4, device=device)
     scale[[np.int64(1)], (2, 1)](x, 4, 2, None)

@@ -15,7 +15,7 @@ import contextlib
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,17 @@ class CudaKernel:
         self, source: str | Path, name: str, *, defines: Sequence[str] = (), options: Sequence[str] = ()
     ) -> None:
         for argument, value in (("defines", defines), ("options", options)):
-            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-                raise TypeError(f'{argument} must be a sequence of strings, as in ["A=1", "B"], got {value!r}')
+            if (
+                isinstance(value, str)
+                or not isinstance(value, Sequence)
+                or not all(isinstance(item, str) for item in value)
+            ):
+                remedy = (
+                    f": pass {[f'{key}={item}' for key, item in value.items()]}" if isinstance(value, Mapping) else ""
+                )
+                raise TypeError(f'{argument} must be a sequence of strings, as in ["A=1", "B"], got {value!r}{remedy}')
+        if not isinstance(name, str):
+            raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
         self.name, self.defines, self.options = name, tuple(defines), tuple(options)
         path = _find(source)
         self.source = path.read_text() if path else str(source)
