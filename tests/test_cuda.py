@@ -14,7 +14,7 @@ from conftest import all_executed
 from pagewise.tools import cuda, nvrtc
 from pagewise.tools.cuda import CudaKernel, launched
 from pagewise.tools.cuda_arguments import Binder
-from pagewise.tools.cuda_build import included_files
+from pagewise.tools.cuda_build import cache_dir, included_files
 from pagewise.tools.cuda_signature import KernelNotFound, kernel_names, read_signature
 from pagewise.tools.simt import CompileError, Parameter
 
@@ -479,6 +479,27 @@ def test_a_damaged_cubin_is_compiled_again(empty_cache):
     file.write_bytes(b"")
     CudaKernel(SCALE, "scale<float, 64>").resources()
     assert file.read_bytes().split(b"\n")[0] == whole.split(b"\n")[0]
+
+
+def test_the_cache_may_be_relative_and_at_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for written, meant in ((".", tmp_path), ("here", tmp_path / "here"), ("~/zz", tmp_path / "zz")):
+        monkeypatch.setenv("PAGEWISE_CACHE", written)
+        assert cache_dir() == meant
+        assert meant.is_dir()
+    monkeypatch.delenv("PAGEWISE_CACHE")
+    assert cache_dir() == tmp_path / ".cache" / "pagewise"
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "read_only"])
+def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "read_only").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setenv("PAGEWISE_CACHE", str(tmp_path / folder))
+    with pytest.raises(CompileError, match=f"PAGEWISE_CACHE: {tmp_path / folder} cannot be written: .*; set it to"):
+        cache_dir()
 
 
 def test_two_processes_may_compile_at_once(empty_cache, tmp_path):
