@@ -315,6 +315,12 @@ def test_a_wrong_argument_is_refused_by_name(ctype, value, error, message):
         binder(f"{ctype} x").bind([value])
 
 
+@pytest.mark.parametrize("ctype", ["float", "double", "__half"])
+def test_an_int_that_no_float_holds_is_refused_by_name(ctype):
+    with pytest.raises(ValueError, match=f"a must fit in `{ctype}`, up to .*, got a larger int"):
+        CudaKernel(f"__global__ void f({ctype} a) {{ }}", "f")[1, 1](10**400)
+
+
 def test_the_number_of_arguments_must_be_right():
     with pytest.raises(TypeError, match=r"kernel f takes 2 arguments \(const float\* x, int n\), got 1"):
         binder("const float* x", "int n").bind([None])
