@@ -120,6 +120,24 @@ def test_a_kernel_is_that_of_its_namespace(name, ctype):
     assert read_signature(NAMESPACES, name).parameters[1].ctype == ctype
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c<float>", 'no kernel \'c\': name it "a::c<float>" or "b::c<float>"'),
+        ("a::d", "no kernel 'a::d': name it \"b::d\""),
+        ("e", 'name it "e<>"'),
+    ],
+)
+def test_an_incomplete_name_is_refused_with_the_full_one(name, message):
+    source = """
+    namespace a { template <class T> __global__ void c(T x) { } }
+    namespace b { template <class T> __global__ void c(T x) { } __global__ void d(int n) { } }
+    template <int N = 3> __global__ void e(int n) { }
+    """
+    with pytest.raises(ValueError, match=message):
+        read_signature(source, name)
+
+
 def test_a_using_directive_makes_a_kernel_known_without_its_namespace():
     source = "namespace a { __global__ void k(float s) { } } using namespace a;"
     assert read_signature(source, "k").parameters[0].ctype == "float"
@@ -232,6 +250,13 @@ def test_a_scalar_reaches_the_gpu_in_exactly_the_declared_type(ctype, value, dty
     (carried,) = bind.carried(bind.bind([value]).values)
     assert bytes(carried) == np.array(value, dtype).tobytes()
     assert bind.sizes == [np.dtype(dtype).itemsize]
+
+
+@pytest.mark.parametrize("ctype", ["__half", "__nv_bfloat16"])
+def test_a_half_scalar_does_not_follow_torchs_default_device(ctype):
+    with torch.device("meta"):
+        kernel = CudaKernel(f"__global__ void f({ctype} a) {{ }}", "f")
+        assert kernel._binder.carried([1.5])[0].value == (0x3E00 if ctype == "__half" else 0x3FC0)
 
 
 def test_a_bfloat16_scalar_is_rounded_to_nearest():
