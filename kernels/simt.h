@@ -6,14 +6,19 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
+#include <chrono>
 #include <climits>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
+#include <iostream>
 #include <limits>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -26,6 +31,7 @@
 #define __managed__
 #define __grid_constant__
 #define __shared__ thread_local  // one OS thread runs one thread block at a time
+#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)

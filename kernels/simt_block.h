@@ -174,6 +174,7 @@ struct Thread {
     u32 mask, lanes;
     u64 value;
     u64* values;
+    u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
 };
 
 struct Warp {
@@ -212,7 +213,7 @@ struct Worker {
     Dim block, size, grid;
     u32 rank = 0, block_number = 0, num_threads = 0, live = 0, arrived = 0;
     int barrier_total = 0, barrier_result = 0;
-    u64 spins = 0, switches = 0;
+    u64 progress = 0, switches = 0;  // progress: who waited, ended, or changed a value by an atomic
     bool failed = false;
     std::mt19937_64 random;
     std::string output;
@@ -247,7 +248,7 @@ struct Job {
     Shadow shared;
     char *tls = nullptr, *dynamic = nullptr;
     std::unordered_map<u64, std::set<u32>> releases;
-    u64 module_page = 0;
+    u64 module_page = ~0ull;  // none yet
     explicit Job(Launch& launch) : launch(launch) {}
 };
 
@@ -280,7 +281,7 @@ static void wait(Worker& w, State state, void* site) {
     Thread& me = *w.current;
     me.state = state;
     me.site = site;
-    w.spins = 0;
+    w.progress++;
     go_to_scheduler(w);
 }
 

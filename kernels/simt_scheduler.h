@@ -62,7 +62,7 @@ extern "C" int simt_barrier(int kind, int predicate, int line) {
     if (++w.arrived == w.live) {
         count(w, me.site, BARRIER);
         complete_barrier(w);
-        w.spins = 0;
+        w.progress++;
     } else {
         wait(w, AT_BARRIER, CALLER);
     }
@@ -133,7 +133,7 @@ extern "C" u32 simt_collective(int kind, u32 mask, u64 value, int source, u64* v
     me.site = CALLER;
     leave_ready(w, me);
     if (me.state == AT_COLLECTIVE && !complete_collective(w, me.id / 32, mask, kind)) wait(w, AT_COLLECTIVE, CALLER);
-    w.spins = 0;
+    w.progress++;
     return me.lanes;
 }
 
@@ -166,7 +166,7 @@ static void leave_kernel(Worker& w) {
     Thread& me = *w.current;
     me.state = GONE;
     w.live--;
-    w.spins = 0;
+    w.progress++;
     leave_ready(w, me);
     if (w.live && w.arrived == w.live) {
         w.current = nullptr;
@@ -189,11 +189,21 @@ static void start_thread() {
     __builtin_unreachable();
 }
 
-extern "C" void simt_yield() {  // others may run; a thread that only ever yields waits for what never comes
-    Worker& w = *worker;
-    if (++w.spins > 1000000) raise_error(w, new_error(w, SPINNING, CALLER));
+// A thread that does nothing but atomics and yields while nobody makes progress waits for what never comes.
+static void spin(Worker& w, void* site) {
+    Thread& me = *w.current;
+    if (me.progress != w.progress) me.progress = w.progress, me.spins = 0;
+    if (++me.spins > std::max<u64>(100'000, 10'000'000 / w.live)) raise_error(w, new_error(w, SPINNING, site));
+}
+
+static void let_others_run(Worker& w) {
     w.ready.push_back(w.current);
     go_to_scheduler(w);
+}
+
+extern "C" void simt_yield() {
+    spin(*worker, CALLER);
+    let_others_run(*worker);
 }
 
 static void report_deadlock(Worker& w) {
@@ -222,7 +232,6 @@ static void run_block(Worker& w, u32 number) {
     w.block_number = number;
     w.live = w.num_threads;
     w.arrived = w.barrier_total = 0;
-    w.spins = 0;
     w.failed = false;
     w.unwritten_read.what = NONE;
     w.ready.clear();
@@ -238,6 +247,7 @@ static void run_block(Worker& w, u32 number) {
         Thread& t = w.threads[i];
         t.index = {i % w.size.x, i / w.size.x % w.size.y, i / w.size.x / w.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = 0, t.fenced = false;
+        t.atomics = t.spins = t.progress = 0;
         prepare(t.context, w.stacks + i * STACK, start_thread);
         w.ready.push_back(&t);
     }
@@ -374,7 +384,7 @@ bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desi
         auto seen = (std::remove_reference_t<decltype(*p)>)*expected;
         auto value = (decltype(seen))desired;
         bool done = __atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-        if (done && desired != *expected) worker->spins = 0;
+        if (done && desired != *expected) worker->progress++;
         *expected = seen;
         return done;
     };

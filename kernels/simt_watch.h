@@ -142,6 +142,18 @@ static Dim thread_at(Dim size, u32 id) { return {id % size.x, id / size.x % size
     raise_error(w, e);
 }
 
+// The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
+// of them. Fewer may be the padding of a struct. ~0: none.
+static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block) {
+    u64 run = 0, written = 0;
+    for (u64 i = first; i <= last; ++i) {
+        if ((u64)(shadow.start + i) % 4 == 0) run = 0;
+        if (shadow.cells[i].write.block == block) run = 0, ++written;
+        else if (++run == 4) return i - 3;
+    }
+    return written ? ~0ull : first;
+}
+
 static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u32 bytes, Access access, void* site,
                         bool expect_written, u8* written) {
     Thread& me = *w.current;
@@ -149,6 +161,7 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u
     u16 number = site_number(*w.job, site);
     Stamp mine{me.clock, w.block_number + 1, me.id, (u16)(number | (access == ATOMIC ? ATOMIC_SITE : 0))};
     u64 first = (u64)(p - shadow.start) / shadow.granule, last = (u64)(p - shadow.start + bytes - 1) / shadow.granule;
+    u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
     for (u64 i = first; i <= last; ++i) {
         Cell& cell = shadow.cells[i];
         Place at = place;
@@ -156,7 +169,7 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u
         if (is_shared) {
             for (Stamp* stamp : {&cell.write, &cell.read[0], &cell.read[1]})
                 if (stamp->block != mine.block) *stamp = Stamp{};  // what another thread block left
-            if (!cell.write.block && access != WRITE && !w.unwritten_read.what) {
+            if (i == unwritten && !w.unwritten_read.what) {
                 w.unwritten_read = access_error(w, UNINITIALISED_SHARED, site, p, bytes, access, at);
                 w.failed = false;
             }
@@ -246,6 +259,8 @@ extern "C" {
     void __tsan_unaligned_read##n(void* p) { accessed(p, n, READ, CALLER, 1); }            \
     void __tsan_unaligned_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1); }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8) HOOKS(16)
+void __tsan_read16_by_8(void* p) { accessed(p, 16, READ, CALLER, 8); }
+void __tsan_write16_by_8(void* p) { accessed(p, 16, WRITE, CALLER, 8); }
 void __tsan_read_range(void* p, size_t bytes) { range_accessed(p, bytes, READ, CALLER); }
 void __tsan_write_range(void* p, size_t bytes) { range_accessed(p, bytes, WRITE, CALLER); }
 void __tsan_vptr_update(void**, void*) {}
@@ -277,6 +292,7 @@ void simt_atomic(const volatile void* address, int bytes) {
             all.insert(w.block_number);
         }
     }
-    if (++w.spins % 256 == 0) simt_yield();
+    spin(w, CALLER);
+    if (++w.current->atomics % 256 == 0) let_others_run(w);
 }
 }

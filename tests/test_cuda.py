@@ -14,7 +14,7 @@ from conftest import all_executed
 from pagewise.tools import cuda, nvrtc
 from pagewise.tools.cuda import CudaKernel, launched
 from pagewise.tools.cuda_arguments import Binder
-from pagewise.tools.cuda_build import included_files
+from pagewise.tools.cuda_build import cache_dir, included_files
 from pagewise.tools.cuda_signature import KernelNotFound, kernel_names, read_signature
 from pagewise.tools.simt import CompileError, Parameter
 
@@ -118,6 +118,24 @@ namespace { __global__ void k(float* o, int s) { } }
 @pytest.mark.parametrize(("name", "ctype"), [("a::k", "float"), ("::b::c::k", "double"), ("k", "int")])
 def test_a_kernel_is_that_of_its_namespace(name, ctype):
     assert read_signature(NAMESPACES, name).parameters[1].ctype == ctype
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c<float>", 'no kernel \'c\': name it "a::c<float>" or "b::c<float>"'),
+        ("a::d", "no kernel 'a::d': name it \"b::d\""),
+        ("e", 'name it "e<>"'),
+    ],
+)
+def test_an_incomplete_name_is_refused_with_the_full_one(name, message):
+    source = """
+    namespace a { template <class T> __global__ void c(T x) { } }
+    namespace b { template <class T> __global__ void c(T x) { } __global__ void d(int n) { } }
+    template <int N = 3> __global__ void e(int n) { }
+    """
+    with pytest.raises(ValueError, match=message):
+        read_signature(source, name)
 
 
 def test_a_using_directive_makes_a_kernel_known_without_its_namespace():
@@ -234,6 +252,13 @@ def test_a_scalar_reaches_the_gpu_in_exactly_the_declared_type(ctype, value, dty
     assert bind.sizes == [np.dtype(dtype).itemsize]
 
 
+@pytest.mark.parametrize("ctype", ["__half", "__nv_bfloat16"])
+def test_a_half_scalar_does_not_follow_torchs_default_device(ctype):
+    with torch.device("meta"):
+        kernel = CudaKernel(f"__global__ void f({ctype} a) {{ }}", "f")
+        assert kernel._binder.carried([1.5])[0].value == (0x3E00 if ctype == "__half" else 0x3FC0)
+
+
 def test_a_bfloat16_scalar_is_rounded_to_nearest():
     bind = binder("__nv_bfloat16 x")
     (carried,) = bind.carried(bind.bind([0.1]).values)
@@ -315,6 +340,12 @@ def test_a_wrong_argument_is_refused_by_name(ctype, value, error, message):
         binder(f"{ctype} x").bind([value])
 
 
+@pytest.mark.parametrize("ctype", ["float", "double", "__half"])
+def test_an_int_that_no_float_holds_is_refused_by_name(ctype):
+    with pytest.raises(ValueError, match=f"a must fit in `{ctype}`, up to .*, got a larger int"):
+        CudaKernel(f"__global__ void f({ctype} a) {{ }}", "f")[1, 1](10**400)
+
+
 def test_the_number_of_arguments_must_be_right():
     with pytest.raises(TypeError, match=r"kernel f takes 2 arguments \(const float\* x, int n\), got 1"):
         binder("const float* x", "int n").bind([None])
@@ -383,6 +414,30 @@ def test_a_refused_launch_runs_nothing():
 def test_an_impossible_launch_is_refused_with_its_limit(launch, error, message):
     with pytest.raises(error, match=message):
         CudaKernel(SCALE, "scale<float, 64>")[launch]
+
+
+@pytest.mark.parametrize("launch", [(True, 1.0), ((1, True), 1), (1, 1, False)])
+def test_a_refused_launch_is_refused_after_an_equal_one(launch):
+    kernel = CudaKernel("__global__ void f(int n) { }", "f")
+    for allowed in ((1, 1), ((1, 1), 1), (1, 1, 0)):
+        assert kernel[allowed] is kernel[allowed]
+    with pytest.raises(TypeError, match="must be made of ints"):
+        kernel[launch]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"defines": {"A": 1}}, r"defines must be a sequence of strings, .* got \{'A': 1\}: pass \['A=1'\]"),
+        ({"defines": None}, "defines must be a sequence of strings, .* got None"),
+        ({"defines": "A=1"}, "defines must be a sequence of strings, .* got 'A=1'"),
+        ({"options": [3]}, r"options must be a sequence of strings, .* got \[3\]"),
+        ({"name": 3}, "name must be a string, .* got 3"),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_name(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        CudaKernel("__global__ void f(int n) { }", **{"name": "f", **arguments})
 
 
 def test_grid_and_block_may_be_lists_and_numpy_numbers(device):
@@ -455,6 +510,27 @@ def test_a_damaged_cubin_is_compiled_again(empty_cache):
     file.write_bytes(b"")
     CudaKernel(SCALE, "scale<float, 64>").resources()
     assert file.read_bytes().split(b"\n")[0] == whole.split(b"\n")[0]
+
+
+def test_the_cache_may_be_relative_and_at_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for written, meant in ((".", tmp_path), ("here", tmp_path / "here"), ("~/zz", tmp_path / "zz")):
+        monkeypatch.setenv("PAGEWISE_CACHE", written)
+        assert cache_dir() == meant
+        assert meant.is_dir()
+    monkeypatch.delenv("PAGEWISE_CACHE")
+    assert cache_dir() == tmp_path / ".cache" / "pagewise"
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below", "read_only"])
+def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "read_only").mkdir()
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    monkeypatch.setenv("PAGEWISE_CACHE", str(tmp_path / folder))
+    with pytest.raises(CompileError, match=f"PAGEWISE_CACHE: {tmp_path / folder} cannot be written: .*; set it to"):
+        cache_dir()
 
 
 def test_two_processes_may_compile_at_once(empty_cache, tmp_path):

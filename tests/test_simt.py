@@ -943,3 +943,125 @@ def test_shared_arrays_of_a_class_have_no_hidden_accesses():
     with simt.observe() as report:
         run(HALVES, "k", 1, 64, out=out)
     assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}
+
+
+def test_a_null_pointer_and_an_empty_tensor_are_out_of_bounds():
+    source = "__global__ void k(float* x) { x[threadIdx.x] += 1; }"
+    for x in (None, zeros(0)):
+        with pytest.raises(simt.SimtError, match="address 0x0, which belongs to no tensor"), simt.check():
+            run(source, "k", 1, 1, x=x)
+
+
+DYNAMIC = r"""
+#include <assert.h>
+#include <cassert>
+namespace ns {
+extern __shared__ float in_a_namespace[];
+__device__ float* get() { return in_a_namespace; }
+}
+extern __align__(16) __shared__ float aligned[];
+__global__ void k(float* out) {
+    assert(out != nullptr && blockDim.x == 8);
+    ns::get()[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = aligned[7 - threadIdx.x];
+}
+"""
+
+
+def test_dynamic_shared_memory_in_a_namespace_and_with_an_alignment():
+    for context in (contextlib.nullcontext(), simt.check()):
+        out = zeros(8)
+        with context:
+            run(DYNAMIC, "k", 1, 8, out=out, shared_bytes=32)
+        assert out.tolist() == [*range(7, -1, -1)]
+
+
+def test_assert_stays_an_error_where_its_header_is_included():
+    with pytest.raises(simt.SimtError, match="assertion failed: out != nullptr"):
+        run(DYNAMIC, "k", 1, 4, out=zeros(8), shared_bytes=32)
+
+
+SPINNING = r"""
+__global__ void changes_nothing(int* out, int n) { for (int i = 0; i < n; ++i) atomicMax(out, i & 3); }
+__global__ void waits(int* out, int n) { while (atomicAdd(out, 0) == n) {} }
+"""
+
+
+def test_many_atomics_that_change_nothing_are_no_deadlock_and_waiting_for_ever_is_one():
+    out = torch.tensor([5], dtype=torch.int32)
+    run(SPINNING, "changes_nothing", 1, 1024, out=out, n=2000)
+    for block in (1, 64):
+        with pytest.raises(simt.SimtError, match=r"waits, line 3 .*repeats an atomic for ever"):
+            run(SPINNING, "waits", 1, block, out=out, n=5)
+
+
+LARGE = r"""
+__global__ void too_large(float* out) { __shared__ float a[12289]; a[threadIdx.x] = 1; out[0] = a[threadIdx.x]; }
+__global__ void large(float* out) {
+    __shared__ float a[12288];
+    extern __shared__ float b[];
+    a[threadIdx.x] = b[threadIdx.x] = 1;
+    out[0] = a[threadIdx.x] + b[threadIdx.x];
+}
+"""
+
+
+def test_static_shared_memory_has_limits():
+    out = zeros(1)
+    run(LARGE, "large", 1, 1, out=out, shared_bytes=(227 - 48) << 10)
+    with pytest.raises(ValueError, match=r"at most 232448 bytes of shared memory, got 49152 \+ 183300 = 232452"):
+        run(LARGE, "large", 1, 1, out=out, shared_bytes=183300)
+    with pytest.raises(ValueError, match="at most 49152 bytes, got 49156"):
+        run(LARGE, "too_large", 1, 1, out=out)
+
+
+def test_check_and_observe_cannot_be_nested():
+    for outer, inner in ((simt.check, simt.observe), (simt.observe, simt.check)):
+        with outer(), simt.schedule(3), pytest.raises(RuntimeError, match="cannot be nested"), inner():
+            pass
+
+
+STRUCTS = r"""
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <time.h>
+struct Complex { double re, im; };
+struct Padded { char c; float v; short s; };
+__global__ void copies(const float* x, float* out, int bad) {
+    const Complex* from = (const Complex*)(x + 2);
+    Complex* to = (Complex*)(out + 2);
+    to[threadIdx.x] = from[threadIdx.x];
+    Complex made{from[threadIdx.x].im, 2};
+    to[threadIdx.x] = made;
+}
+__global__ void loads(const float* x, float* out, int bad) {
+    float4 v = *(const float4*)(x + 2 * bad);
+    out[0] = v.x + v.w;
+}
+__global__ void stores(const float* x, float* out, int bad) { *(float4*)(out + 2 * bad) = make_float4(x[0], 1, 2, 3); }
+__device__ __noinline__ float twice(float v) { return 2 * v; }
+__global__ void padding(const float* x, float* out, int bad) {
+    __shared__ Padded a[32], b[32];
+    a[threadIdx.x].c = 1, a[threadIdx.x].s = 2;
+    if (!bad) a[threadIdx.x].v = 3;
+    b[threadIdx.x] = a[threadIdx.x];
+    out[threadIdx.x] = twice(b[threadIdx.x].s);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("copies", None), ("loads", "misaligned"), ("stores", "misaligned"), ("padding", "uninitialised")],
+)
+def test_the_alignment_and_the_padding_of_structs(name, what):
+    tensors = dict(x=zeros(64), out=zeros(64))
+    with simt.check():
+        run(STRUCTS, name, 1, 1, **tensors, bad=0)
+    if what:
+        with simt.check(), pytest.raises(simt.SimtError) as caught:
+            run(STRUCTS, name, 1, 1, **tensors, bad=1)
+        assert caught.value.what == what

@@ -15,7 +15,7 @@ import contextlib
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,17 @@ class CudaKernel:
         self, source: str | Path, name: str, *, defines: Sequence[str] = (), options: Sequence[str] = ()
     ) -> None:
         for argument, value in (("defines", defines), ("options", options)):
-            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-                raise TypeError(f'{argument} must be a sequence of strings, as in ["A=1", "B"], got {value!r}')
+            if (
+                isinstance(value, str)
+                or not isinstance(value, Sequence)
+                or not all(isinstance(item, str) for item in value)
+            ):
+                remedy = (
+                    f": pass {[f'{key}={item}' for key, item in value.items()]}" if isinstance(value, Mapping) else ""
+                )
+                raise TypeError(f'{argument} must be a sequence of strings, as in ["A=1", "B"], got {value!r}{remedy}')
+        if not isinstance(name, str):
+            raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
         self.name, self.defines, self.options = name, tuple(defines), tuple(options)
         path = _find(source)
         self.source = path.read_text() if path else str(source)
@@ -87,8 +96,9 @@ class CudaKernel:
         `grid` and `block` are ints or tuples of up to three, x first; `shared_bytes` is dynamic shared memory.
         All arguments are passed, by position: C++'s default arguments are not applied.
         """
+        key = _typed(launch)
         try:
-            return self._launches[launch]
+            return self._launches[key]
         except (KeyError, TypeError):  # not launched so before, or a list where a tuple is meant
             pass
         if not isinstance(launch, tuple) or len(launch) not in (2, 3):
@@ -109,7 +119,7 @@ class CudaKernel:
         if len(self._launches) > 1000:  # grids that follow the input: forget the old ones
             self._launches.clear()
         with contextlib.suppress(TypeError):
-            self._launches[launch] = run
+            self._launches[key] = run
         return run
 
     def _launch(self, grid: Shape, block: Shape, shared_bytes: int, args: tuple[object, ...]) -> None:
@@ -199,6 +209,13 @@ class CudaKernel:
         if count < 0:
             raise ValueError(f"kernel {self.function}: {name} must not be negative, got {value!r}")
         return count
+
+
+def _typed(launch: object) -> object:
+    """`launch` as a key that tells 1 from True and 1.0, which are equal and have the same hash."""
+    if isinstance(launch, tuple):
+        return tuple(map(_typed, launch))
+    return launch if type(launch) is int else (type(launch), launch)
 
 
 def _find(source: str | Path) -> Path | None:

@@ -186,7 +186,12 @@ class Binder:
                 if type(value) is not float:
                     if isinstance(value, bool) or not isinstance(value, Real):
                         raise wrong_kind("a number", value)
-                    value = float(value)
+                    try:
+                        value = float(value)
+                    except OverflowError:
+                        raise ValueError(
+                            f"{what} must fit in `{ctype}`, up to {largest:.6g}, got a larger int"
+                        ) from None
                 if abs(value) > largest and not math.isinf(value):
                     raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got {value:g}")
                 return value
@@ -212,5 +217,5 @@ def _carrier(parameter: Parameter) -> Callable[[Any], Any] | None:
         return getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}")
     if parameter.ctype in ("__half", "__nv_bfloat16"):  # two bytes, by their bit pattern
         dtype = FLOATS[parameter.ctype]
-        return lambda value: ctypes.c_uint16(torch.tensor(value, dtype=dtype).view(torch.uint16).item())
+        return lambda value: ctypes.c_uint16(torch.tensor(value, dtype=dtype, device="cpu").view(torch.uint16).item())
     return {"float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool}[parameter.ctype]

@@ -21,9 +21,20 @@ class CompileError(RuntimeError):
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels are kept: $PAGEWISE_CACHE, or ~/.cache/pagewise."""
-    path = Path(os.environ.get("PAGEWISE_CACHE") or Path.home() / ".cache" / "pagewise")
-    path.mkdir(parents=True, exist_ok=True)
+    """Where compiled kernels are kept: $PAGEWISE_CACHE, or ~/.cache/pagewise.
+
+    Raises:
+        CompileError: it is no folder that can be written.
+    """
+    path = Path(os.environ.get("PAGEWISE_CACHE") or "~/.cache/pagewise")
+    try:
+        path = path.expanduser().absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError("permission denied")
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        why = getattr(error, "strerror", None) or error
+        raise CompileError(f"PAGEWISE_CACHE: {path} cannot be written: {why}; set it to a folder that can") from error
     return path
 
 

@@ -254,6 +254,8 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         value = arguments[position] if position < len(arguments) else substitute(default, values)
         if equals >= 2 and _NAME.fullmatch(parameter[equals - 1]):
             values[parameter[equals - 1]] = value
+    if "<" not in name:
+        raise ValueError(f'name: {name!r} is a template {wanted}: name it "{name.strip()}<>"')
     return values
 
 

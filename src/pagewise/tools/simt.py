@@ -17,6 +17,7 @@ import ctypes
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -76,6 +77,9 @@ _mode: ContextVar[_Mode] = ContextVar("simt_mode", default=_Mode())  # noqa: B03
 
 @contextlib.contextmanager
 def _in_mode(mode: _Mode) -> Iterator[Report | None]:
+    outer = _mode.get().kind
+    if PLAIN != outer != mode.kind:
+        raise RuntimeError("simt.observe() and simt.check() cannot be nested: use one after the other")
     token = _mode.set(mode)
     try:
         yield mode.report
@@ -99,6 +103,10 @@ def check(*, outputs: Sequence[Tensor] = (), schedule: int | None = None) -> con
     Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
     its tensors, each with empty space round it; they are copied back when the launch ends, also when it failed.
     `report.unwritten(tensor)` lists the elements that were never written.
+
+    Limits: warps of a thread block that synchronise by flags (atomics and __threadfence_block) are reported as a race;
+    an access narrower than an element of its tensor is held against the bounds only; a cast of a number that its type
+    cannot hold gives what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
     return _in_mode(_Mode(CHECK, schedule, Report(), tuple(outputs)))
 
@@ -152,6 +160,7 @@ class CpuKernel:
             return
         mode = _mode.get()
         library = self.library(mode.kind != PLAIN)
+        _check_shared(self.name, library, shared_bytes)
         values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         memory = Memory(tensors) if mode.kind != PLAIN else None
@@ -273,6 +282,24 @@ def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_b
         raise ValueError(
             f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
             f"got {shared_bytes}"
+        )
+
+
+def _check_shared(name: str, library: simt_library.Library, shared_bytes: int) -> None:
+    function = name.partition("<")[0].rpartition("::")[2]
+    mangled = re.compile(
+        rf"_ZZ(N.*)?{len(function)}{function}"
+    )  # what belongs to the functions it calls is not counted
+    static = sum(array.bytes for array in library.shared if mangled.match(array.symbol))
+    if static > simt_library.MAX_STATIC_SHARED_BYTES:
+        raise ValueError(
+            f"{name}: a kernel's __shared__ arrays of fixed size have at most "
+            f"{simt_library.MAX_STATIC_SHARED_BYTES} bytes, got {static}: use extern __shared__"
+        )
+    if static + shared_bytes > simt_library.MAX_SHARED_BYTES:
+        raise ValueError(
+            f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
+            f"got {static} + {shared_bytes} = {static + shared_bytes}"
         )
 
 

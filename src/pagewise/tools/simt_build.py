@@ -24,6 +24,7 @@ COMMON_FLAGS = (
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
+_RTL = "-dP"  # GCC writes each instruction's RTL into the assembly as a comment: `_with_alignments` reads it
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 INSTRUMENTED_FLAGS = (
@@ -32,6 +33,8 @@ INSTRUMENTED_FLAGS = (
 
 # What NVIDIA's headers include and the nvidia-cuda-runtime package lacks, and what only a GPU has.
 _STAND_INS = {
+    "assert.h": "#ifndef assert\n#include_next <assert.h>\n#endif\n",  # once it is there, that of kernels/simt.h stays
+    "cassert": "#ifndef assert\n#include_next <cassert>\n#endif\n",
     "crt/host_defines.h": "",
     "cuda_runtime.h": "",
     "cuda_runtime_api.h": "",
@@ -59,15 +62,15 @@ def build(
     entries = plain_kernels if name in plain_kernels else [name]
     flags = [
         *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), "-g1",
-        *(("-Wno-everything",) if "clang" in compiler[0] else GCC_FLAGS),
+        *(("-Wno-everything",) if "clang" in compiler[0] else (*GCC_FLAGS, _RTL) if instrumented else GCC_FLAGS),
         *(f"-D{define}" for define in defines), *(option for option in options if not option.startswith("--")),
         *(f"-I{folder}" for folder in (_header_folder(), *folders, nvidia_headers())),
     ]  # fmt: skip
     key = digest(*texts, filename, *entries, *flags, identity, _own_sources())
     path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
     if not path.exists():
-        dynamic = sorted(set(re.findall(r"\bextern\b[^;{}()]*\b__shared__\b[^;]*?\b(\w+)\s*\[\s*\]", "\n".join(texts))))
-        translation = f'#line 1 "{filename}"\n{source}\n{_epilogue(entries, dynamic)}'
+        has_dynamic = re.search(r"\bextern\b[^;{}]*\b__shared__\b", "\n".join(texts)) is not None
+        translation = f'#line 1 "{filename}"\n{source}\n{_epilogue(entries, has_dynamic)}'
         _compile(compiler, translation, flags, path, gaps=instrumented)
     runtime()
     return load(path, filename)
@@ -123,11 +126,16 @@ def _header_folder() -> Path:
         headers[name] = _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=cache_dir()) as made:
-            for name, text in headers.items():
-                (Path(made) / name).parent.mkdir(exist_ok=True)
-                (Path(made) / name).write_text(text)
-            shutil.copytree(made, folder, dirs_exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=cache_dir()))
+        for name, text in headers.items():
+            (made / name).parent.mkdir(exist_ok=True)
+            (made / name).write_text(text)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+            if not folder.exists():
+                raise
     return folder
 
 
@@ -157,8 +165,9 @@ def _compile(
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         _run([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if gaps:
-            Path(assembly).write_text(_with_gaps(Path(assembly).read_text()))
+        if kernel:
+            text = _with_dynamic(Path(assembly).read_text())
+            Path(assembly).write_text(_with_gaps(_with_alignments(text)) if gaps else text)
         _run([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
 
@@ -168,6 +177,33 @@ def _run(command: list[str], source: str | None = None) -> None:
     if done.returncode:
         compiler = Path(command[0]).name
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+
+
+def _with_dynamic(assembly: str) -> str:
+    """With memory behind every `extern __shared__` array: a thread-local symbol that the file uses and lacks."""
+    if "\nsimt_dynamic:" not in assembly:
+        return assembly
+    used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
+    used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
+    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
+    return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
+
+
+_MEMORY = re.compile(r"(\(set )?\(mem[/\w]*:\w+ ((?:(?!\(mem|\(set).)*?) S(8|16) A(\d+)\]", re.S)
+
+
+def _with_alignments(assembly: str) -> str:
+    """GCC calls one hook for 16 bytes whether they are aligned to 16 or to 8; the RTL of the access tells which."""
+
+    def hook(call: re.Match) -> str:
+        for access in _MEMORY.finditer(assembly, call.end(), call.end() + 8000):
+            stack_or_second_half = " sp)" in access[2] or (access[2].endswith("+8") and access[3] == "8")
+            if (access[1] is not None) == (call[2] == "write") and not stack_or_second_half:
+                return f"{call[1]}{call[2]}16{'' if int(access[4]) >= 128 else '_by_8'}"
+        return call[0]
+
+    assembly = re.sub(r"(\bcall\s+__tsan_)(read|write)16\b", hook, assembly)
+    return re.sub(r"^#[( ].*\n|\t# \d+\t\[c=.*$", "", assembly, flags=re.M)
 
 
 _GUARD_HOOK = re.compile(
@@ -191,13 +227,12 @@ def _with_gaps(assembly: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _epilogue(entries: Sequence[str], dynamic: Sequence[str]) -> str:
-    """What follows the file: a C function per kernel, and the memory behind every `extern __shared__` array."""
+def _epilogue(entries: Sequence[str], has_dynamic: bool) -> str:
+    """What follows the file: a C function per kernel, and the memory that `_with_dynamic` gives out."""
     lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
     lines.append('extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }')
-    if dynamic:
+    if has_dynamic:
         lines.append('extern "C" { __attribute__((used, aligned(1024)))')
         lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
-        lines += [f'asm(".globl {name}\\n.set {name}, simt_dynamic\\n");' for name in dynamic]
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ import pagewise.kernels
 from pagewise.tools.cuda_build import CompileError, nvidia_headers, publish
 
 KERNELS = Path(pagewise.kernels.__path__[0])
-MAX_SHARED_BYTES = 227 << 10
+MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES = 227 << 10, 48 << 10
 
 
 class SharedArray(NamedTuple):
@@ -24,6 +24,7 @@ class SharedArray(NamedTuple):
     name: str
     offset: int
     bytes: int
+    symbol: str = ""
 
 
 class Library(NamedTuple):
@@ -54,9 +55,15 @@ def load(path: Path, source_name: str) -> Library:
     function, arrays, has_atomics = _symbols(path)
     (anchor,) = (at for name, at, _ in arrays if name == "simt_anchor")
     dynamic = next((at for name, at, _ in arrays if name == "simt_dynamic"), None)
-    names = [name for name, at, size in arrays if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"]
+    names = [
+        _variable_name(name)
+        for name, at, size in arrays
+        if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"
+    ]
     shared = (
-        SharedArray(_variable_name(name), at - anchor, size) for name, at, size in arrays if at not in (anchor, dynamic)
+        SharedArray(_variable_name(name), at - anchor, size, name)
+        for name, at, size in arrays
+        if at not in (anchor, dynamic)
     )
     handle.simt_anchor_address.restype = ctypes.c_void_p
     address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
