@@ -53,6 +53,25 @@ def shapes_unchecked():
     config.update("jaxtyping_disable", before)
 
 
+# ------------------------------------------------------------------------------------------------ figures
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The figures that were shown so far, each rendered: what cannot be drawn fails here."""
+    import matplotlib.pyplot as plt
+
+    caught = []
+
+    def show():
+        plt.gcf().canvas.draw()
+        caught.append(plt.gcf())
+
+    monkeypatch.setattr(plt, "show", show)
+    yield caught
+    plt.close("all")
+
+
 # ------------------------------------------------------------------------------------------------ tolerance
 
 ROW_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

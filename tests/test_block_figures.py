@@ -4,7 +4,6 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 
@@ -16,18 +15,7 @@ from pagewise.tools.figures import PALETTE, SAND
 P = 4
 
 
-@pytest.fixture(autouse=True)
-def shown(monkeypatch):
-    """The figures that were shown so far, each rendered."""
-    caught = []
-
-    def show():
-        plt.gcf().canvas.draw()
-        caught.append(plt.gcf())
-
-    monkeypatch.setattr(plt, "show", show)
-    yield caught
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
 
 
 @pytest.fixture

@@ -4,26 +4,13 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 
-import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 
 from pagewise.tools import diagrams
 from pagewise.tools.figures import BLUE, SAND
 
-
-@pytest.fixture(autouse=True)
-def shown(monkeypatch):
-    """The figures that were shown so far, each rendered."""
-    caught = []
-
-    def show():
-        plt.gcf().canvas.draw()
-        caught.append(plt.gcf())
-
-    monkeypatch.setattr(plt, "show", show)
-    yield caught
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
 
 
 def test_each_panel_of_the_decoder_shows_its_own_labels(shown):

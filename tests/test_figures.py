@@ -17,7 +17,7 @@ from pagewise.tools.figures import bars, box, heatmap, heatmaps, lines, roofline
 from pagewise.tools.roofline import GPUS, H100
 
 # Plain lists of whole numbers are welcome, and beartype takes no int for a float.
-pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+pytestmark = pytest.mark.usefixtures("shown", "shapes_unchecked")
 
 INF = float("inf")
 SCORES = torch.tensor([[0.5, -INF, -INF], [-1.5, 2.0, -INF]])
@@ -39,20 +39,6 @@ DRAWINGS = {
     "horizontal bars": lambda: bars(["A100", "H100"], {"used": [1, 2]}, horizontal=True, values=".1f", **NAMES),
     "roofline": lambda: roofline(GPUS, {"prefill": 800.0, "decode": 4.0, "copy": 0.5}, title="What is the limit?"),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def shown(monkeypatch):
-    """The figures that were shown so far, each rendered: what cannot be drawn fails here."""
-    caught = []
-
-    def show():
-        plt.gcf().canvas.draw()
-        caught.append(plt.gcf())
-
-    monkeypatch.setattr(plt, "show", show)
-    yield caught
-    plt.close("all")
 
 
 @pytest.mark.filterwarnings("error")

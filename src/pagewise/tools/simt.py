@@ -17,7 +17,6 @@ import ctypes
 import functools
 import math
 import os
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -29,6 +28,7 @@ from torch import Tensor
 from pagewise.tools import simt_abi, simt_build, simt_library
 from pagewise.tools.cuda_build import CompileError
 from pagewise.tools.simt_abi import CHECK, OBSERVE, PLAIN
+from pagewise.tools.simt_limits import check_limits, check_shared
 from pagewise.tools.simt_memory import Memory
 from pagewise.tools.simt_report import TRACE, Launch, LineCount, Report
 
@@ -113,8 +113,6 @@ def check(*, outputs: Sequence[Tensor] = (), schedule: int | None = None) -> con
 
 # ------------------------------------------------------------------------------------------------ compile and launch
 
-GRID_LIMITS, BLOCK_LIMITS, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
-
 
 def compile(
     source: str, filename: str, name: str, parameters: Sequence[Parameter], *, defines: Sequence[str] = (),
@@ -153,14 +151,14 @@ class CpuKernel:
 
         `tensors` are the memory that the kernel may touch, by parameter name.
         """
-        _check_limits(self.name, grid, block, shared_bytes)
+        check_limits(self.name, grid, block, shared_bytes)
         if len(args) != len(self.parameters):
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(args)}")
         if math.prod(grid) == 0:
             return
         mode = _mode.get()
         library = self.library(mode.kind != PLAIN)
-        _check_shared(self.name, library, shared_bytes)
+        check_shared(self.name, library, shared_bytes)
         values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         memory = Memory(tensors) if mode.kind != PLAIN else None
@@ -267,42 +265,6 @@ class CpuKernel:
         )  # fmt: skip
 
 
-def _check_limits(name: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int) -> None:
-    for what, sizes, limits in (("grid", grid, GRID_LIMITS), ("block", block, BLOCK_LIMITS)):
-        for axis, size, limit in zip("xyz", sizes, limits, strict=True):
-            if not (what == "grid") <= size + 1 or size < (0 if what == "grid" else 1) or size > limit:
-                raise ValueError(
-                    f"{name}: {what}.{axis} must be between {int(what == 'block')} and {limit}, got {size}"
-                )
-    if math.prod(block) > MAX_THREADS:
-        raise ValueError(
-            f"{name}: a thread block has at most {MAX_THREADS} threads, got {_dims(block)} = {math.prod(block)}"
-        )
-    if not 0 <= shared_bytes <= simt_library.MAX_SHARED_BYTES:
-        raise ValueError(
-            f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
-            f"got {shared_bytes}"
-        )
-
-
-def _check_shared(name: str, library: simt_library.Library, shared_bytes: int) -> None:
-    function = name.partition("<")[0].rpartition("::")[2]
-    mangled = re.compile(
-        rf"_ZZ(N.*)?{len(function)}{function}"
-    )  # what belongs to the functions it calls is not counted
-    static = sum(array.bytes for array in library.shared if mangled.match(array.symbol))
-    if static > simt_library.MAX_STATIC_SHARED_BYTES:
-        raise ValueError(
-            f"{name}: a kernel's __shared__ arrays of fixed size have at most "
-            f"{simt_library.MAX_STATIC_SHARED_BYTES} bytes, got {static}: use extern __shared__"
-        )
-    if static + shared_bytes > simt_library.MAX_SHARED_BYTES:
-        raise ValueError(
-            f"{name}: a thread block has at most {simt_library.MAX_SHARED_BYTES} bytes of shared memory, "
-            f"got {static} + {shared_bytes} = {static + shared_bytes}"
-        )
-
-
 # ------------------------------------------------------------------------------------------------ the runtime's words
 
 _ERRORS = {
@@ -332,7 +294,3 @@ _ERRORS = {
 
 def _dim(dim: object) -> tuple[int, int, int]:
     return dim.x, dim.y, dim.z
-
-
-def _dims(dims: Sequence[int]) -> str:
-    return " × ".join(map(str, dims))
