@@ -20,9 +20,8 @@ from torch import Tensor
 
 from pagewise.naive_attention import grouped_matmul, masked_scores, safe_softmax, visibility
 from pagewise.online_softmax import Partial, merge_attention
-from pagewise.paged_kv_cache import FLOAT8
-from pagewise.tools import checks
-from pagewise.tools.checks import FLOATS, check_count, check_number, check_same, check_shape, check_tensor
+from pagewise.paged_inputs import Options, check_nhd, check_options, check_tables
+from pagewise.tools.checks import check_count
 
 OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 
@@ -47,8 +46,8 @@ def gathered_attention(
     With num_splits > 1 the blocks are cut into as many runs, each attended to by itself, and the results merged.
     """
     check_count("num_splits", num_splits)
-    options = _Options(scale, alibi_slopes, window, softcap, k_scale)
-    blocks = _check(q, k_cache, v_cache, block_tables, seq_lens, options, v_scale)
+    options = Options(scale, alibi_slopes, window, softcap, k_scale, v_scale)
+    blocks = _check(q, k_cache, v_cache, block_tables, seq_lens, options)
     num_splits = max(1, min(num_splits, blocks.stop - blocks.start))
     bounds = [blocks.start + (blocks.stop - blocks.start) * i // num_splits for i in range(num_splits + 1)]
     outs, lses = [], []
@@ -76,22 +75,14 @@ def streamed_attention(
     v_scale: float = 1.0,
 ) -> OutAndLse:
     """(out, lse) of `paged_attention`, one block of each sequence at a time: B · P keys exist at once."""
-    options = _Options(scale, alibi_slopes, window, softcap, k_scale)
-    blocks = _check(q, k_cache, v_cache, block_tables, seq_lens, options, v_scale)
+    options = Options(scale, alibi_slopes, window, softcap, k_scale, v_scale)
+    blocks = _check(q, k_cache, v_cache, block_tables, seq_lens, options)
     (B, H, D), wide = q.shape, torch.promote_types(q.dtype, torch.float32)
     seen = Partial.empty(B, H, 1, head_size=D, dtype=wide, device=q.device)
     for i in range(blocks.start, blocks.stop):
         scores, values = _scores_and_values(q, k_cache, v_cache, blocks._replace(start=i, stop=i + 1), options)
         seen = seen.merge(Partial.of_heads(scores, values))
     return (seen.output() * v_scale).squeeze(2).to(q.dtype), seen.lse().squeeze(2)
-
-
-class _Options(NamedTuple):
-    scale: float | None
-    alibi_slopes: Tensor | None
-    window: int | None
-    softcap: float
-    k_scale: float
 
 
 class _Blocks(NamedTuple):
@@ -104,7 +95,7 @@ class _Blocks(NamedTuple):
 
 
 def _scores_and_values(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: _Blocks, options: _Options
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, blocks: _Blocks, options: Options
 ) -> tuple[Float[Tensor, "B H 1 S"], Float[Tensor, "B Hkv S D"]]:
     """The scores of all keys in these blocks, −inf where not visible, and their values, 0 where not visible.
 
@@ -119,7 +110,7 @@ def _scores_and_values(
     queries = blocks.seq_lens[:, None, None] - 1  # [B, 1, 1]
     scores = masked_scores(
         q[:, :, None], k, queries, keys, causal=True, window=options.window, softcap=options.softcap,
-        scale=(D**-0.5 if options.scale is None else options.scale) * options.k_scale,
+        scale=options.score_scale(D),
         alibi_slopes=options.alibi_slopes,
     )  # fmt: skip
     visible = visibility(queries[..., None] - keys, causal=True, window=options.window)  # [B, 1, 1, S]
@@ -127,54 +118,12 @@ def _scores_and_values(
 
 
 def _check(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, options: _Options,
-    v_scale: float,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, options: Options
 ) -> _Blocks:  # fmt: skip
     """Check everything; return tables safe to index with, and the range of columns that some query sees."""
-    check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        check_tensor(name, cache, "N P Hkv D", dtypes=(q.dtype, *FLOAT8))
-    check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
-    check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
-    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
-    check_same("device", q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens)
-    (B, H, D), (N, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
-    check_shape("k_cache", k_cache, (N, P, Hkv, D), "N P Hkv D")
-    check_shape("v_cache", v_cache, k_cache.shape, "N P Hkv D")
-    check_shape("block_tables", block_tables, (B, M), "B M")
-    check_shape("seq_lens", seq_lens, (B,), "B")
-    checks.check_heads(H, Hkv)
-    if D == 0 or P == 0:
-        raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
-    checks.check_score_options(
-        q[:, :, None], M * P, causal=True, window=options.window, scale=options.scale, softcap=options.softcap,
-        alibi_slopes=options.alibi_slopes, attn_mask=None,
-    )  # fmt: skip
-    check_number("k_scale", options.k_scale)
-    check_number("v_scale", v_scale)
-    return _check_tables(block_tables, seq_lens, N, P, options.window)
-
-
-def _check_tables(block_tables: Tensor, seq_lens: Tensor, N: int, P: int, window: int | None) -> _Blocks:
-    (B, M), lens = block_tables.shape, seq_lens.long()
-    first_key = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
-    columns = torch.arange(M, device=lens.device)
-    used = (columns * P < lens[:, None]) & ((columns + 1) * P > first_key[:, None])
-    wrong = used & ((block_tables < 0) | (block_tables >= N))
-    # one look at the device for all that must be known on the host
-    first = torch.where(lens > 0, first_key, M * P)
-    facts = torch.stack([lens, -lens, -first, wrong.any(dim=1).long()]).amax(dim=1).tolist() if B else [0, 0, 0, 0]
-    longest, shortest, start, any_wrong = facts[0], -facts[1], -facts[2] // P, facts[3]
-    if shortest < 0 or longest > M * P:
-        raise ValueError(
-            f"seq_lens must be from 0 to M · P = {M} · {P} = {M * P}, what a row of block_tables can hold, "
-            f"got {shortest if shortest < 0 else longest}"
-        )
-    if any_wrong:
-        b, i = wrong.nonzero()[0].tolist()
-        raise ValueError(
-            f"block_tables must hold blocks from 0 to {N - 1} where a sequence has tokens, got "
-            f"{int(block_tables[b, i])} at [{b}, {i}]; sequence {b} has {int(seq_lens[b])} tokens"
-        )
-    stop = -(-longest // P)
-    return _Blocks(block_tables.masked_fill(~used, 0).long(), lens, min(start, stop), stop)
+    check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
+    N, P, _, _ = k_cache.shape
+    check_options(q, block_tables.shape[1] * P, options)
+    used = check_tables(block_tables, seq_lens, N, P, options.window)
+    tables = block_tables.masked_fill(~used.entries, 0).long()
+    return _Blocks(tables, seq_lens.long(), used.start, used.stop)
