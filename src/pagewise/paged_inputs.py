@@ -1,5 +1,6 @@
 """What every way of paged decode asks of its arguments, checked before anything is launched (lessons 4 and 5)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -54,6 +55,47 @@ def check_nhd(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor,
     if D == 0 or P == 0:
         raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
     check_sequences(q, k_cache, v_cache, block_tables, seq_lens)
+
+
+def check_vllm(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, head_sizes: Sequence[int], block_sizes: Sequence[int]
+) -> None:
+    """The same for a cache in vLLM's layout, read 16 bytes at a time: sizes the kernels have, vecs in one piece."""
+    check_tensor("q", q, "B H D", dtypes=FLOATS)
+    check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
+    check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
+    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
+    (_, H, D), (N, Hkv, _, P), x = q.shape, v_cache.shape, 16 // k_cache.dtype.itemsize
+    for name, size, sizes in (
+        ("q must have a head size D", D, head_sizes),
+        ("v_cache: a block size P", P, block_sizes),
+    ):
+        if size not in sizes:
+            raise ValueError(f"{name} of {', '.join(map(str, sizes))}, got {size}: paged_attention takes any")
+    if D % x:
+        raise ValueError(
+            f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
+            f"paged_attention takes it"
+        )
+    check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
+    check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
+    check_heads(H, Hkv)
+    if D > 1 and q.stride(-1) != 1:
+        raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if not cache[:1, :1].is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
+                f"{cache.stride()}"
+            )
+        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
+        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
+            raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
+        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
+            raise ValueError(
+                f"v_cache must have k_cache's strides of blocks and KV heads, {k_cache.stride()[:2]}, "
+                f"got {cache.stride()[:2]}"
+            )
 
 
 def check_sequences(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:

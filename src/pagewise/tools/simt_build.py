@@ -207,7 +207,9 @@ def _with_alignments(assembly: str) -> str:
 
 
 _GUARD_HOOK = re.compile(
-    r"(leaq\s+(?:_ZGV\w+|__tls_guard)@\w+\([^)]*\), %rdi\n)\s*call\s+__tsan_(?:read|write)1(?:@PLT)?\n"
+    r"(leaq\s+(?:_ZGV\w+|__tls_guard)@\w+\([^)]*\), %rdi\n"
+    r"(?:\s*(?:\.value|\.byte|rex64|call\s+__tls_get_addr|movq)\b.*\n){0,6}?)"  # the address, in a template
+    r"\s*call\s+__tsan_(?:read|write)1(?:@PLT)?\n"
 )
 
 

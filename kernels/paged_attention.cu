@@ -1,0 +1,428 @@
+// Paged attention: one new query per sequence over keys and values that lie scattered in blocks (lesson 5).
+//
+//     k   = k_cache[block_table] of the first seq_len tokens            v likewise
+//     s_j = scale · q·k_j + alibi_slope · (j − (seq_len − 1))
+//     out = v_scale · softmax(s) v          lse = log Σ exp(s_j)        softmax in float32
+//
+// The design is that of vLLM's paged_attention v1 and v2 (Kwon et al. 2023), written anew. Who does what:
+//
+//     grid           (num_heads / QUERY_HEADS, num_seqs, partitions): a thread block per head, sequence and partition
+//     warp           a block of BLOCK_SIZE tokens at a time: warp w takes blocks w, w + NUM_WARPS, …
+//     thread group   one key of the block, in QK: THREAD_GROUP_SIZE neighbouring threads
+//     vec            what a thread reads at once: the thread group together reads 16 bytes of scalar_t
+//
+// PARTITION_SIZE = 0: one thread block sees all tokens and writes `out` (v1). Otherwise thread block z sees tokens
+// z · PARTITION_SIZE … and writes lesson 3's Partial(m, l, acc), which paged_attention_reduce_kernel merges (v2).
+// QUERY_HEADS > 1: query heads that share a KV head are handled together, and every key and value is read once for all.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+#include <stdint.h>
+
+constexpr int WARP_SIZE = 32;
+constexpr unsigned ALL_LANES = 0xffffffff;
+
+__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+__device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+// N neighbouring elements, at most 16 bytes, that one instruction moves.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+    T data[N];
+};
+
+template <typename A, typename B, int N>
+__device__ float dot(const Vec<A, N>& a, const Vec<B, N>& b) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += float(a.data[i]) * float(b.data[i]);
+    return sum;
+}
+
+// Warps, a power of two, to share `sums` accumulators so that each thread keeps at most 32.
+__device__ constexpr int warps_for(int sums, int num_warps) {
+    int warps = 1;
+    while (warps < num_warps && sums > 32 * warps) warps *= 2;
+    return warps;
+}
+
+// How a thread block divides its work. VEC_SIZE follows scalar_t, the layout's X follows cache_t: in a float8 cache the
+// X = 16 elements of 16 bytes hold the vecs of more than one thread group.
+template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS, int QUERY_HEADS>
+struct Work {
+    static constexpr int NUM_WARPS = NUM_THREADS / WARP_SIZE;
+    // QK: k_cache [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
+    static constexpr int X = 16 / sizeof(cache_t);
+    static constexpr int THREAD_GROUP_SIZE = larger(WARP_SIZE / BLOCK_SIZE, 1);
+    static constexpr int GROUPS_PER_WARP = WARP_SIZE / THREAD_GROUP_SIZE;
+    static constexpr int TOKENS_PER_GROUP = divide_up(BLOCK_SIZE, WARP_SIZE);  // of one block: 1 up to 32 tokens
+    static constexpr int VEC_SIZE = larger(16 / (THREAD_GROUP_SIZE * sizeof(scalar_t)), 1);
+    static constexpr int NUM_VECS = HEAD_SIZE / VEC_SIZE;  // of one query, of one key
+    static constexpr int VECS_PER_THREAD = NUM_VECS / THREAD_GROUP_SIZE;
+    // PV: v_cache [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]; a row is one element of the head for all tokens
+    static constexpr int V_VEC_SIZE = smaller(16 / sizeof(scalar_t), BLOCK_SIZE);
+    static constexpr int VECS_PER_ROW = BLOCK_SIZE / V_VEC_SIZE;
+    static constexpr int ROWS_PER_STEP = WARP_SIZE / VECS_PER_ROW;  // that a warp reads at once
+    // so many warps share the rows of a block: one, unless the sums of many heads would not fit the registers
+    static constexpr int ROW_WARPS = warps_for(QUERY_HEADS * divide_up(HEAD_SIZE, ROWS_PER_STEP), NUM_WARPS);
+    static constexpr int BLOCK_WARPS = NUM_WARPS / ROW_WARPS;  // blocks that the thread block reads at once
+    static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP * ROW_WARPS);
+    static constexpr bool ALL_ROWS_EXIST = HEAD_SIZE % (ROWS_PER_STEP * ROW_WARPS) == 0;
+
+    __device__ static int block_warp() { return threadIdx.x / WARP_SIZE / ROW_WARPS; }
+    __device__ static int row(int r) {  // the r-th of this thread's rows; one past HEAD_SIZE does not exist
+        const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+        return (r * ROW_WARPS + warp % ROW_WARPS) * ROWS_PER_STEP + lane / VECS_PER_ROW;
+    }
+    __device__ static bool has_sum() { return threadIdx.x % VECS_PER_ROW == 0; }  // of its rows, for all lanes of them
+
+    static_assert(NUM_WARPS > 0 && (NUM_WARPS & (NUM_WARPS - 1)) == 0 && NUM_THREADS % WARP_SIZE == 0, "the tree");
+    static_assert(HEAD_SIZE % X == 0, "the layout of k_cache has HEAD_SIZE / X rows of 16 bytes");
+    static_assert(NUM_VECS % THREAD_GROUP_SIZE == 0, "a thread group reads whole vecs");
+    static_assert(BLOCK_SIZE % V_VEC_SIZE == 0 && WARP_SIZE % VECS_PER_ROW == 0, "a warp reads whole rows");
+};
+
+// The tokens of a sequence that one thread block sees: whole blocks, the last of which may not be full.
+struct Span {
+    int first_block, end_block;
+    int seq_len;
+};
+
+struct Max {
+    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Sum {
+    __device__ float operator()(float a, float b) const { return a + b; }
+};
+
+// Lanes that are a multiple of NEAREST apart become one value: a butterfly of log₂(32 / NEAREST) shuffles.
+template <int NEAREST, int FARTHEST = WARP_SIZE / 2, typename Op>
+__device__ float reduce_lanes(float value, Op op) {
+#pragma unroll
+    for (int distance = FARTHEST; distance >= NEAREST; distance /= 2)
+        value = op(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    return value;
+}
+
+// All threads' values become one, known to all of them: lanes, then warps. scratch: shared [N][NUM_WARPS].
+template <int NUM_WARPS, int NEAREST, int N, typename Op>
+__device__ void reduce_thread_block(float (&values)[N], float (*scratch)[NUM_WARPS], Op op) {
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        values[n] = reduce_lanes<NEAREST>(values[n], op);
+        if (lane == 0) scratch[n][warp] = values[n];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+        values[n] = scratch[n][0];
+        for (int other = 1; other < NUM_WARPS; ++other) values[n] = op(values[n], scratch[n][other]);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ the stages
+
+// Global → shared: the queries, vec by vec, in their own order. Threads of a group will read neighbouring vecs.
+template <typename W, typename scalar_t, int QUERY_HEADS>
+__device__ void load_queries(
+    Vec<scalar_t, W::VEC_SIZE> (*q_vecs)[W::NUM_VECS],  // shared [QUERY_HEADS][NUM_VECS]
+    const scalar_t* q)                                  // [QUERY_HEADS, HEAD_SIZE]
+{
+    using Q_vec = Vec<scalar_t, W::VEC_SIZE>;
+    for (int vec = threadIdx.x; vec < QUERY_HEADS * W::NUM_VECS; vec += blockDim.x)
+        q_vecs[vec / W::NUM_VECS][vec % W::NUM_VECS] = *reinterpret_cast<const Q_vec*>(q + vec * W::VEC_SIZE);
+}
+
+// Scores of all keys of the span, −∞ past the sequence's end; m[h] becomes the largest that this thread has seen.
+template <typename W, int BLOCK_SIZE, int QUERY_HEADS, typename scalar_t, typename cache_t>
+__device__ void score_keys(
+    float* scores, int num_scores,                            // shared [QUERY_HEADS][num_scores]
+    float (&m)[QUERY_HEADS],
+    const Vec<scalar_t, W::VEC_SIZE> (*q_vecs)[W::NUM_VECS],  // shared [QUERY_HEADS][NUM_VECS]
+    const cache_t* k_cache, int64_t kv_block_stride,          // of this KV head: [blocks][HEAD_SIZE / X][BLOCK_SIZE][X]
+    const int* block_table, Span span, float scale, const float (&slopes)[QUERY_HEADS])
+{
+    using Q_vec = Vec<scalar_t, W::VEC_SIZE>;
+    using K_vec = Vec<cache_t, W::VEC_SIZE>;
+    const int warp = threadIdx.x / WARP_SIZE;
+    const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
+    const int member = threadIdx.x % W::THREAD_GROUP_SIZE;             // in its thread group
+
+    for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
+        const cache_t* k_block = k_cache + int64_t(block_table[block]) * kv_block_stride;
+        // a fence for the compiler, which else keeps what it needs of q_vecs in registers all along, and they spill
+        if (QUERY_HEADS * W::VECS_PER_THREAD * W::VEC_SIZE > 64) __syncwarp();
+
+        for (int i = 0; i < W::TOKENS_PER_GROUP; ++i) {
+            const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
+            const int token = block * BLOCK_SIZE + offset;
+
+            K_vec k_vecs[W::VECS_PER_THREAD];  // global → registers: no other thread needs them
+#pragma unroll
+            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+                const int element = (j * W::THREAD_GROUP_SIZE + member) * W::VEC_SIZE;
+                const int row = element / W::X, column = element % W::X;
+                const cache_t* address = k_block + (row * BLOCK_SIZE + offset) * W::X + column;
+                k_vecs[j] = *reinterpret_cast<const K_vec*>(address);
+            }
+
+            float qk[QUERY_HEADS] = {};
+#pragma unroll
+            for (int j = 0; j < W::VECS_PER_THREAD; ++j)
+#pragma unroll
+                for (int h = 0; h < QUERY_HEADS; ++h) {
+                    const Q_vec q_vec = q_vecs[h][j * W::THREAD_GROUP_SIZE + member];
+                    qk[h] += dot(q_vec, k_vecs[j]);
+                }
+
+#pragma unroll
+            for (int h = 0; h < QUERY_HEADS; ++h) {
+                qk[h] = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk[h], Sum());  // the thread group's sum
+                // where no token is, the slot may hold anything, NaN too: select, do not add
+                const float score =
+                    token < span.seq_len ? scale * qk[h] + slopes[h] * (token - (span.seq_len - 1)) : -INFINITY;
+                if (member == 0) scores[h * num_scores + token - span.first_block * BLOCK_SIZE] = score;
+                m[h] = fmaxf(m[h], score);
+            }
+        }
+    }
+}
+
+// Scores → exp(score − m), in place; l[h] becomes the sum that this thread has seen. All have seen m by now.
+template <int QUERY_HEADS>
+__device__ void exponentiate(
+    float* scores, int num_scores, float (&l)[QUERY_HEADS], const float (&m)[QUERY_HEADS])
+{
+#pragma unroll
+    for (int h = 0; h < QUERY_HEADS; ++h)
+        for (int i = threadIdx.x; i < num_scores; i += blockDim.x) {
+            const float weight = expf(scores[h * num_scores + i] - m[h]);
+            scores[h * num_scores + i] = weight;
+            l[h] += weight;
+        }
+}
+
+// acc[h][r] = Σ weight · v over this warp's blocks, for row r of this thread. No thread groups here: a thread reads
+// V_VEC_SIZE tokens of a row, VECS_PER_ROW lanes side by side a whole row, and their sums are one at the end.
+template <typename W, int HEAD_SIZE, int BLOCK_SIZE, int QUERY_HEADS, typename cache_t>
+__device__ void weigh_values(
+    float (&acc)[QUERY_HEADS][W::ROWS_PER_THREAD],
+    const float* weights, int num_weights,            // shared [QUERY_HEADS][num_weights]
+    const cache_t* v_cache, int64_t kv_block_stride,  // of this KV head: [blocks][HEAD_SIZE][BLOCK_SIZE]
+    const int* block_table, Span span)
+{
+    using V_vec = Vec<cache_t, W::V_VEC_SIZE>;
+    const int offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;  // of this thread's tokens in their block
+    const int first_token = span.first_block * BLOCK_SIZE;
+
+    for (int block = span.first_block + W::block_warp(); block < span.end_block; block += W::BLOCK_WARPS) {
+        const cache_t* v_block = v_cache + int64_t(block_table[block]) * kv_block_stride;
+        const int token = block * BLOCK_SIZE + offset;
+        const int live = span.seq_len - token;  // so many of this thread's tokens exist
+
+        Vec<float, W::V_VEC_SIZE> w[QUERY_HEADS];
+#pragma unroll
+        for (int h = 0; h < QUERY_HEADS; ++h)
+#pragma unroll
+            for (int i = 0; i < W::V_VEC_SIZE; i += 4)
+                *reinterpret_cast<float4*>(w[h].data + i) =
+                    *reinterpret_cast<const float4*>(weights + h * num_weights + token - first_token + i);
+
+#pragma unroll
+        for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+            if (W::ALL_ROWS_EXIST || W::row(r) < HEAD_SIZE) {
+                V_vec v_vec = *reinterpret_cast<const V_vec*>(v_block + W::row(r) * BLOCK_SIZE + offset);
+                if (live < W::V_VEC_SIZE)  // a weight of 0 does not hide NaN
+#pragma unroll
+                    for (int i = 0; i < W::V_VEC_SIZE; ++i)
+                        if (i >= live) v_vec.data[i] = cache_t(0.0f);
+#pragma unroll
+                for (int h = 0; h < QUERY_HEADS; ++h) acc[h][r] += dot(w[h], v_vec);
+            }
+    }
+#pragma unroll
+    for (int h = 0; h < QUERY_HEADS; ++h)
+#pragma unroll
+        for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+            acc[h][r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[h][r], Sum());
+}
+
+// The sums of warps with the same rows become one, in the first of them, in log₂(BLOCK_WARPS) rounds: the upper half
+// hands over to the lower half.
+template <typename W, int HEAD_SIZE, int QUERY_HEADS>
+__device__ void add_warps(
+    float (&acc)[QUERY_HEADS][W::ROWS_PER_THREAD],
+    float* handed)  // shared [BLOCK_WARPS / 2][QUERY_HEADS][HEAD_SIZE]
+{
+    for (int half = W::BLOCK_WARPS / 2; half > 0; half /= 2) {
+        const bool gives = half <= W::block_warp() && W::block_warp() < 2 * half, takes = W::block_warp() < half;
+        float* slot = handed + W::block_warp() % half * QUERY_HEADS * HEAD_SIZE;
+        __syncthreads();  // all have read what is overwritten now
+#pragma unroll
+        for (int h = 0; h < QUERY_HEADS; ++h)
+#pragma unroll
+            for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+                if (gives && W::has_sum() && W::row(r) < HEAD_SIZE) slot[h * HEAD_SIZE + W::row(r)] = acc[h][r];
+        __syncthreads();
+#pragma unroll
+        for (int h = 0; h < QUERY_HEADS; ++h)
+#pragma unroll
+            for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+                if (takes && W::row(r) < HEAD_SIZE) acc[h][r] += slot[h * HEAD_SIZE + W::row(r)];
+    }
+}
+
+// The sums, times `factor[h]`, to global memory: head h's rows begin at out + h · head_stride.
+template <typename W, int HEAD_SIZE, int QUERY_HEADS, typename out_t>
+__device__ void write_rows(
+    out_t* out, int64_t head_stride, const float (&acc)[QUERY_HEADS][W::ROWS_PER_THREAD],
+    const float (&factor)[QUERY_HEADS])
+{
+    if (W::block_warp() > 0 || !W::has_sum()) return;
+#pragma unroll
+    for (int h = 0; h < QUERY_HEADS; ++h)
+#pragma unroll
+        for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+            if (W::row(r) < HEAD_SIZE) out[h * head_stride + W::row(r)] = out_t(acc[h][r] * factor[h]);
+}
+
+// A sequence without tokens gives 0 and lse −∞; one longer than was announced gives NaN: never a wrong number.
+template <typename scalar_t>
+__device__ void write_without_keys(scalar_t* out, float* lse, int head_size, bool wrong) {
+    for (int row = threadIdx.x; row < head_size; row += blockDim.x) out[row] = scalar_t(wrong ? NAN : 0.0f);
+    if (lse && threadIdx.x == 0) *lse = wrong ? NAN : -INFINITY;
+}
+
+// ------------------------------------------------------------------------------------------------ the kernels
+
+// Dynamic shared memory: the larger of QUERY_HEADS · (tokens seen, whole blocks) and
+// NUM_WARPS / 2 · QUERY_HEADS · HEAD_SIZE floats.
+template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS, int PARTITION_SIZE,
+          int QUERY_HEADS>
+__global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_kernel(
+    scalar_t* __restrict__ out,            // v1: [num_seqs, num_heads, HEAD_SIZE]
+    float* __restrict__ lse,               // v1: [num_seqs, num_heads], or null
+    float* __restrict__ max_scores,        // v2: m   [num_seqs, num_heads, max_num_partitions]
+    float* __restrict__ exp_sums,          // v2: l   [num_seqs, num_heads, max_num_partitions]
+    float* __restrict__ accs,              // v2: acc [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
+    const scalar_t* __restrict__ q,        // [num_seqs, num_heads, HEAD_SIZE]
+    const cache_t* __restrict__ k_cache,   // [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
+    const cache_t* __restrict__ v_cache,   // [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]
+    const int* __restrict__ block_tables,  // [num_seqs, max_num_blocks]
+    const int* __restrict__ seq_lens,      // [num_seqs]
+    const float* __restrict__ alibi_slopes,  // [num_heads], or null
+    int num_kv_heads, int max_seq_len, float scale, float v_scale,
+    int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
+{
+    using W = Work<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS, QUERY_HEADS>;
+    static_assert(PARTITION_SIZE % BLOCK_SIZE == 0, "a partition is whole blocks");
+    static_assert(PARTITION_SIZE > 0 || QUERY_HEADS == 1, "v1 keeps the scores of a whole sequence: of one head");
+
+    __shared__ Vec<scalar_t, W::VEC_SIZE> q_vecs[QUERY_HEADS][W::NUM_VECS];
+    __shared__ float maxima[QUERY_HEADS][W::NUM_WARPS], sums[QUERY_HEADS][W::NUM_WARPS];
+    extern __shared__ __align__(16) float scores[];  // [QUERY_HEADS][num_scores], at last the warps' sums
+
+    const int head = blockIdx.x * QUERY_HEADS, num_heads = gridDim.x * QUERY_HEADS;
+    const int seq = blockIdx.y, partition = blockIdx.z, max_num_partitions = gridDim.z;
+    const int64_t row = int64_t(seq) * num_heads + head;  // of [num_seqs, num_heads]
+    const int seq_len = seq_lens[seq];
+
+    const bool wrong = seq_len < 0 || seq_len > max_seq_len;
+    if (seq_len == 0 || wrong) {
+        if (PARTITION_SIZE == 0) write_without_keys(out + row * HEAD_SIZE, lse ? lse + row : nullptr, HEAD_SIZE, wrong);
+        return;
+    }
+    const int num_blocks = divide_up(seq_len, BLOCK_SIZE), per_partition = PARTITION_SIZE / BLOCK_SIZE;
+    const int end_block = PARTITION_SIZE == 0 ? num_blocks : min((partition + 1) * per_partition, num_blocks);
+    const Span span{partition * per_partition, end_block, seq_len};
+    if (span.first_block >= num_blocks) return;
+    const int num_scores = (span.end_block - span.first_block) * BLOCK_SIZE;
+
+    const int kv_head = head / (num_heads / num_kv_heads);
+    k_cache += kv_head * kv_head_stride;
+    v_cache += kv_head * kv_head_stride;
+    const int* block_table = block_tables + seq * table_stride;
+
+    float m[QUERY_HEADS], l[QUERY_HEADS], slopes[QUERY_HEADS], acc[QUERY_HEADS][W::ROWS_PER_THREAD];
+#pragma unroll
+    for (int h = 0; h < QUERY_HEADS; ++h) {
+        m[h] = -INFINITY, l[h] = 0, slopes[h] = alibi_slopes ? alibi_slopes[head + h] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < W::ROWS_PER_THREAD; ++r) acc[h][r] = 0;
+    }
+
+    load_queries<W, scalar_t, QUERY_HEADS>(q_vecs, q + seq * q_stride + head * HEAD_SIZE);
+    __syncthreads();
+    score_keys<W, BLOCK_SIZE, QUERY_HEADS, scalar_t, cache_t>(
+        scores, num_scores, m, q_vecs, k_cache, kv_block_stride, block_table, span, scale, slopes);
+    reduce_thread_block<W::NUM_WARPS, W::THREAD_GROUP_SIZE>(m, maxima, Max());
+    exponentiate<QUERY_HEADS>(scores, num_scores, l, m);
+    reduce_thread_block<W::NUM_WARPS, 1>(l, sums, Sum());
+    weigh_values<W, HEAD_SIZE, BLOCK_SIZE, QUERY_HEADS, cache_t>(
+        acc, scores, num_scores, v_cache, kv_block_stride, block_table, span);
+    add_warps<W, HEAD_SIZE, QUERY_HEADS>(acc, scores);
+
+    float factor[QUERY_HEADS];
+    if (PARTITION_SIZE == 0) {
+        factor[0] = v_scale / l[0];
+        write_rows<W, HEAD_SIZE, QUERY_HEADS>(out + row * HEAD_SIZE, HEAD_SIZE, acc, factor);
+        if (lse && threadIdx.x == 0) lse[row] = m[0] + logf(l[0]);
+    } else {
+        const int64_t part = row * max_num_partitions + partition;
+#pragma unroll
+        for (int h = 0; h < QUERY_HEADS; ++h) {
+            factor[h] = 1;
+            if (threadIdx.x == 0) {
+                max_scores[part + int64_t(h) * max_num_partitions] = m[h];
+                exp_sums[part + int64_t(h) * max_num_partitions] = l[h];
+            }
+        }
+        write_rows<W, HEAD_SIZE, QUERY_HEADS>(
+            accs + part * HEAD_SIZE, int64_t(max_num_partitions) * HEAD_SIZE, acc, factor);
+    }
+}
+
+// v2's second kernel: lesson 3's merge of the partitions of one head, for any number of them.
+//     m = max mᵢ        l = Σ exp(mᵢ − m) · lᵢ        out = v_scale · Σ exp(mᵢ − m) · accᵢ / l
+// Grid: (num_heads, num_seqs).
+template <typename scalar_t, int HEAD_SIZE, int NUM_THREADS>
+__global__ void __launch_bounds__(NUM_THREADS) paged_attention_reduce_kernel(
+    scalar_t* __restrict__ out,            // [num_seqs, num_heads, HEAD_SIZE]
+    float* __restrict__ lse,               // [num_seqs, num_heads], or null
+    const float* __restrict__ max_scores,  // [num_seqs, num_heads, max_num_partitions]
+    const float* __restrict__ exp_sums,    // [num_seqs, num_heads, max_num_partitions]
+    const float* __restrict__ accs,        // [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
+    const int* __restrict__ seq_lens,      // [num_seqs]
+    int max_num_partitions, int partition_size, int max_seq_len, float v_scale)
+{
+    constexpr int NUM_WARPS = NUM_THREADS / WARP_SIZE;
+    __shared__ float maxima[1][NUM_WARPS], sums[1][NUM_WARPS];
+
+    const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
+    const int seq_len = seq_lens[blockIdx.y];
+    out += row * HEAD_SIZE;
+    if (lse) lse += row;
+    const bool wrong = seq_len < 0 || seq_len > max_seq_len;
+    if (seq_len == 0 || wrong) return write_without_keys(out, lse, HEAD_SIZE, wrong);
+
+    const int num_partitions = divide_up(seq_len, partition_size);
+    max_scores += row * max_num_partitions;
+    exp_sums += row * max_num_partitions;
+    accs += row * max_num_partitions * HEAD_SIZE;
+
+    float m[1] = {-INFINITY}, l[1] = {0};
+    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS) m[0] = fmaxf(m[0], max_scores[i]);
+    reduce_thread_block<NUM_WARPS, 1>(m, maxima, Max());
+    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS) l[0] += expf(max_scores[i] - m[0]) * exp_sums[i];
+    reduce_thread_block<NUM_WARPS, 1>(l, sums, Sum());
+
+    for (int d = threadIdx.x; d < HEAD_SIZE; d += NUM_THREADS) {
+        float acc = 0;
+        for (int i = 0; i < num_partitions; ++i) acc += expf(max_scores[i] - m[0]) * accs[int64_t(i) * HEAD_SIZE + d];
+        out[d] = scalar_t(v_scale * acc / l[0]);
+    }
+    if (lse && threadIdx.x == 0) *lse = m[0] + logf(l[0]);
+}
