@@ -6,11 +6,12 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test lab refresh book clean
+.PHONY: help environment lessons test test-full lab refresh book clean
 
 help:
 	@echo "make lessons   run every lesson on this machine's best device and render the book into build/book"
 	@echo "make test      everything CI checks"
+	@echo "make test-full every combination of the kernels' sizes and types, not a selection"
 	@echo "make lab       open the lessons in JupyterLab"
 	@echo "make book      render the book from the stored outputs"
 	@echo "make refresh   run the committed lessons again, in place (REMEASURE=1: timings too)"
@@ -32,6 +33,9 @@ test: environment
 	$(PY) -m pytest -n 2
 	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
 	$(SPHINX) lessons build/book
+
+test-full: environment
+	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/test_paged_cuda.py tests/test_paged_decode.py
 
 lab: environment
 	$(PY) -m jupyter lab lessons

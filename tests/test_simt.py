@@ -945,6 +945,28 @@ def test_shared_arrays_of_a_class_have_no_hidden_accesses():
     assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}
 
 
+IN_TEMPLATE = r"""
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec { T data[N]; };
+template <typename T>
+__global__ void k(float* out) {
+    __shared__ Vec<T, 4> rows[64];
+    int i = threadIdx.x;
+    rows[i].data[3] = T(float(i));
+    __syncthreads();
+    out[i] = float(rows[63 - i].data[3]);
+}
+"""
+
+
+@pytest.mark.parametrize("element", ["float", "__half", "__nv_bfloat16"])
+def test_shared_arrays_of_a_class_in_a_template_have_no_hidden_accesses(element):
+    out = zeros(64)
+    with simt.check(outputs=[out]):
+        run(IN_TEMPLATE, f"k<{element}>", 1, 64, out=out)
+    assert out.tolist() == [float(63 - i) for i in range(64)]
+
+
 def test_a_null_pointer_and_an_empty_tensor_are_out_of_bounds():
     source = "__global__ void k(float* x) { x[threadIdx.x] += 1; }"
     for x in (None, zeros(0)):

@@ -8,7 +8,10 @@ from typing import Literal
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
+from pagewise.paged_cuda import paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.paged_reading import gathered_attention
+
+__all__ = ["paged_attention", "paged_attention_grouped", "paged_attention_v1", "paged_attention_v2"]
 
 
 def paged_attention(

@@ -183,10 +183,10 @@ def _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options: Op
         check_count("max_seq_len", max_seq_len, minimum=0)
     if check is not None:
         check_flag("check", check)
-    on_cpu = q.device.type == "cpu"
-    if check or (check is None and on_cpu):
+    looks = check or (check is None and q.device.type == "cpu")
+    if looks:
         check_tables(block_tables, seq_lens, N, P)
-    longest = int(seq_lens.max()) if B and (on_cpu or check or max_seq_len is None) else 0
+    longest = int(seq_lens.max()) if B and (looks or max_seq_len is None) else 0
     if max_seq_len is None:
         return max(0, min(longest, M * P))
     if longest > max_seq_len:
