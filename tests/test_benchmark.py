@@ -56,3 +56,7 @@ def test_gpu_is_waited_for_before_and_after_each_timed_call(clock, monkeypatch):
     monkeypatch.setattr(benchmark.torch.cuda, "synchronize", lambda: clock.calls.append("wait"))
     measure({"a": clock.takes("a", [1.0] * 2)}, repeats=2, warmup=0)
     assert clock.calls == ["wait", "a", "wait"] * 2
+
+
+def test_cold_is_for_a_gpu_alone(clock):
+    assert measure({"a": clock.takes("a", [1.0] * 3)}, repeats=2, warmup=1, cold=True) == {"a": 1.0}
