@@ -27,6 +27,7 @@ from pagewise.paged_cuda_launch import attention_kernel, reduce_kernel
 from pagewise.paged_kv_cache import to_vllm_layout
 from pagewise.tools import simt
 from pagewise.tools.cuda import CudaKernel
+from pagewise.tools.work import count_work
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 SOURCE = (Path(pagewise.kernels.__file__).parent / "paged_attention.cu").read_text()
@@ -350,6 +351,22 @@ def test_the_grouped_variant_reads_keys_and_values_once_per_kv_head(heads, query
     whole_blocks = (6 + 3) * 16 * D * 2  # bytes of K (or V) of one head; V's last block has rows for all its tokens
     assert bytes_read["v1"] == bytes_read["v2"] == [H * whole_blocks] * 2
     assert bytes_read["grouped"] == [H // query_heads * whole_blocks] * 2
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "grouped"])
+def test_counted_work_is_what_the_launches_do(version):
+    """The bytes of `counts_as` against those that the CPU runner sees; a table's entry is read by a whole warp."""
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(
+        paged_inputs([96, 600], 8, 2, 64, dtype=torch.float16, device="cpu")
+    )
+    with simt.observe() as report:
+        VERSIONS[version](q, k_cache, v_cache, tables, lens, check=False)
+    work = count_work(lambda: VERSIONS[version](q, k_cache, v_cache, tables, lens, max_seq_len=600, check=False))
+    kv = [sum(report.count(line=n).bytes for n in lines_of(text)) for text in (K_READS, V_READS)]
+    partials = sum(launch.count("write", "global").bytes for launch in report.launches[:-1])
+    assert sum(kv) + q.nbytes + partials < work.bytes_read < sum(kv) + q.nbytes + partials + 4 * 1000
+    assert work.bytes_written == report.count("write", "global").bytes
+    assert work.matmul_flops == 4 * (96 + 608) * 8 * 64
 
 
 def test_a_fused_projection_is_read_in_place(version, kernel_device):

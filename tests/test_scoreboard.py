@@ -45,13 +45,13 @@ def test_paged_blocks_are_multiplied_whole_the_empty_slots_of_the_last_one_too()
     P = scoreboard.BLOCK_SIZE
     slots = sum(-(-n // P) * P for n in LENGTHS)
     assert slots > sum(LENGTHS)
-    assert score(method("paged")).matmul_flops == 4 * H * D * (PROMPT**2 + slots)
+    assert score(method("streamed")).matmul_flops == 4 * H * D * (PROMPT**2 + slots)
 
 
 def test_paged_cache_is_held_in_whole_blocks():
     P = scoreboard.BLOCK_SIZE
     cache, outputs = 4 * 2 * HKV * -(-(PROMPT + NEW) // P) * P * D, 4 * H * (PROMPT + NEW) * D
-    assert score(method("paged")).peak_bytes >= cache + outputs
+    assert score(method("streamed")).peak_bytes >= cache + outputs
 
 
 def test_recomputing_moves_more_bytes_than_a_cache_does():
@@ -118,3 +118,11 @@ def test_table_shows_the_counts_in_millions():
 
 def test_columns_of_the_table_line_up():
     assert len({len(line) for line in scoreboard.scoreboard(99).splitlines()}) == 1
+
+
+def test_the_kernel_reads_every_key_and_value_once_and_holds_no_scores():
+    row, P = score(method("CUDA")), scoreboard.BLOCK_SIZE
+    blocks = [-(-n // P) for n in LENGTHS]
+    assert row.matmul_flops == 4 * H * D * (PROMPT**2 + sum(blocks) * P)
+    decode = score(method("CUDA")).bytes_read - score(method("streamed")).bytes_read
+    assert decode < 0

@@ -12,7 +12,7 @@ from pagewise import naive_attention
 from pagewise.kernels.online_softmax import online_softmax_kernel
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention, finite, grouped_matmul
-from pagewise.tools.source import show, source
+from pagewise.tools.source import cuda_source, show, show_cuda, source
 
 
 def documented(x):
@@ -117,3 +117,35 @@ def test_show_makes_one_python_block_of_all_it_is_given():
 
 def test_show_has_docstrings_on_request():
     assert '"""m, with 0' in show(finite, docstring=True).data
+
+
+CUDA = """\
+// Twice x.
+// Really.
+template <typename T, int N>
+__device__ T twice(
+    T x)  // a number
+{
+    if (x > 0) { return 2 * x; }
+    return x + twice_of(x);
+}
+struct Sum {
+    float total;
+};
+__global__ void k(float* x) { x[0] = twice<float, 1>(x[0]); }
+"""
+
+
+def test_a_cuda_function_comes_with_its_comment_and_ends_with_its_brace():
+    assert cuda_source(CUDA, "twice") == CUDA[: CUDA.index("struct")].rstrip()
+    assert cuda_source(CUDA, "Sum") == "struct Sum {\n    float total;\n}"
+    assert cuda_source(CUDA, "k") == "__global__ void k(float* x) { x[0] = twice<float, 1>(x[0]); }"
+    with pytest.raises(ValueError, match="no definition of thrice"):
+        cuda_source(CUDA, "thrice")
+
+
+def test_cuda_functions_are_shown_as_one_block(tmp_path):
+    (tmp_path / "x.cu").write_text(CUDA)
+    shown = show_cuda(tmp_path / "x.cu", "k", "Sum").data
+    assert shown.startswith("```cpp\n__global__")
+    assert shown.endswith("};\n```") or shown.endswith("}\n```")

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from pagewise import online_softmax  # noqa: F401  brings its custom op
 from pagewise.naive_attention import attention
+from pagewise.tools import work as work_tools
 from pagewise.tools.work import Work, count_work
 
 
@@ -275,3 +277,11 @@ def test_count_ends_with_the_run():
 def test_attention_multiplies_every_query_with_every_key_twice():
     q, k = torch.randn(1, 8, 5, 16), torch.randn(1, 2, 9, 16)
     assert count_work(lambda: attention(q, k, k)).matmul_flops == 4 * 8 * 5 * 9 * 16
+
+
+def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch):
+    monkeypatch.setitem(work_tools._OWN, "pagewise::online_softmax", lambda x, tile: (1, 2, 3 * x.numel(), tile))
+    x = torch.ones(2, 8)
+    work = count_work(lambda: torch.ops.pagewise.online_softmax(x, 4))
+    assert (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written) == (1, 2, 48, 4)
+    assert work.peak_bytes == x.nbytes

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewise.tools.cuda import CPU_SHARED_BYTES, CudaKernel
+from pagewise.tools.work import counts_as
 
 NUM_THREADS = 128
 NUM_WARPS = NUM_THREADS // 32
@@ -57,19 +58,27 @@ def shared_bytes_limit(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
+def launch_v1(
+    kernel: CudaKernel, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor,
+    max_seq_len: int, scale: float, alibi_slopes: Tensor | None = None, v_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out, lse) by this kernel, `attention_kernel`'s or a variant of it, in one pass. Arguments are not checked."""
+    (B, H, _), P = q.shape, v_cache.shape[-1]
+    out, lse = _outputs(q)
+    if out.numel():
+        dynamic = shared_bytes(max_seq_len, q, P)[1]
+        inputs = _inputs(q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, max_seq_len, scale, v_scale)
+        kernel[(H, B), NUM_THREADS, dynamic](out, lse, None, None, None, *inputs)
+    return out, lse
+
+
 @torch.library.custom_op("pagewise::paged_attention_v1", mutates_args=())
 def _v1(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, max_seq_len: int,
     scale: float, alibi_slopes: Tensor | None, v_scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    (B, H, D), P = q.shape, v_cache.shape[-1]
-    out, lse = _outputs(q)
-    if out.numel():
-        kernel = attention_kernel(q.dtype, k_cache.dtype, D, P)
-        dynamic = shared_bytes(max_seq_len, q, P)[1]
-        inputs = _inputs(q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, max_seq_len, scale, v_scale)
-        kernel[(H, B), NUM_THREADS, dynamic](out, lse, None, None, None, *inputs)
-    return out, lse
+    kernel = attention_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
+    return launch_v1(kernel, q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, scale, alibi_slopes, v_scale)
 
 
 @torch.library.custom_op("pagewise::paged_attention_v2", mutates_args=())
@@ -91,6 +100,25 @@ def _v2(
             out, lse, m, l, acc, seq_lens.contiguous(), num_partitions, partition_size, max_seq_len, v_scale
         )
     return out, lse
+
+
+@counts_as("pagewise::paged_attention_v1")
+def _work_v1(q, k_cache, v_cache, block_tables, seq_lens, *_) -> tuple[int, int, int, int]:
+    (B, H, D), P = q.shape, v_cache.shape[-1]
+    tokens = int((-(-seq_lens.long() // P) * P).sum())  # blocks are read whole
+    kv_bytes = 2 * tokens * H * D * k_cache.element_size()  # once per query head
+    other_bytes = q.nbytes + 4 * (tokens // P + 1) * H  # the queries, the tables, the lengths
+    return 4 * tokens * H * D, 5 * tokens * H, kv_bytes + other_bytes, q.nbytes + 4 * B * H
+
+
+@counts_as("pagewise::paged_attention_v2")
+def _work_v2(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, scale, alibi_slopes, v_scale, size, heads):
+    """As v1, keys and values once per `heads` query heads, and the partial results to memory and back."""
+    matmul, other, read, written = _work_v1(q, k_cache, v_cache, block_tables, seq_lens)
+    tokens, D = matmul // (4 * q.shape[1] * q.shape[2]), q.shape[2]
+    kv_bytes = 2 * tokens * q.shape[1] * D * k_cache.element_size()
+    partials = int((-(-seq_lens.long() // size)).sum()) * q.shape[1] * 4 * (D + 2)
+    return matmul, other, read - kv_bytes + kv_bytes // heads + partials, written + partials
 
 
 @_v1.register_fake

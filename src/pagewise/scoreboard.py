@@ -14,6 +14,7 @@ from torch import Tensor
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
+from pagewise.paged_attention import paged_attention_grouped
 from pagewise.paged_blocks import BlockManager, PagedKVCache
 from pagewise.paged_reading import streamed_attention
 from pagewise.tools.work import Work, count_work
@@ -55,24 +56,31 @@ def with_cache(attend: Attend) -> Callable[[Tensor, Tensor, Tensor], list[Tensor
     return run
 
 
-def paged(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """With K and V in blocks: the prompt as in lesson 3, then each step writes one slot and streams over the blocks."""
-    manager = BlockManager(-(-TOTAL // BLOCK_SIZE), BLOCK_SIZE)
-    sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
-    cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device)
-    manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here
-    slots, outs = manager.slots(0, 0, PROMPT), [_online(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT])]
-    for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
-        if start:
-            slots = [manager.append(0, 0)]
-        rows = (x[0, :, start:stop].transpose(0, 1) for x in (k, v))
-        cache.write(0, torch.tensor(slots, device=q.device), *rows)
-        if start:
-            table = torch.tensor([manager.block_table(0)], dtype=torch.int32, device=q.device)
-            length = torch.tensor([stop], dtype=torch.int32, device=q.device)
-            out, _ = streamed_attention(q[:, :, start], cache.k[0], cache.v[0], table, length)
-            outs.append(out[:, :, None])
-    return outs
+def paged(read: Callable[..., Tensor], layout: str = "nhd") -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """With K and V in blocks: the prompt as in lesson 3, then each step writes one slot and reads through the table."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        manager = BlockManager(-(-TOTAL // BLOCK_SIZE), BLOCK_SIZE)
+        sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
+        cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device, layout=layout)
+        manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here
+        slots, outs = manager.slots(0, 0, PROMPT), [_online(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT])]
+        for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
+            if start:
+                slots = [manager.append(0, 0)]
+            rows = (x[0, :, start:stop].transpose(0, 1) for x in (k, v))
+            cache.write(0, torch.tensor(slots, device=q.device), *rows)
+            if start:
+                table = torch.tensor([manager.block_table(0)], dtype=torch.int32, device=q.device)
+                length = torch.tensor([stop], dtype=torch.int32, device=q.device)
+                outs.append(read(q[:, :, start], cache.k[0], cache.v[0], table, length)[:, :, None])
+        return outs
+
+    return run
+
+
+def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:
+    return paged_attention_grouped(q, k_cache, v_cache, table, length, check=False)  # of the kernel, not of the checks
 
 
 _naive = partial(attention, causal=True)
@@ -82,7 +90,8 @@ ROWS = [
     Row(1, "naive, everything recomputed", recompute),
     Row(2, "naive with a KV cache", with_cache(_naive)),
     Row(3, "online softmax, tiles of 64 keys", with_cache(_online)),
-    Row(4, "paged, streamed in blocks of 16", paged),
+    Row(4, "paged, streamed in blocks of 16", paged(lambda *args: streamed_attention(*args)[0])),
+    Row(5, "paged, CUDA kernel, grouped", paged(_grouped, layout="vllm")),
 ]
 
 

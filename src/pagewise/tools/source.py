@@ -2,8 +2,10 @@
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 from IPython.display import Markdown
 
@@ -11,6 +13,25 @@ from IPython.display import Markdown
 def show(*objects: Callable, docstring: bool = False) -> Markdown:
     """The source of functions, classes or Triton kernels as a code block; docstrings only on request."""
     return Markdown("```python\n" + "\n\n".join(source(o, docstring=docstring) for o in objects) + "\n```")
+
+
+def show_cuda(path: Path, *names: str) -> Markdown:
+    """The source of functions of a CUDA file, each with the comment above it, as one code block."""
+    text = path.read_text()
+    return Markdown("```cpp\n" + "\n\n".join(cuda_source(text, name) for name in names) + "\n```")
+
+
+def cuda_source(text: str, name: str) -> str:
+    """A function (or struct) of CUDA C++ `text`, from its comment to the brace that ends it. ValueError: no such."""
+    comment, template = r"(?:^//[^\n]*\n)*", r"(?:^template[^;{}]*?>\s*\n)?"
+    definition = re.search(rf"{comment}{template}^[^\n/]*\b{name}\b[^;{{}}]*\{{", text, re.MULTILINE)
+    if definition is None:
+        raise ValueError(f"there is no definition of {name} in this source")
+    end, depth = definition.end(), 1
+    while depth:
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        end += 1
+    return text[definition.start() : end]
 
 
 def source(obj: Callable, *, docstring: bool = False) -> str:

@@ -1,7 +1,8 @@
 """Counts what a piece of torch code does: arithmetic, bytes to and from main memory, memory held.
 
 Every torch operation is taken for one kernel, as it runs without fusion: it reads its operands from main memory once
-and writes its results there once; a view is free. Counts are exact and the same on every machine, unlike times.
+and writes its results there once; a view is free. Counts are exact and the same on every machine, unlike times. Of a
+kernel of our own, `counts_as` says what it does.
 """
 
 import math
@@ -22,6 +23,22 @@ _MOVES = _OVERWRITES | _PICKS | {
     "cat", "stack", "clone", "_to_copy", "copy", "arange", "full", "zeros", "ones", "full_like", "zeros_like",
     "ones_like", "new_full", "new_zeros", "new_ones", "repeat", "flip", "roll", "lift_fresh", "constant_pad_nd",
 }  # fmt: skip
+
+
+_OWN: dict[str, Callable[..., tuple[int, int, int, int]]] = {}
+
+
+def counts_as(op: str) -> Callable[[Callable], Callable]:
+    """Decorator: the function takes what custom op `op` takes, and returns what one call of it does.
+
+    That is (operations of matrix products, other operations, bytes read, bytes written).
+    """
+
+    def register(function: Callable) -> Callable:
+        _OWN[op] = function
+        return function
+
+    return register
 
 
 @dataclass(frozen=True)
@@ -84,6 +101,11 @@ class _Counter(TorchDispatchMode):
         from torch.utils.flop_counter import flop_registry
 
         name = func._schema.name.removeprefix("aten::")
+        if name in _OWN:
+            matmul, other, read, written = _OWN[name](*args)
+            self.flops = [self.flops[0] + matmul, self.flops[1] + other]
+            self.read, self.written = self.read + read, self.written + written
+            return
         if name in _PICKS:  # reads what it picks, and where
             self.read += sum(map(_bytes, results)) + sum(map(_bytes, inputs[1:]))
         else:
