@@ -1,0 +1,56 @@
+"""A few cases out of a large product of axes, such that every pair of values of two axes occurs in one of them.
+
+Most bugs show in one value or in two that meet; all pairs of nine axes need some sixty cases, all combinations tens of
+thousands.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+Case = dict[str, Any]
+
+
+def covering(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | None = None) -> list[Case]:
+    """Cases {axis: value} that together hold every pair of values of two axes which some allowed case holds.
+
+    Greedy and deterministic: each case starts from the first pair still missing, and each further axis takes the value
+    that brings the most missing pairs. A single axis gives its values one by one.
+    """
+    names = list(axes)
+    if len(names) < 2:
+        cases = [{name: value} for name in names for value in axes[name]]
+        return [case for case in cases if allowed is None or allowed(case)]
+    sizes = [len(axes[name]) for name in names]
+    pairs = combinations(range(len(names)), 2)
+    missing = {(i, a, j, b): None for i, j in pairs for a in range(sizes[i]) for b in range(sizes[j])}
+    used = {(i, a): 0 for i, size in enumerate(sizes) for a in range(size)}
+
+    def case_of(chosen: dict[int, int]) -> Case:
+        return {name: axes[name][chosen[i]] for i, name in enumerate(names)}
+
+    def gain(chosen: dict[int, int], i: int, a: int) -> int:
+        return sum(((i, a, j, b) if i < j else (j, b, i, a)) in missing for j, b in chosen.items())
+
+    def complete(chosen: dict[int, int]) -> dict[int, int] | None:
+        i = next((i for i in range(len(names)) if i not in chosen), None)
+        if i is None:
+            return chosen if allowed is None or allowed(case_of(chosen)) else None
+        for a in sorted(range(sizes[i]), key=lambda a: (-gain(chosen, i, a), used[i, a], a)):
+            if done := complete(chosen | {i: a}):
+                return done
+        return None
+
+    cases = []
+    while missing:
+        i, a, j, b = seed = next(iter(missing))
+        chosen = complete({i: a, j: b})
+        if chosen is None:  # no allowed case holds this pair
+            del missing[seed]
+            continue
+        for i, j in combinations(range(len(names)), 2):
+            missing.pop((i, chosen[i], j, chosen[j]), None)
+        for place in chosen.items():
+            used[place] += 1
+        cases.append(case_of(chosen))
+    return cases
