@@ -8,8 +8,8 @@ import triton.language as tl
 def float8_from_bits(bits, EXPONENT_BITS: tl.constexpr):
     """bits.view(float8_e4m3fn or float8_e5m2).half(), exactly: for GPUs that cannot convert (e4m3 below sm_89).
 
-    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15: put in place, the
-    number is 2⁸ times too small, subnormals included.
+    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15: put in place,
+    the number is 2⁸ times too small, subnormals included.
     """
     bits = bits.to(tl.uint16)
     if EXPONENT_BITS == 5:
@@ -76,9 +76,9 @@ def paged_decode_kernel(
 ):
     """keys = k[tables[b]].flatten(0, 1)[:lens[b]], values likewise; out[b] = attention(q[b], keys, values) · v_scale.
 
-    Grid (B, Hkv · ⌈GROUP / BLOCK_H⌉, num_splits). One program: BLOCK_H heads of one sequence that share their keys, over
-    the split's share of the tiles. It carries a `Partial` (m, l, acc) per head; with a single head, where a matrix
-    product would be idle, one per key of a tile, so that nothing is exchanged between threads before the end.
+    Grid (B, Hkv · ⌈GROUP / BLOCK_H⌉, num_splits). One program: BLOCK_H heads of one sequence that share their keys,
+    over the split's share of the tiles. It carries a `Partial` (m, l, acc) per head. For a single head, which would
+    leave a matrix product idle, it carries one per key of a tile, and threads exchange no maximum before the end.
     """
     seq, split, num_splits = tl.program_id(0).to(tl.int64), tl.program_id(2), tl.num_programs(2)
     CHUNKS: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
@@ -182,7 +182,10 @@ def merge_splits_kernel(
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Partial.merge of all splits of a head, then .output() · v_scale and .lse(). Grid (B, H); SPLITS splits at once."""
+    """Partial.merge of all splits of a head, then .output() · v_scale and .lse().
+
+    Grid (B, H). SPLITS of them are read at once: one by one each would wait for the last.
+    """
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     dim, part = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
     m = tl.full([1], float("-inf"), tl.float32)

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
+from pagewise.cache_writing import FLOAT8
 from pagewise.paged_inputs import Options, check_nhd, check_options, check_tables
-from pagewise.paged_kv_cache import FLOAT8
 from pagewise.tools.checks import FLOATS, check_count, check_flag
 from pagewise.tools.device import check_triton_device, triton_mode
 
@@ -34,17 +34,18 @@ class Tiles(NamedTuple):
     num_stages: int  # tiles on their way from memory at once, plus one
 
 
-def tile_sizes(group: int, head_size: int, dtype: torch.dtype) -> Tiles:
+def tile_sizes(group: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
     """Tiles for `group` query heads per KV head.
 
-    What limits them: the registers that hold acc [heads, D], or [keys, D] for a single head; shared memory for the
-    stages of K and V; and float32 products, which no tensor core does exactly and so keep their operands in registers.
+    What limits them is registers: they hold acc [heads, D], or [keys, D] for a single head, and in float32, which no
+    tensor core multiplies exactly, the operands of the products too; so there is no room left to convert a float8 tile
+    while the next is on its way.
     """
     block_d = padded(head_size)
     if group == 1:
         return Tiles(heads=1, keys=max(16, min(64, 4096 // block_d)), num_warps=4, num_stages=2)
     if dtype == torch.float32:
-        return Tiles(heads=16, keys=max(16, min(32, 4096 // block_d)), num_warps=4, num_stages=2)
+        return Tiles(heads=16, keys=32, num_warps=8, num_stages=2 if cache_dtype == dtype else 1)
     return Tiles(heads=16 if group <= 16 else 32, keys=max(32, min(64, 8192 // block_d)), num_warps=4, num_stages=3)
 
 
@@ -113,7 +114,7 @@ def decode_attention(
         check_tables(block_tables, seq_lens, len(k_cache), P, window)
     if num_splits is None:
         group = q.shape[1] // Hkv
-        programs = Hkv * -(-group // tile_sizes(group, D, q.dtype).heads) if group else 1
+        programs = Hkv * -(-group // tile_sizes(group, D, q.dtype, k_cache.dtype).heads) if group else 1
         num_splits = default_num_splits(len(q), programs, capacity, _num_sms(q.device)) if q.is_cuda else 1
     return torch.ops.pagewise.paged_decode(
         q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, options.score_scale(D), window, float(softcap),
@@ -133,11 +134,11 @@ def _paged_decode_op(
     exact = torch.float32 if q.dtype == torch.bfloat16 and triton_mode() == "interpreted" else q.dtype
     out, lse = q.new_empty(B, H, D, dtype=exact), q.new_empty(B, H, dtype=torch.float32)
     if not q.numel():
-        return out.to(q.dtype), lse
-    group, float8_bits = H // Hkv, _float8_bits(k_cache)
+        return q.new_empty(B, H, D), lse
+    group, float8_bits, split = H // Hkv, _float8_bits(k_cache), num_splits > 1
+    sizes = tile_sizes(group, D, q.dtype, k_cache.dtype)
     if float8_bits:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    sizes, split = tile_sizes(group, D, q.dtype), num_splits > 1
     partials = [out] * 3
     if split:
         m = q.new_empty(B, H, num_splits, dtype=torch.float32)
