@@ -28,12 +28,6 @@ def tanh(x):
     return tl.where(square < 0.09, near, tl.where(x < 0, -far, far))
 
 
-@triton.jit
-def without_infinity(m):
-    """m, with 0 where no key is visible yet: (−∞) − (−∞) would be NaN."""
-    return tl.where(m == float("-inf"), 0.0, m)
-
-
 @triton.jit(do_not_specialize=["tables_stride_row", "capacity", "window"])
 def paged_decode_kernel(
     q_ptr,  # [B, H, D]
@@ -137,8 +131,9 @@ def paged_decode_kernel(
         scores = tl.where(visible, scores, float("-inf"))
 
         m_new = tl.maximum(m, tl.max(scores, axis=1))
-        rescale = tl.exp(m - without_infinity(m_new))
-        weights = tl.exp(scores - without_infinity(m_new)[:, None])
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # (−∞) − (−∞) would be NaN
+        rescale = tl.exp(m - m_finite)
+        weights = tl.exp(scores - m_finite[:, None])
         l = l * rescale + tl.sum(weights, axis=1)
         acc *= rescale[:, None]
         if GROUP == 1:
@@ -149,7 +144,7 @@ def paged_decode_kernel(
 
     if GROUP == 1:  # merge the partials of the tile's keys into the head's
         m_new = tl.max(m[:, None], axis=0)
-        rescale = tl.exp(m[:, None] - without_infinity(m_new)[None, :])
+        rescale = tl.exp(m[:, None] - tl.where(m_new == float("-inf"), 0.0, m_new)[None, :])
         l = tl.sum(l[:, None] * rescale, axis=0)
         acc = tl.sum(acc * rescale, axis=0)[None, :]
         m = m_new
@@ -199,7 +194,8 @@ def merge_splits_kernel(
         acc_mask = there[:, None] & (dim < D)[None, :]
         acc_part = tl.load(acc_ptr + at[:, None] * D + dim[None, :], mask=acc_mask, other=0.0)
         m_new = tl.maximum(m, tl.max(m_part, axis=0))
-        rescale, weights = tl.exp(m - without_infinity(m_new)), tl.exp(m_part - without_infinity(m_new))
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        rescale, weights = tl.exp(m - m_finite), tl.exp(m_part - m_finite)
         l = l * rescale + tl.sum(weights * l_part, axis=0)
         acc = acc * rescale + tl.sum(weights[:, None] * acc_part, axis=0)
         m = m_new

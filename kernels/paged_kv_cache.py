@@ -8,10 +8,10 @@ import triton.language as tl
 def float8_bits(x, EXPONENT_BITS: tl.constexpr):
     """x.clamp(−largest, largest).to(float8).view(uint8) for float32 x: nearest, ties to even; NaN is 0x7F.
 
-    In integers on the bits of x, so that every GPU can. Of 23 mantissa bits the upper M stay; adding half of what is cut
-    off, less one unless the last bit that stays is odd, rounds, and a carry runs into the exponent as it should. Below
-    the smallest normal number the quantum is fixed: adding a power of two whose own last bit is worth one quantum lets
-    the adder round.
+    In integers on the bits of x, so that every GPU can. Of 23 mantissa bits the upper M stay. Adding half of what is
+    cut off, less one unless the last bit that stays is odd, rounds them, and a carry runs into the exponent as it
+    should. Below the smallest normal number the quantum is fixed: adding a power of two whose own last bit is worth one
+    quantum lets the adder round.
     """
     M: tl.constexpr = 7 - EXPONENT_BITS
     BIAS: tl.constexpr = 2 ** (EXPONENT_BITS - 1) - 1
