@@ -28,7 +28,10 @@ def tanh(x):
     return tl.where(square < 0.09, near, tl.where(x < 0, -far, far))
 
 
-@triton.jit(do_not_specialize=["tables_stride_row", "capacity", "window"])
+@triton.jit(
+    do_not_specialize=["tables_stride_row", "capacity", "window"],
+    do_not_specialize_on_alignment=["tables_ptr", "lens_ptr", "slopes_ptr"],
+)
 def paged_decode_kernel(
     q_ptr,  # [B, H, D]
     k_ptr,  # [N, P, Hkv, D], as v

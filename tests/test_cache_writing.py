@@ -63,12 +63,17 @@ def float32_samples(dtype):
     return whole(torch.cat([corners, -corners, patterns, likely]))
 
 
+SIGNALLING = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of a signalling NaN
+
+
+@SIGNALLING
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_float32_is_rounded_to_the_nearest_float8(dtype, backend, kernel_device):
     numbers = float32_samples(dtype)
     assert stored(numbers, dtype, kernel_device, backend=backend).equal(nearest(numbers, dtype))
 
 
+@SIGNALLING
 @pytest.mark.parametrize("of", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_every_16_bit_number_is_rounded_to_the_nearest_float8(dtype, of, backend, kernel_device):
@@ -79,7 +84,7 @@ def test_every_16_bit_number_is_rounded_to_the_nearest_float8(dtype, of, backend
 @pytest.mark.parametrize("scale", [0.3, 7.0, 2.0**-130 * 2**10])
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_both_backends_divide_alike(dtype, scale, kernel_device):
-    numbers = float32_samples(dtype)[-(2**17) :] * scale
+    numbers = float32_samples(dtype)[-(2**16) :] * scale
     wanted = nearest(numbers / torch.full((1,), scale), dtype)
     for backend in ("torch", "triton"):
         assert stored(numbers, dtype, kernel_device, backend=backend, scale=scale).equal(wanted)

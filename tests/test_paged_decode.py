@@ -67,10 +67,12 @@ def test_every_pair_of_variants(case, kernel_device):
 # ------------------------------------------------------------------------------------------ float8, bit by bit
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of a signalling NaN
 @pytest.mark.parametrize("converter", ["of the device", "by bits"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", [E4M3, E5M2])
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [(1, torch.float32), (2, torch.float32), (2, torch.float16), (2, torch.bfloat16)]
+)
 def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter, kernel_device, monkeypatch):
     """With one token the output is its value and lse · k_scale its key, whichever way the bytes are converted."""
     if converter == "by bits":
@@ -83,7 +85,7 @@ def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter,
     for head in range(heads):
         assert same_numbers(out[0, head], codes.to(dtype))
 
-    some = codes[codes.float().isfinite()][::7]
+    some = codes[codes.float().isfinite()][::19]
     keys = some.view(-1, 1, 1, 1).expand(-1, 1, 1, 16).contiguous()  # a block of one token per code
     tables = torch.arange(len(some), dtype=torch.int32, device=kernel_device)[:, None]
     q = torch.eye(1, 16, device=kernel_device).to(dtype).expand(len(some), heads, 16)
@@ -235,7 +237,8 @@ def test_refusals_name_the_tensor_and_torch(kernel_device, shapes_unchecked):
 @pytest.mark.parametrize("num_splits", [1, 2])
 def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
     inputs = paged_inputs([0, 5, 40], 4, 2, 32, dtype=torch.bfloat16, device=kernel_device, cache_dtype=cache_dtype)
-    inputs[1:3] = (t.float().nan_to_num().to(t.dtype) for t in inputs[1:3])  # it compares inputs too
+    # it compares the inputs too
+    inputs = [t.float().nan_to_num().to(t.dtype) if t.is_floating_point() else t for t in inputs]
     # the check of the schema compares by arithmetic that torch lacks for float8
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     tests = tests if cache_dtype is None else tests[1:]
