@@ -1,9 +1,9 @@
-"""Paged decode in torch against dense attention, over awkward lengths, scattered and shared blocks, and poison."""
+"""Paged decode in torch and Triton against dense attention: awkward lengths, scattered and shared blocks, poison."""
 
 import pytest
 import torch
 
-from conftest import assert_as_accurate_as_naive
+from conftest import DEVICES, assert_as_accurate_as_naive
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
 from pagewise.paged_kv_cache import PagedKVCache
@@ -18,13 +18,38 @@ def split_attention(*args, **options):
     return paged_attention(*args, **options, num_splits=3, return_lse=True)
 
 
-PATHS = {"gathered": gathered_attention, "streamed": streamed_attention, "split": split_attention}
+def triton_attention(*args, num_splits=1, **options):
+    """Where Triton kernels run in this process, whatever device the test is about; the result comes back."""
+    device = args[0].device
+    options = {name: t.to(DEVICES[-1]) if isinstance(t, torch.Tensor) else t for name, t in options.items()}
+    args = [t.to(DEVICES[-1]) for t in args]
+    out, lse = paged_attention(*args, **options, num_splits=num_splits, return_lse=True, backend="triton", check=True)
+    return out.to(device), lse.to(device)
+
+
+def split_triton_attention(*args, **options):
+    return triton_attention(*args, **options, num_splits=3)
+
+
+PATHS = {
+    "gathered": gathered_attention,
+    "streamed": streamed_attention,
+    "split": split_attention,
+    "triton": triton_attention,
+    "split triton": split_triton_attention,
+}
 
 
 @pytest.fixture(params=PATHS)
 def path(request):
     """Each returns (out, lse)."""
     return PATHS[request.param]
+
+
+@pytest.fixture
+def lengths(path):
+    """Awkward ones of one batch; less far in Triton, which is often interpreted."""
+    return LENGTHS if "triton" not in path.__name__ else [700 if n == 2000 else n for n in LENGTHS]
 
 
 def paged_inputs(
@@ -88,8 +113,8 @@ def assert_matches_dense(path, inputs, **options):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (8, 1)])
-def test_matches_dense_attention(heads, kv_heads, dtype, path, device):
-    assert_matches_dense(path, paged_inputs(LENGTHS, heads, kv_heads, 32, dtype=dtype, device=device))
+def test_matches_dense_attention(heads, kv_heads, dtype, path, lengths, device):
+    assert_matches_dense(path, paged_inputs(lengths, heads, kv_heads, 32, dtype=dtype, device=device))
 
 
 OPTIONS = {
@@ -105,11 +130,11 @@ OPTIONS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("option", OPTIONS)
-def test_options_match_dense_attention(option, dtype, path, device):
+def test_options_match_dense_attention(option, dtype, path, lengths, device):
     options = dict(OPTIONS[option])
     if "alibi_slopes" in options:
         options["alibi_slopes"] = torch.tensor(options["alibi_slopes"], device=device)
-    assert_matches_dense(path, paged_inputs(LENGTHS, 4, 2, 32, dtype=dtype, device=device), **options)
+    assert_matches_dense(path, paged_inputs(lengths, 4, 2, 32, dtype=dtype, device=device), **options)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 32])
@@ -120,7 +145,12 @@ def test_block_and_head_sizes(block_size, head_size, path, device):
 
 
 def test_float64_is_exact_enough_to_be_an_oracle(path, device):
-    assert_matches_dense(path, paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=torch.float64, device=device), window=20)
+    inputs = paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=torch.float64, device=device)
+    if "triton" in path.__name__:
+        with pytest.raises(ValueError, match=r'"triton" takes q in float32.*float64; backend="torch"'):
+            path(*inputs, window=20)
+    else:
+        assert_matches_dense(path, inputs, window=20)
 
 
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
@@ -182,9 +212,9 @@ def test_logical_order_counts_not_physical(path, device):
     assert lse_again.equal(lse)
 
 
-def test_a_neighbour_in_the_batch_changes_nothing(path, device):
+def test_a_neighbour_in_the_batch_changes_nothing(path, lengths, device):
     """A short sequence beside a very long one is as right as alone."""
-    inputs = paged_inputs([5, 2000], 4, 2, 32, dtype=torch.float32, device=device)
+    inputs = paged_inputs([5, max(lengths)], 4, 2, 32, dtype=torch.float32, device=device)
     alone = [t[:1] if t.shape[0] == 2 else t for t in inputs]
     out, lse = path(*inputs)
     out_alone, lse_alone = path(*alone)
@@ -247,8 +277,8 @@ def test_offsets_are_64_bit(path):
 def test_without_lse_only_the_output_is_returned(device):
     inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.bfloat16, device=device)
     out, _ = paged_attention(*inputs, return_lse=True)
-    for backend in ("auto", "torch"):
-        assert paged_attention(*inputs, backend=backend).equal(out)
+    assert paged_attention(*inputs).equal(out)
+    torch.testing.assert_close(paged_attention(*inputs, backend="torch"), out)
 
 
 def test_inputs_are_left_alone(path, device):
@@ -264,13 +294,21 @@ def test_strided_inputs_are_taken(path, device):
     out, _ = path(q, k_cache, v_cache, tables, lens)
     kv = torch.stack([k_cache, v_cache], dim=1)  # [N, 2, P, Hkv, D], as some engines keep it
     wide = tables.repeat_interleave(2, dim=1)[:, ::2]
-    assert path(q.mT.contiguous().mT, kv[:, 0], kv[:, 1], wide, lens)[0].equal(out)
+    rows = torch.stack([q, q], dim=1)[:, 1]
+    assert path(rows, kv[:, 0], kv[:, 1], wide, lens)[0].equal(out)
+    turned = q.mT.contiguous().mT
+    if "triton" in path.__name__:
+        with pytest.raises(ValueError, match=r'q contiguous in its last dimension, got stride 4; backend="torch"'):
+            path(turned, kv[:, 0], kv[:, 1], wide, lens)
+    else:
+        assert path(turned, kv[:, 0], kv[:, 1], wide, lens)[0].equal(out)
 
 
-def test_unavailable_backends_name_one_that_works(device, shapes_unchecked):
-    inputs = paged_inputs([5], 4, 2, 32, dtype=torch.float32, device=device)
-    with pytest.raises(ValueError, match=r'"triton".*"torch"'):
+def test_backends_that_cannot_name_one_that_can(device, shapes_unchecked):
+    inputs = paged_inputs([5], 4, 2, 32, dtype=torch.float32, device=device, block_size=3)
+    with pytest.raises(ValueError, match=r'"triton" needs a block size.* power of two.*got 3; backend="torch"'):
         paged_attention(*inputs, backend="triton")
+    assert_matches_dense(lambda *a: paged_attention(*a, return_lse=True), inputs)  # "auto" takes what can
     with pytest.raises(ValueError, match="backend must be"):
         paged_attention(*inputs, backend="cuda")
 
@@ -282,7 +320,7 @@ def bad(name, change):
         inputs = dict(
             zip(
                 ("q", "k_cache", "v_cache", "block_tables", "seq_lens"),
-                paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device="cpu"),
+                paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=DEVICES[-1]),
                 strict=True,
             )
         )
@@ -326,14 +364,16 @@ BAD = {
     "k_scale": (bad("k_scale", lambda _: float("inf")), ValueError, "k_scale"),
     "v_scale": (bad("v_scale", lambda _: "1"), TypeError, "v_scale"),
     "num_splits": (bad("num_splits", lambda _: 0), ValueError, "num_splits"),
+    "check": (bad("check", lambda _: 1), TypeError, "check must be True or False, got int"),
 }
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused(case, shapes_unchecked):
+def test_bad_input_is_refused(case, backend, shapes_unchecked):
     make, error, message = BAD[case]
     with pytest.raises(error, match=message):
-        paged_attention(**make())
+        paged_attention(**{"check": True, "backend": backend} | make())
 
 
 @pytest.mark.parametrize("call", [gathered_attention, streamed_attention])

@@ -33,7 +33,8 @@ def compile_triton(
 
     Args:
         signature: type of each argument that is not `tl.constexpr`, e.g. {"x_ptr": "*fp16", "num_cols": "i32"}.
-            Pointers are taken to be 16-byte aligned, as torch's are.
+            Pointers are taken to be 16-byte aligned, as torch's are; "i32:16" is an int known to be divisible by 16,
+            as Triton finds out at a launch.
         constexprs: value of each `tl.constexpr` argument.
         options: of the launch, e.g. num_warps=8.
 
@@ -79,7 +80,9 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    by_16 = {i for i, kind in enumerate(signature.values()) if kind.startswith("*") or kind.endswith(":16")}
+    aligned = {(i,): [["tt.divisibility", 16]] for i in by_16}
+    signature = {name: kind.removesuffix(":16") for name, kind in signature.items()}
     source = ASTSource(getattr(_module(path), name), signature, constexprs, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     ptx = compiled.asm["ptx"]

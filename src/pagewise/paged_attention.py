@@ -1,6 +1,8 @@
 """Paged attention: one new query per sequence over keys and values scattered in blocks (lessons 4 and 5).
 
-One function in front of every way to compute it. Kwon et al. 2023; the torch paths are in `pagewise.paged_reading`.
+One function in front of every way to compute it over a cache [N, P, Hkv, D]. Kwon et al. 2023. The torch paths are in
+`pagewise.paged_reading`, the Triton one in `pagewise.paged_decode`; vLLM's kernels, which want a layout of their own,
+in `pagewise.paged_cuda`.
 """
 
 from typing import Literal
@@ -9,7 +11,10 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 from pagewise.paged_cuda import paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_decode import decode_attention, refuses
+from pagewise.paged_inputs import check_nhd
 from pagewise.paged_reading import gathered_attention
+from pagewise.tools.checks import check_flag
 
 __all__ = ["paged_attention", "paged_attention_grouped", "paged_attention_v1", "paged_attention_v2"]
 
@@ -29,6 +34,7 @@ def paged_attention(
     v_scale: float = 1.0,
     num_splits: int | None = None,
     return_lse: bool = False,
+    check: bool | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
     """Attention of each sequence's newest token over its whole context, read through its block table.
@@ -43,24 +49,37 @@ def paged_attention(
         k_cache, v_cache: in the dtype of q, or both in one float8 dtype. Stored number · scale = the number meant.
         seq_lens: at most M · P. 0: the sequence is empty, out is 0 and lse −inf.
         scale, alibi_slopes, window, softcap: as in `naive_attention.attention`; bias slope · (j − (seq_len − 1)).
-        num_splits: cut the blocks into that many pieces, attend to each, merge with `merge_attention`. Default 1.
+        num_splits: cut the keys of each sequence into that many pieces, attend to each, merge. Default: 1 in torch and
+            on the CPU; on a GPU as many as fill it (`paged_decode.default_num_splits`).
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
+        check: look at lengths and table entries before launching. Default: where that is free, on the CPU; on a GPU
+            True waits for it once. Unchecked, a length that the table cannot hold gives NaN, and a table entry that is
+            no block of the cache reads foreign memory. The torch backend always checks.
         backend: "torch" is `gathered_attention`; `streamed_attention` is its twin that needs no room for all keys.
-            "auto" takes the fastest backend there is for these tensors: torch, so far.
+            "triton" takes float32, float16 and bfloat16, D up to 256, block sizes that are powers of two up to 256, and
+            tensors contiguous in D. "auto" takes triton for tensors on a GPU that it can take, else torch.
 
     Returns:
         out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
 
     Raises:
-        ValueError, TypeError: an argument does not fit; the message names it. Lengths and table entries are looked
-        at too: on a GPU the torch backend waits for it once, and cannot be captured in a CUDA graph.
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it. On a GPU
+        the torch backend, and `check=True`, wait for it once, and cannot be captured in a CUDA graph.
     """
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
-    if backend == "triton":
-        raise ValueError('backend="triton" has no paged kernel yet: use backend="torch" (or "auto")')
-    out, lse = gathered_attention(
-        q, k_cache, v_cache, block_tables, seq_lens, scale=scale, alibi_slopes=alibi_slopes, window=window,
-        softcap=softcap, k_scale=k_scale, v_scale=v_scale, num_splits=1 if num_splits is None else num_splits,
-    )  # fmt: skip
+    if check is not None:
+        check_flag("check", check)
+    if backend == "auto":
+        check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
+        backend = "triton" if q.is_cuda and not refuses(q, k_cache, v_cache) else "torch"
+    options = {
+        "scale": scale, "alibi_slopes": alibi_slopes, "window": window, "softcap": softcap,
+        "k_scale": k_scale, "v_scale": v_scale,
+    }  # fmt: skip
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens)
+    if backend == "torch":
+        out, lse = gathered_attention(*tensors, **options, num_splits=1 if num_splits is None else num_splits)
+    else:
+        out, lse = decode_attention(*tensors, **options, num_splits=num_splits, check=check)
     return (out, lse) if return_lse else out

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from pagewise.paged_kv_cache import FLOAT8
+from pagewise.cache_writing import FLOAT8
 from pagewise.tools.checks import (
     FLOATS,
     check_heads,

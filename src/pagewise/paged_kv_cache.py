@@ -15,16 +15,14 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
+from pagewise.cache_writing import FLOAT8, write_kv_cache
 from pagewise.tools.checks import FLOATS, check_count, check_same, check_shape, check_tensor
-
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class PagedKVCache:
     """K and V of `num_layers` layers, zero at first. `.k[layer]` and `.v[layer]` are views of one tensor each.
 
-    It stores what it is given, in its own dtype; which slots belong to whom is the BlockManager's business. A float8
-    cache takes float8: divide by the scale and convert first.
+    It stores what it is given, in its own dtype; which slots belong to whom is the BlockManager's business.
     """
 
     def __init__(
@@ -59,32 +57,24 @@ class PagedKVCache:
         return self.k.nbytes + self.v.nbytes
 
     def write(
-        self, layer: int, slots: Int64[Tensor, " T"], k: Shaped[Tensor, "T Hkv D"], v: Shaped[Tensor, "T Hkv D"]
-    ) -> None:
+        self, layer: int, slots: Int64[Tensor, " T"], k: Shaped[Tensor, "T Hkv D"], v: Shaped[Tensor, "T Hkv D"], *,
+        k_scale: float = 1.0, v_scale: float = 1.0, backend: Literal["auto", "torch", "triton"] = "auto",
+    ) -> None:  # fmt: skip
         """Put token t's K and V into slots[t]; slot −1 writes nowhere.
 
         The slots are looked at before anything is written, which on a GPU waits for it once.
 
+        Args:
+            k, v: in the cache's dtype. A float8 cache takes float32, float16 and bfloat16 too.
+            k_scale, v_scale: what a float8 cache divides k and v by before it rounds them (`pagewise.cache_writing`).
+            backend: "auto" is triton on a GPU, torch on the CPU. Both write the same bits.
+
         Raises:
-            ValueError, TypeError: a slot below −1 or beyond the cache, a slot given twice, or tensors that do not fit.
+            ValueError, TypeError: a slot below −1 or beyond the cache, a slot given twice, tensors that do not fit, or
+                a scale that is not positive, or not 1 where nothing is converted.
         """
         self._check_layer(layer)
-        check_tensor("slots", slots, "T", dtypes=(torch.int64,))
-        for name, new in (("k", k), ("v", v)):
-            check_tensor(name, new, "T Hkv D")
-            check_same("dtype", cache=self.k, **{name: new})
-            check_shape(name, new, (len(slots), self.num_kv_heads, self.head_size), "T Hkv D")
-        check_same("device", cache=self.k, slots=slots, k=k, v=v)
-        kept = slots != -1
-        slots, k, v = slots[kept], k[kept], v[kept]
-        _check_slots(slots, self.num_blocks * self.block_size)
-        block, offset = slots // self.block_size, slots % self.block_size
-        if self.layout == "nhd":
-            self.k[layer][block, offset] = k
-            self.v[layer][block, offset] = v
-        else:
-            self.k[layer][block, :, :, offset] = k.unflatten(-1, (-1, self.k.shape[-1]))  # [T, Hkv, D/x, x]
-            self.v[layer][block, :, :, offset] = v
+        write_kv_cache(self.k[layer], self.v[layer], slots, k, v, k_scale=k_scale, v_scale=v_scale, backend=backend)
 
     def gather(
         self, layer: int, block_table: Sequence[int] | Int64[Tensor, " M"], length: int
@@ -166,14 +156,3 @@ def _vec(head_size: int, dtype: torch.dtype) -> int:
             f'use layout "nhd"'
         )
     return x
-
-
-def _check_slots(slots: Int64[Tensor, " T"], num_slots: int) -> None:
-    """Slots, −1 taken out, must be within the cache and distinct."""
-    ordered = slots.sort().values
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(ordered) and (ordered[0] < 0 or ordered[-1] >= num_slots):
-        wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
-        raise ValueError(f"slots must be -1 (write nowhere) or from 0 to {num_slots - 1}, got {int(wrong)}")
-    if len(repeated):
-        raise ValueError(f"slots must be distinct, got {int(repeated[0])} more than once")

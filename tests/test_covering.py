@@ -1,0 +1,51 @@
+"""The selection of test cases keeps its promise: every allowed pair, few cases, always the same ones."""
+
+from itertools import combinations, product
+
+import pytest
+from covering import covering
+
+AXES = {
+    "D": [32, 64, 80, 128, 256],
+    "P": [8, 16, 32],
+    "dtype": ["a", "b", "c"],
+    "splits": [1, 3],
+    "alibi": [False, True],
+}
+
+
+def pairs(cases):
+    return {(x, case[x], y, case[y]) for case in cases for x, y in combinations(AXES, 2)}
+
+
+def everything(allowed):
+    cases = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+    return [case for case in cases if allowed(case)]
+
+
+RULES = {
+    "all": lambda case: True,
+    "a pair is impossible": lambda case: not (case["D"] == 256 and case["P"] == 8),
+    "three together are impossible": lambda case: not (case["D"] > 64 and case["dtype"] == "a" and case["alibi"]),
+    "little is possible": lambda case: case["P"] == 16 and case["splits"] == 3,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_allowed_pair_occurs_and_nothing_else(rule):
+    cases = covering(AXES, RULES[rule])
+    assert all(RULES[rule](case) for case in cases)
+    assert pairs(cases) == pairs(everything(RULES[rule]))
+
+
+def test_few_cases_suffice_and_they_are_always_the_same():
+    cases = covering(AXES)
+    assert 15 <= len(cases) <= 18  # 5 · 3 pairs of D and P need 15 at least; the product has 180
+    assert covering(AXES) == cases
+
+
+def test_small_selections():
+    assert covering({}) == []
+    assert covering({"D": [1, 2]}, lambda case: case["D"] > 1) == [{"D": 2}]
+    assert covering({"D": [1, 2], "P": []}) == []
+    assert covering(AXES, lambda case: False) == []
