@@ -171,6 +171,13 @@ def test_extreme_logits(dtype, path, device):
     assert_matches_dense(path, (q, k_cache, v_cache, tables, lens), scale=scale)
 
 
+def test_scores_far_below_any_stand_in_for_minus_infinity(path, device):
+    for heads in (2, 4):
+        q, k_cache, *rest = paged_inputs([1, 17, 40], heads, 2, 32, dtype=torch.float32, device=device)
+        _, lse = assert_matches_dense(path, (q.abs(), -k_cache.abs(), *rest), scale=1e6)
+        assert (lse < -1e6).all()
+
+
 @pytest.mark.parametrize("lens", [[0, 0], [0], []])
 def test_nothing_to_look_at(lens, path, device):
     q, *rest = paged_inputs(lens, 4, 2, 32, dtype=torch.float32, device=device)
@@ -296,6 +303,10 @@ def test_strided_inputs_are_taken(path, device):
     wide = tables.repeat_interleave(2, dim=1)[:, ::2]
     rows = torch.stack([q, q], dim=1)[:, 1]
     assert path(rows, kv[:, 0], kv[:, 1], wide, lens)[0].equal(out)
+    assert path(q, k_cache, kv[:, 1], tables, lens)[0].equal(out)  # k and v need not have the same strides
+    v_heads_first = v_cache.transpose(1, 2).contiguous().transpose(1, 2)
+    assert path(q, k_cache, v_heads_first, tables, lens)[0].equal(out)
+    assert path(q, v_heads_first, v_cache, tables, lens)[0].equal(path(q, v_cache, v_cache, tables, lens)[0])
     turned = q.mT.contiguous().mT
     if "triton" in path.__name__:
         with pytest.raises(ValueError, match=r'q contiguous in its last dimension, got stride 4; backend="torch"'):

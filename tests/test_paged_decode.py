@@ -111,7 +111,10 @@ def test_merge_is_lesson_threes_merge(kernel_device):
 
     generator = torch.Generator().manual_seed(0)
     B, H, splits, D = 2, 3, 21, 80
-    scores, values = torch.randn(B, H, splits, 4, generator=generator) * 30, torch.randn(B, H, splits, 4, D)
+    scores = torch.randn(B, H, splits, 4, generator=generator)
+    values = torch.randn(B, H, splits, 4, D, generator=generator)
+    scores[:, 1] += torch.arange(splits)[:, None] * 0.5  # the largest come last …
+    scores[:, 2] -= torch.arange(splits)[:, None] * 0.5  # … or first
     scores[torch.rand(B, H, splits, generator=generator) < 0.3] = -torch.inf
     scores[0, 0] = -torch.inf
     parts = Partial.of(scores, values)
