@@ -1,19 +1,20 @@
-// Paged attention: one new query per sequence over keys and values that lie scattered in blocks (lesson 5).
+// Paged attention: one new query per sequence over keys and values that lie in blocks (lesson 5).
 //
 //     k   = k_cache[block_table] of the first seq_len tokens            v likewise
 //     s_j = scale · q·k_j + alibi_slope · (j − (seq_len − 1))
 //     out = v_scale · softmax(s) v          lse = log Σ exp(s_j)        softmax in float32
 //
-// The design is that of vLLM's paged_attention v1 and v2 (Kwon et al. 2023), written anew. Who does what:
+// The design is that of vLLM's paged_attention v1 and v2 (Kwon et al. 2023), written anew.
 //
-//     grid           (num_heads / QUERY_HEADS, num_seqs, partitions): a thread block per head, sequence and partition
-//     warp           a block of BLOCK_SIZE tokens at a time: warp w takes blocks w, w + NUM_WARPS, …
+//     grid           (num_heads / QUERY_HEADS, num_seqs, partitions), a thread block each
+//     warp           a block of BLOCK_SIZE tokens at a time: warp w takes w, w + NUM_WARPS, …
 //     thread group   one key of the block, in QK: THREAD_GROUP_SIZE neighbouring threads
-//     vec            what a thread reads at once: the thread group together reads 16 bytes of scalar_t
+//     vec            what a thread reads at once: its group together reads 16 bytes of scalar_t
 //
-// PARTITION_SIZE = 0: one thread block sees all tokens and writes `out` (v1). Otherwise thread block z sees tokens
-// z · PARTITION_SIZE … and writes lesson 3's Partial(m, l, acc), which paged_attention_reduce_kernel merges (v2).
-// QUERY_HEADS > 1: query heads that share a KV head are handled together, and every key and value is read once for all.
+// PARTITION_SIZE = 0: one thread block sees all tokens and writes `out` (v1). Otherwise thread block
+// z sees tokens z · PARTITION_SIZE … and writes lesson 3's Partial(m, l, acc), and
+// paged_attention_reduce_kernel merges them (v2). QUERY_HEADS > 1: query heads that share a KV head
+// are handled together, and every key and value is read once for all of them.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -48,43 +49,47 @@ __device__ constexpr int warps_for(int sums, int num_warps) {
     return warps;
 }
 
-// How a thread block divides its work. VEC_SIZE follows scalar_t, the layout's X follows cache_t: in a float8 cache the
-// X = 16 elements of 16 bytes hold the vecs of more than one thread group.
-template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS, int QUERY_HEADS>
+// How a thread block divides its work. VEC_SIZE follows scalar_t, the layout's X follows cache_t: in
+// a float8 cache the X = 16 elements of 16 bytes are what a thread group reads in two turns or more.
+template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
+          int QUERY_HEADS>
 struct Work {
     static constexpr int NUM_WARPS = NUM_THREADS / WARP_SIZE;
     // QK: k_cache [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
     static constexpr int X = 16 / sizeof(cache_t);
     static constexpr int THREAD_GROUP_SIZE = larger(WARP_SIZE / BLOCK_SIZE, 1);
     static constexpr int GROUPS_PER_WARP = WARP_SIZE / THREAD_GROUP_SIZE;
-    static constexpr int TOKENS_PER_GROUP = divide_up(BLOCK_SIZE, WARP_SIZE);  // of one block: 1 up to 32 tokens
+    static constexpr int TOKENS_PER_GROUP = divide_up(BLOCK_SIZE, WARP_SIZE);  // of one block
     static constexpr int VEC_SIZE = larger(16 / (THREAD_GROUP_SIZE * sizeof(scalar_t)), 1);
     static constexpr int NUM_VECS = HEAD_SIZE / VEC_SIZE;  // of one query, of one key
     static constexpr int VECS_PER_THREAD = NUM_VECS / THREAD_GROUP_SIZE;
-    // PV: v_cache [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]; a row is one element of the head for all tokens
+    // PV: v_cache [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]; a row: one element of the head
     static constexpr int V_VEC_SIZE = smaller(16 / sizeof(scalar_t), BLOCK_SIZE);
     static constexpr int VECS_PER_ROW = BLOCK_SIZE / V_VEC_SIZE;
     static constexpr int ROWS_PER_STEP = WARP_SIZE / VECS_PER_ROW;  // that a warp reads at once
-    // so many warps share the rows of a block: one, unless the sums of many heads would not fit the registers
-    static constexpr int ROW_WARPS = warps_for(QUERY_HEADS * divide_up(HEAD_SIZE, ROWS_PER_STEP), NUM_WARPS);
-    static constexpr int BLOCK_WARPS = NUM_WARPS / ROW_WARPS;  // blocks that the thread block reads at once
+    // so many warps share a block's rows: 1, unless the sums of many heads would not fit registers
+    static constexpr int ROW_WARPS =
+        warps_for(QUERY_HEADS * divide_up(HEAD_SIZE, ROWS_PER_STEP), NUM_WARPS);
+    static constexpr int BLOCK_WARPS = NUM_WARPS / ROW_WARPS;  // blocks read at once
     static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP * ROW_WARPS);
     static constexpr bool ALL_ROWS_EXIST = HEAD_SIZE % (ROWS_PER_STEP * ROW_WARPS) == 0;
 
     __device__ static int block_warp() { return threadIdx.x / WARP_SIZE / ROW_WARPS; }
-    __device__ static int row(int r) {  // the r-th of this thread's rows; one past HEAD_SIZE does not exist
+    __device__ static int row(int r) {  // the r-th of this thread's rows; from HEAD_SIZE on: none
         const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
         return (r * ROW_WARPS + warp % ROW_WARPS) * ROWS_PER_STEP + lane / VECS_PER_ROW;
     }
-    __device__ static bool has_sum() { return threadIdx.x % VECS_PER_ROW == 0; }  // of its rows, for all lanes of them
+    // of the lanes of a row, the one that hands its sum on
+    __device__ static bool has_sum() { return threadIdx.x % VECS_PER_ROW == 0; }
 
-    static_assert(NUM_WARPS > 0 && (NUM_WARPS & (NUM_WARPS - 1)) == 0 && NUM_THREADS % WARP_SIZE == 0, "the tree");
+    static_assert(NUM_THREADS % WARP_SIZE == 0 && (NUM_WARPS & (NUM_WARPS - 1)) == 0, "the tree");
     static_assert(HEAD_SIZE % X == 0, "the layout of k_cache has HEAD_SIZE / X rows of 16 bytes");
     static_assert(NUM_VECS % THREAD_GROUP_SIZE == 0, "a thread group reads whole vecs");
-    static_assert(BLOCK_SIZE % V_VEC_SIZE == 0 && WARP_SIZE % VECS_PER_ROW == 0, "a warp reads whole rows");
+    static_assert(BLOCK_SIZE % V_VEC_SIZE == 0, "a row is whole vecs");
+    static_assert(WARP_SIZE % VECS_PER_ROW == 0, "a warp reads whole rows");
 };
 
-// The tokens of a sequence that one thread block sees: whole blocks, the last of which may not be full.
+// The tokens of a sequence that one thread block sees: whole blocks; the last may not be full.
 struct Span {
     int first_block, end_block;
     int seq_len;
@@ -97,7 +102,7 @@ struct Sum {
     __device__ float operator()(float a, float b) const { return a + b; }
 };
 
-// Lanes that are a multiple of NEAREST apart become one value: a butterfly of log₂(32 / NEAREST) shuffles.
+// Lanes a multiple of NEAREST apart become one value, by a butterfly of shuffles.
 template <int NEAREST, int FARTHEST = WARP_SIZE / 2, typename Op>
 __device__ float reduce_lanes(float value, Op op) {
 #pragma unroll
@@ -106,7 +111,7 @@ __device__ float reduce_lanes(float value, Op op) {
     return value;
 }
 
-// All threads' values become one, known to all of them: lanes, then warps. scratch: shared [N][NUM_WARPS].
+// All threads' values become one, known to all: lanes, then warps. scratch: shared [N][NUM_WARPS].
 template <int NUM_WARPS, int NEAREST, int N, typename Op>
 __device__ void reduce_thread_block(float (&values)[N], float (*scratch)[NUM_WARPS], Op op) {
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
@@ -119,30 +124,35 @@ __device__ void reduce_thread_block(float (&values)[N], float (*scratch)[NUM_WAR
 #pragma unroll
     for (int n = 0; n < N; ++n) {
         values[n] = scratch[n][0];
-        for (int other = 1; other < NUM_WARPS; ++other) values[n] = op(values[n], scratch[n][other]);
+        for (int w = 1; w < NUM_WARPS; ++w) values[n] = op(values[n], scratch[n][w]);
     }
 }
 
-// ------------------------------------------------------------------------------------------------ the stages
+// ----------------------------------------------------------------------------------- the stages
 
-// Global → shared: the queries, vec by vec, in their own order. Threads of a group will read neighbouring vecs.
+// Global → shared: the queries, vec by vec, in their own order, so that the threads of a group will
+// read neighbouring vecs.
 template <typename W, typename scalar_t, int QUERY_HEADS>
 __device__ void load_queries(
     Vec<scalar_t, W::VEC_SIZE> (*q_vecs)[W::NUM_VECS],  // shared [QUERY_HEADS][NUM_VECS]
     const scalar_t* q)                                  // [QUERY_HEADS, HEAD_SIZE]
 {
     using Q_vec = Vec<scalar_t, W::VEC_SIZE>;
-    for (int vec = threadIdx.x; vec < QUERY_HEADS * W::NUM_VECS; vec += blockDim.x)
-        q_vecs[vec / W::NUM_VECS][vec % W::NUM_VECS] = *reinterpret_cast<const Q_vec*>(q + vec * W::VEC_SIZE);
+    for (int i = threadIdx.x; i < QUERY_HEADS * W::NUM_VECS; i += blockDim.x) {
+        const int h = i / W::NUM_VECS, vec = i % W::NUM_VECS;
+        q_vecs[h][vec] = *reinterpret_cast<const Q_vec*>(q + i * W::VEC_SIZE);
+    }
 }
 
-// Scores of all keys of the span, −∞ past the sequence's end; m[h] becomes the largest that this thread has seen.
+// Scores of all keys of the span, −∞ past the sequence's end; m[h] becomes the largest that this
+// thread has seen.
 template <typename W, int BLOCK_SIZE, int QUERY_HEADS, typename scalar_t, typename cache_t>
 __device__ void score_keys(
     float* scores, int num_scores,                            // shared [QUERY_HEADS][num_scores]
     float (&m)[QUERY_HEADS],
     const Vec<scalar_t, W::VEC_SIZE> (*q_vecs)[W::NUM_VECS],  // shared [QUERY_HEADS][NUM_VECS]
-    const cache_t* k_cache, int64_t kv_block_stride,          // of this KV head: [blocks][HEAD_SIZE / X][BLOCK_SIZE][X]
+    const cache_t* k_cache,  // of this KV head: [blocks][HEAD_SIZE / X][BLOCK_SIZE][X]
+    int64_t kv_block_stride,
     const int* block_table, Span span, float scale, const float (&slopes)[QUERY_HEADS])
 {
     using Q_vec = Vec<scalar_t, W::VEC_SIZE>;
@@ -150,10 +160,11 @@ __device__ void score_keys(
     const int warp = threadIdx.x / WARP_SIZE;
     const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
     const int member = threadIdx.x % W::THREAD_GROUP_SIZE;             // in its thread group
+    const int first_token = span.first_block * BLOCK_SIZE;
 
     for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
         const cache_t* k_block = k_cache + int64_t(block_table[block]) * kv_block_stride;
-        // a fence for the compiler, which else keeps what it needs of q_vecs in registers all along, and they spill
+        // a fence for the compiler, which else keeps q_vecs in registers all along, and they spill
         if (QUERY_HEADS * W::VECS_PER_THREAD * W::VEC_SIZE > 64) __syncwarp();
 
         for (int i = 0; i < W::TOKENS_PER_GROUP; ++i) {
@@ -180,18 +191,18 @@ __device__ void score_keys(
 
 #pragma unroll
             for (int h = 0; h < QUERY_HEADS; ++h) {
-                qk[h] = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk[h], Sum());  // the thread group's sum
+                qk[h] = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk[h], Sum());
+                const float bias = slopes[h] * (token - (span.seq_len - 1));
                 // where no token is, the slot may hold anything, NaN too: select, do not add
-                const float score =
-                    token < span.seq_len ? scale * qk[h] + slopes[h] * (token - (span.seq_len - 1)) : -INFINITY;
-                if (member == 0) scores[h * num_scores + token - span.first_block * BLOCK_SIZE] = score;
+                const float score = token < span.seq_len ? scale * qk[h] + bias : -INFINITY;
+                if (member == 0) scores[h * num_scores + token - first_token] = score;
                 m[h] = fmaxf(m[h], score);
             }
         }
     }
 }
 
-// Scores → exp(score − m), in place; l[h] becomes the sum that this thread has seen. All have seen m by now.
+// Scores → exp(score − m), in place; l[h] becomes the sum that this thread has seen.
 template <int QUERY_HEADS>
 __device__ void exponentiate(
     float* scores, int num_scores, float (&l)[QUERY_HEADS], const float (&m)[QUERY_HEADS])
@@ -205,36 +216,41 @@ __device__ void exponentiate(
         }
 }
 
-// acc[h][r] = Σ weight · v over this warp's blocks, for row r of this thread. No thread groups here: a thread reads
-// V_VEC_SIZE tokens of a row, VECS_PER_ROW lanes side by side a whole row, and their sums are one at the end.
+// acc[h][r] = Σ weight · v over this warp's blocks, for row r of this thread. No thread groups here: a
+// thread reads V_VEC_SIZE tokens of a row, VECS_PER_ROW lanes side by side a whole row, and at the
+// end their sums become one.
 template <typename W, int HEAD_SIZE, int BLOCK_SIZE, int QUERY_HEADS, typename cache_t>
 __device__ void weigh_values(
     float (&acc)[QUERY_HEADS][W::ROWS_PER_THREAD],
-    const float* weights, int num_weights,            // shared [QUERY_HEADS][num_weights]
-    const cache_t* v_cache, int64_t kv_block_stride,  // of this KV head: [blocks][HEAD_SIZE][BLOCK_SIZE]
+    const float* weights, int num_weights,  // shared [QUERY_HEADS][num_weights]
+    const cache_t* v_cache,                 // of this KV head: [blocks][HEAD_SIZE][BLOCK_SIZE]
+    int64_t kv_block_stride,
     const int* block_table, Span span)
 {
     using V_vec = Vec<cache_t, W::V_VEC_SIZE>;
-    const int offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;  // of this thread's tokens in their block
+    const int offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;  // of its tokens in the block
     const int first_token = span.first_block * BLOCK_SIZE;
 
-    for (int block = span.first_block + W::block_warp(); block < span.end_block; block += W::BLOCK_WARPS) {
+    int block = span.first_block + W::block_warp();
+    for (; block < span.end_block; block += W::BLOCK_WARPS) {
         const cache_t* v_block = v_cache + int64_t(block_table[block]) * kv_block_stride;
         const int token = block * BLOCK_SIZE + offset;
         const int live = span.seq_len - token;  // so many of this thread's tokens exist
 
         Vec<float, W::V_VEC_SIZE> w[QUERY_HEADS];
 #pragma unroll
-        for (int h = 0; h < QUERY_HEADS; ++h)
+        for (int h = 0; h < QUERY_HEADS; ++h) {
+            const float* of_head = weights + h * num_weights + token - first_token;
 #pragma unroll
             for (int i = 0; i < W::V_VEC_SIZE; i += 4)
-                *reinterpret_cast<float4*>(w[h].data + i) =
-                    *reinterpret_cast<const float4*>(weights + h * num_weights + token - first_token + i);
+                *reinterpret_cast<float4*>(w[h].data + i) = *reinterpret_cast<const float4*>(of_head + i);
+        }
 
 #pragma unroll
         for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
             if (W::ALL_ROWS_EXIST || W::row(r) < HEAD_SIZE) {
-                V_vec v_vec = *reinterpret_cast<const V_vec*>(v_block + W::row(r) * BLOCK_SIZE + offset);
+                const cache_t* address = v_block + W::row(r) * BLOCK_SIZE + offset;
+                V_vec v_vec = *reinterpret_cast<const V_vec*>(address);
                 if (live < W::V_VEC_SIZE)  // a weight of 0 does not hide NaN
 #pragma unroll
                     for (int i = 0; i < W::V_VEC_SIZE; ++i)
@@ -250,28 +266,30 @@ __device__ void weigh_values(
             acc[h][r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[h][r], Sum());
 }
 
-// The sums of warps with the same rows become one, in the first of them, in log₂(BLOCK_WARPS) rounds: the upper half
-// hands over to the lower half.
+// The sums of warps with the same rows become one, in the first of them, in log₂(BLOCK_WARPS) rounds:
+// the upper half hands over to the lower half.
 template <typename W, int HEAD_SIZE, int QUERY_HEADS>
 __device__ void add_warps(
     float (&acc)[QUERY_HEADS][W::ROWS_PER_THREAD],
     float* handed)  // shared [BLOCK_WARPS / 2][QUERY_HEADS][HEAD_SIZE]
 {
     for (int half = W::BLOCK_WARPS / 2; half > 0; half /= 2) {
-        const bool gives = half <= W::block_warp() && W::block_warp() < 2 * half, takes = W::block_warp() < half;
+        const bool takes = W::block_warp() < half, gives = !takes && W::block_warp() < 2 * half;
         float* slot = handed + W::block_warp() % half * QUERY_HEADS * HEAD_SIZE;
         __syncthreads();  // all have read what is overwritten now
 #pragma unroll
         for (int h = 0; h < QUERY_HEADS; ++h)
 #pragma unroll
             for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-                if (gives && W::has_sum() && W::row(r) < HEAD_SIZE) slot[h * HEAD_SIZE + W::row(r)] = acc[h][r];
+                if (gives && W::has_sum() && W::row(r) < HEAD_SIZE)
+                    slot[h * HEAD_SIZE + W::row(r)] = acc[h][r];
         __syncthreads();
 #pragma unroll
         for (int h = 0; h < QUERY_HEADS; ++h)
 #pragma unroll
             for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-                if (takes && W::row(r) < HEAD_SIZE) acc[h][r] += slot[h * HEAD_SIZE + W::row(r)];
+                if (takes && W::row(r) < HEAD_SIZE)
+                    acc[h][r] += slot[h * HEAD_SIZE + W::row(r)];
     }
 }
 
@@ -286,31 +304,33 @@ __device__ void write_rows(
     for (int h = 0; h < QUERY_HEADS; ++h)
 #pragma unroll
         for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-            if (W::row(r) < HEAD_SIZE) out[h * head_stride + W::row(r)] = out_t(acc[h][r] * factor[h]);
+            if (W::row(r) < HEAD_SIZE)
+                out[h * head_stride + W::row(r)] = out_t(acc[h][r] * factor[h]);
 }
 
-// A sequence without tokens gives 0 and lse −∞; one longer than was announced gives NaN: never a wrong number.
+// A sequence without tokens gives 0 and lse −∞; one longer than was announced gives NaN.
 template <typename scalar_t>
 __device__ void write_without_keys(scalar_t* out, float* lse, int head_size, bool wrong) {
-    for (int row = threadIdx.x; row < head_size; row += blockDim.x) out[row] = scalar_t(wrong ? NAN : 0.0f);
+    for (int row = threadIdx.x; row < head_size; row += blockDim.x)
+        out[row] = scalar_t(wrong ? NAN : 0.0f);
     if (lse && threadIdx.x == 0) *lse = wrong ? NAN : -INFINITY;
 }
 
-// ------------------------------------------------------------------------------------------------ the kernels
+// ----------------------------------------------------------------------------------- the kernels
 
 // Dynamic shared memory: the larger of QUERY_HEADS · (tokens seen, whole blocks) and
 // NUM_WARPS / 2 · QUERY_HEADS · HEAD_SIZE floats.
-template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS, int PARTITION_SIZE,
-          int QUERY_HEADS>
+template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
+          int PARTITION_SIZE, int QUERY_HEADS>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_kernel(
-    scalar_t* __restrict__ out,            // v1: [num_seqs, num_heads, HEAD_SIZE]
+    scalar_t* __restrict__ out,            // v1: [num_seqs, num_heads, D], D = HEAD_SIZE
     float* __restrict__ lse,               // v1: [num_seqs, num_heads], or null
     float* __restrict__ max_scores,        // v2: m   [num_seqs, num_heads, max_num_partitions]
     float* __restrict__ exp_sums,          // v2: l   [num_seqs, num_heads, max_num_partitions]
-    float* __restrict__ accs,              // v2: acc [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
-    const scalar_t* __restrict__ q,        // [num_seqs, num_heads, HEAD_SIZE]
-    const cache_t* __restrict__ k_cache,   // [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
-    const cache_t* __restrict__ v_cache,   // [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]
+    float* __restrict__ accs,              // v2: acc [num_seqs, num_heads, max_num_partitions, D]
+    const scalar_t* __restrict__ q,        // [num_seqs, num_heads, D]
+    const cache_t* __restrict__ k_cache,   // [num_blocks, num_kv_heads, D / X, BLOCK_SIZE, X]
+    const cache_t* __restrict__ v_cache,   // [num_blocks, num_kv_heads, D, BLOCK_SIZE]
     const int* __restrict__ block_tables,  // [num_seqs, max_num_blocks]
     const int* __restrict__ seq_lens,      // [num_seqs]
     const float* __restrict__ alibi_slopes,  // [num_heads], or null
@@ -319,11 +339,11 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_kernel(
 {
     using W = Work<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS, QUERY_HEADS>;
     static_assert(PARTITION_SIZE % BLOCK_SIZE == 0, "a partition is whole blocks");
-    static_assert(PARTITION_SIZE > 0 || QUERY_HEADS == 1, "v1 keeps the scores of a whole sequence: of one head");
+    static_assert(PARTITION_SIZE > 0 || QUERY_HEADS == 1, "v1 keeps the scores of one head");
 
     __shared__ Vec<scalar_t, W::VEC_SIZE> q_vecs[QUERY_HEADS][W::NUM_VECS];
     __shared__ float maxima[QUERY_HEADS][W::NUM_WARPS], sums[QUERY_HEADS][W::NUM_WARPS];
-    extern __shared__ __align__(16) float scores[];  // [QUERY_HEADS][num_scores], at last the warps' sums
+    extern __shared__ __align__(16) float scores[];  // [QUERY_HEADS][num_scores], later warps' sums
 
     const int head = blockIdx.x * QUERY_HEADS, num_heads = gridDim.x * QUERY_HEADS;
     const int seq = blockIdx.y, partition = blockIdx.z, max_num_partitions = gridDim.z;
@@ -332,12 +352,14 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_kernel(
 
     const bool wrong = seq_len < 0 || seq_len > max_seq_len;
     if (seq_len == 0 || wrong) {
-        if (PARTITION_SIZE == 0) write_without_keys(out + row * HEAD_SIZE, lse ? lse + row : nullptr, HEAD_SIZE, wrong);
+        float* lse_here = lse ? lse + row : nullptr;
+        if (PARTITION_SIZE == 0) write_without_keys(out + row * HEAD_SIZE, lse_here, HEAD_SIZE, wrong);
         return;
     }
-    const int num_blocks = divide_up(seq_len, BLOCK_SIZE), per_partition = PARTITION_SIZE / BLOCK_SIZE;
-    const int end_block = PARTITION_SIZE == 0 ? num_blocks : min((partition + 1) * per_partition, num_blocks);
-    const Span span{partition * per_partition, end_block, seq_len};
+    const int num_blocks = divide_up(seq_len, BLOCK_SIZE);
+    const int first_block = partition * (PARTITION_SIZE / BLOCK_SIZE);
+    const int wanted = PARTITION_SIZE == 0 ? num_blocks : PARTITION_SIZE / BLOCK_SIZE;
+    const Span span{first_block, min(first_block + wanted, num_blocks), seq_len};
     if (span.first_block >= num_blocks) return;
     const int num_scores = (span.end_block - span.first_block) * BLOCK_SIZE;
 
@@ -414,14 +436,17 @@ __global__ void __launch_bounds__(NUM_THREADS) paged_attention_reduce_kernel(
     accs += row * max_num_partitions * HEAD_SIZE;
 
     float m[1] = {-INFINITY}, l[1] = {0};
-    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS) m[0] = fmaxf(m[0], max_scores[i]);
+    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS)
+        m[0] = fmaxf(m[0], max_scores[i]);
     reduce_thread_block<NUM_WARPS, 1>(m, maxima, Max());
-    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS) l[0] += expf(max_scores[i] - m[0]) * exp_sums[i];
+    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS)
+        l[0] += expf(max_scores[i] - m[0]) * exp_sums[i];
     reduce_thread_block<NUM_WARPS, 1>(l, sums, Sum());
 
     for (int d = threadIdx.x; d < HEAD_SIZE; d += NUM_THREADS) {
         float acc = 0;
-        for (int i = 0; i < num_partitions; ++i) acc += expf(max_scores[i] - m[0]) * accs[int64_t(i) * HEAD_SIZE + d];
+        for (int i = 0; i < num_partitions; ++i)
+            acc += expf(max_scores[i] - m[0]) * accs[int64_t(i) * HEAD_SIZE + d];
         out[d] = scalar_t(v_scale * acc / l[0]);
     }
     if (lse && threadIdx.x == 0) *lse = m[0] + logf(l[0]);

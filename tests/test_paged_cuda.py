@@ -152,7 +152,7 @@ MISTAKES = {
     "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
     "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
-    "scale after the bias": ("scale * qk[h] + slopes[h] * (", "scale * (qk[h] + slopes[h]) * ("),
+    "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
     "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
     "partitions merged without rescaling": ("acc += expf(max_scores[i] - m[0]) *", "acc += "),
     "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
