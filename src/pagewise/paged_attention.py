@@ -10,13 +10,13 @@ from typing import Literal
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.paged_cuda import paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_cuda import choose_version, paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.paged_decode import decode_attention, refuses
 from pagewise.paged_inputs import check_nhd
 from pagewise.paged_reading import gathered_attention
 from pagewise.tools.checks import check_flag
 
-__all__ = ["paged_attention", "paged_attention_grouped", "paged_attention_v1", "paged_attention_v2"]
+__all__ = ["choose_version", "paged_attention", "paged_attention_grouped", "paged_attention_v1", "paged_attention_v2"]
 
 
 def paged_attention(

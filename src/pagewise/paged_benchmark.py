@@ -137,6 +137,8 @@ def main() -> None:
     if record_to and not on_gpu:
         parser.error("--record needs a GPU: times of interpreted kernels are not kept")
     bandwidth = copy_bandwidth(device) if on_gpu else None
+    if not on_gpu:
+        print("No GPU here: CUDA runs as fibers and Triton interpreted, and these times say nothing about a GPU.")
     rows = []
     for row in benchmark(SHAPES if on_gpu else SMALLEST, device=device, repeats=7 if on_gpu else 1):
         rows.append(row)
