@@ -16,6 +16,7 @@ from pagewise.tools.cuda import CudaKernel, launched
 from pagewise.tools.cuda_arguments import Binder
 from pagewise.tools.cuda_build import cache_dir, included_files
 from pagewise.tools.cuda_signature import KernelNotFound, kernel_names, read_signature
+from pagewise.tools.nvrtc import Resources
 from pagewise.tools.simt import CompileError, Parameter
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
@@ -666,3 +667,12 @@ if torch.cuda.is_available():
 
 def test_the_limits_are_cudas():
     assert (cuda.MAX_THREADS, cuda.CPU_SHARED_BYTES) == (1024, 232448)
+
+
+@pytest.mark.parametrize(
+    ("registers", "threads", "blocks"),
+    [(32, 128, 16), (64, 128, 8), (65, 128, 7), (168, 128, 3), (255, 1024, 0), (32, 1024, 2)],
+)
+def test_thread_blocks_that_fit_an_sm(registers, threads, blocks):
+    """65536 registers, given out in units of 256 per warp: 65 per thread are 2304 per warp."""
+    assert Resources(registers, 0, 0).thread_blocks_per_sm(threads) == blocks

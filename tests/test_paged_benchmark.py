@@ -49,6 +49,23 @@ def test_the_shapes_are_those_of_a_server():
     assert all((s.head_size, s.block_size) == (128, 16) for s in [*SHAPES, *SMALLEST])
 
 
+def test_a_record_can_be_drawn(shown):
+    rows = [
+        {**Shape(B, S, 64, 8)._asdict(), "method": name, "seconds": 1.0, "bytes_per_second": speed}
+        for B, S in ((8, 1024), (1, 8192))
+        for name, speed in (("Triton", 2e12), ("CUDA v1", 1e12))
+    ]
+    rows += [
+        {**Shape(1, 8192, 64, 8)._asdict(), "method": "refusing", "refused": "why"},
+        rows[0] | {"num_kv_heads": 32},
+    ]
+    found = {"device": "GPU", "date": "today", "versions": {"torch": "2"}, "copy_bytes_per_second": 4e12, "rows": rows}
+    paged_benchmark.draw(found)
+    (ax,) = shown[0].axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["1 × 8 k", "8 × 1 k"]
+    assert [bar.get_height() for bars in ax.containers for bar in bars] == [50, 50, 25, 25]
+
+
 def test_a_record_holds_device_date_versions_and_rows(tmp_path):
     path = tmp_path / "measurements" / "x.json"
     assert recorded(path) is None

@@ -9,7 +9,7 @@ threads are fibers, the smallest ones only, and the times say nothing about a GP
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,6 +126,25 @@ def benchmark(
             yield {**shape._asdict(), "method": name, "seconds": seconds, "bytes_per_second": num_bytes / seconds}
         for name, reason in refused.items():
             yield {**shape._asdict(), "method": name, "refused": reason}
+
+
+def draw(found: Mapping[str, Any], *, num_kv_heads: int = 8) -> None:
+    """The bandwidth that each method reached in a record, as a share of a copy's; for shapes with so many KV heads."""
+    from pagewise.tools import figures
+
+    rows = [row for row in found["rows"] if "seconds" in row and row["num_kv_heads"] == num_kv_heads]
+    shapes = sorted({(row["num_seqs"], row["seq_len"]) for row in rows})
+    percent = found["copy_bytes_per_second"] / 100
+    reached = {(r["method"], r["num_seqs"], r["seq_len"]): r["bytes_per_second"] / percent for r in rows}
+    methods = dict.fromkeys(row["method"] for row in rows)
+    figures.bars(
+        [f"{B} × {S // 1024} k" for B, S in shapes],
+        {method: [reached.get((method, *shape), 0.0) for shape in shapes] for method in methods},
+        title=f"How fast is a decode step? ({rows[0]['num_heads']} query heads, {num_kv_heads} KV heads)",
+        ylabel="K and V per second (% of a copy's bandwidth)",
+        caption=f"sequences × tokens; {found['device']}, {found['date']}, torch {found['versions']['torch']}",
+        width=9.6,
+    )
 
 
 def main() -> None:

@@ -64,6 +64,14 @@ class Resources(NamedTuple):
     shared_bytes: int  # static shared memory, per thread block
     spilled_bytes: int  # per thread: stores into local memory for want of registers
 
+    def thread_blocks_per_sm(self, threads: int) -> int:
+        """Thread blocks of `threads` that an SM of 65536 registers and 2048 threads holds (A100, H100), by these two.
+
+        Registers are given out by the warp, in units of 256.
+        """
+        per_warp = -(-self.registers * 32 // 256) * 256
+        return min(2048 // threads, 65536 // (per_warp * -(-threads // 32)))
+
 
 class Cubin(NamedTuple):
     """A compiled kernel: its machine code, its mangled name in there, and what it takes."""
