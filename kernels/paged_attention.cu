@@ -111,6 +111,9 @@ __device__ float reduce_lanes(float value, Op op) {
     return value;
 }
 
+// m, with 0 where every score is −∞ (a product overflowed): (−∞) − (−∞) would be NaN.
+__device__ float finite(float m) { return m == -INFINITY ? 0.0f : m; }
+
 // All threads' values become one, known to all: lanes, then warps. scratch: shared [N][NUM_WARPS].
 template <int NUM_WARPS, int NEAREST, int N, typename Op>
 __device__ void reduce_thread_block(float (&values)[N], float (*scratch)[NUM_WARPS], Op op) {
@@ -210,7 +213,7 @@ __device__ void exponentiate(
 #pragma unroll
     for (int h = 0; h < QUERY_HEADS; ++h)
         for (int i = threadIdx.x; i < num_scores; i += blockDim.x) {
-            const float weight = expf(scores[h * num_scores + i] - m[h]);
+            const float weight = expf(scores[h * num_scores + i] - finite(m[h]));
             scores[h * num_scores + i] = weight;
             l[h] += weight;
         }
@@ -389,7 +392,7 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_kernel(
 
     float factor[QUERY_HEADS];
     if (PARTITION_SIZE == 0) {
-        factor[0] = v_scale / l[0];
+        factor[0] = l[0] > 0 ? v_scale / l[0] : v_scale;  // no weight at all: the sums are 0 already
         write_rows<W, HEAD_SIZE, QUERY_HEADS>(out + row * HEAD_SIZE, HEAD_SIZE, acc, factor);
         if (lse && threadIdx.x == 0) lse[row] = m[0] + logf(l[0]);
     } else {
@@ -440,14 +443,14 @@ __global__ void __launch_bounds__(NUM_THREADS) paged_attention_reduce_kernel(
         m[0] = fmaxf(m[0], max_scores[i]);
     reduce_thread_block<NUM_WARPS, 1>(m, maxima, Max());
     for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS)
-        l[0] += expf(max_scores[i] - m[0]) * exp_sums[i];
+        l[0] += expf(max_scores[i] - finite(m[0])) * exp_sums[i];
     reduce_thread_block<NUM_WARPS, 1>(l, sums, Sum());
 
     for (int d = threadIdx.x; d < HEAD_SIZE; d += NUM_THREADS) {
         float acc = 0;
         for (int i = 0; i < num_partitions; ++i)
-            acc += expf(max_scores[i] - m[0]) * accs[int64_t(i) * HEAD_SIZE + d];
-        out[d] = scalar_t(v_scale * acc / l[0]);
+            acc += expf(max_scores[i] - finite(m[0])) * accs[int64_t(i) * HEAD_SIZE + d];
+        out[d] = scalar_t(v_scale * acc / (l[0] > 0 ? l[0] : 1));
     }
     if (lse && threadIdx.x == 0) *lse = m[0] + logf(l[0]);
 }

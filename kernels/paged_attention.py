@@ -94,7 +94,7 @@ def paged_decode_kernel(
     start_tile = first_tile + (num_tiles * split // num_splits).to(tl.int32)
     stop_tile = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
 
-    q_offsets = seq * q_stride_seq + head[:, None] * q_stride_head + dim[None, :]
+    q_offsets = seq * q_stride_seq + head[:, None].to(tl.int64) * q_stride_head + dim[None, :]
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None] & is_dim[None, :], other=0.0)  # [BLOCK_H, BLOCK_D]
     if GROUP == 1:
         q = q.to(tl.float32)
@@ -112,8 +112,9 @@ def paged_decode_kernel(
         key = tile * TILE + token
         visible = (key >= first_key) & (key < length)
         block = tl.load(tables_ptr + key // P * tables_stride_column, mask=visible, other=0).to(tl.int64)
-        k_offsets = (block * k_stride_block + key % P * k_stride_token)[:, None] + dim[None, :]
-        v_offsets = (block * v_stride_block + key % P * v_stride_token)[:, None] + dim[None, :]
+        offset = (key % P).to(tl.int64)
+        k_offsets = (block * k_stride_block + offset * k_stride_token)[:, None] + dim[None, :]
+        v_offsets = (block * v_stride_block + offset * v_stride_token)[:, None] + dim[None, :]
         # unused slots may hold NaN, which a weight of 0 would not hide: they are read as 0
         inside = visible[:, None] & is_dim[None, :]
         k = tl.load(k_ptr + k_offsets, mask=inside, other=0.0)  # [TILE, BLOCK_D]

@@ -64,7 +64,7 @@ def write_kv_cache_kernel(
     """
     t = tl.program_id(0).to(tl.int64)
     number = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    head, dim = number // D, number % D
+    head, dim = (number // D).to(tl.int64), (number % D).to(tl.int64)
     slot = tl.load(slots_ptr + t)
     block, token = slot // P, slot % P
     inside = (slot >= 0) & (number < HKV * D)

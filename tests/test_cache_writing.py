@@ -5,7 +5,7 @@ import torch
 from test_paged_blocks import bits
 from triton_compile import compile_triton
 
-from pagewise.cache_writing import to_float8
+from pagewise.cache_writing import to_float8, write_kv_cache
 from pagewise.kernels.paged_kv_cache import write_kv_cache_kernel
 from pagewise.paged_kv_cache import PagedKVCache, from_vllm_layout
 
@@ -212,3 +212,35 @@ def test_write_kernel_compiles_for_gpus_without_spilling(x, new, cached, float8_
     compiled = compile_triton(write_kv_cache_kernel, signature | dict.fromkeys(strides, "i32"), constants, sm)
     record_property("registers", compiled.registers)
     assert compiled.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_the_cache_takes_no_part_in_differentiation(backend, kernel_device):
+    cache = PagedKVCache(1, 2, 4, 1, 8, device=kernel_device)
+    k = torch.randn(1, 1, 8, device=kernel_device, requires_grad=True)
+    cache.write(0, torch.tensor([3], device=kernel_device), k, k, backend=backend)
+    assert not cache.k.requires_grad
+    assert cache.k[0, 0, 3].equal(k[0].detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_smallest_bfloat16_become_the_same_bits_in_both_backends(dtype, kernel_device):
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 1, 16).to(kernel_device)
+    caches = []
+    for backend in ("torch", "triton"):
+        cache = PagedKVCache(1, len(x), 1, 1, 16, dtype=dtype, device=kernel_device)
+        slots = torch.arange(len(x), device=kernel_device)
+        cache.write(0, slots, x, x, k_scale=2.0**-126, v_scale=2.0**-126, backend=backend)
+        caches.append(cache.k.view(torch.uint8))
+    assert caches[0].equal(caches[1])
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_head_strides_may_be_large(backend, kernel_device):
+    """A cache with its heads outermost, beyond 2³¹ elements (untouched, so without memory)."""
+    memory = torch.empty(2**29 * 8, dtype=torch.float8_e5m2, device=kernel_device)
+    cache = memory.as_strided((2, 4, 8, 16), (64, 16, 2**29, 1))
+    k = torch.randn(1, 8, 16, device=kernel_device)
+    slots = torch.tensor([5], device=kernel_device)
+    write_kv_cache(cache, cache, slots, k, k, backend=backend)
+    assert cache[1, 1].view(torch.uint8).equal(k[0].to(cache.dtype).view(torch.uint8))

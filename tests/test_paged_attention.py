@@ -1,5 +1,8 @@
 """Paged decode in torch and Triton against dense attention: awkward lengths, scattered and shared blocks, poison."""
 
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
 import pytest
 import torch
 
@@ -375,6 +378,10 @@ BAD = {
     "k_scale": (bad("k_scale", lambda _: float("inf")), ValueError, "k_scale"),
     "v_scale": (bad("v_scale", lambda _: "1"), TypeError, "v_scale"),
     "num_splits": (bad("num_splits", lambda _: 0), ValueError, "num_splits"),
+    "return_lse": (bad("return_lse", lambda _: "yes"), TypeError, "return_lse must be True or False, got str"),
+    "k_scale beyond float32": (bad("k_scale", lambda _: 1e39), ValueError, "k_scale must be a finite number in"),
+    "v_scale beyond float": (bad("v_scale", lambda _: 10**400), ValueError, "v_scale must be a finite number in"),
+    "softcap beyond float32": (bad("softcap", lambda _: 1e39), ValueError, "softcap must be a finite number in"),
     "check": (bad("check", lambda _: 1), TypeError, "check must be True or False, got int"),
 }
 
@@ -393,3 +400,60 @@ def test_both_paths_check_their_input(call, shapes_unchecked):
         make, error, message = BAD[case]
         with pytest.raises(error, match=message):
             call(**make())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_query_that_is_part_of_a_larger_tensor(dtype, path, device):
+    q, *rest = paged_inputs([5, 17, 40], 4, 2, 32, dtype=dtype, device=device)
+    fused = torch.randn(len(q), 3, *q.shape[1:], generator=torch.Generator().manual_seed(2)).to(q)
+    fused[:, 1] = q
+    out, lse = path(q, *rest)
+    again, lse_again = path(fused[:, 1], *rest)
+    assert again.equal(out)
+    assert lse_again.equal(lse)
+
+
+def test_numbers_of_any_kind_are_taken(path, device, shapes_unchecked):
+    inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=device)
+    out, _ = path(*inputs, scale=0.5, softcap=5.0, v_scale=0.5, k_scale=2.0)
+    half = Fraction(1, 2)
+    assert path(*inputs, scale=half, softcap=5, v_scale=half, k_scale=2)[0].equal(out)
+
+
+@pytest.mark.parametrize("num_splits", [10**7, 2**62])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_more_splits_than_keys_are_as_many_as_keys(num_splits, backend, kernel_device):
+    inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    out = paged_attention(*inputs, num_splits=num_splits, backend=backend)
+    torch.testing.assert_close(out, paged_attention(*inputs, backend="torch"), rtol=1e-5, atol=1e-6)
+
+
+def test_token_strides_may_be_large(kernel_device):
+    """A cache with its tokens outermost: offsets within a block beyond 2³¹ elements (untouched, so without memory)."""
+    P, D, stride = 256, 16, 2**24
+    memory = torch.empty(stride * P, dtype=torch.float8_e5m2, device=kernel_device)
+    cache = memory.as_strided((2, P, 1, D), (D, stride, D, 1))
+    draw = torch.Generator().manual_seed(0)
+    near = torch.randn(2, P, 1, D, generator=draw).to(cache)
+    cache[:, -2:] = near[:, -2:]
+    q = torch.randn(1, 1, D, generator=draw).to(kernel_device)
+    tables = torch.tensor([[1]], dtype=torch.int32, device=kernel_device)
+    lens = torch.tensor([P], dtype=torch.int32, device=kernel_device)
+    options = {"window": 2, "backend": "triton"}
+    out = paged_attention(q, cache, cache, tables, lens, **options)
+    assert out.equal(paged_attention(q, near, near, tables, lens, **options))
+
+
+def test_threads_may_decode_at_once(kernel_device):
+    inputs = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    expected = paged_attention(*inputs, backend="triton")
+    with ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(lambda _: paged_attention(*inputs, backend="triton"), range(8)))
+    assert all(out.equal(expected) for out in outs)
+
+
+def test_auto_takes_the_differentiable_backend_where_a_gradient_is_needed(device):
+    q, k_cache, v_cache, *rest = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=device)
+    q.requires_grad_()
+    paged_attention(q, k_cache.nan_to_num(), v_cache.nan_to_num(), *rest).sum().backward()
+    assert q.grad.isfinite().all()

@@ -154,7 +154,7 @@ MISTAKES = {
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
     "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
     "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
-    "partitions merged without rescaling": ("acc += expf(max_scores[i] - m[0]) *", "acc += "),
+    "partitions merged without rescaling": ("acc += expf(max_scores[i] - finite(m[0])) *", "acc += "),
     "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
     "x taken for the thread group's": ("X = 16 / sizeof(cache_t)", "X = 16 / sizeof(scalar_t)"),
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
@@ -255,7 +255,25 @@ def test_extreme_logits(version, dtype, kernel_device):
     assert_as_accurate_as_naive(lse, exact_lse, naive_lse)
 
 
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_scores_that_overflow_are_left_out(version, scale, kernel_device):
+    """Products of −∞ in a whole partition weigh nothing beside others, and alone give 0 and −∞, as in torch."""
+    q, k_cache, v_cache, tables, lens = paged_inputs([40, 32], 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    q[..., 0], k_cache[tables[1, :2].long(), ..., 0] = 1e20, -1e20
+    k_cache[tables[0, 0].long(), ..., 0] = -1e20  # a whole partition of sequence 0, and all of sequence 1
+    k_cache[tables[0, 1:3].long(), ..., 0] = 0
+    q, v_cache = q * scale, v_cache.nan_to_num()
+    options = {"scale": scale, "return_lse": True}
+    partitions = {} if version is paged_attention_v1 else {"partition_size": 16}
+    out, lse = version(*in_vllm_layout((q, k_cache, v_cache, tables, lens)), **options, **partitions)
+    expected, expected_lse = paged_attention(q, k_cache, v_cache, tables, lens, **options, backend="torch")
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-5)
+    assert (lse[1] == -torch.inf).all()
+
+
 def test_groups_of_any_size(kernel_device):
+    assert query_heads_per_thread_block(0) == 1
     for H, Hkv, heads in ((6, 2, 3), (7, 1, 7), (11, 1, 1), (12, 1, 6), (16, 1, 8)):
         assert query_heads_per_thread_block(H // Hkv) == heads
         inputs = paged_inputs([0, 17, 70], H, Hkv, 32, dtype=torch.float16, device=kernel_device)
@@ -554,6 +572,13 @@ BAD = {
     "k_scale": (bad(lambda **_: {"k_scale": float("nan")}), ValueError, "k_scale"),
     "alibi": (bad(lambda **_: {"alibi_slopes": torch.zeros(3)}), ValueError, "alibi_slopes must be"),
     "check": (bad(lambda **_: {"check": 1}), TypeError, "check must be True or False"),
+    "return_lse": (bad(lambda **_: {"return_lse": 1}), TypeError, "return_lse must be True or False"),
+    "k_scale beyond float32": (bad(lambda **_: {"k_scale": 1e39}), ValueError, "k_scale must be a finite number in"),
+    "v_scale beyond float": (bad(lambda **_: {"v_scale": 10**400}), ValueError, "v_scale must be a finite number in"),
+    "scales together": (bad(lambda **_: {"k_scale": 1e30, "scale": 1e30}), ValueError, "k_scale = 1e[+]30 times scale"),
+    "meta": (bad(lambda **tensors: {name: t.to("meta") for name, t in tensors.items()}), ValueError, "a meta tensor"),
+    "no blocks": (bad(lambda k_cache, v_cache, **_: {"k_cache": k_cache[:0], "v_cache": v_cache[:0]}), ValueError,
+                  "the cache has no blocks"),
 }  # fmt: skip
 
 

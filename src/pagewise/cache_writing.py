@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from pagewise.tools.checks import FLOATS, check_number, check_same, check_shape, check_tensor
-from pagewise.tools.device import check_triton_device
+from pagewise.tools.device import check_triton_device, triton_launch, triton_mode
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = {"low": torch.finfo(torch.float32).tiny, "below": torch.finfo(torch.float32).max}
@@ -32,7 +32,7 @@ def write_kv_cache(
 ) -> None:
     """`PagedKVCache.write` into one layer's tensors, in either layout: the one with [N, P, Hkv, D], or vLLM's.
 
-    Everything is checked before anything is written.
+    Everything is checked before anything is written. Takes no part in differentiation.
     """
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
@@ -44,6 +44,7 @@ def write_kv_cache(
     _check_dtypes(k_cache, k, v, k_scale, v_scale)
     check_same("device", cache=k_cache, slots=slots, k=k, v=v)
     check_slots(slots[slots != -1], N * P)
+    k, v = k.detach(), v.detach()
     if backend == "auto":
         backend = "triton" if k.is_cuda else "torch"
     if backend == "torch":
@@ -136,7 +137,9 @@ def _write_kv_cache_op(
         if k.dtype in FLOAT8:
             k, v = k.view(torch.uint8), v.view(torch.uint8)
     block = min(1024, 1 << (Hkv * D - 1).bit_length())
-    with torch.cuda.device_of(k):
+    if float8_bits and k.dtype == torch.bfloat16 and triton_mode() == "interpreted":
+        k, v = k.float(), v.float()  # Triton's interpreter converts small numbers wrongly
+    with torch.cuda.device_of(k), triton_launch():
         write_kv_cache_kernel[(len(slots), -(-Hkv * D // block))](
             slots.contiguous(), k, v, k_cache, v_cache, *k.stride(), *v.stride(), *k_strides, *v_strides,
             k_scale, v_scale, P=P, HKV=Hkv, D=D, X=X, FLOAT8_BITS=float8_bits, BLOCK=block,

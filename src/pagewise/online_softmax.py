@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagewise.naive_attention import finite, grouped_matmul, masked_scores, query_positions, row_max
 from pagewise.tools.checks import FLOATS, check_count, check_qkv, check_same, check_score_options, check_shape
-from pagewise.tools.device import check_triton_device
+from pagewise.tools.device import check_triton_device, triton_launch
 
 
 class Partial(NamedTuple):
@@ -125,7 +125,8 @@ def _online_softmax_op(x: Tensor, tile_size: int) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         S = x.shape[-1]
-        online_softmax_kernel[(x.numel() // S,)](x, out, S, TILE=tile_size)
+        with triton_launch():
+            online_softmax_kernel[(x.numel() // S,)](x, out, S, TILE=tile_size)
     return out
 
 

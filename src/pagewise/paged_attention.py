@@ -7,6 +7,7 @@ in `pagewise.paged_cuda`.
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
@@ -57,7 +58,8 @@ def paged_attention(
             no block of the cache reads foreign memory. The torch backend always checks.
         backend: "torch" is `gathered_attention`; `streamed_attention` is its twin that needs no room for all keys.
             "triton" takes float32, float16 and bfloat16, D up to 256, block sizes that are powers of two up to 256, and
-            tensors contiguous in D. "auto" takes triton for tensors on a GPU that it can take, else torch.
+            tensors contiguous in D, and is forward only. "auto" takes triton for tensors on a GPU that it can take and
+            that need no gradient, else torch.
 
     Returns:
         out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
@@ -68,11 +70,13 @@ def paged_attention(
     """
     if backend not in ("auto", "torch", "triton"):
         raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
+    check_flag("return_lse", return_lse)
     if check is not None:
         check_flag("check", check)
     if backend == "auto":
         check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
-        backend = "triton" if q.is_cuda and not refuses(q, k_cache, v_cache) else "torch"
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache))
+        backend = "triton" if q.is_cuda and not learns and not refuses(q, k_cache, v_cache) else "torch"
     options = {
         "scale": scale, "alibi_slopes": alibi_slopes, "window": window, "softcap": softcap,
         "k_scale": k_scale, "v_scale": v_scale,

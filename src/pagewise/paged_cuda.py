@@ -60,7 +60,8 @@ def paged_attention_v1(
     """`paged_attention` in CUDA, in one pass, over a cache in vLLM's layout (`to_vllm_layout`).
 
     Head sizes 32 64 80 96 112 120 128 192 256, block sizes 8 16 32; q in float32, float16 or bfloat16, the cache in
-    q's dtype or in float8 (head size then a multiple of 16). On a GPU it runs compiled, on the CPU as fibers.
+    q's dtype or in float8 (head size then a multiple of 16). On a GPU it runs compiled, on the CPU as fibers. Forward
+    only: `paged_attention(backend="torch")` is differentiable.
 
     Args:
         max_seq_len: no sequence is longer. Default: the longest, which on a GPU waits for it once. The scores of so
@@ -79,11 +80,11 @@ def paged_attention_v1(
         ValueError, TypeError: an argument does not fit; the message names it, and the remedy.
     """
     options = Options(scale, alibi_slopes, k_scale=k_scale, v_scale=v_scale)
-    max_seq_len = _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, check)
+    max_seq_len, options = _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, return_lse, check)
     _check_shared_bytes("max_seq_len", max_seq_len, q, v_cache.shape[-1], 1, "use paged_attention_v2")
     out, lse = torch.ops.pagewise.paged_attention_v1(
         q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.score_scale(q.shape[-1]), alibi_slopes,
-        v_scale,
+        options.v_scale,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -134,7 +135,8 @@ def paged_attention_grouped(
 ) -> Output:
     """`paged_attention_v2` with up to 8 query heads of a KV head in one thread block: K and V are read once for them.
 
-    v1 and v2 read them once per query head. Arguments, results and errors are those of `paged_attention_v2`.
+    v1 and v2 read them once per query head. A thread block takes the largest divisor of H / Hkv that is at most 8 (so
+    groups of 11 or 13 gain nothing). Arguments, results and errors are those of `paged_attention_v2`.
     """
     options = Options(scale, alibi_slopes, k_scale=k_scale, v_scale=v_scale)
     return _partitioned(
@@ -145,7 +147,7 @@ def paged_attention_grouped(
 
 def query_heads_per_thread_block(group_size: int, at_most: int = MAX_QUERY_HEADS) -> int:
     """The largest divisor of `group_size`, the query heads of a KV head, that is at most `at_most`."""
-    return max(heads for heads in range(1, at_most + 1) if group_size % heads == 0)
+    return max(heads for heads in range(1, min(at_most, max(1, group_size)) + 1) if group_size % heads == 0)
 
 
 def _partitioned(
@@ -153,7 +155,7 @@ def _partitioned(
     check,
 ) -> Output:  # fmt: skip
     check_count("partition_size", partition_size)
-    max_seq_len = _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, check)
+    max_seq_len, options = _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, return_lse, check)
     Hkv, _, P = v_cache.shape[1:]
     if partition_size % P:
         raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
@@ -171,12 +173,15 @@ def _partitioned(
     return (out, lse) if return_lse else out
 
 
-def _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options: Options, check) -> int:
-    """Check everything; return max_seq_len."""
+def _check(
+    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, return_lse, check
+) -> tuple[int, Options]:  # fmt: skip
+    """Check everything; return max_seq_len and the options as they go to the kernel."""
     check_vllm(q, k_cache, v_cache, HEAD_SIZES, BLOCK_SIZES)
     check_sequences(q, k_cache, v_cache, block_tables, seq_lens)
     (B, M), (N, _, _, P) = block_tables.shape, v_cache.shape
-    check_options(q, M * P, options)
+    options = check_options(q, M * P, options)
+    check_flag("return_lse", return_lse)
     if B > MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {MAX_NUM_SEQS} sequences, got {B}: split the batch")
     if max_seq_len is not None:
@@ -188,10 +193,10 @@ def _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options: Op
         check_tables(block_tables, seq_lens, N, P)
     longest = int(seq_lens.max()) if B and (looks or max_seq_len is None) else 0
     if max_seq_len is None:
-        return max(0, min(longest, M * P))
+        return max(0, min(longest, M * P)), options
     if longest > max_seq_len:
         raise ValueError(f"max_seq_len must be at least the longest of seq_lens, {longest}, got {max_seq_len}")
-    return min(max_seq_len, M * P)
+    return min(max_seq_len, M * P), options
 
 
 def _check_shared_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_heads: int, remedy: str) -> None:

@@ -17,10 +17,11 @@ from torch import Tensor
 from pagewise.cache_writing import FLOAT8
 from pagewise.paged_inputs import Options, check_nhd, check_options, check_tables
 from pagewise.tools.checks import FLOATS, check_count, check_flag
-from pagewise.tools.device import check_triton_device, triton_mode
+from pagewise.tools.device import check_triton_device, triton_launch, triton_mode
 
 MAX_SPLITS = 64
 MIN_TOKENS_PER_SPLIT = 128
+MAX_GRID_Z = 65535
 NO_WINDOW = 2**31 - 1
 OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 
@@ -102,7 +103,7 @@ def decode_attention(
     check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
     (_, P, Hkv, D), capacity = k_cache.shape, block_tables.shape[1] * k_cache.shape[1]
     options = Options(scale, alibi_slopes, window, softcap, k_scale, v_scale)
-    check_options(q, capacity, options)
+    options = check_options(q, capacity, options)
     if num_splits is not None:
         check_count("num_splits", num_splits)
     if check is not None:
@@ -117,8 +118,8 @@ def decode_attention(
         programs = Hkv * -(-group // tile_sizes(group, D, q.dtype, k_cache.dtype).heads) if group else 1
         num_splits = default_num_splits(len(q), programs, capacity, _num_sms(q.device)) if q.is_cuda else 1
     return torch.ops.pagewise.paged_decode(
-        q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, options.score_scale(D), window, float(softcap),
-        float(v_scale), num_splits,
+        q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, options.score_scale(D), window, options.softcap,
+        options.v_scale, min(num_splits, max(1, capacity), MAX_GRID_Z),
     )  # fmt: skip
 
 
@@ -131,21 +132,22 @@ def _paged_decode_op(
 
     (B, H, D), (_, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
     # Triton's interpreter multiplies bfloat16 wrongly and converts to it without rounding: there it sees float32
-    exact = torch.float32 if q.dtype == torch.bfloat16 and triton_mode() == "interpreted" else q.dtype
-    out, lse = q.new_empty(B, H, D, dtype=exact), q.new_empty(B, H, dtype=torch.float32)
+    dtype = q.dtype
+    q = q.float() if dtype == torch.bfloat16 and triton_mode() == "interpreted" else q
+    out, lse = q.new_empty(B, H, D), q.new_empty(B, H, dtype=torch.float32)
     if not q.numel():
-        return q.new_empty(B, H, D), lse
+        return out.to(dtype), lse
     group, float8_bits, split = H // Hkv, _float8_bits(k_cache), num_splits > 1
-    sizes = tile_sizes(group, D, q.dtype, k_cache.dtype)
+    sizes = tile_sizes(group, D, dtype, k_cache.dtype)
     if float8_bits:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     partials = [out] * 3
     if split:
         m = q.new_empty(B, H, num_splits, dtype=torch.float32)
         partials = [m, torch.empty_like(m), q.new_empty(B, H, num_splits, D, dtype=torch.float32)]
-    with torch.cuda.device_of(q):
+    with torch.cuda.device_of(q), triton_launch():
         paged_decode_kernel[(B, Hkv * -(-group // sizes.heads), num_splits)](
-            q.to(exact), k_cache, v_cache, block_tables, seq_lens.contiguous(),
+            q, k_cache, v_cache, block_tables, seq_lens.contiguous(),
             lse if alibi_slopes is None else alibi_slopes.contiguous(), out, lse, *partials,
             *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *block_tables.stride(),
             H, min(M * P, NO_WINDOW), NO_WINDOW if window is None else min(window, NO_WINDOW), scale, softcap, v_scale,
@@ -157,7 +159,7 @@ def _paged_decode_op(
             merge_splits_kernel[(B, H)](
                 *partials, out, lse, num_splits, v_scale, D=D, BLOCK_D=padded(D), SPLITS=16, num_warps=4
             )
-    return out.to(q.dtype), lse
+    return out.to(dtype), lse
 
 
 @_paged_decode_op.register_fake

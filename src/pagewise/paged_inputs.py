@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagewise.cache_writing import FLOAT8
 from pagewise.tools.checks import (
+    FLOAT32_MAX,
     FLOATS,
     check_heads,
     check_number,
@@ -31,7 +32,7 @@ class Options(NamedTuple):
 
     def score_scale(self, head_size: int) -> float:
         """What q · (stored k) is multiplied by: the cache's scale is linear, so it joins the scale of the scores."""
-        return (head_size**-0.5 if self.scale is None else self.scale) * self.k_scale
+        return (head_size**-0.5 if self.scale is None else float(self.scale)) * self.k_scale
 
 
 class Used(NamedTuple):
@@ -71,11 +72,14 @@ def check_vllm(
         ("v_cache: a block size P", P, block_sizes),
     ):
         if size not in sizes:
-            raise ValueError(f"{name} of {', '.join(map(str, sizes))}, got {size}: paged_attention takes any")
+            supported = ", ".join(map(str, sizes))
+            raise ValueError(
+                f"{name} of {supported}, got {size}: paged_attention takes any, with a cache [N, P, Hkv, D]"
+            )
     if D % x:
         raise ValueError(
             f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
-            f"paged_attention takes it"
+            f"paged_attention takes it (layout nhd)"
         )
     check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
     check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
@@ -103,18 +107,26 @@ def check_sequences(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: T
     check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
     check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
     check_same("device", q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens)
+    if q.device.type == "meta":
+        raise ValueError("q must be on the CPU or a GPU, got a meta tensor, which has no numbers")
     check_shape("block_tables", block_tables, (len(q), block_tables.shape[1]), "B M")
     check_shape("seq_lens", seq_lens, (len(q),), "B")
 
 
-def check_options(q: Tensor, max_tokens: int, options: Options) -> None:
-    """`options` for q [B,H,D] over at most `max_tokens` keys."""
+def check_options(q: Tensor, max_tokens: int, options: Options) -> Options:
+    """`options` for q [B,H,D] over at most `max_tokens` keys; returned with its numbers as floats."""
     check_score_options(
         q[:, :, None], max_tokens, causal=True, window=options.window, scale=options.scale, softcap=options.softcap,
         alibi_slopes=options.alibi_slopes, attn_mask=None,
     )  # fmt: skip
-    check_number("k_scale", options.k_scale)
-    check_number("v_scale", options.v_scale)
+    check_number("k_scale", options.k_scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
+    check_number("v_scale", options.v_scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
+    options = options._replace(
+        softcap=float(options.softcap), k_scale=float(options.k_scale), v_scale=float(options.v_scale)
+    )
+    if not abs(options.score_scale(q.shape[-1])) <= FLOAT32_MAX:
+        raise ValueError(f"k_scale = {options.k_scale} times scale must fit float32, got scale = {options.scale}")
+    return options
 
 
 def check_tables(
@@ -136,6 +148,8 @@ def check_tables(
             f"seq_lens must be from 0 to M · P = {M} · {P} = {M * P}, what a row of block_tables can hold, "
             f"got {shortest if shortest < 0 else longest}"
         )
+    if any_wrong and num_blocks == 0:
+        raise ValueError(f"the cache has no blocks (N = 0), but seq_lens has {longest} tokens")
     if any_wrong:
         b, i = wrong.nonzero()[0].tolist()
         raise ValueError(

@@ -62,7 +62,8 @@ class PagedKVCache:
     ) -> None:  # fmt: skip
         """Put token t's K and V into slots[t]; slot −1 writes nowhere.
 
-        The slots are looked at before anything is written, which on a GPU waits for it once.
+        The slots are looked at before anything is written, which on a GPU waits for it once. The cache takes no part in
+        differentiation.
 
         Args:
             k, v: in the cache's dtype. A float8 cache takes float32, float16 and bfloat16 too.

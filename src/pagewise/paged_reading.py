@@ -47,7 +47,7 @@ def gathered_attention(
     """
     check_count("num_splits", num_splits)
     options = Options(scale, alibi_slopes, window, softcap, k_scale, v_scale)
-    blocks = _check(q, k_cache, v_cache, block_tables, seq_lens, options)
+    blocks, options = _check(q, k_cache, v_cache, block_tables, seq_lens, options)
     num_splits = max(1, min(num_splits, blocks.stop - blocks.start))
     bounds = [blocks.start + (blocks.stop - blocks.start) * i // num_splits for i in range(num_splits + 1)]
     outs, lses = [], []
@@ -57,7 +57,7 @@ def gathered_attention(
         outs.append(grouped_matmul(weights, values))
         lses.append(lse)
     out, lse = (outs[0], lses[0]) if num_splits == 1 else merge_attention(torch.stack(outs), torch.stack(lses))
-    return (out * v_scale).squeeze(2).to(q.dtype), lse.squeeze(2)
+    return (out * options.v_scale).squeeze(2).to(q.dtype), lse.squeeze(2)
 
 
 def streamed_attention(
@@ -76,13 +76,13 @@ def streamed_attention(
 ) -> OutAndLse:
     """(out, lse) of `paged_attention`, one block of each sequence at a time: B · P keys exist at once."""
     options = Options(scale, alibi_slopes, window, softcap, k_scale, v_scale)
-    blocks = _check(q, k_cache, v_cache, block_tables, seq_lens, options)
+    blocks, options = _check(q, k_cache, v_cache, block_tables, seq_lens, options)
     (B, H, D), wide = q.shape, torch.promote_types(q.dtype, torch.float32)
     seen = Partial.empty(B, H, 1, head_size=D, dtype=wide, device=q.device)
     for i in range(blocks.start, blocks.stop):
         scores, values = _scores_and_values(q, k_cache, v_cache, blocks._replace(start=i, stop=i + 1), options)
         seen = seen.merge(Partial.of_heads(scores, values))
-    return (seen.output() * v_scale).squeeze(2).to(q.dtype), seen.lse().squeeze(2)
+    return (seen.output() * options.v_scale).squeeze(2).to(q.dtype), seen.lse().squeeze(2)
 
 
 class _Blocks(NamedTuple):
@@ -119,11 +119,11 @@ def _scores_and_values(
 
 def _check(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, options: Options
-) -> _Blocks:  # fmt: skip
-    """Check everything; return tables safe to index with, and the range of columns that some query sees."""
+) -> tuple[_Blocks, Options]:  # fmt: skip
+    """Check everything; return tables safe to index with, the range of columns that some query sees, and options."""
     check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
     N, P, _, _ = k_cache.shape
-    check_options(q, block_tables.shape[1] * P, options)
+    options = check_options(q, block_tables.shape[1] * P, options)
     used = check_tables(block_tables, seq_lens, N, P, options.window)
     tables = block_tables.masked_fill(~used.entries, 0).long()
-    return _Blocks(tables, seq_lens.long(), used.start, used.stop)
+    return _Blocks(tables, seq_lens.long(), used.start, used.stop), options

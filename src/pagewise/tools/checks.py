@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def check_tensor(name: str, value: object, axes: str, *, dtypes: Sequence[torch.dtype] = ()) -> None:
@@ -55,7 +56,9 @@ def check_count(name: str, value: object, *, minimum: int = 1) -> None:
 def check_flag(name: str, value: object) -> None:
     """`value` must be True or False: other things that Python takes for true are mistakes here."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+        kind = type(value)
+        got = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        raise TypeError(f"{name} must be True or False, got {got}")
 
 
 def check_number(name: str, value: object, *, low: float = float("-inf"), below: float = float("inf")) -> None:
@@ -102,8 +105,8 @@ def check_score_options(
         if not causal:
             raise ValueError(f"window = {window} needs causal=True: it counts back from the query's own position")
     if scale is not None:
-        check_number("scale", scale, low=-torch.finfo(torch.float32).max, below=torch.finfo(torch.float32).max)
-    check_number("softcap", softcap, low=0.0)
+        check_number("scale", scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
+    check_number("softcap", softcap, low=0.0, below=FLOAT32_MAX)
     if alibi_slopes is not None:
         check_tensor("alibi_slopes", alibi_slopes, "H", dtypes=(torch.float32,))
         check_shape("alibi_slopes", alibi_slopes, (H,), "H")

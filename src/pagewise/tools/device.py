@@ -5,14 +5,17 @@ Triton reads `TRITON_INTERPRET` when it is imported and when a kernel is defined
 tensors. Setting `TRITON_INTERPRET` yourself (0 or 1) before importing pagewise overrides the choice.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
 import os
 import sys
+import threading
 
 import torch
 
+_interpreter = threading.RLock()
 _triton_came_first = False
 _TRITON_CAME_FIRST = (
     "triton was imported before pagewise on a machine without a GPU, so its kernels cannot be interpreted: "
@@ -65,6 +68,11 @@ def check_triton_device(device: torch.device) -> None:
             f"the interpreter of triton {_version('triton')} fails with numpy {_version('numpy')}: "
             "install triton>=3.7, or numpy<2.4"
         )
+
+
+def triton_launch() -> contextlib.AbstractContextManager[object]:
+    """To be held while a Triton kernel is launched: the interpreter serves one thread at a time, a GPU all of them."""
+    return _interpreter if triton_mode() == "interpreted" else contextlib.nullcontext()
 
 
 def banner() -> str:
