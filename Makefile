@@ -9,13 +9,13 @@ export PYTHONDONTWRITEBYTECODE := 1
 .PHONY: help environment lessons test test-full lab refresh book clean
 
 help:
-	@echo "make lessons   run every lesson on this machine's best device and render the book into build/book"
-	@echo "make test      everything CI checks"
-	@echo "make test-full every combination of the kernels' sizes and types, not a selection"
-	@echo "make lab       open the lessons in JupyterLab"
-	@echo "make book      render the book from the stored outputs"
-	@echo "make refresh   run the committed lessons again, in place (REMEASURE=1: timings too)"
-	@echo "make clean     remove build/ and .venv/"
+	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
+	@echo "make test       everything CI checks"
+	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
+	@echo "make lab        open the lessons in JupyterLab"
+	@echo "make book       render the book from the stored outputs"
+	@echo "make refresh    run the committed lessons again, in place (REMEASURE=1: timings too)"
+	@echo "make clean      remove build/ and .venv/"
 
 environment:
 	@$(PYTHON) -c "" 2>/dev/null || { echo "$(PYTHON) does not run: install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }

@@ -24,6 +24,8 @@ from pagewise.tools.device import best_device, triton_mode
 
 
 class Shape(NamedTuple):
+    """A decode step: `num_seqs` sequences of `seq_len` tokens each."""
+
     num_seqs: int
     seq_len: int
     num_heads: int
@@ -148,6 +150,7 @@ def draw(found: Mapping[str, Any], *, num_kv_heads: int = 8) -> None:
 
 
 def main() -> None:
+    """The command line: all shapes on a GPU, the smallest on a CPU."""
     parser = argparse.ArgumentParser(description="Time every way of paged decode on this machine.")
     parser.add_argument("--record", type=Path, help="write the rows to this file (GPU only)")
     record_to = parser.parse_args().record

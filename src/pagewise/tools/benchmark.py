@@ -47,7 +47,7 @@ def record(path: Path, rows: Sequence[Mapping[str, Any]], **facts: object) -> No
     about = {
         "device": torch.cuda.get_device_name() if on_gpu else f"CPU ({platform.machine()})",
         "date": datetime.date.today().isoformat(),
-        "versions": {name: _version(name) for name in ("torch", "triton", "cuda-core")},
+        "versions": {"torch": torch.__version__, **{name: _version(name) for name in ("triton", "cuda-core")}},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**about, **facts, "rows": list(rows)}, indent=1) + "\n")
