@@ -188,10 +188,11 @@ def _check(
         check_count("max_seq_len", max_seq_len, minimum=0)
     if check is not None:
         check_flag("check", check)
-    looks = check or (check is None and q.device.type == "cpu")
-    if looks:
-        check_tables(block_tables, seq_lens, N, P)
-    longest = int(seq_lens.max()) if B and (looks or max_seq_len is None) else 0
+    longest = 0
+    if check or (check is None and q.device.type == "cpu"):
+        longest = check_tables(block_tables, seq_lens, N, P).longest
+    elif B and max_seq_len is None:
+        longest = int(seq_lens.max())
     if max_seq_len is None:
         return max(0, min(longest, M * P)), options
     if longest > max_seq_len:

@@ -41,6 +41,7 @@ class Used(NamedTuple):
     entries: Bool[Tensor, "B M"]  # those that some query sees
     start: int  # no column before it is seen, nor one from `stop` on
     stop: int
+    longest: int  # of the lengths
 
 
 def check_nhd(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
@@ -157,4 +158,4 @@ def check_tables(
             f"{int(block_tables[b, i])} at [{b}, {i}]; sequence {b} has {int(seq_lens[b])} tokens"
         )
     stop = -(-longest // P)
-    return Used(used, min(start, stop), stop)
+    return Used(used, min(start, stop), stop, longest)
