@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from pagewise.naive_attention import attention
 from pagewise.paged_blocks import BlockManager
+from pagewise.paged_inputs import checked_inputs
 from pagewise.paged_reading import gathered_attention, streamed_attention
 
 
@@ -67,7 +68,7 @@ def paged_against_contiguous() -> None:
         tables = torch.randperm(B * S // P, generator=generator).view(B, S // P)
         k, v = (cache[tables].flatten(1, 2).transpose(1, 2).contiguous() for cache in (k_cache, v_cache))
         q, lens = torch.randn(B, H, D, generator=generator), torch.full((B,), S, dtype=torch.int32)
-        paged = (q, k_cache, v_cache, tables.int(), lens)
+        paged = checked_inputs(q, k_cache, v_cache, tables.int(), lens)
         times = best_in_turns(
             {
                 "SDPA, contiguous": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.naive_attention import attention, query_positions, safe_softmax, visibility
+from pagewise.options import ScoreOptions
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
@@ -305,7 +306,7 @@ def test_query_positions_end_where_the_keys_end():
 
 
 def test_visibility_without_causal_is_none():
-    assert visibility(torch.zeros(2, 3, dtype=torch.int64), causal=False, window=None) is None
+    assert visibility(torch.zeros(2, 3, dtype=torch.int64), ScoreOptions()) is None
 
 
 def test_query_head_reads_the_kv_head_of_its_group():

@@ -9,6 +9,7 @@ import torch
 from conftest import DEVICES, assert_as_accurate_as_naive
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
+from pagewise.paged_inputs import DECODING, checked_inputs
 from pagewise.paged_kv_cache import PagedKVCache
 from pagewise.paged_reading import gathered_attention, streamed_attention
 
@@ -34,9 +35,19 @@ def split_triton_attention(*args, **options):
     return triton_attention(*args, **options, num_splits=3)
 
 
+def gathered(*args, k_scale=1.0, v_scale=1.0, **options):
+    inputs = checked_inputs(*args, DECODING._replace(**options), k_scale=k_scale, v_scale=v_scale)
+    return gathered_attention(*inputs)
+
+
+def streamed(*args, k_scale=1.0, v_scale=1.0, **options):
+    inputs = checked_inputs(*args, DECODING._replace(**options), k_scale=k_scale, v_scale=v_scale)
+    return streamed_attention(*inputs)
+
+
 PATHS = {
-    "gathered": gathered_attention,
-    "streamed": streamed_attention,
+    "gathered": gathered,
+    "streamed": streamed,
     "split": split_attention,
     "triton": triton_attention,
     "split triton": split_triton_attention,
@@ -399,7 +410,7 @@ def test_both_paths_check_their_input(call, shapes_unchecked):
     for case in ("block too large", "lens beyond tables", "tables dtype", "heads"):
         make, error, message = BAD[case]
         with pytest.raises(error, match=message):
-            call(**make())
+            call(*checked_inputs(**make()))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -17,7 +17,12 @@ from triton_compile import compile_triton
 from pagewise import paged_decode
 from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
 from pagewise.paged_attention import paged_attention
-from pagewise.paged_decode import decode_attention, default_num_splits, padded, tile_sizes
+from pagewise.paged_decode import default_num_splits, padded, tiles_for
+
+
+def decode_attention(*inputs, **options):
+    return paged_attention(*inputs, **options, return_lse=True, backend="triton")
+
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 AXES = {
@@ -280,7 +285,7 @@ COMPILED = {
 
 
 def compile_decode(head_size, dtype, cache, group, options, split, sm):
-    sizes = tile_sizes(group, head_size, dtype, cache or dtype)
+    sizes = tiles_for(group, head_size, dtype, cache or dtype)
     native = cache is None or sm >= 89
     stored = POINTERS[dtype] if cache is None else {E4M3: "*fp8e4nv", E5M2: "*fp8e5"}[cache] if native else "*u8"
     signature = {n: "*fp32" for n in ("slopes_ptr", "lse_ptr", "m_ptr", "l_ptr", "acc_ptr")}

@@ -12,10 +12,11 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from pagewise.tools.checks import FLOATS, check_number, check_same, check_shape, check_tensor
-from pagewise.tools.device import check_triton_device, triton_launch, triton_mode
+from pagewise.tools.checks import FLOAT8, FLOATS, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.device import choose_backend, triton_launch
+from pagewise.tools.sizes import cdiv
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
 _SCALES = {"low": torch.finfo(torch.float32).tiny, "below": torch.finfo(torch.float32).max}
 
 
@@ -34,9 +35,7 @@ def write_kv_cache(
 
     Everything is checked before anything is written. Takes no part in differentiation.
     """
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
-    N, P, Hkv, D = _sizes(k_cache, v_cache)
+    N, P, Hkv, D = cache_sizes(k_cache, v_cache)
     check_tensor("slots", slots, "T", dtypes=(torch.int64,))
     for name, new in (("k", k), ("v", v)):
         check_tensor(name, new, "T Hkv D")
@@ -45,13 +44,18 @@ def write_kv_cache(
     check_same("device", cache=k_cache, slots=slots, k=k, v=v)
     check_slots(slots[slots != -1], N * P)
     k, v = k.detach(), v.detach()
-    if backend == "auto":
-        backend = "triton" if k.is_cuda else "torch"
-    if backend == "torch":
+    if choose_backend(backend, k.device) == "torch":
         _write_torch(k_cache, v_cache, slots, k, v, k_scale, v_scale)
     else:
-        check_triton_device(k.device)
         torch.ops.pagewise.write_kv_cache(k_cache, v_cache, slots, k, v, float(k_scale), float(v_scale))
+
+
+def cache_sizes(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int, int]:
+    """N, P, Hkv, D of caches in either layout."""
+    if k_cache.dim() == 4:
+        return tuple(k_cache.shape)
+    N, Hkv, D, P = v_cache.shape
+    return N, P, Hkv, D
 
 
 def to_float8(x: Float[Tensor, "*any"], dtype: torch.dtype, scale: float) -> Shaped[Tensor, "*any"]:
@@ -88,14 +92,6 @@ def _check_dtypes(cache: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: 
                              "divides float32, float16 or bfloat16 by it")  # fmt: skip
 
 
-def _sizes(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int, int]:
-    """N, P, Hkv, D of caches in either layout."""
-    if k_cache.dim() == 4:
-        return tuple(k_cache.shape)
-    N, Hkv, D, P = v_cache.shape
-    return N, P, Hkv, D
-
-
 def _write_torch(
     k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
 ) -> None:
@@ -103,7 +99,7 @@ def _write_torch(
     slots, k, v = slots[kept], k[kept], v[kept]
     if k.dtype != k_cache.dtype:
         k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
-    _, P, _, _ = _sizes(k_cache, v_cache)
+    _, P, _, _ = cache_sizes(k_cache, v_cache)
     block, offset = slots // P, slots % P
     if k_cache.dim() == 4:
         k_cache[block, offset] = k
@@ -119,7 +115,7 @@ def _write_kv_cache_op(
 ) -> None:
     from pagewise.kernels.paged_kv_cache import write_kv_cache_kernel
 
-    _, P, Hkv, D = _sizes(k_cache, v_cache)
+    _, P, Hkv, D = cache_sizes(k_cache, v_cache)
     if not k.numel():
         return
     # strides of (block, token, head, vec) and of (block, token, head, dim)
@@ -130,17 +126,16 @@ def _write_kv_cache_op(
         k_strides = (k_block, k_token, k_head, k_vec)
         v_block, v_head, v_dim, v_token = v_cache.stride()
         v_strides = (v_block, v_token, v_head, v_dim)
-    float8_bits = 0
+    float8_bits = 0 if k.dtype == k_cache.dtype else EXPONENT_BITS[k_cache.dtype]
     if k_cache.dtype in FLOAT8:
-        float8_bits = 0 if k.dtype in FLOAT8 else 4 if k_cache.dtype == torch.float8_e4m3fn else 5
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
         if k.dtype in FLOAT8:
             k, v = k.view(torch.uint8), v.view(torch.uint8)
     block = min(1024, 1 << (Hkv * D - 1).bit_length())
-    if float8_bits and k.dtype == torch.bfloat16 and triton_mode() == "interpreted":
-        k, v = k.float(), v.float()  # Triton's interpreter converts small numbers wrongly
-    with torch.cuda.device_of(k), triton_launch():
-        write_kv_cache_kernel[(len(slots), -(-Hkv * D // block))](
+    with triton_launch(k.device) as readable:
+        if float8_bits:
+            k, v = readable(k), readable(v)
+        write_kv_cache_kernel[(len(slots), cdiv(Hkv * D, block))](
             slots.contiguous(), k, v, k_cache, v_cache, *k.stride(), *v.stride(), *k_strides, *v_strides,
             k_scale, v_scale, P=P, HKV=Hkv, D=D, X=X, FLOAT8_BITS=float8_bits, BLOCK=block,
         )  # fmt: skip

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pagewise.tools.checks import check_mask, check_number, check_qkv, check_score_options
+from pagewise.options import ScoreOptions
+from pagewise.tools.checks import check_mask, check_number, check_qkv
 
 
 def attention(
@@ -53,18 +54,11 @@ def attention(
         ValueError, TypeError: an argument does not fit; the message names it.
     """
     check_qkv(q, k, v)
-    check_score_options(
-        q, k.shape[2], causal=causal, window=window, scale=scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, attn_mask=attn_mask,
-    )  # fmt: skip
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask).checked(q, k.shape[2])
     _check_dropout(q, k, dropout_p, dropout_mask)
     T, S = q.shape[2], k.shape[2]
     queries, keys = query_positions(T, S, q.device), torch.arange(S, device=q.device)
-    scores = masked_scores(
-        q, k, queries, keys, causal=causal, window=window, scale=scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, attn_mask=attn_mask,
-    )  # fmt: skip
-    weights, lse = safe_softmax(scores)
+    weights, lse = safe_softmax(masked_scores(q, k, queries, keys, options))
     if dropout_p > 0:
         if dropout_mask is None:
             dropout_mask = torch.rand_like(weights) >= dropout_p
@@ -78,13 +72,7 @@ def masked_scores(
     k: Float[Tensor, "B Hkv S D"],
     queries: Int[Tensor, "*batch T"],
     keys: Int[Tensor, " S"],
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    alibi_slopes: Float[Tensor, " H"] | None = None,
-    attn_mask: Bool[Tensor, "..."] | None = None,
+    options: ScoreOptions,
 ) -> Float[Tensor, "B H T S"]:
     """The scores that enter the softmax, −inf where a query may not look; in float32, float64 for float64.
 
@@ -93,16 +81,13 @@ def masked_scores(
     the caller's.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = grouped_matmul(q.to(wide), k.to(wide).mT) * scale
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = grouped_matmul(q.to(wide), k.to(wide).mT) * options.scale_for(q.shape[-1])
+    if options.softcap > 0:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     distance = queries[..., None] - keys  # [..., T, S]; 0 on the diagonal, positive towards the past
-    if alibi_slopes is not None:
-        scores = scores - alibi_slopes.to(wide)[:, None, None] * distance.abs()
-    visible = visibility(distance, causal=causal, window=window)
-    if attn_mask is not None:
-        visible = attn_mask if visible is None else attn_mask & visible
+    if options.alibi_slopes is not None:
+        scores = scores - options.alibi_slopes.to(wide)[:, None, None] * distance.abs()
+    visible = visibility(distance, options)
     return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
 
@@ -111,14 +96,14 @@ def query_positions(T: int, S: int, device: torch.device | str | None = None) ->
     return torch.arange(S - T, S, device=device)
 
 
-def visibility(
-    distance: Int[Tensor, "*batch T S"], *, causal: bool, window: int | None
-) -> Bool[Tensor, "*batch T S"] | None:
+def visibility(distance: Int[Tensor, "*batch T S"], options: ScoreOptions) -> Bool[Tensor, "..."] | None:
     """Which keys may be looked at, from distance = query position − key position; None means all of them."""
-    if not causal:
-        return None
+    if not options.causal:
+        return options.attn_mask
     visible = distance >= 0
-    return visible if window is None else visible & (distance < window)
+    if options.window is not None:
+        visible = visible & (distance < options.window)
+    return visible if options.attn_mask is None else options.attn_mask & visible
 
 
 def safe_softmax(scores: Float[Tensor, "*rows S"]) -> tuple[Float[Tensor, "*rows S"], Float[Tensor, "*rows"]]:

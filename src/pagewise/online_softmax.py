@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pagewise.naive_attention import finite, grouped_matmul, masked_scores, query_positions, row_max
-from pagewise.tools.checks import FLOATS, check_count, check_qkv, check_same, check_score_options, check_shape
-from pagewise.tools.device import check_triton_device, triton_launch
+from pagewise.options import ScoreOptions
+from pagewise.tools.checks import FLOATS, check_count, check_qkv, check_same, check_shape
+from pagewise.tools.device import choose_backend, triton_launch
 
 
 class Partial(NamedTuple):
@@ -88,15 +89,8 @@ def online_softmax(
         raise TypeError(f"x must be a floating-point tensor [..., S], got {getattr(x, 'dtype', type(x).__name__)}")
     if x.dim() == 0:
         raise ValueError("x must have at least 1 dimension [..., S], got a scalar")
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
-    if backend == "auto":
-        backend = "triton" if x.is_cuda and not _triton_refuses(x, tile_size) else "torch"
-    if backend == "torch":
+    if choose_backend(backend, x.device, _triton_refuses(x, tile_size)) == "torch":
         return _online_softmax_torch(x, tile_size)
-    if refusal := _triton_refuses(x, tile_size):
-        raise ValueError(f'backend="triton" {refusal}; backend="torch" takes it')
-    check_triton_device(x.device)
     return torch.ops.pagewise.online_softmax(x, tile_size)
 
 
@@ -125,7 +119,7 @@ def _online_softmax_op(x: Tensor, tile_size: int) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         S = x.shape[-1]
-        with triton_launch():
+        with triton_launch(x.device):
             online_softmax_kernel[(x.numel() // S,)](x, out, S, TILE=tile_size)
     return out
 
@@ -166,20 +160,15 @@ def online_attention(
     """
     check_qkv(q, k, v)
     check_count("tile_size", tile_size)
-    check_score_options(
-        q, k.shape[2], causal=causal, window=window, scale=scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, attn_mask=attn_mask,
-    )  # fmt: skip
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask).checked(q, k.shape[2])
     (B, H, T, D), S = q.shape, k.shape[2]
     queries = query_positions(T, S, q.device)
     seen = Partial.empty(B, H, T, head_size=D, dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     for start in range(0, S, tile_size):
         keys = torch.arange(start, min(start + tile_size, S), device=q.device)
         k_tile, v_tile = k[:, :, start : start + tile_size], v[:, :, start : start + tile_size]
-        scores = masked_scores(
-            q, k_tile, queries, keys, causal=causal, window=window, scale=scale, softcap=softcap,
-            alibi_slopes=alibi_slopes, attn_mask=mask_tile(attn_mask, start, tile_size),
-        )  # fmt: skip
+        of_tile = options._replace(attn_mask=mask_tile(attn_mask, start, tile_size))
+        scores = masked_scores(q, k_tile, queries, keys, of_tile)
         seen = seen.merge(Partial.of_heads(scores, v_tile))
     out = seen.output().to(q.dtype)
     return (out, seen.lse()) if return_lse else out

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pagewise.paged_cuda import choose_version, paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.paged_decode import decode_attention, refuses
-from pagewise.paged_inputs import check_nhd
+from pagewise.paged_inputs import DECODING, checked_inputs, used_blocks
 from pagewise.paged_reading import gathered_attention
-from pagewise.tools.checks import check_flag
+from pagewise.tools.checks import check_count, check_flag
+from pagewise.tools.device import choose_backend
 
 __all__ = ["choose_version", "paged_attention", "paged_attention_grouped", "paged_attention_v1", "paged_attention_v2"]
 
@@ -68,22 +69,19 @@ def paged_attention(
         ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it. On a GPU
         the torch backend, and `check=True`, wait for it once, and cannot be captured in a CUDA graph.
     """
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
     check_flag("return_lse", return_lse)
     if check is not None:
         check_flag("check", check)
-    if backend == "auto":
-        check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
-        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache))
-        backend = "triton" if q.is_cuda and not learns and not refuses(q, k_cache, v_cache) else "torch"
-    options = {
-        "scale": scale, "alibi_slopes": alibi_slopes, "window": window, "softcap": softcap,
-        "k_scale": k_scale, "v_scale": v_scale,
-    }  # fmt: skip
+    if num_splits is not None:
+        check_count("num_splits", num_splits)
+    options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     tensors = (q, k_cache, v_cache, block_tables, seq_lens)
-    if backend == "torch":
-        out, lse = gathered_attention(*tensors, **options, num_splits=1 if num_splits is None else num_splits)
+    inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache))
+    if choose_backend(backend, q.device, refuses(inputs), learns=learns) == "torch":
+        out, lse = gathered_attention(inputs, options, num_splits=num_splits or 1)
     else:
-        out, lse = decode_attention(*tensors, **options, num_splits=num_splits, check=check)
+        if check or (check is None and not q.is_cuda):
+            used_blocks(inputs, window)
+        out, lse = decode_attention(inputs, options, num_splits=num_splits)
     return (out, lse) if return_lse else out

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
+from pagewise.options import ScoreOptions
 from pagewise.paged_cuda_launch import shared_bytes, shared_bytes_limit
-from pagewise.paged_inputs import Options, check_options, check_sequences, check_tables, check_vllm
+from pagewise.paged_inputs import DECODING, PagedInputs, checked_vllm_inputs, used_blocks
 from pagewise.tools.checks import check_count, check_flag
 
 HEAD_SIZES = (32, 64, 80, 96, 112, 120, 128, 192, 256)
@@ -79,12 +80,13 @@ def paged_attention_v1(
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it, and the remedy.
     """
-    options = Options(scale, alibi_slopes, k_scale=k_scale, v_scale=v_scale)
-    max_seq_len, options = _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, return_lse, check)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
+    inputs, max_seq_len, options = _check(
+        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, return_lse, check
+    )
     _check_shared_bytes("max_seq_len", max_seq_len, q, v_cache.shape[-1], 1, "use paged_attention_v2")
     out, lse = torch.ops.pagewise.paged_attention_v1(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.score_scale(q.shape[-1]), alibi_slopes,
-        options.v_scale,
+        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.scale, alibi_slopes, inputs.v_scale
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
@@ -111,9 +113,21 @@ def paged_attention_v2(
     float32. `partition_size` must be a multiple of the block size; every new one compiles a kernel of its own.
     Everything else as for `paged_attention_v1`.
     """
-    options = Options(scale, alibi_slopes, k_scale=k_scale, v_scale=v_scale)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
     return _partitioned(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, partition_size, 1, return_lse, check
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        options,
+        k_scale,
+        v_scale,
+        partition_size,
+        1,
+        return_lse,
+        check,
     )
 
 
@@ -138,10 +152,10 @@ def paged_attention_grouped(
     v1 and v2 read them once per query head. A thread block takes the largest divisor of H / Hkv that is at most 8 (so
     groups of 11 or 13 gain nothing). Arguments, results and errors are those of `paged_attention_v2`.
     """
-    options = Options(scale, alibi_slopes, k_scale=k_scale, v_scale=v_scale)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
     return _partitioned(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, partition_size, MAX_QUERY_HEADS, return_lse,
-        check,
+        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, partition_size,
+        MAX_QUERY_HEADS, return_lse, check,
     )  # fmt: skip
 
 
@@ -151,11 +165,13 @@ def query_heads_per_thread_block(group_size: int, at_most: int = MAX_QUERY_HEADS
 
 
 def _partitioned(
-    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, partition_size, max_query_heads, return_lse,
-    check,
+    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, partition_size,
+    max_query_heads, return_lse, check,
 ) -> Output:  # fmt: skip
     check_count("partition_size", partition_size)
-    max_seq_len, options = _check(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, return_lse, check)
+    inputs, max_seq_len, options = _check(
+        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, return_lse, check
+    )
     Hkv, _, P = v_cache.shape[1:]
     if partition_size % P:
         raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
@@ -167,20 +183,22 @@ def _partitioned(
     heads = query_heads_per_thread_block(q.shape[1] // Hkv, max_query_heads)
     _check_shared_bytes("partition_size", partition_size, q, P, heads, "take a smaller one")
     out, lse = torch.ops.pagewise.paged_attention_v2(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.score_scale(q.shape[-1]),
-        options.alibi_slopes, options.v_scale, partition_size, heads,
+        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.scale,
+        options.alibi_slopes, inputs.v_scale, partition_size, heads,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _check(
-    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, return_lse, check
-) -> tuple[int, Options]:  # fmt: skip
-    """Check everything; return max_seq_len and the options as they go to the kernel."""
-    check_vllm(q, k_cache, v_cache, HEAD_SIZES, BLOCK_SIZES)
-    check_sequences(q, k_cache, v_cache, block_tables, seq_lens)
-    (B, M), (N, _, _, P) = block_tables.shape, v_cache.shape
-    options = check_options(q, M * P, options)
+    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, return_lse, check
+) -> tuple[PagedInputs, int, ScoreOptions]:
+    """Check everything; return the inputs, max_seq_len and the options as they go to the kernel."""
+    tensors, sizes = (
+        (q, k_cache, v_cache, block_tables, seq_lens),
+        {"head_sizes": HEAD_SIZES, "block_sizes": BLOCK_SIZES},
+    )
+    inputs, options = checked_vllm_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale, **sizes)
+    (B, M), P = block_tables.shape, v_cache.shape[-1]
     check_flag("return_lse", return_lse)
     if B > MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {MAX_NUM_SEQS} sequences, got {B}: split the batch")
@@ -190,14 +208,14 @@ def _check(
         check_flag("check", check)
     longest = 0
     if check or (check is None and q.device.type == "cpu"):
-        longest = check_tables(block_tables, seq_lens, N, P).longest
+        longest = used_blocks(inputs).longest
     elif B and max_seq_len is None:
         longest = int(seq_lens.max())
     if max_seq_len is None:
-        return max(0, min(longest, M * P)), options
+        return inputs, max(0, min(longest, M * P)), options
     if longest > max_seq_len:
         raise ValueError(f"max_seq_len must be at least the longest of seq_lens, {longest}, got {max_seq_len}")
-    return min(max_seq_len, M * P), options
+    return inputs, min(max_seq_len, M * P), options
 
 
 def _check_shared_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_heads: int, remedy: str) -> None:

@@ -11,13 +11,15 @@ head size, block size and group of heads.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.cache_writing import FLOAT8
-from pagewise.paged_inputs import Options, check_nhd, check_options, check_tables
-from pagewise.tools.checks import FLOATS, check_count, check_flag
-from pagewise.tools.device import check_triton_device, triton_launch, triton_mode
+from pagewise.cache_writing import EXPONENT_BITS
+from pagewise.options import ScoreOptions
+from pagewise.paged_inputs import PagedInputs
+from pagewise.tools.checks import FLOATS
+from pagewise.tools.device import triton_launch
+from pagewise.tools.sizes import cdiv
 
 MAX_SPLITS = 64
 MIN_TOKENS_PER_SPLIT = 128
@@ -35,7 +37,7 @@ class Tiles(NamedTuple):
     num_stages: int  # tiles on their way from memory at once, plus one
 
 
-def tile_sizes(group: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
+def tiles_for(group: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
     """Tiles for `group` query heads per KV head.
 
     What limits them is registers: they hold acc [heads, D], or [keys, D] for a single head, and in float32, which no
@@ -65,62 +67,36 @@ def default_num_splits(batch_size: int, programs_per_sequence: int, capacity: in
     At most one split per MIN_TOKENS_PER_SPLIT tokens of capacity, at most MAX_SPLITS, at least 1.
     """
     programs = max(1, batch_size * programs_per_sequence)
-    return max(1, min(-(-2 * num_sms // programs), capacity // MIN_TOKENS_PER_SPLIT, MAX_SPLITS))
+    return max(1, min(cdiv(2 * num_sms, programs), capacity // MIN_TOKENS_PER_SPLIT, MAX_SPLITS))
 
 
-def refuses(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:
-    """Why the Triton kernel cannot take these tensors, which fit each other, or None."""
-    P, D = k_cache.shape[1], k_cache.shape[3]
-    if q.dtype not in FLOATS:
-        return f"takes q in float32, float16 or bfloat16, got {q.dtype}"
+def refuses(inputs: PagedInputs) -> str | None:
+    """Why the Triton kernel cannot take these tensors, or None."""
+    _, P, _, D = inputs.cache_sizes
+    if inputs.q.dtype not in FLOATS:
+        return f"takes q in float32, float16 or bfloat16, got {inputs.q.dtype}"
     if P > 256 or P & (P - 1):
         return f"needs a block size that is a power of two from 1 to 256, got {P}"
     if D > 256:
         return f"takes head sizes up to 256, got {D}"
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+    for name in ("q", "k_cache", "v_cache"):
+        tensor = getattr(inputs, name)
         if D > 1 and tensor.numel() and tensor.stride(-1) != 1:
             return f"needs {name} contiguous in its last dimension, got stride {tensor.stride(-1)}"
     return None
 
 
-def decode_attention(
-    q: Float[Tensor, "B H D"],
-    k_cache: Shaped[Tensor, "N P Hkv D"],
-    v_cache: Shaped[Tensor, "N P Hkv D"],
-    block_tables: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    *,
-    scale: float | None = None,
-    alibi_slopes: Float[Tensor, " H"] | None = None,
-    window: int | None = None,
-    softcap: float = 0.0,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    num_splits: int | None = None,
-    check: bool | None = None,
-) -> OutAndLse:
-    """(out, lse) of `paged_attention` by the Triton kernels; arguments and errors are described there."""
-    check_nhd(q, k_cache, v_cache, block_tables, seq_lens)
-    (_, P, Hkv, D), capacity = k_cache.shape, block_tables.shape[1] * k_cache.shape[1]
-    options = Options(scale, alibi_slopes, window, softcap, k_scale, v_scale)
-    options = check_options(q, capacity, options)
-    if num_splits is not None:
-        check_count("num_splits", num_splits)
-    if check is not None:
-        check_flag("check", check)
-    if refusal := refuses(q, k_cache, v_cache):
-        raise ValueError(f'backend="triton" {refusal}; backend="torch" takes it')
-    check_triton_device(q.device)
-    if check or (check is None and not q.is_cuda):
-        check_tables(block_tables, seq_lens, len(k_cache), P, window)
+def decode_attention(inputs: PagedInputs, options: ScoreOptions, *, num_splits: int | None = None) -> OutAndLse:
+    """(out, lse) of `paged_attention` by the Triton kernels, for inputs that `refuses` does not refuse."""
+    (B, H, D), (_, P, Hkv, _), device = inputs.q.shape, inputs.cache_sizes, inputs.q.device
+    capacity = inputs.block_tables.shape[1] * P
     if num_splits is None:
-        group = q.shape[1] // Hkv
-        programs = Hkv * -(-group // tile_sizes(group, D, q.dtype, k_cache.dtype).heads) if group else 1
-        num_splits = default_num_splits(len(q), programs, capacity, _num_sms(q.device)) if q.is_cuda else 1
-    return torch.ops.pagewise.paged_decode(
-        q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, options.score_scale(D), window, options.softcap,
-        options.v_scale, min(num_splits, max(1, capacity), MAX_GRID_Z),
-    )  # fmt: skip
+        group = H // Hkv
+        programs = Hkv * cdiv(group, tiles_for(group, D, inputs.q.dtype, inputs.k_cache.dtype).heads) if group else 1
+        num_splits = default_num_splits(B, programs, capacity, _num_sms(device)) if device.type == "cuda" else 1
+    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_tables, inputs.seq_lens, options.alibi_slopes)
+    numbers = (options.scale_for(D), options.window, options.softcap, inputs.v_scale)
+    return torch.ops.pagewise.paged_decode(*tensors, *numbers, min(num_splits, max(1, capacity), MAX_GRID_Z))
 
 
 @torch.library.custom_op("pagewise::paged_decode", mutates_args=())
@@ -131,25 +107,24 @@ def _paged_decode_op(
     from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
 
     (B, H, D), (_, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
-    # Triton's interpreter multiplies bfloat16 wrongly and converts to it without rounding: there it sees float32
-    dtype = q.dtype
-    q = q.float() if dtype == torch.bfloat16 and triton_mode() == "interpreted" else q
-    out, lse = q.new_empty(B, H, D), q.new_empty(B, H, dtype=torch.float32)
+    lse = q.new_empty(B, H, dtype=torch.float32)
     if not q.numel():
-        return out.to(dtype), lse
+        return q.new_empty(B, H, D), lse
     group, float8_bits, split = H // Hkv, _float8_bits(k_cache), num_splits > 1
-    sizes = tile_sizes(group, D, dtype, k_cache.dtype)
+    sizes = tiles_for(group, D, q.dtype, k_cache.dtype)
     if float8_bits:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    partials = [out] * 3
-    if split:
-        m = q.new_empty(B, H, num_splits, dtype=torch.float32)
-        partials = [m, torch.empty_like(m), q.new_empty(B, H, num_splits, D, dtype=torch.float32)]
-    with torch.cuda.device_of(q), triton_launch():
-        paged_decode_kernel[(B, Hkv * -(-group // sizes.heads), num_splits)](
-            q, k_cache, v_cache, block_tables, seq_lens.contiguous(),
+    with triton_launch(q.device) as readable:
+        q_read = readable(q)
+        out = q_read.new_empty(B, H, D)
+        partials = [out] * 3
+        if split:
+            m, l = lse.new_empty(2, B, H, num_splits)
+            partials = [m, l, lse.new_empty(B, H, num_splits, D)]
+        paged_decode_kernel[(B, Hkv * cdiv(group, sizes.heads), num_splits)](
+            q_read, k_cache, v_cache, block_tables, seq_lens.contiguous(),
             lse if alibi_slopes is None else alibi_slopes.contiguous(), out, lse, *partials,
-            *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *block_tables.stride(),
+            *q_read.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *block_tables.stride(),
             H, min(M * P, NO_WINDOW), NO_WINDOW if window is None else min(window, NO_WINDOW), scale, softcap, v_scale,
             P=P, D=D, BLOCK_D=padded(D), GROUP=group, BLOCK_H=sizes.heads, TILE=sizes.keys, FLOAT8_BITS=float8_bits,
             SOFTCAP=softcap > 0, ALIBI=alibi_slopes is not None, SPLIT=split,
@@ -159,7 +134,7 @@ def _paged_decode_op(
             merge_splits_kernel[(B, H)](
                 *partials, out, lse, num_splits, v_scale, D=D, BLOCK_D=padded(D), SPLITS=16, num_warps=4
             )
-    return out.to(dtype), lse
+    return out.to(q.dtype), lse
 
 
 @_paged_decode_op.register_fake
@@ -170,9 +145,8 @@ def _(q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, 
 
 def _float8_bits(cache: Tensor) -> int:
     """4 or 5 where the kernel converts the bytes of a float8 cache (that many exponent bits), 0 where the GPU does."""
-    if cache.dtype not in FLOAT8 or (cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= (8, 9)):
-        return 0
-    return 4 if cache.dtype == torch.float8_e4m3fn else 5
+    converts = cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= (8, 9)
+    return 0 if converts else EXPONENT_BITS.get(cache.dtype, 0)
 
 
 def _num_sms(device: torch.device) -> int:

@@ -1,38 +1,27 @@
-"""What every way of paged decode asks of its arguments, checked before anything is launched (lessons 4 and 5)."""
+"""What every way of paged decode is given: tensors that belong together, checked once at the door (lessons 4, 5)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.cache_writing import FLOAT8
+from pagewise.cache_writing import cache_sizes
+from pagewise.options import ScoreOptions
 from pagewise.tools.checks import (
+    FLOAT8,
     FLOAT32_MAX,
     FLOATS,
     check_heads,
     check_number,
     check_same,
-    check_score_options,
     check_shape,
     check_tensor,
 )
+from pagewise.tools.sizes import cdiv
 
-
-class Options(NamedTuple):
-    """What shapes the scores and scales the values (see `paged_attention`)."""
-
-    scale: float | None = None
-    alibi_slopes: Tensor | None = None
-    window: int | None = None
-    softcap: float = 0.0
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-
-    def score_scale(self, head_size: int) -> float:
-        """What q · (stored k) is multiplied by: the cache's scale is linear, so it joins the scale of the scores."""
-        return (head_size**-0.5 if self.scale is None else float(self.scale)) * self.k_scale
+DECODING = ScoreOptions(causal=True)  # a sequence's query is its newest token: it sees all of them
 
 
 class Used(NamedTuple):
@@ -44,8 +33,42 @@ class Used(NamedTuple):
     longest: int  # of the lengths
 
 
-def check_nhd(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
-    """Shapes, dtypes and devices of q [B,H,D] and a cache [N,P,Hkv,D] that belong together."""
+class PagedInputs(NamedTuple):
+    """Queries, a cache in either layout, and where each sequence lies in it. `checked_inputs` makes them.
+
+    The cache's scales are linear, so they never touch the numbers that are read: k_scale has joined the scale of the
+    scores, and v_scale multiplies the output.
+    """
+
+    q: Float[Tensor, "B H D"]
+    k_cache: Shaped[Tensor, "..."]  # [N, P, Hkv, D], or vLLM's [N, Hkv, D/x, P, x]
+    v_cache: Shaped[Tensor, "..."]  # [N, P, Hkv, D], or vLLM's [N, Hkv, D, P]
+    block_tables: Int32[Tensor, "B M"]
+    seq_lens: Int32[Tensor, " B"]
+    v_scale: float = 1.0
+
+    @property
+    def cache_sizes(self) -> tuple[int, int, int, int]:
+        """N, P, Hkv, D of the cache."""
+        return cache_sizes(self.k_cache, self.v_cache)
+
+
+def checked_inputs(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    options: ScoreOptions = DECODING,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[PagedInputs, ScoreOptions]:
+    """Queries [B,H,D] and a cache [N,P,Hkv,D] that belong together, and the options for them, k_scale included.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+    """
     check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_tensor(name, cache, "N P Hkv D", dtypes=(q.dtype, *FLOAT8))
@@ -56,13 +79,24 @@ def check_nhd(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor,
     check_heads(H, Hkv)
     if D == 0 or P == 0:
         raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
-    check_sequences(q, k_cache, v_cache, block_tables, seq_lens)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale)
 
 
-def check_vllm(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, head_sizes: Sequence[int], block_sizes: Sequence[int]
-) -> None:
-    """The same for a cache in vLLM's layout, read 16 bytes at a time: sizes the kernels have, vecs in one piece."""
+def checked_vllm_inputs(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    options: ScoreOptions = DECODING,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    head_sizes: Sequence[int],
+    block_sizes: Sequence[int],
+) -> tuple[PagedInputs, ScoreOptions]:
+    """`checked_inputs` for a cache in vLLM's layout, read 16 bytes at a time: sizes the kernels have, whole vecs."""
     check_tensor("q", q, "B H D", dtypes=FLOATS)
     check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
     check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
@@ -101,10 +135,15 @@ def check_vllm(
                 f"v_cache must have k_cache's strides of blocks and KV heads, {k_cache.stride()[:2]}, "
                 f"got {cache.stride()[:2]}"
             )
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale)
 
 
-def check_sequences(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor) -> None:
-    """block_tables [B,M] and seq_lens [B], int32, for the B sequences of q, everything on one device."""
+def _with_sequences_and_scales(
+    inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float
+) -> tuple[PagedInputs, ScoreOptions]:
+    """The part that both layouts share: tables, lengths, devices, the options and the cache's scales."""
+    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
     check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
     check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
     check_same("device", q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens)
@@ -112,30 +151,23 @@ def check_sequences(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: T
         raise ValueError("q must be on the CPU or a GPU, got a meta tensor, which has no numbers")
     check_shape("block_tables", block_tables, (len(q), block_tables.shape[1]), "B M")
     check_shape("seq_lens", seq_lens, (len(q),), "B")
+    options = options.checked(q[:, :, None], block_tables.shape[1] * inputs.cache_sizes[1])
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        check_number(name, scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
+    scale = options.scale_for(q.shape[-1]) * float(k_scale)
+    if not abs(scale) <= FLOAT32_MAX:
+        raise ValueError(f"k_scale = {k_scale} times scale must fit float32, got scale = {options.scale}")
+    return inputs._replace(v_scale=float(v_scale)), options._replace(scale=scale)
 
 
-def check_options(q: Tensor, max_tokens: int, options: Options) -> Options:
-    """`options` for q [B,H,D] over at most `max_tokens` keys; returned with its numbers as floats."""
-    check_score_options(
-        q[:, :, None], max_tokens, causal=True, window=options.window, scale=options.scale, softcap=options.softcap,
-        alibi_slopes=options.alibi_slopes, attn_mask=None,
-    )  # fmt: skip
-    check_number("k_scale", options.k_scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
-    check_number("v_scale", options.v_scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
-    options = options._replace(
-        softcap=float(options.softcap), k_scale=float(options.k_scale), v_scale=float(options.v_scale)
-    )
-    if not abs(options.score_scale(q.shape[-1])) <= FLOAT32_MAX:
-        raise ValueError(f"k_scale = {options.k_scale} times scale must fit float32, got scale = {options.scale}")
-    return options
+def used_blocks(inputs: PagedInputs, window: int | None = None) -> Used:
+    """What the sequences use of their tables, looked up in the tables' numbers: on a GPU this waits for it once.
 
-
-def check_tables(
-    block_tables: Int[Tensor, "B M"], seq_lens: Int[Tensor, " B"], num_blocks: int, block_size: int,
-    window: int | None = None,
-) -> Used:  # fmt: skip
-    """Lengths must fit the tables, and entries in use must be blocks of the cache. On a GPU this waits for it once."""
-    (B, M), lens, P = block_tables.shape, seq_lens.long(), block_size
+    Raises:
+        ValueError: a length does not fit its table, or an entry in use is no block of the cache.
+    """
+    block_tables, seq_lens, (num_blocks, P, _, _) = inputs.block_tables, inputs.seq_lens, inputs.cache_sizes
+    (B, M), lens = block_tables.shape, seq_lens.long()
     first_key = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
     columns = torch.arange(M, device=lens.device)
     used = (columns * P < lens[:, None]) & ((columns + 1) * P > first_key[:, None])
@@ -157,5 +189,5 @@ def check_tables(
             f"block_tables must hold blocks from 0 to {num_blocks - 1} where a sequence has tokens, got "
             f"{int(block_tables[b, i])} at [{b}, {i}]; sequence {b} has {int(seq_lens[b])} tokens"
         )
-    stop = -(-longest // P)
+    stop = cdiv(longest, P)
     return Used(used, min(start, stop), stop, longest)

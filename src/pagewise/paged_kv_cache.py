@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from pagewise.cache_writing import FLOAT8, write_kv_cache
-from pagewise.tools.checks import FLOATS, check_count, check_same, check_shape, check_tensor
+from pagewise.cache_writing import write_kv_cache
+from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_same, check_shape, check_tensor
 
 
 class PagedKVCache:

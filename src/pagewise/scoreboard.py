@@ -16,15 +16,13 @@ from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
 from pagewise.paged_attention import paged_attention_grouped
 from pagewise.paged_blocks import BlockManager, PagedKVCache
+from pagewise.paged_inputs import checked_inputs
 from pagewise.paged_reading import streamed_attention
 from pagewise.tools.work import Work, count_work
 
 PROMPT, NEW, HEADS, KV_HEADS, HEAD_SIZE = 256, 32, 8, 2, 64
 TOTAL = PROMPT + NEW
 BLOCK_SIZE = 16
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
 
 class Row(NamedTuple):
     """One method: which lesson brought it, what it is called, and `run(q, k, v)` doing the whole piece of work."""
@@ -42,7 +40,7 @@ def recompute(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return outs
 
 
-def with_cache(attend: Attend) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+def with_cache(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
     """With a contiguous cache: each step appends its K and V and attends with its own queries only."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -79,6 +77,10 @@ def paged(read: Callable[..., Tensor], layout: str = "nhd") -> Callable[[Tensor,
     return run
 
 
+def _streamed(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:
+    return streamed_attention(*checked_inputs(q, k_cache, v_cache, table, length))[0]
+
+
 def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:
     return paged_attention_grouped(q, k_cache, v_cache, table, length, check=False)  # of the kernel, not of the checks
 
@@ -90,7 +92,7 @@ ROWS = [
     Row(1, "naive, everything recomputed", recompute),
     Row(2, "naive with a KV cache", with_cache(_naive)),
     Row(3, "online softmax, tiles of 64 keys", with_cache(_online)),
-    Row(4, "paged, streamed in blocks of 16", paged(lambda *args: streamed_attention(*args)[0])),
+    Row(4, "paged, streamed in blocks of 16", paged(_streamed)),
     Row(5, "paged, CUDA kernel, grouped", paged(_grouped, layout="vllm")),
 ]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -91,30 +92,6 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
             f"q has H = {num_heads} heads and k has Hkv = {num_kv_heads}: H must be a multiple of Hkv, "
             f"so that each KV head serves H / Hkv query heads"
         )
-
-
-def check_score_options(
-    q: Tensor, num_keys: int, *, causal: bool, window: int | None, scale: float | None, softcap: float,
-    alibi_slopes: Tensor | None, attn_mask: Tensor | None,
-) -> None:  # fmt: skip
-    """The options that shape the scores of q [B,H,T,D] against `num_keys` keys (DESIGN: the semantics)."""
-    B, H, T, _ = q.shape
-    check_flag("causal", causal)
-    if window is not None:
-        check_count("window", window)
-        if not causal:
-            raise ValueError(f"window = {window} needs causal=True: it counts back from the query's own position")
-    if scale is not None:
-        check_number("scale", scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
-    check_number("softcap", softcap, low=0.0, below=FLOAT32_MAX)
-    if alibi_slopes is not None:
-        check_tensor("alibi_slopes", alibi_slopes, "H", dtypes=(torch.float32,))
-        check_shape("alibi_slopes", alibi_slopes, (H,), "H")
-        check_same("device", q=q, alibi_slopes=alibi_slopes)
-        if q.device.type == "cpu" and not torch.isfinite(alibi_slopes).all():
-            raise ValueError("alibi_slopes must be finite, got NaN or infinity")
-    if attn_mask is not None:
-        check_mask("attn_mask", attn_mask, (B, H, T, num_keys), like=q)
 
 
 def check_mask(name: str, mask: Tensor, shape: Sequence[int], *, like: Tensor, true_means: str = "may look") -> None:

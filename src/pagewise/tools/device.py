@@ -12,8 +12,10 @@ import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
 
 _interpreter = threading.RLock()
 _triton_came_first = False
@@ -70,9 +72,43 @@ def check_triton_device(device: torch.device) -> None:
         )
 
 
-def triton_launch() -> contextlib.AbstractContextManager[object]:
-    """To be held while a Triton kernel is launched: the interpreter serves one thread at a time, a GPU all of them."""
-    return _interpreter if triton_mode() == "interpreted" else contextlib.nullcontext()
+def choose_backend(backend: str, device: torch.device, refusal: str | None = None, *, learns: bool = False) -> str:
+    """Which of "torch" and "triton" shall compute on `device`: "auto" takes triton on a GPU where it can.
+
+    Args:
+        backend: what the caller asked for.
+        refusal: why the Triton kernel cannot take these tensors, to follow 'backend="triton"'; None: it can.
+        learns: a gradient is needed, which the Triton kernel does not give.
+
+    Raises:
+        ValueError: `backend` is unknown, or "triton" and unable.
+        RuntimeError: see `check_triton_device`.
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
+    if backend == "auto":
+        backend = "triton" if device.type == "cuda" and refusal is None and not learns else "torch"
+    if backend == "triton":
+        if refusal is not None:
+            raise ValueError(f'backend="triton" {refusal}; backend="torch" takes it')
+        check_triton_device(device)
+    return backend
+
+
+@contextlib.contextmanager
+def triton_launch(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
+    """To be held while Triton kernels are launched on tensors of `device`; every launch goes through it.
+
+    It makes `device` the current one, which Triton launches on, and lets one thread at a time use the interpreter. It
+    yields a function for tensors that a kernel computes with, as it can take them: the interpreter multiplies bfloat16
+    wrongly and converts to it without rounding, so there they become float32.
+    """
+    if triton_mode() == "interpreted":
+        with _interpreter:
+            yield lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    else:
+        with torch.cuda.device(device):
+            yield lambda tensor: tensor
 
 
 def banner() -> str:
