@@ -60,6 +60,7 @@ class _Blocks(NamedTuple):
     """Columns start … stop − 1 of block tables that are safe to index with: unused entries are 0."""
 
     tables: Int[Tensor, "B M"]
+    queries: Int[Tensor, "B 1 1"]  # their positions
     start: int
     stop: int
 
@@ -67,7 +68,8 @@ class _Blocks(NamedTuple):
 def _blocks(inputs: PagedInputs, options: ScoreOptions) -> _Blocks:
     """The columns that some query sees."""
     used = used_blocks(inputs, options.window)
-    return _Blocks(inputs.block_tables.masked_fill(~used.entries, 0).long(), used.start, used.stop)
+    tables = inputs.block_tables.masked_fill(~used.entries, 0).long()
+    return _Blocks(tables, inputs.seq_lens.long()[:, None, None] - 1, used.start, used.stop)
 
 
 def _scores_and_values(
@@ -84,7 +86,6 @@ def _scores_and_values(
     caches = (inputs.k_cache, inputs.v_cache)
     k, v = (cache.transpose(1, 2)[tables, heads].flatten(2, 3).to(wide) for cache in caches)
     keys = torch.arange(blocks.start * P, blocks.stop * P, device=q.device)
-    queries = inputs.seq_lens.long()[:, None, None] - 1  # [B, 1, 1]
-    scores = masked_scores(q[:, :, None], k, queries, keys, options)
-    visible = visibility(queries[..., None] - keys, options)  # [B, 1, 1, S]
+    scores = masked_scores(q[:, :, None], k, blocks.queries, keys, options)
+    visible = visibility(blocks.queries[..., None] - keys, options)  # [B, 1, 1, S]
     return scores, v.masked_fill_(~visible.mT, 0.0)

@@ -24,6 +24,7 @@ PROMPT, NEW, HEADS, KV_HEADS, HEAD_SIZE = 256, 32, 8, 2, 64
 TOTAL = PROMPT + NEW
 BLOCK_SIZE = 16
 
+
 class Row(NamedTuple):
     """One method: which lesson brought it, what it is called, and `run(q, k, v)` doing the whole piece of work."""
 
