@@ -29,8 +29,8 @@ def fill(template: str, **slots: str) -> str:
     return SLOT.sub(lambda match: slots[match[1]], text)
 
 
-def tag(name: str, content: str = "", **attributes: object) -> str:
-    """One element, its attributes escaped: `data_x` is data-x, `class_` is class, True has no value, None is left out."""
+def tag(name: str, content: str = "", /, **attributes: object) -> str:
+    """One element, its attributes escaped: `data_x` becomes data-x, `class_` class; True has no value, None is none."""
     written = ""
     for key, value in attributes.items():
         key = key.rstrip("_").replace("_", "-")
