@@ -55,7 +55,8 @@ def sm_steps(
     """
     runs = {name: schedule(grid, num_sms) for name, grid in grids.items()}
     moments = sorted({time for of_grid in runs.values() for run in of_grid for time in (run.start, run.stop)})
-    times = [moments[i * (len(moments) - 1) // min(steps, len(moments) - 1)] for i in range(min(steps, len(moments)))]
+    steps = min(steps, len(moments))
+    times = [moments[i * (len(moments) - 1) // max(steps - 1, 1)] for i in range(steps)]
     frames = []
     for time in times:
         said = ", ".join(f"{name}: {_busy(of_grid, time)} of {num_sms} SMs busy" for name, of_grid in runs.items())

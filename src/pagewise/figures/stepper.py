@@ -19,8 +19,8 @@ from pagewise.figures.embed import Embedded, fill, tag
 
 Frame = TypeVar("Frame")
 
-WIDTH = 5.2  # inches: text of 10 points is still 10 pixels high on a phone that shows 375 of them
-SHOWN_DPI, DRAWN_DPI = 110, 150
+WIDTH = 4.6  # inches: text of 10 points is still 10 pixels high where a phone has 340 of them to show
+SHOWN_DPI, DRAWN_DPI = 120, 170
 COLOURS = 64  # a drawing has few, and a palette makes a frame a tenth as large
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from pagewise.tools.figures import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box
+from pagewise.tools.figures import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box, show
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
 SHARED, NOBODY = BLUE, "#ffffff"
@@ -53,7 +53,7 @@ def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
 
 
 def tables_and_pool(
-    panels: Mapping[str, Snapshot], *, title: str, colours: Mapping[Hashable, str] | None = None
+    panels: Mapping[str, Snapshot], *, title: str, colours: Mapping[Hashable, str] | None = None, alt: str | None = None
 ) -> None:
     """Block tables above, the pool below, an arrow from each entry to its block; one panel per moment.
 
@@ -69,7 +69,7 @@ def tables_and_pool(
         draw_tables_and_pool(ax, shot, colours)
         ax.set_title(name)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    plt.show()
+    show(alt)
 
 
 def draw_tables_and_pool(
@@ -94,7 +94,11 @@ def draw_tables_and_pool(
 
 
 def pool_over_time(
-    moments: Mapping[str, Snapshot], *, title: str, colours: Mapping[Hashable, str] | None = None
+    moments: Mapping[str, Snapshot],
+    *,
+    title: str,
+    colours: Mapping[Hashable, str] | None = None,
+    alt: str | None = None,
 ) -> None:
     """The pool after each call, one row per call, the block tables beside it. A slot names who has a token there."""
     first = next(iter(moments.values()))
@@ -119,10 +123,12 @@ def pool_over_time(
     ax.set_title(title)
     ax.set_xlabel("physical block (its slots side by side)")
     ax.set_ylabel("after the call")
-    plt.show()
+    show(alt)
 
 
-def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str) -> None:
+def chains(
+    prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str, alt: str | None = None
+) -> None:
     """The tree of cached prefixes: digest, words and physical block of each, filled if the block is in a table.
 
     Args:
@@ -155,10 +161,10 @@ def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, st
     kinds = {"in use": SAND, "free, can be found": NOBODY}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
     ax.legend(handles=handles, ncols=2, loc="upper left", bbox_to_anchor=(0.0, 0.04))
-    plt.show()
+    show(alt)
 
 
-def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str) -> None:
+def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str, alt: str | None = None) -> None:
     """Memory slot by slot, one row per allocator: (state, owner) of each slot, an owner named where its piece begins.
 
     States are "used", "reserved", "internal" and "free", in the colours that `stacks` gives to them.
@@ -182,10 +188,12 @@ def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str) -> 
     ax.grid(visible=False)
     ax.set_title(title, pad=28)
     ax.set_xlabel("slot of the memory (tokens)")
-    plt.show()
+    show(alt)
 
 
-def stacks(names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str) -> None:
+def stacks(
+    names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str, alt: str | None = None
+) -> None:
     """Horizontal bars of shares (0 … 1) that add up to a whole; a share that has room carries its per cent."""
     _, ax = plt.subplots(figsize=(7.6, 0.55 * len(names) + 1.8))
     left = np.zeros(len(names))
@@ -205,7 +213,7 @@ def stacks(names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title
     ax.set(xlabel=xlabel, xlim=(0, 100.5))
     ax.set_title(title, pad=28)
     ax.legend(ncols=len(shares), loc="lower left", bbox_to_anchor=(-0.02, 0.98), fontsize=9, columnspacing=1.2)
-    plt.show()
+    show(alt)
 
 
 def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> None:

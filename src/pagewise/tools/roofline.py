@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU's data sheet says: dense 16-bit tensor-core FLOP/s, its memory in bytes/s and bytes, the number of SMs."""
+    """A GPU's data sheet: dense 16-bit tensor-core FLOP/s, bytes/s of its memory, SMs, bytes of its memory."""
 
     name: str
     peak_flops: float
