@@ -23,7 +23,6 @@ from pagewise.tools.cuda_tokens import (
     substitute,
     tokens_of,
 )
-from pagewise.tools.simt import Parameter
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _AMBIGUOUS = "?"  # what a name stands for that is defined twice, differently
@@ -37,6 +36,15 @@ _ABBREVIATED = {"half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloa
 
 class KernelNotFound(ValueError):
     """The source declares no kernel of this name."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of a kernel as the source declares it."""
+
+    name: str
+    ctype: str  # "int", "__half", …; of a pointer, what it points to
+    pointer: bool
+    const: bool
 
 
 class Signature(NamedTuple):

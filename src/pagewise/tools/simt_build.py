@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagewise.tools.cuda_build import CompileError, cache_dir, digest, included_files, nvidia_headers
-from pagewise.tools.simt_library import KERNELS, MAX_SHARED_BYTES, Library, load
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES, MAX_THREADS
+from pagewise.tools.simt_library import KERNELS, Library, load
 
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-Wno-attributes", "-Wno-unknown-pragmas",
@@ -149,8 +150,9 @@ def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (kernels/simt_runtime.cpp), for all kernels of the process to call."""
     compiler, identity = find_compiler()
     source = (KERNELS / "simt_runtime.cpp").read_text()
-    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}"]
-    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), identity)}.so"
+    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}", *limits]
+    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
         _compile(compiler, source, flags, path, kernel=False)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
