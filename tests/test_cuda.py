@@ -15,7 +15,7 @@ from pagewise.tools import cuda_limits, nvrtc
 from pagewise.tools.cuda import CudaKernel
 from pagewise.tools.cuda_arguments import Binder
 from pagewise.tools.cuda_build import cache_dir, included_files
-from pagewise.tools.cuda_signature import KernelNotFound, Parameter, kernel_names, read_signature
+from pagewise.tools.cuda_signature import Parameter, kernel_names, read_signature
 from pagewise.tools.nvrtc import Resources
 from pagewise.tools.simt import CompileError
 
@@ -155,13 +155,19 @@ DEFAULT = "#ifndef F64\n#define F64 0\n#endif\n" + CHOICE.replace("ifndef F64", 
 CHOSEN_TYPE = "#ifdef F64\n#define T double\n#else\n#define T float\n#endif\n__global__ void k(float* o, T s) { }"
 
 
-@pytest.mark.parametrize("source", [CHOICE, DEFAULT, CHOSEN_TYPE, CHOICE.replace("ifndef F64", "if !defined(F64)")])
+CONDITIONS = ["if !defined(F64)", "if !defined F64 && (A == 2 || 0x10u / 4 >= 4)", "if !(F64 + 1 != 1) || -1 == 2"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [CHOICE, DEFAULT, CHOSEN_TYPE, *(CHOICE.replace("ifndef F64", condition) for condition in CONDITIONS)],
+)
 @pytest.mark.parametrize(("defines", "ctype"), [([], "float"), (["F64"], "double"), (["F64=1"], "double")])
 def test_a_condition_on_defines_chooses_the_declaration(source, defines, ctype):
     assert read_signature(source, "k", defines).parameters[1].ctype == ctype
 
 
-@pytest.mark.parametrize("condition", ["if __CUDA_ARCH__ < 900", "ifdef __CUDACC__", "if A(2)", "if (A || 1) && B"])
+@pytest.mark.parametrize("condition", ["if __CUDA_ARCH__ < 900", "ifdef __CUDACC__", "if A(2)", "if (A || 1) && _B"])
 def test_a_choice_that_cannot_be_told_is_refused(condition):
     source = CHOICE.replace("ifndef F64", condition)
     with pytest.raises(ValueError, match=r"more than once .*float\* o, float s\) and \(float\* o, double s\): rename"):
@@ -198,7 +204,7 @@ def test_every_kernel_of_a_file_is_listed_once():
     """
     assert kernel_names(source) == ["declared_first", "second", "third"]
     assert read_signature(source, "declared_first").parameters[0].name == "count"
-    with pytest.raises(KernelNotFound, match="no kernel 'text'; it has declared_first, second, third"):
+    with pytest.raises(ValueError, match="no kernel 'text'; it has declared_first, second, third"):
         read_signature(source, "text")
 
 
