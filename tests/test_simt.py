@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.tools import simt, simt_build
-from pagewise.tools.cuda_signature import Parameter
+from pagewise.tools import simt
+from pagewise.tools.cuda_signature import Parameter, plain_kernels
 
 SCHEDULES = [None, *range(5)]
 
@@ -449,10 +449,7 @@ def test_kernels_of_a_file_are_built_together():
         extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
         namespace n { __global__ void m() {} }
     """
-    assert simt_build.global_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == [
-        "a",
-        "b",
-    ]
+    assert plain_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):

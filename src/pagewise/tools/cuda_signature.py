@@ -26,11 +26,14 @@ from pagewise.tools.cuda_tokens import (
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _AMBIGUOUS = "?"  # what a name stands for that is defined twice, differently
+_CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if.*?^[ \t]*#[ \t]*endif", re.DOTALL | re.MULTILINE)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\()[ \t]*(.*)$", re.MULTILINE)
 
 _QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
 _ATTRIBUTES = {"__launch_bounds__", "__maxnreg__", "__cluster_dims__", "__block_size__", "__attribute__", "alignas"}
 _FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
+_PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
+_PLAIN |= {"bool", "float", "double", "void"}
 _ABBREVIATED = {"half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16", "nv_bfloat162": "__nv_bfloat162"}
 
 
@@ -57,6 +60,7 @@ class _Declaration(NamedTuple):
     template: Tokens | None
     attributes: dict[str, Tokens]
     parameters: Tokens
+    defined: bool
 
 
 def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signature:
@@ -110,6 +114,13 @@ def kernel_names(source: str) -> list[str]:
     return list(dict.fromkeys(kernel.function for kernel in _kernels(tokens)))
 
 
+def plain_kernels(source: str) -> list[str]:
+    """Those that are no templates and are defined outside of namespaces and of #if: they can be built together."""
+    kernels = _kernels(tokens_of(_CONDITIONAL.sub("", strip_comments(source))))
+    plain = (each.function for each in kernels if each.defined and each.template is None and not each.namespace)
+    return list(dict.fromkeys(plain))
+
+
 # ------------------------------------------------------------------------------------------------ finding the kernel
 
 
@@ -142,7 +153,8 @@ def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
                 end = matching(tokens, i + 1)
                 if _NAME.fullmatch(tokens[i]):  # else `f<float>(…)`: a template written out for one type
                     namespace = tuple(name for scope in scopes for name in scope)
-                    yield _Declaration(tokens[i], namespace, template, attributes, tokens[i + 2 : end])
+                    defined = tokens[end + 1 : end + 2] == ["{"]
+                    yield _Declaration(tokens[i], namespace, template, attributes, tokens[i + 2 : end], defined)
                 i = end
         i += 1
 
@@ -306,16 +318,11 @@ def _canonical_type(tokens: Tokens) -> str | None:
     if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
         tokens = tokens[1 + (tokens[0] == "std") :]
     if tokens and all(token in _FUNDAMENTAL for token in tokens):
-        words = sorted(tokens)
-        unsigned = "unsigned " if "unsigned" in words else ""
-        if "char" in words:
-            return "signed char" if "signed" in words else f"{unsigned}char"
-        if "short" in words:
-            return f"{unsigned}short"
-        if words.count("long") and "double" not in words:
-            return unsigned + " ".join(["long"] * words.count("long"))
-        kind = [word for word in words if word not in ("signed", "unsigned")]
-        return f"{unsigned}int" if kind in ([], ["int"]) else kind[0] if len(kind) == 1 and not unsigned else None
+        if sorted(tokens) == ["char", "signed"]:
+            return "signed char"
+        name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
+        name = f"{name} int".strip() if name in ("", "unsigned") else name
+        return name if name in _PLAIN else None
     if len(tokens) == 1 and _NAME.fullmatch(tokens[0]):
         return _ABBREVIATED.get(tokens[0], tokens[0])
     return None
