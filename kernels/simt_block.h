@@ -105,7 +105,7 @@ struct Launch {
 // ---------------------------------------------------------------------------------------------- fibers
 
 constexpr size_t STACK = 256 << 10, GUARD = 4096;
-constexpr int MAX_THREADS = 1024, MAX_SHARED = 227 << 10;
+constexpr int MAX_THREADS = SIMT_MAX_THREADS, MAX_SHARED = SIMT_MAX_SHARED;  // tools/cuda_limits.py
 
 #if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
 struct Context { void* sp; };

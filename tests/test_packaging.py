@@ -131,6 +131,8 @@ def test_wheel_has_all_device_code(wheel):
     expected = {
         f"pagewise/kernels/{file.relative_to(ROOT / 'kernels')}" for file in below(ROOT / "kernels", "*.cu", "*.h")
     }
+    headers = ROOT / "src" / "pagewise" / "tools" / "nvrtc_headers"
+    expected |= {f"pagewise/tools/nvrtc_headers/{file.name}" for file in headers.iterdir()}
     assert expected - names_in(wheel) == set()
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.tools import simt, simt_build
+from pagewise.tools import simt
+from pagewise.tools.cuda_signature import Parameter, plain_kernels
 
 SCHEDULES = [None, *range(5)]
 
@@ -187,7 +188,7 @@ def kernel_and_values(source: str, name: str, arguments: dict):
     """Compile `name`; its parameters are the arguments' names and kinds."""
     kinds = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
     pointers = {key: value is None or isinstance(value, torch.Tensor) for key, value in arguments.items()}
-    kernel = simt.compile(source, "test.cu", name, [simt.Parameter(key, "", p, False) for key, p in pointers.items()])
+    kernel = simt.compile(source, "test.cu", name, [Parameter(key, "", p, False) for key, p in pointers.items()])
     values = [
         (value.data_ptr() if value is not None else 0) if pointers[key] else kinds[type(value)](value)
         for key, value in arguments.items()
@@ -401,21 +402,10 @@ def test_launches_from_several_python_threads_do_not_meet():
         torch.testing.assert_close(out, x[i].view(100, 128).sum(1))
 
 
-@pytest.mark.parametrize(
-    ("grid", "block", "shared_bytes", "message"),
-    [
-        ((1, 1, 1), (1025, 1, 1), 0, "block.x must be between 1 and 1024, got 1025"),
-        ((1, 1, 1), (32, 33, 1), 0, "at most 1024 threads"),
-        ((1, 1, 1), (1, 1, 65), 0, "block.z must be between 1 and 64, got 65"),
-        ((1, 65536, 1), (1, 1, 1), 0, "grid.y must be between 0 and 65535, got 65536"),
-        ((1, 1, 1), (0, 1, 1), 0, "block.x must be between 1 and 1024, got 0"),
-        ((1, 1, 1), (1, 1, 1), 300_000, "at most 232448 bytes of shared memory, got 300000"),
-    ],
-)
-def test_limits_are_checked_before_the_launch(grid, block, shared_bytes, message):
+def test_shared_memory_is_held_against_its_limit_before_the_launch():
     kernel, _ = kernel_and_values(SUPPORTED, "none_at_all", {})
-    with pytest.raises(ValueError, match=message):
-        kernel.launch(grid, block, shared_bytes, [], tensors={})
+    with pytest.raises(ValueError, match=r"at most 232448 bytes of shared memory, got 0 \+ 300000 = 300000"):
+        kernel.launch((1, 1, 1), (1, 1, 1), 300_000, [], tensors={})
 
 
 # ------------------------------------------------------------------------------------------------ compiling
@@ -459,10 +449,7 @@ def test_kernels_of_a_file_are_built_together():
         extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
         namespace n { __global__ void m() {} }
     """
-    assert simt_build.global_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == [
-        "a",
-        "b",
-    ]
+    assert plain_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):

@@ -7,13 +7,17 @@ Both return (out [B,H,D] in q's dtype, lse [B,H] float32), wait for nothing, and
 """
 
 import functools
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pagewise.tools.cuda import CPU_SHARED_BYTES, CudaKernel
+import pagewise.kernels
+from pagewise.tools.cuda import CudaKernel
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES
 from pagewise.tools.work import counts_as
 
+SOURCE = Path(pagewise.kernels.__file__).parent / "paged_attention.cu"
 NUM_THREADS = 128
 NUM_WARPS = NUM_THREADS // 32
 
@@ -31,14 +35,14 @@ def attention_kernel(
     """The instantiation for these types and sizes. `partition_size` 0: v1."""
     types = f"{_C_TYPES[dtype]}, {_C_TYPES[cache_dtype]}"
     sizes = f"{head_size}, {block_size}, {NUM_THREADS}, {partition_size}, {query_heads}"
-    return CudaKernel("paged_attention.cu", f"paged_attention_kernel<{types}, {sizes}>")
+    return CudaKernel(SOURCE, f"paged_attention_kernel<{types}, {sizes}>")
 
 
 @functools.cache
 def reduce_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
     """The merge of v2's partitions."""
     name = f"paged_attention_reduce_kernel<{_C_TYPES[dtype]}, {head_size}, {NUM_THREADS}>"
-    return CudaKernel("paged_attention.cu", name)
+    return CudaKernel(SOURCE, name)
 
 
 def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> tuple[int, int]:
@@ -54,7 +58,7 @@ def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) 
 def shared_bytes_limit(device: torch.device) -> int:
     """The shared memory that a thread block can have on `device`; on the CPU, what it can have on an H100."""
     if device.type != "cuda":
-        return CPU_SHARED_BYTES
+        return MAX_SHARED_BYTES
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 

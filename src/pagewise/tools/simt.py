@@ -27,21 +27,13 @@ from torch import Tensor
 
 from pagewise.tools import simt_abi, simt_build, simt_library
 from pagewise.tools.cuda_build import CompileError
+from pagewise.tools.cuda_signature import Parameter
 from pagewise.tools.simt_abi import CHECK, OBSERVE, PLAIN
-from pagewise.tools.simt_limits import check_limits, check_shared
+from pagewise.tools.simt_limits import check_shared
 from pagewise.tools.simt_memory import Memory
 from pagewise.tools.simt_report import TRACE, Launch, LineCount, Report
 
-__all__ = ["CompileError", "CpuKernel", "Parameter", "Report", "SimtError", "check", "compile", "observe", "schedule"]
-
-
-class Parameter(NamedTuple):
-    """A parameter of a kernel as the source declares it."""
-
-    name: str
-    ctype: str  # "int", "const __half*", …
-    pointer: bool
-    const: bool
+__all__ = ["CompileError", "CpuKernel", "Report", "SimtError", "check", "compile", "observe", "schedule"]
 
 
 class SimtError(RuntimeError):
@@ -151,7 +143,6 @@ class CpuKernel:
 
         `tensors` are the memory that the kernel may touch, by parameter name.
         """
-        check_limits(self.name, grid, block, shared_bytes)
         if len(args) != len(self.parameters):
             raise TypeError(f"{self.name} takes {len(self.parameters)} arguments, got {len(args)}")
         if math.prod(grid) == 0:

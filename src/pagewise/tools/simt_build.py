@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagewise.tools.cuda_build import CompileError, cache_dir, digest, included_files, nvidia_headers
-from pagewise.tools.simt_library import KERNELS, MAX_SHARED_BYTES, Library, load
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES, MAX_THREADS
+from pagewise.tools.cuda_signature import plain_kernels
+from pagewise.tools.simt_library import KERNELS, Library, load
 
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-Wno-attributes", "-Wno-unknown-pragmas",
@@ -58,8 +60,8 @@ def build(
     folders = [Path(filename).parent, *map(Path, include_dirs), KERNELS]
     included = included_files(source, Path(filename).parent, folders)
     texts = [source, *(text for _, text in included)]
-    plain_kernels = global_kernels(source)
-    entries = plain_kernels if name in plain_kernels else [name]
+    together = plain_kernels(source)
+    entries = together if name in together else [name]
     flags = [
         *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), "-g1",
         *(("-Wno-everything",) if "clang" in compiler[0] else (*GCC_FLAGS, _RTL) if instrumented else GCC_FLAGS),
@@ -79,23 +81,6 @@ def build(
 def entry_symbol(name: str) -> str:
     """The C name under which a kernel, or an instance of a template, is called."""
     return "simt_entry_" + (name if name.isidentifier() else digest(name))
-
-
-def global_kernels(source: str) -> list[str]:
-    """The kernels of a file that are no templates and stand outside of namespaces and of #if: built together."""
-    source = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", " ", source, flags=re.S)
-    source = re.sub(r"^[ \t]*#[ \t]*if.*?^[ \t]*#[ \t]*endif", " ", source, flags=re.S | re.M)
-    source = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", " ", source, flags=re.M)
-    source = re.sub(r"__launch_bounds__\s*\([^)]*\)", " ", source)
-    names, depth = [], 0
-    for token in re.finditer(
-        r"[{}]|(template\s*<[^{};]*?>\s*)?(?:\w+\s+)*?__global__\s[^{};]*?\b(\w+)\s*\((?=[^{};]*\)\s*\{)", source
-    ):
-        if token[0] in "{}":
-            depth += 1 if token[0] == "{" else -1
-        elif depth == 0 and not token[1] and token[2] not in names:
-            names.append(token[2])
-    return names
 
 
 # ------------------------------------------------------------------------------------------------ the compiler
@@ -149,8 +134,9 @@ def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (kernels/simt_runtime.cpp), for all kernels of the process to call."""
     compiler, identity = find_compiler()
     source = (KERNELS / "simt_runtime.cpp").read_text()
-    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}"]
-    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), identity)}.so"
+    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}", *limits]
+    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
         _compile(compiler, source, flags, path, kernel=False)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pagewise.kernels
 from pagewise.tools.cuda_build import CompileError, nvidia_headers, publish
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES
 
 KERNELS = Path(pagewise.kernels.__path__[0])
-MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES = 227 << 10, 48 << 10
 
 
 class SharedArray(NamedTuple):
