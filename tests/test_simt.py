@@ -1095,7 +1095,9 @@ def test_the_alignment_and_the_padding_of_structs(name, what):
 
 def test_python_and_the_runtime_have_the_same_kinds():
     source = re.sub(r"//.*", "", (KERNELS / "simt_kinds.h").read_text())
-    kinds = {name: re.findall(r"\w+", body) for name, body in re.findall(r"enum (\w+) : [\w ]+ \{(.*?)\}", source, re.S)}
+    kinds = {
+        name: re.findall(r"\w+", body) for name, body in re.findall(r"enum (\w+) : [\w ]+ \{(.*?)\}", source, re.S)
+    }
     assert set(kinds) == {"Mode", "Space", "Access", "Collective", "Finding"}
     for name, members in kinds.items():
         assert {kind.name: kind.value for kind in getattr(simt_abi, name)} == {m: i for i, m in enumerate(members)}
