@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.tools import simt
+from pagewise.tools import simt, simt_abi
 from pagewise.tools.cuda_signature import Parameter, plain_kernels
+from pagewise.tools.simt_library import KERNELS
 
 SCHEDULES = [None, *range(5)]
 
@@ -625,7 +626,7 @@ def test_the_trace_tells_who_touched_what():
     with simt.observe(trace_limit=10) as report:
         run(OBSERVED, "strided", 1, 32, x=torch.randn(32), out=zeros(32), stride=1)
     assert len(report.trace) == 10
-    assert not report.launches[0].trace_is_complete
+    assert report.count().lanes == 64
 
 
 def test_a_report_prints_as_a_table():
@@ -1074,3 +1075,31 @@ def test_the_alignment_and_the_padding_of_structs(name, what):
         with simt.check(), pytest.raises(simt.SimtError) as caught:
             run(STRUCTS, name, 1, 1, **tensors, bad=1)
         assert caught.value.what == what
+
+
+# ------------------------------------------------------------------------------------------------ the runtime's source
+
+
+def test_python_and_the_runtime_have_the_same_kinds():
+    source = re.sub(r"//.*", "", (KERNELS / "simt_kinds.h").read_text())
+    kinds = {
+        name: re.findall(r"\w+", body) for name, body in re.findall(r"enum (\w+) : [\w ]+ \{(.*?)\}", source, re.S)
+    }
+    assert set(kinds) == {"Mode", "Space", "Access", "Collective", "Finding"}
+    for name, members in kinds.items():
+        assert {kind.name: kind.value for kind in getattr(simt_abi, name)} == {m: i for i, m in enumerate(members)}
+
+
+def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():
+    files = [path for path in KERNELS.rglob("simt*") if path.is_file()]
+    includes = {
+        path.resolve(): {
+            (path.parent / name).resolve() for name in re.findall(r'#include "(.*simt_.*)"', path.read_text())
+        }
+        for path in files
+    }
+    assert len(includes) > 10
+    while includes:
+        leaves = {path for path, others in includes.items() if not others & includes.keys()}
+        assert leaves, f"in a circle: {[path.name for path in includes]}"
+        includes = {path: others for path, others in includes.items() if path not in leaves}
