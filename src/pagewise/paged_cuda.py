@@ -175,10 +175,8 @@ def launch_v2(
         kernel = v2_kernel(q.dtype, inputs.k_cache.dtype, D, P, partition_size, query_heads)
         grid, dynamic = (H // query_heads, B, num_partitions), shared_bytes(partition_size, q, P, query_heads)[1]
         kernel[grid, NUM_THREADS, dynamic](m, l, acc, *_arguments(inputs, options, max_seq_len))
-        merge_kernel(q.dtype, D)[(H, B), NUM_THREADS](
-            out, lse, m, l, acc, inputs.seq_lens.contiguous(), num_partitions, partition_size, max_seq_len,
-            inputs.v_scale,
-        )  # fmt: skip
+        lengths = (inputs.seq_lens.contiguous(), num_partitions, partition_size, max_seq_len)
+        merge_kernel(q.dtype, D)[(H, B), NUM_THREADS](out, lse, m, l, acc, *lengths, inputs.v_scale)
     return out, lse
 
 
