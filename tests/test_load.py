@@ -318,3 +318,12 @@ def test_a_damaged_file_is_named(tmp_path, name, text, words):
 def test_what_is_no_path_is_refused(shapes_unchecked):
     with pytest.raises(TypeError, match="path_or_hub_id must be a folder or a hub id, got int"):
         load_model(3)
+
+
+def test_models_and_loaders_are_importable_from_the_package():
+    import pagewise.models
+
+    assert pagewise.models.tiny_model is tiny_model
+    assert {"Llama", "LlamaConfig", "load_model", "tiny_model"} <= set(dir(pagewise.models))
+    with pytest.raises(AttributeError, match="no attribute 'Lama'"):
+        pagewise.models.Lama  # noqa: B018

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from pagewise.paged_blocks import BlockManager, OutOfBlocks
+from pagewise.tools.sizes import cdiv
 
 
 class Request(NamedTuple):
@@ -126,4 +127,4 @@ class Paged:
         del self.held[i]
 
     def _whole_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.manager.block_size) * self.manager.block_size
+        return cdiv(num_tokens, self.manager.block_size) * self.manager.block_size

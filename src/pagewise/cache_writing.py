@@ -88,8 +88,10 @@ def _check_dtypes(cache: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: 
     check_same("dtype", cache=cache, v=v)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale != 1.0:
-            raise ValueError(f"{name} must be 1.0 where {k.dtype} is stored as it is, got {scale}: a float8 cache "
-                             "divides float32, float16 or bfloat16 by it")  # fmt: skip
+            raise ValueError(
+                f"{name} must be 1.0 where {k.dtype} is stored as it is, got {scale}: a float8 cache divides float32, "
+                f"float16 or bfloat16 by it"
+            )
 
 
 def _write_torch(
@@ -135,10 +137,10 @@ def _write_kv_cache_op(
     with triton_launch(k.device) as readable:
         if float8_bits:
             k, v = readable(k), readable(v)
-        write_kv_cache_kernel[(len(slots), cdiv(Hkv * D, block))](
-            slots.contiguous(), k, v, k_cache, v_cache, *k.stride(), *v.stride(), *k_strides, *v_strides,
-            k_scale, v_scale, P=P, HKV=Hkv, D=D, X=X, FLOAT8_BITS=float8_bits, BLOCK=block,
-        )  # fmt: skip
+        tensors = (slots.contiguous(), k, v, k_cache, v_cache)
+        strides = (*k.stride(), *v.stride(), *k_strides, *v_strides)
+        sizes = {"P": P, "HKV": Hkv, "D": D, "X": X, "FLOAT8_BITS": float8_bits, "BLOCK": block}
+        write_kv_cache_kernel[(len(slots), cdiv(Hkv * D, block))](*tensors, *strides, k_scale, v_scale, **sizes)
 
 
 @_write_kv_cache_op.register_fake

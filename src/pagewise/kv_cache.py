@@ -4,14 +4,13 @@ Row i of the output depends on row i of Q only (lesson 1), so a new token needs 
 all tokens before it. Here they lie in one contiguous buffer per batch, reserved for `max_len` tokens up front.
 """
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pagewise.models import Attend
 from pagewise.naive_attention import attention
-from pagewise.tools.checks import FLOATS, check_count, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.checks import FLOATS, check_count, check_counts, check_number, check_same, check_shape, check_tensor
 
 
 class KVCache:
@@ -21,12 +20,16 @@ class KVCache:
     """
 
     def __init__(
-        self, batch_size: int, num_kv_heads: int, max_len: int, head_size: int, *,
-        dtype: torch.dtype = torch.float32, device: torch.device | str | None = None,
-    ) -> None:  # fmt: skip
-        sizes = {"batch_size": batch_size, "num_kv_heads": num_kv_heads, "max_len": max_len, "head_size": head_size}
-        for name, size in sizes.items():
-            check_count(name, size)
+        self,
+        batch_size: int,
+        num_kv_heads: int,
+        max_len: int,
+        head_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_counts(batch_size=batch_size, num_kv_heads=num_kv_heads, max_len=max_len, head_size=head_size)
         if dtype not in (*FLOATS, torch.float64):
             raise TypeError(f"dtype must be float32, float16, bfloat16 or float64, got {dtype}")
         self._kv = torch.empty(2, batch_size, num_kv_heads, max_len, head_size, dtype=dtype, device=device)
@@ -71,14 +74,10 @@ def kv_cache_bytes(
 ) -> int:
     """Bytes of K and V of `num_tokens` tokens in all layers: 2 · tokens · layers · Hkv · D · itemsize."""
     check_count("num_tokens", num_tokens, minimum=0)
-    for name, size in {"num_layers": num_layers, "num_kv_heads": num_kv_heads, "head_size": head_size}.items():
-        check_count(name, size)
+    check_counts(num_layers=num_layers, num_kv_heads=num_kv_heads, head_size=head_size)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
     return 2 * num_tokens * num_layers * num_kv_heads * head_size * dtype.itemsize
-
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def recompute(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

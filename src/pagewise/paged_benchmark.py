@@ -38,9 +38,7 @@ class Shape(NamedTuple):
         return 2 * self.num_seqs * self.seq_len * self.num_kv_heads * self.head_size * itemsize
 
 
-SHAPES = [
-    Shape(B, S, *heads) for heads in ((64, 8), (32, 32)) for B in (1, 8, 64) for S in (1024, 8192, 32768)
-]  # fmt: skip
+SHAPES = [Shape(B, S, *heads) for heads in ((64, 8), (32, 32)) for B in (1, 8, 64) for S in (1024, 8192, 32768)]
 SMALLEST = [Shape(1, 1024, 8, 1), Shape(1, 1024, 4, 4)]
 
 

@@ -19,6 +19,7 @@ from pagewise.block_pool import BlockPool, OutOfBlocks
 from pagewise.paged_kv_cache import PagedKVCache, from_vllm_layout, to_vllm_layout
 from pagewise.prefix_cache import ROOT, Prefix, as_token
 from pagewise.tools.checks import check_count
+from pagewise.tools.sizes import cdiv
 
 __all__ = ["BlockManager", "BlockStats", "OutOfBlocks", "PagedKVCache", "from_vllm_layout", "to_vllm_layout"]
 
@@ -86,7 +87,7 @@ class BlockManager:
             raise ValueError("tokens must hold at least 1 token, got none")
         P, hits = self.block_size, self._find_prefixes(tokens)
         shared = [next(iter(prefix.blocks)) for prefix in hits]
-        num_new = -(-len(tokens) // P) - len(shared)
+        num_new = cdiv(len(tokens), P) - len(shared)
         revived = sum(self._pool.ref_counts[block] == 0 for block in shared)
         self._pool.check_free(num_new, revived=revived, who=f"a prompt of {len(tokens)} tokens")
         for block in shared:

@@ -101,9 +101,18 @@ def decode_attention(inputs: PagedInputs, options: ScoreOptions, *, num_splits: 
 
 @torch.library.custom_op("pagewise::paged_decode", mutates_args=())
 def _paged_decode_op(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, alibi_slopes: Tensor | None,
-    scale: float, window: int | None, softcap: float, v_scale: float, num_splits: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    v_scale: float,
+    num_splits: int,
+) -> tuple[Tensor, Tensor]:
     from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
 
     (B, H, D), (_, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
@@ -111,29 +120,27 @@ def _paged_decode_op(
     if not q.numel():
         return q.new_empty(B, H, D), lse
     group, float8_bits, split = H // Hkv, _float8_bits(k_cache), num_splits > 1
-    sizes = tiles_for(group, D, q.dtype, k_cache.dtype)
+    tiles = tiles_for(group, D, q.dtype, k_cache.dtype)
     if float8_bits:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    slopes = lse if alibi_slopes is None else alibi_slopes.contiguous()  # lse: any pointer, it is not read
+    sizes = {"P": P, "D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_H": tiles.heads, "TILE": tiles.keys}
+    variant = {"FLOAT8_BITS": float8_bits, "SOFTCAP": softcap > 0, "ALIBI": alibi_slopes is not None, "SPLIT": split}
     with triton_launch(q.device) as readable:
         q_read = readable(q)
         out = q_read.new_empty(B, H, D)
         partials = [out] * 3
         if split:
-            m, l = lse.new_empty(2, B, H, num_splits)
-            partials = [m, l, lse.new_empty(B, H, num_splits, D)]
-        paged_decode_kernel[(B, Hkv * cdiv(group, sizes.heads), num_splits)](
-            q_read, k_cache, v_cache, block_tables, seq_lens.contiguous(),
-            lse if alibi_slopes is None else alibi_slopes.contiguous(), out, lse, *partials,
-            *q_read.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *block_tables.stride(),
-            H, min(M * P, NO_WINDOW), NO_WINDOW if window is None else min(window, NO_WINDOW), scale, softcap, v_scale,
-            P=P, D=D, BLOCK_D=padded(D), GROUP=group, BLOCK_H=sizes.heads, TILE=sizes.keys, FLOAT8_BITS=float8_bits,
-            SOFTCAP=softcap > 0, ALIBI=alibi_slopes is not None, SPLIT=split,
-            num_warps=sizes.num_warps, num_stages=sizes.num_stages,
-        )  # fmt: skip
+            partials = [*lse.new_empty(2, B, H, num_splits), lse.new_empty(B, H, num_splits, D)]
+        tensors = (q_read, k_cache, v_cache, block_tables, seq_lens.contiguous(), slopes, out, lse, *partials)
+        strides = (*q_read.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *block_tables.stride())
+        numbers = (H, min(M * P, NO_WINDOW), min(window or NO_WINDOW, NO_WINDOW), scale, softcap, v_scale)
+        threads = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+        grid = (B, Hkv * cdiv(group, tiles.heads), num_splits)
+        paged_decode_kernel[grid](*tensors, *strides, *numbers, **sizes, **variant, **threads)
         if split:
-            merge_splits_kernel[(B, H)](
-                *partials, out, lse, num_splits, v_scale, D=D, BLOCK_D=padded(D), SPLITS=16, num_warps=4
-            )
+            constants = {"D": D, "BLOCK_D": padded(D), "SPLITS": 16, "num_warps": 4}
+            merge_splits_kernel[(B, H)](*partials, out, lse, num_splits, v_scale, **constants)
     return out.to(q.dtype), lse
 
 

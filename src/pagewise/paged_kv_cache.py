@@ -16,7 +16,8 @@ from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 from pagewise.cache_writing import write_kv_cache
-from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_same, check_shape, check_tensor
+from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_counts, check_same, check_shape, check_tensor
+from pagewise.tools.sizes import cdiv
 
 
 class PagedKVCache:
@@ -26,16 +27,19 @@ class PagedKVCache:
     """
 
     def __init__(
-        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *,
-        dtype: torch.dtype = torch.float32, device: torch.device | str | None = None,
+        self,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
         layout: Literal["nhd", "vllm"] = "nhd",
-    ) -> None:  # fmt: skip
-        sizes = {
-            "num_layers": num_layers, "num_blocks": num_blocks, "block_size": block_size,
-            "num_kv_heads": num_kv_heads, "head_size": head_size,
-        }  # fmt: skip
-        for name, size in sizes.items():
-            check_count(name, size)
+    ) -> None:
+        check_counts(num_layers=num_layers, num_blocks=num_blocks, block_size=block_size)
+        check_counts(num_kv_heads=num_kv_heads, head_size=head_size)
         if dtype not in (*FLOATS, torch.float64, *FLOAT8):
             raise TypeError(f"dtype must be float32, float16, bfloat16, float64, float8_e4m3fn or _e5m2, got {dtype}")
         if layout not in ("nhd", "vllm"):
@@ -57,9 +61,16 @@ class PagedKVCache:
         return self.k.nbytes + self.v.nbytes
 
     def write(
-        self, layer: int, slots: Int64[Tensor, " T"], k: Shaped[Tensor, "T Hkv D"], v: Shaped[Tensor, "T Hkv D"], *,
-        k_scale: float = 1.0, v_scale: float = 1.0, backend: Literal["auto", "torch", "triton"] = "auto",
-    ) -> None:  # fmt: skip
+        self,
+        layer: int,
+        slots: Int64[Tensor, " T"],
+        k: Shaped[Tensor, "T Hkv D"],
+        v: Shaped[Tensor, "T Hkv D"],
+        *,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        backend: Literal["auto", "torch", "triton"] = "auto",
+    ) -> None:
         """Put token t's K and V into slots[t]; slot −1 writes nowhere.
 
         The slots are looked at before anything is written, which on a GPU waits for it once. The cache takes no part in
@@ -83,7 +94,7 @@ class PagedKVCache:
         """Copies of K and V of a sequence's first `length` tokens. Table entries beyond them are not looked at."""
         self._check_layer(layer)
         check_count("length", length, minimum=0)
-        num_used = -(-length // self.block_size)
+        num_used = cdiv(length, self.block_size)
         if num_used > len(block_table):
             raise ValueError(f"length = {length} needs {num_used} blocks, block_table has {len(block_table)}")
         blocks = [int(block) for block in block_table[:num_used]]

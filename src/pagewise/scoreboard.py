@@ -18,6 +18,7 @@ from pagewise.paged_attention import paged_attention_grouped
 from pagewise.paged_blocks import BlockManager, PagedKVCache
 from pagewise.paged_inputs import checked_inputs
 from pagewise.paged_reading import streamed_attention
+from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import Work, count_work
 
 PROMPT, NEW, HEADS, KV_HEADS, HEAD_SIZE = 256, 32, 8, 2, 64
@@ -59,7 +60,7 @@ def paged(read: Callable[..., Tensor], layout: str = "nhd") -> Callable[[Tensor,
     """With K and V in blocks: the prompt as in lesson 3, then each step writes one slot and reads through the table."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        manager = BlockManager(-(-TOTAL // BLOCK_SIZE), BLOCK_SIZE)
+        manager = BlockManager(cdiv(TOTAL, BLOCK_SIZE), BLOCK_SIZE)
         sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
         cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device, layout=layout)
         manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here

@@ -12,6 +12,7 @@ import numpy as np
 from pagewise.allocators import Request
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools.checks import check_count
+from pagewise.tools.sizes import cdiv
 
 
 class Sharing(NamedTuple):
@@ -85,12 +86,12 @@ def _start(request: Request, num_sequences: int, block_size: int) -> BlockManage
     """A manager with room for separate copies, and the prompt in it as sequence 0."""
     check_count("num_sequences", num_sequences)
     length = request.prompt + request.output
-    manager = BlockManager((num_sequences + 1) * (-(-length // block_size) + 1), block_size)
+    manager = BlockManager((num_sequences + 1) * (cdiv(length, block_size) + 1), block_size)
     manager.allocate(0, [0] * request.prompt)
     return manager
 
 
 def _count(manager: BlockManager) -> Sharing:
     manager.take_copies()  # nothing is stored here, so there is nothing to copy
-    separate = sum(-(-manager.num_tokens(i) // manager.block_size) for i in manager.sequences)
+    separate = sum(cdiv(manager.num_tokens(i), manager.block_size) for i in manager.sequences)
     return Sharing(manager.stats().used, separate, 0)

@@ -1,4 +1,26 @@
-"""Small decoders that run real checkpoints.
+"""Small decoders that run real checkpoints: `from pagewise.models import Llama, load_model, tiny_model`.
 
 A model knows nothing of caches or kernels: it calls `attend(layer, q, k, v)` and nothing else about attention.
 """
+
+import importlib
+from collections.abc import Callable
+
+from torch import Tensor
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D]: how queries meet keys, the past included."""
+
+_HOME = {"Llama": "llama", "LlamaConfig": "llama", "load_model": "load", "tiny_model": "load"}
+__all__ = ["Attend", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    """A model or loader is imported when it is first asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

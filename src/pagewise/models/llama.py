@@ -11,7 +11,6 @@ Touvron et al. 2023. RoPE: Su et al. 2021. GQA: Ainslie et al. 2023. SwiGLU: Sha
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from pagewise.models import Attend
 from pagewise.tools.checks import check_count, check_number, check_same, check_shape, check_tensor
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,8 @@ def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
         for i in ids:
             for token, slot in zip(manager.tokens(i), manager.slots(i, 0, manager.num_tokens(i)), strict=True):
                 contents[slot] = str(token)
-    return Snapshot(
-        P, {i: manager.block_table(i) for i in ids}, {i: manager.num_tokens(i) for i in ids},
-        [manager.ref_count(block) for block in range(manager.num_blocks)], list(contents),
-    )  # fmt: skip
+    tables, num_tokens = ({i: read(i) for i in ids} for read in (manager.block_table, manager.num_tokens))
+    return Snapshot(P, tables, num_tokens, [manager.ref_count(b) for b in range(manager.num_blocks)], list(contents))
 
 
 def tables_and_pool(panels: Mapping[str, Snapshot], *, title: str) -> None:

@@ -54,6 +54,12 @@ def check_count(name: str, value: object, *, minimum: int = 1) -> None:
         raise ValueError(f"{name} must be below 2**63, got {value}")
 
 
+def check_counts(*, minimum: int = 1, **values: object) -> None:
+    """`check_count` of each, by its name."""
+    for name, value in values.items():
+        check_count(name, value, minimum=minimum)
+
+
 def check_flag(name: str, value: object) -> None:
     """`value` must be True or False: other things that Python takes for true are mistakes here."""
     if not isinstance(value, bool):

@@ -43,9 +43,14 @@ def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str) -> None
 
 
 def dataflow(
-    panels: Mapping[str, Mapping[str, str]], boxes: Mapping[str, tuple[float, float, float, str]],
-    arrows: Sequence[tuple[str, str, str]], *, title: str, filled: Sequence[str] = (), size: tuple[float, float],
-) -> None:  # fmt: skip
+    panels: Mapping[str, Mapping[str, str]],
+    boxes: Mapping[str, tuple[float, float, float, str]],
+    arrows: Sequence[tuple[str, str, str]],
+    *,
+    title: str,
+    filled: Sequence[str] = (),
+    size: tuple[float, float],
+) -> None:
     """The same boxes and arrows once per panel, side by side, each panel with its own labels.
 
     Args:

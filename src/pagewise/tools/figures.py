@@ -39,9 +39,16 @@ def _array(values) -> np.ndarray:
 
 
 def heatmaps(
-    matrices: Mapping[str, torch.Tensor], *, xlabel: str, ylabel: str, xticks: Sequence[str] | None = None,
-    yticks: Sequence[str] | None = None, annotate: str | None = None, suptitle: str | None = None, size: float = 3.0,
-) -> None:  # fmt: skip
+    matrices: Mapping[str, torch.Tensor],
+    *,
+    xlabel: str,
+    ylabel: str,
+    xticks: Sequence[str] | None = None,
+    yticks: Sequence[str] | None = None,
+    annotate: str | None = None,
+    suptitle: str | None = None,
+    size: float = 3.0,
+) -> None:
     """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
@@ -87,9 +94,17 @@ def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = 
 
 
 def lines(
-    x: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, xlabel: str, ylabel: str,
-    logx: bool = False, logy: bool = False, caption: str | None = None, ax: Axes | None = None,
-) -> None:  # fmt: skip
+    x: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    logx: bool = False,
+    logy: bool = False,
+    caption: str | None = None,
+    ax: Axes | None = None,
+) -> None:
     """Curves over x. `caption` says where the numbers come from (device, date)."""
     own = ax is None
     if own:
@@ -119,9 +134,17 @@ def _log_y(ax: Axes) -> None:
 
 
 def bars(
-    groups: Sequence[str], series: Mapping[str, Sequence[float]], *, title: str, ylabel: str, stacked: bool = False,
-    values: str | None = None, caption: str | None = None, horizontal: bool = False, width: float = 6.4,
-) -> None:  # fmt: skip
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    title: str,
+    ylabel: str,
+    stacked: bool = False,
+    values: str | None = None,
+    caption: str | None = None,
+    horizontal: bool = False,
+    width: float = 6.4,
+) -> None:
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end."""
     size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
     _, ax = plt.subplots(figsize=size)
@@ -133,9 +156,15 @@ def bars(
         offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
         start = {"left" if horizontal else "bottom": base.copy()} if stacked else {}
         drawn = draw(
-            positions + offset, heights, thickness, label=label, color=PALETTE[i % 5], hatch=HATCHES[i % 5],
-            edgecolor="white", **start,
-        )  # fmt: skip
+            positions + offset,
+            heights,
+            thickness,
+            label=label,
+            color=PALETTE[i % 5],
+            hatch=HATCHES[i % 5],
+            edgecolor="white",
+            **start,
+        )
         if values:
             ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
         base += heights if stacked else 0
@@ -170,9 +199,12 @@ def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str) -> None
         ax.axvline(intensity, color=INK, lw=0.8, ls=":")
         ax.plot([intensity] * len(gpus), [g.attainable(intensity) / 1e12 for g in gpus], "o", color=INK, ms=4)
         ax.annotate(
-            label, (intensity, top * (1.9 if i % 2 else 3.2)), ha="center", fontsize=8.5,
+            label,
+            (intensity, top * (1.9 if i % 2 else 3.2)),
+            ha="center",
+            fontsize=8.5,
             bbox={"fc": "white", "ec": "none", "pad": 1},
-        )  # fmt: skip
+        )
     ax.set_ylim(0.1, top * 5)
     _finish(ax, title, "intensity (FLOPs per byte moved)", "attainable TFLOP/s", legend=False, caption=None)
     ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from pagewise.tools.figures import BLUE, INK, ORANGE, PALETTE, SAND, TEAL, box
+from pagewise.tools.sizes import cdiv
 
 SECTOR, BANK = 32, 4  # bytes
 LIGHT = ("#ffffff", SAND, "#bfe3e6", "#d9d9e3")  # of thread groups side by side
@@ -52,9 +53,16 @@ def blocks_of_warps(trace: np.ndarray, block_table: Sequence[int], block_element
 
 
 def vecs_of_block(
-    trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, rows: str, columns: str,
-    group_size: int, turns: str,
-) -> None:  # fmt: skip
+    trace: np.ndarray,
+    shape: tuple[int, int],
+    first_element: int,
+    *,
+    title: str,
+    rows: str,
+    columns: str,
+    group_size: int,
+    turns: str,
+) -> None:
     """One block in memory order, `shape` = (rows, elements in a row): who reads which vec, and in which turn.
 
     The number in a cell is the thread; neighbouring groups of `group_size` threads differ in shade. The turn, how many
@@ -132,16 +140,16 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
     for name, request in requests.items():
         starts = request["element"].astype(np.int64) * itemsize
         spans[name] = (starts - starts.min() // SECTOR * SECTOR, request["bytes"].astype(int))
-    longest = max(int((start + size).max()) for start, size in spans.values())
+    sectors = cdiv(max(int((start + size).max()) for start, size in spans.values()), SECTOR)
     for ax, (name, (starts, sizes)) in zip(axes[:, 0], spans.items(), strict=True):
         touched = {b // SECTOR for start, size in zip(starts, sizes, strict=True) for b in range(start, start + size)}
-        for sector in range(-(-longest // SECTOR)):
+        for sector in range(sectors):
             ax.add_patch(Rectangle((sector, 0), 1, 1, fc="#d9d9e3" if sector in touched else "white", ec=INK, lw=0.6))
         for start, size in zip(starts, sizes, strict=True):
             ax.add_patch(Rectangle((start / SECTOR, 0.15), size / SECTOR, 0.7, fc=BLUE, ec="white", lw=0.5))
         used = int(sizes.sum()) / (len(touched) * SECTOR)
         ax.set_title(f"{name}: {len(touched)} sectors moved, {used:.0%} of them asked for", fontsize=10)
-        ax.set(xlim=(-0.1, -(-longest // SECTOR) + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
+        ax.set(xlim=(-0.1, sectors + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
         _bare(ax)
     axes[-1][0].set_xlabel("sectors of 32 bytes, in the order of memory")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
