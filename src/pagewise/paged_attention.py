@@ -233,7 +233,7 @@ def _in_cuda(
 
 def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -> int:
     """No sequence is longer: what the caller says or what is looked up, at most what a row of the tables holds."""
-    (B, M), P, longest = inputs.block_tables.shape, inputs.cache_sizes[1], 0
+    (B, M), P, longest = inputs.block_tables.shape, inputs.v_cache.shape[-1], 0
     if max_seq_len is not None:
         check_count("max_seq_len", max_seq_len, minimum=0)
     if check or (check is None and not inputs.q.is_cuda):

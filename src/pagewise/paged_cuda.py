@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.options import ScoreOptions
-from pagewise.paged_inputs import DECODING, PagedInputs
+from pagewise.paged_inputs import PagedInputs
 from pagewise.tools.cuda import CPU_SHARED_BYTES, CudaKernel
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
@@ -97,7 +97,7 @@ def shared_bytes_limit(device: torch.device) -> int:
 
 def check_sizes(inputs: PagedInputs) -> None:
     """There must be a kernel for the head and block size, and room in its grid for the sequences."""
-    (B, _, D), (_, P, _, _) = inputs.q.shape, inputs.cache_sizes
+    (B, _, D), P = inputs.q.shape, inputs.v_cache.shape[-1]
     for name, size, sizes in (
         ("q must have a head size D", D, HEAD_SIZES),
         ("v_cache: a block size P", P, BLOCK_SIZES),
@@ -113,7 +113,7 @@ def check_sizes(inputs: PagedInputs) -> None:
 
 def check_lengths(inputs: PagedInputs, max_seq_len: int, partition_size: int | None, query_heads: int) -> None:
     """Shared memory must hold a float32 score per token; partitions must be whole blocks and fit the grid."""
-    P, device = inputs.cache_sizes[1], inputs.q.device
+    P, device = inputs.v_cache.shape[-1], inputs.q.device
     name, tokens, remedy = "max_seq_len", max_seq_len, "use paged_attention_v2"
     if partition_size is not None:
         name, tokens, remedy = "partition_size", partition_size, "take a smaller one"
@@ -154,7 +154,7 @@ def attend(
 
 def launch_v1(kernel: CudaKernel, inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> OutAndLse:
     """(out, lse) in one launch, of `v1_kernel` or a variant of it."""
-    (B, H, _), P = inputs.q.shape, inputs.cache_sizes[1]
+    (B, H, _), P = inputs.q.shape, inputs.v_cache.shape[-1]
     out, lse = _outputs(inputs.q)
     if out.numel():
         dynamic = shared_bytes(max_seq_len, inputs.q, P)[1]
@@ -166,7 +166,7 @@ def launch_v2(
     inputs: PagedInputs, options: ScoreOptions, max_seq_len: int, partition_size: int, query_heads: int
 ) -> OutAndLse:
     """(out, lse) in two launches: partitions side by side, then their merge."""
-    q, (B, H, D), P = inputs.q, inputs.q.shape, inputs.cache_sizes[1]
+    q, (B, H, D), P = inputs.q, inputs.q.shape, inputs.v_cache.shape[-1]
     out, lse = _outputs(q)
     if out.numel():
         num_partitions = max(1, cdiv(max_seq_len, partition_size))
@@ -193,7 +193,7 @@ def _arguments(inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> 
     if block_tables.stride(1) != 1:
         block_tables = block_tables.contiguous()
     slopes = None if slopes is None else slopes.contiguous()
-    numbers = (inputs.cache_sizes[2], max_seq_len, options.scale_for(D))
+    numbers = (v_cache.shape[1], max_seq_len, options.scale_for(D))
     strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
     return q, k_cache, v_cache, block_tables, seq_lens.contiguous(), slopes, *numbers, *strides
 
@@ -215,7 +215,7 @@ def _v1(
 ) -> tuple[Tensor, Tensor]:
     kernel = v1_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
     inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
-    return launch_v1(kernel, inputs, DECODING._replace(scale=scale, alibi_slopes=alibi_slopes), max_seq_len)
+    return launch_v1(kernel, inputs, ScoreOptions(scale, causal=True, alibi_slopes=alibi_slopes), max_seq_len)
 
 
 @torch.library.custom_op("pagewise::paged_attention_v2", mutates_args=())
@@ -233,7 +233,7 @@ def _v2(
     query_heads: int,
 ) -> tuple[Tensor, Tensor]:
     inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
+    options = ScoreOptions(scale, causal=True, alibi_slopes=alibi_slopes)
     return launch_v2(inputs, options, max_seq_len, partition_size, query_heads)
 
 

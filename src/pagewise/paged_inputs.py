@@ -109,8 +109,8 @@ def checked_vllm_inputs(
     check_heads(H, Hkv)
     if D > 1 and q.stride(-1) != 1:
         raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not cache[:1, :1].is_contiguous():
+    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
+        if cache.stride()[2:] != inner:
             raise ValueError(
                 f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
                 f"{cache.stride()}"
