@@ -5,32 +5,31 @@
 
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from covering import covering
 from test_paged_attention import dense, paged_inputs
 
-import pagewise.kernels
 from conftest import assert_as_accurate_as_naive
-from pagewise import paged_cuda, paged_cuda_launch
-from pagewise.paged_attention import paged_attention
-from pagewise.paged_cuda import (
+from pagewise import paged_cuda
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention import (
     choose_version,
+    paged_attention,
     paged_attention_grouped,
     paged_attention_v1,
     paged_attention_v2,
-    query_heads_per_thread_block,
 )
-from pagewise.paged_cuda_launch import attention_kernel, reduce_kernel
+from pagewise.paged_cuda import merge_kernel, query_heads_per_thread_block, v1_kernel, v2_kernel
+from pagewise.paged_inputs import PagedInputs
 from pagewise.paged_kv_cache import to_vllm_layout
 from pagewise.tools import simt
 from pagewise.tools.cuda import CudaKernel
 from pagewise.tools.work import count_work
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
-SOURCE = (Path(pagewise.kernels.__file__).parent / "paged_attention.cu").read_text()
+SOURCE = paged_cuda.SOURCE.read_text()
 VERSIONS = {"v1": paged_attention_v1, "v2": paged_attention_v2, "grouped": paged_attention_grouped}
 AXES = {
     "head_size": (32, 64, 80, 96, 112, 120, 128, 192, 256),
@@ -115,7 +114,7 @@ def canaries(monkeypatch):
             outs.append(room[64:-64].view(shape).fill_(torch.nan))
         return tuple(outs)
 
-    monkeypatch.setattr(paged_cuda_launch, "_outputs", guarded)
+    monkeypatch.setattr(paged_cuda, "_outputs", guarded)
     return lambda: bool(rooms) and all((room[:64] == CANARY).all() and (room[-64:] == CANARY).all() for room in rooms)
 
 
@@ -147,70 +146,99 @@ def test_the_selection_has_every_pair():
 
 # ------------------------------------------------------------------------------------------ planted mistakes
 
-MISTAKES = {
+SHARED_MISTAKES = {  # in the stages, which both entry kernels go through
     "masked scores 0, and counted": (": -INFINITY;\n                if", ": 0.0f;\n                if"),
     "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
     "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
     "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
     "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
-    "partitions merged without rescaling": ("acc += expf(max_scores[i] - finite(m[0])) *", "acc += "),
-    "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
     "x taken for the thread group's": ("X = 16 / sizeof(cache_t)", "X = 16 / sizeof(scalar_t)"),
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
     "sums of half the warps": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
+    "no tokens, but an output": ("scalar_t(seq_len == 0 ? 0.0f", "scalar_t(seq_len == 0 ? 1.0f"),
+}
+MISTAKES_OF_V1 = {
+    "never divided by l": ("l[0] > 0 ? v_scale / l[0] : v_scale", "v_scale"),
+    "v_scale forgotten": ("l[0] > 0 ? v_scale / l[0] : v_scale", "l[0] > 0 ? 1 / l[0] : 1"),
+    "lse without m": ("*lse = m[0] + logf(l[0]);", "*lse = logf(l[0]);"),
+    "the last block forgotten": ("0, divide_up(seq_len, BLOCK_SIZE)", "0, seq_len / BLOCK_SIZE"),
+}
+MISTAKES_OF_V2 = {
+    "partitions overlap": ("partition * PARTITION_BLOCKS;", "partition * (PARTITION_BLOCKS - 1);"),
+    "a partition's last block forgotten": ("min(first_block + PARTITION_BLOCKS,",
+                                           "min(first_block + PARTITION_BLOCKS - 1,"),
+    "l written as m": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.l[h];"),
+    "partitions merged without rescaling": ("acc_all += expf(m[i] - finite(m_all[0])) *", "acc_all += "),
+    "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
+    "v_scale forgotten": ("scalar_t(v_scale * acc_all", "scalar_t(acc_all"),
 }  # fmt: skip
-MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": torch.float8_e4m3fn, "version": "v2",
-            "alibi": True, "heads": (8, 2)}  # fmt: skip
+MISTAKES_OF_GROUPED = {
+    "the first head's m for all": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.m[0];"),
+    "heads of acc one partition apart": ("int64_t(gridDim.z) * HEAD_SIZE, partial", "HEAD_SIZE, partial"),
+}
+PLANTED = [
+    *(("v1", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1).items()),
+    *(("v2", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V2).items()),
+    *(("grouped", mistake, change) for mistake, change in MISTAKES_OF_GROUPED.items()),
+]
+MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": torch.float8_e4m3fn, "alibi": True,
+            "heads": (8, 2)}  # fmt: skip
 
 
 def with_source(monkeypatch, source):
     """Launch the kernels of this source instead."""
 
-    def kernel(make, *args):
-        return CudaKernel(source, make(*args).name)
+    def variant(make):
+        return lambda *sizes: CudaKernel(source, make(*sizes).name)
 
-    monkeypatch.setattr(paged_cuda_launch, "attention_kernel", lambda *args: kernel(attention_kernel, *args))
-    monkeypatch.setattr(paged_cuda_launch, "reduce_kernel", lambda *args: kernel(reduce_kernel, *args))
+    for name, make in (("v1_kernel", v1_kernel), ("v2_kernel", v2_kernel), ("merge_kernel", merge_kernel)):
+        monkeypatch.setattr(paged_cuda, name, variant(make))
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_planted_mistakes_are_caught(mistake, monkeypatch):
-    right, wrong = MISTAKES[mistake]
+@pytest.mark.parametrize(
+    ("version", "change"),
+    [(v, change) for v, _, change in PLANTED],
+    ids=[f"{v}-{mistake}" for v, mistake, _ in PLANTED],
+)
+def test_planted_mistakes_are_caught(version, change, monkeypatch):
+    right, wrong = change
     assert SOURCE.count(right) == 1
     with_source(monkeypatch, SOURCE.replace(right, wrong))
     inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
-    out, lse = paged_attention_v2(*in_vllm_layout(inputs), **options, return_lse=True)
+    out, lse = VERSIONS[version](*in_vllm_layout(inputs), **options, return_lse=True)
     with pytest.raises(AssertionError):
         assert_matches(out, lse, inputs, options)
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("cache", ["k", "v"])
-def test_32_bit_offsets_are_caught(cache, monkeypatch):
+def test_32_bit_offsets_are_caught(cache, version, monkeypatch):
     right = f"{cache}_cache + int64_t(block_table[block]) * kv_block_stride"
     assert SOURCE.count(right) == 1
     wrong = f"{cache}_cache + int(block_table[block] * int(kv_block_stride))"
     with_source(monkeypatch, SOURCE.replace(right, wrong))
-    far, near = far_blocks(paged_attention_v2, "block", torch.device("cpu"))
+    far, near = far_blocks(VERSIONS[version], "block", torch.device("cpu"))
     assert not far.equal(near)
 
 
 BARRIERS = {
-    "before the keys": ("head * HEAD_SIZE);\n    __syncthreads();\n", "head * HEAD_SIZE);\n"),
+    "before the keys": ("head * W::HEAD_SIZE);\n    __syncthreads();\n", "head * W::HEAD_SIZE);\n"),
     "in a reduction": ("    __syncthreads();\n#pragma unroll\n    for (int n", "#pragma unroll\n    for (int n"),
     "before the tree": ("        __syncthreads();  // all have read what is overwritten now\n", ""),
     "in the tree": ("        __syncthreads();\n#pragma", "#pragma"),
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("barrier", BARRIERS)
-def test_a_missing_barrier_is_a_race(barrier, monkeypatch):
+def test_a_missing_barrier_is_a_race(barrier, version, monkeypatch):
     right, wrong = BARRIERS[barrier]
     assert SOURCE.count(right) == 1
     with_source(monkeypatch, SOURCE.replace(right, wrong))
     inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
     with pytest.raises(simt.SimtError) as caught, simt.check():
-        paged_attention_v2(*in_vllm_layout(inputs), **options)
+        VERSIONS[version](*in_vllm_layout(inputs), **options)
     assert caught.value.what in ("race", "uninitialised")
 
 
@@ -300,7 +328,9 @@ def test_blocks_of_64_tokens_give_each_thread_group_two(kernel_device):
     """Loop 2 of the K walk: more tokens in a block than thread groups in a warp."""
     inputs = paged_inputs([1, 63, 64, 200], 2, 1, 64, block_size=64, dtype=torch.float16, device=kernel_device)
     q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
-    out, lse = paged_cuda_launch._v1(q, k_cache, v_cache, tables, lens, 200, 64**-0.5, None, 1.0)
+    out, lse = paged_cuda.attend(
+        PagedInputs(q, k_cache, v_cache, tables, lens), ScoreOptions(scale=64**-0.5), max_seq_len=200
+    )
     assert_matches(out, lse, inputs, {})
 
 
@@ -424,10 +454,10 @@ def test_inputs_are_left_alone(version, kernel_device):
 
 def instantiation(case):
     H, Hkv = case["heads"]
-    partition_size = 0 if case["version"] == "v1" else 512
-    query_heads = query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1
-    sizes = case["head_size"], case["block_size"]
-    return attention_kernel(case["dtype"], case["cache"] or case["dtype"], *sizes, partition_size, query_heads)
+    sizes = case["dtype"], case["cache"] or case["dtype"], case["head_size"], case["block_size"]
+    if case["version"] == "v1":
+        return v1_kernel(*sizes)
+    return v2_kernel(*sizes, 512, query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -444,15 +474,15 @@ def test_compiles_without_spills(kernel, arch):
 def test_the_merge_compiles_without_spills(arch):
     for dtype in AXES["dtype"]:
         for head_size in AXES["head_size"]:
-            assert reduce_kernel(dtype, head_size).resources(arch).spilled_bytes == 0
+            assert merge_kernel(dtype, head_size).resources(arch).spilled_bytes == 0
 
 
 @pytest.mark.parametrize("query_heads", [1, 8])
 def test_shared_memory_is_what_the_launcher_reckons(query_heads):
     """The static part, as the compiler reports it; the dynamic part is what it is launched with."""
     q = torch.empty(1, 8, 128, dtype=torch.float16)
-    kernel = attention_kernel(q.dtype, q.dtype, 128, 16, 512, query_heads)
-    assert kernel.resources("sm_90").shared_bytes == paged_cuda_launch.shared_bytes(512, q, 16, query_heads)[0]
+    kernel = v2_kernel(q.dtype, q.dtype, 128, 16, 512, query_heads)
+    assert kernel.resources("sm_90").shared_bytes == paged_cuda.shared_bytes(512, q, 16, query_heads)[0]
 
 
 # ------------------------------------------------------------------------------------------ interface

@@ -1,230 +1,263 @@
 """Paged attention in CUDA: vLLM's v1 and v2 and the variant that reads K and V once per KV head (lesson 5).
 
-The kernels are in kernels/paged_attention.cu; this module checks what they take and launches them.
-
     v1       a thread block per head and sequence; its scores fill shared memory, which limits the context
     v2       a thread block per head, sequence and partition of 512 context tokens; a second kernel merges
     grouped  v2 with the query heads of a KV head in one thread block, so that keys and values are read once for all
+
+The kernels are in kernels/paged_attention.cu. Here: which instantiation, how much shared memory, the launches, and the
+custom ops around them, which wait for nothing and work under torch.compile. The doors in `pagewise.paged_attention`
+check.
 """
 
-from typing import Literal
+import functools
+from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
+import pagewise.kernels
 from pagewise.options import ScoreOptions
-from pagewise.paged_cuda_launch import shared_bytes, shared_bytes_limit
-from pagewise.paged_inputs import DECODING, PagedInputs, checked_vllm_inputs, used_blocks
-from pagewise.tools.checks import check_count, check_flag
+from pagewise.paged_inputs import PagedInputs
+from pagewise.tools.cuda import CudaKernel
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES
+from pagewise.tools.sizes import cdiv
+from pagewise.tools.work import counts_as
 
+SOURCE = Path(pagewise.kernels.__file__).parent / "paged_attention.cu"
 HEAD_SIZES = (32, 64, 80, 96, 112, 120, 128, 192, 256)
 BLOCK_SIZES = (8, 16, 32)
+NUM_THREADS = 128
+NUM_WARPS = NUM_THREADS // 32
 MAX_QUERY_HEADS = 8  # in one thread block of the grouped variant: what the registers hold
 MAX_NUM_SEQS = MAX_PARTITIONS = 65535  # a CUDA grid's y and z
 
-Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
+OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
+
+_C_TYPES = {
+    torch.float32: "float",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float8_e4m3fn: "__nv_fp8_e4m3",
+    torch.float8_e5m2: "__nv_fp8_e5m2",
+}
 
 
-def choose_version(
-    num_seqs: int, num_heads: int, max_seq_len: int, *, partition_size: int = 512
-) -> Literal["v1", "v2"]:
-    """v1 or v2, as vLLM chose: v1 where the context is short and there is one partition or work for every SM anyway.
+def v1_kernel(dtype: torch.dtype, cache_dtype: torch.dtype, head_size: int, block_size: int) -> CudaKernel:
+    """A thread block sees a whole sequence."""
+    return _kernel("paged_attention_v1_kernel", dtype, cache_dtype, head_size, block_size, NUM_THREADS)
 
-        v1  if  max_seq_len ≤ 8192  and  (one partition  or  num_seqs · num_heads > 512)
 
-    v2 costs a second launch and the partial results' way through memory, v1 leaves SMs idle when heads are few and
-    needs 4 bytes of shared memory per token. 8192 was chosen for a T4's 48 KB (vLLM, `paged_attn.py`, until 0.22).
+def v2_kernel(
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    head_size: int,
+    block_size: int,
+    partition_size: int,
+    query_heads: int = 1,
+) -> CudaKernel:
+    """A thread block sees a partition of a sequence, for `query_heads` heads at once."""
+    sizes = (head_size, block_size, NUM_THREADS, partition_size, query_heads)
+    return _kernel("paged_attention_v2_kernel", dtype, cache_dtype, *sizes)
+
+
+def merge_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
+    """The merge of v2's partitions."""
+    return _kernel("paged_attention_merge_kernel", dtype, head_size, NUM_THREADS)
+
+
+@functools.cache
+def _kernel(template: str, *arguments: torch.dtype | int) -> CudaKernel:
+    return CudaKernel(SOURCE, f"{template}<{', '.join(_C_TYPES.get(each, str(each)) for each in arguments)}>")
+
+
+# ---------------------------------------------------------------------------------------------- what fits
+
+
+def query_heads_per_thread_block(group_size: int) -> int:
+    """The largest divisor of `group_size`, the query heads of a KV head, that is at most MAX_QUERY_HEADS."""
+    return max(heads for heads in range(1, min(MAX_QUERY_HEADS, max(1, group_size)) + 1) if group_size % heads == 0)
+
+
+def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> tuple[int, int]:
+    """(static, dynamic) shared memory of a thread block that sees `tokens` tokens, padded to whole blocks.
+
+    Static: the queries, and two numbers per warp and query. Dynamic: the scores, later the sums of half the warps.
     """
-    for name, count in (("num_seqs", num_seqs), ("num_heads", num_heads), ("max_seq_len", max_seq_len)):
-        check_count(name, count, minimum=0)
-    check_count("partition_size", partition_size)
-    one_pass = max_seq_len <= 8192 and (max_seq_len <= partition_size or num_seqs * num_heads > 512)
-    return "v1" if one_pass else "v2"
+    head_size, padded = q.shape[-1], cdiv(tokens, block_size) * block_size
+    static = query_heads * (head_size * q.element_size() + 2 * NUM_WARPS * 4)
+    return static, 4 * query_heads * max(padded, NUM_WARPS // 2 * head_size)
 
 
-def paged_attention_v1(
-    q: Float[Tensor, "B H D"],
-    k_cache: Shaped[Tensor, "N Hkv D_x P x"],
-    v_cache: Shaped[Tensor, "N Hkv D P"],
-    block_tables: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    *,
-    max_seq_len: int | None = None,
-    scale: float | None = None,
-    alibi_slopes: Float[Tensor, " H"] | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    return_lse: bool = False,
-    check: bool | None = None,
-) -> Output:
-    """`paged_attention` in CUDA, in one pass, over a cache in vLLM's layout (`to_vllm_layout`).
-
-    Head sizes 32 64 80 96 112 120 128 192 256, block sizes 8 16 32; q in float32, float16 or bfloat16, the cache in
-    q's dtype or in float8 (head size then a multiple of 16). On a GPU it runs compiled, on the CPU as fibers. Forward
-    only: `paged_attention(backend="torch")` is differentiable.
-
-    Args:
-        max_seq_len: no sequence is longer. Default: the longest, which on a GPU waits for it once. The scores of so
-            many tokens must fit a thread block's shared memory: about 57 600 on an H100, 41 000 on an A100.
-        scale, alibi_slopes: as in `paged_attention`.
-        k_scale, v_scale: stored number · scale = the number meant.
-        return_lse: also return the natural log-sum-exp of the scores, float32.
-        check: look at lengths and table entries before launching. Default: where it is free, on the CPU. On a GPU
-            True waits for it once. Unchecked, a sequence longer than max_seq_len gives NaN, and a table entry that is
-            no block is followed.
-
-    Returns:
-        out [B, H, D] in q's dtype; with `return_lse` the pair (out, lse [B, H]).
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it, and the remedy.
-    """
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    inputs, max_seq_len, options = _check(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, return_lse, check
-    )
-    _check_shared_bytes("max_seq_len", max_seq_len, q, v_cache.shape[-1], 1, "use paged_attention_v2")
-    out, lse = torch.ops.pagewise.paged_attention_v1(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.scale, alibi_slopes, inputs.v_scale
-    )  # fmt: skip
-    return (out, lse) if return_lse else out
+def shared_bytes_limit(device: torch.device) -> int:
+    """The shared memory that a thread block can have on `device`; on the CPU, what it can have on an H100."""
+    if device.type != "cuda":
+        return MAX_SHARED_BYTES
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def paged_attention_v2(
-    q: Float[Tensor, "B H D"],
-    k_cache: Shaped[Tensor, "N Hkv D_x P x"],
-    v_cache: Shaped[Tensor, "N Hkv D P"],
-    block_tables: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    *,
-    max_seq_len: int | None = None,
-    scale: float | None = None,
-    alibi_slopes: Float[Tensor, " H"] | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    partition_size: int = 512,
-    return_lse: bool = False,
-    check: bool | None = None,
-) -> Output:
-    """`paged_attention_v1` in two: partitions of `partition_size` context tokens side by side, then their merge.
-
-    So the context's length is not limited, and a single long sequence keeps many SMs busy. The partial results are
-    float32. `partition_size` must be a multiple of the block size; every new one compiles a kernel of its own.
-    Everything else as for `paged_attention_v1`.
-    """
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    return _partitioned(
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        seq_lens,
-        max_seq_len,
-        options,
-        k_scale,
-        v_scale,
-        partition_size,
-        1,
-        return_lse,
-        check,
-    )
-
-
-def paged_attention_grouped(
-    q: Float[Tensor, "B H D"],
-    k_cache: Shaped[Tensor, "N Hkv D_x P x"],
-    v_cache: Shaped[Tensor, "N Hkv D P"],
-    block_tables: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    *,
-    max_seq_len: int | None = None,
-    scale: float | None = None,
-    alibi_slopes: Float[Tensor, " H"] | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    partition_size: int = 512,
-    return_lse: bool = False,
-    check: bool | None = None,
-) -> Output:
-    """`paged_attention_v2` with up to 8 query heads of a KV head in one thread block: K and V are read once for them.
-
-    v1 and v2 read them once per query head. A thread block takes the largest divisor of H / Hkv that is at most 8 (so
-    groups of 11 or 13 gain nothing). Arguments, results and errors are those of `paged_attention_v2`.
-    """
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    return _partitioned(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, partition_size,
-        MAX_QUERY_HEADS, return_lse, check,
-    )  # fmt: skip
-
-
-def query_heads_per_thread_block(group_size: int, at_most: int = MAX_QUERY_HEADS) -> int:
-    """The largest divisor of `group_size`, the query heads of a KV head, that is at most `at_most`."""
-    return max(heads for heads in range(1, min(at_most, max(1, group_size)) + 1) if group_size % heads == 0)
-
-
-def _partitioned(
-    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, partition_size,
-    max_query_heads, return_lse, check,
-) -> Output:  # fmt: skip
-    check_count("partition_size", partition_size)
-    inputs, max_seq_len, options = _check(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, return_lse, check
-    )
-    Hkv, _, P = v_cache.shape[1:]
-    if partition_size % P:
-        raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
-    if max_seq_len > partition_size * MAX_PARTITIONS:
-        raise ValueError(
-            f"max_seq_len = {max_seq_len} is more than {MAX_PARTITIONS} partitions of {partition_size} tokens: "
-            f"take a larger partition_size"
-        )
-    heads = query_heads_per_thread_block(q.shape[1] // Hkv, max_query_heads)
-    _check_shared_bytes("partition_size", partition_size, q, P, heads, "take a smaller one")
-    out, lse = torch.ops.pagewise.paged_attention_v2(
-        q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options.scale,
-        options.alibi_slopes, inputs.v_scale, partition_size, heads,
-    )  # fmt: skip
-    return (out, lse) if return_lse else out
-
-
-def _check(
-    q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, options, k_scale, v_scale, return_lse, check
-) -> tuple[PagedInputs, int, ScoreOptions]:
-    """Check everything; return the inputs, max_seq_len and the options as they go to the kernel."""
-    tensors, sizes = (
-        (q, k_cache, v_cache, block_tables, seq_lens),
-        {"head_sizes": HEAD_SIZES, "block_sizes": BLOCK_SIZES},
-    )
-    inputs, options = checked_vllm_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale, **sizes)
-    (B, M), P = block_tables.shape, v_cache.shape[-1]
-    check_flag("return_lse", return_lse)
+def check_sizes(inputs: PagedInputs) -> None:
+    """There must be a kernel for the head and block size, and room in its grid for the sequences."""
+    (B, _, D), P = inputs.q.shape, inputs.v_cache.shape[-1]
+    for name, size, sizes in (
+        ("q must have a head size D", D, HEAD_SIZES),
+        ("v_cache: a block size P", P, BLOCK_SIZES),
+    ):
+        if size not in sizes:
+            raise ValueError(
+                f"{name} of {', '.join(map(str, sizes))}, got {size}: paged_attention takes any, with a cache "
+                f"[N, P, Hkv, D]"
+            )
     if B > MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {MAX_NUM_SEQS} sequences, got {B}: split the batch")
-    if max_seq_len is not None:
-        check_count("max_seq_len", max_seq_len, minimum=0)
-    if check is not None:
-        check_flag("check", check)
-    longest = 0
-    if check or (check is None and q.device.type == "cpu"):
-        longest = used_blocks(inputs).longest
-    elif B and max_seq_len is None:
-        longest = int(seq_lens.max())
-    if max_seq_len is None:
-        return inputs, max(0, min(longest, M * P)), options
-    if longest > max_seq_len:
-        raise ValueError(f"max_seq_len must be at least the longest of seq_lens, {longest}, got {max_seq_len}")
-    return inputs, min(max_seq_len, M * P), options
 
 
-def _check_shared_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_heads: int, remedy: str) -> None:
-    """A thread block keeps a float32 score per token: they must fit its shared memory."""
-    limit = shared_bytes_limit(q.device)
-    static, dynamic = shared_bytes(tokens, q, block_size, query_heads)
+def check_lengths(inputs: PagedInputs, max_seq_len: int, partition_size: int | None, query_heads: int) -> None:
+    """Shared memory must hold a float32 score per token; partitions must be whole blocks and fit the grid."""
+    P, device = inputs.v_cache.shape[-1], inputs.q.device
+    name, tokens, remedy = "max_seq_len", max_seq_len, "use paged_attention_v2"
+    if partition_size is not None:
+        name, tokens, remedy = "partition_size", partition_size, "take a smaller one"
+        if partition_size % P:
+            raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
+        if max_seq_len > partition_size * MAX_PARTITIONS:
+            raise ValueError(
+                f"max_seq_len = {max_seq_len} is more than {MAX_PARTITIONS} partitions of {partition_size} tokens: "
+                f"take a larger partition_size"
+            )
+    limit, (static, dynamic) = shared_bytes_limit(device), shared_bytes(tokens, inputs.q, P, query_heads)
     if static + dynamic > limit:
-        most = (limit - static) // (4 * query_heads) // block_size * block_size
+        most = (limit - static) // (4 * query_heads) // P * P
         raise ValueError(
             f"{name} = {tokens} needs {static + dynamic} bytes of shared memory for its scores, but a thread block on "
-            f"{q.device} has at most {limit}, enough for {most} tokens: {remedy}"
+            f"{device} has at most {limit}, enough for {most} tokens: {remedy}"
         )
+
+
+# ---------------------------------------------------------------------------------------------- launching
+
+
+def attend(
+    inputs: PagedInputs,
+    options: ScoreOptions,
+    *,
+    max_seq_len: int,
+    partition_size: int | None = None,
+    query_heads: int = 1,
+) -> OutAndLse:
+    """(out, lse) over a cache in vLLM's layout: v1 without a `partition_size`, else v2, grouped if query_heads > 1."""
+    *tensors, v_scale = inputs
+    flat = (*tensors, max_seq_len, options.scale, options.alibi_slopes, v_scale)
+    if partition_size is None:
+        return torch.ops.pagewise.paged_attention_v1(*flat)
+    return torch.ops.pagewise.paged_attention_v2(*flat, partition_size, query_heads)
+
+
+def launch_v1(kernel: CudaKernel, inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> OutAndLse:
+    """(out, lse) in one launch, of `v1_kernel` or a variant of it."""
+    (B, H, _), P = inputs.q.shape, inputs.v_cache.shape[-1]
+    out, lse = _outputs(inputs.q)
+    if out.numel():
+        dynamic = shared_bytes(max_seq_len, inputs.q, P)[1]
+        kernel[(H, B), NUM_THREADS, dynamic](out, lse, *_arguments(inputs, options, max_seq_len), inputs.v_scale)
+    return out, lse
+
+
+def launch_v2(
+    inputs: PagedInputs, options: ScoreOptions, max_seq_len: int, partition_size: int, query_heads: int
+) -> OutAndLse:
+    """(out, lse) in two launches: partitions side by side, then their merge."""
+    q, (B, H, D), P = inputs.q, inputs.q.shape, inputs.v_cache.shape[-1]
+    out, lse = _outputs(q)
+    if out.numel():
+        num_partitions = max(1, cdiv(max_seq_len, partition_size))
+        m, l = lse.new_empty(2, B, H, num_partitions)
+        acc = lse.new_empty(B, H, num_partitions, D)
+        kernel = v2_kernel(q.dtype, inputs.k_cache.dtype, D, P, partition_size, query_heads)
+        grid, dynamic = (H // query_heads, B, num_partitions), shared_bytes(partition_size, q, P, query_heads)[1]
+        kernel[grid, NUM_THREADS, dynamic](m, l, acc, *_arguments(inputs, options, max_seq_len))
+        lengths = (inputs.seq_lens.contiguous(), num_partitions, partition_size, max_seq_len)
+        merge_kernel(q.dtype, D)[(H, B), NUM_THREADS](out, lse, m, l, acc, *lengths, inputs.v_scale)
+    return out, lse
+
+
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _arguments(inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> tuple:
+    """What both kernels take, from q on. Small tensors that do not lie as the kernels read them are copied."""
+    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
+    D, slopes = q.shape[-1], options.alibi_slopes
+    if q.stride(1) != D or q.stride(0) * q.element_size() % 16 or q.data_ptr() % 16:
+        q = q.clone(memory_format=torch.contiguous_format)
+    if block_tables.stride(1) != 1:
+        block_tables = block_tables.contiguous()
+    slopes = None if slopes is None else slopes.contiguous()
+    numbers = (v_cache.shape[1], max_seq_len, options.scale_for(D))
+    strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
+    return q, k_cache, v_cache, block_tables, seq_lens.contiguous(), slopes, *numbers, *strides
+
+
+# ---------------------------------------------------------------------------------------------- custom ops
+
+
+@torch.library.custom_op("pagewise::paged_attention_v1", mutates_args=())
+def _v1(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    scale: float,
+    alibi_slopes: Tensor | None,
+    v_scale: float,
+) -> tuple[Tensor, Tensor]:
+    kernel = v1_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    return launch_v1(kernel, inputs, ScoreOptions(scale, causal=True, alibi_slopes=alibi_slopes), max_seq_len)
+
+
+@torch.library.custom_op("pagewise::paged_attention_v2", mutates_args=())
+def _v2(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    scale: float,
+    alibi_slopes: Tensor | None,
+    v_scale: float,
+    partition_size: int,
+    query_heads: int,
+) -> tuple[Tensor, Tensor]:
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    options = ScoreOptions(scale, causal=True, alibi_slopes=alibi_slopes)
+    return launch_v2(inputs, options, max_seq_len, partition_size, query_heads)
+
+
+@_v1.register_fake
+@_v2.register_fake
+def _(q, *_):
+    return _outputs(q)
+
+
+@counts_as("pagewise::paged_attention_v1")
+def _work_v1(q, k_cache, v_cache, block_tables, seq_lens, *_) -> tuple[int, int, int, int]:
+    (B, H, D), P = q.shape, v_cache.shape[-1]
+    tokens = int(cdiv(seq_lens.long(), P).sum()) * P  # blocks are read whole
+    kv_bytes = 2 * tokens * H * D * k_cache.element_size()  # once per query head
+    other_bytes = q.nbytes + 4 * (tokens // P + 1) * H  # the queries, the tables, the lengths
+    return 4 * tokens * H * D, 5 * tokens * H, kv_bytes + other_bytes, q.nbytes + 4 * B * H
+
+
+@counts_as("pagewise::paged_attention_v2")
+def _work_v2(q, k_cache, v_cache, block_tables, seq_lens, *options) -> tuple[int, int, int, int]:
+    """As v1, keys and values once per `query_heads`, and the partial results to memory and back."""
+    (*_, partition_size, query_heads), (_, H, D) = options, q.shape
+    matmul, other, read, written = _work_v1(q, k_cache, v_cache, block_tables, seq_lens)
+    kv_bytes = matmul // 2 * k_cache.element_size()  # of v1: two operations per element of K and of V
+    partials = int(cdiv(seq_lens.long(), partition_size).sum()) * H * 4 * (D + 2)
+    return matmul, other, read - kv_bytes + kv_bytes // query_heads + partials, written + partials

@@ -1,6 +1,5 @@
 """What every way of paged decode is given: tensors that belong together, checked once at the door (lessons 4, 5)."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -93,24 +92,13 @@ def checked_vllm_inputs(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    head_sizes: Sequence[int],
-    block_sizes: Sequence[int],
 ) -> tuple[PagedInputs, ScoreOptions]:
-    """`checked_inputs` for a cache in vLLM's layout, read 16 bytes at a time: sizes the kernels have, whole vecs."""
+    """`checked_inputs` for a cache in vLLM's layout, read 16 bytes at a time."""
     check_tensor("q", q, "B H D", dtypes=FLOATS)
     check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
     check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
     check_same("dtype", k_cache=k_cache, v_cache=v_cache)
     (_, H, D), (N, Hkv, _, P), x = q.shape, v_cache.shape, 16 // k_cache.dtype.itemsize
-    for name, size, sizes in (
-        ("q must have a head size D", D, head_sizes),
-        ("v_cache: a block size P", P, block_sizes),
-    ):
-        if size not in sizes:
-            supported = ", ".join(map(str, sizes))
-            raise ValueError(
-                f"{name} of {supported}, got {size}: paged_attention takes any, with a cache [N, P, Hkv, D]"
-            )
     if D % x:
         raise ValueError(
             f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
@@ -121,8 +109,8 @@ def checked_vllm_inputs(
     check_heads(H, Hkv)
     if D > 1 and q.stride(-1) != 1:
         raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        if not cache[:1, :1].is_contiguous():
+    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
+        if cache.stride()[2:] != inner:
             raise ValueError(
                 f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
                 f"{cache.stride()}"
