@@ -3,29 +3,7 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def float8_bits(x, EXPONENT_BITS: tl.constexpr):
-    """x.clamp(−largest, largest).to(float8).view(uint8) for float32 x: nearest, ties to even; NaN is 0x7F.
-
-    In integers on the bits of x, so that every GPU can. Of 23 mantissa bits the upper M stay. Adding half of what is
-    cut off, less one unless the last bit that stays is odd, rounds them, and a carry runs into the exponent as it
-    should. Below the smallest normal number the quantum is fixed: adding a power of two whose own last bit is worth one
-    quantum lets the adder round.
-    """
-    M: tl.constexpr = 7 - EXPONENT_BITS
-    BIAS: tl.constexpr = 2 ** (EXPONENT_BITS - 1) - 1
-    LARGEST: tl.constexpr = 448.0 if EXPONENT_BITS == 4 else 57344.0
-    SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
-    MAGIC: tl.constexpr = 2.0 ** (1 - BIAS - M + 23)
-    magnitude = tl.minimum(tl.abs(x), LARGEST)
-    bits = magnitude.to(tl.uint32, bitcast=True)
-    odd = (bits >> (23 - M)) & 1
-    normal = ((bits + ((1 << (22 - M)) - 1) + odd) >> (23 - M)) - ((127 - BIAS) << M)
-    subnormal = (magnitude + MAGIC).to(tl.uint32, bitcast=True) & 0x7FFFFF
-    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
-    byte = tl.where(magnitude < SMALLEST_NORMAL, subnormal, normal) | sign
-    return tl.where(x == x, byte, 0x7F).to(tl.uint8)
+from pagewise.kernels.float8 import encode_float8
 
 
 @triton.jit
@@ -72,8 +50,8 @@ def write_kv_cache_kernel(
     k = tl.load(k_ptr + t * k_stride_token + head * k_stride_head + dim * k_stride_dim, mask=inside)
     v = tl.load(v_ptr + t * v_stride_token + head * v_stride_head + dim * v_stride_dim, mask=inside)
     if FLOAT8_BITS:
-        k = float8_bits(tl.div_rn(k.to(tl.float32), k_scale), FLOAT8_BITS)
-        v = float8_bits(tl.div_rn(v.to(tl.float32), v_scale), FLOAT8_BITS)
+        k = encode_float8(tl.div_rn(k.to(tl.float32), k_scale), FLOAT8_BITS)
+        v = encode_float8(tl.div_rn(v.to(tl.float32), v_scale), FLOAT8_BITS)
     k_offsets = head * k_cache_stride_head + dim // X * k_cache_stride_vec + dim % X
     v_offsets = head * v_cache_stride_head + dim * v_cache_stride_dim
     tl.store(k_cache_ptr + block * k_cache_stride_block + token * k_cache_stride_token + k_offsets, k, mask=inside)

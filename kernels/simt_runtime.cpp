@@ -10,70 +10,10 @@
 //               between thread blocks a __threadfence followed by an atomic that the other block's atomic sees.
 //
 // Observed and checked launches run on one OS thread. tools/simt.py compiles this file once and calls simt_launch.
-#include "simt_block.h"
+#include <thread>
+
+#include "simt_calls.h"
 #include "simt_scheduler.h"
-#include "simt_watch.h"
-
-// ---------------------------------------------------------------------------------------------- a launch
-
-static void map_shared(Job& job) {
-    Launch& launch = job.launch;
-    char* anchor = (char*)launch.anchor();
-    job.shared.original = anchor;
-    char *low = anchor, *high = anchor + 1;
-    for (u32 i = 0; i < launch.num_shared; ++i) {
-        low = std::min(low, anchor + (int64_t)launch.shared[i].offset);
-        high = std::max(high, anchor + (int64_t)launch.shared[i].offset + launch.shared[i].bytes);
-    }
-    if (launch.has_dynamic) {
-        low = std::min(low, anchor + launch.dynamic_offset);
-        high = std::max(high, anchor + launch.dynamic_offset + MAX_SHARED);
-    }
-    job.tls = job.shared.start = low;
-    job.shared.bytes = (u64)(high - low);
-    if (launch.mode == CHECK) {
-        job.shared.cell_bytes = job.shared.bytes * sizeof(Cell);
-        job.shared.cells = (Cell*)reserve(job.shared.cell_bytes, PROT_READ | PROT_WRITE);
-    }
-}
-
-// Checked launches work on copies of the tensors with empty space round each, so that no stray index meets another.
-static void map_tensors(Job& job) {
-    Launch& launch = job.launch;
-    for (u32 i = 0; i < launch.num_regions; ++i) {
-        const Region& region = launch.regions[i];
-        Shadow s;
-        s.start = s.original = (char*)region.start;
-        s.bytes = region.bytes, s.granule = region.granule;
-        if (launch.mode == CHECK) {
-            for (u64 space = 64ull << 30; space >= 1 << 20 && !s.arena; space /= 4) {
-                s.arena_bytes = 2 * space + ((region.bytes + 8191) & ~4095ull);
-                if ((s.arena = (char*)reserve(s.arena_bytes, PROT_NONE))) s.start = s.arena + space;
-            }
-            mprotect(s.start, (region.bytes + 8191) & ~4095ull, PROT_READ | PROT_WRITE);
-            s.start += region.start % 4096;
-            memcpy(s.start, s.original, region.bytes);
-            s.cell_bytes = (region.bytes / region.granule + 1) * sizeof(Cell);
-            s.cells = (Cell*)reserve(s.cell_bytes, PROT_READ | PROT_WRITE);
-        }
-        job.global.push_back(s);
-    }
-    if (launch.mode != CHECK) return;
-    for (u32 i = 0; i < launch.num_pointers; ++i) {
-        const Shadow& s = job.global[launch.pointer_regions[i]];
-        *(u64*)launch.arguments[launch.pointers[i]] += (u64)s.start - (u64)s.original;
-    }
-}
-
-static void unmap(Job& job) {
-    for (Shadow& s : job.global) {
-        if (!s.arena) continue;
-        if (s.dirty) memcpy(s.original, s.start, s.bytes);
-        munmap(s.arena, s.arena_bytes);
-        munmap(s.cells, s.cell_bytes);
-    }
-    if (job.shared.cells) munmap(job.shared.cells, job.shared.cell_bytes);
-}
 
 template <class T>
 static T* hand_over(const std::vector<T>& values) {
@@ -88,7 +28,7 @@ extern "C" void simt_launch(Launch* launch) {
     job.order.resize(blocks);
     for (u32 i = 0; i < blocks; ++i) job.order[i] = i;
     if (launch->shuffled) std::shuffle(job.order.begin(), job.order.end(), std::mt19937_64(launch->seed));
-    if (launch->mode != PLAIN) map_tensors(job);
+    if (launch->mode != PLAIN) map_shared(job), map_tensors(job);
 
     static std::mutex signals;  // launches from several Python threads share the process's signal handlers
     static int launches = 0;
@@ -119,7 +59,7 @@ extern "C" void simt_launch(Launch* launch) {
         counts.push_back(c);
     }
     launch->counts = hand_over(counts), launch->num_counts = counts.size();
-    launch->events = hand_over(job.trace), launch->num_events = job.trace.size(), launch->all_events = job.all_events;
+    launch->events = hand_over(job.trace), launch->num_events = job.trace.size();
     std::string output;
     for (u32 number : job.order) {
         auto found = job.outputs.find(number);

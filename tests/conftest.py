@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import pkgutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor
 
 import pagewise  # before triton: decides whether kernels are interpreted
+from pagewise.tools.cuda import CudaKernel
+from pagewise.tools.cuda_signature import kernel_names
 
 # The shape annotations of all modules are checked while the tests run (not of kernels: Triton reads their source).
 if importlib.util.find_spec("beartype"):
@@ -127,8 +128,6 @@ def triton_kernels() -> set[str]:
 
 def cuda_kernels() -> set[str]:
     """Every `__global__` function of kernels/*.cu."""
-    from pagewise.tools.cuda_signature import kernel_names
-
     folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
     return {f"{name} (CUDA)" for file in folder.glob("*.cu") for name in kernel_names(file.read_text())}
 
@@ -139,12 +138,21 @@ def all_kernels() -> set[str]:
 
 def all_executed() -> Counter[str]:
     """Triton's launches and CudaKernel's, of this process and of xdist's workers."""
-    cuda = sys.modules.get("pagewise.tools.cuda")
-    launched = {f"{name} (CUDA)": count for name, count in cuda.launched.items()} if cuda else {}
-    return executed + Counter(launched) + _from_workers
+    return executed + _from_workers
 
 
-def _count_launches() -> None:
+def _count_cuda_launches() -> None:
+    """Count each launch of a CudaKernel that was not refused by its function's name, on either device."""
+    launch = CudaKernel._launch
+
+    def counted(self, *args):
+        launch(self, *args)
+        executed[f"{self.function} (CUDA)"] += 1
+
+    CudaKernel._launch = counted
+
+
+def _count_triton_launches() -> None:
     """Count each launch of a Triton kernel by its name, compiled or interpreted."""
     if importlib.util.find_spec("triton") is None:
         return
@@ -160,7 +168,8 @@ def _count_launches() -> None:
         launcher.run = counted
 
 
-_count_launches()
+_count_cuda_launches()
+_count_triton_launches()
 
 
 def _is_whole_run(config: pytest.Config) -> bool:

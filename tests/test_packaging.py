@@ -128,9 +128,12 @@ def test_wheel_has_every_python_file(wheel):
 
 
 def test_wheel_has_all_device_code(wheel):
-    expected = {
-        f"pagewise/kernels/{file.relative_to(ROOT / 'kernels')}" for file in below(ROOT / "kernels", "*.cu", "*.h")
-    }
+    patterns = ("*.cu", "*.h", "*.cpp", "simt_headers/**/*")
+    files = (file for file in below(ROOT / "kernels", *patterns) if file.is_file())
+    expected = {f"pagewise/kernels/{file.relative_to(ROOT / 'kernels')}" for file in files}
+    headers = ROOT / "src" / "pagewise" / "tools" / "nvrtc_headers"
+    expected |= {f"pagewise/tools/nvrtc_headers/{file.name}" for file in headers.iterdir()}
+    assert "pagewise/kernels/simt_headers/nv/target" in expected
     assert expected - names_in(wheel) == set()
 
 

@@ -325,6 +325,14 @@ def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, sm, record_p
     assert compiled.spilled_bytes == 0
 
 
+@pytest.mark.parametrize("group", [1, 8])
+def test_float8_becomes_bfloat16_by_way_of_float16(group):
+    """Triton's own way from e5m2 on sm_90, a product with 2¹¹², makes finite numbers of inf and NaN."""
+    compiled = compile_decode(128, torch.bfloat16, E5M2, group, options=False, split=False, sm=90)
+    assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
+    assert "mul.rn.bf16x2" not in compiled.ptx
+
+
 def test_loads_are_wide_and_on_their_way_early():
     """16 bytes per thread and load, fetched ahead of use by cp.async."""
     compiled = compile_decode(128, torch.bfloat16, None, 8, options=False, split=True, sm=90)

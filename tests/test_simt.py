@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.tools import simt, simt_build
+from pagewise.tools import simt, simt_abi
+from pagewise.tools.cuda_signature import Parameter, plain_kernels
+from pagewise.tools.simt_library import KERNELS
 
 SCHEDULES = [None, *range(5)]
 
@@ -187,7 +189,7 @@ def kernel_and_values(source: str, name: str, arguments: dict):
     """Compile `name`; its parameters are the arguments' names and kinds."""
     kinds = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
     pointers = {key: value is None or isinstance(value, torch.Tensor) for key, value in arguments.items()}
-    kernel = simt.compile(source, "test.cu", name, [simt.Parameter(key, "", p, False) for key, p in pointers.items()])
+    kernel = simt.compile(source, "test.cu", name, [Parameter(key, "", p, False) for key, p in pointers.items()])
     values = [
         (value.data_ptr() if value is not None else 0) if pointers[key] else kinds[type(value)](value)
         for key, value in arguments.items()
@@ -401,21 +403,10 @@ def test_launches_from_several_python_threads_do_not_meet():
         torch.testing.assert_close(out, x[i].view(100, 128).sum(1))
 
 
-@pytest.mark.parametrize(
-    ("grid", "block", "shared_bytes", "message"),
-    [
-        ((1, 1, 1), (1025, 1, 1), 0, "block.x must be between 1 and 1024, got 1025"),
-        ((1, 1, 1), (32, 33, 1), 0, "at most 1024 threads"),
-        ((1, 1, 1), (1, 1, 65), 0, "block.z must be between 1 and 64, got 65"),
-        ((1, 65536, 1), (1, 1, 1), 0, "grid.y must be between 0 and 65535, got 65536"),
-        ((1, 1, 1), (0, 1, 1), 0, "block.x must be between 1 and 1024, got 0"),
-        ((1, 1, 1), (1, 1, 1), 300_000, "at most 232448 bytes of shared memory, got 300000"),
-    ],
-)
-def test_limits_are_checked_before_the_launch(grid, block, shared_bytes, message):
+def test_shared_memory_is_held_against_its_limit_before_the_launch():
     kernel, _ = kernel_and_values(SUPPORTED, "none_at_all", {})
-    with pytest.raises(ValueError, match=message):
-        kernel.launch(grid, block, shared_bytes, [], tensors={})
+    with pytest.raises(ValueError, match=r"at most 232448 bytes of shared memory, got 0 \+ 300000 = 300000"):
+        kernel.launch((1, 1, 1), (1, 1, 1), 300_000, [], tensors={})
 
 
 # ------------------------------------------------------------------------------------------------ compiling
@@ -459,10 +450,7 @@ def test_kernels_of_a_file_are_built_together():
         extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
         namespace n { __global__ void m() {} }
     """
-    assert simt_build.global_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == [
-        "a",
-        "b",
-    ]
+    assert plain_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):
@@ -638,7 +626,7 @@ def test_the_trace_tells_who_touched_what():
     with simt.observe(trace_limit=10) as report:
         run(OBSERVED, "strided", 1, 32, x=torch.randn(32), out=zeros(32), stride=1)
     assert len(report.trace) == 10
-    assert not report.launches[0].trace_is_complete
+    assert report.count().lanes == 64
 
 
 def test_a_report_prints_as_a_table():
@@ -1087,3 +1075,31 @@ def test_the_alignment_and_the_padding_of_structs(name, what):
         with simt.check(), pytest.raises(simt.SimtError) as caught:
             run(STRUCTS, name, 1, 1, **tensors, bad=1)
         assert caught.value.what == what
+
+
+# ------------------------------------------------------------------------------------------------ the runtime's source
+
+
+def test_python_and_the_runtime_have_the_same_kinds():
+    source = re.sub(r"//.*", "", (KERNELS / "simt_kinds.h").read_text())
+    kinds = {
+        name: re.findall(r"\w+", body) for name, body in re.findall(r"enum (\w+) : [\w ]+ \{(.*?)\}", source, re.S)
+    }
+    assert set(kinds) == {"Mode", "Space", "Access", "Collective", "Finding"}
+    for name, members in kinds.items():
+        assert {kind.name: kind.value for kind in getattr(simt_abi, name)} == {m: i for i, m in enumerate(members)}
+
+
+def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():
+    files = [path for path in KERNELS.rglob("simt*") if path.is_file()]
+    includes = {
+        path.resolve(): {
+            (path.parent / name).resolve() for name in re.findall(r'#include "(.*simt_.*)"', path.read_text())
+        }
+        for path in files
+    }
+    assert len(includes) > 10
+    while includes:
+        leaves = {path for path, others in includes.items() if not others & includes.keys()}
+        assert leaves, f"in a circle: {[path.name for path in includes]}"
+        includes = {path: others for path, others in includes.items() if path not in leaves}

@@ -19,7 +19,8 @@ from torch import Tensor
 import pagewise.kernels
 from pagewise.options import ScoreOptions
 from pagewise.paged_inputs import PagedInputs
-from pagewise.tools.cuda import CPU_SHARED_BYTES, CudaKernel
+from pagewise.tools.cuda import CudaKernel
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
 
@@ -91,7 +92,7 @@ def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) 
 def shared_bytes_limit(device: torch.device) -> int:
     """The shared memory that a thread block can have on `device`; on the CPU, what it can have on an H100."""
     if device.type != "cuda":
-        return CPU_SHARED_BYTES
+        return MAX_SHARED_BYTES
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 

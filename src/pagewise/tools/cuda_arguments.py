@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pagewise.tools.simt import Parameter
+from pagewise.tools.cuda_signature import Parameter
 
 FLOATS = {"float": torch.float32, "double": torch.float64, "__half": torch.float16, "__nv_bfloat16": torch.bfloat16}
 
@@ -31,6 +31,12 @@ _INTEGERS: dict[str, tuple[int, bool]] = {  # bits, signed; `long` as on Linux
     "unsigned long": (64, False), "long long": (64, True), "unsigned long long": (64, False),
     "size_t": (64, False), "ptrdiff_t": (64, True), "intptr_t": (64, True), "uintptr_t": (64, False),
     **{f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)},
+}  # fmt: skip
+
+_C_TYPES: dict[str, type] = {  # what carries a scalar: two-byte floats by their bit pattern
+    "bool": ctypes.c_bool, "float": ctypes.c_float, "double": ctypes.c_double,
+    "__half": ctypes.c_uint16, "__nv_bfloat16": ctypes.c_uint16,
+    **{name: getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}") for name, (bits, signed) in _INTEGERS.items()},
 }  # fmt: skip
 
 _SIGNED = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -71,9 +77,9 @@ POINTEES = _pointees()
 
 
 class Bound(NamedTuple):
-    """Checked arguments. `values`: addresses as int, scalars as int, float or bool. No tensor at all: no device."""
+    """Checked arguments, as both launchers take them. No tensor at all: no device."""
 
-    values: list[Any]
+    values: list[Any]  # an address as int, a scalar as a ctypes object of exactly the declared type
     tensors: dict[str, Tensor]
     device: torch.device | None
 
@@ -85,8 +91,7 @@ class Binder:
         self.parameters = tuple(parameters)
         self._function = function
         self._rules = [self._pointer_rule(p) if p.pointer else self._scalar_rule(p) for p in self.parameters]
-        self._carriers = [_carrier(p) for p in self.parameters]
-        self.sizes = [8 if carrier is None else ctypes.sizeof(carrier(0)) for carrier in self._carriers]
+        self.sizes = [8 if p.pointer else ctypes.sizeof(_C_TYPES[p.ctype]) for p in self.parameters]
 
     def bind(self, args: Sequence[object]) -> Bound:
         """`args` as the kernel takes them.
@@ -114,10 +119,6 @@ class Binder:
                         f"kernel {self._function}: {parameter.name} must be on {device} as {first} is, got {arg.device}"
                     )
         return Bound(values, tensors, device)
-
-    def carried(self, values: Sequence[Any]) -> list[Any]:
-        """`values` as both launchers take them: an int is an address, else a ctypes object of the exact size."""
-        return [carrier(value) if carrier else value for carrier, value in zip(self._carriers, values, strict=True)]
 
     # -------------------------------------------------------------------------------------------- one rule each
 
@@ -148,8 +149,14 @@ class Binder:
 
         return address
 
-    def _scalar_rule(self, parameter: Parameter) -> Callable[[Any], int | float | bool]:
+    def _scalar_rule(self, parameter: Parameter) -> Callable[[Any], Any]:
         what, ctype = f"kernel {self._function}: {parameter.name}", parameter.ctype
+        if ctype not in _C_TYPES:
+            raise ValueError(
+                f"{what} is declared `{ctype}` and passed by value, which is not understood: declare an integer, "
+                f"float, double, __half, __nv_bfloat16 or bool, or pass a pointer"
+            )
+        carrier = _C_TYPES[ctype]
 
         def wrong_kind(wanted: str, value: object) -> TypeError:
             hint = ": pass its .item()" if isinstance(value, Tensor) else ""
@@ -157,9 +164,9 @@ class Binder:
 
         if ctype == "bool":
 
-            def boolean(value: object) -> bool:
+            def boolean(value: object) -> Any:
                 if value is True or value is False or type(value).__name__ == "bool":  # numpy's too
-                    return bool(value)
+                    return carrier(value)
                 raise wrong_kind("True or False", value)
 
             return boolean
@@ -168,54 +175,39 @@ class Binder:
             bits, signed = _INTEGERS[ctype]
             low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
-            def integer(value: object) -> int:
+            def integer(value: object) -> Any:
                 if type(value) is not int:
                     if isinstance(value, bool) or not isinstance(value, Integral):
                         raise wrong_kind("an int", value)
                     value = int(value)
                 if not low <= value <= high:
                     raise ValueError(f"{what} must fit in `{ctype}`, {low} to {high}, got {value}")
-                return value
+                return carrier(value)
 
             return integer
 
-        if ctype in FLOATS:
-            largest = torch.finfo(FLOATS[ctype]).max
+        dtype = FLOATS[ctype]
+        largest = torch.finfo(dtype).max
 
-            def number(value: object) -> float:
-                if type(value) is not float:
-                    if isinstance(value, bool) or not isinstance(value, Real):
-                        raise wrong_kind("a number", value)
-                    try:
-                        value = float(value)
-                    except OverflowError:
-                        raise ValueError(
-                            f"{what} must fit in `{ctype}`, up to {largest:.6g}, got a larger int"
-                        ) from None
-                if abs(value) > largest and not math.isinf(value):
-                    raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got {value:g}")
-                return value
+        def number(value: object) -> Any:
+            if type(value) is not float:
+                if isinstance(value, bool) or not isinstance(value, Real):
+                    raise wrong_kind("a number", value)
+                try:
+                    value = float(value)
+                except OverflowError:
+                    raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got a larger int") from None
+            if abs(value) > largest and not math.isinf(value):
+                raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got {value:g}")
+            return carrier(_bits_of(value, dtype) if dtype.itemsize == 2 else value)
 
-            return number
-
-        raise ValueError(
-            f"{what} is declared `{ctype}` and passed by value, which is not understood: declare an integer, float, "
-            f"double, __half, __nv_bfloat16 or bool, or pass a pointer"
-        )
+        return number
 
 
 def _declared(parameter: Parameter) -> str:
     return f"{'const ' * (parameter.const and parameter.pointer)}{parameter.ctype}{'*' * parameter.pointer}"
 
 
-def _carrier(parameter: Parameter) -> Callable[[Any], Any] | None:
-    """What makes an object of exactly the parameter's size from a checked value; None where the int itself will do."""
-    if parameter.pointer:
-        return None
-    if parameter.ctype in _INTEGERS:
-        bits, signed = _INTEGERS[parameter.ctype]
-        return getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}")
-    if parameter.ctype in ("__half", "__nv_bfloat16"):  # two bytes, by their bit pattern
-        dtype = FLOATS[parameter.ctype]
-        return lambda value: ctypes.c_uint16(torch.tensor(value, dtype=dtype, device="cpu").view(torch.uint16).item())
-    return {"float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool}[parameter.ctype]
+def _bits_of(value: float, dtype: torch.dtype) -> int:
+    """A number of two bytes as its bit pattern, rounded to nearest."""
+    return torch.tensor(value, dtype=dtype, device="cpu").view(torch.uint16).item()

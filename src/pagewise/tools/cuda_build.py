@@ -12,6 +12,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
 
@@ -78,6 +79,26 @@ def publish(path: Path, content: bytes) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
+
+
+class Source(NamedTuple):
+    """CUDA C++ and how it is to be compiled. Messages call it `filename`; it includes from `folder`, if it is a file.
+
+    `defines` and `options` are as on a compiler's command line, without the -D.
+    """
+
+    text: str
+    filename: str
+    folder: Path | None
+    defines: tuple[str, ...]
+    options: tuple[str, ...]
+
+    @property
+    def include_path(self) -> list[Path]:
+        return [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
+
+    def included(self) -> Iterator[tuple[Path, str]]:
+        return included_files(self.text, self.folder, self.include_path)
 
 
 def included_files(source: str, folder: Path | None, include_path: Sequence[Path] = ()) -> Iterator[tuple[Path, str]]:

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from pagewise.tools.cuda_build import CompileError
+from pagewise.tools.cuda_limits import MAX_STATIC_SHARED_BYTES, Shape
 from pagewise.tools.nvrtc import Cubin, cuda_core
-
-WITHOUT_ASKING = 48 * 1024  # bytes of dynamic shared memory; more must be opted into, kernel by kernel
 
 
 class GpuKernel:
@@ -35,12 +34,13 @@ class GpuKernel:
         self._most_bytes = properties.shared_memory_per_block_optin - self._static_bytes
         self._most_threads = self._attribute("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
         self._registers = cubin.resources.registers
-        self._opted_bytes = WITHOUT_ASKING - self._static_bytes
+        # beyond that, static and dynamic together, shared memory must be opted into, kernel by kernel
+        self._opted_bytes = MAX_STATIC_SHARED_BYTES - self._static_bytes
         self._streams: dict[int, Any] = {}
         self._configs: dict[tuple, Any] = {}
 
-    def launch(self, grid: tuple, block: tuple, shared_bytes: int, args: Sequence[Any]) -> None:
-        """Put the kernel on torch's current stream of the device. `args` as `Binder.carried` makes them.
+    def launch(self, grid: Shape, block: Shape, shared_bytes: int, args: Sequence[Any]) -> None:
+        """Put the kernel on torch's current stream of the device. `args` as `Binder.bind` makes them.
 
         Raises:
             ValueError: more shared memory, or more threads with this kernel's registers, than the GPU has.
@@ -59,7 +59,7 @@ class GpuKernel:
             self._streams[raw] = self._device.create_stream(torch.cuda.current_stream(self._index))
         return self._streams[raw]
 
-    def _prepare(self, grid: tuple, block: tuple, shared_bytes: int) -> Any:
+    def _prepare(self, grid: Shape, block: Shape, shared_bytes: int) -> Any:
         if shared_bytes > self._most_bytes:
             raise ValueError(
                 f"kernel {self._function}: shared_bytes = {shared_bytes}, but a thread block of this kernel can have "

@@ -4,9 +4,9 @@ CUDA's launch takes a list of addresses and trusts them: an int where the kernel
 garbage. So the declaration itself is read here, and what Python passes is converted to exactly that.
 
 Understood: comments, attributes, qualifiers, default arguments, `typedef`, `using A = B`, `#define A B`, namespaces,
-simple #if and #ifdef, and templates over types and values with their defaults, instantiated as in
-`softmax<float, 128>`. A declaration that
-needs more of C++ than that (a trait, a struct by value, a reference) is refused with the parameter's name.
+#if and #ifdef over what the text or the command line defines, and templates over types and values with their defaults,
+instantiated as in `softmax<float, 128>`. A declaration that needs more of C++ than that (a trait, a struct by value, a
+reference) is refused with the parameter's name.
 """
 
 import re
@@ -23,20 +23,27 @@ from pagewise.tools.cuda_tokens import (
     substitute,
     tokens_of,
 )
-from pagewise.tools.simt import Parameter
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _AMBIGUOUS = "?"  # what a name stands for that is defined twice, differently
+_CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if.*?^[ \t]*#[ \t]*endif", re.DOTALL | re.MULTILINE)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\()[ \t]*(.*)$", re.MULTILINE)
 
 _QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
 _ATTRIBUTES = {"__launch_bounds__", "__maxnreg__", "__cluster_dims__", "__block_size__", "__attribute__", "alignas"}
 _FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
+_PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
+_PLAIN |= {"bool", "float", "double", "void"}
 _ABBREVIATED = {"half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16", "nv_bfloat162": "__nv_bfloat162"}
 
 
-class KernelNotFound(ValueError):
-    """The source declares no kernel of this name."""
+class Parameter(NamedTuple):
+    """A parameter of a kernel as the source declares it."""
+
+    name: str
+    ctype: str  # "int", "__half", …; of a pointer, what it points to
+    pointer: bool
+    const: bool
 
 
 class Signature(NamedTuple):
@@ -53,44 +60,43 @@ class _Declaration(NamedTuple):
     template: Tokens | None
     attributes: dict[str, Tokens]
     parameters: Tokens
+    defined: bool
 
 
 def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signature:
     """The signature of kernel `name` ("scale", "softmax<float, 128>") in `source`; `defines` as for the compiler.
 
     Raises:
-        KernelNotFound: no `__global__` function has this name; the message lists those there are.
-        ValueError: template arguments do not fit, or a parameter's type cannot be told.
+        ValueError: no `__global__` function has this name (the message lists those there are), template arguments do
+            not fit, or a parameter's type cannot be told.
     """
     path, arguments = _split_instantiation(name)
-    function, macros = path[-1], dict(define.split("=", 1) if "=" in define else (define, "1") for define in defines)
+    macros = dict(define.split("=", 1) if "=" in define else (define, "1") for define in defines)
     text = live_branches(strip_comments(source), macros)
     tokens = tokens_of(text)
-    declarations = _find(tokens, path, name)
     outside = _outside_functions(tokens)
-    named = [*_macros(text, macros), *_aliases(outside), *_constants(outside)]
-    known: dict[str, Tokens] = {}
-    for alias, value in named:
-        known[alias] = value if known.get(alias, value) == value else [_AMBIGUOUS]
-    read = [_parameters(name, declaration, arguments, known) for declaration in declarations]
+    named: dict[str, Tokens] = {}
+    for alias, value in [*_macros(text, macros), *_aliases(outside), *_constants(outside)]:
+        named[alias] = value if named.get(alias, value) == value else [_AMBIGUOUS]
+    read, attributes, known = [], {}, named
+    for declaration in _find(tokens, path, name):
+        known = {**named, **_template_arguments(name, declaration.template, arguments)}
+        read.append(_parameters(declaration, known))
+        attributes |= declaration.attributes
     if different := [each for each in read if _types(each) != _types(read[0])]:
         first, second = (
             ", ".join(f"{p.ctype}{'*' * p.pointer} {p.name}" for p in each) for each in (read[0], different[0])
         )
         raise ValueError(
-            f"name: kernel {function!r} is declared more than once with different parameters, ({first}) and "
+            f"name: kernel {path[-1]!r} is declared more than once with different parameters, ({first}) and "
             f"({second}): rename one, or choose by #ifdef of a name that is given in `defines`"
         )
-    attributes = {name: value for declaration in declarations for name, value in declaration.attributes.items()}
     bounds = split(attributes.get("__launch_bounds__", []))
-    known |= _template_arguments(name, declarations[-1].template, arguments)
-    return Signature(function, read[-1], evaluate(bounds[0], known) if bounds else None)
+    max_threads = evaluate(" ".join(substitute(bounds[0], known))) if bounds else None
+    return Signature(path[-1], read[-1], max_threads)
 
 
-def _parameters(
-    name: str, declaration: _Declaration, arguments: list[Tokens], known: Mapping[str, Tokens]
-) -> tuple[Parameter, ...]:
-    known = {**known, **_template_arguments(name, declaration.template, arguments)}
+def _parameters(declaration: _Declaration, known: Mapping[str, Tokens]) -> tuple[Parameter, ...]:
     return tuple(
         _parameter(position, declared, declaration.function, known)
         for position, declared in enumerate(split(declaration.parameters))
@@ -106,6 +112,13 @@ def kernel_names(source: str) -> list[str]:
     """The names of all `__global__` functions in `source`, in the order they are declared, each once."""
     tokens = tokens_of(strip_comments(source))
     return list(dict.fromkeys(kernel.function for kernel in _kernels(tokens)))
+
+
+def plain_kernels(source: str) -> list[str]:
+    """Those that are no templates and are defined outside of namespaces and of #if: they can be built together."""
+    kernels = _kernels(tokens_of(_CONDITIONAL.sub("", strip_comments(source))))
+    plain = (each.function for each in kernels if each.defined and each.template is None and not each.namespace)
+    return list(dict.fromkeys(plain))
 
 
 # ------------------------------------------------------------------------------------------------ finding the kernel
@@ -140,7 +153,8 @@ def _kernels(tokens: Tokens) -> Iterator[_Declaration]:
                 end = matching(tokens, i + 1)
                 if _NAME.fullmatch(tokens[i]):  # else `f<float>(…)`: a template written out for one type
                     namespace = tuple(name for scope in scopes for name in scope)
-                    yield _Declaration(tokens[i], namespace, template, attributes, tokens[i + 2 : end])
+                    defined = tokens[end + 1 : end + 2] == ["{"]
+                    yield _Declaration(tokens[i], namespace, template, attributes, tokens[i + 2 : end], defined)
                 i = end
         i += 1
 
@@ -157,10 +171,10 @@ def _find(tokens: Tokens, path: tuple[str, ...], name: str) -> list[_Declaration
         full = [*dict.fromkeys("::".join((*kernel.namespace, kernel.function)) for kernel in same_name or kernels)]
         if not same_name:
             names = ", ".join(full) or "no __global__ function at all"
-            raise KernelNotFound(f"name: the source has no kernel {'::'.join(path)!r}; it has {names}")
+            raise ValueError(f"name: the source has no kernel {'::'.join(path)!r}; it has {names}")
         instance = name[name.index("<") :] if "<" in name else ""
         remedy = " or ".join(f'"{each}{instance}"' for each in full)
-        raise KernelNotFound(f"name: the source has no kernel {'::'.join(path)!r}: name it {remedy}")
+        raise ValueError(f"name: the source has no kernel {'::'.join(path)!r}: name it {remedy}")
     return [kernel._replace(template=_with_defaults(kernel.template, found[0].template)) for kernel in found]
 
 
@@ -289,7 +303,7 @@ def _parameter(position: int, declared: Tokens, function: str, known: Mapping[st
     if stars > 1:
         raise refuse("a pointer to pointers: pass one tensor and an offset into it")
     pointee = tokens[: tokens.index("*")] if stars else tokens
-    ctype = canonical_type([token for token in pointee if token != "const"])
+    ctype = _canonical_type([token for token in pointee if token != "const"])
     if _AMBIGUOUS in tokens:
         raise refuse("which the source defines more than once and differently: give the types different names")
     if ctype is None:
@@ -299,21 +313,16 @@ def _parameter(position: int, declared: Tokens, function: str, known: Mapping[st
     return Parameter(name, ctype, bool(stars), "const" in pointee)
 
 
-def canonical_type(tokens: Tokens) -> str | None:
+def _canonical_type(tokens: Tokens) -> str | None:
     """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for what is no plain type."""
     if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
         tokens = tokens[1 + (tokens[0] == "std") :]
     if tokens and all(token in _FUNDAMENTAL for token in tokens):
-        words = sorted(tokens)
-        unsigned = "unsigned " if "unsigned" in words else ""
-        if "char" in words:
-            return "signed char" if "signed" in words else f"{unsigned}char"
-        if "short" in words:
-            return f"{unsigned}short"
-        if words.count("long") and "double" not in words:
-            return unsigned + " ".join(["long"] * words.count("long"))
-        kind = [word for word in words if word not in ("signed", "unsigned")]
-        return f"{unsigned}int" if kind in ([], ["int"]) else kind[0] if len(kind) == 1 and not unsigned else None
+        if sorted(tokens) == ["char", "signed"]:
+            return "signed char"
+        name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
+        name = f"{name} int".strip() if name in ("", "unsigned") else name
+        return name if name in _PLAIN else None
     if len(tokens) == 1 and _NAME.fullmatch(tokens[0]):
         return _ABBREVIATED.get(tokens[0], tokens[0])
     return None

@@ -1,25 +1,26 @@
 """CUDA C++ source as tokens: enough of C++'s grammar to find a declaration and to say what a name stands for."""
 
+import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 Tokens = list[str]
+Truth = bool | None  # None: it cannot be told
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|[A-Za-z_]\w*|\d[\w.\']*|::|\S')
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\')', re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _LINE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*(.*)")
 _SET = re.compile(r"(\w+)[ \t]*(.*)")
-_TERM = re.compile(r"\s*(!?)\s*(defined\s)?\s*(\w+)(?:\s*([=!]=|[<>]=?)\s*(\w+))?\s*")
-_COMPARE = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_DEFINED = re.compile(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))")
+_NUMBER = re.compile(r"\b(0[xX][\da-fA-F]+|\d+)[uUlL]+\b")
+_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.not_}
+_BINARY = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
 _CLOSE = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 
@@ -41,36 +42,24 @@ def live_branches(text: str, defines: Mapping[str, str]) -> str:
     lines, kept = text.split("\n"), []
     state: dict[str, str | bool | None] = dict(defines)  # a macro's text, False if it is undefined, None if unknown
     later = [match[2].split("(")[0].split()[0] for match in map(_LINE.match, lines) if match and match[1] == "define"]
-    branches: list[tuple[bool | None, bool | None]] = []  # is this branch taken, was this one or one before it
+    branches: list[tuple[Truth, Truth]] = []  # is this branch taken, was neither this one nor one before it
 
     def look_up(name: str) -> str | bool | None:
         # a compiler's or NVIDIA's macro is unknown, and so is one that a file may define before it includes this text
         unknown = name.startswith(("_", "CUDA", "NDEBUG", "true")) or name in later
         return state.get(name, None if unknown else False)
 
-    def number(token: str) -> int | None:
-        value = token if token[0].isdigit() else look_up(token)
-        try:
-            return 0 if value is False else None if value is None else int(value.strip().rstrip("uUlL"), 0)
-        except ValueError:
-            return None
+    def value(name: str) -> int | None:
+        text = look_up(name)
+        return 0 if text is False else None if text is None else evaluate(text)
 
-    def term(written: str) -> bool | None:
-        match = _TERM.fullmatch(written)
-        if not match or (match[4] and (match[1] or match[2])):
-            return None
-        if match[4]:
-            left, right = number(match[3]), number(match[5])
-            return None if None in (left, right) else _COMPARE[match[4]](left, right)
-        value = look_up(match[3]) if match[2] else number(match[3])
-        truth = None if value is None else value is not False if match[2] else bool(value)
-        return _not(truth) if match[1] else truth
+    def defined(match: re.Match) -> str:
+        text = look_up(match[1] or match[2])
+        return "__unknown" if text is None else "0" if text is False else "1"
 
-    def condition(written: str) -> bool | None:
-        written = re.sub(r"\bdefined\s*\(\s*(\w+)\s*\)", r"defined \1", written)
-        if "(" in written:
-            return None
-        return _not(_all(*(_not(_all(*map(term, part.split("&&")))) for part in written.split("||"))))
+    def condition(written: str) -> Truth:
+        number = evaluate(_DEFINED.sub(defined, written), value)
+        return None if number is None else bool(number)
 
     for i, line in enumerate(lines):
         match = _LINE.match(line)
@@ -82,10 +71,10 @@ def live_branches(text: str, defines: Mapping[str, str]) -> str:
                 if re.match(rf"[ \t]*#[ \t]*define[ \t]+{name}\b", following):  # its only definition is this default
                     state[name] = False
             truth = condition(rest if kind == "if" else f"{'!' * (kind == 'ifndef')}defined {name}")
-            branches.append((truth, truth))
+            branches.append((truth, _not(truth)))
         elif kind in ("elif", "else") and branches:
-            before, truth = branches[-1][1], kind == "else" or condition(rest)
-            branches[-1] = _all(_not(before), truth), _not(_all(_not(before), _not(truth)))
+            untaken, truth = branches[-1][1], kind == "else" or condition(rest)
+            branches[-1] = _all(untaken, truth), _all(untaken, _not(truth))
         elif kind == "endif" and branches:
             branches.pop()
         elif (taken := _all(*(branch for branch, _ in branches))) is not False:
@@ -95,12 +84,45 @@ def live_branches(text: str, defines: Mapping[str, str]) -> str:
     return "\n".join(kept)
 
 
-def _all(*truths: bool | None) -> bool | None:
+def evaluate(expression: str, value: Callable[[str], int | None] = lambda name: None) -> int | None:
+    """An integer constant expression of C, without bitwise operators; None if it cannot be told.
+
+    `value` says what number a name stands for.
+    """
+    if "~" in expression:
+        return None
+    python = re.sub(r"!(?!=)", "~", expression.replace("&&", " and ").replace("||", " or "))  # ~ binds as tightly as !
+    try:
+        return _number(ast.parse(_NUMBER.sub(r"\1", python).strip(), mode="eval").body, value)
+    except (SyntaxError, ZeroDivisionError):
+        return None
+
+
+def _number(node: ast.expr, value: Callable[[str], int | None]) -> int | None:
+    match node:
+        case ast.Constant(int(number)):
+            return number
+        case ast.Name(name):
+            return value(name)
+        case ast.UnaryOp(operation, operand) if type(operation) in _UNARY:
+            number = _number(operand, value)
+            return None if number is None else int(_UNARY[type(operation)](number))
+        case ast.BoolOp(ast.And(), operands):
+            return _all(*(_number(operand, value) for operand in operands))
+        case ast.BoolOp(ast.Or(), operands):
+            return _not(_all(*(_not(_number(operand, value)) for operand in operands)))
+        case ast.BinOp(left, operation, right) | ast.Compare(left, [operation], [right]) if type(operation) in _BINARY:
+            left, right = _number(left, value), _number(right, value)
+            return None if None in (left, right) else int(_BINARY[type(operation)](left, right))
+    return None
+
+
+def _all(*truths: Truth) -> Truth:
     """Whether all are true; None is unknown."""
-    return False if False in truths else None if None in truths else True
+    return False if any(t is not None and not t for t in truths) else None if None in truths else True
 
 
-def _not(truth: bool | None) -> bool | None:
+def _not(truth: Truth) -> Truth:
     return None if truth is None else not truth
 
 
@@ -140,14 +162,3 @@ def substitute(tokens: Tokens, known: Mapping[str, Tokens], inside: frozenset[st
         else:
             result.append(token)
     return result
-
-
-def evaluate(expression: Tokens, known: Mapping[str, Tokens]) -> int | None:
-    """An integer constant expression in + − * / and parentheses, or None if it needs more than that."""
-    text = " ".join(substitute(expression, known))
-    if not re.fullmatch(r"[\d\s()+*/-]+", text):
-        return None
-    try:
-        return int(eval(text.replace("/", "//"), {"__builtins__": {}}))
-    except (SyntaxError, ZeroDivisionError, TypeError):
-        return None

@@ -4,44 +4,16 @@ One cubin per kernel instantiation, about 0.2 s each, kept on disk. What ptxas s
 """
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagewise.tools.cuda_build import CompileError, cache_dir, digest, included_files, nvidia_headers, publish
+from pagewise.tools.cuda_build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
 
-# What a plain .cu file includes for the host compiler's sake. NVRTC has the mathematics, printf and assert built in.
-_HEADERS = {
-    "stdint.h": "".join(
-        f"typedef {sign} {kind} {prefix}int{bits}_t;\n"
-        for bits, kind in ((8, "char"), (16, "short"), (32, "int"), (64, "long"))
-        for sign, prefix in (("signed", ""), ("unsigned", "u"))
-    )
-    + "typedef long intptr_t, ptrdiff_t;\ntypedef unsigned long uintptr_t;\n"
-    + "typedef unsigned short ushort;\ntypedef unsigned int uint;\ntypedef unsigned long ulong;\n",
-    "float.h": """
-#define FLT_MAX 3.402823466e+38f
-#define FLT_MIN 1.175494351e-38f
-#define FLT_EPSILON 1.192092896e-07f
-#define DBL_MAX 1.7976931348623158e+308
-""",
-    "limits.h": """
-#define INT_MAX 2147483647
-#define INT_MIN (-INT_MAX - 1)
-#define UINT_MAX 4294967295u
-""",
-    "math.h": """
-#define INFINITY __int_as_float(0x7f800000)
-#define NAN __int_as_float(0x7fffffff)
-#define M_PI 3.14159265358979323846
-""",
-    **dict.fromkeys(("stdio.h", "assert.h", "stddef.h", "stdlib.h", "cuda_runtime.h"), ""),
-}
-_HEADERS = {name: f"#pragma once\n{text}" for name, text in _HEADERS.items()}
-_HEADERS |= {f"c{name[:-2]}": f"#include <{name}>\n" for name in _HEADERS if not name.startswith("c")}
+# What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
+_HEADERS = Path(__file__).parent / "nvrtc_headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
 
 _OPTIONS: dict[str, tuple[str, type]] = {
@@ -69,8 +41,12 @@ class Resources(NamedTuple):
 
         Registers are given out by the warp, in units of 256.
         """
-        per_warp = -(-self.registers * 32 // 256) * 256
-        return min(2048 // threads, 65536 // (per_warp * -(-threads // 32)))
+        per_warp = 256 * _cdiv(32 * self.registers, 256)
+        return min(2048 // threads, 65536 // (per_warp * _cdiv(threads, 32)))
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 class Cubin(NamedTuple):
@@ -81,26 +57,18 @@ class Cubin(NamedTuple):
     resources: Resources
 
 
-def compile_cubin(
-    source: str,
-    filename: str,
-    folder: Path | None,
-    name: str,
-    arch: str,
-    defines: Sequence[str],
-    options: Sequence[str],
-) -> Cubin:
-    """`name` of `source` for `arch` ("sm_90"). Messages call the source `filename`; it includes from `folder`.
+def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
+    """Kernel `name` of `source` for `arch` ("sm_90").
 
     Raises:
         CompileError: the source does not compile; the message is NVRTC's log.
         ValueError: an option that is not known here.
         RuntimeError: cuda-core or NVRTC is not installed.
     """
-    settings, include_path = _read_options(options)
-    included = [part for path, text in included_files(source, folder, include_path) for part in (str(path), text)]
-    how = ("\0".join(defines), "\0".join(options), "\0".join(_HEADERS.values()), *_versions())
-    key = digest(arch, name, filename, source, *how, *included)
+    settings = _settings(source.options)
+    included = [part for path, text in source.included() for part in (str(path), text)]
+    how = ("\0".join(source.defines), "\0".join(source.options), *_environment())
+    key = digest(arch, name, source.filename, source.text, *how, *included)
     path = cache_dir() / "cubin" / f"{key}.cubin"
     try:
         header, code = path.read_bytes().split(b"\n", 1)
@@ -108,37 +76,34 @@ def compile_cubin(
         return Cubin(code, about["symbol"], Resources(*about["resources"]))
     except (FileNotFoundError, ValueError):  # not built yet, or not whole
         pass
-    cubin = _compile(source, filename, folder, name, arch, defines, settings, include_path)
+    cubin = _compile(source, name, arch, settings)
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
     return cubin
 
 
-def _compile(
-    source: str, filename: str, folder: Path | None, name: str, arch: str, defines: Sequence[str],
-    settings: dict[str, Any], include_path: list[Path],
-) -> Cubin:  # fmt: skip
+def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:
     core = cuda_core()
-    folders = [*([folder] if folder else []), *include_path, _header_directory(), nvidia_headers()]
+    folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia_headers()]
     program_options = core.ProgramOptions(
-        name=filename,
+        name=source.filename,
         arch=arch,
         include_path=[str(place) for place in folders],
         pre_include=list(_ALWAYS),
-        define_macro=[tuple(define.split("=", 1)) if "=" in define else define for define in defines] or None,
+        define_macro=[tuple(each.split("=", 1)) if "=" in each else each for each in source.defines] or None,
         ptxas_options=["-v"],
         lineinfo=True,  # costs nothing at run time, and profilers and compute-sanitizer then name the source line
         **{"std": "c++17", **settings},
     )
     log = _Log()
     try:
-        program = core.Program(source, "c++", program_options)
+        program = core.Program(source.text, "c++", program_options)
         result = program.compile("cubin", name_expressions=(name,), logs=log)
     except Exception as error:
         if type(error).__name__ != "NVRTCError":
             raise
         message = re.sub(r"^.*?compilation log:\s*", "", str(error), flags=re.DOTALL).strip()
-        raise CompileError(f"{filename}: kernel {name} does not compile for {arch}\n{message}") from None
+        raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}") from None
     symbol = result.symbol_mapping[name]
     symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
     return Cubin(bytes(result.code), symbol, _read_resources(log.text, symbol))
@@ -162,12 +127,11 @@ def _read_resources(log: str, symbol: str) -> Resources:
     return Resources(count(r"Used (\d+) registers"), count(r"(\d+) bytes smem"), count(r"(\d+) bytes spill stores"))
 
 
-def _read_options(options: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
-    """Command-line options as cuda-core takes them: `-I`, and those of `_OPTIONS`."""
-    settings, include_path = {}, []
+def _settings(options: Sequence[str]) -> dict[str, Any]:
+    """Command-line options other than -I, which `Source.include_path` reads, as cuda-core takes them."""
+    settings = {}
     for option in options:
         if option.startswith("-I"):
-            include_path.append(Path(option[2:].strip()))
             continue
         name, _, value = option.lstrip("-").partition("=")
         if name not in _OPTIONS or not option.startswith("-"):
@@ -175,7 +139,7 @@ def _read_options(options: Sequence[str]) -> tuple[dict[str, Any], list[Path]]:
             raise ValueError(f"options: {option!r} is not known here; known are {known}")
         field, kind = _OPTIONS[name]
         settings[field] = value != "false" if kind is bool else kind(value)
-    return settings, include_path
+    return settings
 
 
 # ------------------------------------------------------------------------------------------------ what is installed
@@ -193,8 +157,8 @@ def cuda_core() -> Any:
 
 
 @cache
-def _versions() -> tuple[str, str]:
-    """NVRTC's version and that of NVIDIA's headers: both decide what comes out."""
+def _environment() -> tuple[str, str, str]:
+    """What decides what comes out besides the source: NVRTC's version, that of NVIDIA's headers, and our headers."""
     cuda_core()
     from cuda.bindings import nvrtc
 
@@ -206,13 +170,5 @@ def _versions() -> tuple[str, str]:
         ) from error
     header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
-    return f"{major}.{minor}", version[1] if version else digest(header)
-
-
-def _header_directory() -> Path:
-    """A folder with `_HEADERS`."""
-    folder = cache_dir() / "include" / digest(*_HEADERS, *_HEADERS.values())
-    for name, text in _HEADERS.items():
-        if not os.path.exists(folder / name):
-            publish(folder / name, text.encode())
-    return folder
+    ours = [part for file in sorted(_HEADERS.iterdir()) for part in (file.name, file.read_text())]
+    return f"{major}.{minor}", version[1] if version else digest(header), digest(*ours)

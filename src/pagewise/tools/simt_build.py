@@ -10,39 +10,28 @@ import functools
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pagewise.tools.cuda_build import CompileError, cache_dir, digest, included_files, nvidia_headers
-from pagewise.tools.simt_library import KERNELS, MAX_SHARED_BYTES, Library, load
+from pagewise.tools.cuda_build import cache_dir, digest, included_files, nvidia_headers
+from pagewise.tools.cuda_limits import MAX_SHARED_BYTES, MAX_THREADS
+from pagewise.tools.cuda_signature import plain_kernels
+from pagewise.tools.simt_compiler import find_compiler, run_compiler
+from pagewise.tools.simt_library import HEADERS, KERNELS, Library, load
 
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
-_RTL = "-dP"  # GCC writes each instruction's RTL into the assembly as a comment: `_with_alignments` reads it
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 INSTRUMENTED_FLAGS = (
-    "-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread", "-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop",
+    "-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment",
+    "-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop",
 )  # fmt: skip
 
-# What NVIDIA's headers include and the nvidia-cuda-runtime package lacks, and what only a GPU has.
-_STAND_INS = {
-    "assert.h": "#ifndef assert\n#include_next <assert.h>\n#endif\n",  # once it is there, that of kernels/simt.h stays
-    "cassert": "#ifndef assert\n#include_next <cassert>\n#endif\n",
-    "crt/host_defines.h": "",
-    "cuda_runtime.h": "",
-    "cuda_runtime_api.h": "",
-    "nv/target": "#define NV_IF_ELSE_TARGET(condition, device, ...) { __VA_ARGS__ }\n#define NV_IF_TARGET(...)\n",
-    "mma.h": '#error "wmma (mma.h) runs on a GPU only: the CPU runner has no tensor cores"\n',
-    "cuda_pipeline.h": '#error "cp.async (cuda_pipeline.h) runs on a GPU only: the CPU has no asynchronous copies"\n',
-    "cooperative_groups.h": '#error "the CPU runner has no cooperative groups: use __syncthreads and warp functions"\n',
-}  # fmt: skip
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
@@ -58,13 +47,13 @@ def build(
     folders = [Path(filename).parent, *map(Path, include_dirs), KERNELS]
     included = included_files(source, Path(filename).parent, folders)
     texts = [source, *(text for _, text in included)]
-    plain_kernels = global_kernels(source)
-    entries = plain_kernels if name in plain_kernels else [name]
+    together = plain_kernels(source)
+    entries = together if name in together else [name]
     flags = [
         *COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), "-g1",
-        *(("-Wno-everything",) if "clang" in compiler[0] else (*GCC_FLAGS, _RTL) if instrumented else GCC_FLAGS),
+        *(("-Wno-everything",) if "clang" in compiler[0] else GCC_FLAGS),
         *(f"-D{define}" for define in defines), *(option for option in options if not option.startswith("--")),
-        *(f"-I{folder}" for folder in (_header_folder(), *folders, nvidia_headers())),
+        *(f"-I{folder}" for folder in (_header_folder(), HEADERS, *folders, nvidia_headers())),
     ]  # fmt: skip
     key = digest(*texts, filename, *entries, *flags, identity, _own_sources())
     path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
@@ -81,54 +70,18 @@ def entry_symbol(name: str) -> str:
     return "simt_entry_" + (name if name.isidentifier() else digest(name))
 
 
-def global_kernels(source: str) -> list[str]:
-    """The kernels of a file that are no templates and stand outside of namespaces and of #if: built together."""
-    source = re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", " ", source, flags=re.S)
-    source = re.sub(r"^[ \t]*#[ \t]*if.*?^[ \t]*#[ \t]*endif", " ", source, flags=re.S | re.M)
-    source = re.sub(r"^[ \t]*#.*(?:\\\n.*)*", " ", source, flags=re.M)
-    source = re.sub(r"__launch_bounds__\s*\([^)]*\)", " ", source)
-    names, depth = [], 0
-    for token in re.finditer(
-        r"[{}]|(template\s*<[^{};]*?>\s*)?(?:\w+\s+)*?__global__\s[^{};]*?\b(\w+)\s*\((?=[^{};]*\)\s*\{)", source
-    ):
-        if token[0] in "{}":
-            depth += 1 if token[0] == "{" else -1
-        elif depth == 0 and not token[1] and token[2] not in names:
-            names.append(token[2])
-    return names
-
-
 # ------------------------------------------------------------------------------------------------ the compiler
-
-
-def find_compiler() -> tuple[list[str], str]:
-    """The command of the C++ compiler ($CXX, g++ or clang++) and what identifies it in the cache."""
-    if sys.platform != "linux":
-        raise CompileError(
-            "running a CUDA kernel on the CPU needs Linux (on Windows: WSL; on a Mac: a Linux container)"
-        )
-    command = (os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++")), "g++")).split()
-    path = shutil.which(command[0])
-    if path is None:
-        raise CompileError(
-            f"running a CUDA kernel on the CPU needs a C++ compiler, and there is no {command[0]} on the PATH: "
-            "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
-        )
-    stat = os.stat(path)
-    return [path, *command[1:]], f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
 
 
 @functools.cache
 def _header_folder() -> Path:
-    """A folder of the stand-ins and of NVIDIA's headers where theirs need a word changed."""
-    headers = dict(_STAND_INS)
-    for name in ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp"):
-        headers[name] = _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())
+    """A folder of those of NVIDIA's headers that need a word changed."""
+    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+    headers = {name: _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text()) for name in names}
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))
         for name, text in headers.items():
-            (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_text(text)
         try:
             made.rename(folder)
@@ -141,7 +94,8 @@ def _header_folder() -> Path:
 
 @functools.cache
 def _own_sources() -> str:
-    return digest(*(path.read_text() for path in (*sorted(KERNELS.glob("simt*")), Path(__file__))))
+    files = sorted(path for path in (*KERNELS.glob("simt_*"), *HEADERS.rglob("*"), Path(__file__)) if path.is_file())
+    return digest(*(path.read_text() for path in files))
 
 
 @functools.cache
@@ -149,8 +103,9 @@ def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (kernels/simt_runtime.cpp), for all kernels of the process to call."""
     compiler, identity = find_compiler()
     source = (KERNELS / "simt_runtime.cpp").read_text()
-    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}"]
-    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), identity)}.so"
+    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-I{KERNELS}", *limits]
+    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
         _compile(compiler, source, flags, path, kernel=False)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -161,22 +116,15 @@ def _compile(
 ) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
     if kernel:
-        flags = [*flags, "-include", str(KERNELS / "simt.h")]
+        flags = [*flags, "-include", str(HEADERS / "simt.h")]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
-        _run([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
+        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:
             text = _with_dynamic(Path(assembly).read_text())
-            Path(assembly).write_text(_with_gaps(_with_alignments(text)) if gaps else text)
-        _run([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
+            Path(assembly).write_text(_with_gaps(text) if gaps else text)
+        run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
-
-
-def _run(command: list[str], source: str | None = None) -> None:
-    done = subprocess.run(command, input=source, capture_output=True, text=True)
-    if done.returncode:
-        compiler = Path(command[0]).name
-        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
 
 
 def _with_dynamic(assembly: str) -> str:
@@ -189,36 +137,8 @@ def _with_dynamic(assembly: str) -> str:
     return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
 
 
-_MEMORY = re.compile(r"(\(set )?\(mem[/\w]*:\w+ ((?:(?!\(mem|\(set).)*?) S(8|16) A(\d+)\]", re.S)
-
-
-def _with_alignments(assembly: str) -> str:
-    """GCC calls one hook for 16 bytes whether they are aligned to 16 or to 8; the RTL of the access tells which."""
-
-    def hook(call: re.Match) -> str:
-        for access in _MEMORY.finditer(assembly, call.end(), call.end() + 8000):
-            stack_or_second_half = " sp)" in access[2] or (access[2].endswith("+8") and access[3] == "8")
-            if (access[1] is not None) == (call[2] == "write") and not stack_or_second_half:
-                return f"{call[1]}{call[2]}16{'' if int(access[4]) >= 128 else '_by_8'}"
-        return call[0]
-
-    assembly = re.sub(r"(\bcall\s+__tsan_)(read|write)16\b", hook, assembly)
-    return re.sub(r"^#[( ].*\n|\t# \d+\t\[c=.*$", "", assembly, flags=re.M)
-
-
-_GUARD_HOOK = re.compile(
-    r"(leaq\s+(?:_ZGV\w+|__tls_guard)@\w+\([^)]*\), %rdi\n"
-    r"(?:\s*(?:\.value|\.byte|rex64|call\s+__tls_get_addr|movq)\b.*\n){0,6}?)"  # the address, in a template
-    r"\s*call\s+__tsan_(?:read|write)1(?:@PLT)?\n"
-)
-
-
 def _with_gaps(assembly: str) -> str:
-    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next.
-
-    GCC guards an array of a class with a constructor by a flag of its own, which is no access of the kernel (x86 only).
-    """
-    assembly = _GUARD_HOOK.sub(r"\1", assembly)
+    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next."""
     lines, in_shared = [], False
     for line in assembly.splitlines():
         if re.match(r"\s*\.(section|text|data|bss)\b", line):

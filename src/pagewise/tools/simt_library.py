@@ -5,17 +5,16 @@ import functools
 import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pagewise.kernels
 from pagewise.tools.cuda_build import CompileError, nvidia_headers, publish
+from pagewise.tools.simt_compiler import run_tool
 
 KERNELS = Path(pagewise.kernels.__path__[0])
-MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES = 227 << 10, 48 << 10
+HEADERS = KERNELS / "simt_headers"  # what a kernel can include, simt.h among it
 
 
 class SharedArray(NamedTuple):
@@ -34,6 +33,7 @@ class Library(NamedTuple):
     handle: ctypes.CDLL
     base: int  # where it lies in memory
     shared: tuple[SharedArray, ...]  # offsets count from the anchor
+    guards: tuple[SharedArray, ...]  # what the compiler keeps beside those of a class: constructed yet?
     dynamic_offset: int | None  # of `extern __shared__`, if the file has any
     dynamic_name: str
     source_name: str
@@ -41,7 +41,9 @@ class Library(NamedTuple):
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
         """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
-        return {address: _locate(self.path, address - self.base - 1) for address in _looked_up(self, addresses)}
+        offsets = {address: address - self.base - 1 for address in addresses if address}
+        found = _located(self.path, self.source_name, sorted(set(offsets.values())))
+        return {address: found[offset] for address, offset in offsets.items()}
 
 
 @functools.cache
@@ -52,113 +54,77 @@ def load(path: Path, source_name: str) -> Library:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
-    function, arrays, has_atomics = _symbols(path)
-    (anchor,) = (at for name, at, _ in arrays if name == "simt_anchor")
-    dynamic = next((at for name, at, _ in arrays if name == "simt_dynamic"), None)
-    names = [
-        _variable_name(name)
-        for name, at, size in arrays
-        if at == dynamic and size == MAX_SHARED_BYTES and name != "simt_dynamic"
-    ]
-    shared = (
-        SharedArray(_variable_name(name), at - anchor, size, name)
-        for name, at, size in arrays
-        if at not in (anchor, dynamic)
-    )
+    symbols = _symbols(path)
+    at = {each.symbol: each.offset for each in symbols}
+    anchor, dynamic = at["simt_anchor"], at.get("simt_dynamic")
+    shared, guards, dynamic_names = [], [], []
+    for each in symbols:
+        if each.symbol in ("simt_anchor", "simt_dynamic") or not each.is_local:
+            continue
+        if each.offset == dynamic:
+            dynamic_names.append(each.name)
+        elif each.symbol.startswith("_ZGV") or each.symbol == "__tls_guard":
+            guards.append(SharedArray(each.name, each.offset - anchor, each.bytes))
+        else:
+            shared.append(SharedArray(each.name, each.offset - anchor, each.bytes, each.symbol))
     handle.simt_anchor_address.restype = ctypes.c_void_p
     address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
     return Library(
-        path, handle, address - function, tuple(shared), None if dynamic is None else dynamic - anchor,
-        " or ".join(names), source_name, has_atomics,
+        path, handle, address - at["simt_anchor_address"], tuple(shared), tuple(guards),
+        None if dynamic is None else dynamic - anchor, " or ".join(dynamic_names), source_name,
+        "simt_exchange_if" in at,
     )  # fmt: skip
 
 
-def _symbols(path: Path) -> tuple[int, list[tuple[str, int, int]], bool]:
-    """A library's anchor function (its offset), thread-local variables (name, offset, bytes), and if it has atomics.
+class _Symbol(NamedTuple):
+    symbol: str
+    name: str  # in the source: `tile` of _ZZ9transposePfPKfE4tile
+    offset: int
+    bytes: int
+    is_local: bool  # to a thread
 
-    Read from the ELF symbol table, once: the result is kept beside the library.
+
+def _symbols(path: Path) -> list[_Symbol]:
+    """The thread-local variables of a library, sorted, and what else it has to do with the runtime.
+
+    nm and c++filt (binutils, which g++ needs) read them once: the result is kept beside the library.
     """
     kept = path.with_suffix(".json")
     if not kept.exists():
-        image = path.read_bytes()
-        symbols = sorted(set(_elf_symbols(image)))
-        function = next(value for name, _, value, _ in symbols if name == "simt_anchor_address")
-        local = [(name, at, size) for name, kind, at, size in symbols if kind == 6 and not name.startswith("_ZGV")]
-        publish(kept, json.dumps([function, local, b"simt_exchange_if" in image]).encode())
-    function, local, has_atomics = json.loads(kept.read_text())
-    return function, [tuple(each) for each in local], has_atomics
+        table = run_tool("nm", "--format=sysv", str(path))
+        rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
+        rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in ("simt_anchor_address", "simt_exchange_if"))
+        names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
+        found = [
+            _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")
+            for (symbol, value, _, kind, size, *_), name in zip(rows, names, strict=True)
+        ]
+        publish(kept, json.dumps(found).encode())
+    return [_Symbol(*each) for each in json.loads(kept.read_text())]
 
 
-def _elf_symbols(image: bytes) -> Iterable[tuple[str, int, int, int]]:
-    """(name, type, value, size) of every defined symbol of a 64-bit ELF file."""
-    number = lambda at, size: int.from_bytes(image[at : at + size], "little")  # noqa: E731
-    sections, entry, count = number(40, 8), number(58, 2), number(60, 2)
-    headers = [sections + i * entry for i in range(count)]
-    for header in headers:
-        if number(header + 4, 4) != 2:  # a symbol table
-            continue
-        start, size = number(header + 24, 8), number(header + 32, 8)
-        names = number(headers[number(header + 40, 4)] + 24, 8)
-        for at in range(start, start + size, 24):
-            if number(at + 6, 2):
-                name = names + number(at, 4)
-                yield (
-                    image[name : image.index(b"\0", name)].decode(),
-                    image[at + 4] & 15,
-                    number(at + 8, 8),
-                    number(at + 16, 8),
-                )
-
-
-def _variable_name(symbol: str) -> str:
-    """`tile` of _ZZ9transposePfPKfE4tile: the last name of a mangled one."""
-    if not symbol.startswith("_Z"):
-        return symbol
-    ends = [m.end() for m in re.finditer(r"\d+", symbol)]
-    for end in reversed(ends):
-        digits = re.search(r"\d+$", symbol[:end])
-        for start in range(digits.start(), end) if digits else ():
-            length = int(symbol[start:end])
-            name = symbol[end : end + length]
-            if (
-                length
-                and len(name) == length
-                and re.fullmatch(r"[A-Za-z_]\w*", name)
-                and re.fullmatch(r"(_\d+|E?_?)*", symbol[end + length :])
-            ):
-                return name
-    return symbol
-
+# ------------------------------------------------------------------------------------------------ source lines
 
 _lines: dict[tuple[Path, int], tuple[str, int]] = {}
 
 
-def _looked_up(library: Library, addresses: Iterable[int]) -> list[int]:
-    """Ask addr2line (binutils, which g++ needs) or llvm-symbolizer for the lines not yet known."""
-    addresses = [address for address in addresses if address]
-    offsets = sorted({address - library.base - 1 for address in addresses})
-    new = [offset for offset in offsets if (library.path, offset) not in _lines]
-    tool = shutil.which("addr2line") or shutil.which("llvm-addr2line")
-    if new and tool:
-        done = subprocess.run(
-            [tool, "-a", "-i", "-e", str(library.path)], input="\n".join(map(hex, new)), capture_output=True, text=True
-        )
-        for block in re.split(r"^0x", done.stdout, flags=re.M)[1:]:
+def _located(path: Path, source_name: str, offsets: Sequence[int]) -> dict[int, tuple[str, int]]:
+    """File and line of each instruction; addr2line is asked for those not yet known."""
+    new = [hex(offset) for offset in offsets if (path, offset) not in _lines]
+    if new:
+        found = run_tool("addr2line", "-a", "-i", "-e", str(path), lines=new)
+        for block in re.split(r"^0x", found, flags=re.M)[1:]:
             at, *frames = block.splitlines()
-            _lines[library.path, int(at, 16)] = _innermost(frames, library.source_name)
-    return addresses
+            _lines[path, int(at, 16)] = _innermost(frames, source_name)
+    return {offset: _lines.get((path, offset), ("", 0)) for offset in offsets}
 
 
 def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
+    not_the_kernel = (f"{HEADERS}/", "pagewise", str(nvidia_headers()), "/usr/", "??")
     for frame in frames:
         file, _, line = frame.partition(" (")[0].rpartition(":")
-        ours = file in (str(KERNELS / "simt.h"), "pagewise") or "/headers-" in file
         if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):
             file = source_name
-        if file == source_name or not (ours or file.startswith((str(nvidia_headers()), "/usr/", "??"))):
+        if file == source_name or not (file.startswith(not_the_kernel) or "/headers-" in file):
             return file, int(line) if line.isdigit() else 0
     return source_name, 0
-
-
-def _locate(path: Path, offset: int) -> tuple[str, int]:
-    return _lines.get((path, offset), ("", 0))

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from pagewise.tools import simt_abi
+from pagewise.tools.simt_abi import Mode, Space
 
 
 class Memory:
@@ -24,16 +25,16 @@ class Memory:
             else:
                 self.regions.append([start, end, t.element_size(), [name]])
 
-    def describe(self, request, parameters, mode, shared) -> tuple:
+    def describe(self, request, parameters, run, shared, guards) -> tuple:
         """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
         regions = (simt_abi.REGION * len(self.regions))()
         for region, (start, end, granule, _) in zip(regions, self.regions, strict=True):
             region.start, region.bytes, region.granule = start, end - start, granule
-            if mode.kind == simt_abi.CHECK:
-                written = mode.report.written_map(start, granule, (end - start) // granule)
+            if run.mode == Mode.CHECK:
+                written = run.report.written_map(start, granule, (end - start) // granule)
                 region.written = written.data_ptr()
                 region.expect_written = any(
-                    t.data_ptr() < end and start < t.data_ptr() + _extent(t) for t in mode.outputs if t.numel()
+                    t.data_ptr() < end and start < t.data_ptr() + _extent(t) for t in run.outputs if t.numel()
                 )
         pointed = [
             (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
@@ -42,11 +43,15 @@ class Memory:
         ]
         pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
         pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
-        arrays = (simt_abi.SHARED_ARRAY * len(shared))(*((array.offset, array.bytes) for array in shared))
+        places, guard_places = (
+            (simt_abi.SHARED_ARRAY * len(arrays))(*((array.offset, array.bytes) for array in arrays))
+            for arrays in (shared, guards)
+        )
         request.regions, request.num_regions = regions, len(regions)
         request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
-        request.shared, request.num_shared = arrays, len(shared)
-        return regions, pointers, pointer_regions, arrays
+        request.shared, request.num_shared = places, len(shared)
+        request.guards, request.num_guards = guard_places, len(guards)
+        return regions, pointers, pointer_regions, places, guard_places
 
     def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
         """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
@@ -73,7 +78,7 @@ class Memory:
         """
         tensor, element = events["region"].astype(np.int16), events["offset"] // 4
         for r, (start, _, _, names) in enumerate(self.regions):
-            of_region = (events["space"] == 0) & (events["region"] == r)
+            of_region = (events["space"] == Space.GLOBAL) & (events["region"] == r)
             for name in reversed(names):
                 t = self.tensors[name]
                 at = events["offset"] + start - t.data_ptr()

@@ -42,11 +42,10 @@ class Launch:
 
     def __init__(
         self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], lines: Sequence[LineCount], trace: np.ndarray,
-        tensors: Sequence[str], shared: Sequence[str], source: Sequence[str], trace_is_complete: bool,
+        tensors: Sequence[str], shared: Sequence[str], source: Sequence[str],
     ) -> None:  # fmt: skip
         self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
         self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
-        self.trace_is_complete = trace_is_complete
         self._source = source
         merged: dict[tuple[int, str, str], LineCount] = {}
         for line in lines:
