@@ -5,8 +5,8 @@
     grouped  v2 with the query heads of a KV head in one thread block, so that keys and values are read once for all
 
 The kernels are in kernels/paged_attention.cu. Here: which instantiation, how much shared memory, the launches, and the
-custom ops around them, which wait for nothing and work under torch.compile. The doors in `pagewise.paged_attention`
-check.
+custom ops around them, which wait for nothing and work under torch.compile. The doors are in `pagewise.paged_attention`
+and check everything, with the `check_…` functions below for what these kernels in particular cannot take.
 """
 
 import functools
