@@ -5,8 +5,8 @@
     grouped  v2 with the query heads of a KV head in one thread block, so that keys and values are read once for all
 
 The kernels are in kernels/paged_attention.cu. Here: which instantiation, how much shared memory, the launches, and the
-custom ops around them, which wait for nothing and work under torch.compile. The doors in `pagewise.paged_attention`
-check.
+custom ops around them, which wait for nothing and work under torch.compile. The doors are in `pagewise.paged_attention`
+and check everything, with the `check_…` functions below for what these kernels in particular cannot take.
 """
 
 import functools
@@ -247,7 +247,7 @@ def _(q, *_):
 @counts_as("pagewise::paged_attention_v1")
 def _work_v1(q, k_cache, v_cache, block_tables, seq_lens, *_) -> tuple[int, int, int, int]:
     (B, H, D), P = q.shape, v_cache.shape[-1]
-    tokens = int(cdiv(seq_lens.long(), P).sum()) * P  # blocks are read whole
+    tokens = sum(cdiv(length, P) for length in seq_lens.tolist()) * P  # blocks are read whole
     kv_bytes = 2 * tokens * H * D * k_cache.element_size()  # once per query head
     other_bytes = q.nbytes + 4 * (tokens // P + 1) * H  # the queries, the tables, the lengths
     return 4 * tokens * H * D, 5 * tokens * H, kv_bytes + other_bytes, q.nbytes + 4 * B * H
@@ -259,5 +259,5 @@ def _work_v2(q, k_cache, v_cache, block_tables, seq_lens, *options) -> tuple[int
     (*_, partition_size, query_heads), (_, H, D) = options, q.shape
     matmul, other, read, written = _work_v1(q, k_cache, v_cache, block_tables, seq_lens)
     kv_bytes = matmul // 2 * k_cache.element_size()  # of v1: two operations per element of K and of V
-    partials = int(cdiv(seq_lens.long(), partition_size).sum()) * H * 4 * (D + 2)
+    partials = sum(cdiv(length, partition_size) for length in seq_lens.tolist()) * H * 4 * (D + 2)
     return matmul, other, read - kv_bytes + kv_bytes // query_heads + partials, written + partials
