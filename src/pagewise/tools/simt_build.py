@@ -1,4 +1,4 @@
-"""Compiles a .cu file for the CPU, with g++ or clang++ against kernels/simt.h, and keeps the result on disk.
+"""Compiles a .cu file for the CPU, with g++ or clang++ against simt_headers/simt.h, and keeps the result on disk.
 
 A kernel has two builds: the plain one to run, and an instrumented one (-fsanitize=thread with our own hooks in place of
 the sanitizer's) to observe and to check. A build is found again by its content: source, included files, definitions,
