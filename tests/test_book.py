@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from browser import BROWSER, probe
+
 from conftest import ROOT
 
 LESSONS = sorted(path.stem for path in (ROOT / "lessons").glob("*.ipynb"))
