@@ -1,0 +1,1 @@
+"""What lessons and benchmarks run and no user imports."""
