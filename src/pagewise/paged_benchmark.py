@@ -196,9 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time every way of paged decode on this machine.")
     parser.add_argument("--record", type=Path, help="keep each record in this file as it comes (GPU only)")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes (3: those with targets)")
-    parser.add_argument(
-        "--limit", type=float, default=120.0, help="seconds that a method has for a shape (%(default)g)"
-    )
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one method on one shape (%(default)g)")
     asked = parser.parse_args()
     device = best_device()
     on_gpu = device.type == "cuda"

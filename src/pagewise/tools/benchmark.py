@@ -7,7 +7,7 @@ reason why it has none. `pagewise.tools.timing` says how times are taken, `pagew
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from pagewise.tools.timing import (
     Timer,
     compare,
     copy_bandwidth,
+    cpu_seconds,
     host_seconds,
     in_turns,
     matmul_rate,
@@ -33,6 +34,7 @@ __all__ = [
     "Timing",
     "Worker",
     "copy_bandwidth",
+    "cpu_seconds",
     "described",
     "keep",
     "matmul_rate",
@@ -68,7 +70,7 @@ def relative_error(out: Tensor, exact: Tensor) -> float:
     out, exact = out.detach().double(), exact.detach().double().to(out.device)
     tiny = torch.finfo(torch.float64).tiny
     errors = (out - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=tiny)
-    return float(errors.nan_to_num(nan=torch.inf).max()) if errors.numel() else 0.0
+    return float(errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if errors.numel() else 0.0
 
 
 def fault(run: Candidate, exact: Tensor) -> str | None:
@@ -113,7 +115,7 @@ def _conditions(timer: Timer) -> str:
     return "host clock, launch included"
 
 
-def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **options: float) -> dict[str, Spread | str]:
+def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **options: Any) -> dict[str, Spread | str]:
     """`compare` (which takes the options) of all functions whose result is `exact`; of the others what is wrong.
 
     Where `exact` is None, they have no result to check. With a wrong first one there is nothing to compare with.

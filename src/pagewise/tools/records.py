@@ -7,6 +7,7 @@ itself, is noticed when it is read.
 
 import datetime
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -106,33 +107,32 @@ def recorded(path: Path) -> list[Record] | None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text under a header: the first column flush left, the others flush right, the last as long as it is."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    widths[-1] = 0
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (header, *rows)
-    ]
+    """Rows of text under a header: numbers flush right, the first and the last column flush left."""
+    widths = [*(max(map(len, column)) for column in zip(header, *rows, strict=True))][:-1]
+    lines = []
+    for first, *numbers, last in (header, *rows):
+        padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *padded, last]))
     return "\n".join(lines)
 
 
 def table_of(records: Sequence[Record]) -> str:
-    """A line per record: how long it took, between which quartiles, and what share of the measured limit it reached."""
-    header = ("what", "shape", "dtype", "time", "spread", "rate", "of limit", "how")
-    return table(header, [_row(record) for record in records])
+    """A table per shape and dtype: each thing's time, its spread, its rate, and its share of the measured limit."""
+    tables = []
+    for (shape, dtype), group in itertools.groupby(records, lambda record: (record.shape, record.dtype)):
+        sizes = ", ".join(f"{name} {size}" for name, size in shape.items())
+        header = (f"{sizes}, {dtype}", "time", "spread", "rate", "of limit", "how")
+        tables.append(table(header, [_row(record) for record in group]))
+    return "\n\n".join(tables)
 
 
 def _row(r: Record) -> tuple[str, ...]:
-    shape = " ".join(f"{name}={size}" for name, size in r.shape.items())
     if r.seconds is None:
-        return r.what, shape, r.dtype, "–", "–", "–", "–", r.refused
+        return r.what, "–", "–", "–", "–", r.refused
     amount, unit = (r.bytes, "GB/s") if r.limit == "copy" else (r.flops, "GFLOP/s")
     fraction = "–" if r.fraction is None else f"{r.fraction:.1%} {r.limit}"
     rate = f"{amount / r.seconds / 1e9:,.1f} {unit}"
-    return r.what, shape, r.dtype, f"{r.seconds * 1e6:,.1f} µs", f"{r.spread / r.seconds:.1%}", rate, fraction, r.how
+    return r.what, f"{r.seconds * 1e6:,.1f} µs", f"{r.spread / r.seconds:.1%}", rate, fraction, r.how
 
 
 # ------------------------------------------------------------------------------------------------ validation

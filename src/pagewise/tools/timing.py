@@ -44,20 +44,32 @@ def measure(
 
 
 def compare(
-    functions: Mapping[str, Callable[[], object]], *, seconds: float = 1.0, repeats: int = 9, warmup: int = 2
+    functions: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float = 1.0,
+    repeats: int = 9,
+    warmup: int = 2,
+    timer: Timer | None = None,
 ) -> dict[str, Spread]:
     """How many times as long as the first function each takes: the median of the ratios of neighbouring calls.
 
     The first one runs once more in each round, under its name and "again": how far that is from 1 is the noise.
+    Before each timed call comes one that is not, so that each finds the caches as itself, not as another, left them.
     Rounds go on until there were `repeats` of them and `seconds` have passed. Many calls of a millisecond each are
-    worth more than few long ones: a busy machine interrupts few of them.
+    worth more than few long ones: a busy machine interrupts few of them. `timer`: by default `host_seconds`.
     """
+    once = timer or host_seconds
+
+    def in_its_own_caches(function: Callable[[], object]) -> float:
+        function()
+        return once(function)
+
     first = next(iter(functions))
-    again = {f"{first}, again": functions[first]}
-    taken = in_turns({**functions, **again}, host_seconds, repeats=repeats, warmup=warmup, seconds=seconds)
+    functions = {**functions, f"{first}, again": functions[first]}
+    taken = in_turns(functions, in_its_own_caches, repeats=repeats, warmup=warmup, seconds=seconds)
     return {
         name: Spread.of([theirs / base for theirs, base in zip(taken[name], taken[first], strict=True)])
-        for name in taken
+        for name in functions
     }
 
 
@@ -90,6 +102,13 @@ def host_seconds(function: Callable[[], object]) -> float:
     function()
     _synchronize()
     return time.perf_counter() - start
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """Seconds that one call keeps cores busy, all threads together: what other processes take is not in it."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
 
 
 class ColdTimer:

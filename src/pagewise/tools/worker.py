@@ -8,7 +8,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
 STARTING = 300.0  # seconds that a new process has to import everything and call `make`
 
@@ -44,7 +44,7 @@ class Worker:
             raise Failed(reason)
         return result
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: object) -> None:
