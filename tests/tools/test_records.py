@@ -125,10 +125,18 @@ def test_nothing_is_added_to_a_file_that_was_edited(path):
         keep(path, REFUSED)
 
 
-def test_what_is_no_record_is_noticed(path):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", "x.json, record 1: it must be an object, got int"),
+        ("{}", "x.json must hold a list of records, got dict"),
+        ('[{"what": ', "x.json is not JSON"),
+    ],
+)
+def test_what_is_no_record_is_noticed(path, text, message):
     path.parent.mkdir()
-    path.write_text("[1]")
-    with pytest.raises(ValueError, match="record 1: it must be an object, got int"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
         recorded(path)
 
 

@@ -96,6 +96,12 @@ def test_a_spread_is_the_median_and_the_quartiles():
     assert Spread.of([4.0]) == Spread(4.0, 4.0, 4.0)
 
 
+def test_core_time_has_no_waiting_in_it():
+    assert (
+        timing.cpu_seconds(lambda: timing.time.sleep(0.2)) < 0.1 < timing.host_seconds(lambda: timing.time.sleep(0.2))
+    )
+
+
 # ------------------------------------------------------------------------------------------------ on a GPU
 
 

@@ -59,7 +59,7 @@ def block_manager() -> Contest:
     functions = {
         "list.append": in_a_list,
         "BlockManager, alone, 1,000 blocks": with_others(1, 1_000),
-        "BlockManager, 1,000 others, 100,000 blocks": with_others(1_000, 100_000),
+        "BlockManager, 100 others, 10,000 blocks": with_others(100, 10_000),
     }
     return f"{TOKENS} tokens appended to a sequence", functions, None
 
@@ -110,12 +110,12 @@ def _sizes(shape: Shape) -> str:
     return f"{shape.num_seqs} × {shape.seq_len} tokens, {shape.num_heads} heads over {shape.num_kv_heads}"
 
 
-def main(*, seconds: float = 4.0) -> None:
-    """Every comparison, for about so many seconds each, torch in one thread: more would spin while they wait."""
-    torch.set_num_threads(1)
+def main(*, seconds: float = 4.0, repeats: int = 9) -> None:
+    """Every comparison, each for so many seconds and at least so many rounds."""
+    torch.set_num_threads(1)  # more would spin while they wait for each other
     for title, functions, right in contests():
         rows = []
-        found = benchmark.ratios(functions, right, seconds=seconds, timer=benchmark.cpu_seconds)
+        found = benchmark.ratios(functions, right, seconds=seconds, repeats=repeats, timer=benchmark.cpu_seconds)
         for name, ratio in found.items():
             failed = isinstance(ratio, str)
             rows.append((name, "–", ratio) if failed else (name, f"× {ratio.median:.2f}", _quartiles(ratio)))

@@ -97,8 +97,14 @@ def recorded(path: Path) -> list[Record] | None:
     """
     if not path.exists():
         return None
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); measure again") from None
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} must hold a list of records, got {type(entries).__name__}; measure again")
     records = []
-    for number, entry in enumerate(json.loads(path.read_text(encoding="utf-8")), start=1):
+    for number, entry in enumerate(entries, start=1):
         try:
             records.append(_record(entry))
         except ValueError as error:
