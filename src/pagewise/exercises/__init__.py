@@ -8,7 +8,7 @@
 `stubs`, `solutions` and `mistakes` hold by name what a reader starts from, a right answer, and the natural wrong ones.
 """
 
-from pagewise.exercises.checkers import Checkers, Catalogue, show
+from pagewise.exercises.checkers import Catalogue, Checkers, show
 
 __all__ = ["check", "mistakes", "show", "solutions", "stubs"]
 

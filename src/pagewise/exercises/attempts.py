@@ -61,12 +61,14 @@ def _by_other_thread(seconds: float) -> Iterator[None]:
         watcher.join()
 
 
-def attempt(call: Callable[[], object], *, seconds: float = SECONDS, code: object = None) -> object:
+def attempt(call: Callable[[], object], *, seconds: float | None = None, code: object = None) -> object:
     """What `call` returns, or `Raised`. Only the user's own interrupt (KeyboardInterrupt) gets out.
 
     Args:
+        seconds: how long it may take; None: SECONDS.
         code: the reader's function; an exception is reported with the line of it where it rose.
     """
+    seconds = SECONDS if seconds is None else seconds
     try:
         with time_limit(seconds):
             return call()

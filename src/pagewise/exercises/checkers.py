@@ -3,12 +3,24 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pagewise.exercises import lesson_1, lesson_2, lesson_3, lesson_4, lesson_5
+from pagewise.exercises import (
+    lesson_1,
+    lesson_2,
+    lesson_3,
+    lesson_3_kernel,
+    lesson_4,
+    lesson_5,
+    lesson_5_attention,
+)
 from pagewise.exercises.exercise import Exercise, Verdict
 from pagewise.exercises.python import listing
 
 LESSONS: dict[int, list[Exercise]] = {
-    number: lesson.EXERCISES for number, lesson in enumerate((lesson_1, lesson_2, lesson_3, lesson_4, lesson_5), 1)
+    1: lesson_1.EXERCISES,
+    2: lesson_2.EXERCISES,
+    3: [*lesson_3.EXERCISES, *lesson_3_kernel.EXERCISES],
+    4: lesson_4.EXERCISES,
+    5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 _NOTHING = object()

@@ -7,6 +7,8 @@ import linecache
 import re
 from pathlib import Path
 
+from pagewise.exercises.exercise import Mistake
+
 _HOLE = re.compile(
     r"(?P<ask>^[ \t]*(?P<mark>#|//) yours: .*\n(?:^[ \t]*(?P=mark) .*\n)*)"
     r"(?P<answer>(?s:.*?))^[ \t]*(?P=mark) end\n",
@@ -16,12 +18,17 @@ _HOLE = re.compile(
 
 def solution_text(file: str) -> str:
     """The file without the marks."""
-    return _HOLE.sub(lambda hole: hole["answer"], _read(file))
+    return _HOLE.sub(lambda hole: hole["answer"], _read(file)).rstrip()
 
 
 def stub_text(file: str) -> str:
-    """The file with holes where the answers are."""
-    return _HOLE.sub(lambda hole: f"{hole['ask']}\n", _read(file))
+    """The file with holes where the answers are; in Python "..." stands there, since a loop cannot be empty."""
+
+    def hole(match: re.Match) -> str:
+        indent, mark = match["ask"].partition(match["mark"])[:2]
+        return match["ask"] + (f"{indent}...\n" if mark == "#" else "\n")
+
+    return _HOLE.sub(hole, _read(file)).rstrip()
 
 
 def _read(file: str) -> str:
@@ -34,6 +41,14 @@ def edited(source: str, *edits: tuple[str, str]) -> str:
         assert old in source, f"no {old!r} in this source"
         source = source.replace(old, new)
     return source
+
+
+def variants(file: str, **mistakes: tuple) -> dict[str, Mistake]:
+    """Mistakes as edits of the file's solution: title = (hint, (old, new), …)."""
+    source = solution_text(file)
+    return {
+        title.replace("_", " "): Mistake(edited(source, *edits), hint) for title, (hint, *edits) in mistakes.items()
+    }
 
 
 def triton_kernel(source: str) -> object:

@@ -3,8 +3,7 @@
 import functools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from pagewise.exercises.exercise import Case, Exercise, Mistake, Verdict, not_ye
 from pagewise.exercises.values import Raised
 from pagewise.tools import simt
 from pagewise.tools.cuda import CudaKernel
-from pagewise.tools.cuda_build import CompileError
+from pagewise.tools.cuda_build import CompileError, cache_dir
 
 _WORKER = worker.Worker()
 
@@ -36,10 +35,11 @@ class CudaExercise(Exercise):
     def __call__(self, theirs: object) -> Verdict:
         if isinstance(theirs, CudaKernel):
             theirs = Program(theirs.source, theirs.name, theirs.defines, theirs.options)
-        elif isinstance(theirs, str):
+        elif isinstance(theirs, str) and "__global__" in theirs:
             theirs = Program(theirs, self.name)
         else:
-            return not_yet(f"the answer must be a CudaKernel or its source, got {type(theirs).__name__}.")
+            got = "a string without __global__" if isinstance(theirs, str) else type(theirs).__name__
+            return not_yet(f"the answer must be a CudaKernel, or the source of one, got {got}.")
         try:
             return _WORKER.judge(self.name, theirs)
         except worker.Died as died:
@@ -53,8 +53,8 @@ class CudaExercise(Exercise):
             _kernel(program)
         except CompileError as error:
             return not_yet(f"it does not compile\n\n{textwrap.indent(str(error), '    ')}")
-        except (ValueError, TypeError, FileNotFoundError) as error:
-            return not_yet(f"the source cannot be read: {error}")
+        except (ValueError, TypeError) as error:
+            return not_yet(f"this source cannot be used: {error}")
         return super().__call__(program)
 
     def refuses(self, theirs: object) -> None:
@@ -67,12 +67,20 @@ class CudaExercise(Exercise):
         return attempt(lambda: _run(case, kernel), seconds=10 * worker.RUN_SECONDS)
 
     def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
-        with ThreadPoolExecutor() as pool:  # the compiler takes a second for each, the first time
-            list(pool.map(lambda mistake: _kernel(Program(mistake.theirs, self.name)), self.mistakes.values()))
-        yield from super().outcomes_of_mistakes()
+        names = [f"{self.name}_{i}" for i in range(len(self.mistakes))]
+        sources = (
+            m.theirs.replace(f" {self.name}(", f" {name}(")
+            for m, name in zip(self.mistakes.values(), names, strict=True)
+        )
+        together = cache_dir() / f"{self.name}_mistakes.cu"  # one file, so that the compiler runs once
+        together.write_text("\n".join(sources))
+        for mistake, name in zip(self.mistakes.values(), names, strict=True):
+            yield mistake, [self.outcome(case, Program(str(together), name)) for case in self.cases]
 
     def unnamed(self, got: object, found: str) -> str:
-        return _ADVICE.get(got.kind[0], "") if isinstance(got, Raised) else super().unnamed(got, found)
+        if isinstance(got, Raised):
+            return _ADVICE.get(got.kind[0], "") if isinstance(got.kind, tuple) else ""
+        return super().unnamed(got, found) + " (NaN: nobody wrote it.)" * ("got nan" in found)
 
 
 _ADVICE = {

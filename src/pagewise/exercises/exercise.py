@@ -74,8 +74,9 @@ class Exercise:
         """Why this cannot be an answer at all, or None."""
         if callable(theirs):
             return None
-        remedy = "" if theirs is None else ": pass the function itself, not what it returns"
-        return f"the answer must be a function, got {type(theirs).__name__}{remedy}."
+        if theirs is None:
+            return "the answer must be a function, got None."
+        return f"the answer must be a function, got {type(theirs).__name__}: pass the function, not what it returns."
 
     def answer(self, theirs: object) -> object:
         """What the reader sees of a solution or a mistake of ours."""

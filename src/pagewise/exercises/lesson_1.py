@@ -122,7 +122,7 @@ def _all_heads(H: int, Hkv: int) -> Case:
 
 KV_HEAD = python_exercise(
     kv_head,
-    [_all_heads(2, 2), _all_heads(4, 2), _all_heads(8, 2), _all_heads(8, 1)],
+    [_all_heads(2, 2), _all_heads(4, 2), _all_heads(8, 2), _all_heads(8, 4), _all_heads(4, 1)],
     {
         "modulo": Mistake(
             lambda h, H, Hkv: h % Hkv,

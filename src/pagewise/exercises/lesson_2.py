@@ -105,8 +105,10 @@ APPEND_AND_ATTEND = python_exercise(
 def cache_bytes(
     num_tokens: int, num_layers: int, num_heads: int, num_kv_heads: int, head_size: int, itemsize: int
 ) -> int:
-    """Bytes of the KV cache of `num_tokens` tokens. A number has `itemsize` bytes; `num_heads` query heads share
-    `num_kv_heads` KV heads."""
+    """Bytes of the KV cache of `num_tokens` tokens, in all layers.
+
+    A number has `itemsize` bytes; `num_heads` query heads share `num_kv_heads` KV heads.
+    """
     return 2 * num_tokens * num_layers * num_kv_heads * head_size * itemsize
 
 
@@ -153,9 +155,9 @@ def _product(numbers: dict[str, int]) -> int:
 
 
 def decode_positions(num_cached: list[int], T: int) -> Tensor:
-    """Positions of the T new tokens of each sequence b in a batch, of which num_cached[b] are in the cache: [B, T] int64.
+    """Positions of the T new tokens of each sequence of a batch: [B, T] int64.
 
-    The first token of a text has position 0. The sequences need not be equally long.
+    num_cached[b] tokens of sequence b are in the cache already. The first token of a text has position 0.
     """
     return torch.tensor(num_cached)[:, None] + torch.arange(T)
 

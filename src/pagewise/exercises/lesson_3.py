@@ -1,4 +1,4 @@
-"""Exercises of lesson 3: merge, streaming attention, and online softmax as a Triton kernel."""
+"""Exercises of lesson 3: merge, streaming attention."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from pagewise.exercises.code import edited, solution_text
 from pagewise.exercises.exercise import Case, Mistake
 from pagewise.exercises.python import call, python_exercise
-from pagewise.exercises.triton import launching, triton_exercise
 from pagewise.exercises.values import text
 
 INF = math.inf
@@ -191,70 +189,4 @@ STREAMING_ATTENTION = python_exercise(
     imports="import math\nfrom collections.abc import Iterable",
 )
 
-
-def _softmax_rows(what: str, rows: list[list[float]], tile: int = 4) -> Case:
-    """Rows in the middle of memory: behind them lie other numbers, which nobody may count in or overwrite."""
-
-    def launch(kernel: object, device: torch.device) -> object:
-        x = torch.tensor(rows, device=device)
-        read = torch.cat([x.flatten(), x.new_full((16,), 3.0)])
-        written = torch.full_like(read, -7.0)
-        kernel[(len(rows),)](read, written, x.shape[1], TILE=tile)
-        return {"out": written[: x.numel()].view_as(x), "behind out": written[x.numel() :][:4]}
-
-    return launching(f"x = {text(rows)}, TILE = {tile}{what}", launch)
-
-
-_SOFTMAX = solution_text("online_softmax_kernel.py")
-_INSIDE = "inside = start + cols < num_cols"
-
-ONLINE_SOFTMAX_KERNEL = triton_exercise(
-    "online_softmax_kernel",
-    [
-        _softmax_rows("", [[1.0, 2.0, 3.0, 4.0]]),
-        _softmax_rows("", [[1.0, 2.0, 3.0]]),
-        _softmax_rows("", [[5.0, 1.0, 1.0, 1.0, 2.0, 3.0]]),
-        _softmax_rows("", [[1.0, 1.0, 1.0, 1.0, 5.0, 6.0]]),
-        _softmax_rows("", [[1.0, 2.0, 3.0], [1000.0, 1001.0, 0.0]]),
-        _softmax_rows(" (the first tile is all masked)", [[-INF] * 4 + [1.0, 2.0]]),
-        _softmax_rows("", [[-INF, -INF]]),
-    ],
-    {
-        "mask before the offset": Mistake(
-            edited(_SOFTMAX, (_INSIDE, "inside = cols < num_cols")),
-            "Keys past the end got weight: your mask compares before the offset `start` is added.",
-        ),
-        "padding of 0": Mistake(
-            edited(_SOFTMAX, ('mask=inside, other=float("-inf")', "mask=inside, other=0.0")),
-            "What stands past the row's end was loaded as 0, a score like any other: `other` must be −inf.",
-        ),
-        "no mask on loading": Mistake(
-            edited(_SOFTMAX, (', mask=inside, other=float("-inf")', "")),
-            "The tile goes past the row's end, and what lies there was counted in: load with `mask` and `other`.",
-        ),
-        "no mask on storing": Mistake(
-            edited(_SOFTMAX, ("/ l_safe, mask=inside", "/ l_safe")),
-            "Numbers behind the end were overwritten: store with the mask, too.",
-        ),
-        "l does not shrink": Mistake(
-            edited(_SOFTMAX, ("l = l * tl.exp(m - m_safe) + ", "l = l + ")),
-            "The maximum rose with a later tile, and l kept what was summed relative to the old one: it shrinks by "
-            "exp(m − m_new).",
-        ),
-        "only the last tile": Mistake(
-            edited(_SOFTMAX, ("l = l * tl.exp(m - m_safe) + ", "l = ")),
-            "l forgets the tiles before: the sum of this one is added to what l was, shrunk.",
-        ),
-        "the other way round": Mistake(
-            edited(_SOFTMAX, ("l * tl.exp(m - m_safe)", "l * tl.exp(m_safe - m)")),
-            "exp(m_new − m) is infinite while m is −inf, and 0 · inf is NaN: l shrinks by exp(m − m_new).",
-        ),
-        "NaN in a masked tile": Mistake(
-            edited(_SOFTMAX, ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new")),
-            "No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
-        ),
-    },
-    "two passes over the row, any length, and nothing behind its end was read or written.",
-)
-
-EXERCISES = [MERGE, STREAMING_ATTENTION, ONLINE_SOFTMAX_KERNEL]
+EXERCISES = [MERGE, STREAMING_ATTENTION]

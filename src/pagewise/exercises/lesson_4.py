@@ -26,39 +26,21 @@ def _appends(count: int, free_blocks: list[int], block_size: int) -> Case:
     return Case(f"{tokens}, one after the other, blocks of {block_size}, free blocks {free_blocks}", run)
 
 
-def _logical_slot(table, num_tokens, free_blocks, block_size):
-    if num_tokens % block_size == 0:
-        table.append(free_blocks.pop(0))
-    return num_tokens
+def _append_with(mistake: str) -> Callable:
+    """An allocate_and_append with one mistake."""
 
+    def allocate_and_append(table, num_tokens, free_blocks, block_size):
+        full = num_tokens % block_size == 0 or mistake == "a block per token"
+        if mistake == "a block too late":
+            full = not table or num_tokens > len(table) * block_size
+        if full:
+            table.append(free_blocks[0] if mistake == "still free" else free_blocks.pop(0))
+        offset = num_tokens if mistake == "offset in the text" else num_tokens % block_size
+        if mistake == "logical slot":
+            return num_tokens
+        return table[-1] * block_size + offset * (mistake != "no offset")
 
-def _one_late(table, num_tokens, free_blocks, block_size):
-    if not table or num_tokens > len(table) * block_size:
-        table.append(free_blocks.pop(0))
-    return table[-1] * block_size + num_tokens % block_size
-
-
-def _block_per_token(table, num_tokens, free_blocks, block_size):
-    table.append(free_blocks.pop(0))
-    return table[-1] * block_size + num_tokens % block_size
-
-
-def _still_free(table, num_tokens, free_blocks, block_size):
-    if num_tokens % block_size == 0:
-        table.append(free_blocks[0])
-    return table[-1] * block_size + num_tokens % block_size
-
-
-def _no_offset(table, num_tokens, free_blocks, block_size):
-    if num_tokens % block_size == 0:
-        table.append(free_blocks.pop(0))
-    return table[-1] * block_size
-
-
-def _whole_offset(table, num_tokens, free_blocks, block_size):
-    if num_tokens % block_size == 0:
-        table.append(free_blocks.pop(0))
-    return table[-1] * block_size + num_tokens
+    return allocate_and_append
 
 
 ALLOCATE_AND_APPEND = python_exercise(
@@ -66,27 +48,30 @@ ALLOCATE_AND_APPEND = python_exercise(
     [_appends(1, [0, 1], 2), _appends(2, [2, 0], 2), _appends(3, [2, 0], 2), _appends(7, [5, 1, 3], 3)],
     {
         "logical slot": Mistake(
-            _logical_slot,
+            _append_with("logical slot"),
             "That is where the token stands in its text: the slot is where it lies in the cache, "
             "block · block_size + offset.",
         ),
         "a block too late": Mistake(
-            _one_late,
+            _append_with("a block too late"),
             "The block is full already, and the new token overwrites its first slot: n tokens fill the table when "
             "n == len(table) · block_size.",
         ),
         "a block per token": Mistake(
-            _block_per_token, "A block has room for block_size tokens: take a new one only when the last is full."
+            _append_with("a block per token"),
+            "A block has room for block_size tokens: take a new one only when the last is full.",
         ),
         "still free": Mistake(
-            _still_free,
+            _append_with("still free"),
             "The block stayed in the list of free ones, and the next sequence will be given it too: `pop(0)` takes it.",
         ),
         "no offset": Mistake(
-            _no_offset, "All tokens of a block get its first slot: add the offset, num_tokens % block_size."
+            _append_with("no offset"),
+            "All tokens of a block get its first slot: add the offset, num_tokens % block_size.",
         ),
         "offset in the text": Mistake(
-            _whole_offset, "The offset counts within the block: num_tokens % block_size, or it runs into the next one."
+            _append_with("offset in the text"),
+            "The offset counts within the block: num_tokens % block_size, or it runs into the next one.",
         ),
     },
     "tokens lie where the table says, and a block is taken only when one is needed.",
@@ -96,8 +81,8 @@ ALLOCATE_AND_APPEND = python_exercise(
 def copy_on_write(table: list[int], ref_counts: list[int], free_blocks: list[int]) -> tuple[int, int] | None:
     """Called before a sequence writes into its last block, which may be shared: ref_counts[block] tables hold it.
 
-    If others hold it too, the first of `free_blocks` takes its place in this table; return the copy to make, (from, to).
-    If nobody else does, change nothing and return None. Leave table, ref_counts and free_blocks as they must be then.
+    If others hold it too, the first of `free_blocks` takes its place in this table: return the copy (from, to).
+    If nobody else does, change nothing and return None. Leave table, ref_counts and free_blocks as they must be.
     """
     old = table[-1]
     if ref_counts[old] == 1:

@@ -28,6 +28,7 @@ def python_exercise(
     """
     shown = listing(stub, solution.__name__) if stub else _without_body(solution)
     stub_text = f"{imports}\n\n\n{shown}" if imports else shown
+    cases = [case._replace(what=case.what.replace("{name}", solution.__name__)) for case in cases]
     return Exercise(name or solution.__name__, cases, mistakes, solution, stub_text, praise)
 
 
@@ -43,7 +44,7 @@ def call(*args: object, of: Callable[..., object] | None = None, **kwargs: objec
         return of(result, *mine) if of else result
 
     words = [*map(text, args), *(f"{key}={text(value)}" for key, value in kwargs.items())]
-    return Case(", ".join(words), run)
+    return Case(f"{{name}}({', '.join(words)})", run)
 
 
 def listing(function: Callable, name: str = "") -> str:

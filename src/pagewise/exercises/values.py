@@ -19,12 +19,12 @@ class Raised:
 
 def difference(expected: object, got: object, place: str = "") -> str | None:
     """How `got` differs from `expected`, or None. NaN equals NaN; a list serves as a tuple, and 2.0 as 2."""
-    subject = place or "the result"
+    subject = f"the result{place}" if not place or place.startswith("[") else place
     if isinstance(expected, Raised) or isinstance(got, Raised):
         same = isinstance(expected, Raised) and isinstance(got, Raised) and expected.kind == got.kind
         return None if same else f"{subject}: {text(expected)} against {text(got)}"
     if got is None and expected is not None:
-        return f"{subject} is None: is there a `return`?"
+        return f"{subject} is None, and there may be no `return`"
     if isinstance(expected, Tensor):
         return _tensor_difference(expected, got, subject)
     if isinstance(expected, Mapping):
@@ -61,9 +61,8 @@ def _tensor_difference(expected: Tensor, got: object, subject: str) -> str | Non
 def _number_difference(expected: object, got: object, subject: str) -> str | None:
     if isinstance(got, Tensor) and got.numel() == 1:
         got = got.item()
-    if expected is None or not isinstance(got, int | float):
-        same = expected is None and got is None
-        return None if same else f"{subject} must be {text(expected)}, got {text(got)}"
+    if expected is None or not isinstance(got, int | float) or isinstance(got, bool):
+        return None if expected is got else f"{subject} must be {text(expected)}, got {text(got)}"
     both_nan = math.isnan(got) and math.isnan(expected)
     close = both_nan or math.isclose(got, expected, rel_tol=RTOL * isinstance(expected, float), abs_tol=ATOL)
     return None if close else f"{subject} must be {text(expected)}, got {text(got)}"
@@ -91,3 +90,9 @@ def text(value: object) -> str:
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"{type(value).__name__}"
+
+
+def small_numbers(*shape: int) -> Tensor:
+    """Small whole numbers, none like its neighbour."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) * 7 % 11 - 5.0).reshape(shape)

@@ -1,7 +1,6 @@
 // sums[row] = the sum of the 32 numbers of row `row` of x. One thread block per row, of one warp.
 __global__ void warp_sum(const float* x,  // [rows, 32]
-                         float* sums)     // [rows]
-{
+                         float* sums) {   // [rows]
     const unsigned ALL_LANES = 0xffffffff;
     float sum = x[blockIdx.x * 32 + threadIdx.x];
     // yours: bring the 32 sums of the lanes together with __shfl_down_sync(ALL_LANES, sum, distance), in five steps, and
