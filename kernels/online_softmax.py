@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from pagewise.kernels.partial import finite, fold, output
+
 
 @triton.jit
 def online_softmax_kernel(
@@ -18,20 +20,15 @@ def online_softmax_kernel(
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * num_cols
     out_ptr += row * num_cols
-    cols = tl.arange(0, TILE)
+    cols = tl.arange(0, TILE)[None, :]
 
-    m = float("-inf")
-    l = 0.0
+    m, l = tl.full([1], float("-inf"), tl.float32), tl.zeros([1], tl.float32)
     for start in range(0, num_cols, TILE):
         x = tl.load(x_ptr + start + cols, mask=start + cols < num_cols, other=float("-inf")).to(tl.float32)
-        m_new = tl.maximum(m, tl.max(x, axis=0))
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)  # (−∞) − (−∞) would be NaN
-        l = l * tl.exp(m - m_safe) + tl.sum(tl.exp(x - m_safe), axis=0)
-        m = m_new
+        m, l, _, _ = fold(m, l, x)
 
-    m_safe = tl.where(m == float("-inf"), 0.0, m)
-    l_safe = tl.where(l == 0.0, 1.0, l)
     for start in range(0, num_cols, TILE):
         inside = start + cols < num_cols
         x = tl.load(x_ptr + start + cols, mask=inside, other=float("-inf")).to(tl.float32)
-        tl.store(out_ptr + start + cols, (tl.exp(x - m_safe) / l_safe).to(out_ptr.dtype.element_ty), mask=inside)
+        out, _ = output(m, l, tl.exp(x - finite(m)[:, None]))
+        tl.store(out_ptr + start + cols, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -3,19 +3,8 @@
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def float8_from_bits(bits, EXPONENT_BITS: tl.constexpr):
-    """bits.view(float8_e4m3fn or float8_e5m2).half(), exactly: for GPUs that cannot convert (e4m3 below sm_89).
-
-    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15: put in place,
-    the number is 2⁸ times too small, subnormals included.
-    """
-    bits = bits.to(tl.uint16)
-    if EXPONENT_BITS == 5:
-        return (bits << 8).to(tl.float16, bitcast=True)
-    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
+from pagewise.kernels.float8 import widen
+from pagewise.kernels.partial import empty, fold, merge, output
 
 
 @triton.jit
@@ -26,6 +15,39 @@ def tanh(x):
     square = x * x
     near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
     return tl.where(square < 0.09, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def masked_scores(products, visible, distance, scale, softcap, slope):
+    """Scores of the products q · k with keys that are `distance` (≤ 0) from the newest. softcap, slope: or None."""
+    scores = products * scale
+    if softcap is not None:
+        scores = softcap * tanh(scores / softcap)
+    if slope is not None:
+        scores += slope * distance.to(tl.float32)
+    return tl.where(visible, scores, float("-inf"))
+
+
+@triton.jit
+def attend_tile(
+    m, l, acc, q, k, v, visible, distance, scale, softcap, slope, PARTS: tl.constexpr, FLOAT8_BITS: tl.constexpr
+):
+    """(m, l, acc) with a tile of keys and values [TILE, BLOCK_D], as stored, folded in: the two ways to multiply."""
+    if PARTS > 1:  # a row for each key of the tile
+        scores = tl.sum(q.to(tl.float32) * widen(k, FLOAT8_BITS).to(tl.float32), axis=1)[:, None]  # s = q · k
+        scores = masked_scores(scores, visible[:, None], distance[:, None], scale, softcap, slope)
+        m, l, rescale, weights = fold(m, l, scores)
+        acc *= rescale[:, None]  # acc' = exp(m − m') · acc + p · v
+        acc += weights * widen(v, FLOAT8_BITS).to(tl.float32)
+    else:  # a row for each head
+        k = widen(k, FLOAT8_BITS).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
+        scores = masked_scores(scores, visible[None, :], distance[None, :], scale, softcap, slope)
+        m, l, rescale, weights = fold(m, l, scores)
+        acc *= rescale[:, None]  # acc' = exp(m − m') · acc + P V
+        weights, v = weights.to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)
+        acc = tl.dot(weights, v, acc, input_precision="ieee")
+    return m, l, acc
 
 
 @triton.jit(
@@ -84,7 +106,9 @@ def paged_decode_kernel(
     head, is_head = kv_head * GROUP + in_group, in_group < GROUP
     dim, token = tl.arange(0, BLOCK_D), tl.arange(0, TILE)
     is_dim = dim < D
+    PARTS: tl.constexpr = TILE if GROUP == 1 else 1  # partials per head
 
+    # which tiles
     seq_len = tl.load(lens_ptr + seq)
     possible = (seq_len >= 0) & (seq_len <= capacity)
     length = tl.where(possible, seq_len, 0)
@@ -94,20 +118,17 @@ def paged_decode_kernel(
     start_tile = first_tile + (num_tiles * split // num_splits).to(tl.int32)
     stop_tile = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
 
+    # the query
     q_offsets = seq * q_stride_seq + head[:, None].to(tl.int64) * q_stride_head + dim[None, :]
     q = tl.load(q_ptr + q_offsets, mask=is_head[:, None] & is_dim[None, :], other=0.0)  # [BLOCK_H, BLOCK_D]
-    if GROUP == 1:
-        q = q.to(tl.float32)
-    if ALIBI:
-        slope = tl.load(slopes_ptr + head, mask=is_head, other=0.0)[:, None]
+    slope = tl.load(slopes_ptr + head, mask=is_head, other=0.0)[:, None] if ALIBI else None
+    softcap = softcap if SOFTCAP else None
+
+    # tile by tile: the blocks its keys lie in, k and v, the fold
     k_ptr += kv_head.to(tl.int64) * k_stride_head
     v_ptr += kv_head.to(tl.int64) * v_stride_head
     tables_ptr += seq * tables_stride_row
-
-    ROWS: tl.constexpr = TILE if GROUP == 1 else BLOCK_H
-    m = tl.full([ROWS], float("-inf"), tl.float32)
-    l = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    m, l, acc = empty(BLOCK_H * PARTS, BLOCK_D)
     for tile in range(start_tile, stop_tile):
         key = tile * TILE + token
         visible = (key >= first_key) & (key < length)
@@ -119,53 +140,26 @@ def paged_decode_kernel(
         inside = visible[:, None] & is_dim[None, :]
         k = tl.load(k_ptr + k_offsets, mask=inside, other=0.0)  # [TILE, BLOCK_D]
         v = tl.load(v_ptr + v_offsets, mask=inside, other=0.0)
-        if FLOAT8_BITS:
-            k, v = float8_from_bits(k, FLOAT8_BITS), float8_from_bits(v, FLOAT8_BITS)
+        distance = key - (length - 1)  # from the newest key
+        m, l, acc = attend_tile(m, l, acc, q, k, v, visible, distance, scale, softcap, slope, PARTS, FLOAT8_BITS)
 
-        if GROUP == 1:
-            scores = tl.sum(q * k.to(tl.float32), axis=1)[:, None] * scale  # [ROWS, 1]
-            key, visible = key[:, None], visible[:, None]
-        else:
-            scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale  # [ROWS, TILE]
-            key, visible = key[None, :], visible[None, :]
-        if SOFTCAP:
-            scores = softcap * tanh(scores / softcap)
-        if ALIBI:
-            scores += slope * (key - (length - 1)).to(tl.float32)
-        scores = tl.where(visible, scores, float("-inf"))
-
-        m_new = tl.maximum(m, tl.max(scores, axis=1))
-        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)  # (−∞) − (−∞) would be NaN
-        rescale = tl.exp(m - m_finite)
-        weights = tl.exp(scores - m_finite[:, None])
-        l = l * rescale + tl.sum(weights, axis=1)
-        acc *= rescale[:, None]
-        if GROUP == 1:
-            acc += weights * v.to(tl.float32)
-        else:
-            acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision="ieee")
-        m = m_new
-
-    if GROUP == 1:  # merge the partials of the tile's keys into the head's
-        m_new = tl.max(m[:, None], axis=0)
-        rescale = tl.exp(m[:, None] - tl.where(m_new == float("-inf"), 0.0, m_new)[None, :])
-        l = tl.sum(l[:, None] * rescale, axis=0)
-        acc = tl.sum(acc * rescale, axis=0)[None, :]
-        m = m_new
+    if PARTS > 1:  # merge them into the head's
+        none_m, none_l, none_acc = empty(1, BLOCK_D)
+        m, l, acc = merge(none_m, none_l, none_acc, m, l, acc)
     l = tl.where(possible, l, float("nan"))
 
     row = seq * num_heads + head
+    is_number = is_head[:, None] & is_dim[None, :]
     if SPLIT:
         row = row * num_splits + split
         tl.store(m_ptr + row, m, mask=is_head)
         tl.store(l_ptr + row, l, mask=is_head)
-        tl.store(acc_ptr + row[:, None] * D + dim[None, :], acc, mask=is_head[:, None] & is_dim[None, :])
+        tl.store(acc_ptr + row[:, None] * D + dim[None, :], acc, mask=is_number)
     else:
-        l = tl.where(l == 0.0, 1.0, l)  # where m is −∞
-        out = acc / l[:, None] * v_scale
-        out_mask = is_head[:, None] & is_dim[None, :]
-        tl.store(out_ptr + row[:, None] * D + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=out_mask)
-        tl.store(lse_ptr + row, m + tl.log(l), mask=is_head)
+        out, lse = output(m, l, acc)
+        out = (out * v_scale).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + row[:, None] * D + dim[None, :], out, mask=is_number)
+        tl.store(lse_ptr + row, lse, mask=is_head)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -187,23 +181,16 @@ def merge_splits_kernel(
     """
     row = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     dim, part = tl.arange(0, BLOCK_D), tl.arange(0, SPLITS)
-    m = tl.full([1], float("-inf"), tl.float32)
-    l = tl.zeros([1], tl.float32)
-    acc = tl.zeros([BLOCK_D], tl.float32)
+    m, l, acc = empty(1, BLOCK_D)
     for start in range(0, num_splits, SPLITS):
         there = start + part < num_splits
         at = row * num_splits + start + part
-        m_part = tl.load(m_ptr + at, mask=there, other=float("-inf"))
-        l_part = tl.load(l_ptr + at, mask=there, other=0.0)
+        m_parts = tl.load(m_ptr + at, mask=there, other=float("-inf"))
+        l_parts = tl.load(l_ptr + at, mask=there, other=0.0)
         acc_mask = there[:, None] & (dim < D)[None, :]
-        acc_part = tl.load(acc_ptr + at[:, None] * D + dim[None, :], mask=acc_mask, other=0.0)
-        m_new = tl.maximum(m, tl.max(m_part, axis=0))
-        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
-        rescale, weights = tl.exp(m - m_finite), tl.exp(m_part - m_finite)
-        l = l * rescale + tl.sum(weights * l_part, axis=0)
-        acc = acc * rescale + tl.sum(weights[:, None] * acc_part, axis=0)
-        m = m_new
-    l = tl.where(l == 0.0, 1.0, l)
-    out = acc / l * v_scale
-    tl.store(out_ptr + row * D + dim, out.to(out_ptr.dtype.element_ty), mask=dim < D)
-    tl.store(lse_ptr + row + tl.arange(0, 1), m + tl.log(l))
+        acc_parts = tl.load(acc_ptr + at[:, None] * D + dim[None, :], mask=acc_mask, other=0.0)
+        m, l, acc = merge(m, l, acc, m_parts, l_parts, acc_parts)
+    out, lse = output(m, l, acc)
+    out = (out * v_scale).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * D + dim[None, :], out, mask=(dim < D)[None, :])
+    tl.store(lse_ptr + row + tl.arange(0, 1), lse)

@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import pkgutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -25,6 +24,7 @@ if importlib.util.find_spec("beartype"):
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).parent.parent
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 # ------------------------------------------------------------------------------------------------ devices
@@ -127,7 +127,7 @@ def triton_kernels() -> set[str]:
 
 def cuda_kernels() -> set[str]:
     """Every `__global__` function of kernels/*.cu."""
-    from pagewise.tools.cuda_signature import kernel_names
+    from pagewise.cuda.declarations import kernel_names
 
     folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
     return {f"{name} (CUDA)" for file in folder.glob("*.cu") for name in kernel_names(file.read_text())}
@@ -137,14 +137,31 @@ def all_kernels() -> set[str]:
     return triton_kernels() | cuda_kernels()
 
 
+def missing_kernels() -> set[str]:
+    """Kernels that no test executed; that there are none of a kind is as bad."""
+    none = {f"any in {kind}" for kind, found in (("Triton", triton_kernels()), ("CUDA", cuda_kernels())) if not found}
+    return none | (all_kernels() - set(all_executed()))
+
+
 def all_executed() -> Counter[str]:
     """Triton's launches and CudaKernel's, of this process and of xdist's workers."""
-    cuda = sys.modules.get("pagewise.tools.cuda")
-    launched = {f"{name} (CUDA)": count for name, count in cuda.launched.items()} if cuda else {}
-    return executed + Counter(launched) + _from_workers
+    return executed + _from_workers
 
 
-def _count_launches() -> None:
+def _count_cuda_launches() -> None:
+    """Count each launch of a CudaKernel that was not refused by its function's name, on either device."""
+    from pagewise.cuda import CudaKernel
+
+    launch = CudaKernel._launch
+
+    def counted(self, *args):
+        launch(self, *args)
+        executed[f"{self.function} (CUDA)"] += 1
+
+    CudaKernel._launch = counted
+
+
+def _count_triton_launches() -> None:
     """Count each launch of a Triton kernel by its name, compiled or interpreted."""
     if importlib.util.find_spec("triton") is None:
         return
@@ -160,7 +177,8 @@ def _count_launches() -> None:
         launcher.run = counted
 
 
-_count_launches()
+_count_cuda_launches()
+_count_triton_launches()
 
 
 def _is_whole_run(config: pytest.Config) -> bool:
@@ -176,7 +194,7 @@ def pytest_testnodedown(node, error) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["kernels"] = dict(all_executed())
-    elif exitstatus == 0 and _is_whole_run(session.config) and all_kernels() - set(all_executed()):
+    elif exitstatus == 0 and _is_whole_run(session.config) and missing_kernels():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -187,7 +205,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     mode = importlib.import_module("pagewise.tools.device").triton_mode()
     counts = ", ".join(f"{name} × {ran[name]}" for name in sorted(kernels & set(ran)))
     terminalreporter.write_line(f"kernels executed ({mode}): {counts or 'none'}")
-    if _is_whole_run(config) and (missing := kernels - set(ran)):
+    if _is_whole_run(config) and (missing := missing_kernels()):
         terminalreporter.write_line(
             f"FAILED: kernels never executed by any test: {', '.join(sorted(missing))}", red=True
         )

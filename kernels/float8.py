@@ -1,0 +1,59 @@
+"""Float8 numbers by their bits, for GPUs that cannot convert: what is written to a paged cache and read from it.
+
+A byte is a sign, EXPONENT_BITS (4: e4m3fn, 5: e5m2), and the rest mantissa.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def encode_float8(x, EXPONENT_BITS: tl.constexpr):
+    """x.clamp(−largest, largest).to(float8).view(uint8) for float32 x: nearest, ties to even; NaN is 0x7F.
+
+    In integers on the bits of x, so that every GPU can. Of 23 mantissa bits the upper M stay. Adding half of what is
+    cut off, less one unless the last bit that stays is odd, rounds them, and a carry runs into the exponent as it
+    should. Below the smallest normal number the quantum is fixed: adding a power of two whose own last bit is worth one
+    quantum lets the adder round.
+    """
+    M: tl.constexpr = 7 - EXPONENT_BITS
+    BIAS: tl.constexpr = 2 ** (EXPONENT_BITS - 1) - 1
+    LARGEST: tl.constexpr = 448.0 if EXPONENT_BITS == 4 else 57344.0
+    SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
+    MAGIC: tl.constexpr = 2.0 ** (1 - BIAS - M + 23)
+    magnitude = tl.minimum(tl.abs(x), LARGEST)
+    bits = magnitude.to(tl.uint32, bitcast=True)
+    odd = (bits >> (23 - M)) & 1
+    normal = ((bits + ((1 << (22 - M)) - 1) + odd) >> (23 - M)) - ((127 - BIAS) << M)
+    subnormal = (magnitude + MAGIC).to(tl.uint32, bitcast=True) & 0x7FFFFF
+    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
+    byte = tl.where(magnitude < SMALLEST_NORMAL, subnormal, normal) | sign
+    return tl.where(x == x, byte, 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def decode_float8(bits, EXPONENT_BITS: tl.constexpr):
+    """bits.view(float8_e4m3fn or float8_e5m2).half(), exactly: for GPUs that cannot convert (e4m3 below sm_89).
+
+    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15: put in place,
+    the number is 2⁸ times too small, subnormals included.
+    """
+    bits = bits.to(tl.uint16)
+    if EXPONENT_BITS == 5:
+        return (bits << 8).to(tl.float16, bitcast=True)
+    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
+
+
+@triton.jit
+def widen(x, EXPONENT_BITS: tl.constexpr):
+    """Float8 as float16, which has all its numbers, unless Triton converts it right wherever it is used; else x.
+
+    EXPONENT_BITS is 0, or 4 or 5 where x is bytes. Triton's way from e5m2 to bfloat16 is a product with 2¹¹² on sm_90,
+    which makes finite numbers of inf and NaN.
+    """
+    if EXPONENT_BITS:
+        x = decode_float8(x, EXPONENT_BITS)
+    elif x.dtype == tl.float8e5:
+        x = x.to(tl.float16)
+    return x

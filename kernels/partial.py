@@ -1,0 +1,53 @@
+"""Attention over keys that arrive a tile at a time: what all Triton kernels of the course share (from lesson 3 on).
+
+As in `online_softmax.Partial`, all that a row has seen of its scores s and their values v fits in
+
+    m = max s        l = Σ exp(s − m)        acc = Σ exp(s − m) · v
+
+in float32. Shapes: m [rows], l [rows], acc [rows, D]; scores [rows, keys]. A score of −∞ is a key nobody may see.
+Milakov & Gimelshein 2018; Rabe & Staats 2021.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def finite(m):
+    """m, with 0 where no key is visible yet: (−∞) − (−∞) would be NaN."""
+    return tl.where(m == float("-inf"), 0.0, m)
+
+
+@triton.jit
+def empty(ROWS: tl.constexpr, D: tl.constexpr):
+    """(m, l, acc) before any key is seen."""
+    return tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, D], tl.float32)
+
+
+@triton.jit
+def fold(m, l, scores):
+    """(m, l) with a tile of scores folded in, and what is left to do: acc = rescale · acc + weights @ v."""
+    m_new = tl.maximum(m, tl.max(scores, axis=1))  # m' = max(m, max s)
+    rescale = tl.exp(m - finite(m_new))  # exp(m − m')
+    weights = tl.exp(scores - finite(m_new)[:, None])  # p = exp(s − m')
+    l_new = l * rescale + tl.sum(weights, axis=1)  # l' = exp(m − m') · l + Σ p
+    return m_new, l_new, rescale, weights
+
+
+@triton.jit
+def merge(m, l, acc, m_parts, l_parts, acc_parts):
+    """(m, l, acc) of one row with n partials of it merged in at once: m_parts [n], l_parts [n], acc_parts [n, D]."""
+    m_new = tl.maximum(m, tl.max(m_parts, axis=0))  # m' = max(m, max mᵢ)
+    rescale = tl.exp(m - finite(m_new))  # exp(m − m')
+    weights = tl.exp(m_parts - finite(m_new))  # wᵢ = exp(mᵢ − m')
+    l_new = l * rescale + tl.sum(weights * l_parts, axis=0)  # l' = exp(m − m') · l + Σ wᵢ · lᵢ
+    acc_sum = tl.sum(weights[:, None] * acc_parts, axis=0)[None, :]
+    acc_new = acc * rescale[:, None] + acc_sum  # acc' = exp(m − m') · acc + Σ wᵢ · accᵢ
+    return m_new, l_new, acc_new
+
+
+@triton.jit
+def output(m, l, acc):
+    """softmax(s) @ v = acc / l and logsumexp(s) = m + log l: 0 and −∞ for a row that saw no key, where l is 0."""
+    l = tl.where(l == 0.0, 1.0, l)
+    return acc / l[:, None], m + tl.log(l)

@@ -1,0 +1,2 @@
+#pragma once
+// NVRTC has size_t built in

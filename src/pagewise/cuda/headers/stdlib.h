@@ -1,0 +1,2 @@
+#pragma once
+// NVRTC has malloc and free built in

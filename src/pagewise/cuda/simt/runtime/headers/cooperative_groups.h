@@ -1,0 +1,1 @@
+#error "the CPU runner has no cooperative groups: use __syncthreads and warp functions"

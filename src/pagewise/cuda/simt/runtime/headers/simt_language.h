@@ -1,0 +1,72 @@
+// The words of CUDA C++ that C++ lacks, NVIDIA's own types, and the refusal of what only a GPU has.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <chrono>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <iostream>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#define __global__ __attribute__((flatten, noinline))  // one body per kernel, as nvcc makes it: lines stay exact
+#define __device__
+#define __host__
+#define __constant__
+#define __managed__
+#define __grid_constant__
+#define __shared__ thread_local  // one OS thread runs one thread block at a time
+#define __noinline__ __attribute__((noinline))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __builtin_align__(n) __attribute__((aligned(n)))
+#define __align__(n) __attribute__((aligned(n)))
+#define alignas(n) __attribute__((aligned(n)))  // CUDA accepts it between __shared__ and the type, C++ does not
+#define __device_builtin__
+#define __cudart_builtin__
+
+// NVIDIA's own types: float4, half, bfloat16, fp8, with the conversions and the arithmetic they have for the host.
+#define __CUDA_RUNTIME_API_H__  // their host API is not wanted
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_fp8.h"
+
+#define __CUDACC__ 1
+#define PAGEWISE_SIMT 1
+
+#define SIMT_REFUSE(what) _Pragma(what)
+#define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
+#define __asm__ asm
+#define nvcuda SIMT_REFUSE("GCC error \"wmma (nvcuda::) runs on a GPU only: the CPU runner has no tensor cores\"")
+#define cooperative_groups \
+    SIMT_REFUSE("GCC error \"the CPU runner has no cooperative groups: use __syncthreads and warp functions\"")
+#define __pipeline_memcpy_async \
+    SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
+
+#define SIMT_INLINE static inline __attribute__((always_inline, unused))
+
+namespace simt {
+template <class T>
+SIMT_INLINE uint64_t bits(const T& value) {
+    static_assert(sizeof(T) <= 8 && sizeof(T) != 3, "a shuffle moves a type of 4 or 8 bytes (or a half or bfloat16)");
+    uint64_t out = 0;
+    __builtin_memcpy(&out, &value, sizeof(T));
+    return out;
+}
+template <class T>
+SIMT_INLINE T from_bits(uint64_t in) {
+    T value;
+    __builtin_memcpy(&value, &in, sizeof(T));
+    return value;
+}
+}  // namespace simt
