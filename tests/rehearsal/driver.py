@@ -4,6 +4,7 @@ It keeps contexts (one current per thread), loads machine code, and refuses what
 nothing: it is handed to `on_launch` with its parameters as the bytes that the kernel would get.
 """
 
+import atexit
 import ctypes
 import os
 import struct
@@ -169,6 +170,11 @@ def _does_nothing(name: str) -> None:
 for _name in ("cuInit", "cuCtxSynchronize", "cuStreamSynchronize", "cuLibraryUnload", "cuModuleUnload",
               "cuFuncSetCacheConfig", "cuDevicePrimaryCtxRelease", "cuCtxGetLimit", "cuCtxSetLimit"):  # fmt: skip
     _does_nothing(_name)
+
+
+@call
+def cuGetExportTable(table, which):
+    return NOT_SUPPORTED  # what the driver shares with NVIDIA's own libraries: NVRTC asks, and takes no for an answer
 
 
 @call
@@ -415,12 +421,14 @@ _SOURCE = """
 #include <dlfcn.h>
 typedef unsigned long long U;
 static int (*answer)(const char *, U *);
+static int unknown() { return 801; }
 void stub_answer(int (*f)(const char *, U *)) { answer = f; }
 int cuGetProcAddress_v2(const char *name, void **found, int version, U flags, int *status) {
   Dl_info here;
   dladdr((void *)stub_answer, &here);
   *found = dlsym(dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD), name);
-  if (status) *status = !*found;
+  if (!*found) *found = (void *)unknown;
+  if (status) *status = 0;
   return 0;
 }
 int cuGetProcAddress(const char *name, void **found, int version, U flags) {
@@ -434,7 +442,7 @@ def library_source() -> str:
     declared = ", ".join(f"U a{i}" for i in range(_ARGUMENTS))
     passed = ", ".join(f"a{i}" for i in range(_ARGUMENTS))
     entries = (
-        f'int {name}{version}({declared}) {{ U a[] = {{{passed}}}; return answer ? answer("{name}", a) : 3; }}'
+        f'int {name}{version}({declared}) {{ U a[] = {{{passed}}}; return answer ? answer("{name}", a) : 4; }}'
         for name in sorted(calls)
         for version in ("", "_v2", "_v3", "_ptsz")
     )
@@ -468,5 +476,7 @@ def install(folder: Path) -> None:
         subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", library, "-ldl"],
                        check=True)  # fmt: skip
         (folder / "libcuda.so").symlink_to(library.name)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL).stub_answer(_answer)
+    loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    loaded.stub_answer(_answer)
+    atexit.register(loaded.stub_answer, None)  # cuda-core gives back its contexts when Python is gone
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)

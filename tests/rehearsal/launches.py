@@ -75,6 +75,8 @@ def _packed(value: Any, dtype: torch.dtype | None, size: int) -> bytes:
 
 # ------------------------------------------------------------------------------------------------ CUDA
 
+_CARRIERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+
 
 def watch_cuda() -> None:
     """Compare and run what `CudaKernel` launches on a GPU. After pagewise's modules may be imported."""
@@ -91,7 +93,7 @@ def watch_cuda() -> None:
             meant = zip(self.parameters, args, strict=True)
             check(got, [(p.name, arg, None if p.pointer else FLOATS.get(p.ctype)) for p, arg in meant])
             given = [
-                int.from_bytes(raw, "little") if p.pointer else (ctypes.c_char * len(raw)).from_buffer_copy(raw)
+                int.from_bytes(raw, "little") if p.pointer else _CARRIERS[len(raw)].from_buffer_copy(raw)
                 for p, raw in zip(self.parameters, got.parameters, strict=True)
             ]
             tensors = {p.name: arg for p, arg in zip(self.parameters, args, strict=True) if isinstance(arg, Tensor)}
