@@ -35,7 +35,7 @@ test: environment
 	$(SPHINX) lessons build/book
 
 test-full: environment
-	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/test_paged_cuda.py tests/test_paged_decode.py
+	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention
 
 lab: environment
 	$(PY) -m jupyter lab lessons

@@ -22,6 +22,7 @@ copyright = "the pagewise authors, Apache-2.0"
 extensions = ["myst_nb", "sphinx-mathjax-offline"]
 nb_execution_mode = "off"
 nb_merge_streams = True
+nb_render_markdown_format = "myst"
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["measurements", "**.ipynb_checkpoints"]

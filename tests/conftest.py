@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 import pagewise  # before triton: decides whether kernels are interpreted
-from pagewise.tools.cuda import CudaKernel
-from pagewise.tools.cuda_signature import kernel_names
 
 # The shape annotations of all modules are checked while the tests run (not of kernels: Triton reads their source).
 if importlib.util.find_spec("beartype"):
@@ -26,6 +24,7 @@ if importlib.util.find_spec("beartype"):
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).parent.parent
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 # ------------------------------------------------------------------------------------------------ devices
@@ -128,12 +127,20 @@ def triton_kernels() -> set[str]:
 
 def cuda_kernels() -> set[str]:
     """Every `__global__` function of kernels/*.cu."""
+    from pagewise.cuda.declarations import kernel_names
+
     folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
     return {f"{name} (CUDA)" for file in folder.glob("*.cu") for name in kernel_names(file.read_text())}
 
 
 def all_kernels() -> set[str]:
     return triton_kernels() | cuda_kernels()
+
+
+def missing_kernels() -> set[str]:
+    """Kernels that no test executed; that there are none of a kind is as bad."""
+    none = {f"any in {kind}" for kind, found in (("Triton", triton_kernels()), ("CUDA", cuda_kernels())) if not found}
+    return none | (all_kernels() - set(all_executed()))
 
 
 def all_executed() -> Counter[str]:
@@ -143,6 +150,8 @@ def all_executed() -> Counter[str]:
 
 def _count_cuda_launches() -> None:
     """Count each launch of a CudaKernel that was not refused by its function's name, on either device."""
+    from pagewise.cuda import CudaKernel
+
     launch = CudaKernel._launch
 
     def counted(self, *args):
@@ -185,7 +194,7 @@ def pytest_testnodedown(node, error) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["kernels"] = dict(all_executed())
-    elif exitstatus == 0 and _is_whole_run(session.config) and all_kernels() - set(all_executed()):
+    elif exitstatus == 0 and _is_whole_run(session.config) and missing_kernels():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -196,7 +205,7 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     mode = importlib.import_module("pagewise.tools.device").triton_mode()
     counts = ", ".join(f"{name} × {ran[name]}" for name in sorted(kernels & set(ran)))
     terminalreporter.write_line(f"kernels executed ({mode}): {counts or 'none'}")
-    if _is_whole_run(config) and (missing := kernels - set(ran)):
+    if _is_whole_run(config) and (missing := missing_kernels()):
         terminalreporter.write_line(
             f"FAILED: kernels never executed by any test: {', '.join(sorted(missing))}", red=True
         )

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from pagewise.naive_attention import attention
+from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
+from pagewise.paged_attention.inputs import checked_inputs
 from pagewise.paged_blocks import BlockManager
-from pagewise.paged_inputs import checked_inputs
-from pagewise.paged_reading import gathered_attention, streamed_attention
 
 
 def best_in_turns(calls: dict, rounds: int) -> dict:

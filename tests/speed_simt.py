@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pagewise.tools import simt
-from pagewise.tools.cuda import CudaKernel
+from pagewise.cuda import CudaKernel, simt
 
 SOURCE = Path(__file__).parent / "cuda" / "reduction.cu"
 BLOCKS, THREADS, BARRIERS = 1024, 128, 64

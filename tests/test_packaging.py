@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from conftest import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
 SOURCES = {"pagewise": ROOT / "src" / "pagewise", "pagewise.kernels": ROOT / "kernels"}
@@ -20,10 +21,16 @@ TRY_IT = """
 import sys
 import pagewise, torch
 import pagewise.kernels.online_softmax
+from pagewise.cuda import CudaKernel, simt
 from pagewise.online_softmax import online_softmax
 from pagewise.models.load import tiny_model
 from pagewise.naive_attention import attention
 
+double = CudaKernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
+numbers = torch.ones(3)
+with simt.check():
+    double[1, 3](numbers)
+assert numbers.tolist() == [2, 2, 2]
 x = torch.tensor([[1.0, 2.0, 3.0, float("-inf")]])
 assert torch.allclose(online_softmax(x, 2, backend="triton"), x.softmax(dim=-1))
 model, tokenizer = tiny_model()
@@ -128,12 +135,17 @@ def test_wheel_has_every_python_file(wheel):
 
 
 def test_wheel_has_all_device_code(wheel):
-    patterns = ("*.cu", "*.h", "*.cpp", "simt_headers/**/*")
-    files = (file for file in below(ROOT / "kernels", *patterns) if file.is_file())
-    expected = {f"pagewise/kernels/{file.relative_to(ROOT / 'kernels')}" for file in files}
-    headers = ROOT / "src" / "pagewise" / "tools" / "nvrtc_headers"
-    expected |= {f"pagewise/tools/nvrtc_headers/{file.name}" for file in headers.iterdir()}
-    assert "pagewise/kernels/simt_headers/nv/target" in expected
+    folders = {f"{package.replace('.', '/')}/": folder for package, folder in SOURCES.items()}
+    files = {
+        inside + str(file.relative_to(folder))
+        for inside, folder in folders.items()
+        for file in below(folder, "*")
+        if file.is_file() and file.suffix not in (".py", ".pyc")
+    }
+    expected = {file for file in files if not file.startswith("pagewise/models/")}
+    kinds = {"pagewise/kernels/paged_attention.cu", "pagewise/cuda/headers/stdint.h"}
+    kinds |= {f"pagewise/cuda/simt/runtime/{name}" for name in ("runtime.cpp", "block.h", "headers/nv/target")}
+    assert kinds <= expected
     assert expected - names_in(wheel) == set()
 
 

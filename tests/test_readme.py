@@ -3,9 +3,9 @@
 import base64
 import json
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from conftest import ROOT
+
 README = (ROOT / "README.md").read_text()
 
 
@@ -20,9 +20,15 @@ def test_table_has_every_lesson_with_its_module_and_test():
     for lesson in sorted((ROOT / "lessons").glob("*.ipynb")):
         row = next(line for line in README.splitlines() if line.startswith("|") and lesson.name in line)
         topic = lesson.stem[3:]
-        assert f"src/pagewise/{topic}.py" in row
-        assert f"tests/test_{topic}.py" in row
-        assert (f"kernels/{topic}.py" in row) == (ROOT / "kernels" / f"{topic}.py").exists()
+        module = ROOT / "src" / "pagewise" / topic
+        if module.is_dir():
+            assert f"](src/pagewise/{topic})" in row
+            assert f"](tests/{topic})" in row
+        else:
+            assert f"](src/pagewise/{topic}.py)" in row
+            assert f"](tests/test_{topic}.py)" in row
+        for kernel in (f"{topic}.py", f"{topic}.cu"):
+            assert (f"](kernels/{kernel})" in row) == (ROOT / "kernels" / kernel).exists()
 
 
 def test_picture_is_a_figure_that_a_lesson_draws_today():

@@ -2,5 +2,5 @@
 
 
 def cdiv(numerator: int, denominator: int) -> int:
-    """⌈numerator / denominator⌉ of integers (or of tensors of integers)."""
+    """⌈numerator / denominator⌉."""
     return -(-numerator // denominator)

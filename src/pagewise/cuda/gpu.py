@@ -1,0 +1,111 @@
+"""A compiled kernel on one GPU: loaded and launched through cuda-core, on torch's current stream."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pagewise.cuda.build import CompileError
+from pagewise.cuda.limits import MAX_STATIC_SHARED_BYTES, Shape
+from pagewise.cuda.nvrtc import Cubin, cuda_core
+
+_thread = threading.local()
+
+
+class GpuKernel:
+    """`cubin` on `device`. `sizes` are the bytes of each parameter, which must be those that the compiler saw."""
+
+    def __init__(self, function: str, cubin: Cubin, sizes: Sequence[int], device: torch.device) -> None:
+        from cuda.bindings import driver
+
+        self._driver, self._core = driver, cuda_core()
+        self._function, self._index = function, device.index
+        self._static_bytes = cubin.resources.shared_bytes
+        with torch.cuda.device(device):
+            self._device = self._core.Device(device.index)
+            self._device.set_current()
+            code = self._core.ObjectCode.from_cubin(cubin.code, name=function)
+            self._kernel = code.get_kernel(cubin.symbol)
+            self._load()
+        compiled = [size for _, size in self._kernel.arguments_info]
+        if compiled != list(sizes):
+            raise CompileError(
+                f"kernel {function}: its parameters were read from the source as {list(sizes)} bytes, but compiled to "
+                f"{compiled}: spell their types plainly"
+            )
+        properties = torch.cuda.get_device_properties(device)
+        self._most_bytes = properties.shared_memory_per_block_optin - self._static_bytes
+        self._most_threads = self._attribute("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
+        self._registers = cubin.resources.registers
+        # beyond that, static and dynamic together, shared memory must be opted into, kernel by kernel
+        self._opted_bytes = MAX_STATIC_SHARED_BYTES - self._static_bytes
+        self._streams: dict[int, Any] = {}
+        self._configs: dict[tuple, Any] = {}
+
+    def launch(self, grid: Shape, block: Shape, shared_bytes: int, args: Sequence[Any]) -> None:
+        """Put the kernel on torch's current stream of the device. `args` as `Binder.bind` makes them.
+
+        Raises:
+            ValueError: more shared memory, or more threads with this kernel's registers, than the GPU has.
+        """
+        config = self._configs.get((grid, block, shared_bytes)) or self._prepare(grid, block, shared_bytes)
+        if torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                self._core.launch(self._stream(), config, self._kernel, *args)
+            return
+        if not hasattr(_thread, "has_context"):  # a new thread has none before torch needs one there
+            self._device.set_current()
+            _thread.has_context = True
+        self._core.launch(self._stream(), config, self._kernel, *args)
+
+    def _stream(self) -> Any:
+        """torch's current stream as cuda-core's. Wrapped once each: torch keeps its streams for ever."""
+        raw = torch._C._cuda_getCurrentRawStream(self._index)
+        if raw not in self._streams:
+            self._streams[raw] = self._device.create_stream(torch.cuda.current_stream(self._index))
+        return self._streams[raw]
+
+    def _prepare(self, grid: Shape, block: Shape, shared_bytes: int) -> Any:
+        if shared_bytes > self._most_bytes:
+            raise ValueError(
+                f"kernel {self._function}: shared_bytes = {shared_bytes}, but a thread block of this kernel can have "
+                f"at most {self._most_bytes} bytes of dynamic shared memory on "
+                f"{torch.cuda.get_device_name(self._index)}, beside the {self._static_bytes} bytes it declares itself"
+            )
+        threads = block[0] * block[1] * block[2]
+        if threads > self._most_threads:
+            raise ValueError(
+                f"kernel {self._function}: block {block} has {threads} threads, at most {self._most_threads} can run "
+                f"with the {self._registers} registers that each takes"
+            )
+        if shared_bytes > self._opted_bytes:
+            self._attribute("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared_bytes)
+            self._opted_bytes = shared_bytes
+        if len(self._configs) > 1000:  # grids that follow the input: forget the old ones
+            self._configs.clear()
+        config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+        self._configs[grid, block, shared_bytes] = config
+        return config
+
+    def _load(self) -> None:
+        """Load the code now: the driver would wait for the first launch, and cannot load while a graph is captured."""
+        driver = self._driver
+        status, function = driver.cuKernelGetFunction(self._kernel.handle)
+        if status == driver.CUresult.CUDA_SUCCESS:
+            (status,) = driver.cuFuncLoad(function)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"kernel {self._function}: loading it on GPU {self._index}: {status.name}")
+
+    def _attribute(self, name: str, value: int | None = None) -> int:
+        """Read, or set to `value`, an attribute of the kernel on this device."""
+        driver, handle = self._driver, self._kernel.handle
+        which = getattr(driver.CUfunction_attribute, name)
+        device = driver.CUdevice(self._index)
+        if value is None:
+            status, value = driver.cuKernelGetAttribute(which, handle, device)
+        else:
+            (status,) = driver.cuKernelSetAttribute(which, value, handle, device)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"kernel {self._function}: {name} on GPU {self._index}: {status.name}")
+        return value

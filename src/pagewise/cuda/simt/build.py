@@ -1,0 +1,152 @@
+"""Compiles a .cu file for the CPU, with g++ or clang++ against runtime/headers/simt.h, and keeps the result on disk.
+
+A kernel has two builds: the plain one to run, and an instrumented one (-fsanitize=thread with our own hooks in place of
+the sanitizer's) to observe and to check. A build is found again by its content: source, included files, definitions,
+options, compiler. `PAGEWISE_CACHE` moves the folder.
+"""
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pagewise.cuda.build import Source, cache_dir, digest, included_files, nvidia_headers
+from pagewise.cuda.declarations import plain_kernels
+from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_THREADS
+from pagewise.cuda.simt.compiler import find_compiler, run_compiler
+from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
+
+COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas")
+PLAIN_FLAGS = ("-O2",)
+GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
+# Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
+# a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
+KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
+INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment", *KEEP_ACCESSES)
+
+# On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
+_COPY_IN_HALVES = re.compile(
+    r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
+
+
+def build(source: Source, name: str, *, instrumented: bool) -> Library:
+    """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError."""
+    compiler, identity = find_compiler()
+    folders = [Path(source.filename).parent, *source.include_path]
+    texts = [source.text, *(text for _, text in included_files(source.text, folders[0], folders))]
+    together = plain_kernels(source.text)
+    entries = together if name in together else [name]
+    flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
+    flags += ["-Wno-everything"] if "clang" in compiler[0] else GCC_FLAGS
+    flags += [f"-D{define}" for define in source.defines]
+    # of the options, the host's compiler has a use for the language's version
+    flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
+    flags += [f"-I{folder}" for folder in (_header_folder(), HEADERS, *folders, nvidia_headers())]
+    key = digest(*texts, source.filename, *entries, *flags, identity, _own_sources())
+    path = cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+    if not path.exists():
+        has_dynamic = re.search(r"\bextern\b[^;{}]*\b__shared__\b", "\n".join(texts)) is not None
+        translation = f'#line 1 "{source.filename}"\n{source.text}\n{_epilogue(entries, has_dynamic)}'
+        _compile(compiler, translation, flags, path, gaps=instrumented)
+    runtime()
+    return load(path, source.filename)
+
+
+def entry_symbol(name: str) -> str:
+    """The C name under which a kernel, or an instance of a template, is called."""
+    return "simt_entry_" + (name if name.isidentifier() else digest(name))
+
+
+# ------------------------------------------------------------------------------------------------ the compiler
+
+
+@functools.cache
+def _header_folder() -> Path:
+    """A folder of those of NVIDIA's headers that need a word changed."""
+    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+    headers = {name: _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text()) for name in names}
+    folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(dir=cache_dir()))
+        for name, text in headers.items():
+            (made / name).write_text(text)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+            if not folder.exists():
+                raise
+    return folder
+
+
+@functools.cache
+def _own_sources() -> str:
+    files = sorted(path for path in (*RUNTIME.rglob("*"), Path(__file__)) if path.is_file())
+    return digest(*(path.read_text() for path in files))
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
+    compiler, identity = find_compiler()
+    source = (RUNTIME / "runtime.cpp").read_text()
+    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
+    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
+    if not path.exists():
+        _compile(compiler, source, flags, path, kernel=False)
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _compile(
+    compiler: list[str], source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False
+) -> None:
+    """Compile `source` to the shared library `path`, which appears whole or not at all."""
+    if kernel:
+        flags = [*flags, "-include", str(HEADERS / "simt.h")]
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
+        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
+        if kernel:
+            text = _with_dynamic(Path(assembly).read_text())
+            Path(assembly).write_text(_with_gaps(text) if gaps else text)
+        run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
+        os.replace(library, path)
+
+
+def _with_dynamic(assembly: str) -> str:
+    """With memory behind every `extern __shared__` array: a thread-local symbol that the file uses and lacks."""
+    if "\nsimt_dynamic:" not in assembly:
+        return assembly
+    used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
+    used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
+    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
+    return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
+
+
+def _with_gaps(assembly: str) -> str:
+    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next."""
+    lines, in_shared = [], False
+    for line in assembly.splitlines():
+        if re.match(r"\s*\.(section|text|data|bss)\b", line):
+            in_shared = ".tbss" in line
+        lines.append(line)
+        if in_shared and re.match(r"\s*\.zero\b", line):
+            lines.append("\t.zero\t256")
+    return "\n".join(lines) + "\n"
+
+
+def _epilogue(entries: Sequence[str], has_dynamic: bool) -> str:
+    """What follows the file: a C function per kernel, and the memory that `_with_dynamic` gives out."""
+    lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
+    lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
+    lines.append('extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }')
+    if has_dynamic:
+        lines.append('extern "C" { __attribute__((used, aligned(1024)))')
+        lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,175 @@
+"""CUDA kernels on the CPU: run them, observe them, check them (DESIGN.md §3).
+
+    with simt.observe() as report:          # counts and a trace, without a change to the kernel
+        kernel[grid, block](x, out)
+    print(report)
+
+    with simt.check(outputs=[out]):         # raises SimtError that names line, thread, tensor and element
+        kernel[grid, block](x, out)
+
+A launch runs one thread block after another on each core, and the threads of a thread block as fibers that take turns
+where they wait for each other. That is deterministic; `schedule=seed` runs them in another order, to shake out races.
+runtime/runtime.cpp does the work and says what "happens before" means here.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from pagewise.cuda.build import Source
+from pagewise.cuda.signature import Parameter
+from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
+from pagewise.cuda.simt.build import build, entry_symbol
+from pagewise.cuda.simt.errors import error_of
+from pagewise.cuda.simt.library import SharedArray
+from pagewise.cuda.simt.limits import check_shared
+from pagewise.cuda.simt.memory import Memory
+from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
+
+# ------------------------------------------------------------------------------------------------ observing, checking
+
+
+class _Run(NamedTuple):
+    mode: Mode = Mode.PLAIN
+    seed: int | None = None
+    report: Report | None = None
+    outputs: Sequence[Tensor] = ()
+    trace_limit: int = 0
+
+
+_run: ContextVar[_Run] = ContextVar("simt_run", default=_Run())  # noqa: B039  a NamedTuple is immutable
+
+
+@contextlib.contextmanager
+def _within(run: _Run) -> Iterator[Report | None]:
+    outer = _run.get().mode
+    if Mode.PLAIN != outer != run.mode:
+        raise RuntimeError("simt.observe() and simt.check() cannot be nested: use one after the other")
+    token = _run.set(run)
+    try:
+        yield run.report
+    finally:
+        _run.reset(token)
+
+
+def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
+    """Run the threads and the thread blocks of launches inside in the order that `seed` gives."""
+    return _within(_run.get()._replace(seed=seed))
+
+
+def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
+    """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
+    return _within(_Run(Mode.OBSERVE, schedule, Report(), (), trace_limit))
+
+
+def check(*, outputs: Sequence[Tensor] = (), schedule: int | None = None) -> contextlib.AbstractContextManager[Report]:
+    """Hold every access of CPU launches inside against the rules; the first that breaks one raises SimtError.
+
+    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
+    its tensors, each with empty space round it; they are copied back when the launch ends, also when it failed.
+    `report.unwritten(tensor)` lists the elements that were never written.
+
+    Limits: warps of a thread block that synchronise by flags (atomics and __threadfence_block) are reported as a race;
+    an access narrower than an element of its tensor is held against the bounds only; a cast of a number that its type
+    cannot hold gives what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    """
+    return _within(_Run(Mode.CHECK, schedule, Report(), tuple(outputs)))
+
+
+# ------------------------------------------------------------------------------------------------ compile and launch
+
+
+class CpuKernel:
+    """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
+
+    `name` may be an instance of a template ("softmax<float, 128>"). The instrumented build serves observing and
+    checking.
+    """
+
+    def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
+        self.source, self.name, self.parameters = source, name, tuple(parameters)
+        self._lines = source.text.splitlines()
+        self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
+
+    def compile(self) -> None:
+        """Build, or find in the cache, what a launch here and now will need."""
+        self.library(_run.get().mode != Mode.PLAIN)
+
+    def launch(
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
+        tensors: dict[str, Tensor],
+    ) -> None:  # fmt: skip
+        """Run the kernel. `args` are in declared order: an address (int or None) or a ctypes value.
+
+        `tensors` are the memory that the kernel may touch, by parameter name.
+        """
+        run = _run.get()
+        library = self.library(run.mode != Mode.PLAIN)
+        check_shared(self.name, library, shared_bytes)
+        values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
+        arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        memory = Memory(tensors) if run.mode != Mode.PLAIN else None
+
+        request = LAUNCH()
+        request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
+        request.arguments = arguments
+        request.grid[:], request.block[:] = grid, block
+        request.mode = run.mode
+        # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
+        request.workers = 1 if library.has_atomics else len(os.sched_getaffinity(0))
+        request.shuffled, request.seed = run.seed is not None, run.seed or 0
+        request.max_events = run.trace_limit
+        shared: list[SharedArray] = []
+        if memory is not None:
+            shared = [*library.shared]
+            if library.dynamic_offset is not None:
+                shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
+                request.has_dynamic, request.dynamic_offset = 1, library.dynamic_offset
+            kept = memory.describe(request, self.parameters, run, shared, library.guards)
+            request.anchor = ctypes.cast(library.handle.simt_anchor_address, ctypes.c_void_p)
+            assert kept is not None  # the arrays live until the launch has ended
+        calls = runtime()
+        calls.simt_launch(ctypes.byref(request))
+        try:
+            if request.num_output:
+                sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
+            if request.error.finding:
+                raise error_of(self.name, self._lines, request.error, library, memory, shared)
+            if run.mode == Mode.OBSERVE:
+                run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
+        finally:
+            calls.simt_free(ctypes.byref(request))
+
+    # ------------------------------------------------------------------------------------------------ reports
+
+    def _observed(self, request, library, memory, shared, grid, block) -> Launch:
+        counts = request.counts[: request.num_counts]
+        events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
+        sites, site_of = np.unique(events["site"], return_inverse=True)
+        lines = library.lines([*(c.site for c in counts), *(int(site) for site in sites)])
+        trace = np.empty(len(events), TRACE)
+        trace["thread_block"], trace["thread"] = events["block"], events["thread"]
+        trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32
+        trace["line"] = np.array([lines[int(site)][1] for site in sites], np.int32)[site_of] if len(sites) else 0
+        trace["space"], trace["access"] = np.array(SPACES)[events["space"]], np.array(ACCESSES)[events["access"]]
+        trace["tensor"], trace["element"] = memory.elements(events, shared)
+        for name in ("bytes", "order", "execution"):
+            trace[name] = events[name]
+        line_counts = [
+            LineCount(
+                lines[c.site][1], ACCESSES[c.access], SPACES[c.space] * (c.access < Access.BARRIER), c.requests,
+                c.lanes, c.bytes, c.sectors, c.conflicts,
+            )
+            for c in counts
+        ]  # fmt: skip
+        return Launch(
+            self.name, grid, block, line_counts, trace, memory.names, [array.name for array in shared], self._lines
+        )

@@ -1,0 +1,91 @@
+"""The tensors of a CPU launch as the runtime sees them: regions of memory, and what lies where in them."""
+
+import ctypes
+
+import numpy as np
+from torch import Tensor
+
+from pagewise.cuda.simt.abi import REGION, SHARED_ARRAY, Mode, Space
+
+
+class Memory:
+    """The tensors of a launch as regions: those that overlap are one."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = {name: t for name, t in tensors.items() if t is not None and t.numel()}
+        self.names = tuple(self.tensors)
+        self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
+        for name, t in sorted(self.tensors.items(), key=lambda item: item[1].data_ptr()):
+            start, end = t.data_ptr(), t.data_ptr() + _extent(t)
+            if self.regions and start < self.regions[-1][1]:
+                last = self.regions[-1]
+                last[1], last[2] = max(last[1], end), min(last[2], t.element_size())
+                last[3].append(name)
+            else:
+                self.regions.append([start, end, t.element_size(), [name]])
+
+    def describe(self, request, parameters, run, shared, guards) -> tuple:
+        """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
+        regions = (REGION * len(self.regions))()
+        for region, (start, end, granule, _) in zip(regions, self.regions, strict=True):
+            region.start, region.bytes, region.granule = start, end - start, granule
+            if run.mode == Mode.CHECK:
+                written = run.report.written_map(start, granule, (end - start) // granule)
+                region.written = written.data_ptr()
+                region.expect_written = any(
+                    t.data_ptr() < end and start < t.data_ptr() + _extent(t) for t in run.outputs if t.numel()
+                )
+        pointed = [
+            (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
+            for i, parameter in enumerate(parameters)
+            if parameter.pointer and parameter.name in self.tensors
+        ]
+        pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
+        pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
+        places, guard_places = (
+            (SHARED_ARRAY * len(arrays))(*((array.offset, array.bytes) for array in arrays))
+            for arrays in (shared, guards)
+        )
+        request.regions, request.num_regions = regions, len(regions)
+        request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
+        request.shared, request.num_shared = places, len(shared)
+        request.guards, request.num_guards = guard_places, len(guards)
+        return regions, pointers, pointer_regions, places, guard_places
+
+    def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
+        """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
+        start, _, _, names = self.regions[region]
+        address = start + offset
+        name = next(
+            (n for n in names if 0 <= address - self.tensors[n].data_ptr() < _extent(self.tensors[n])), names[-1]
+        )
+        t = self.tensors[name]
+        element, size = (address - t.data_ptr()) // t.element_size(), _extent(t) // t.element_size()
+        if element < 0:
+            return name, element, f"{name}[{element}], before its first element"
+        if element >= size:
+            return name, element, f"{name}[{element}], past its end ({size} elements)"
+        if t.is_contiguous() and t.dim() > 1:
+            index = ", ".join(str(int(i)) for i in np.unravel_index(element, tuple(t.shape)))
+            return name, element, f"{name}[{element}] = {name}[{index}]"
+        return name, element, f"{name}[{element}]"
+
+    def elements(self, events, shared) -> tuple[np.ndarray, np.ndarray]:
+        """Which tensor (or shared array) and which element of it each event touched; -1: none of them.
+
+        An element of a shared array is 4 bytes.
+        """
+        tensor, element = events["region"].astype(np.int16), events["offset"] // 4
+        for r, (start, _, _, names) in enumerate(self.regions):
+            of_region = (events["space"] == Space.GLOBAL) & (events["region"] == r)
+            for name in reversed(names):
+                t = self.tensors[name]
+                at = events["offset"] + start - t.data_ptr()
+                inside = of_region & (at >= 0) & (at < _extent(t))
+                tensor[inside], element[inside] = self.names.index(name), at[inside] // t.element_size()
+        return tensor, element
+
+
+def _extent(t: Tensor) -> int:
+    """Bytes from the first to past the last element."""
+    return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size()

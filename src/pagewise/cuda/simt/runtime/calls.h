@@ -1,0 +1,70 @@
+// What a kernel asks for by name: who it is, atomics, printf, assert.
+#pragma once
+
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+
+#include "hooks.h"
+
+extern "C" {
+Dim simt_thread_idx() { return worker->current->index; }
+Dim simt_block_idx() { return worker->block; }
+Dim simt_block_dim() { return worker->size; }
+Dim simt_grid_dim() { return worker->grid; }
+u32 simt_lane() { return worker->current->lane; }
+long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+void simt_yield() {
+    spin(*worker, CALLER);
+    let_others_run(*worker);
+}
+void simt_fence() { worker->current->fenced = true; }
+
+int simt_printf(const char* format, ...) {
+    char line[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    worker->output += line;
+    return length;
+}
+
+void simt_fail(const char* message) {
+    Error& e = new_error(*worker, FAILED, CALLER);
+    snprintf(e.text, sizeof(e.text), "%s", message);
+    raise_error(*worker, e);
+    __builtin_unreachable();
+}
+
+void simt_atomic(const volatile void* address, int bytes) {
+    Worker& w = *worker;
+    accessed(address, (u32)bytes, ATOMIC, CALLER, (u32)bytes);
+    if (w.job->launch.mode == CHECK && place_of(*w.job, (const char*)address).space == GLOBAL) {
+        auto& released = w.job->releases;
+        auto found = released.find((u64)address);
+        if (found != released.end()) w.acquired.insert(found->second.begin(), found->second.end());
+        if (w.current->fenced) {
+            std::set<u32>& all = released[(u64)address];
+            all.insert(w.acquired.begin(), w.acquired.end());
+            all.insert(w.block_number);
+        }
+    }
+    spin(w, CALLER);
+    if (++w.current->atomics % 256 == 0) let_others_run(w);
+}
+
+bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desired) {
+    auto swap = [&](auto* p) {
+        auto seen = (std::remove_reference_t<decltype(*p)>)*expected;
+        auto value = (decltype(seen))desired;
+        bool done = __atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        if (done && desired != *expected) worker->progress++;
+        *expected = seen;
+        return done;
+    };
+    if (bytes == 8) return swap((u64*)address);
+    if (bytes == 4) return swap((u32*)address);
+    return bytes == 2 ? swap((u16*)address) : swap((u8*)address);
+}
+}

@@ -1,0 +1,28 @@
+// CUDA C++ for a machine without a GPU: what a kernel may use, said in plain C++ (DESIGN.md §3).
+//
+// simt/build.py puts this header in front of an unmodified .cu file and compiles it with g++ or clang++. A thread of
+// CUDA becomes a fiber; runtime.cpp runs the fibers of a thread block on one OS thread. Every access to memory
+// calls a hook of the runtime when the file is compiled with -fsanitize=thread, with no change to the kernel.
+#pragma once
+
+#include "simt_atomics.h"
+#include "simt_language.h"
+#include "simt_mathematics.h"
+#include "simt_threads.h"
+#include "simt_warp.h"
+
+// ---------------------------------------------------------------------------------------------- how a launch gets in
+
+#define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // its arguments are no memory of the kernel
+namespace simt {
+template <class... P, size_t... I>
+SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {
+    kernel(*(std::remove_cv_t<P>*)arguments[I]...);
+}
+template <class... P>
+SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments) {
+    call(kernel, arguments, std::index_sequence_for<P...>{});
+}
+}  // namespace simt
+#define SIMT_ENTRY(symbol, ...) \
+    extern "C" SIMT_UNSEEN void symbol(void** arguments) { simt::call(&__VA_ARGS__, arguments); }

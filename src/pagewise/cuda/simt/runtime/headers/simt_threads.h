@@ -1,0 +1,64 @@
+// What a thread asks the runtime for: who it is, barriers and fences, printf and assert.
+#pragma once
+
+#include "../kinds.h"
+#include "simt_language.h"
+
+extern "C" {
+uint3 simt_thread_idx() __attribute__((const));
+uint3 simt_block_idx() __attribute__((const));
+uint3 simt_block_dim() __attribute__((const));
+uint3 simt_grid_dim() __attribute__((const));
+unsigned simt_lane() __attribute__((const));
+
+int simt_barrier(bool predicate, int line);  // returns how many threads brought true
+// values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
+unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t value, int source, uint64_t* values);
+unsigned simt_activemask();
+void simt_fence();
+void simt_yield();
+long long simt_clock();
+void simt_atomic(const volatile void* address, int bytes);
+bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
+int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+[[noreturn]] void simt_fail(const char* message);
+void* simt_memcpy(void* to, const void* from, size_t bytes);
+void* simt_memset(void* to, int value, size_t bytes);
+}
+
+#define threadIdx (simt_thread_idx())
+#define blockIdx (simt_block_idx())
+#define blockDim (simt_block_dim())
+#define gridDim (simt_grid_dim())
+#ifndef warpSize
+#define warpSize 32
+#endif
+
+#define printf simt_printf
+#undef assert
+#define assert(condition) ((condition) ? (void)0 : simt_fail("assertion failed: " #condition))
+#define __trap() simt_fail("__trap()")
+#ifdef SIMT_INSTRUMENTED
+#define memcpy simt_memcpy
+#define memset simt_memset
+#endif
+
+// ---------------------------------------------------------------------------------------------- barriers and fences
+
+// The line of the caller tells one barrier from another, also where the compiler makes one call of two.
+SIMT_INLINE void __syncthreads(int line = __builtin_LINE()) { simt_barrier(false, line); }
+SIMT_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) {
+    return simt_barrier(predicate, line);
+}
+SIMT_INLINE int __syncthreads_and(int predicate, int line = __builtin_LINE()) {
+    return simt_barrier(!predicate, line) == 0;
+}
+SIMT_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE()) {
+    return simt_barrier(predicate, line) != 0;
+}
+SIMT_INLINE void __threadfence() { simt_fence(); }
+SIMT_INLINE void __threadfence_block() { simt_fence(); }
+SIMT_INLINE void __threadfence_system() { simt_fence(); }
+SIMT_INLINE void __nanosleep(unsigned) { simt_yield(); }
+SIMT_INLINE long long clock64() { return simt_clock(); }
+#define clock clock64

@@ -1,0 +1,121 @@
+"""The running scoreboard: every method of the course on one piece of work, counted (printed at the end of each lesson).
+
+The work: one attention layer reads a prompt of 256 tokens and then 32 tokens one at a time, as a model generating
+text does; 8 query heads, 2 KV heads, head size 64, float32. Counting rules: `tools.work.count_work`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pagewise.kv_cache import KVCache
+from pagewise.naive_attention import attention
+from pagewise.online_softmax import online_attention
+from pagewise.paged_attention import paged_attention_grouped
+from pagewise.paged_attention.in_torch import streamed_attention
+from pagewise.paged_attention.inputs import checked_inputs
+from pagewise.paged_blocks import BlockManager, PagedKVCache
+from pagewise.tools.sizes import cdiv
+from pagewise.tools.work import Work, count_work
+
+PROMPT, NEW, HEADS, KV_HEADS, HEAD_SIZE = 256, 32, 8, 2, 64
+TOTAL = PROMPT + NEW
+BLOCK_SIZE = 16
+
+
+class Row(NamedTuple):
+    """One method: which lesson brought it, what it is called, and `run(q, k, v)` doing the whole piece of work."""
+
+    lesson: int
+    method: str
+    run: Callable[[Tensor, Tensor, Tensor], list[Tensor]]
+
+
+def recompute(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    """Without a cache: every new token runs attention over all tokens so far again, and keeps the last row."""
+    outs = [attention(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT], causal=True)]
+    for n in range(PROMPT + 1, TOTAL + 1):
+        outs.append(attention(q[:, :, :n], k[:, :, :n], v[:, :, :n], causal=True)[:, :, -1:].clone())
+    return outs
+
+
+def with_cache(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """With a contiguous cache: each step appends its K and V and attends with its own queries only."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        cache = KVCache(1, KV_HEADS, TOTAL, HEAD_SIZE, dtype=q.dtype, device=q.device)
+        outs = []
+        for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
+            k_all, v_all = cache.append(k[:, :, start:stop], v[:, :, start:stop])
+            outs.append(attend(q[:, :, start:stop], k_all, v_all))
+        return outs
+
+    return run
+
+
+def paged(read: Callable[..., Tensor], layout: str = "nhd") -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """With K and V in blocks: the prompt as in lesson 3, then each step writes one slot and reads through the table."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        manager = BlockManager(cdiv(TOTAL, BLOCK_SIZE), BLOCK_SIZE)
+        sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
+        cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device, layout=layout)
+        manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here
+        slots, outs = manager.slots(0, 0, PROMPT), [_online(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT])]
+        for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
+            if start:
+                slots = [manager.append(0, 0)]
+            rows = (x[0, :, start:stop].transpose(0, 1) for x in (k, v))
+            cache.write(0, torch.tensor(slots, device=q.device), *rows)
+            if start:
+                table = torch.tensor([manager.block_table(0)], dtype=torch.int32, device=q.device)
+                length = torch.tensor([stop], dtype=torch.int32, device=q.device)
+                outs.append(read(q[:, :, start], cache.k[0], cache.v[0], table, length)[:, :, None])
+        return outs
+
+    return run
+
+
+def _streamed(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:
+    return streamed_attention(*checked_inputs(q, k_cache, v_cache, table, length))[0]
+
+
+def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:
+    return paged_attention_grouped(q, k_cache, v_cache, table, length, check=False)  # of the kernel, not of the checks
+
+
+_naive = partial(attention, causal=True)
+_online = partial(online_attention, causal=True, tile_size=64)
+
+ROWS = [
+    Row(1, "naive, everything recomputed", recompute),
+    Row(2, "naive with a KV cache", with_cache(_naive)),
+    Row(3, "online softmax, tiles of 64 keys", with_cache(_online)),
+    Row(4, "paged, streamed in blocks of 16", paged(_streamed)),
+    Row(5, "paged, CUDA kernel, grouped", paged(_grouped, layout="vllm")),
+]
+
+
+def score(row: Row) -> Work:
+    """What `row` does on the piece of work, after a check that it computes what naive attention computes."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, TOTAL, HEAD_SIZE, generator=generator) for h in (HEADS, KV_HEADS, KV_HEADS))
+    out = torch.cat(row.run(q, k, v), dim=2)
+    torch.testing.assert_close(out, attention(q, k, v, causal=True), atol=1e-5, rtol=1e-4)
+    return count_work(lambda: row.run(q, k, v))
+
+
+def scoreboard(lesson: int) -> str:
+    """The table with the rows of all lessons up to `lesson`."""
+    head = f"{'lesson':6}  {'method':34}{'matmul':>9}{'other':>9}{'read':>9}{'written':>9}{'held':>9}"
+    units = f"{'':6}  {'':34}{'MFLOP':>9}{'MFLOP':>9}{'MB':>9}{'MB':>9}{'MB':>9}"
+    lines = [head, units]
+    for row in ROWS:
+        if row.lesson <= lesson:
+            w = score(row)
+            counts = (w.matmul_flops, w.other_flops, w.bytes_read, w.bytes_written, w.peak_bytes)
+            lines.append(f"{row.lesson:6}  {row.method:34}" + "".join(f"{c / 1e6:9.1f}" for c in counts))
+    return "\n".join(lines)

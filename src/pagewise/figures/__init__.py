@@ -1,0 +1,24 @@
+"""Every figure of the course, drawn from live objects and traces: `from pagewise import figures`.
+
+charts     heat maps, lines, bars, the roofline; the palette and the style of all
+blocks     block tables, the pool over time, chains of prefixes, waste
+threads    a CUDA kernel at work, from its trace
+merges     online softmax: (m, l, acc) as keys stream in, trees of merges
+dataflow   what travels where: boxes, arrows, spans
+"""
+
+from pagewise.figures.blocks import chains, memory_map, pool_over_time, snapshot, stacks, tables_and_pool
+from pagewise.figures.charts import bars, heatmaps, lines, roofline
+from pagewise.figures.dataflow import cache_timeline, decoder_flow
+from pagewise.figures.merges import histogram, merge_trees, streaming
+from pagewise.figures.threads import (
+    address_strips,
+    banks_of_request,
+    blocks_of_warps,
+    butterfly,
+    handovers,
+    rows_of_block,
+    sectors_of_request,
+    vec_strip,
+    vecs_of_block,
+)

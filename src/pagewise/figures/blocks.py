@@ -1,0 +1,222 @@
+"""Figures of paged memory, drawn from live objects: block tables, the pool over time, chains of prefixes, waste.
+
+A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
+"""
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from pagewise.figures.charts import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box
+
+OWNERS = (SAND, TEAL, ORANGE)  # of the first, second … sequence drawn
+SHARED, NOBODY = BLUE, "#ffffff"
+
+
+class Snapshot(NamedTuple):
+    """A manager at one moment, and what every slot of the pool holds, as text."""
+
+    block_size: int
+    tables: dict[Hashable, list[int]]
+    lengths: dict[Hashable, int]
+    ref_counts: list[int]
+    contents: list[str]  # N · P
+
+    def owners(self, slot: int) -> list[Hashable]:
+        """The sequences that have a token in this slot."""
+        P, found = self.block_size, []
+        for name, table in self.tables.items():
+            if slot // P in table and table.index(slot // P) * P + slot % P < self.lengths[name]:
+                found.append(name)
+        return found
+
+
+def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
+    """What `manager` says now. `contents` is what the slots hold; default: the tokens that belong there."""
+    ids, P = manager.sequences, manager.block_size
+    if contents is None:
+        contents = [""] * (manager.num_blocks * P)
+        for i in ids:
+            for token, slot in zip(manager.tokens(i), manager.slots(i, 0, manager.num_tokens(i)), strict=True):
+                contents[slot] = str(token)
+    tables, num_tokens = ({i: read(i) for i in ids} for read in (manager.block_table, manager.num_tokens))
+    return Snapshot(P, tables, num_tokens, [manager.ref_count(b) for b in range(manager.num_blocks)], list(contents))
+
+
+def tables_and_pool(panels: Mapping[str, Snapshot], *, title: str) -> None:
+    """Block tables above, the pool below, an arrow from each entry to its block; one panel per moment.
+
+    A slot is filled in its owner's colour, dark where several share it; what an unowned slot holds is shown in white.
+    """
+    first = next(iter(panels.values()))
+    width = len(first.ref_counts) * (first.block_size + 0.8)
+    height = 2.6 * len(panels) + 0.5
+    figure, axes = plt.subplots(len(panels), 1, figsize=(min(9.6, 0.42 * width + 1.6), height), squeeze=False)
+    colours = _colours(panels.values())
+    for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
+        _draw_pool(ax, shot, colours)
+        entries = sum(len(table) + 1.2 for table in shot.tables.values())
+        x, step = 0.0, max(1.2, width / max(entries, 1))
+        for owner, table in shot.tables.items():
+            ax.text(x, 4.0, f"block table of {owner} ({shot.lengths[owner]} tokens)", fontsize=9)
+            for i, block in enumerate(table):
+                left = x + i * 1.5
+                box(ax, left, 2.9, 1.3, 0.9, str(block), fill=colours[owner])
+                tip = (block * (shot.block_size + 0.8) + shot.block_size / 2, 1.02)
+                style = {"arrowstyle": "-|>", "color": INK, "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
+                ax.annotate("", tip, (left + 0.65, 2.9), arrowprops=style)
+            x += (len(table) + 1.2) * step
+        ax.set(title=name, xlim=(-0.3, width), ylim=(-1.6, 4.7))
+        ax.axis("off")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    plt.show()
+
+
+def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
+    """The pool after each call, one row per call, the block tables beside it. A slot names who has a token there."""
+    first = next(iter(moments.values()))
+    stride, N = first.block_size + 0.6, len(first.ref_counts)
+    _, ax = plt.subplots(figsize=(9.6, 0.5 * len(moments) + 1.2))
+    colours = _colours(moments.values())
+    for row, shot in enumerate(moments.values()):
+        for slot in range(len(shot.contents)):
+            block, offset = divmod(slot, shot.block_size)
+            owners = shot.owners(slot)
+            names, fill = "".join(map(str, owners)), _fill(owners, colours)
+            box(ax, block * stride + offset, row - 0.38, 1, 0.76, names, fill=fill)
+        tables = "\n".join(f"{name}: {table}" for name, table in shot.tables.items())
+        ax.text(N * stride + 0.3, row, tables, va="center", fontsize=8.5)
+    ax.text(N * stride + 0.3, -0.62, "block tables", va="bottom", fontsize=9)
+    ax.set_xlim(-0.3, N * stride)
+    ax.set_ylim(len(moments) - 0.5, -0.5)
+    ax.set_xticks([block * stride + first.block_size / 2 for block in range(N)], [str(block) for block in range(N)])
+    ax.set_yticks(range(len(moments)), list(moments))
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    ax.set_title(title)
+    ax.set_xlabel("physical block (its slots side by side)")
+    ax.set_ylabel("after the call")
+    plt.show()
+
+
+def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str) -> None:
+    """The tree of cached prefixes: digest, words and physical block of each, filled if the block is in a table.
+
+    Args:
+        prefixes: `Prefix` objects; a parent that is not among them is drawn as the root.
+        used: blocks that some sequence holds.
+        text: prefix → the words of its block.
+    """
+    prefixes = list(dict.fromkeys(prefixes))
+    children: dict[int, list[Any]] = {}
+    for prefix in prefixes:
+        parent = prefix.parent if prefix.parent in prefixes else None
+        children.setdefault(id(parent), []).append(prefix)
+    places: dict[Any, tuple[float, float]] = {}
+    depth = _place(children, None, 0, 0.0, places)[1]
+    rows = max(y for _, y in places.values()) + 1 if places else 1
+    _, ax = plt.subplots(figsize=(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8))
+    for prefix in prefixes:
+        x, y = places[prefix]
+        parent = places.get(prefix.parent)
+        start = (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2)
+        style = {"arrowstyle": "-|>", "color": INK, "lw": 1, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (x, y), start, arrowprops=style)
+        blocks = ", ".join(map(str, prefix.blocks))
+        held = any(block in used for block in prefix.blocks)
+        label = f"{prefix.digest.hex()[:8]}…  block {blocks}\n{text[prefix]}"
+        box(ax, x, y - 0.36, 2.3, 0.72, label, fill=SAND if held else NOBODY)
+    ax.text(-0.65, (rows - 1) / 2, "root", ha="right", va="center", fontsize=9)
+    ax.set(title=title, xlim=(-1.2, 3 * max(depth, 1)), ylim=(rows - 0.4, -0.6))
+    ax.axis("off")
+    kinds = {"in use": SAND, "free, can be found": NOBODY}
+    handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
+    ax.legend(handles=handles, ncols=2, loc="upper left", bbox_to_anchor=(0.0, 0.04))
+    plt.show()
+
+
+def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str) -> None:
+    """Memory slot by slot, one row per allocator: (state, owner) of each slot, an owner named where its piece begins.
+
+    States are "used", "reserved", "internal" and "free", in the colours that `stacks` gives to them.
+    """
+    kinds = ("used", "reserved", "internal")
+    _, ax = plt.subplots(figsize=(9.6, 0.55 * len(rows) + 1.5))
+    for row, slots in enumerate(rows.values()):
+        for slot, (state, owner) in enumerate(slots):
+            number = kinds.index(state) if state in kinds else None
+            style = {"fc": NOBODY, "ec": "#b8b8c4"} if number is None else {"fc": PALETTE[number], "ec": "white"}
+            hatch = HATCHES[number] if number else ""
+            ax.add_patch(Rectangle((slot, row - 0.36), 1, 0.72, lw=0.6, hatch=hatch, **style))
+            if owner and (slot == 0 or slots[slot - 1][1] != owner):
+                ax.text(slot + 0.2, row, owner, va="center", color="white", fontsize=9, fontweight="bold")
+    handles = [Patch(fc=PALETTE[i], ec="white", hatch=HATCHES[i], label=kind) for i, kind in enumerate(kinds)]
+    handles.append(Patch(fc=NOBODY, ec="#b8b8c4", label="free"))
+    ax.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9)
+    ax.set_xlim(-0.5, max(map(len, rows.values())) + 0.5)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.grid(visible=False)
+    ax.set_title(title, pad=28)
+    ax.set_xlabel("slot of the memory (tokens)")
+    plt.show()
+
+
+def stacks(names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str) -> None:
+    """Horizontal bars of shares (0 … 1) that add up to a whole; a share that has room carries its per cent."""
+    _, ax = plt.subplots(figsize=(7.6, 0.55 * len(names) + 1.8))
+    left = np.zeros(len(names))
+    for i, (label, values) in enumerate(shares.items()):
+        values, fill = 100 * np.asarray(values), PALETTE[i % 5]
+        ax.barh(range(len(names)), values, 0.7, left=left, label=label, color=fill, hatch=HATCHES[i % 5], ec="white")
+        for row, value in enumerate(values):
+            if value > 4:
+                plate = {"fc": fill if i == 0 else "white", "ec": "none", "pad": 1}
+                colour = "white" if i == 0 else INK
+                place = (left[row] + value / 2, row)
+                ax.text(*place, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9, bbox=plate)
+        left += values
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.set(xlabel=xlabel, xlim=(0, 100.5))
+    ax.set_title(title, pad=28)
+    ax.legend(ncols=len(shares), loc="lower left", bbox_to_anchor=(-0.02, 0.98), fontsize=9, columnspacing=1.2)
+    plt.show()
+
+
+def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> None:
+    stride = shot.block_size + 0.8
+    for slot, text in enumerate(shot.contents):
+        block, offset = divmod(slot, shot.block_size)
+        box(ax, block * stride + offset, 0, 1, 1, text, fill=_fill(shot.owners(slot), colours))
+    for block, count in enumerate(shot.ref_counts):
+        label = f"block {block}\nheld by {count}" if count else f"block {block}\nfree"
+        ax.text(block * stride + shot.block_size / 2, -0.2, label, ha="center", va="top", fontsize=9)
+
+
+def _colours(shots: Any) -> dict[Hashable, str]:
+    names = dict.fromkeys(name for shot in shots for name in shot.tables)
+    return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(names)}
+
+
+def _fill(owners: Sequence[Hashable], colours: Mapping[Hashable, str]) -> str:
+    return NOBODY if not owners else SHARED if len(owners) > 1 else colours[owners[0]]
+
+
+def _place(
+    children: Mapping[int, list[Any]], parent: Any, depth: int, row: float, places: dict[Any, tuple[float, float]]
+) -> tuple[float, int]:
+    """Put the children of `parent` in rows from `row` on; return (next free row, deepest level + 1)."""
+    deepest = depth
+    for prefix in children.get(id(parent), []):
+        first = row
+        row, below = _place(children, prefix, depth + 1, row, places)
+        row = max(row, first + 1)
+        places[prefix] = (3.0 * depth, (first + row - 1) / 2)
+        deepest = max(deepest, below, depth + 1)
+    return row, deepest

@@ -1,0 +1,16 @@
+"""Paged attention: one new query per sequence over keys and values scattered in blocks (lessons 4 and 5).
+
+door        the public functions: they check, choose, and call one of
+in_torch    gathered or streamed, in plain torch
+in_triton   the Triton kernels, over a cache [N, P, Hkv, D]
+in_cuda     vLLM's kernels, over a cache in vLLM's layout
+inputs      what all three are given
+"""
+
+from pagewise.paged_attention.door import (
+    choose_version,
+    paged_attention,
+    paged_attention_grouped,
+    paged_attention_v1,
+    paged_attention_v2,
+)

@@ -1,0 +1,181 @@
+"""What every way of paged decode is given: tensors that belong together, checked once at the door (lessons 4, 5)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int32, Shaped
+from torch import Tensor
+
+from pagewise.options import ScoreOptions
+from pagewise.paged_blocks.write import cache_sizes
+from pagewise.tools.checks import (
+    FLOAT8,
+    FLOAT32_MAX,
+    FLOATS,
+    check_heads,
+    check_number,
+    check_same,
+    check_shape,
+    check_tensor,
+)
+from pagewise.tools.sizes import cdiv
+
+DECODING = ScoreOptions(causal=True)  # a sequence's query is its newest token: it sees all of them
+
+
+class Used(NamedTuple):
+    """What sequences use of their block tables."""
+
+    entries: Bool[Tensor, "B M"]  # those that some query sees
+    start: int  # no column before it is seen, nor one from `stop` on
+    stop: int
+    longest: int  # of the lengths
+
+
+class PagedInputs(NamedTuple):
+    """Queries, a cache in either layout, and where each sequence lies in it. `checked_inputs` makes them.
+
+    The cache's scales are linear, so they never touch the numbers that are read: k_scale has joined the scale of the
+    scores, and v_scale multiplies the output.
+    """
+
+    q: Float[Tensor, "B H D"]
+    k_cache: Shaped[Tensor, "..."]  # [N, P, Hkv, D], or vLLM's [N, Hkv, D/x, P, x]
+    v_cache: Shaped[Tensor, "..."]  # [N, P, Hkv, D], or vLLM's [N, Hkv, D, P]
+    block_tables: Int32[Tensor, "B M"]
+    seq_lens: Int32[Tensor, " B"]
+    v_scale: float = 1.0
+
+    @property
+    def cache_sizes(self) -> tuple[int, int, int, int]:
+        """N, P, Hkv, D of the cache."""
+        return cache_sizes(self.k_cache, self.v_cache)
+
+
+def checked_inputs(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    options: ScoreOptions = DECODING,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[PagedInputs, ScoreOptions]:
+    """Queries [B,H,D] and a cache [N,P,Hkv,D] that belong together, and the options for them, k_scale included.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+    """
+    check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, cache, "N P Hkv D", dtypes=(q.dtype, *FLOAT8))
+    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
+    (_, H, D), (N, P, Hkv, _) = q.shape, k_cache.shape
+    check_shape("k_cache", k_cache, (N, P, Hkv, D), "N P Hkv D")
+    check_shape("v_cache", v_cache, k_cache.shape, "N P Hkv D")
+    check_heads(H, Hkv)
+    if D == 0 or P == 0:
+        raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale)
+
+
+def checked_vllm_inputs(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    options: ScoreOptions = DECODING,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[PagedInputs, ScoreOptions]:
+    """`checked_inputs` for a cache in vLLM's layout, read 16 bytes at a time."""
+    check_tensor("q", q, "B H D", dtypes=FLOATS)
+    check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
+    check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
+    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
+    (_, H, D), (N, Hkv, _, P), x = q.shape, v_cache.shape, 16 // k_cache.dtype.itemsize
+    if D % x:
+        raise ValueError(
+            f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
+            f"paged_attention takes it (layout nhd)"
+        )
+    check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
+    check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
+    check_heads(H, Hkv)
+    if D > 1 and q.stride(-1) != 1:
+        raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
+    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
+        if cache.stride()[2:] != inner:
+            raise ValueError(
+                f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
+                f"{cache.stride()}"
+            )
+        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
+        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
+            raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
+        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
+            raise ValueError(
+                f"v_cache must have k_cache's strides of blocks and KV heads, {k_cache.stride()[:2]}, "
+                f"got {cache.stride()[:2]}"
+            )
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale)
+
+
+def _with_sequences_and_scales(
+    inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float
+) -> tuple[PagedInputs, ScoreOptions]:
+    """The part that both layouts share: tables, lengths, devices, the options and the cache's scales."""
+    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
+    check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
+    check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
+    check_same("device", q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens)
+    if q.device.type == "meta":
+        raise ValueError("q must be on the CPU or a GPU, got a meta tensor, which has no numbers")
+    check_shape("block_tables", block_tables, (len(q), block_tables.shape[1]), "B M")
+    check_shape("seq_lens", seq_lens, (len(q),), "B")
+    options = options.checked(q[:, :, None], block_tables.shape[1] * inputs.cache_sizes[1])
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        check_number(name, scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
+    scale = options.scale_for(q.shape[-1]) * float(k_scale)
+    if not abs(scale) <= FLOAT32_MAX:
+        raise ValueError(f"k_scale = {k_scale} times scale must fit float32, got scale = {options.scale}")
+    return inputs._replace(v_scale=float(v_scale)), options._replace(scale=scale)
+
+
+def used_blocks(inputs: PagedInputs, window: int | None = None) -> Used:
+    """What the sequences use of their tables, looked up in the tables' numbers: on a GPU this waits for it once.
+
+    Raises:
+        ValueError: a length does not fit its table, or an entry in use is no block of the cache.
+    """
+    block_tables, seq_lens, (num_blocks, P, _, _) = inputs.block_tables, inputs.seq_lens, inputs.cache_sizes
+    (B, M), lens = block_tables.shape, seq_lens.long()
+    first_key = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
+    columns = torch.arange(M, device=lens.device)
+    used = (columns * P < lens[:, None]) & ((columns + 1) * P > first_key[:, None])
+    wrong = used & ((block_tables < 0) | (block_tables >= num_blocks))
+    # one look at the device for all that must be known on the host
+    first = torch.where(lens > 0, first_key, M * P)
+    facts = torch.stack([lens, -lens, -first, wrong.any(dim=1).long()]).amax(dim=1).tolist() if B else [0, 0, 0, 0]
+    longest, shortest, start, any_wrong = facts[0], -facts[1], -facts[2] // P, facts[3]
+    if shortest < 0 or longest > M * P:
+        raise ValueError(
+            f"seq_lens must be from 0 to M · P = {M} · {P} = {M * P}, what a row of block_tables can hold, "
+            f"got {shortest if shortest < 0 else longest}"
+        )
+    if any_wrong and num_blocks == 0:
+        raise ValueError(f"the cache has no blocks (N = 0), but seq_lens has {longest} tokens")
+    if any_wrong:
+        b, i = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"block_tables must hold blocks from 0 to {num_blocks - 1} where a sequence has tokens, got "
+            f"{int(block_tables[b, i])} at [{b}, {i}]; sequence {b} has {int(seq_lens[b])} tokens"
+        )
+    stop = cdiv(longest, P)
+    return Used(used, min(start, stop), stop, longest)

@@ -1,0 +1,148 @@
+"""Writing keys and values into one layer of a paged cache, in torch and Triton, float8 conversion included (lesson 5).
+
+    stored = float8(clamp(x / scale, −largest, largest))        read back as stored · scale
+
+Nearest, ties to even; what is too large for the format becomes its largest finite number, as in vLLM; NaN stays NaN.
+Both backends give the same bits.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from pagewise.tools.checks import FLOAT8, FLOATS, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.device import choose_backend, triton_launch
+from pagewise.tools.sizes import cdiv
+
+EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
+_SCALES = {"low": torch.finfo(torch.float32).tiny, "below": torch.finfo(torch.float32).max}
+
+
+def write_kv_cache(
+    k_cache: Shaped[Tensor, "..."],
+    v_cache: Shaped[Tensor, "..."],
+    slots: Int64[Tensor, " T"],
+    k: Shaped[Tensor, "T Hkv D"],
+    v: Shaped[Tensor, "T Hkv D"],
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> None:
+    """`PagedKVCache.write` into one layer's tensors, in either layout: the one with [N, P, Hkv, D], or vLLM's.
+
+    Everything is checked before anything is written. Takes no part in differentiation.
+    """
+    N, P, Hkv, D = cache_sizes(k_cache, v_cache)
+    check_tensor("slots", slots, "T", dtypes=(torch.int64,))
+    for name, new in (("k", k), ("v", v)):
+        check_tensor(name, new, "T Hkv D")
+        check_shape(name, new, (len(slots), Hkv, D), "T Hkv D")
+    _check_dtypes(k_cache, k, v, k_scale, v_scale)
+    check_same("device", cache=k_cache, slots=slots, k=k, v=v)
+    check_slots(slots[slots != -1], N * P)
+    k, v = k.detach(), v.detach()
+    if choose_backend(backend, k.device) == "torch":
+        _write_torch(k_cache, v_cache, slots, k, v, k_scale, v_scale)
+    else:
+        torch.ops.pagewise.write_kv_cache(k_cache, v_cache, slots, k, v, float(k_scale), float(v_scale))
+
+
+def cache_sizes(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int, int]:
+    """N, P, Hkv, D of caches in either layout."""
+    if k_cache.dim() == 4:
+        return tuple(k_cache.shape)
+    N, Hkv, D, P = v_cache.shape
+    return N, P, Hkv, D
+
+
+def to_float8(x: Float[Tensor, "*any"], dtype: torch.dtype, scale: float) -> Shaped[Tensor, "*any"]:
+    """x / scale in `dtype`, saturated; NaN as 0x7F."""
+    # by a tensor on the device: torch would multiply by the inverse of a Python number, which rounds twice
+    x = x.float() / torch.full((1,), scale, device=x.device)
+    largest = torch.finfo(dtype).max
+    return x.clamp(-largest, largest).masked_fill(x.isnan(), torch.nan).to(dtype)
+
+
+def check_slots(slots: Int64[Tensor, " T"], num_slots: int) -> None:
+    """Slots, −1 taken out, must be within the cache and distinct."""
+    ordered = slots.sort().values
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(ordered) and (ordered[0] < 0 or ordered[-1] >= num_slots):
+        wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
+        raise ValueError(f"slots must be -1 (write nowhere) or from 0 to {num_slots - 1}, got {int(wrong)}")
+    if len(repeated):
+        raise ValueError(f"slots must be distinct, got {int(repeated[0])} more than once")
+
+
+def _check_dtypes(cache: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float) -> None:
+    """Same dtypes and scales of 1, or floats that become float8."""
+    check_number("k_scale", k_scale, **_SCALES)
+    check_number("v_scale", v_scale, **_SCALES)
+    if cache.dtype in FLOAT8 and k.dtype in FLOATS:
+        check_same("dtype", k=k, v=v)
+        return
+    check_same("dtype", cache=cache, k=k)
+    check_same("dtype", cache=cache, v=v)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale != 1.0:
+            raise ValueError(
+                f"{name} must be 1.0 where {k.dtype} is stored as it is, got {scale}: a float8 cache divides float32, "
+                f"float16 or bfloat16 by it"
+            )
+
+
+def _write_torch(
+    k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
+) -> None:
+    kept = slots != -1
+    slots, k, v = slots[kept], k[kept], v[kept]
+    if k.dtype != k_cache.dtype:
+        k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
+    _, P, _, _ = cache_sizes(k_cache, v_cache)
+    block, offset = slots // P, slots % P
+    if k_cache.dim() == 4:
+        k_cache[block, offset] = k
+        v_cache[block, offset] = v
+    else:
+        k_cache[block, :, :, offset] = k.unflatten(-1, (-1, k_cache.shape[-1]))  # [T, Hkv, D/x, x]
+        v_cache[block, :, :, offset] = v
+
+
+@torch.library.custom_op("pagewise::write_kv_cache", mutates_args=("k_cache", "v_cache"))
+def _write_kv_cache_op(
+    k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
+) -> None:
+    from pagewise.kernels.paged_blocks import write_kv_cache_kernel
+
+    _, P, Hkv, D = cache_sizes(k_cache, v_cache)
+    if not k.numel():
+        return
+    # strides of (block, token, head, vec) and of (block, token, head, dim)
+    if k_cache.dim() == 4:
+        X, k_strides, v_strides = D, (*k_cache.stride()[:3], 0), v_cache.stride()
+    else:
+        X, (k_block, k_head, k_vec, k_token, _) = k_cache.shape[-1], k_cache.stride()
+        k_strides = (k_block, k_token, k_head, k_vec)
+        v_block, v_head, v_dim, v_token = v_cache.stride()
+        v_strides = (v_block, v_token, v_head, v_dim)
+    float8_bits = 0 if k.dtype == k_cache.dtype else EXPONENT_BITS[k_cache.dtype]
+    if k_cache.dtype in FLOAT8:
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+        if k.dtype in FLOAT8:
+            k, v = k.view(torch.uint8), v.view(torch.uint8)
+    block = min(1024, 1 << (Hkv * D - 1).bit_length())
+    with triton_launch(k.device) as readable:
+        if float8_bits:
+            k, v = readable(k), readable(v)
+        tensors = (slots.contiguous(), k, v, k_cache, v_cache)
+        strides = (*k.stride(), *v.stride(), *k_strides, *v_strides)
+        sizes = {"P": P, "HKV": Hkv, "D": D, "X": X, "FLOAT8_BITS": float8_bits, "BLOCK": block}
+        write_kv_cache_kernel[(len(slots), cdiv(Hkv * D, block))](*tensors, *strides, k_scale, v_scale, **sizes)
+
+
+@_write_kv_cache_op.register_fake
+def _(k_cache, v_cache, slots, k, v, k_scale, v_scale):
+    return None

@@ -1,0 +1,128 @@
+"""The running scoreboard: its rows compute attention, and count what can be worked out by hand."""
+
+import pytest
+import torch
+
+from pagewise.experiments import scoreboard
+from pagewise.experiments.scoreboard import ROWS, Row, score
+from pagewise.naive_attention import attention
+
+H, HKV, D = 8, 2, 64  # as in the scoreboard; its prompt is shortened, so that counting takes no seconds
+PROMPT, NEW = 33, 4
+LENGTHS = range(PROMPT + 1, PROMPT + NEW + 1)  # tokens seen when each new one is made
+
+
+@pytest.fixture(autouse=True)
+def short_prompt(monkeypatch):
+    sizes = {"PROMPT": PROMPT, "NEW": NEW, "TOTAL": PROMPT + NEW, "HEADS": H, "KV_HEADS": HKV, "HEAD_SIZE": D}
+    for name, size in sizes.items():
+        monkeypatch.setattr(scoreboard, name, size)
+
+
+def method(name):
+    (row,) = (row for row in ROWS if name in row.method)
+    return row
+
+
+def test_the_piece_of_work_is_the_one_described(monkeypatch):
+    monkeypatch.undo()
+    sizes = ("PROMPT", "NEW", "TOTAL", "HEADS", "KV_HEADS", "HEAD_SIZE")
+    assert [getattr(scoreboard, name) for name in sizes] == [256, 32, 288, 8, 2, 64]
+    assert "256 tokens and then 32 tokens" in scoreboard.__doc__
+
+
+def test_recomputing_multiplies_all_queries_with_all_keys_at_every_step():
+    squares = PROMPT**2 + sum(n**2 for n in LENGTHS)
+    assert score(method("recomputed")).matmul_flops == 4 * H * D * squares
+
+
+@pytest.mark.parametrize("name", ["naive with a KV cache", "online softmax"])
+def test_cached_methods_multiply_new_queries_with_all_keys(name):
+    assert score(method(name)).matmul_flops == 4 * H * D * (PROMPT**2 + sum(LENGTHS))
+
+
+def test_paged_blocks_are_multiplied_whole_the_empty_slots_of_the_last_one_too():
+    P = scoreboard.BLOCK_SIZE
+    slots = sum(-(-n // P) * P for n in LENGTHS)
+    assert slots > sum(LENGTHS)
+    assert score(method("streamed")).matmul_flops == 4 * H * D * (PROMPT**2 + slots)
+
+
+def test_paged_cache_is_held_in_whole_blocks():
+    P = scoreboard.BLOCK_SIZE
+    cache, outputs = 4 * 2 * HKV * -(-(PROMPT + NEW) // P) * P * D, 4 * H * (PROMPT + NEW) * D
+    assert score(method("streamed")).peak_bytes >= cache + outputs
+
+
+def test_recomputing_moves_more_bytes_than_a_cache_does():
+    assert score(method("recomputed")).bytes_moved > 2 * score(method("naive with a KV cache")).bytes_moved
+
+
+def test_cached_method_holds_at_least_its_cache_and_its_outputs():
+    cache, outputs = 4 * 2 * HKV * (PROMPT + NEW) * D, 4 * H * (PROMPT + NEW) * D
+    assert score(method("naive with a KV cache")).peak_bytes >= cache + outputs
+
+
+def test_tiles_hold_less_than_the_whole_score_matrix(monkeypatch):
+    monkeypatch.setattr(scoreboard, "PROMPT", 256)  # more than one tile
+    monkeypatch.setattr(scoreboard, "TOTAL", 256 + NEW)
+    assert score(method("online softmax")).peak_bytes < score(method("naive with a KV cache")).peak_bytes
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.method)
+def test_every_row_computes_naive_attention(row):
+    assert score(row).matmul_flops > 0  # score() compares first
+
+
+def shifted(q, k, v):
+    return [attention(q, k, v, causal=True).roll(1, dims=1)]
+
+
+def one_step_short(q, k, v):
+    return [attention(q, k, v, causal=True)[:, :, :-1]]
+
+
+def looks_ahead(q, k, v):
+    return [attention(q, k, v)]
+
+
+def all_zero(q, k, v):
+    return [torch.zeros_like(q)]
+
+
+@pytest.mark.parametrize("wrong", [shifted, one_step_short, looks_ahead, all_zero], ids=lambda f: f.__name__)
+def test_row_that_computes_something_else_is_refused(wrong):
+    with pytest.raises(AssertionError):
+        score(Row(99, "wrong", wrong))
+
+
+def test_rows_come_in_the_order_of_the_lessons_with_a_name_each():
+    assert [row.lesson for row in ROWS] == sorted(row.lesson for row in ROWS)
+    assert len({row.method for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("lesson", [0, 1, 2, 3, 4])
+def test_table_has_the_rows_of_all_lessons_so_far(lesson):
+    header, units, *rows = scoreboard.scoreboard(lesson).splitlines()
+    assert [row.method for row in ROWS if row.lesson <= lesson] == [row[8:42].strip() for row in rows]
+    assert header.split() == ["lesson", "method", "matmul", "other", "read", "written", "held"]
+    assert units.split() == ["MFLOP", "MFLOP", "MB", "MB", "MB"]
+
+
+def test_table_shows_the_counts_in_millions():
+    work = score(ROWS[0])
+    shown = scoreboard.scoreboard(1).splitlines()[2][42:].split()
+    counts = (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written, work.peak_bytes)
+    assert shown == [f"{count / 1e6:.1f}" for count in counts]
+
+
+def test_columns_of_the_table_line_up():
+    assert len({len(line) for line in scoreboard.scoreboard(99).splitlines()}) == 1
+
+
+def test_the_kernel_reads_every_key_and_value_once_and_holds_no_scores():
+    row, P = score(method("CUDA")), scoreboard.BLOCK_SIZE
+    blocks = [-(-n // P) for n in LENGTHS]
+    assert row.matmul_flops == 4 * H * D * (PROMPT**2 + sum(blocks) * P)
+    decode = score(method("CUDA")).bytes_read - score(method("streamed")).bytes_read
+    assert decode < 0

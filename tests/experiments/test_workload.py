@@ -1,0 +1,227 @@
+"""The workload simulator: its books balance, its allocators are what they claim, and the paper's picture appears."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pagewise.experiments.allocators import Contiguous, Paged, Request, oracle, power_of_two, reserve_max
+from pagewise.experiments.sharing import Sharing, beam_search, parallel_sampling
+from pagewise.experiments.workload import ALPACA, SHAREGPT, replay, sample_requests
+
+CAPACITY = 15_700  # slots: a 13B model on a 40 GB A100 (Kwon et al. 2023, table 1)
+ALLOCATORS = {"reserve-max": reserve_max, "power-of-two": power_of_two, "oracle": oracle, "paged": Paged}
+
+
+@pytest.fixture(scope="module")
+def replays():
+    requests = sample_requests(SHAREGPT, 160)
+    return {name: replay(requests, make(CAPACITY)) for name, make in ALLOCATORS.items()}
+
+
+# ------------------------------------------------------------------------------------------ requests
+
+
+@pytest.mark.parametrize("lengths", [SHAREGPT, ALPACA])
+def test_lengths_follow_their_distribution(lengths):
+    requests = sample_requests(lengths, 20_000, max_len=10**6)
+    for name in ("prompt", "output"):
+        lens = np.array([getattr(r, name) for r in requests])
+        mean, sigma = getattr(lengths, f"{name}_mean"), getattr(lengths, f"{name}_sigma")
+        assert lens.min() >= 1
+        assert abs(lens.mean() / mean - 1) < 0.05
+        assert abs(np.log(lens).std() / sigma - 1) < 0.08
+        assert abs(np.median(lens) / (mean * np.exp(-(sigma**2) / 2)) - 1) < 0.05
+
+
+def test_requests_fit_the_model_and_replay():
+    requests = sample_requests(SHAREGPT, 2000, max_len=512)
+    assert max(r.prompt + r.output for r in requests) <= 512
+    assert requests == sample_requests(SHAREGPT, 2000, max_len=512)
+    assert requests != sample_requests(SHAREGPT, 2000, max_len=512, seed=1)
+    assert {r.arrival for r in requests} == {0}
+
+
+def test_arrivals_have_their_rate():
+    arrivals = [r.arrival for r in sample_requests(ALPACA, 5000, rate=0.25)]
+    assert arrivals == sorted(arrivals)
+    assert abs(arrivals[-1] / 5000 - 4) < 0.3
+
+
+# ------------------------------------------------------------------------------------------ replay
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_every_slot_is_in_one_state_at_every_step(name, replays):
+    r = replays[name]
+    states = np.array([r.used, r.reserved, r.internal, r.external, r.idle])
+    assert (states >= 0).all()
+    capacity = CAPACITY // 16 * 16 if name == "paged" else CAPACITY
+    assert (states.sum(axis=0) == capacity).all()
+    assert abs(sum(r.shares().values()) - 1) < 1e-9
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_every_request_gets_its_tokens_and_gives_its_memory_back(name):
+    requests = sample_requests(ALPACA, 200, rate=2.0)
+    memory = ALLOCATORS[name](4096)
+    r = replay(requests, memory)
+    preempted = r.preemptions if name == "paged" else 0
+    assert r.preemptions == preempted
+    assert r.batch.sum() == sum(request.output for request in requests)
+    assert not memory.held
+    if name == "paged":
+        assert memory.manager.num_free_blocks == memory.manager.num_blocks
+    else:
+        assert memory.holes == [(0, 4096)]
+
+
+def test_first_request_by_hand():
+    """One request of 3 + 5 tokens: states at its first and last step under each allocator."""
+    request = Request(0, 3, 5)
+    for memory, first, last in [
+        (reserve_max(32, 16), (4, 4, 8, 0, 16), (8, 0, 8, 0, 16)),
+        (power_of_two(32), (4, 4, 3, 0, 21), (8, 0, 3, 0, 21)),  # 3 + 8
+        (oracle(32), (4, 4, 0, 0, 24), (8, 0, 0, 0, 24)),
+        (Paged(32, 4), (4, 0, 0, 0, 28), (8, 0, 0, 0, 24)),
+        (Paged(32, 16), (4, 4, 8, 0, 16), (8, 0, 8, 0, 16)),
+    ]:
+        r = replay([request], memory)
+        assert len(r.used) == 5
+        assert tuple(int(states[0]) for states in r[:5]) == first
+        assert tuple(int(states[-1]) for states in r[:5]) == last
+
+
+def test_a_late_request_waits_for_its_arrival():
+    r = replay([Request(3, 1, 2)], oracle(8))
+    assert r.batch.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_preempted_requests_finish_with_all_their_tokens():
+    requests = [Request(0, 8, 24)] * 4
+    r = replay(requests, Paged(64, 4))
+    assert r.preemptions > 0
+    assert r.batch.sum() == 4 * 24
+    assert r.used.max() <= 64
+
+
+def test_a_request_too_big_for_the_memory_is_refused():
+    for memory in (Paged(64, 4), oracle(64)):
+        with pytest.raises(ValueError, match="more than 64 slots"):
+            replay([Request(0, 8, 60)], memory)
+
+
+# ------------------------------------------------------------------------------------------ first fit
+
+
+def test_holes_join_again_in_any_order():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        memory = Contiguous(100, lambda request: request.output)
+        sizes = rng.integers(1, 20, 30)
+        inside = [i for i, size in enumerate(sizes) if memory.admit(i, Request(0, 0, int(size)), 0)]
+        pieces = sorted((memory.start[i], memory.held[i]) for i in inside)
+        assert all(a + n <= b for (a, n), (b, _) in pairwise(pieces))
+        for i in rng.permutation(inside).tolist():
+            memory.release(i)
+            free, held = sum(size for _, size in memory.holes), sum(memory.held.values())
+            assert free + held == 100
+            assert all(a + n < b for (a, n), (b, _) in pairwise(memory.holes))
+        assert memory.holes == [(0, 100)]
+
+
+def test_external_fragmentation_is_free_memory_in_pieces():
+    """Two of four pieces are free, 20 slots in all, but not neighbours: the next request of 15 must wait."""
+    requests = [Request(0, 1, n - 1) for n in (10, 30, 10, 30)] + [Request(10, 1, 14)]
+    r = replay(requests, oracle(80))
+    assert (r.external[10:29] == 20).all()
+    assert (r.idle[10:29] == 0).all()
+    assert replay(requests, Paged(80, 5)).external.max() == 0
+
+
+def test_first_fit_takes_the_lowest_hole():
+    memory = Contiguous(30, lambda request: request.output)
+    for i in range(3):
+        memory.admit(i, Request(0, 0, 10), 0)
+    memory.release(0)
+    memory.release(2)
+    memory.admit(3, Request(0, 0, 4), 0)
+    assert memory.start[3] == 0
+    assert memory.holes == [(4, 6), (20, 10)]
+
+
+# ------------------------------------------------------------------------------------------ the paper's claims
+
+
+def test_contiguous_memory_is_mostly_wasted_and_paged_hardly(replays):
+    """Kwon et al. 2023, fig. 2: 20.4, 26.8 and 38.2 % of memory hold tokens under Orca, 96.3 % under vLLM."""
+    used = {name: r.shares()["used"] for name, r in replays.items()}
+    assert 0.15 < used["reserve-max"] < 0.25
+    assert used["reserve-max"] < used["power-of-two"] < used["oracle"] < 0.6
+    assert used["paged"] > 0.96
+    assert replays["reserve-max"].shares()["internal"] > 0.4
+    assert replays["oracle"].shares()["internal"] == 0
+    assert replays["power-of-two"].shares()["external"] > 0.05  # measured: first fit really fragments
+    assert replays["paged"].shares()["external"] == 0
+
+
+def test_memory_saved_is_throughput_gained(replays):
+    speed = {name: r.tokens_per_step for name, r in replays.items()}
+    assert speed["reserve-max"] < speed["power-of-two"] < speed["oracle"] < speed["paged"]
+    assert speed["paged"] > 1.5 * speed["oracle"]
+    assert speed["paged"] > 3 * speed["reserve-max"]
+
+
+def test_waste_grows_with_the_block_size():
+    requests = sample_requests(SHAREGPT, 40)
+    used = [replay(requests, Paged(CAPACITY // 4, P)).shares()["used"] for P in (16, 64, 256)]
+    assert used[0] > used[1] > used[2]
+
+
+def test_short_requests_waste_more_than_four_per_cent_of_16_token_blocks():
+    """“Under 4 %” is a statement about long requests: it depends on block size over mean length."""
+    shares = replay(sample_requests(ALPACA, 240), Paged(CAPACITY // 4, 16)).shares()
+    assert 0.05 < 1 - shares["used"] < 0.2
+
+
+# ------------------------------------------------------------------------------------------ sharing
+
+
+def test_parallel_sampling_by_hand():
+    """Prompt 6, blocks of 4: one full block is shared for ever, the half-full one is copied for all but one sample."""
+    s = parallel_sampling(Request(0, 6, 2), 3, block_size=4)
+    assert s == Sharing(shared=2 + 4 + 4, separate=6 + 6 + 6, copies=2)
+
+
+def test_whole_block_prompts_are_never_copied():
+    assert parallel_sampling(Request(0, 8, 5), 4, block_size=4).copies == 0
+
+
+@pytest.mark.parametrize("run", [parallel_sampling, beam_search])
+def test_one_sequence_shares_nothing(run):
+    assert run(Request(0, 10, 20), 1).saved == 0
+
+
+def test_sharing_saves_what_the_paper_says_it_can():
+    """Kwon et al. 2023, fig. 15, Alpaca: 6–10 % saved by parallel sampling, 38–55 % by beam search, more with width."""
+    requests = sample_requests(ALPACA, 16)
+    empty = Sharing(0, 0, 0)
+    sampling = [sum((parallel_sampling(r, n) for r in requests), empty).saved for n in (2, 4, 6)]
+    beams = [sum((beam_search(r, n, seed=i) for i, r in enumerate(requests)), empty).saved for n in (2, 4, 6)]
+    assert 0.05 < sampling[0] < sampling[1] < sampling[2] < 0.2
+    assert 0.35 < beams[0] < beams[1] < beams[2] < 0.75
+
+
+def test_beams_keep_their_number_and_length(monkeypatch):
+    import pagewise.experiments.sharing
+
+    seen = []
+    count = pagewise.experiments.sharing._count
+
+    def counted(manager):
+        seen.append(sorted(manager.num_tokens(i) for i in manager.sequences))
+        return count(manager)
+
+    monkeypatch.setattr(pagewise.experiments.sharing, "_count", counted)
+    beam_search(Request(0, 5, 30), 4, block_size=4)
+    assert seen == [[5 + step] * 4 for step in range(31)]

@@ -1,0 +1,112 @@
+"""Figures of a kernel at work: what stands in their cells is what the trace says."""
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+
+from pagewise.cuda import simt
+from pagewise.figures import threads as kernel_figures
+from pagewise.paged_attention import paged_attention_v1
+from pagewise.paged_blocks.cache import to_vllm_layout
+
+D, P, TABLE = 32, 16, [7, 1, 4, 0, 8, 3]
+
+
+@pytest.fixture(scope="module")
+def launch():
+    generator = torch.Generator().manual_seed(0)
+    k, v = torch.randn(2, 9, P, 1, D, generator=generator).half()
+    q = torch.randn(1, 1, D, generator=generator).half()
+    tables, lens = torch.tensor([TABLE], dtype=torch.int32), torch.tensor([90], dtype=torch.int32)
+    with simt.observe() as report:
+        paged_attention_v1(q, *to_vllm_layout(k, v), tables, lens)
+    return report.launches[0]
+
+
+def cells(figure) -> dict[tuple[float, float], str]:
+    """Text by the middle of the box it stands in."""
+    return {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+
+
+def reads(trace, **fields):
+    for name, value in fields.items():
+        trace = trace[trace[name] == value]
+    return trace
+
+
+def test_a_vec_of_q_has_its_threads_number(launch, shown):
+    kernel_figures.vec_strip(launch.accesses("q"), D, title="?")
+    assert cells(shown[0]) == {(4 * i + 2, 0.5): f"thread {i}" for i in range(8)}
+
+
+def test_warps_take_blocks_in_turn(launch, shown):
+    kernel_figures.blocks_of_warps(launch.accesses("k_cache"), TABLE, D * P, title="?")
+    expected = {(i + 0.5, i % 4 + 0.5): f"turn {i // 4 + 1}" for i in range(6)}
+    assert cells(shown[0]) == expected
+
+
+def test_a_block_of_k_is_read_row_by_row(launch, shown):
+    kernel_figures.vecs_of_block(
+        launch.accesses("k_cache"), (D // 8, P * 8), 4 * D * P, title="?", rows="", columns="", group_size=2, turns="j"
+    )
+    found = cells(shown[0])
+    assert [found[c + 0.5, 1.5] for c in range(32)] == [str(64 + c) for c in range(32)]  # warp 2 has this block
+    assert sorted(text for text in found.values() if "=" in text) == [f"j = {j}" for j in range(4)]
+
+
+def test_the_second_block_of_a_warp_starts_at_turn_0(launch, shown):
+    kernel_figures.vecs_of_block(
+        launch.accesses("k_cache"), (D // 8, P * 8), 8 * D * P, title="?", rows="", columns="", group_size=2, turns="j"
+    )
+    assert "j = 0" in cells(shown[0]).values()
+    assert "j = 4" not in cells(shown[0]).values()
+
+
+def test_a_block_of_v_is_read_by_lanes_side_by_side(launch, shown):
+    kernel_figures.rows_of_block(launch.accesses("v_cache"), (D, P), 4 * D * P, title="?", turns="r")
+    found = cells(shown[0])
+    assert [found[0.5 + row, 0.5] for row in (0, 1, 15, 16)] == ["64", "66", "94", "64"]
+    assert found[16, -0.15] == "r = 1"
+
+
+def test_an_address_is_the_sum_of_its_strips(shown):
+    levels = [("block", 9, 4, 512), ("row", 4, 2, 128), ("token", 16, 5, 8), ("vec", 2, 1, 4)]
+    kernel_figures.address_strips(levels, title="?")
+    texts = list(cells(shown[0]).values())
+    assert f"together {4 * 512 + 2 * 128 + 5 * 8 + 4:,} elements" in texts
+    assert "token 5 · 8 = 40" in texts
+
+
+def test_sectors_are_counted_as_the_launch_counts_them(launch, shown):
+    request = reads(launch.accesses("k_cache"), warp=1, execution=2)
+    far = request.copy()
+    far["element"] = np.arange(len(request)) * 64
+    kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
+    assert shown[0].axes[0].get_title(loc="left").startswith("packed: 8 sectors moved, 100%")
+    assert shown[0].axes[1].get_title(loc="left").startswith("far: 32 sectors moved, 25%")
+
+
+def test_banks_show_a_conflict_as_two_words(launch, shown):
+    request = reads(launch.accesses("q_vecs"), access="read", warp=0, execution=0)
+    wide = request.copy()
+    wide["element"] = np.where(request["lane"] % 2, 32, 0)
+    kernel_figures.banks_of_request({"ours": request, "wide": wide}, title="?")
+    assert [ax.get_title(loc="left") for ax in shown[0].axes] == ["ours: 1 word per bank", "wide: 2 words per bank"]
+    assert sum(isinstance(patch, Rectangle) for patch in shown[0].axes[0].patches) == 64  # 32 lanes, 2 words each
+
+
+def test_the_tree_is_the_order_of_writes_and_reads(launch, shown):
+    trace = launch.accesses("scores")
+    kernel_figures.handovers(trace[trace["bytes"] == 4][-200:], title="?")
+    tail = trace[np.isin(trace["line"], np.unique(trace["line"])[-2:])]
+    kernel_figures.handovers(tail, title="?")
+    sentences = [text for (x, _), text in cells(shown[1]).items() if x > 6]
+    assert sentences == ["hand over their sums", "add them to their own"] * 2
+
+
+def test_a_butterfly_says_how_many_lanes_agree(shown):
+    kernel_figures.butterfly([("thread group", [1]), ("warp", [16, 8, 4, 2])], title="?")
+    texts = list(cells(shown[0]).values())
+    assert texts[0] == "thread group: lane ^ 1, then 2 lanes agree"
+    assert texts[-1] == "warp: lane ^ 2, then 32 lanes agree"

@@ -1,0 +1,650 @@
+"""The CUDA paged-attention kernels: the whole range that vLLM's launcher took, watched on the CPU, compiled for GPUs.
+
+`make test` runs a selection in which every two values of two axes meet; `make test-full` (PAGEWISE_FULL=1) the product.
+"""
+
+import os
+import re
+
+import pytest
+import torch
+from covering import covering
+from paged_cases import dense, paged_inputs
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.cuda import CudaKernel, simt
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention import (
+    choose_version,
+    paged_attention,
+    paged_attention_grouped,
+    paged_attention_v1,
+    paged_attention_v2,
+)
+from pagewise.paged_attention import in_cuda as paged_cuda
+from pagewise.paged_attention.in_cuda import merge_kernel, query_heads_per_thread_block, v1_kernel, v2_kernel
+from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_blocks.cache import to_vllm_layout
+from pagewise.tools.work import count_work
+
+FULL = os.environ.get("PAGEWISE_FULL") == "1"
+SOURCE = paged_cuda.SOURCE.read_text()
+VERSIONS = {"v1": paged_attention_v1, "v2": paged_attention_v2, "grouped": paged_attention_grouped}
+AXES = {
+    "head_size": (32, 64, 80, 96, 112, 120, 128, 192, 256),
+    "block_size": (8, 16, 32),
+    "dtype": (torch.float32, torch.float16, torch.bfloat16),
+    "cache": (None, torch.float8_e4m3fn, torch.float8_e5m2),
+    "version": tuple(VERSIONS),
+    "alibi": (False, True),
+    "heads": ((4, 4), (8, 2), (8, 1)),
+}
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def is_supported(case):
+    return case["cache"] is None or case["head_size"] % 16 == 0
+
+
+def product(axes):
+    cases = [{}]
+    for name, values in axes.items():
+        cases = [case | {name: value} for case in cases for value in values]
+    return [case for case in cases if is_supported(case)]
+
+
+def label(case):
+    return "-".join(str(value).removeprefix("torch.").replace(", ", "/") for value in case.values())
+
+
+SELECTION = covering(AXES, is_supported)
+CASES = product(AXES) if FULL else SELECTION
+
+
+def lengths(block_size):
+    return [0, 1, block_size - 1, block_size, block_size + 1, 511, 512, 513, 700]
+
+
+def inputs_of(case, device, seq_lens=None):
+    """Arguments in the nhd layout, which `dense` reads, and options."""
+    H, Hkv = case["heads"]
+    inputs = paged_inputs(
+        seq_lens or lengths(case["block_size"]), H, Hkv, case["head_size"], block_size=case["block_size"],
+        dtype=case["dtype"], device=device, cache_dtype=case["cache"],
+    )  # fmt: skip
+    tables = inputs[3]
+    tables[8, 0] = tables[7, 1]  # a block of another sequence
+    tables[8, 2] = tables[8, 3]  # a block twice in one table
+    options = {"k_scale": 0.5, "v_scale": 0.25} if case["cache"] else {}
+    if case["alibi"]:
+        options["alibi_slopes"] = torch.tensor([0.5, -0.01, 0.25, 0.03] * (H // 4), device=device)
+    return inputs, options
+
+
+def in_vllm_layout(inputs):
+    q, k_cache, v_cache, tables, seq_lens = inputs
+    return q, *to_vllm_layout(k_cache, v_cache), tables, seq_lens
+
+
+def assert_matches(out, lse, inputs, options):
+    exact, exact_lse = dense(*inputs, dtype=torch.float64, **options)
+    naive, naive_lse = dense(*inputs, dtype=inputs[0].dtype, **options)
+    assert_as_accurate_as_naive(out, exact, naive)
+    empty = inputs[4] == 0
+    assert (out[empty] == 0).all()
+    assert (lse[empty] == -torch.inf).all()
+    assert_as_accurate_as_naive(lse[~empty], exact_lse[~empty], naive_lse[~empty])
+
+
+CANARY = -123.0
+
+
+@pytest.fixture
+def canaries(monkeypatch):
+    """Outputs get room before and after them, full of canaries; returns a function that says whether all live."""
+    rooms = []
+
+    def guarded(q):
+        shapes = ((q.shape, q.dtype), (q.shape[:2], torch.float32))
+        outs = []
+        for shape, dtype in shapes:
+            room = torch.full((shape.numel() + 128,), CANARY, dtype=dtype, device=q.device)
+            rooms.append(room)
+            outs.append(room[64:-64].view(shape).fill_(torch.nan))
+        return tuple(outs)
+
+    monkeypatch.setattr(paged_cuda, "_outputs", guarded)
+    return lambda: bool(rooms) and all((room[:64] == CANARY).all() and (room[-64:] == CANARY).all() for room in rooms)
+
+
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_matches_dense_attention(case, kernel_device, canaries):
+    inputs, options = inputs_of(case, kernel_device)
+    out, lse = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options, return_lse=True)
+    assert_matches(out, lse, inputs, options)
+    assert canaries()
+
+
+@pytest.mark.parametrize("case", SELECTION, ids=label)
+def test_no_findings_under_any_schedule(case):
+    """Every access within bounds, no race, every barrier met by all, nothing read that nobody wrote."""
+    inputs, options = inputs_of(case, torch.device("cpu"))
+    expected = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
+    for seed in (None, 1, 2):
+        with simt.check(schedule=seed):
+            out = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
+        assert out.equal(expected)
+
+
+def test_the_selection_has_every_pair():
+    assert len(SELECTION) < 60
+    for first, second in (("head_size", "block_size"), ("dtype", "version"), ("cache", "heads"), ("version", "heads")):
+        met = {(case[first], case[second]) for case in SELECTION}
+        assert len(met) == len(AXES[first]) * len(AXES[second])
+
+
+# ------------------------------------------------------------------------------------------ planted mistakes
+
+SHARED_MISTAKES = {  # in the stages, which both entry kernels go through
+    "masked scores 0, and counted": (": -INFINITY;\n                if", ": 0.0f;\n                if"),
+    "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
+    "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
+    "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
+    "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
+    "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
+    "x taken for the thread group's": ("X = 16 / sizeof(cache_t)", "X = 16 / sizeof(scalar_t)"),
+    "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
+    "sums of half the warps": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
+    "no tokens, but an output": ("scalar_t(seq_len == 0 ? 0.0f", "scalar_t(seq_len == 0 ? 1.0f"),
+}
+MISTAKES_OF_V1 = {
+    "never divided by l": ("l[0] > 0 ? v_scale / l[0] : v_scale", "v_scale"),
+    "v_scale forgotten": ("l[0] > 0 ? v_scale / l[0] : v_scale", "l[0] > 0 ? 1 / l[0] : 1"),
+    "lse without m": ("*lse = m[0] + logf(l[0]);", "*lse = logf(l[0]);"),
+    "the last block forgotten": ("0, divide_up(seq_len, BLOCK_SIZE)", "0, seq_len / BLOCK_SIZE"),
+}
+MISTAKES_OF_V2 = {
+    "partitions overlap": ("partition * PARTITION_BLOCKS;", "partition * (PARTITION_BLOCKS - 1);"),
+    "a partition's last block forgotten": ("min(first_block + PARTITION_BLOCKS,",
+                                           "min(first_block + PARTITION_BLOCKS - 1,"),
+    "l written as m": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.l[h];"),
+    "partitions merged without rescaling": ("acc_all += expf(m[i] - finite(m_all[0])) *", "acc_all += "),
+    "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
+    "v_scale forgotten": ("scalar_t(v_scale * acc_all", "scalar_t(acc_all"),
+}  # fmt: skip
+MISTAKES_OF_GROUPED = {
+    "the first head's m for all": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.m[0];"),
+    "heads of acc one partition apart": ("int64_t(gridDim.z) * HEAD_SIZE, partial", "HEAD_SIZE, partial"),
+}
+PLANTED = [
+    *(("v1", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1).items()),
+    *(("v2", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V2).items()),
+    *(("grouped", mistake, change) for mistake, change in MISTAKES_OF_GROUPED.items()),
+]
+MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": torch.float8_e4m3fn, "alibi": True,
+            "heads": (8, 2)}  # fmt: skip
+
+
+def with_source(monkeypatch, source):
+    """Launch the kernels of this source instead."""
+
+    def variant(make):
+        return lambda *sizes: CudaKernel(source, make(*sizes).name)
+
+    for name, make in (("v1_kernel", v1_kernel), ("v2_kernel", v2_kernel), ("merge_kernel", merge_kernel)):
+        monkeypatch.setattr(paged_cuda, name, variant(make))
+
+
+@pytest.mark.parametrize(
+    ("version", "change"),
+    [(v, change) for v, _, change in PLANTED],
+    ids=[f"{v}-{mistake}" for v, mistake, _ in PLANTED],
+)
+def test_planted_mistakes_are_caught(version, change, monkeypatch):
+    right, wrong = change
+    assert SOURCE.count(right) == 1
+    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
+    out, lse = VERSIONS[version](*in_vllm_layout(inputs), **options, return_lse=True)
+    with pytest.raises(AssertionError):
+        assert_matches(out, lse, inputs, options)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("cache", ["k", "v"])
+def test_32_bit_offsets_are_caught(cache, version, monkeypatch):
+    right = f"{cache}_cache + int64_t(block_table[block]) * kv_block_stride"
+    assert SOURCE.count(right) == 1
+    wrong = f"{cache}_cache + int(block_table[block] * int(kv_block_stride))"
+    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    far, near = far_blocks(VERSIONS[version], "block", torch.device("cpu"))
+    assert not far.equal(near)
+
+
+BARRIERS = {
+    "before the keys": ("head * W::HEAD_SIZE);\n    __syncthreads();\n", "head * W::HEAD_SIZE);\n"),
+    "in a reduction": ("    __syncthreads();\n#pragma unroll\n    for (int n", "#pragma unroll\n    for (int n"),
+    "before the tree": ("        __syncthreads();  // all have read what is overwritten now\n", ""),
+    "in the tree": ("        __syncthreads();\n#pragma", "#pragma"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_a_missing_barrier_is_a_race(barrier, version, monkeypatch):
+    right, wrong = BARRIERS[barrier]
+    assert SOURCE.count(right) == 1
+    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
+    with pytest.raises(simt.SimtError) as caught, simt.check():
+        VERSIONS[version](*in_vllm_layout(inputs), **options)
+    assert caught.value.what in ("race", "uninitialised")
+
+
+# ------------------------------------------------------------------------------------------ lengths and partitions
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request):
+    return VERSIONS[request.param]
+
+
+PLAIN = {"head_size": 64, "block_size": 16, "dtype": torch.float32, "cache": None, "alibi": False, "heads": (8, 2)}
+
+
+@pytest.mark.parametrize("partition_size", [16, 48, 512])
+@pytest.mark.parametrize("call", [paged_attention_v2, paged_attention_grouped])
+def test_partitions_change_only_rounding(call, partition_size, kernel_device):
+    inputs, options = inputs_of(PLAIN, kernel_device)
+    out, lse = call(*in_vllm_layout(inputs), partition_size=partition_size, return_lse=True)
+    assert_matches(out, lse, inputs, options)
+
+
+def test_a_long_context(version, kernel_device):
+    inputs = paged_inputs([9000, 3], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    out, lse = version(*in_vllm_layout(inputs), return_lse=True)
+    assert_matches(out, lse, inputs, {})
+
+
+@pytest.mark.parametrize("dtype", AXES["dtype"])
+def test_extreme_logits(version, dtype, kernel_device):
+    """Of many draws together: which rounding is the luckier one decides a single draw, where two keys nearly tie."""
+    results = []
+    for seed in range(6):
+        inputs = paged_inputs([1, 17, 513], 8, 2, 64, dtype=dtype, device=kernel_device, seed=seed)
+        q, k_cache = inputs[0].float(), inputs[1][~inputs[1].isnan()].float()
+        scale = 1e5 / (q.abs().amax() * k_cache.abs().amax() * 64).item()
+        out, lse = version(*in_vllm_layout(inputs), scale=scale, return_lse=True)
+        exact, naive = (dense(*inputs, dtype=d, scale=scale) for d in (torch.float64, dtype))
+        results.append((out, exact[0], naive[0], lse, exact[1], naive[1]))
+    out, exact, naive, lse, exact_lse, naive_lse = map(torch.cat, zip(*results, strict=True))
+    assert_as_accurate_as_naive(out, exact, naive)
+    assert_as_accurate_as_naive(lse, exact_lse, naive_lse)
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0])
+def test_scores_that_overflow_are_left_out(version, scale, kernel_device):
+    """Products of −∞ in a whole partition weigh nothing beside others, and alone give 0 and −∞, as in torch."""
+    q, k_cache, v_cache, tables, lens = paged_inputs([40, 32], 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    q[..., 0], k_cache[tables[1, :2].long(), ..., 0] = 1e20, -1e20
+    k_cache[tables[0, 0].long(), ..., 0] = -1e20  # a whole partition of sequence 0, and all of sequence 1
+    k_cache[tables[0, 1:3].long(), ..., 0] = 0
+    q, v_cache = q * scale, v_cache.nan_to_num()
+    options = {"scale": scale, "return_lse": True}
+    partitions = {} if version is paged_attention_v1 else {"partition_size": 16}
+    out, lse = version(*in_vllm_layout((q, k_cache, v_cache, tables, lens)), **options, **partitions)
+    expected, expected_lse = paged_attention(q, k_cache, v_cache, tables, lens, **options, backend="torch")
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-5)
+    assert (lse[1] == -torch.inf).all()
+
+
+def test_groups_of_any_size(kernel_device):
+    assert query_heads_per_thread_block(0) == 1
+    for H, Hkv, heads in ((6, 2, 3), (7, 1, 7), (11, 1, 1), (12, 1, 6), (16, 1, 8)):
+        assert query_heads_per_thread_block(H // Hkv) == heads
+        inputs = paged_inputs([0, 17, 70], H, Hkv, 32, dtype=torch.float16, device=kernel_device)
+        out, lse = paged_attention_grouped(*in_vllm_layout(inputs), return_lse=True)
+        assert_matches(out, lse, inputs, {})
+
+
+@pytest.mark.parametrize("lens", [[0, 0], [0], []])
+def test_nothing_to_look_at(lens, version, kernel_device):
+    q, *rest = paged_inputs(lens, 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    out, lse = version(*in_vllm_layout((q, *rest)), return_lse=True)
+    assert out.equal(torch.zeros_like(q))
+    assert lse.equal(torch.full((len(lens), 4), -torch.inf, device=kernel_device))
+
+
+def test_no_columns_and_no_blocks(version, kernel_device):
+    q, *rest = paged_inputs([0, 0], 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    q, k_cache, v_cache, tables, lens = in_vllm_layout((q, *rest))
+    out = version(q, k_cache[:0], v_cache[:0], tables[:, :0], lens)
+    assert out.equal(torch.zeros_like(q))
+
+
+def test_blocks_of_64_tokens_give_each_thread_group_two(kernel_device):
+    """Loop 2 of the K walk: more tokens in a block than thread groups in a warp."""
+    inputs = paged_inputs([1, 63, 64, 200], 2, 1, 64, block_size=64, dtype=torch.float16, device=kernel_device)
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
+    out, lse = paged_cuda.attend(
+        PagedInputs(q, k_cache, v_cache, tables, lens), ScoreOptions(scale=64**-0.5), max_seq_len=200
+    )
+    assert_matches(out, lse, inputs, {})
+
+
+def test_where_a_block_lies_does_not_matter(version, kernel_device):
+    """The same tokens in other blocks give the same bits, and so does a second run."""
+    q, k_cache, v_cache, tables, lens = inputs_of(PLAIN, kernel_device)[0]
+    out = version(*in_vllm_layout((q, k_cache, v_cache, tables, lens)))
+    moved = torch.randperm(len(k_cache), generator=torch.Generator().manual_seed(1)).to(kernel_device)
+    k_moved, v_moved = torch.empty_like(k_cache), torch.empty_like(v_cache)
+    k_moved[moved], v_moved[moved] = k_cache, v_cache
+    real = (tables >= 0) & (tables < len(moved))
+    tables_moved = torch.where(real, moved[tables.where(real, 0).long()].int(), tables)
+    for _ in range(2):
+        assert version(*in_vllm_layout((q, k_moved, v_moved, tables_moved, lens))).equal(out)
+
+
+# ------------------------------------------------------------------------------------------ memory
+
+
+def far_blocks(version, by, device):
+    """A KV head of a block more than 2³² elements into the cache: (out, the same with a small cache).
+
+    What lies between is never touched, so that it needs no memory. In 32 bits the offset is 4096: still in the cache.
+    """
+    D, P, far = 32, 8, 2**32 + 4096
+    generator = torch.Generator().manual_seed(0)
+    kv = torch.randn(2, 2, P, 2, D, generator=generator).to(torch.float8_e5m2).to(device)
+    near = to_vllm_layout(*kv)
+    caches = []
+    for cache in near:
+        memory = torch.empty(far + 4 * D * P, dtype=torch.uint8, device=device).view(cache.dtype)
+        block, head, *inner = cache.stride()
+        strides = (far, head) if by == "block" else (block, far)
+        caches.append(memory.as_strided(cache.shape, (*strides, *inner)).copy_(cache))
+    q = torch.randn(1, 4, D, generator=generator).to(device)
+    tables = torch.tensor([[1]], dtype=torch.int32, device=device)
+    lens = torch.tensor([P], dtype=torch.int32, device=device)
+    return version(q, *caches, tables, lens), version(q, *near, tables, lens)
+
+
+@pytest.mark.parametrize("by", ["block", "head"])
+def test_offsets_are_64_bit(version, by, kernel_device):
+    far, near = far_blocks(version, by, kernel_device)
+    assert far.equal(near)
+    assert far.any()
+
+
+def lines_of(text):
+    return [number for number, line in enumerate(SOURCE.splitlines(), 1) if text in line]
+
+
+K_READS, V_READS = "k_vecs[j] = *reinterpret_cast", "V_vec v_vec = *reinterpret_cast"
+
+
+@pytest.mark.parametrize(("heads", "query_heads"), [((8, 1), 8), ((8, 2), 4), ((12, 2), 6), ((4, 4), 1)])
+def test_the_grouped_variant_reads_keys_and_values_once_per_kv_head(heads, query_heads):
+    """Counted, not timed: v2 reads them once per query head."""
+    H, Hkv = heads
+    lens, D = [96, 33], 64
+    inputs = in_vllm_layout(paged_inputs(lens, H, Hkv, D, dtype=torch.float16, device="cpu"))
+    bytes_read = {}
+    for name, call in VERSIONS.items():
+        with simt.observe() as report:
+            call(*inputs)
+        bytes_read[name] = [sum(report.count(line=n).bytes for n in lines_of(text)) for text in (K_READS, V_READS)]
+    whole_blocks = (6 + 3) * 16 * D * 2  # bytes of K (or V) of one head; V's last block has rows for all its tokens
+    assert bytes_read["v1"] == bytes_read["v2"] == [H * whole_blocks] * 2
+    assert bytes_read["grouped"] == [H // query_heads * whole_blocks] * 2
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "grouped"])
+def test_counted_work_is_what_the_launches_do(version):
+    """The bytes of `counts_as` against those that the CPU runner sees; a table's entry is read by a whole warp."""
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(
+        paged_inputs([96, 600], 8, 2, 64, dtype=torch.float16, device="cpu")
+    )
+    with simt.observe() as report:
+        VERSIONS[version](q, k_cache, v_cache, tables, lens, check=False)
+    work = count_work(lambda: VERSIONS[version](q, k_cache, v_cache, tables, lens, max_seq_len=600, check=False))
+    kv = [sum(report.count(line=n).bytes for n in lines_of(text)) for text in (K_READS, V_READS)]
+    partials = sum(launch.count("write", "global").bytes for launch in report.launches[:-1])
+    assert sum(kv) + q.nbytes + partials < work.bytes_read < sum(kv) + q.nbytes + partials + 4 * 1000
+    assert work.bytes_written == report.count("write", "global").bytes
+    assert work.matmul_flops == 4 * (96 + 608) * 8 * 64
+
+
+def test_a_fused_projection_is_read_in_place(version, kernel_device):
+    inputs, _ = inputs_of(PLAIN, kernel_device)
+    q, *rest = in_vllm_layout(inputs)
+    out = version(q, *rest)
+    fused = torch.randn(len(q), 3 * q[0].numel(), device=kernel_device)
+    view = fused[:, q[0].numel() : 2 * q[0].numel()].view(q.shape)
+    assert version(view.copy_(q), *rest).equal(out)
+
+
+def test_arguments_that_lie_otherwise_are_read_right(version, kernel_device):
+    """Heads of q apart, q at an odd address, every second column of a table, caches interleaved."""
+    inputs, options = inputs_of(PLAIN | {"alibi": True}, kernel_device)
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
+    out = version(q, k_cache, v_cache, tables, lens, **options)
+    padded = torch.zeros(*q.shape[:2], 72, device=kernel_device)[..., :64].copy_(q)
+    odd = torch.zeros(q.numel() + 1, device=kernel_device)[1:].view(q.shape).copy_(q)
+    wide = tables.repeat_interleave(2, dim=1)[:, ::2]
+    kv = torch.stack([k_cache.flatten(1), v_cache.flatten(1)], dim=1)
+    k_cache, v_cache = kv[:, 0].view(k_cache.shape), kv[:, 1].view(v_cache.shape)
+    slopes = options["alibi_slopes"].repeat_interleave(2)[::2]
+    for other in (padded, odd):
+        assert version(other, k_cache, v_cache, wide, lens, alibi_slopes=slopes).equal(out)
+
+
+def test_inputs_are_left_alone(version, kernel_device):
+    inputs = in_vllm_layout(inputs_of(PLAIN, kernel_device)[0])
+    before = [t.clone() for t in inputs]
+    version(*inputs)
+    for t, old in zip(inputs, before, strict=True):
+        assert t.nan_to_num().equal(old.nan_to_num())
+
+
+# ------------------------------------------------------------------------------------------ compiled, without a GPU
+
+
+def instantiation(case):
+    H, Hkv = case["heads"]
+    sizes = case["dtype"], case["cache"] or case["dtype"], case["head_size"], case["block_size"]
+    if case["version"] == "v1":
+        return v1_kernel(*sizes)
+    return v2_kernel(*sizes, 512, query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "kernel", sorted({instantiation(case) for case in CASES}, key=lambda k: k.name), ids=lambda k: k.name
+)
+def test_compiles_without_spills(kernel, arch):
+    resources = kernel.resources(arch)
+    head_size = int(re.search(r", (\d+),", kernel.name)[1])
+    assert resources.spilled_bytes == 0 or head_size > 128
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_merge_compiles_without_spills(arch):
+    for dtype in AXES["dtype"]:
+        for head_size in AXES["head_size"]:
+            assert merge_kernel(dtype, head_size).resources(arch).spilled_bytes == 0
+
+
+@pytest.mark.parametrize("query_heads", [1, 8])
+def test_shared_memory_is_what_the_launcher_reckons(query_heads):
+    """The static part, as the compiler reports it; the dynamic part is what it is launched with."""
+    q = torch.empty(1, 8, 128, dtype=torch.float16)
+    kernel = v2_kernel(q.dtype, q.dtype, 128, 16, 512, query_heads)
+    assert kernel.resources("sm_90").shared_bytes == paged_cuda.shared_bytes(512, q, 16, query_heads)[0]
+
+
+# ------------------------------------------------------------------------------------------ interface
+
+
+def test_without_lse_only_the_output_is_returned(version, kernel_device):
+    inputs = in_vllm_layout(inputs_of(PLAIN, kernel_device)[0])
+    out, lse = version(*inputs, return_lse=True)
+    assert version(*inputs).equal(out)
+    assert lse.dtype == torch.float32
+
+
+def test_agrees_with_the_torch_path_of_the_nhd_layout(version, kernel_device):
+    inputs, options = inputs_of(PLAIN | {"alibi": True}, kernel_device)
+    out, lse = version(*in_vllm_layout(inputs), **options, scale=0.3, return_lse=True)
+    expected, expected_lse = paged_attention(*inputs, **options, scale=0.3, return_lse=True, backend="torch")
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "num_heads", "max_seq_len", "chosen"),
+    [
+        (1, 1, 512, "v1"), (1, 1, 513, "v2"), (8, 64, 8192, "v2"), (9, 64, 8192, "v1"), (9, 64, 8193, "v2"),
+        (1000, 64, 8193, "v2"), (513, 1, 600, "v1"), (512, 1, 600, "v2"), (0, 1, 0, "v1"),
+    ],
+)  # fmt: skip
+def test_v1_or_v2_is_chosen_as_vllm_chose(num_seqs, num_heads, max_seq_len, chosen):
+    assert choose_version(num_seqs, num_heads, max_seq_len) == chosen
+    num_partitions = -(-max_seq_len // 512)
+    assert (chosen == "v1") == (max_seq_len <= 8192 and (num_partitions <= 1 or num_seqs * num_heads > 512))
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+def test_custom_ops_pass_opcheck(alibi, kernel_device):
+    case = PLAIN | {"alibi": alibi, "block_size": 8, "head_size": 32}
+    inputs, options = inputs_of(case, kernel_device)
+    args = (*in_vllm_layout(inputs), 700, 0.2, options.get("alibi_slopes"), 0.5)
+    torch.library.opcheck(torch.ops.pagewise.paged_attention_v1.default, args)
+    torch.library.opcheck(torch.ops.pagewise.paged_attention_v2.default, (*args, 512, 4))
+
+
+def test_an_unchecked_length_that_is_too_long_gives_nan(version, kernel_device):
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs_of(PLAIN, kernel_device)[0])
+    out, lse = version(q, k_cache, v_cache, tables, lens, max_seq_len=700, return_lse=True)
+    lens[2], lens[3] = 701, -1
+    again, lse_again = version(q, k_cache, v_cache, tables, lens, max_seq_len=700, return_lse=True, check=False)
+    for now, before in ((again, out), (lse_again, lse)):
+        assert now[2:4].isnan().all()
+        assert now[:2].equal(before[:2])
+        assert now[4:].equal(before[4:])
+
+
+def test_an_unchecked_block_outside_the_cache_is_found_by_simt_check(version):
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])
+    tables[5, 0] = len(k_cache)
+    with pytest.raises(ValueError, match=r"block_tables must hold blocks .* at \[5, 0\]"):
+        version(q, k_cache, v_cache, tables, lens)
+    with simt.check(), pytest.raises(simt.SimtError, match=r"reads k_cache\[\d+\], past its end"):
+        version(q, k_cache, v_cache, tables, lens, check=False)
+
+
+def bad(change):
+    def make(inputs):
+        names = ("q", "k_cache", "v_cache", "block_tables", "seq_lens")
+        arguments = dict(zip(names, inputs, strict=True))
+        return arguments | change(**arguments)
+
+    return make
+
+
+def cache_like(shape, dtype=torch.float32):
+    N, Hkv, D, P = shape
+    x = 16 // dtype.itemsize
+    return {
+        "k_cache": torch.zeros(N, Hkv, -(-D // x), P, x, dtype=dtype),
+        "v_cache": torch.zeros(N, Hkv, D, P, dtype=dtype),
+    }
+
+
+BAD = {
+    "head size": (bad(lambda q, **_: {"q": torch.zeros(9, 8, 40), **cache_like((2, 2, 40, 16))}),
+                  ValueError, "head size D of 32, 64, .* got 40: paged_attention"),
+    "block size": (bad(lambda **_: cache_like((2, 2, 64, 64))), ValueError, "block size P of 8, 16, 32, got 64"),
+    "float8 and head size": (
+        bad(lambda q, **_: {"q": torch.zeros(9, 8, 120), **cache_like((2, 2, 120, 16), torch.float8_e5m2)}),
+        ValueError, "multiple of 16 .* got 120"),
+    "layout": (bad(lambda k_cache, **_: {"k_cache": k_cache.reshape(-1, 2, 8, 16, 8)}), ValueError, "k_cache must be"),
+    "float64": (bad(lambda q, **_: {"q": q.double()}), TypeError, "q must be float32 or float16 or bfloat16"),
+    "cache dtype": (bad(lambda k_cache, **_: {"k_cache": k_cache.half()}), TypeError, "k_cache must be float32"),
+    "one cache float8": (bad(lambda v_cache, **_: {"v_cache": v_cache.to(torch.float8_e5m2)}), TypeError,
+                         "v_cache must have"),
+    "device": (bad(lambda q, **_: {"q": q.to("meta")}), ValueError, "device"),
+    "heads": (bad(lambda q, **_: {"q": q[:, :3]}), ValueError, "multiple of Hkv"),
+    "last dimension of q": (bad(lambda q, **_: {"q": q.mT.contiguous().mT}), ValueError,
+                            "q must be contiguous in its last"),
+    "last dimension of k_cache": (bad(lambda k_cache, **_: {"k_cache": k_cache.mT.contiguous().mT}), ValueError,
+                                  "k_cache must be contiguous within"),
+    "last dimension of v_cache": (bad(lambda v_cache, **_: {"v_cache": v_cache.mT.contiguous().mT}), ValueError,
+                                  "v_cache must be contiguous within"),
+    "strides that differ": (bad(lambda v_cache, **_: {"v_cache": v_cache.repeat(1, 2, 1, 1)[:, :2]}), ValueError,
+                            "k_cache's strides"),
+    "misaligned": (bad(lambda k_cache, **_: {"k_cache": torch.zeros(k_cache.numel() + 1)[1:].view(k_cache.shape)}),
+                   ValueError, "multiple of 16 bytes"),
+    "tables dtype": (bad(lambda block_tables, **_: {"block_tables": block_tables.long()}), TypeError,
+                     "block_tables must be int32"),
+    "tables rows": (bad(lambda block_tables, **_: {"block_tables": block_tables[:3]}), ValueError,
+                    "block_tables must be"),
+    "tables too narrow": (bad(lambda block_tables, **_: {"block_tables": block_tables[:, :43]}), ValueError,
+                          "43 · 16 = 688.* got 700"),
+    "lens dtype": (bad(lambda seq_lens, **_: {"seq_lens": seq_lens.long()}), TypeError, "seq_lens must be int32"),
+    "negative block": (bad(lambda block_tables, **_: {"block_tables": block_tables.masked_fill(block_tables == 0, -3)}),
+                       ValueError, "got -3"),
+    "max_seq_len too small": (bad(lambda **_: {"max_seq_len": 699}), ValueError, "longest of seq_lens, 700, got 699"),
+    "max_seq_len no int": (bad(lambda **_: {"max_seq_len": 700.0}), TypeError, "max_seq_len must be an int"),
+    "scale": (bad(lambda **_: {"scale": float("inf")}), ValueError, "scale"),
+    "k_scale": (bad(lambda **_: {"k_scale": float("nan")}), ValueError, "k_scale"),
+    "alibi": (bad(lambda **_: {"alibi_slopes": torch.zeros(3)}), ValueError, "alibi_slopes must be"),
+    "check": (bad(lambda **_: {"check": 1}), TypeError, "check must be True or False"),
+    "return_lse": (bad(lambda **_: {"return_lse": 1}), TypeError, "return_lse must be True or False"),
+    "k_scale beyond float32": (bad(lambda **_: {"k_scale": 1e39}), ValueError, "k_scale must be a finite number in"),
+    "v_scale beyond float": (bad(lambda **_: {"v_scale": 10**400}), ValueError, "v_scale must be a finite number in"),
+    "scales together": (bad(lambda **_: {"k_scale": 1e30, "scale": 1e30}), ValueError, "k_scale = 1e[+]30 times scale"),
+    "meta": (bad(lambda **tensors: {name: t.to("meta") for name, t in tensors.items()}), ValueError, "a meta tensor"),
+    "no blocks": (bad(lambda k_cache, v_cache, **_: {"k_cache": k_cache[:0], "v_cache": v_cache[:0]}), ValueError,
+                  "the cache has no blocks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case, version, shapes_unchecked):
+    make, error, message = BAD[case]
+    inputs = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])
+    with pytest.raises(error, match=message):
+        version(**make(inputs))
+
+
+def test_a_context_beyond_v1s_shared_memory_names_v2(shapes_unchecked):
+    q = torch.zeros(1, 1, 128)
+    tables, lens = torch.zeros(1, 4000, dtype=torch.int32), torch.full((1,), 60000, dtype=torch.int32)
+    arguments = {"q": q, "block_tables": tables, "seq_lens": lens, **cache_like((1, 1, 128, 16))}
+    with pytest.raises(ValueError, match=r"max_seq_len = 60000 needs 240544 bytes .* enough for 57968 tokens: .*_v2"):
+        paged_attention_v1(**arguments)
+    assert paged_attention_v2(**arguments).equal(torch.zeros_like(q))
+
+
+@pytest.mark.parametrize("call", [paged_attention_v2, paged_attention_grouped])
+@pytest.mark.parametrize(
+    ("partition_size", "message"),
+    [(0, "at least 1"), (24, "multiple of the block size 16"), (2**20, "shared memory .* take a smaller one")],
+)
+def test_partition_sizes_that_cannot_be_are_refused(call, partition_size, message):
+    inputs = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])
+    with pytest.raises(ValueError, match=message):
+        call(*inputs, partition_size=partition_size)
+
+
+def test_limits_of_the_grid_are_named(shapes_unchecked, monkeypatch):
+    inputs = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])
+    monkeypatch.setattr(paged_cuda, "MAX_NUM_SEQS", 8)
+    with pytest.raises(ValueError, match="at most 8 sequences, got 9"):
+        paged_attention_v1(*inputs)
+    monkeypatch.setattr(paged_cuda, "MAX_NUM_SEQS", 9)
+    monkeypatch.setattr(paged_cuda, "MAX_PARTITIONS", 1)
+    with pytest.raises(ValueError, match="more than 1 partitions of 512"):
+        paged_attention_v2(*inputs)

@@ -1,0 +1,340 @@
+"""The Triton decode kernels: every pair of what they are compiled and called for, their splits, and their code.
+
+What paged attention must do on any backend is in test_paged_attention.py. With PAGEWISE_FULL=1 the matrix is the whole
+product of head sizes, block sizes, dtypes, caches and groups.
+"""
+
+import inspect
+import os
+from itertools import product
+
+import pytest
+import torch
+from covering import covering
+from paged_cases import assert_matches_dense, paged_inputs
+from triton_compile import compile_triton
+
+from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
+from pagewise.paged_attention import in_triton as paged_decode
+from pagewise.paged_attention import paged_attention
+from pagewise.paged_attention.in_triton import default_num_splits, padded, tiles_for
+
+
+def decode_attention(*inputs, **options):
+    return paged_attention(*inputs, **options, return_lse=True, backend="triton")
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+AXES = {
+    "head_size": [32, 64, 80, 96, 112, 120, 128, 192, 256],
+    "block_size": [1, 2, 8, 16, 32, 256],
+    "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    "cache": [None, E4M3, E5M2],
+    "heads": [(4, 4), (8, 2), (8, 1), (6, 2)],
+    "alibi": [False, True],
+    "window": [None, 1, 50],
+    "softcap": [0.0, 3.0],
+    "num_splits": [1, 3, 8],
+}
+
+
+def matrix():
+    if os.environ.get("PAGEWISE_FULL") != "1":
+        return covering(AXES)
+    full = AXES | {"block_size": [8, 16, 32], "window": [None], "softcap": [0.0], "num_splits": [3]}
+    return [dict(zip(full, values, strict=True)) for values in product(*full.values())]
+
+
+def name(case):
+    values = (v if isinstance(v, tuple) else (v,) for v in case.values())
+    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
+
+
+@pytest.mark.parametrize("case", matrix(), ids=name)
+def test_every_pair_of_variants(case, kernel_device):
+    heads, kv_heads = case["heads"]
+    lengths = [0, 1, 67, 130] if case["block_size"] < 256 else [0, 300]
+    inputs = paged_inputs(
+        lengths, heads, kv_heads, case["head_size"], block_size=case["block_size"], dtype=case["dtype"],
+        device=kernel_device, cache_dtype=case["cache"],
+    )  # fmt: skip
+    options = {"window": case["window"], "softcap": case["softcap"]}
+    if case["alibi"]:
+        options["alibi_slopes"] = 2.0 ** -torch.arange(heads, device=kernel_device)
+    if case["cache"] is not None:
+        options |= {"k_scale": 0.5, "v_scale": 1.5}
+    before = [t.clone() for t in inputs]
+    assert_matches_dense(lambda *a, **o: decode_attention(*a, **o, num_splits=case["num_splits"]), inputs, **options)
+    for t, old in zip(inputs, before, strict=True):
+        assert t.contiguous().view(torch.uint8).equal(old.view(torch.uint8)), "an input was written"
+
+
+# ------------------------------------------------------------------------------------------ float8, bit by bit
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of a signalling NaN
+@pytest.mark.parametrize("converter", ["of the device", "by bits"])
+@pytest.mark.parametrize("cache_dtype", [E4M3, E5M2])
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [(1, torch.float32), (2, torch.float32), (2, torch.float16), (2, torch.bfloat16)]
+)
+def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter, kernel_device, monkeypatch):
+    """With one token the output is its value and lse · k_scale its key, whichever way the bytes are converted."""
+    if converter == "by bits":
+        monkeypatch.setattr(paged_decode, "_float8_bits", lambda cache: 4 if cache.dtype == E4M3 else 5)
+    codes = torch.arange(256, dtype=torch.uint8, device=kernel_device).view(cache_dtype)
+    table, lens = (torch.full(size, n, dtype=torch.int32, device=kernel_device) for size, n in (((1, 1), 0), ((1,), 1)))
+    q = torch.zeros(1, heads, 256, dtype=dtype, device=kernel_device)
+    zeros = torch.zeros(1, 1, 1, 256, device=kernel_device).to(cache_dtype)
+    out, _ = decode_attention(q, zeros, codes.view(1, 1, 1, 256), table, lens)
+    for head in range(heads):
+        assert same_numbers(out[0, head], codes.to(dtype))
+
+    some = codes[codes.float().isfinite()][::19]
+    keys = some.view(-1, 1, 1, 1).expand(-1, 1, 1, 16).contiguous()  # a block of one token per code
+    tables = torch.arange(len(some), dtype=torch.int32, device=kernel_device)[:, None]
+    q = torch.eye(1, 16, device=kernel_device).to(dtype).expand(len(some), heads, 16)
+    _, lse = decode_attention(q, keys, torch.zeros_like(keys), tables, lens.expand(len(some)), scale=1.0)
+    assert lse.equal(some.float()[:, None].expand(-1, heads))
+
+
+def same_numbers(a, b):
+    return a.isnan().equal(b.isnan()) and a.nan_to_num().equal(b.nan_to_num())
+
+
+# ------------------------------------------------------------------------------------------ splits
+
+
+def test_more_splits_than_keys_leave_empty_ones(kernel_device):
+    inputs = paged_inputs([0, 1, 33, 65], 4, 2, 64, dtype=torch.float16, device=kernel_device)
+    assert_matches_dense(lambda *a, **o: decode_attention(*a, **o, num_splits=40), inputs, window=35)
+
+
+def test_merge_is_lesson_threes_merge(kernel_device):
+    """merge_splits_kernel against Partial.merge on partials of any size, some of them empty, and within its bounds."""
+    from pagewise.online_softmax import Partial
+
+    generator = torch.Generator().manual_seed(0)
+    B, H, splits, D = 2, 3, 21, 80
+    scores = torch.randn(B, H, splits, 4, generator=generator)
+    values = torch.randn(B, H, splits, 4, D, generator=generator)
+    scores[:, 1] += torch.arange(splits)[:, None] * 0.5  # the largest come last …
+    scores[:, 2] -= torch.arange(splits)[:, None] * 10.0  # … or first, by more than exp(88), float32's largest
+    scores[torch.rand(B, H, splits, generator=generator) < 0.3] = -torch.inf
+    scores[0, 0] = -torch.inf
+    parts = Partial.of(scores, values)
+    merged = Partial.empty(B, H, head_size=D)
+    for i in range(splits):
+        merged = merged.merge(Partial(*(t[:, :, i] for t in parts)))
+    out = torch.full((B * H + 2, D), 7.0, device=kernel_device)
+    lse = torch.full((B * H + 2,), 7.0, device=kernel_device)
+    m, l, acc = (t.contiguous().to(kernel_device) for t in parts)
+    merge_splits_kernel[(B, H)](m, l, acc, out[1:-1], lse[1:-1], splits, 0.5, D=D, BLOCK_D=128, SPLITS=16)
+    torch.testing.assert_close(out[1:-1].view(B, H, D).cpu(), merged.output() * 0.5)
+    torch.testing.assert_close(lse[1:-1].view(B, H).cpu(), merged.lse())
+    assert (out[[0, -1]] == 7.0).all()
+    assert (lse[[0, -1]] == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "programs", "capacity", "splits"),
+    [
+        (1, 8, 16384, 33),  # 2 · 132 programs at least
+        (1, 1, 2**20, 64),  # never more than 64
+        (1, 8, 300, 2),  # 128 tokens per split at least
+        (1, 8, 100, 1),
+        (64, 8, 16384, 1),  # the batch fills the GPU by itself
+        (8, 8, 16384, 5),
+        (0, 8, 0, 1),
+    ],
+)
+def test_default_splits_fill_the_gpu(batch_size, programs, capacity, splits):
+    assert default_num_splits(batch_size, programs, capacity, num_sms=132) == splits
+
+
+def test_default_is_one_split_on_the_cpu_and_does_not_look_at_lengths_on_a_gpu(kernel_device, monkeypatch):
+    inputs = paged_inputs([5, 300], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    asked = []
+    monkeypatch.setattr(paged_decode, "default_num_splits", lambda *sizes: asked.append(sizes) or 2)
+    assert_matches_dense(decode_attention, inputs)
+    assert asked == ([] if kernel_device.type == "cpu" else [(2, 2, 21 * 16, paged_decode._num_sms(kernel_device))])
+
+
+# ------------------------------------------------------------------------------------------ unchecked lengths
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
+def test_an_impossible_length_gives_nan_and_spoils_no_other(heads, kv_heads, num_splits, kernel_device):
+    inputs = paged_inputs([5, 40, 17, 0], heads, kv_heads, 32, dtype=torch.float16, device=kernel_device)
+    tables, lens = inputs[3:]
+    expected = decode_attention(*inputs, num_splits=num_splits)
+    lens[0], lens[2] = -1, tables.shape[1] * 16 + 1
+    tables[[0, 2]] = 10**9  # following any would crash
+    out, lse = decode_attention(*inputs, num_splits=num_splits, check=False)
+    assert out[[0, 2]].isnan().all()
+    assert lse[[0, 2]].isnan().all()
+    assert out[[1, 3]].equal(expected[0][[1, 3]])
+    assert lse[[1, 3]].equal(expected[1][[1, 3]])
+
+
+def test_lengths_are_checked_where_that_is_free_or_wanted(kernel_device, shapes_unchecked):
+    inputs = paged_inputs([5], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    inputs[4][0] = 1000
+    with pytest.raises(ValueError, match=r"seq_lens must be from 0 to .* got 1000"):
+        paged_attention(*inputs, backend="triton", check=True)
+    with pytest.raises(ValueError, match=r"seq_lens must be from 0 to .* got 1000"):
+        paged_attention(*inputs, backend="torch", check=False)
+    if kernel_device.type == "cpu":
+        with pytest.raises(ValueError, match=r"seq_lens must be from 0 to .* got 1000"):
+            paged_attention(*inputs, backend="triton")
+    else:
+        assert paged_attention(*inputs, backend="triton").isnan().all()
+
+
+def test_a_full_table_is_no_impossible_length(kernel_device):
+    q, k_cache, v_cache, tables, lens = paged_inputs([48, 48], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    assert_matches_dense(decode_attention, (q, k_cache, v_cache, tables[:, :3], lens))
+
+
+# ------------------------------------------------------------------------------------------ the group of heads
+
+
+@pytest.mark.parametrize("group", [1, 3, 16, 17, 40])
+def test_any_number_of_heads_may_share_a_kv_head(group, kernel_device):
+    inputs = paged_inputs([1, 70], 2 * group, 2, 32, dtype=torch.float16, device=kernel_device)
+    assert_matches_dense(lambda *a: decode_attention(*a, num_splits=2), inputs)
+
+
+@pytest.mark.parametrize("head_size", [1, 7, 20])
+def test_odd_head_sizes(head_size, kernel_device):
+    for heads in (2, 4):
+        inputs = paged_inputs([1, 70], heads, 2, head_size, dtype=torch.float32, device=kernel_device)
+        assert_matches_dense(decode_attention, inputs)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 50.0, 1e4])
+def test_softcap_is_accurate_far_from_and_near_zero(softcap, kernel_device):
+    q, k_cache, *rest = paged_inputs([65], 4, 2, 64, dtype=torch.float32, device=kernel_device)
+    inputs = (q * 1e-3, k_cache, *rest)
+    assert_matches_dense(decode_attention, inputs, softcap=softcap, scale=1.0)
+    assert_matches_dense(decode_attention, inputs, softcap=softcap, scale=1e3)
+
+
+def test_refusals_name_the_tensor_and_torch(kernel_device, shapes_unchecked):
+    def refused(match, **sizes):
+        inputs = paged_inputs([5], 4, 2, **{"head_size": 32, "dtype": torch.float16} | sizes, device=kernel_device)
+        with pytest.raises(ValueError, match=match + '.*backend="torch"'):
+            decode_attention(*inputs)
+
+    refused("float64", dtype=torch.float64)
+    refused("block size .* got 512", block_size=512)
+    refused("block size .* got 12", block_size=12)
+    refused("head sizes up to 256, got 320", head_size=320)
+    q, k_cache, v_cache, *rest = paged_inputs([5], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    for name, turned in (("k_cache", (q, k_cache.mT.contiguous().mT, v_cache)),
+                         ("v_cache", (q, k_cache, v_cache.mT.contiguous().mT))):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{name} contiguous in its last dimension"):
+            decode_attention(*turned, *rest)
+
+
+# ------------------------------------------------------------------------------------------ registration, code
+
+
+@pytest.mark.parametrize("cache_dtype", [None, E4M3])
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
+    inputs = paged_inputs([0, 5, 40], 4, 2, 32, dtype=torch.bfloat16, device=kernel_device, cache_dtype=cache_dtype)
+    # it compares the inputs too
+    inputs = [t.float().nan_to_num().to(t.dtype) if t.is_floating_point() else t for t in inputs]
+    # the check of the schema compares by arithmetic that torch lacks for float8
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    tests = tests if cache_dtype is None else tests[1:]
+    for options in ((torch.ones(4, device=kernel_device), 0.1, 9, 2.0, 0.5), (None, 0.1, None, 0.0, 1.0)):
+        torch.library.opcheck(torch.ops.pagewise.paged_decode, (*inputs, *options, num_splits), test_utils=tests)
+
+
+def test_no_length_batch_or_table_width_is_compiled_in():
+    """What changes from step to step is neither a constant of the kernels nor specialised on."""
+    decode, merge = (inspect.signature(kernel.fn).parameters for kernel in (paged_decode_kernel, merge_splits_kernel))
+    changing = {"tables_stride_row", "capacity", "window"}
+    assert changing <= set(decode)
+    constants = {n for n, p in (decode | merge).items() if "constexpr" in str(p.annotation)}
+    assert constants == {
+        "P", "D", "BLOCK_D", "GROUP", "BLOCK_H", "TILE", "FLOAT8_BITS", "SOFTCAP", "ALIBI", "SPLIT", "SPLITS",
+    }  # fmt: skip
+    for kernel, names in ((paged_decode_kernel, changing), (merge_splits_kernel, {"num_splits"})):
+        assert names == set(not_specialized(kernel))
+
+
+def not_specialized(kernel):
+    options = kernel.kwargs if hasattr(kernel, "kwargs") else None  # interpreted kernels keep them as given
+    return options["do_not_specialize"] if options else kernel.do_not_specialize
+
+
+POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+COMPILED = {
+    "head_size": [64, 80, 128, 256],
+    "dtype": list(POINTERS),
+    "cache": [None, E4M3, E5M2],
+    "group": [1, 4, 8, 32],
+    "options": [False, True],
+    "split": [False, True],
+    "sm": [80, 90],
+}
+
+
+def compile_decode(head_size, dtype, cache, group, options, split, sm):
+    sizes = tiles_for(group, head_size, dtype, cache or dtype)
+    native = cache is None or sm >= 89
+    stored = POINTERS[dtype] if cache is None else {E4M3: "*fp8e4nv", E5M2: "*fp8e5"}[cache] if native else "*u8"
+    signature = {n: "*fp32" for n in ("slopes_ptr", "lse_ptr", "m_ptr", "l_ptr", "acc_ptr")}
+    signature |= {"q_ptr": POINTERS[dtype], "out_ptr": POINTERS[dtype], "k_ptr": stored, "v_ptr": stored}
+    signature |= {"tables_ptr": "*i32", "lens_ptr": "*i32", "scale": "fp32", "softcap": "fp32", "v_scale": "fp32"}
+    for parameter in inspect.signature(paged_decode_kernel.fn).parameters:
+        if parameter.startswith(("q_stride", "k_stride", "v_stride")):
+            signature[parameter] = "i32:16"
+    signature |= dict.fromkeys(("tables_stride_row", "tables_stride_column", "num_heads", "capacity", "window"), "i32")
+    constants = {
+        "P": 16, "D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "BLOCK_H": sizes.heads,
+        "TILE": sizes.keys, "FLOAT8_BITS": 0 if native else 4 if cache == E4M3 else 5,
+        "SOFTCAP": options, "ALIBI": options, "SPLIT": split,
+    }  # fmt: skip
+    warps_and_stages = {"num_warps": sizes.num_warps, "num_stages": sizes.num_stages}
+    return compile_triton(paged_decode_kernel, signature, constants, sm, **warps_and_stages)
+
+
+@pytest.mark.parametrize("case", covering(COMPILED), ids=name)
+def test_decode_kernel_compiles_for_gpus_without_spilling(case, record_property):
+    compiled = compile_decode(**case)
+    for figure in ("registers", "spilled_bytes", "shared_bytes"):
+        record_property(figure, getattr(compiled, figure))
+    from_bits = case["cache"] is not None and case["sm"] < 89  # conversion in integers: a register too many, once
+    assert compiled.spilled_bytes <= (4 if from_bits else 0)
+    assert compiled.shared_bytes <= 99 * 1024  # what every GPU from sm_80 on, sm_86 included, gives a thread block
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("head_size", [80, 256])
+def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, sm, record_property):
+    signature = {n: "*fp32" for n in ("m_ptr", "l_ptr", "acc_ptr", "lse_ptr")} | {"out_ptr": "*bf16"}
+    signature |= {"num_splits": "i32", "v_scale": "fp32"}
+    constants = {"D": head_size, "BLOCK_D": padded(head_size), "SPLITS": 16}
+    compiled = compile_triton(merge_splits_kernel, signature, constants, sm)
+    record_property("registers", compiled.registers)
+    assert compiled.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("group", [1, 8])
+def test_float8_becomes_bfloat16_by_way_of_float16(group):
+    """Triton's own way from e5m2 on sm_90, a product with 2¹¹², makes finite numbers of inf and NaN."""
+    compiled = compile_decode(128, torch.bfloat16, E5M2, group, options=False, split=False, sm=90)
+    assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
+    assert "mul.rn.bf16x2" not in compiled.ptx
+
+
+def test_loads_are_wide_and_on_their_way_early():
+    """16 bytes per thread and load, fetched ahead of use by cp.async."""
+    compiled = compile_decode(128, torch.bfloat16, None, 8, options=False, split=True, sm=90)
+    assert "cp.async.cg.shared.global" in compiled.ptx
+    assert "ld.global.v4" in compile_decode(128, torch.bfloat16, None, 1, options=False, split=True, sm=90).ptx

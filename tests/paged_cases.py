@@ -1,0 +1,62 @@
+"""Cases of paged decode that all its tests share, and the dense attention they are held against."""
+
+import torch
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.naive_attention import attention
+
+
+def paged_inputs(
+    seq_lens, heads, kv_heads, head_size, *, block_size=16, dtype, device, cache_dtype=None, spare=3, seed=0
+):
+    """q, caches, tables and lengths, shuffled; all that no query may see is poison.
+
+    NaN in every slot past a sequence's end and in blocks of no sequence; in the tables −1 or 10⁹ past its blocks.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    num_used = [-(-n // block_size) for n in seq_lens]
+    N, M = sum(num_used) + spare, max(num_used, default=0) + 2
+    order = torch.randperm(N, generator=generator)
+    kv = torch.randn(2, N, block_size, kv_heads, head_size, generator=generator)
+    tables = torch.full((len(seq_lens), M), -1, dtype=torch.int32)
+    tables[::2] = 10**9
+    live = torch.zeros(N, block_size, dtype=torch.bool)
+    start = 0
+    for b, (n, used) in enumerate(zip(seq_lens, num_used, strict=True)):
+        blocks = order[start : start + used]
+        tables[b, :used] = blocks.int()
+        live.view(-1)[(blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:n]] = True
+        start += used
+    kv[:, ~live] = torch.nan
+    k_cache, v_cache = kv.to(dtype if cache_dtype is None else cache_dtype).to(device)
+    q = torch.randn(len(seq_lens), heads, head_size, generator=generator).to(dtype).to(device)
+    return q, k_cache, v_cache, tables.to(device), torch.tensor(seq_lens, dtype=torch.int32, device=device)
+
+
+def dense(q, k_cache, v_cache, tables, seq_lens, *, dtype, k_scale=1.0, v_scale=1.0, **options):
+    """(out, lse) sequence by sequence: token by token out of the cache, then the oracle in `dtype`."""
+    outs, lses = [], []
+    P = k_cache.shape[1]
+    for b, n in enumerate(seq_lens.tolist()):
+        blocks, offsets = tables[b, torch.arange(n) // P].long(), torch.arange(n, device=q.device) % P
+        k, v = k_cache[blocks, offsets].to(torch.float64), v_cache[blocks, offsets].to(torch.float64)
+        k, v = ((t * s).to(dtype).transpose(0, 1)[None] for t, s in ((k, k_scale), (v, v_scale)))
+        out, lse = attention(q[b, None, :, None].to(dtype), k, v, causal=True, return_lse=True, **options)
+        outs.append(out[0, :, 0])
+        lses.append(lse[0, :, 0])
+    return torch.stack(outs), torch.stack(lses)
+
+
+def assert_matches_dense(path, inputs, **options):
+    q = inputs[0]
+    out, lse = path(*inputs, **options)
+    exact, exact_lse = dense(*inputs, dtype=torch.float64, **options)
+    naive, naive_lse = dense(*inputs, dtype=q.dtype, **options)
+    assert_as_accurate_as_naive(out, exact, naive)
+    empty = inputs[4] == 0
+    assert (out[empty] == 0).all()
+    assert (lse[empty] == -torch.inf).all()
+    assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
+    if (~empty).any():
+        assert_as_accurate_as_naive(lse[~empty], exact_lse[~empty], naive_lse[~empty])
+    return out, lse

@@ -1,0 +1,134 @@
+"""The notebook runner: what it refuses, what it keeps, and that it says where a lesson failed."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from conftest import ROOT
+from pagewise.tools import notebooks
+
+LESSONS = ROOT / "lessons"
+
+
+def code(source: str, *outputs, tags: tuple[str, ...] = (), count: int | None = 1):
+    cell = new_code_cell(source, outputs=list(outputs), execution_count=count)
+    if tags:
+        cell.metadata["tags"] = list(tags)
+    return cell
+
+
+def stream(text: str, name: str = "stdout"):
+    return new_output("stream", name=name, text=text)
+
+
+def save(folder: Path, *cells, name: str = "lesson.ipynb") -> Path:
+    path = folder / name
+    notebooks.write(new_notebook(cells=list(cells)), path)
+    return path
+
+
+def test_committed_lessons_are_clean():
+    assert len(list(LESSONS.glob("*.ipynb"))) >= 3
+    assert notebooks.check(LESSONS) == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        (code("1", count=None), "not executed"),
+        (code("1", count=2), "not executed"),
+        (code("1", stream("careful", "stderr")), "stderr"),
+        (code("1", new_output("error", ename="ValueError", evalue="no", traceback=[])), "ValueError"),
+        (code("1", stream("saved to /ho" + "me/someone/x")), "path of a machine"),
+        (code("1", new_output("display_data", data={"text/plain": "'/tm" + "p/y'"})), "path of a machine"),
+    ],
+)
+def test_unclean_notebook_is_named(tmp_path, cell, problem):
+    path = save(tmp_path, cell)
+    assert any(problem in found for found in notebooks.check_notebook(path))
+
+
+def test_notebook_out_of_canonical_form_is_named(tmp_path):
+    path = save(tmp_path, code("1"))
+    assert notebooks.check_notebook(path) == []
+    path.write_text(path.read_text().replace('"Python 3"', '"My kernel"'))
+    assert any("canonical" in found for found in notebooks.check_notebook(path))
+
+
+def test_canonical_form_drops_what_depends_on_the_run():
+    cell = code("print(1)", stream("1\n"), tags=("nbval-ignore-output",))
+    cell.metadata["execution"] = {"iopub.status.busy": "2026-01-01T00:00:00Z"}
+    other = new_notebook(
+        cells=[new_markdown_cell("text"), cell], metadata={"language_info": {"name": "python", "version": "3.11.7"}}
+    )
+    text = notebooks.canonical(other)
+    assert "2026" not in text
+    assert "3.11.7" not in text
+    assert notebooks.canonical(nbformat.reads(text, as_version=4)) == text
+
+
+needs_a_kernel = pytest.mark.skipif(find_spec("ipykernel") is None, reason="running notebooks needs ipykernel")
+
+
+@needs_a_kernel
+def test_run_executes_into_another_folder_and_leaves_the_source_alone(tmp_path):
+    source, out = tmp_path / "lessons", tmp_path / "out"
+    source.mkdir()
+    (source / "index.md").write_text("# Book")
+    path = save(source, code("print(6 * 7)", count=None))
+    before = path.read_text()
+    assert notebooks.run(source, out)
+    executed = nbformat.read(out / "lesson.ipynb", as_version=4)
+    assert executed.cells[0].outputs[0].text == "42\n"
+    assert (out / "index.md").exists()
+    assert path.read_text() == before
+
+
+@needs_a_kernel
+def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(tmp_path):
+    save(tmp_path, code("fine = 1"), code("surprise = fine / 0"), name="bad.ipynb")
+    save(tmp_path, code("print('good')"), name="good.ipynb")
+    command = [sys.executable, "-m", "pagewise.tools.notebooks", "run", str(tmp_path), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "bad.ipynb" in done.stderr
+    assert "surprise = fine / 0" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert "bad " in done.stdout
+    assert "FAILED" in done.stdout
+    assert (tmp_path / "out" / "good.ipynb").exists()
+
+
+@needs_a_kernel
+def test_second_refresh_changes_nothing(tmp_path):
+    path = save(
+        tmp_path,
+        code("import time; print(time.perf_counter())", tags=("nbval-ignore-output",), count=None),
+        code("print('steady')", count=None),
+    )
+    assert notebooks.refresh(tmp_path, remeasure=False)
+    first = path.read_text()
+    assert notebooks.refresh(tmp_path, remeasure=False)
+    assert path.read_text() == first
+    assert notebooks.refresh(tmp_path, remeasure=True)
+    assert path.read_text() != first
+
+
+@needs_a_kernel
+def test_refresh_measures_again_when_code_changed(tmp_path):
+    timing = code("print(time.perf_counter())", tags=("nbval-ignore-output",), count=None)
+    path = save(tmp_path, code("import time", count=None), timing)
+
+    def measured() -> str:
+        assert notebooks.refresh(tmp_path, remeasure=False)
+        return nbformat.read(path, as_version=4).cells[1].outputs[0].text
+
+    first = measured()
+    assert measured() == first
+    path.write_text(path.read_text().replace("import time", "import time  # changed"))
+    assert measured() != first
