@@ -9,11 +9,12 @@ import threading
 import pytest
 import torch
 
+from pagewise.cuda import CudaKernel
+from pagewise.cuda import gpu as cuda_gpu
 from pagewise.online_softmax import online_softmax
 from pagewise.paged_attention import paged_attention
-from pagewise.paged_kv_cache import PagedKVCache
-from pagewise.tools import cuda_gpu, device
-from pagewise.tools.cuda import CudaKernel
+from pagewise.paged_blocks import PagedKVCache
+from pagewise.tools import device
 
 FILL = "__global__ void fill(float* x, long n, float y) { if (threadIdx.x < n) x[threadIdx.x] = y; }"
 MANY = (1 << 33) + 5  # does not fit in 32 bits

@@ -7,7 +7,6 @@ and launched by Triton's own launcher, runs in Triton's interpreter.
 import contextlib
 import ctypes
 import inspect
-import math
 import threading
 from collections import Counter
 from typing import Any, NamedTuple
@@ -79,8 +78,8 @@ _CARRIERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctype
 
 def watch_cuda() -> None:
     """Compare and run what `CudaKernel` launches on a GPU. After pagewise's modules may be imported."""
-    from pagewise.tools.cuda import CudaKernel
-    from pagewise.tools.cuda_arguments import FLOATS
+    from pagewise.cuda import CudaKernel
+    from pagewise.cuda.arguments import FLOATS
 
     real = CudaKernel._launch
 
@@ -185,10 +184,11 @@ def install() -> None:
 
 
 def summary() -> str:
-    most = [max((getattr(b, field) for b in built.values()), default=0) for field in Built._fields]
-    spills = sorted({(name, b.spilled) for (name, _), b in built.items() if b.spilled})
+    """What was rehearsed so far, in this process and in those whose counts came here."""
+    major, minor = driver.CAPABILITY
+    registers, spilled, shared = (max((b[i] for b in built.values()), default=0) for i in range(3))
     return (
-        f"rehearsed on sm_{math.prod((driver.CAPABILITY[0], 10)) + driver.CAPABILITY[1]}: {counted['CUDA']} CUDA and "
-        f"{counted['Triton']} Triton launches compared and run; {len(built)} kernels built by Triton, at most "
-        f"{most[0]} registers, {most[2]} shared bytes, {most[1]} spilled bytes{f' {spills}' if spills else ''}"
+        f"rehearsed for sm_{major}{minor}: {counted['CUDA']} CUDA and {counted['Triton']} Triton launches compared and "
+        f"run; {len(built)} kernels built by Triton, at most {registers} registers, {shared} shared and {spilled} "
+        f"spilled bytes"
     )
