@@ -10,7 +10,12 @@ import pytest
 from conftest import ROOT
 
 PARTS = {
-    "9.0": ["tests/rehearsal/checks.py", "tests/cuda/test_kernel.py", "-k", "rehearsal or cuda or torchs or 48_kb or saw"],
+    "9.0": [
+        "tests/rehearsal/checks.py",
+        "tests/cuda/test_kernel.py",
+        "-k",
+        "rehearsal or cuda or torchs or 48_kb or saw",
+    ],
     "8.0": ["tests/rehearsal/checks.py", "-k", "runs_on"],
 }
 

@@ -126,8 +126,10 @@ def read_cubin(address: int) -> dict[str, Code]:
     for name in (section[6:] for section in sections if section.startswith(".text.")):
         shared = sections.get(f".nv.shared.{name}")
         described = (value for kind, value in _attributes(content(f".nv.info.{name}")) if kind == _PARAMETER)
-        parameters = sorted((ordinal, offset, flags >> 18) for _, ordinal, offset, flags in
-                            (struct.unpack("<IHHI", value) for value in described))
+        parameters = sorted(
+            (ordinal, offset, flags >> 18)
+            for _, ordinal, offset, flags in (struct.unpack("<IHHI", value) for value in described)
+        )
         kernels[name] = Code(
             [(offset, size) for _, offset, size in parameters],
             registers=resources[_REGISTERS, name],
@@ -154,27 +156,25 @@ def _attributes(data: bytes):
 
 # ------------------------------------------------------------------------------------------------ the calls
 
-calls: dict[str, Callable[..., int | None]] = {}
+calls: dict[str, Callable[..., None]] = {}
 
 
-def call(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make `function` an entry point. It gets its arguments as ints, and returns a CUresult (None: success)."""
+def call(function: Callable[..., None]) -> Callable[..., None]:
+    """Make `function` an entry point. It gets its arguments as ints, and raises `Refused`."""
     calls[function.__name__] = function
     return function
 
 
-def _does_nothing(name: str) -> None:
-    calls[name] = lambda: SUCCESS
-
-
 for _name in ("cuInit", "cuCtxSynchronize", "cuStreamSynchronize", "cuLibraryUnload", "cuModuleUnload",
               "cuFuncSetCacheConfig", "cuDevicePrimaryCtxRelease", "cuCtxGetLimit", "cuCtxSetLimit"):  # fmt: skip
-    _does_nothing(_name)
+    calls[_name] = lambda: None
 
 
 @call
 def cuGetExportTable(table, which):
-    return NOT_SUPPORTED  # what the driver shares with NVIDIA's own libraries: NVRTC asks, and takes no for an answer
+    raise Refused(
+        NOT_SUPPORTED
+    )  # what the driver shares with NVIDIA's own libraries: NVRTC asks, and takes no for an answer
 
 
 @call
@@ -204,7 +204,7 @@ def cuDeviceGetCount(count):
 @call
 def cuDeviceGet(device, ordinal):
     if not 0 <= _int(ordinal) < NUM_DEVICES:
-        return INVALID_DEVICE
+        raise Refused(INVALID_DEVICE)
     _write(device, _int(ordinal), ctypes.c_int)
 
 
@@ -295,7 +295,7 @@ def cuStreamIsCapturing(stream, status):
 @call
 def cuPointerGetAttribute(value, attribute, address):
     if device_of_address(address) < 0:
-        return INVALID_VALUE
+        raise Refused(INVALID_VALUE)
     _write(value, address)
 
 
@@ -318,13 +318,13 @@ def cuLibraryGetKernel(kernel, library, name):
     kernels = _objects[library]
     name = ctypes.string_at(name).decode()
     if name not in kernels:
-        return NOT_FOUND
+        raise Refused(NOT_FOUND)
     _write(kernel, kernels[name])
 
 
 @call
 def cuModuleGetFunction(function, module, name):
-    return cuLibraryGetKernel(function, module, name)
+    cuLibraryGetKernel(function, module, name)
 
 
 @call
@@ -348,7 +348,7 @@ def cuFuncLoad(function):
 def cuKernelGetParamInfo(kernel, index, offset, size):
     parameters = _objects[kernel].code.parameters
     if index >= len(parameters):
-        return INVALID_VALUE
+        raise Refused(INVALID_VALUE)
     _write(offset, parameters[index][0])
     _write(size, parameters[index][1])
 
@@ -375,42 +375,41 @@ def cuFuncSetAttribute(function, attribute, value):
     kernel = _objects[function]
     if _int(attribute) == 8:
         if _int(value) + kernel.code.shared > MOST_SHARED:
-            return INVALID_VALUE
+            raise Refused(INVALID_VALUE)
         kernel.most_dynamic = _int(value)
 
 
 @call
 def cuKernelSetAttribute(attribute, value, kernel, device):
-    return cuFuncSetAttribute(kernel, attribute, value)
+    cuFuncSetAttribute(kernel, attribute, value)
 
 
 @call
 def cuLaunchKernelEx(config, function, parameters, extra):
     numbers = struct.unpack("<7I4xQ", ctypes.string_at(config, 40))
-    return _launch(function, numbers[:3], numbers[3:6], *numbers[6:], parameters)
+    _launch(function, numbers[:3], numbers[3:6], *numbers[6:], parameters)
 
 
 @call
 def cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
     gx, gy, gz, bx, by, bz, shared = (_int(x) for x in (gx, gy, gz, bx, by, bz, shared))
-    return _launch(function, (gx, gy, gz), (bx, by, bz), shared, stream, parameters)
+    _launch(function, (gx, gy, gz), (bx, by, bz), shared, stream, parameters)
 
 
-def _launch(function: int, grid: tuple, block: tuple, shared: int, stream: int, parameters: int) -> int:
+def _launch(function: int, grid: tuple, block: tuple, shared: int, stream: int, parameters: int) -> None:
     device, kernel = current_device(), _objects[function]
     threads = block[0] * block[1] * block[2]
     fits = all(1 <= n <= most for n, most in zip(grid + block, MOST_GRID + MOST_BLOCK, strict=True))
     if not fits or threads > MOST_THREADS or shared > kernel.most_dynamic:
-        return INVALID_VALUE
+        raise Refused(INVALID_VALUE)
     if threads * kernel.code.registers > 65536:
-        return OUT_OF_RESOURCES
+        raise Refused(OUT_OF_RESOURCES)
     if is_capturing(stream) and not kernel.loaded:
-        return CAPTURE_UNSUPPORTED
+        raise Refused(CAPTURE_UNSUPPORTED)
     kernel.loaded = True
     places = (ctypes.c_uint64 * len(kernel.code.parameters)).from_address(parameters) if parameters else []
     given = [ctypes.string_at(at, size) for at, (_, size) in zip(places, kernel.code.parameters, strict=True)]
     on_launch(Launch(kernel, grid, block, shared, stream, device, given))
-    return SUCCESS
 
 
 # ------------------------------------------------------------------------------------------------ the shared library
@@ -457,7 +456,8 @@ LOG = os.environ.get("STUB_LOG")
 def _answer(name: bytes, arguments: Any) -> int:
     name = name.decode()
     try:
-        status = calls[name](*arguments[: _arity[name]]) or SUCCESS
+        calls[name](*arguments[: _arity[name]])
+        status = SUCCESS
     except Refused as refused:
         status = refused.status
     except BaseException:  # nothing may be raised into the C that called

@@ -9,6 +9,7 @@ import ctypes
 import inspect
 import threading
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,9 @@ def check(launch: driver.Launch, meant: list[tuple[str, Any, torch.dtype | None]
     name = launch.kernel.name
     current = torch._C._cuda_getCurrentRawStream(launch.device)
     assert launch.stream == current, f"{name}: launched on stream {launch.stream:#x}, current is {current:#x}"
-    for (what, value, dtype), (_, size), got in zip(meant, launch.kernel.code.parameters, launch.parameters, strict=False):
+    for (what, value, dtype), (_, size), got in zip(
+        meant, launch.kernel.code.parameters, launch.parameters, strict=False
+    ):
         want = _packed(value, dtype, size)
         assert got == want, f"{name}: {what} = {value!r} reached the driver as {got.hex()}, not {want.hex()}"
         if isinstance(value, Tensor) and value.numel():
@@ -95,7 +98,7 @@ def watch_cuda() -> None:
                 for p, raw in zip(self.parameters, got.parameters, strict=True)
             ]
             tensors = {p.name: arg for p, arg in zip(self.parameters, args, strict=True) if isinstance(arg, Tensor)}
-            machine.happens(got.stream, lambda given=given: self._on_cpu.launch(*shape, given, tensors=tensors))
+            machine.happens(got.stream, partial(self._on_cpu.launch, *shape, given, tensors=tensors))
             counted["CUDA"] += 1
 
     CudaKernel._launch = launch
@@ -121,7 +124,7 @@ def watch_triton() -> None:
             built[self.fn.__name__, compiled.hash] = Built(
                 got.kernel.code.registers, got.kernel.code.local, compiled.metadata.shared
             )
-            machine.happens(got.stream, lambda: _interpret(self, got.grid, bound.arguments))
+            machine.happens(got.stream, partial(_interpret, self, got.grid, bound.arguments))
             counted["Triton"] += 1
         return compiled
 

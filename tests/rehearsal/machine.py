@@ -167,21 +167,24 @@ def install() -> None:
         max_threads_per_multi_processor=2048, shared_memory_per_block=driver.WITHOUT_ASKING,
         shared_memory_per_block_optin=driver.MOST_SHARED, shared_memory_per_multiprocessor=driver.SHARED_PER_SM,
     )  # fmt: skip
-    nothing, zero = (lambda *args: None), (lambda *args: 0)
     claims = dict(
-        is_available=lambda: True, is_initialized=lambda: True, _lazy_init=nothing, init=nothing, synchronize=nothing,
-        device_count=lambda: driver.NUM_DEVICES, current_device=lambda: memory.gpu_current_device(), empty_cache=nothing,
-        set_device=lambda device: exchange_device(torch.cuda._utils._get_device_index(device)), manual_seed=nothing,
-        _exchange_device=exchange_device, _maybe_exchange_device=exchange_device, manual_seed_all=nothing,
+        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: driver.NUM_DEVICES,
+        current_device=lambda: memory.gpu_current_device(), current_stream=current_stream, stream=stream, Stream=Stream,
+        set_device=lambda device: exchange_device(torch.cuda._utils._get_device_index(device)), Event=Event,
+        _exchange_device=exchange_device, _maybe_exchange_device=exchange_device, CUDAGraph=Graph, graph=capture,
         get_device_name=lambda device=None: driver.NAME, get_device_capability=lambda device=None: driver.CAPABILITY,
-        get_device_properties=lambda device=None: properties, current_stream=current_stream, stream=stream,
-        Stream=Stream, Event=Event, CUDAGraph=Graph, graph=capture, reset_peak_memory_stats=nothing,
-        memory_allocated=zero, max_memory_allocated=zero, get_rng_state=lambda *args: torch.zeros(16, dtype=torch.uint8),
-        set_rng_state=nothing, is_current_stream_capturing=lambda: current_stream().cuda_stream in _capturing,
+        get_device_properties=lambda device=None: properties, get_rng_state=lambda *_: torch.zeros(16).byte(),
+        is_current_stream_capturing=lambda: current_stream().cuda_stream in _capturing,
+        **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda *_: 0),
+        **dict.fromkeys(("init", "_lazy_init", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed",
+                         "manual_seed_all", "set_rng_state"), lambda *_: None),
     )  # fmt: skip
     for name, value in claims.items():
         setattr(torch.cuda, name, value if isinstance(value, type) else _distinct(value))
-    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    torch.cuda.random.get_rng_state, torch.cuda.random.set_rng_state = (
+        torch.cuda.get_rng_state,
+        torch.cuda.set_rng_state,
+    )
     torch._C._cuda_getCurrentRawStream = lambda index: current_stream(index).cuda_stream
     torch._C._cuda_getDevice = lambda: memory.gpu_current_device()
     torch.version.cuda = torch.version.cuda or "13.0"  # Triton asks whether torch has a GPU backend
