@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from browser import BROWSER, probe
 
+pytest.importorskip("sphinx", reason="the book is rendered with the extra `book`")
+pytest.importorskip("myst_nb", reason="the book is rendered with the extra `book`")
+
 from conftest import ROOT
 
 LESSONS = sorted(path.stem for path in (ROOT / "lessons").glob("*.ipynb"))
