@@ -6,12 +6,13 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test test-full rehearse lab refresh book clean
+.PHONY: help environment lessons test test-full bench rehearse lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
+	@echo "make bench      what things cost on a CPU, as ratios of one run"
 	@echo "make rehearse   the kernels' tests and the lessons as if there were a GPU (SM=8.0: an A100; TESTS=tests/...)"
 	@echo "make lab        open the lessons in JupyterLab"
 	@echo "make book       render the book from the stored outputs"
@@ -37,6 +38,9 @@ test: environment
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention
+
+bench: environment
+	@$(PY) -m pagewise.experiments.cpu_speed
 
 SM ?= 9.0
 TESTS ?= tests/rehearsal/checks.py tests/cuda/test_kernel.py tests/paged_attention tests/paged_blocks/test_write.py \
