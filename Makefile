@@ -6,13 +6,14 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test test-full bench lab refresh book clean
+.PHONY: help environment lessons test test-full bench gpu-check lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
 	@echo "make bench      what things cost on a CPU, as ratios of one run"
+	@echo "make gpu-check  what there is to know about this machine's GPU, in ten minutes (MINUTES=30: all of it)"
 	@echo "make lab        open the lessons in JupyterLab"
 	@echo "make book       render the book from the stored outputs"
 	@echo "make refresh    run the committed lessons again, in place (REMEASURE=1: timings too)"
@@ -40,6 +41,11 @@ test-full: environment
 
 bench: environment
 	@$(PY) -m pagewise.experiments.cpu_speed
+
+MINUTES ?= 10
+
+gpu-check: environment
+	@$(PY) -m pagewise.tools.gpu_check --minutes $(MINUTES)
 
 lab: environment
 	$(PY) -m jupyter lab lessons
