@@ -21,7 +21,10 @@ def words(figure) -> str:
     return DisplayFormatter().format(figure, include=["text/plain"])[0]["text/plain"]
 
 
-@pytest.mark.parametrize("name", [name for name, of in DRAWN.items() if {"title", "suptitle"} & {*inspect.signature(of).parameters}])
+TITLED = [name for name, of in DRAWN.items() if {"title", "suptitle"} & {*inspect.signature(of).parameters}]
+
+
+@pytest.mark.parametrize("name", TITLED)
 def test_every_drawing_takes_an_alternative_text_or_computes_it(name):
     assert "alt" in inspect.signature(DRAWN[name]).parameters or name.endswith("_calculator")
 
