@@ -33,7 +33,7 @@ def python_cache(v):
 
 def python_roofline(v):
     new = min(v["T"], v["S"])
-    cost = AttentionCost(v["B"], v["Hkv"] * v["group"], v["Hkv"], new, v["S"], v["D"])
+    cost = AttentionCost(v["B"], v["Hkv"] * v["group"], v["Hkv"], new, v["S"], v["D"], causal=True)
     gpu = next(gpu for gpu in GPUS if gpu.name == v["gpu"])
     return {
         "new": new,

@@ -5,10 +5,12 @@ blocks     block tables, the pool over time, chains of prefixes, waste
 threads    a CUDA kernel at work, from its trace
 merges     online softmax: (m, l, acc) as keys stream in, trees of merges
 dataflow   what travels where: boxes, arrows, spans
+attention  matrices that are multiplied, heads that share, what three kernels move
 steps      a stepper, one picture per step: moving_blocks, moving_merges, moving_warps and moving_sms have the pictures
 calculators  the size of a cache and the roofline, to drag
 """
 
+from pagewise.figures.attention import equations, head_maps, three_kernels
 from pagewise.figures.blocks import chains, memory_map, owner_colours, pool_over_time, snapshot, stacks, tables_and_pool
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, roofline, show
@@ -42,7 +44,9 @@ __all__ = [
     "cache_timeline",
     "chains",
     "decoder_flow",
+    "equations",
     "handovers",
+    "head_maps",
     "heatmaps",
     "histogram",
     "lines",
@@ -62,6 +66,7 @@ __all__ = [
     "stepper",
     "streaming",
     "tables_and_pool",
+    "three_kernels",
     "vec_strip",
     "vecs_of_block",
     "warp_steps",

@@ -94,7 +94,7 @@ def cache_calculator(
 def roofline_calculator(
     *, gpus: Sequence[Gpu] = GPUS, title: str = "Where does a step of attention sit under the roof?"
 ) -> Embedded:
-    """Batch, heads, context and new tokens T → intensity, what limits the step, and its least time on a card."""
+    """Batch, heads, context and new tokens T (causal) → intensity, what limits the step, its least time on a card."""
     cards = {gpu.name: {"peak_flops": gpu.peak_flops, "bandwidth": gpu.bandwidth} for gpu in gpus}
     inputs = [
         Slider("B", "batch B", POWERS[:11], 1),
@@ -109,7 +109,7 @@ def roofline_calculator(
     def compute(v: Values) -> Values:
         gpu = next(gpu for gpu in gpus if gpu.name == v["gpu"])
         heads, new = v["Hkv"] * v["group"], min(v["T"], v["S"])
-        cost = AttentionCost(v["B"], heads, v["Hkv"], new, v["S"], v["D"])
+        cost = AttentionCost(v["B"], heads, v["Hkv"], new, v["S"], v["D"], causal=True)
         return {
             "new": new,
             "flops": cost.flops,
