@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_exercises import CUDA, PYTHON, TRITON, judge, kernel_with
 
+from pagewise.cuda import CudaKernel
 from pagewise.exercises import attempts, check, solutions, triton, worker
 
 
@@ -132,7 +133,7 @@ def sleeping(*args, **kwargs):
 def impatient(monkeypatch):
     monkeypatch.setattr(attempts, "SECONDS", 0.2)
     monkeypatch.setattr(triton, "SECONDS", 0.5)
-    monkeypatch.setattr(worker, "RUN_SECONDS", 1.0)
+    monkeypatch.setitem(worker.SECONDS, "run", 1.0)
 
 
 @pytest.mark.parametrize("theirs", [endless, sleeping])
@@ -158,9 +159,9 @@ def test_an_endless_interpreted_kernel_meets_a_time_limit(impatient):
     assert judge("decode_block", solutions["decode_block"]).right  # the interpreter is free again
 
 
-def test_an_endless_cuda_kernel_meets_a_time_limit_and_the_next_is_judged():
+def test_an_endless_cuda_kernel_meets_a_time_limit_and_the_next_is_judged(impatient):
     theirs = kernel_with("warp_sum", "volatile int zero = 0; while (zero == 0) {}")
-    assert "no answer after" in judge("warp_sum", theirs).message
+    assert "no answer after 1 seconds (1 row, all ones)" in judge("warp_sum", theirs).message
     assert judge("warp_sum", solutions["warp_sum"]).right
 
 
@@ -173,6 +174,13 @@ def test_the_users_own_interrupt_gets_through(name):
         judge(name, theirs)
     alarm.join()
     assert judge(name, solutions[name]).right
+
+
+def test_a_kernel_from_the_magic_is_judged_as_its_source_is():
+    right = CudaKernel(solutions["warp_sum"], "warp_sum")
+    assert judge("warp_sum", right).right
+    defined = CudaKernel(solutions["warp_sum"].replace("0xffffffff", "LANES"), "warp_sum", defines=["LANES=0xffffffff"])
+    assert judge("warp_sum", defined).right
 
 
 def test_what_a_kernel_prints_is_printed_here(capsys):

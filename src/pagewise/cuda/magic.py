@@ -10,8 +10,7 @@ import torch
 from IPython import get_ipython
 from IPython.core.error import UsageError
 
-from pagewise.tools.cuda import CudaKernel
-from pagewise.tools.cuda_build import CompileError
+from pagewise.cuda import CompileError, CudaKernel
 
 
 def cuda(line: str, cell: str) -> None:

@@ -5,6 +5,7 @@ What the reader shall write stands between `yours: …` and `end`, each a commen
 
 import linecache
 import re
+import zlib
 from pathlib import Path
 
 from pagewise.exercises.exercise import Mistake
@@ -53,7 +54,7 @@ def variants(file: str, **mistakes: tuple) -> dict[str, Mistake]:
 
 def triton_kernel(source: str) -> object:
     """The Triton kernel of a Python source text, which Triton can read again as it could a cell's."""
-    filename = f"<exercise {hash(source)}>"
+    filename = f"<exercise {zlib.crc32(source.encode()):08x}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = {"__name__": __name__}
     exec(compile(source, filename, "exec"), namespace)

@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from pagewise.cuda import CompileError, CudaKernel, simt
+from pagewise.cuda.build import cache_dir, publish
 from pagewise.exercises import worker
 from pagewise.exercises.attempts import attempt
 from pagewise.exercises.code import solution_text, stub_text
 from pagewise.exercises.exercise import Case, Exercise, Mistake, Verdict, not_yet
 from pagewise.exercises.values import Raised
-from pagewise.tools import simt
-from pagewise.tools.cuda import CudaKernel
-from pagewise.tools.cuda_build import CompileError, cache_dir
 
 _WORKER = worker.Worker()
 
@@ -34,7 +33,9 @@ class CudaExercise(Exercise):
 
     def __call__(self, theirs: object) -> Verdict:
         if isinstance(theirs, CudaKernel):
-            theirs = Program(theirs.source, theirs.name, theirs.defines, theirs.options)
+            text, _, folder, defines, options = theirs.source
+            beside = (f"-I{folder}",) if folder else ()
+            theirs = Program(text, theirs.name, defines, (*options, *beside))
         elif isinstance(theirs, str) and "__global__" in theirs:
             theirs = Program(theirs, self.name)
         else:
@@ -63,8 +64,8 @@ class CudaExercise(Exercise):
     def outcome(self, case: Case, theirs: Program | str) -> object:
         program = theirs if isinstance(theirs, Program) else Program(theirs, self.name)
         kernel = _kernel(program)
-        worker.announce(worker.RUN_SECONDS, case.what)
-        return attempt(lambda: _run(case, kernel), seconds=10 * worker.RUN_SECONDS)
+        worker.announce("run", case.what)
+        return attempt(lambda: _run(case, kernel), seconds=1000)  # the parent is not so patient
 
     def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
         names = [f"{self.name}_{i}" for i in range(len(self.mistakes))]
@@ -73,7 +74,7 @@ class CudaExercise(Exercise):
             for m, name in zip(self.mistakes.values(), names, strict=True)
         )
         together = cache_dir() / f"{self.name}_mistakes.cu"  # one file, so that the compiler runs once
-        together.write_text("\n".join(sources))
+        publish(together, "\n".join(sources).encode())
         for mistake, name in zip(self.mistakes.values(), names, strict=True):
             yield mistake, [self.outcome(case, Program(str(together), name)) for case in self.cases]
 
@@ -103,7 +104,7 @@ def cuda_exercise(
 
 @functools.lru_cache(100)
 def _kernel(program: Program) -> CudaKernel:
-    worker.announce(worker.BUILD_SECONDS, "the compiler")
+    worker.announce("build", "the compiler")
     kernel = CudaKernel(program.source, program.name, defines=program.defines, options=program.options)
     with simt.check():  # the build that is checked and observed
         kernel.compile("cpu")

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-START_SECONDS, BUILD_SECONDS, RUN_SECONDS = 300.0, 300.0, 10.0
+SECONDS = {"start": 300.0, "build": 300.0, "run": 10.0}
+"""How long each stage may take; the first two are bounds for a machine that is very busy."""
 
-announce: Callable[[float, str], object] = lambda seconds, what: None  # noqa: E731
-"""In the worker: tells the parent what comes next and how long it may take."""
+announce: Callable[[str, str], object] = lambda stage, what: None  # noqa: E731
+"""In the worker: tells the parent which stage comes next, and what is done in it."""
 
 
 class Died(RuntimeError):
@@ -46,7 +47,8 @@ class Worker:
 
     def stop(self) -> None:
         if self._process is not None and self._owner == os.getpid():
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # its compiler too
             self._process.wait()
             self._connection.close()
         self._process = None
@@ -64,8 +66,8 @@ class Worker:
 
     def _exchange(self, exercise: str, answer: object) -> object:
         self._connection.send((exercise, answer))
-        seconds, what = START_SECONDS, "the start"
-        while self._connection.poll(seconds):
+        stage, what = "start", "the start"
+        while self._connection.poll(SECONDS[stage]):
             try:
                 kind, *rest = self._connection.recv()
             except (EOFError, ConnectionError):
@@ -74,8 +76,8 @@ class Worker:
                 verdict, printed = rest
                 print(printed, end="")
                 return verdict
-            seconds, what = rest
-        raise Died(what, seconds)
+            stage, what = rest
+        raise Died(what, SECONDS[stage])
 
 
 def serve(descriptor: int) -> None:
@@ -84,7 +86,7 @@ def serve(descriptor: int) -> None:
     from pagewise.exercises.checkers import BY_NAME
 
     connection = Connection(descriptor)
-    globals()["announce"] = lambda seconds, what: connection.send(("next", seconds, what))
+    globals()["announce"] = lambda stage, what: connection.send(("stage", stage, what))
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             exercise, answer = connection.recv()
