@@ -6,12 +6,13 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test test-full lab refresh book clean
+.PHONY: help environment lessons test test-full bench lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
+	@echo "make bench      what things cost on a CPU, as ratios of one run"
 	@echo "make lab        open the lessons in JupyterLab"
 	@echo "make book       render the book from the stored outputs"
 	@echo "make refresh    run the committed lessons again, in place (REMEASURE=1: timings too)"
@@ -36,6 +37,9 @@ test: environment
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention
+
+bench: environment
+	@$(PY) -m pagewise.experiments.cpu_speed
 
 lab: environment
 	$(PY) -m jupyter lab lessons
