@@ -96,11 +96,6 @@ def test_a_kernel_that_writes_zeros_fails(name):
     assert "must be" in verdict.message
 
 
-@pytest.mark.parametrize("name", CUDA + TRITON)
-def test_a_kernel_that_writes_nothing_fails(name):
-    assert not judge(name, kernel_with(name, "" if name in CUDA else "pass")).right
-
-
 # ------------------------------------------------------------------------------------------------ what the reader sees
 
 
