@@ -16,7 +16,7 @@ from pagewise.figures.blocks import chains, memory_map, owner_colours, pool_over
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, show
 from pagewise.figures.dataflow import cache_timeline, decoder_flow
-from pagewise.figures.merges import histogram, merge_trees, streaming
+from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_held
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
 from pagewise.figures.moving_sms import sm_steps
