@@ -9,7 +9,16 @@ steps      a stepper, one picture per step: moving_blocks, moving_merges, moving
 calculators  the size of a cache and the roofline, to drag
 """
 
-from pagewise.figures.blocks import chains, memory_map, owner_colours, pool_over_time, snapshot, stacks, tables_and_pool
+from pagewise.figures.blocks import (
+    chains,
+    memory_map,
+    owner_colours,
+    pool_over_time,
+    query_over_blocks,
+    snapshot,
+    stacks,
+    tables_and_pool,
+)
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, roofline, show
 from pagewise.figures.dataflow import cache_timeline, decoder_flow
@@ -50,6 +59,7 @@ __all__ = [
     "merge_trees",
     "owner_colours",
     "pool_over_time",
+    "query_over_blocks",
     "roofline",
     "roofline_calculator",
     "rows_of_block",
