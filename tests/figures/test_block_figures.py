@@ -138,10 +138,10 @@ def test_memory_map_draws_each_piece_once_in_its_owners_colour(shown):
     }
     block_figures.memory_map(rows, title="What is where?")
     ax = shown[0].axes[0]
-    a, b, white, grey = *OWNERS[:2], NOBODY, "#c4c4cd"
+    a, b, white, grey = *OWNERS[:2], NOBODY, "#d3d3da"
     assert fills(ax) == [a, white, grey, b, a, b, a, white, white]
     assert [patch.get_width() for patch in ax.patches] == [2] + [1] * 8
-    assert [bool(patch.get_hatch()) for patch in ax.patches] == [0, 1, 0, 0, 0, 0, 0, 1, 0]
+    assert [bool(patch.get_hatch()) for patch in ax.patches] == [0, 1, 1, 0, 0, 0, 0, 1, 0]
     assert [text.get_text() for text in ax.texts] == ["a", "b", "a", "b", "a"]
 
 

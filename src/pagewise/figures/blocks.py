@@ -70,12 +70,14 @@ def tables_and_pool(
     """
     first = next(iter(panels.values()))
     width = len(first.ref_counts) * (first.block_size + 0.8)
-    height = 2.6 * len(panels) + 0.5
-    figure, axes = plt.subplots(len(panels), 1, figsize=(min(9.6, 0.42 * width + 1.6), height), squeeze=False)
+    copies = copies or {}
+    heights = [3.3 if copies.get(name) else 2.6 for name in panels]  # a copy is drawn under the pool
+    size = (min(9.6, 0.42 * width + 1.6), sum(heights) + 0.5)
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, squeeze=False, height_ratios=heights)
     colours = _colours(panels.values(), colours)
     for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
         draw_tables_and_pool(ax, shot, colours)
-        draw_copies(ax, shot, (copies or {}).get(name, ()))
+        draw_copies(ax, shot, copies.get(name, ()))
         ax.set_title(name)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
@@ -134,7 +136,8 @@ def query_over_blocks(
         left, tokens = block * stride, range(i * P, min((i + 1) * P, shot.lengths[owner]))
         style = {"arrowstyle": "-|>", "color": INK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", (left + P / 2, 3.35), (width / 2, 4.3), arrowprops=style)
-        ax.text(left + P / 2, 2.85, f"{i}: tokens {tokens[0]}–{tokens[-1]}", ha="center", fontsize=9)
+        what = f"tokens {tokens[0]}–{tokens[-1]}" if len(tokens) > 1 else f"token {tokens[0]}"
+        ax.text(left + P / 2, 2.85, f"{i}: {what}", ha="center", fontsize=9)
         for slot, token in enumerate(tokens):
             height = 1.5 * weights[token] / max(weights)
             ax.add_patch(Rectangle((left + slot + 0.15, 1.1), 0.7, height, fc=INK, ec="none"))
@@ -232,12 +235,12 @@ def memory_map(
 ) -> None:
     """Memory slot by slot, one row per allocator: (state, owner) of each slot, as `workload.slots_at` gives them.
 
-    A used piece has its owner's colour and name; reserved and internal are hatched, free in pieces is grey.
+    A used piece has its owner's colour and name, the other states the hatches that `stacks` gives them.
     """
     looks = {
         "reserved": {"fc": NOBODY, "hatch": "///"},
-        "internal": {"fc": NOBODY, "hatch": "xxx"},
-        "external": {"fc": "#c4c4cd"},
+        "internal": {"fc": NOBODY, "hatch": "..."},
+        "external": {"fc": "#d3d3da", "hatch": "xx"},
         "idle": {"fc": NOBODY},
     }
     names = {"used": "used", "external": "free, in pieces (external)", "idle": "free"}

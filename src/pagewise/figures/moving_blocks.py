@@ -33,7 +33,8 @@ def block_steps(
         calls: (why, name of the method, arguments …) of each, such as ("A writes on", "append", "A", 7).
         colours: those of `owner_colours`; default: by order of appearance.
     """
-    moments = [("Before the first call all blocks are free.", _look(manager, []))]
+    all_free = " all blocks are free" if manager.num_free_blocks == manager.num_blocks else ""
+    moments = [(f"Before the first call{all_free}.", _look(manager, []))]
     for why, name, *arguments in calls:
         said = ", ".join(_short(argument) for argument in arguments)
         try:
