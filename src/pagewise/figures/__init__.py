@@ -12,7 +12,16 @@ calculators  the size of a cache and the roofline, to drag
 """
 
 from pagewise.figures.attention import equations, head_maps, three_kernels
-from pagewise.figures.blocks import chains, memory_map, owner_colours, pool_over_time, snapshot, stacks, tables_and_pool
+from pagewise.figures.blocks import (
+    chains,
+    memory_map,
+    owner_colours,
+    pool_over_time,
+    query_over_blocks,
+    snapshot,
+    stacks,
+    tables_and_pool,
+)
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, show
 from pagewise.figures.dataflow import cache_timeline, decoder_flow
@@ -34,3 +43,40 @@ from pagewise.figures.threads import (
     vec_strip,
     vecs_of_block,
 )
+
+__all__ = [
+    "address_strips",
+    "banks_of_request",
+    "bars",
+    "block_steps",
+    "blocks_of_warps",
+    "butterfly",
+    "cache_calculator",
+    "cache_timeline",
+    "chains",
+    "decoder_flow",
+    "handovers",
+    "heatmaps",
+    "histogram",
+    "lines",
+    "memory_map",
+    "merge_trees",
+    "owner_colours",
+    "pool_over_time",
+    "query_over_blocks",
+    "roofline",
+    "roofline_calculator",
+    "rows_of_block",
+    "sectors_of_request",
+    "show",
+    "sm_steps",
+    "snapshot",
+    "softmax_steps",
+    "stacks",
+    "stepper",
+    "streaming",
+    "tables_and_pool",
+    "vec_strip",
+    "vecs_of_block",
+    "warp_steps",
+]

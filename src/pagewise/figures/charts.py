@@ -188,9 +188,11 @@ def bars(
     caption: str | None = None,
     horizontal: bool = False,
     width: float = 6.4,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     alt: str | None = None,
 ) -> None:
-    """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end."""
+    """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
+    `ranges` are bands (low, high) to hold the bars against, grey and named."""
     size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
     _, ax = plt.subplots(figsize=size)
     draw: Callable = ax.barh if horizontal else ax.bar
@@ -214,6 +216,9 @@ def bars(
             ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
             ax.margins(**{"x" if horizontal else "y": 0.08})
         base += heights if stacked else 0
+    for i, (label, (low, high)) in enumerate((ranges or {}).items()):
+        span = ax.axvspan if horizontal else ax.axhspan
+        span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i + 1], zorder=0, label=label)
     if horizontal:
         ax.set_yticks(positions, groups)
         ax.invert_yaxis()
@@ -237,9 +242,19 @@ def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, cap
 # ------------------------------------------------------------------------------------------------ boxes
 
 
-def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", *, fill: str = "white") -> None:
+def box(
+    ax: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    text: str = "",
+    *,
+    fill: str = "white",
+    hatch: str | None = None,
+) -> None:
     """A labelled rectangle in data units, dark text on light fill and the reverse."""
-    ax.add_patch(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8))
+    ax.add_patch(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8, hatch=hatch))
     r, g, b = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)) if fill.startswith("#") else (1, 1, 1)
     colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=colour, fontsize=9)
