@@ -8,6 +8,7 @@ import html
 import re
 from pathlib import Path
 
+from docutils import nodes
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
@@ -73,6 +74,16 @@ def source_pages(app):
         )
 
 
+def describe_pictures(app, doctree: nodes.document) -> None:
+    """Give each picture in an output the words that the notebook stores beside it as text/plain."""
+    for image in doctree.findall(nodes.image):
+        beside = image.parent.parent.children if "mime_type" in image.parent else []
+        words = [each.astext() for each in beside if each["mime_type"] == "text/plain"]
+        if words:
+            image["alt"] = words[0]
+
+
 def setup(app) -> None:
     app.connect("source-read", link_sources)
+    app.connect("doctree-read", describe_pictures)
     app.connect("html-collect-pages", source_pages)

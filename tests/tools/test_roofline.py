@@ -4,7 +4,7 @@ import pytest
 
 from pagewise.tools.roofline import A100, GPUS, H100, H200, AttentionCost, Gpu, standard_attention_bytes
 
-TOY = Gpu("toy", peak_flops=100.0, bandwidth=10.0, num_sms=1)
+TOY = Gpu("toy", peak_flops=100.0, bandwidth=10.0, num_sms=1, memory=1.0)
 
 
 def test_ridge_is_peak_over_bandwidth():

@@ -11,10 +11,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from pagewise.figures.charts import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box
+from pagewise.figures.charts import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box, show
 
-OWNERS = (SAND, TEAL, ORANGE)  # of the first, second … sequence drawn
+OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
 SHARED, NOBODY = BLUE, "#ffffff"
+
+
+def owner_colours(*sequences: Hashable) -> dict[Hashable, str]:
+    """One colour per sequence, for all the figures of a lesson: pass it to each of them as `colours`."""
+    return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(sequences)}
 
 
 class Snapshot(NamedTuple):
@@ -47,41 +52,59 @@ def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
     return Snapshot(P, tables, num_tokens, [manager.ref_count(b) for b in range(manager.num_blocks)], list(contents))
 
 
-def tables_and_pool(panels: Mapping[str, Snapshot], *, title: str) -> None:
+def tables_and_pool(
+    panels: Mapping[str, Snapshot], *, title: str, colours: Mapping[Hashable, str] | None = None, alt: str | None = None
+) -> None:
     """Block tables above, the pool below, an arrow from each entry to its block; one panel per moment.
 
     A slot is filled in its owner's colour, dark where several share it; what an unowned slot holds is shown in white.
+    `colours` are those of `owner_colours`; default: by order of appearance.
     """
     first = next(iter(panels.values()))
     width = len(first.ref_counts) * (first.block_size + 0.8)
     height = 2.6 * len(panels) + 0.5
     figure, axes = plt.subplots(len(panels), 1, figsize=(min(9.6, 0.42 * width + 1.6), height), squeeze=False)
-    colours = _colours(panels.values())
+    colours = _colours(panels.values(), colours)
     for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
-        _draw_pool(ax, shot, colours)
-        entries = sum(len(table) + 1.2 for table in shot.tables.values())
-        x, step = 0.0, max(1.2, width / max(entries, 1))
-        for owner, table in shot.tables.items():
-            ax.text(x, 4.0, f"block table of {owner} ({shot.lengths[owner]} tokens)", fontsize=9)
-            for i, block in enumerate(table):
-                left = x + i * 1.5
-                box(ax, left, 2.9, 1.3, 0.9, str(block), fill=colours[owner])
-                tip = (block * (shot.block_size + 0.8) + shot.block_size / 2, 1.02)
-                style = {"arrowstyle": "-|>", "color": INK, "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
-                ax.annotate("", tip, (left + 0.65, 2.9), arrowprops=style)
-            x += (len(table) + 1.2) * step
-        ax.set(title=name, xlim=(-0.3, width), ylim=(-1.6, 4.7))
-        ax.axis("off")
+        draw_tables_and_pool(ax, shot, colours)
+        ax.set_title(name)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    plt.show()
+    show(alt)
 
 
-def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
+def draw_tables_and_pool(
+    ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str], *, table_name: str = "block table of {} ({} tokens)"
+) -> None:
+    """One panel of `tables_and_pool`. Block b of the pool begins at x = b · (block_size + 0.8)."""
+    width = len(shot.ref_counts) * (shot.block_size + 0.8)
+    _draw_pool(ax, shot, colours)
+    entries = sum(len(table) + 1.2 for table in shot.tables.values())
+    x, step = 0.0, max(1.2, width / max(entries, 1))
+    for owner, table in shot.tables.items():
+        ax.text(x, 4.0, table_name.format(owner, shot.lengths[owner]), fontsize=9)
+        for i, block in enumerate(table):
+            left = x + i * 1.5
+            box(ax, left, 2.9, 1.3, 0.9, str(block), fill=colours[owner])
+            tip = (block * (shot.block_size + 0.8) + shot.block_size / 2, 1.02)
+            style = {"arrowstyle": "-|>", "color": INK, "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", tip, (left + 0.65, 2.9), arrowprops=style)
+        x += (len(table) + 1.2) * step
+    ax.set(xlim=(-0.3, width), ylim=(-1.6, 4.7))
+    ax.axis("off")
+
+
+def pool_over_time(
+    moments: Mapping[str, Snapshot],
+    *,
+    title: str,
+    colours: Mapping[Hashable, str] | None = None,
+    alt: str | None = None,
+) -> None:
     """The pool after each call, one row per call, the block tables beside it. A slot names who has a token there."""
     first = next(iter(moments.values()))
     stride, N = first.block_size + 0.6, len(first.ref_counts)
     _, ax = plt.subplots(figsize=(9.6, 0.5 * len(moments) + 1.2))
-    colours = _colours(moments.values())
+    colours = _colours(moments.values(), colours)
     for row, shot in enumerate(moments.values()):
         for slot in range(len(shot.contents)):
             block, offset = divmod(slot, shot.block_size)
@@ -100,10 +123,12 @@ def pool_over_time(moments: Mapping[str, Snapshot], *, title: str) -> None:
     ax.set_title(title)
     ax.set_xlabel("physical block (its slots side by side)")
     ax.set_ylabel("after the call")
-    plt.show()
+    show(alt)
 
 
-def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str) -> None:
+def chains(
+    prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str, alt: str | None = None
+) -> None:
     """The tree of cached prefixes: digest, words and physical block of each, filled if the block is in a table.
 
     Args:
@@ -136,10 +161,10 @@ def chains(prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, st
     kinds = {"in use": SAND, "free, can be found": NOBODY}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
     ax.legend(handles=handles, ncols=2, loc="upper left", bbox_to_anchor=(0.0, 0.04))
-    plt.show()
+    show(alt)
 
 
-def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str) -> None:
+def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str, alt: str | None = None) -> None:
     """Memory slot by slot, one row per allocator: (state, owner) of each slot, an owner named where its piece begins.
 
     States are "used", "reserved", "internal" and "free", in the colours that `stacks` gives to them.
@@ -163,10 +188,12 @@ def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str) -> 
     ax.grid(visible=False)
     ax.set_title(title, pad=28)
     ax.set_xlabel("slot of the memory (tokens)")
-    plt.show()
+    show(alt)
 
 
-def stacks(names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str) -> None:
+def stacks(
+    names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str, alt: str | None = None
+) -> None:
     """Horizontal bars of shares (0 … 1) that add up to a whole; a share that has room carries its per cent."""
     _, ax = plt.subplots(figsize=(7.6, 0.55 * len(names) + 1.8))
     left = np.zeros(len(names))
@@ -186,7 +213,7 @@ def stacks(names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title
     ax.set(xlabel=xlabel, xlim=(0, 100.5))
     ax.set_title(title, pad=28)
     ax.legend(ncols=len(shares), loc="lower left", bbox_to_anchor=(-0.02, 0.98), fontsize=9, columnspacing=1.2)
-    plt.show()
+    show(alt)
 
 
 def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> None:
@@ -199,9 +226,8 @@ def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> Non
         ax.text(block * stride + shot.block_size / 2, -0.2, label, ha="center", va="top", fontsize=9)
 
 
-def _colours(shots: Any) -> dict[Hashable, str]:
-    names = dict.fromkeys(name for shot in shots for name in shot.tables)
-    return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(names)}
+def _colours(shots: Any, chosen: Mapping[Hashable, str] | None) -> dict[Hashable, str]:
+    return owner_colours(*dict.fromkeys(name for shot in shots for name in shot.tables)) | dict(chosen or {})
 
 
 def _fill(owners: Sequence[Hashable], colours: Mapping[Hashable, str]) -> str:

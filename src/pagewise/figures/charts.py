@@ -1,7 +1,7 @@
 """Every figure of the course: one palette, one font size, labelled axes, readable in grey-scale.
 
 A figure answers the question in its title. Functions take tensors or plain lists, draw, and show; several lines or
-bars differ in lightness and in dash or hatch, not in hue alone.
+bars differ in lightness and in dash or hatch, not in hue alone. Every figure has its alternative text: `alt`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
@@ -31,6 +32,28 @@ STYLE = {
 plt.rcParams.update(STYLE)
 
 
+def show(alt: str | None = None) -> None:
+    """Show the current figure. `alt` says what it shows, in words; default: its titles, axes and legends.
+
+    In a notebook that is the text/plain beside the picture, which the book makes the picture's alternative text.
+    """
+    figure = plt.gcf()
+    words = alt or titles_and_axes(figure)
+    figure._repr_mimebundle_ = lambda include=None, exclude=None: {"text/plain": words}
+    plt.show()
+
+
+def titles_and_axes(figure: Figure) -> str:
+    """The words of a figure: its title, and of each of its axes title, labels and legend."""
+    said = [figure.get_suptitle()]
+    for ax in figure.axes:
+        of, over, names = ax.get_ylabel(), ax.get_xlabel(), ax.get_legend_handles_labels()[1]
+        axes = f"{of} over {over}" if of and over else of or over
+        said += [ax.get_title(loc="left"), ": ".join(filter(None, [axes, ", ".join(names)]))]
+    sentences = [" ".join(text.split()) for text in said if text]
+    return " ".join(text if text[-1] in ".?!" else f"{text}." for text in sentences) or "A figure."
+
+
 def _array(values) -> np.ndarray:
     return values.detach().double().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
@@ -48,6 +71,7 @@ def heatmaps(
     annotate: str | None = None,
     suptitle: str | None = None,
     size: float = 3.0,
+    alt: str | None = None,
 ) -> None:
     """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
@@ -67,7 +91,7 @@ def heatmaps(
     axes[0][0].set_ylabel(ylabel)
     if suptitle:
         figure.suptitle(suptitle, x=0.01, ha="left", fontweight="bold")
-    plt.show()
+    show(alt)
 
 
 def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None) -> AxesImage:
@@ -104,6 +128,7 @@ def lines(
     logy: bool = False,
     caption: str | None = None,
     ax: Axes | None = None,
+    alt: str | None = None,
 ) -> None:
     """Curves over x. `caption` says where the numbers come from (device, date)."""
     own = ax is None
@@ -121,7 +146,7 @@ def lines(
     elif all(_array(y).min() >= 0 for y in series.values()):
         ax.set_ylim(bottom=0)
     if own:
-        plt.show()
+        show(alt)
 
 
 def _log_y(ax: Axes) -> None:
@@ -144,6 +169,7 @@ def bars(
     caption: str | None = None,
     horizontal: bool = False,
     width: float = 6.4,
+    alt: str | None = None,
 ) -> None:
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end."""
     size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
@@ -177,7 +203,7 @@ def bars(
         ax.set_xticks(positions, groups)
         ax.grid(visible=False, axis="x")
         _finish(ax, title, "", ylabel, legend=len(series) > 1, caption=caption)
-    plt.show()
+    show(alt)
 
 
 def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, caption: str | None) -> None:
@@ -188,7 +214,7 @@ def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, cap
         ax.legend()
 
 
-def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str) -> None:
+def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str, alt: str | None = None) -> None:
     """Attainable TFLOP/s over intensity for each GPU of `tools.roofline`, and where each point's intensity stands."""
     _, ax = plt.subplots(figsize=(6.8, 4.0))
     x = np.logspace(-1, 4, 200)
@@ -208,7 +234,7 @@ def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str) -> None
     ax.set_ylim(0.1, top * 5)
     _finish(ax, title, "intensity (FLOPs per byte moved)", "attainable TFLOP/s", legend=False, caption=None)
     ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
-    plt.show()
+    show(alt)
 
 
 # ------------------------------------------------------------------------------------------------ boxes

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from pagewise.figures.charts import BLUE, INK, SAND, box
+from pagewise.figures.charts import BLUE, INK, SAND, box, show
 
 BOX_HEIGHT = 0.5
 
@@ -33,13 +33,13 @@ _DECODER_ARROWS = [
 ]  # fmt: skip
 
 
-def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str) -> None:
+def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
     """One call of a decoder per panel, labelled with what was recorded of it.
 
     Texts for the boxes "token ids", "KV cache" and "logits", and for the arrows "x" (hidden states), "q", "k", "v" (of
     the new tokens), "K", "V" (of all tokens), "scores" and "out".
     """
-    flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=(9.6, 6.4))
+    flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=(9.6, 6.4), alt=alt)
 
 
 def flow(
@@ -50,6 +50,7 @@ def flow(
     title: str,
     filled: Sequence[str] = (),
     size: tuple[float, float],
+    alt: str | None = None,
 ) -> None:
     """The same boxes and arrows once per panel, side by side, each panel with its own labels.
 
@@ -72,7 +73,7 @@ def flow(
         ax.set(title=name, xlim=(left - 0.1, right + 0.1), ylim=(bottom - 0.4, top + 0.4))
         ax.axis("off")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    plt.show()
+    show(alt)
 
 
 def _arrow(ax: Axes, start: tuple[float, float, float], end: tuple[float, float, float], label: str) -> None:
@@ -89,7 +90,12 @@ def _arrow(ax: Axes, start: tuple[float, float, float], end: tuple[float, float,
 
 
 def cache_timeline(
-    lengths: Sequence[tuple[int, int]], max_len: int, *, title: str, ylabel: str = "call of append"
+    lengths: Sequence[tuple[int, int]],
+    max_len: int,
+    *,
+    title: str,
+    ylabel: str = "call of append",
+    alt: str | None = None,
 ) -> None:
     """One row per append: slots that held something before, slots written now, slots reserved and still empty.
 
@@ -111,4 +117,4 @@ def cache_timeline(
     ax.set_title(title)
     ax.set_xlabel("slot of the cache (tokens)")
     ax.set_ylabel(ylabel)
-    plt.show()
+    show(alt)

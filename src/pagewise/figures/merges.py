@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from pagewise.figures.charts import BLUE, DASHES, INK, ORANGE, PALETTE, SAND, box
+from pagewise.figures.charts import BLUE, DASHES, INK, ORANGE, PALETTE, SAND, box, show
 
 Tree = Any  # a (label, summary), or a tuple of two Trees
 
 
-def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str) -> None:
+def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt: str | None = None) -> None:
     """m, l and acc after each key, the scores beside m. Dotted lines: keys that raised m, so that all was rescaled.
 
     Args:
@@ -45,10 +45,12 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str) -> 
         axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.1)
     bottom.set_xlabel("keys seen")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    plt.show()
+    show(alt)
 
 
-def merge_trees(trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str) -> None:
+def merge_trees(
+    trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str, alt: str | None = None
+) -> None:
     """Trees of merges side by side, leaves on top; every box shows the summary that `merge` made.
 
     Args:
@@ -63,10 +65,10 @@ def merge_trees(trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, 
         ax.set_title(name)
         ax.axis("off")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    plt.show()
+    show(alt)
 
 
-def histogram(values: torch.Tensor, *, title: str, xlabel: str, bins: int = 21) -> None:
+def histogram(values: torch.Tensor, *, title: str, xlabel: str, bins: int = 21, alt: str | None = None) -> None:
     """How often each value came up; 0 is marked."""
     _, ax = plt.subplots(figsize=(6.4, 2.6))
     ax.hist(values.tolist(), bins=bins, color=BLUE, edgecolor="white")
@@ -74,7 +76,7 @@ def histogram(values: torch.Tensor, *, title: str, xlabel: str, bins: int = 21) 
     ax.set_title(title)
     ax.set_xlabel(xlabel)
     ax.set_ylabel("count")
-    plt.show()
+    show(alt)
 
 
 def _is_leaf(tree: Tree) -> bool:

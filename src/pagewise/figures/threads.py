@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, PALETTE, SAND, TEAL, box
+from pagewise.figures.charts import BLUE, INK, ORANGE, PALETTE, SAND, TEAL, box, show
 from pagewise.tools.sizes import cdiv
 
 SECTOR, BANK = 32, 4  # bytes
@@ -19,7 +19,7 @@ LIGHT = ("#ffffff", SAND, "#bfe3e6", "#d9d9e3")  # of thread groups side by side
 WARPS = (SAND, TEAL, ORANGE, BLUE)
 
 
-def vec_strip(trace: np.ndarray, num_elements: int, *, title: str) -> None:
+def vec_strip(trace: np.ndarray, num_elements: int, *, title: str, alt: str | None = None) -> None:
     """A row of elements in vecs, each with the thread that reads it."""
     per_vec = _elements_per_access(trace)
     _, ax = plt.subplots(figsize=(9.0, 1.7))
@@ -32,10 +32,12 @@ def vec_strip(trace: np.ndarray, num_elements: int, *, title: str) -> None:
     ax.set_xticks(range(0, num_elements + 1, per_vec))
     ax.set_xlabel("element")
     _bare(ax)
-    plt.show()
+    show(alt)
 
 
-def blocks_of_warps(trace: np.ndarray, block_table: Sequence[int], block_elements: int, *, title: str) -> None:
+def blocks_of_warps(
+    trace: np.ndarray, block_table: Sequence[int], block_elements: int, *, title: str, alt: str | None = None
+) -> None:
     """One row per warp, one column per logical block; a cell names the turn in which this warp reads that block."""
     warps = int(trace["warp"].max()) + 1
     _, ax = plt.subplots(figsize=(0.95 * len(block_table) + 2.2, 0.5 * warps + 1.5))
@@ -49,7 +51,7 @@ def blocks_of_warps(trace: np.ndarray, block_table: Sequence[int], block_element
     ax.set_yticks([w + 0.5 for w in range(warps)], [f"warp {w}" for w in range(warps)])
     ax.set_xlabel("block of the sequence (block of the cache)")
     _bare(ax)
-    plt.show()
+    show(alt)
 
 
 def vecs_of_block(
@@ -62,6 +64,7 @@ def vecs_of_block(
     columns: str,
     group_size: int,
     turns: str,
+    alt: str | None = None,
 ) -> None:
     """One block in memory order, `shape` = (rows, elements in a row): who reads which vec, and in which turn.
 
@@ -87,10 +90,12 @@ def vecs_of_block(
     ax.set_xticks([])
     ax.set(xlabel=columns, ylabel=rows)
     _bare(ax)
-    plt.show()
+    show(alt)
 
 
-def rows_of_block(trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str) -> None:
+def rows_of_block(
+    trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str, alt: str | None = None
+) -> None:
     """A block whose rows are short, each row a column of cells: who reads which vec, and in which turn."""
     per_vec = _elements_per_access(trace)
     inside = trace[(trace["element"] >= first_element) & (trace["element"] < first_element + shape[0] * shape[1])]
@@ -108,10 +113,12 @@ def rows_of_block(trace: np.ndarray, shape: tuple[int, int], first_element: int,
     ax.set_yticks([v + 0.5 for v in range(vecs)], names)
     ax.set_xlabel("element of the head (a row of V)")
     _bare(ax)
-    plt.show()
+    show(alt)
 
 
-def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, unit: str = "elements") -> None:
+def address_strips(
+    levels: Sequence[tuple[str, int, int, int]], *, title: str, unit: str = "elements", alt: str | None = None
+) -> None:
     """An address as a walk through memory: each strip is the marked cell of the one above, enlarged.
 
     `levels` are (name, cells, the marked one, cells' size in `unit`), from the whole tensor to the element.
@@ -130,10 +137,12 @@ def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, u
     ax.text(10.25, -1.5 * len(levels) + 0.75, f"together {offset:,} {unit}", va="center", fontsize=9.5, weight="bold")
     ax.set(title=title, xlim=(-0.05, 14.2), ylim=(-1.5 * len(levels) + 0.4, 0.8))
     ax.axis("off")
-    plt.show()
+    show(alt)
 
 
-def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, title: str) -> None:
+def sectors_of_request(
+    requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str | None = None
+) -> None:
     """The 32-byte sectors that one request of a warp touches, a row per layout; dark is what the lanes asked for."""
     figure, axes = plt.subplots(len(requests), 1, figsize=(9.4, 1.25 * len(requests) + 0.5), squeeze=False)
     spans = {}
@@ -153,10 +162,10 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
         _bare(ax)
     axes[-1][0].set_xlabel("sectors of 32 bytes, in the order of memory")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    plt.show()
+    show(alt)
 
 
-def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str) -> None:
+def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str | None = None) -> None:
     """Which bank each lane of one request reads, for arrays of shared memory; two words in a bank are a conflict."""
     figure, axes = plt.subplots(1, len(requests), figsize=(4.9 * len(requests), 3.2), squeeze=False)
     for ax, (name, request) in zip(axes[0], requests.items(), strict=True):
@@ -170,10 +179,10 @@ def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str) -> None:
         ax.set(xlim=(0, 32), ylim=(len(request), 0), xlabel="bank (4 bytes)", ylabel="lane")
         ax.grid(visible=False)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    plt.show()
+    show(alt)
 
 
-def handovers(trace: np.ndarray, *, title: str) -> None:
+def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
     """Who writes and who reads a shared array, warp by warp, in the order of time: the rounds of a tree."""
     rounds: list[tuple[str, list[int]]] = []
     for access in np.sort(trace, order="order"):
@@ -191,10 +200,12 @@ def handovers(trace: np.ndarray, *, title: str) -> None:
         ax.text(6.1, 0.3 - i, text, va="center", fontsize=9.5)
     ax.set(title=title, xlim=(-0.1, 9.0), ylim=(0.4 - len(rounds), 0.8))
     ax.axis("off")
-    plt.show()
+    show(alt)
 
 
-def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, lanes: int = 32) -> None:
+def butterfly(
+    stages: Sequence[tuple[str, Sequence[int]]], *, title: str, lanes: int = 32, alt: str | None = None
+) -> None:
     """Shuffles that exchange with the lane `distance` away: which lanes have become one after each distance."""
     distances = [(name, distance) for name, steps in stages for distance in steps]
     _, ax = plt.subplots(figsize=(9.4, 0.62 * len(distances) + 1.2))
@@ -212,7 +223,7 @@ def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, lanes:
     ax.set_xticks(range(0, lanes, 4))
     ax.set_xlabel("lane", loc="left")
     _bare(ax)
-    plt.show()
+    show(alt)
 
 
 def _elements_per_access(trace: np.ndarray) -> int:

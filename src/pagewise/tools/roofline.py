@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a GPU's data sheet says: dense 16-bit tensor-core FLOP/s, bytes/s of its memory, and the number of SMs."""
+    """A GPU's data sheet: dense 16-bit tensor-core FLOP/s, bytes/s of its memory, SMs, bytes of its memory."""
 
     name: str
     peak_flops: float
     bandwidth: float
     num_sms: int
+    memory: float
 
     @property
     def ridge(self) -> float:
@@ -31,9 +32,9 @@ class Gpu:
         return max(flops / self.peak_flops, bytes_moved / self.bandwidth)
 
 
-A100 = Gpu("A100 SXM 80 GB", 312e12, 2.039e12, 108)
-H100 = Gpu("H100 SXM", 989e12, 3.35e12, 132)
-H200 = Gpu("H200", 989e12, 4.8e12, 132)
+A100 = Gpu("A100 SXM 80 GB", 312e12, 2.039e12, 108, 80e9)
+H100 = Gpu("H100 SXM", 989e12, 3.35e12, 132, 80e9)
+H200 = Gpu("H200", 989e12, 4.8e12, 132, 141e9)
 GPUS = (A100, H100, H200)
 
 

@@ -1,0 +1,81 @@
+"""Paged memory, call by call: a script of calls to a live block manager, a picture after each."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from pagewise.figures.blocks import Snapshot, draw_tables_and_pool, owner_colours, snapshot
+from pagewise.figures.charts import ORANGE
+from pagewise.figures.embed import Embedded
+from pagewise.figures.steps import stepper
+
+
+class _Moment(NamedTuple):
+    shot: Snapshot
+    copies: list[tuple[int, int]]
+    cached: list[int]  # free blocks that are still findable
+    colours: Mapping[Hashable, str]
+
+
+def block_steps(
+    manager: Any,
+    calls: Iterable[Sequence[Any]],
+    *,
+    title: str,
+    alt: str,
+    colours: Mapping[Hashable, str] | None = None,
+) -> Embedded:
+    """Makes the calls and shows tables and pool after each, a copy as an arrow from block to block.
+
+    Args:
+        manager: a `BlockManager`; it is changed. A call that it refuses for want of memory is a step too.
+        calls: (why, name of the method, arguments …) of each, such as ("A writes on", "append", "A", 7).
+        colours: those of `owner_colours`; default: by order of appearance.
+    """
+    moments = [("Before the first call all blocks are free.", _look(manager, []))]
+    for why, name, *arguments in calls:
+        said = ", ".join(_short(argument) for argument in arguments)
+        try:
+            answer = getattr(manager, name)(*arguments)
+            result = "" if answer is None else f" returns {answer}"
+        except RuntimeError as refused:
+            result = f" is refused: {type(refused).__name__}"
+        copies = manager.take_copies()
+        result += "".join(f", and block {src} is copied to block {dst} first" for src, dst in copies)
+        moments.append((f"{why}: {name}({said}){result}.", _look(manager, copies)))
+    names = dict.fromkeys(name for _, moment in moments for name in moment.shot.tables)
+    colours = owner_colours(*names) | dict(colours or {})
+    frames = [(caption, moment._replace(colours=colours)) for caption, moment in moments]
+    return stepper(frames, _draw, title=title, alt=alt, height=2.7)
+
+
+def _look(manager: Any, copies: list[tuple[int, int]]) -> _Moment:
+    """The manager now, with the tokens that free but cached blocks still hold."""
+    shot, P = snapshot(manager), manager.block_size
+    cached = [block for block in range(manager.num_blocks) if not manager.ref_count(block) and manager.prefix(block)]
+    contents = list(shot.contents)
+    for block in cached:
+        contents[block * P : (block + 1) * P] = map(str, manager.prefix(block).tokens)
+    return _Moment(shot._replace(contents=contents), copies, cached, {})
+
+
+def _short(argument: Any) -> str:
+    if isinstance(argument, int | str):
+        return repr(argument)
+    tokens = [str(token) for token in argument]
+    return "[" + ", ".join(tokens if len(tokens) <= 5 else [*tokens[:2], "…", tokens[-1]]) + "]"
+
+
+def _draw(figure: Figure, moment: _Moment) -> None:
+    ax, stride = figure.subplots(), moment.shot.block_size + 0.8
+    draw_tables_and_pool(ax, moment.shot, moment.colours, table_name="{}: {} tokens")
+    for block in moment.cached:
+        middle = block * stride + moment.shot.block_size / 2
+        ax.text(middle, -1.95, "cached", ha="center", va="center", fontsize=9, fontweight="bold", color=ORANGE)
+    for src, dst in moment.copies:
+        ends = [(block * stride + moment.shot.block_size / 2, -1.7) for block in (dst, src)]
+        bend = f"arc3,rad={0.3 if src < dst else -0.3}"
+        ax.annotate("", *ends, arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 2.5, "connectionstyle": bend})
+        ax.text((ends[0][0] + ends[1][0]) / 2, -3.1, "copy", ha="center", color=ORANGE, fontweight="bold")
+    ax.set_ylim(-3.3, 4.7)

@@ -1,0 +1,84 @@
+"""What happens in time, one picture per step: a stepper for Jupyter and the book.
+
+Pictures, buttons and a dozen lines of script travel in the cell's output. Without scripts one picture stays.
+"""
+
+import base64
+import html
+import io
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+import pagewise.figures.charts  # noqa: F401  (the style of all figures)
+from pagewise.figures.embed import Embedded, fill, tag
+
+Frame = TypeVar("Frame")
+
+WIDTH = 4.6  # inches: text of 10 points is still 10 pixels high where a phone has 340 of them to show
+SHOWN_DPI, DRAWN_DPI = 120, 170
+COLOURS = 64  # a drawing has few, and a palette makes a frame a tenth as large
+
+
+def stepper(
+    frames: Sequence[tuple[str, Frame]],
+    draw: Callable[[Figure, Frame], None],
+    *,
+    title: str,
+    alt: str,
+    height: float = 3.4,
+    still: int = -1,
+) -> Embedded:
+    """Pictures to step through, by button, slider or arrow key.
+
+    Args:
+        frames: (caption, what `draw` draws) of each step. A caption says what has just happened.
+        draw: draws one step onto an empty figure. Every step should use the same places and limits.
+        title: the question that the steps answer.
+        alt: what the pictures show, for those who do not see them; each step adds its caption.
+        height: of a picture, in inches. The width is the same for all, so that text is.
+        still: the step that is shown where scripts are off.
+
+    Raises:
+        ValueError: no frames.
+    """
+    if not frames:
+        raise ValueError("frames must hold at least one (caption, frame), got none")
+    pictures = []
+    for i, (caption, frame) in enumerate(frames):
+        figure = Figure(figsize=(WIDTH, height), dpi=DRAWN_DPI, layout="constrained")
+        draw(figure, frame)
+        pictures.append(
+            tag(
+                "img",
+                src=f"data:image/png;base64,{base64.b64encode(_png(figure)).decode()}",
+                width=round(WIDTH * SHOWN_DPI),
+                height=round(height * SHOWN_DPI),
+                alt=f"{alt} Step {i + 1} of {len(frames)}: {caption}",
+                data_caption=caption,
+                hidden=i != still % len(frames),
+            )
+        )
+    markup = fill(
+        "stepper.html",
+        title=html.escape(title),
+        pictures="\n".join(pictures),
+        caption=html.escape(frames[still][0]),
+        last=str(len(frames) - 1),
+    )
+    return Embedded(markup, f"{title} {len(frames)} steps. {alt}")
+
+
+def _png(figure: Figure) -> bytes:
+    """The figure as a PNG with a palette; the same bytes for the same drawing."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    image = Image.fromarray(pixels).quantize(COLOURS, dither=Image.Dither.NONE)
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()

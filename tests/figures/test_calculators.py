@@ -1,0 +1,143 @@
+"""The calculators: what a page computes is what Python computes, at any setting; without scripts a table stays."""
+
+import html
+import json
+import random
+import re
+
+import pytest
+import torch
+from browser import BROWSER, probe
+
+from pagewise.figures.calculators import cache_calculator, roofline_calculator, written
+from pagewise.kv_cache import kv_cache_bytes
+from pagewise.tools.roofline import GPUS, AttentionCost
+
+PAGE = "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
+MODELS = {"LLaMA-13B": (40, 40, 128, 26.0e9), "Llama-3-8B": (32, 8, 128, 16.1e9)}
+
+
+def cache():
+    return cache_calculator(kv_cache_bytes, MODELS)
+
+
+def python_cache(v):
+    sizes = {name: v[name] for name in ("num_layers", "num_kv_heads", "head_size")}
+    sizes["dtype"] = getattr(torch, v["dtype"])
+    weights = MODELS[v["model"]][3]
+    left = next(gpu.memory for gpu in GPUS if gpu.name == v["gpu"]) - weights
+    sequence = kv_cache_bytes(v["context"], **sizes)
+    token, fit = kv_cache_bytes(1, **sizes), max(0, int(left // sequence))
+    return {"token": token, "sequence": sequence, "weights": weights, "left": left, "fit": fit}
+
+
+def python_roofline(v):
+    new = min(v["T"], v["S"])
+    cost = AttentionCost(v["B"], v["Hkv"] * v["group"], v["Hkv"], new, v["S"], v["D"])
+    gpu = next(gpu for gpu in GPUS if gpu.name == v["gpu"])
+    return {
+        "new": new,
+        "flops": cost.flops,
+        "bytes": cost.bytes_moved,
+        "intensity": cost.intensity,
+        "ridge": gpu.ridge,
+        "limit": "memory" if gpu.attainable(cost.intensity) < gpu.peak_flops else "arithmetic",
+        "attainable": gpu.attainable(cost.intensity),
+        "seconds": gpu.seconds(cost.flops, cost.bytes_moved),
+    }
+
+
+CALCULATORS = {"cache": (cache, python_cache), "roofline": (roofline_calculator, python_roofline)}
+
+
+def inputs(markup):
+    """(choices of each slider, options of each select), as the page has them."""
+    constants = json.loads(html.unescape(re.search(r'data-constants="([^"]*)"', markup)[1]))
+    return constants["choices"], constants["options"]
+
+
+@pytest.mark.parametrize("name", CALCULATORS)
+def test_same_bytes_each_time_and_nothing_from_elsewhere(name):
+    make, _ = CALCULATORS[name]
+    assert make()._repr_html_() == make()._repr_html_()
+    assert not re.search(r"https?:|@import|url\(|<link| src=", make()._repr_html_())
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(819200, "B", "819 kB"), (1677721600, "B", "1.68 GB"), (4.1e-6, "s", "4.1 µs"), (61, "", "61"), (0, "B", "0 B"),
+     (1048576, "", "1,048,576"), (152.99, "FLOP/B", "153 FLOP/B"), (-2.5e9, "B", "-2.5 GB"), ("memory", "", "memory")],
+)  # fmt: skip
+def test_quantities_have_three_digits_and_a_prefix(value, unit, text):
+    assert written(value, unit) == text
+
+
+def test_without_scripts_the_table_stands_and_says_at_which_settings():
+    markup = cache()._repr_html_()
+    assert re.search(r'<div class="pw-inputs" hidden>', markup)
+    assert "At start from LLaMA-13B, layers 40, KV heads 40, head size 128, context (tokens) 2048" in markup
+    assert '<th scope="row">one sequence</th><td data-result="sequence">1.68 GB</td>' in markup
+    assert "one sequence 1.68 GB" in repr(cache())
+
+
+def test_every_input_has_a_label():
+    for make, _ in CALCULATORS.values():
+        markup = make()._repr_html_()
+        labelled = re.findall(r"<label><span>[^<]+</span><(?:input|select) ", markup)
+        assert len(labelled) == len(re.findall(r"<(?:input|select) ", markup)) > 4
+
+
+if BROWSER:
+    SET = """
+        const root = document.querySelector(".pw-calculator"), settings = %s;
+        const read = () => Object.fromEntries([...root.querySelectorAll("[data-result]")].map(
+            (cell) => [cell.dataset.result, [cell.dataset.value, cell.textContent]]));
+        const seen = [read()];
+        for (const setting of settings) {
+            for (const kind of ["select", "input"]) {
+                for (const element of root.querySelectorAll(kind)) {
+                    element.value = setting[element.name];
+                    element.dispatchEvent(new Event(kind === "select" ? "change" : "input"));
+                }
+            }
+            seen.push(read());
+        }
+        const wide = [...root.querySelectorAll("*")].filter(e => e.getBoundingClientRect().right > innerWidth).length;
+        const hidden = [...root.querySelectorAll(".pw-inputs, .pw-still")].map((e) => e.hidden);
+        const reached = [...root.querySelectorAll("input, select")].map(
+            (e) => { e.focus(); return document.activeElement === e; });
+        return {seen, wide, hidden, reached, page: document.scrollingElement.scrollWidth - innerWidth};
+    """
+
+    @pytest.mark.parametrize("width", [1400, 420])
+    @pytest.mark.parametrize("name", CALCULATORS)
+    def test_page_computes_what_python_computes(tmp_path, name, width):
+        make, python = CALCULATORS[name]
+        markup = make()._repr_html_()
+        choices, options = inputs(markup)
+        draw = random.Random(width)
+        settings, values = [], []
+        for _ in range(10):
+            places = {slider: draw.randrange(len(of)) for slider, of in choices.items()}
+            chosen = {select: draw.choice(list(of)) for select, of in options.items()}
+            settings.append(places | chosen)
+            values.append({slider: choices[slider][i] for slider, i in places.items()} | chosen)
+        page = tmp_path / "page.html"
+        page.write_text(PAGE + markup)
+        found, errors = probe(page, SET % json.dumps(settings), tmp_path / "profile", width=width)
+        units = json.loads(html.unescape(re.search(r'data-constants="([^"]*)"', markup)[1]))["units"]
+        for value, seen in zip(values, found["seen"][1:], strict=True):
+            expected = python(value)
+            assert {key: text for key, (_, text) in seen.items()} == {
+                key: written(result, units[key]) for key, result in expected.items()
+            }
+            for key, (raw, _) in seen.items():
+                if key != "limit":
+                    assert float(raw) == pytest.approx(expected[key], rel=1e-12)
+        at_start = {key: text for key, (_, text) in found["seen"][0].items()}
+        assert at_start == dict(re.findall(r'data-result="(\w+)">([^<]*)<', markup))
+        assert found["wide"] == 0
+        assert found["page"] <= 0
+        assert found["hidden"] == [False, True]
+        assert all(found["reached"])
+        assert errors == []
