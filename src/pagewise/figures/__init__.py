@@ -3,6 +3,7 @@
 charts     heat maps, lines, bars, the roofline; the palette and the style of all
 blocks     block tables, the pool over time, chains of prefixes, waste
 threads    a CUDA kernel at work, from its trace
+stages     a CUDA kernel's levels and stages: what moves between memories, what is kept
 merges     online softmax: (m, l, acc) as keys stream in, trees of merges
 dataflow   what travels where: boxes, arrows, spans
 steps      a stepper, one picture per step: moving_blocks, moving_merges, moving_warps and moving_sms have the pictures
@@ -18,15 +19,14 @@ from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
 from pagewise.figures.moving_sms import sm_steps
 from pagewise.figures.moving_warps import warp_steps
+from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
 from pagewise.figures.threads import (
     address_strips,
     banks_of_request,
-    blocks_of_warps,
     butterfly,
     handovers,
     rows_of_block,
     sectors_of_request,
-    vec_strip,
     vecs_of_block,
 )
