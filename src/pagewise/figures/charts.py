@@ -187,7 +187,7 @@ def bars(
             thickness,
             label=label,
             color=PALETTE[i % 5],
-            hatch=HATCHES[i % 5],
+            hatch=HATCHES[(i + i // 5) % 5],  # a sixth bar has the first one's colour, not its hatch
             edgecolor="white",
             **start,
         )
