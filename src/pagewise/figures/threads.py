@@ -119,8 +119,10 @@ def sectors_of_request(
     for ax, (name, sectors) in zip(axes[:, 0], touched.items(), strict=True):
         for place, asked in enumerate(sectors):
             ax.add_patch(Rectangle((place, 0), 1, 1, fc="#d9d9e3", ec=INK, lw=0.6))
-            for byte in asked:
-                ax.add_patch(Rectangle((place + byte / SECTOR, 0.15), 1 / SECTOR, 0.7, fc=BLUE, lw=0))
+            runs = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
+            for run in runs:  # at least a visible sliver
+                width = max(len(run) / SECTOR, 0.12)
+                ax.add_patch(Rectangle((place + run[0] / SECTOR, 0.15), width, 0.7, fc=BLUE, lw=0))
         used = sum(map(len, sectors)) / (len(sectors) * SECTOR)
         ax.set_title(f"{name}: {len(sectors)} sectors moved, {used:.0%} of them asked for", fontsize=10)
         ax.set(xlim=(-0.1, most + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
