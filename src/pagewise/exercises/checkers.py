@@ -1,5 +1,6 @@
 """The face of the exercises: `check.<name>`, and what they hold, by name."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -122,4 +123,5 @@ def show(name: str) -> Code:
     exercise = BY_NAME[name]
     if isinstance(exercise.solution, str):
         return Code("cpp" if "__global__" in exercise.solution else "python", exercise.solution)
-    return Code("python", listing(exercise.solution))
+    imports = re.match(r"((?:import|from) .*\n)*\n*", exercise.stub)[0]  # so that it can be pasted as it stands
+    return Code("python", imports + listing(exercise.solution))
