@@ -31,9 +31,10 @@ def test_an_arrow_between_overlapping_boxes_is_vertical(shown):
     assert across == (1.0, 9.0)
 
 
-def test_the_timeline_colours_every_slot_of_every_call(shown):
-    diagrams.cache_timeline([(0, 3), (3, 4)], max_len=6, title="What does each call do?")
-    fills = [to_hex(patch.get_facecolor()) for patch in shown[0].axes[0].patches]
-    assert len(fills) == 12
-    assert fills.count(BLUE) == 3 + 1
-    assert fills.count(SAND) == 0 + 3
+def test_the_timeline_colours_every_token_of_every_call(shown):
+    panels = {"without": [(0, 3), (0, 4)], "with": [(0, 3), (3, 4)]}
+    diagrams.cache_timeline(panels, max_len=6, title="What does each call do?")
+    without, with_cache = ([to_hex(patch.get_facecolor()) for patch in ax.patches] for ax in shown[0].axes)
+    assert len(without) == len(with_cache) == 12
+    assert (without.count(BLUE), without.count(SAND)) == (3 + 4, 0)
+    assert (with_cache.count(BLUE), with_cache.count(SAND)) == (3 + 1, 0 + 3)

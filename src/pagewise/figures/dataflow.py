@@ -10,36 +10,42 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from pagewise.figures.charts import BLUE, INK, SAND, box, show
+from pagewise.tools.sizes import cdiv
 
 BOX_HEIGHT = 0.5
 
 # A decoder's step: {box: (x and y of its centre, width, text)} and (from, to, what travels).
 _DECODER_BOXES = {
-    "token ids": (1.6, 6, 1.6, "token ids"),
-    "embed": (1.6, 5, 3.4, "embed, RMSNorm"),
+    "token ids": (2.4, 7, 1.8, "token ids"),
+    "embed": (2.4, 6, 5.2, "embed: hidden state h"),
+    "norm": (1.6, 5, 3.4, "RMSNorm"),
     "Wq": (0.3, 4, 0.9, "$W_q$, RoPE"),
     "Wk": (1.6, 4, 0.9, "$W_k$, RoPE"),
     "Wv": (3.0, 4, 0.9, "$W_v$"),
     "KV cache": (2.5, 3, 2.6, "KV cache"),
+    "residual": (4.6, 2.5, 0.8, "h stays"),
     "qk": (0.3, 2, 2.2, "$q\\,k^T / \\sqrt{D}$, mask"),
     "softmax": (1.5, 1, 3.0, "softmax, times $V$"),
-    "rest": (1.6, 0, 3.4, "$W_o$, feed-forward, layers above, $W_{vocab}$"),
-    "logits": (1.6, -1, 1.6, "logits"),
+    "add": (2.4, 0, 5.2, "$h + W_o\\,$out"),
+    "rest": (2.4, -1, 5.2, "h + feed-forward(RMSNorm(h)), layers above, RMSNorm, $W_{vocab}$"),
+    "logits": (2.4, -2, 4.4, "logits"),
 }
 _DECODER_ARROWS = [
-    ("token ids", "embed", ""), ("embed", "Wq", ""), ("embed", "Wk", "x"), ("embed", "Wv", ""),
-    ("Wq", "qk", "q"), ("Wk", "KV cache", "k"), ("Wv", "KV cache", "v"), ("KV cache", "qk", "K"),
-    ("KV cache", "softmax", "V"), ("qk", "softmax", "scores"), ("softmax", "rest", "out"), ("rest", "logits", ""),
+    ("token ids", "embed", ""), ("embed", "norm", ""), ("embed", "residual", ""), ("norm", "Wq", ""),
+    ("norm", "Wk", "x"), ("norm", "Wv", ""), ("Wq", "qk", "q"), ("Wk", "KV cache", "k"), ("Wv", "KV cache", "v"),
+    ("KV cache", "qk", "K"), ("KV cache", "softmax", "V"), ("qk", "softmax", "scores"), ("softmax", "add", "out"),
+    ("residual", "add", ""), ("add", "rest", ""), ("rest", "logits", ""),
 ]  # fmt: skip
 
 
 def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
-    """One call of a decoder per panel, labelled with what was recorded of it.
+    """One call of a decoder per panel, below each other, labelled with what was recorded of it.
 
     Texts for the boxes "token ids", "KV cache" and "logits", and for the arrows "x" (hidden states), "q", "k", "v" (of
     the new tokens), "K", "V" (of all tokens), "scores" and "out".
     """
-    flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=(9.6, 6.4), alt=alt)
+    size = (5.4, 5.6 * len(panels))
+    flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, columns=1, alt=alt)
 
 
 def flow(
@@ -51,9 +57,10 @@ def flow(
     filled: Sequence[str] = (),
     weights: Mapping[str, float] | None = None,
     size: tuple[float, float],
+    columns: int | None = None,
     alt: str | None = None,
 ) -> None:
-    """The same boxes and arrows once per panel, side by side, each panel with its own labels.
+    """The same boxes and arrows once per panel, each panel with its own labels.
 
     Args:
         panels: title of the panel → {key of an arrow: what travels along it; key of a box: another text for it}.
@@ -62,11 +69,13 @@ def flow(
         filled: the boxes to set off by colour.
         weights: key of a label → width of its arrow's line, in points; 1 if not given.
         size: width and height of the whole figure in inches.
+        columns: how many panels stand side by side; default: all.
     """
     left, right = min(x - w / 2 for x, _, w, _ in boxes.values()), max(x + w / 2 for x, _, w, _ in boxes.values())
     bottom, top = min(y for _, y, _, _ in boxes.values()), max(y for _, y, _, _ in boxes.values())
-    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
-    for ax, (name, labels) in zip(axes[0], panels.items(), strict=True):
+    columns = columns or len(panels)
+    figure, axes = plt.subplots(cdiv(len(panels), columns), columns, figsize=size, squeeze=False)
+    for ax, (name, labels) in zip(axes.flat, panels.items(), strict=True):
         for start, end, key in arrows:
             _arrow(ax, boxes[start][:3], boxes[end][:3], labels.get(key, ""), (weights or {}).get(key, 1.0))
         for key, (x, y, width, text) in boxes.items():
@@ -96,31 +105,28 @@ def _arrow(
 
 
 def cache_timeline(
-    lengths: Sequence[tuple[int, int]],
-    max_len: int,
-    *,
-    title: str,
-    ylabel: str = "call of append",
-    alt: str | None = None,
+    panels: Mapping[str, Sequence[tuple[int, int]]], max_len: int, *, title: str, alt: str | None = None
 ) -> None:
-    """One row per append: slots that held something before, slots written now, slots reserved and still empty.
+    """Which tokens each call of a model computes, and which it finds kept: a panel per way, a row per call.
 
-    `lengths` holds (length before, length after) of each call.
+    `panels` holds (kept before, known after) of each call; what lies between is computed by it.
     """
-    figure, ax = plt.subplots(figsize=(7.0, 0.28 * len(lengths) + 1.5))
-    for row, (before, after) in enumerate(lengths):
-        for start, stop, fill in ((0, before, SAND), (before, after, BLUE), (after, max_len, "#ffffff")):
-            for slot in range(start, stop):
-                box(ax, slot, row - 0.5, 1, 1, fill=fill)
-    kinds = {"kept": SAND, "written": BLUE, "reserved, empty": "#ffffff"}
+    rows = max(map(len, panels.values()))
+    shape = (2.6 * len(panels), 0.24 * rows + 1.7)
+    figure, axes = plt.subplots(1, len(panels), figsize=shape, sharey=True, squeeze=False)
+    for ax, (name, calls) in zip(axes[0], panels.items(), strict=True):
+        for row, (before, after) in enumerate(calls):
+            for start, stop, fill in ((0, before, SAND), (before, after, BLUE), (after, max_len, "#ffffff")):
+                for token in range(start, stop):
+                    box(ax, token, row - 0.5, 1, 1, fill=fill)
+        ax.set(xlim=(-0.2, max_len + 0.2), ylim=(rows - 0.4, -0.6), xlabel="token")
+        ax.set_title(name, fontweight="normal", fontsize=10)
+        ax.set_xticks([i + 0.5 for i in range(0, max_len, 4)], [str(i) for i in range(0, max_len, 4)])
+        ax.set_yticks(range(rows))
+        ax.grid(visible=False)
+    kinds = {"kept": SAND, "computed": BLUE, "not there yet": "#ffffff"}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
     figure.legend(handles=handles, ncols=3, loc="outside lower left")
-    ax.set_xlim(-0.2, max_len + 0.2)
-    ax.set_ylim(len(lengths) - 0.4, -0.6)
-    ax.set_xticks([i + 0.5 for i in range(0, max_len, 4)], [str(i) for i in range(0, max_len, 4)])
-    ax.set_yticks(range(len(lengths)), [str(i + 1) for i in range(len(lengths))])
-    ax.grid(visible=False)
-    ax.set_title(title)
-    ax.set_xlabel("slot of the cache (tokens)")
-    ax.set_ylabel(ylabel)
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    axes[0][0].set_ylabel("call of the model")
     show(alt)
