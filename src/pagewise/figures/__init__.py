@@ -1,7 +1,7 @@
 """Every figure of the course, drawn from live objects and traces: `from pagewise import figures`.
 
 charts     heat maps, lines, bars, the roofline; the palette and the style of all
-blocks     block tables, the pool over time, chains of prefixes, waste
+blocks     block tables and the pool, chains of prefixes, waste
 threads    a CUDA kernel at work, from its trace
 merges     online softmax: (m, l, acc) as keys stream in, trees of merges
 dataflow   what travels where: boxes, arrows, spans
@@ -13,7 +13,6 @@ from pagewise.figures.blocks import (
     chains,
     memory_map,
     owner_colours,
-    pool_over_time,
     query_over_blocks,
     snapshot,
     stacks,
@@ -58,7 +57,6 @@ __all__ = [
     "memory_map",
     "merge_trees",
     "owner_colours",
-    "pool_over_time",
     "query_over_blocks",
     "roofline",
     "roofline_calculator",

@@ -1,4 +1,4 @@
-"""Figures of paged memory, drawn from live objects: block tables, the pool over time, chains of prefixes, waste.
+"""Figures of paged memory, drawn from live objects: block tables and the pool, chains of prefixes, waste.
 
 A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
 """
@@ -16,6 +16,7 @@ from pagewise.figures.charts import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, T
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
 SHARED, NOBODY = BLUE, "#ffffff"
+WIDTH = 6.6  # inches, at most: text of 9 points must be read on a phone
 EMPTY = "////"  # the hatch of a slot that is given to a sequence and holds no token
 
 
@@ -72,7 +73,7 @@ def tables_and_pool(
     width = len(first.ref_counts) * (first.block_size + 0.8)
     copies = copies or {}
     heights = [3.3 if copies.get(name) else 2.6 for name in panels]  # a copy is drawn under the pool
-    size = (min(9.6, 0.42 * width + 1.6), sum(heights) + 0.5)
+    size = (min(WIDTH, 0.42 * width + 1.6), sum(heights) + 0.5)
     figure, axes = plt.subplots(len(panels), 1, figsize=size, squeeze=False, height_ratios=heights)
     colours = _colours(panels.values(), colours)
     for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
@@ -129,7 +130,7 @@ def query_over_blocks(
     its tokens, as bars over their slots."""
     colours, stride, P = _colours([shot], colours), shot.block_size + 0.8, shot.block_size
     width = len(shot.ref_counts) * stride
-    _, ax = plt.subplots(figsize=(min(9.6, 0.42 * width + 1.6), 3.4))
+    _, ax = plt.subplots(figsize=(min(WIDTH, 0.42 * width + 1.6), 3.4))
     _draw_pool(ax, shot, colours)
     box(ax, width / 2 - 2, 4.3, 4, 0.9, f"query of {owner}", fill=colours[owner])
     for i, block in enumerate(shot.tables[owner]):
@@ -144,39 +145,6 @@ def query_over_blocks(
     ax.set(xlim=(-0.3, width), ylim=(-1.6, 5.3))
     ax.set_title(title)
     ax.axis("off")
-    show(alt)
-
-
-def pool_over_time(
-    moments: Mapping[str, Snapshot],
-    *,
-    title: str,
-    colours: Mapping[Hashable, str] | None = None,
-    alt: str | None = None,
-) -> None:
-    """The pool after each call, one row per call, the block tables beside it. A slot names who has a token there."""
-    first = next(iter(moments.values()))
-    stride, N = first.block_size + 0.6, len(first.ref_counts)
-    _, ax = plt.subplots(figsize=(9.6, 0.5 * len(moments) + 1.2))
-    colours = _colours(moments.values(), colours)
-    for row, shot in enumerate(moments.values()):
-        for slot in range(len(shot.contents)):
-            block, offset = divmod(slot, shot.block_size)
-            owners = shot.owners(slot)
-            names, fill = "".join(map(str, owners)), _fill(owners, colours)
-            box(ax, block * stride + offset, row - 0.38, 1, 0.76, names, fill=fill)
-        tables = "\n".join(f"{name}: {table}" for name, table in shot.tables.items())
-        ax.text(N * stride + 0.3, row, tables, va="center", fontsize=8.5)
-    ax.text(N * stride + 0.3, -0.62, "block tables", va="bottom", fontsize=9)
-    ax.set_xlim(-0.3, N * stride)
-    ax.set_ylim(len(moments) - 0.5, -0.5)
-    ax.set_xticks([block * stride + first.block_size / 2 for block in range(N)], [str(block) for block in range(N)])
-    ax.set_yticks(range(len(moments)), list(moments))
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
-    ax.set_title(title)
-    ax.set_xlabel("physical block (its slots side by side)")
-    ax.set_ylabel("after the call")
     show(alt)
 
 
@@ -246,7 +214,7 @@ def memory_map(
     names = {"used": "used", "external": "free, in pieces (external)", "idle": "free"}
     owners = dict.fromkeys(owner for slots in rows.values() for _, owner in slots if owner is not None)
     colours = owner_colours(*owners) | dict(colours or {})
-    _, ax = plt.subplots(figsize=(9.6, 0.55 * len(rows) + 1.5))
+    _, ax = plt.subplots(figsize=(WIDTH, 0.5 * len(rows) + 1.7))
     for row, slots in enumerate(rows.values()):
         start = 0
         for (state, owner), piece in groupby(slots):
@@ -258,12 +226,12 @@ def memory_map(
             start += size
     looks = {"used": {"fc": "#8d8da0"}} | looks
     handles = [Patch(ec=INK, lw=0.6, label=names.get(state, state), **look) for state, look in looks.items()]
-    ax.legend(handles=handles, ncols=5, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9, columnspacing=1.2)
+    ax.legend(handles=handles, ncols=3, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9, columnspacing=1.2)
     ax.set_xlim(-0.5, max(map(len, rows.values())) + 0.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.grid(visible=False)
-    ax.set_title(title, pad=28)
+    ax.set_title(title, pad=42)
     ax.set_xlabel("slot of the memory (one token each)")
     show(alt)
 
