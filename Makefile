@@ -6,12 +6,15 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test test-full lab refresh book clean
+.PHONY: help environment lessons test test-full bench rehearse gpu-check lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
+	@echo "make bench      what things cost on a CPU, as ratios of one run"
+	@echo "make rehearse   the kernels' tests and the lessons as if there were a GPU (SM=8.0: an A100; TESTS=tests/...)"
+	@echo "make gpu-check  what there is to know about this machine's GPU, in ten minutes (MINUTES=30: all of it)"
 	@echo "make lab        open the lessons in JupyterLab"
 	@echo "make book       render the book from the stored outputs"
 	@echo "make refresh    run the committed lessons again, in place (REMEASURE=1: timings too)"
@@ -36,6 +39,26 @@ test: environment
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention
+
+bench: environment
+	@$(PY) -m pagewise.experiments.cpu_speed
+
+SM ?= 9.0
+TESTS ?= tests/rehearsal/checks.py tests/cuda/test_kernel.py tests/paged_attention tests/paged_blocks/test_write.py \
+         tests/test_online_softmax.py tests/tools/test_benchmark.py tests/tools/test_work.py
+REHEARSE = PYTHONPATH=tests STUB_CC=$(SM) OMP_NUM_THREADS=1
+STARTUP = build/rehearsal/profile_default/startup
+
+rehearse: environment
+	$(REHEARSE) PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
+	@mkdir -p $(STARTUP)
+	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(STARTUP)/rehearsal.py
+	$(REHEARSE) IPYTHONDIR=build/rehearsal $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+
+MINUTES ?= 10
+
+gpu-check: environment
+	@$(PY) -m pagewise.tools.gpu_check --minutes $(MINUTES)
 
 lab: environment
 	$(PY) -m jupyter lab lessons

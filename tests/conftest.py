@@ -1,6 +1,7 @@
 """What every test shares: checked shapes, devices, the one tolerance policy, and the count of kernels executed."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 import pkgutil
 from collections import Counter
@@ -40,6 +41,17 @@ def device(request) -> torch.device:
 def kernel_device() -> torch.device:
     """Where kernels run in this process: compiled on the GPU when there is one, else interpreted on the CPU."""
     return torch.device(DEVICES[-1])
+
+
+def _version(package: str) -> tuple[int, ...]:
+    return tuple(map(int, importlib.metadata.version(package).split(".")[:2]))
+
+
+needs_interpreter = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is not None and _version("triton") < (3, 7) and _version("numpy") >= (2, 4),
+    reason="asks Triton's interpreter, which is refused with this numpy: tests/tools/test_device.py",
+)
+"""Of tests whose kernels are interpreted even where there is a GPU."""
 
 
 @pytest.fixture
@@ -182,7 +194,8 @@ _count_triton_launches()
 
 
 def _is_whole_run(config: pytest.Config) -> bool:
-    selected = config.option.keyword or config.option.markexpr or getattr(config.option, "lf", False)
+    chosen = config.option
+    selected = chosen.keyword or chosen.markexpr or chosen.collectonly or getattr(chosen, "lf", False)
     return config.args_source == pytest.Config.ArgsSource.TESTPATHS and not selected
 
 

@@ -139,9 +139,7 @@ def test_one_idea_one_name():
         assert f"pagewise.{idea}" in MODULES
         assert (ROOT / "tests" / idea).is_dir() or (ROOT / "tests" / f"test_{idea}.py").is_file()
     shared = {"partial", "float8"}
-    kernels = {file.stem for file in device_files(".cu")} | {
-        name.split(".")[2] for name in MODULES if name.startswith("pagewise.kernels.")
-    }
+    kernels = {file.stem for ending in ("cu", "py") for file in SOURCES["pagewise.kernels"].glob(f"[!_]*.{ending}")}
     assert {name for name in kernels if name not in {*IDEAS, *shared, "flat_gemm"}} == set()
 
 

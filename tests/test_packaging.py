@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, needs_interpreter
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
@@ -43,11 +43,11 @@ for name, module in list(sys.modules.items()):
 """
 
 
-def run(*command, cwd):
+def run(*command, cwd, **environment):
     """The output of a command, which must succeed, in an environment without this checkout and without a GPU."""
     forget = ("PYTHONPATH", "TRITON_INTERPRET")
     env = {name: value for name, value in os.environ.items() if name not in forget}
-    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **environment}
     done = subprocess.run([str(c) for c in command], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -122,6 +122,15 @@ def test_version_is_the_package_version():
     assert PROJECT["project"]["version"] == pagewise.__version__
 
 
+def test_tests_are_collected_without_what_only_lessons_and_the_book_need():
+    """As on a machine with a GPU whose packages are fixed."""
+    missing = ("nbformat", "nbclient", "nbval", "IPython", "sphinx", "myst_nb", "beartype")
+    block = f"import sys, pytest; sys.modules.update(dict.fromkeys({missing})); "
+    collect = "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider']))"
+    told = run(sys.executable, "-c", block + collect, cwd=ROOT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert "tests collected" in told.splitlines()[-1]
+
+
 # ------------------------------------------------------------------------------------------------ the wheel
 
 
@@ -159,6 +168,7 @@ def test_wheel_has_nothing_but_the_package(wheel):
     assert {name.split("/")[0] for name in names_in(wheel)} == {"pagewise", wheel.name.split("-py3")[0] + ".dist-info"}
 
 
+@needs_interpreter
 def test_wheel_works_outside_the_checkout(wheel, venv, tmp_path):
     offline_install(venv, wheel, cwd=tmp_path)
     files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()
@@ -166,6 +176,7 @@ def test_wheel_works_outside_the_checkout(wheel, venv, tmp_path):
     assert [file for file in files if not Path(file).is_relative_to(tmp_path / "venv")] == []
 
 
+@needs_interpreter
 def test_editable_install_without_network_works_and_follows_the_checkout(checkout, venv, tmp_path):
     offline_install(venv, "-e", checkout, cwd=tmp_path)
     files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()

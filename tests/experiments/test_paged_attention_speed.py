@@ -1,86 +1,243 @@
-"""The benchmark of paged decode: it runs here, it compares before it times, and its record can be read again."""
+"""The benchmark of paged decode: it runs here, it compares before it times, and what fails is a row."""
+
+import contextlib
+import gc
+import time
+import weakref
 
 import pytest
 import torch
 
-from pagewise.experiments import paged_attention_speed as paged_benchmark
-from pagewise.experiments.paged_attention_speed import SHAPES, SMALLEST, Shape, benchmark
-from pagewise.tools.benchmark import record, recorded
+from pagewise.experiments import paged_attention_peers, paged_attention_speed
+from pagewise.experiments.paged_attention_speed import (
+    FIRST,
+    SHAPES,
+    SMALLEST,
+    Shape,
+    Trials,
+    exact,
+    methods,
+    random_batch,
+    records,
+)
+from pagewise.tools.benchmark import Failed, Spread, Timing, keep, recorded
 
-TINY = [Shape(2, 64, 4, 2, head_size=32), Shape(1, 48, 2, 2, head_size=64)]
-
-
-def test_every_method_is_timed_on_every_shape(kernel_device):
-    rows = list(benchmark(TINY, device=kernel_device, repeats=1))
-    names = {"gather + SDPA", "CUDA v1", "CUDA v2", "CUDA grouped", "Triton"}
-    for shape in TINY:
-        of_shape = {row["method"]: row for row in rows if row["seq_len"] == shape.seq_len}
-        assert names <= set(of_shape)
-        for row in of_shape.values():
-            assert row["seconds"] > 0
-            assert row["bytes_per_second"] * row["seconds"] == pytest.approx(shape.kv_bytes(2))
-
-
-def test_kv_bytes_are_what_a_step_must_read():
-    assert Shape(8, 4096, 64, 8).kv_bytes(2) == 134_217_728
+TINY = Shape(2, 64, 4, 2, head_size=32)
+OURS = {"gather + SDPA", "CUDA v1", "CUDA v2", "CUDA grouped", "Triton"}
 
 
-def test_a_wrong_method_is_not_timed(kernel_device, monkeypatch):
-    wrong = paged_benchmark.paged_attention_v2
-    monkeypatch.setattr(paged_benchmark, "paged_attention_v2", lambda *a, **o: wrong(*a, **o) * 1.5)
-    with pytest.raises(AssertionError, match="CUDA v2"):
-        list(benchmark(TINY[:1], device=kernel_device, repeats=1))
+@pytest.fixture
+def trials(kernel_device):
+    return Trials(kernel_device, torch.bfloat16, {"repeats": 1, "warmup": 0})
 
 
-def test_a_method_that_refuses_a_shape_says_why(kernel_device, monkeypatch):
+class InProcess:
+    """Stands in for the worker: the same calls, in this process, where methods can be replaced."""
+
+    def __init__(self, make, *args):
+        self.call = make(*args)
+
+    def __call__(self, *task, limit):
+        return self.call(*task)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    monkeypatch.setattr(paged_attention_speed, "Worker", InProcess)
+
+
+# ------------------------------------------------------------------------------------------------ trials
+
+
+@pytest.mark.parametrize("shape", [TINY, Shape(1, 48, 2, 2, head_size=64)], ids=str)
+def test_every_method_of_ours_is_right_and_timed(shape, trials):
+    assert set(methods(trials.device)) >= OURS
+    for method in OURS:
+        assert isinstance(trials(shape, method), Timing), method
+
+
+@pytest.mark.parametrize("method", sorted(paged_attention_peers.peers(torch.device("cpu"))))
+def test_a_peer_is_right_or_says_why_it_does_not_run(method, trials):
+    found = trials(TINY, method)
+    assert isinstance(found, Timing) or "wrong" not in found
+
+
+def test_a_wrong_method_is_not_timed(trials, monkeypatch):
+    right = paged_attention_speed.paged_attention_v2
+    monkeypatch.setattr(paged_attention_speed, "paged_attention_v2", lambda *a, **o: right(*a, **o) * 1.5)
+    assert trials(TINY, "CUDA v2").startswith("wrong: relative error 0.5")
+    assert isinstance(trials(TINY, "CUDA v1"), Timing)
+
+
+def test_a_method_that_refuses_a_shape_says_why(trials, monkeypatch):
     def refuse(*_, **__):
         raise ValueError("too long\nand more")
 
-    monkeypatch.setattr(paged_benchmark, "paged_attention_v1", refuse)
-    rows = {row["method"]: row for row in benchmark(TINY[:1], device=kernel_device, repeats=1)}
-    assert rows["CUDA v1"]["refused"] == "too long"
-    assert "seconds" not in rows["CUDA v1"]
-    assert "seconds" in rows["CUDA v2"]
+    monkeypatch.setattr(paged_attention_speed, "paged_attention_v1", refuse)
+    assert trials(TINY, "CUDA v1") == "ValueError: too long"
 
 
-def test_the_shapes_are_those_of_a_server():
+def test_a_peer_that_cannot_even_be_prepared_says_why(trials, monkeypatch):
+    def broken(batches):
+        raise ImportError("half installed")
+
+    monkeypatch.setattr(paged_attention_speed, "peers", lambda device: {"peer": broken})
+    assert trials(TINY, "peer") == "ImportError: half installed"
+
+
+def test_small_inputs_rotate_and_large_ones_do_not(trials, monkeypatch):
+    trials(TINY, "gather + SDPA")
+    assert len({batch.q.sum().item() for batch in trials.batches}) == 3
+    monkeypatch.setattr(paged_attention_speed, "ROTATED_BYTES", TINY.kv_bytes(2))
+    trials.shape = None
+    trials(TINY, "gather + SDPA")
+    assert len(trials.batches) == 1
+
+
+def test_a_shape_is_built_once_and_freed_before_the_next_is_built(trials, monkeypatch):
+    built, alive = [], []
+
+    def noted(*args):
+        gc.collect()
+        alive.append(sum(tensor() is not None for tensor in built))
+        batch = random_batch(*args)
+        built.extend(map(weakref.ref, batch[:5]))
+        return batch
+
+    monkeypatch.setattr(paged_attention_speed, "random_batch", noted)
+    other = TINY._replace(seq_len=32)
+    for shape, method in [(TINY, "CUDA v1"), (TINY, "Triton"), (TINY, "SDPA math, not paged"), (other, "CUDA v1")]:
+        trials(shape, method)
+    assert alive == [0, 5, 10, 0, 5, 10]
+
+
+def test_the_oracle_reads_the_blocks_in_the_tables_order(kernel_device):
+    batch = random_batch(TINY, torch.float64, kernel_device, seed=1)
+    keys = torch.cat([batch.k_cache[block] for block in batch.block_tables[1].tolist()])[:, 1]  # KV head 1: heads 2, 3
+    values = torch.cat([batch.v_cache[block] for block in batch.block_tables[1].tolist()])[:, 1]
+    weights = (batch.q[1, 2] @ keys.T / TINY.head_size**0.5).softmax(dim=-1)
+    torch.testing.assert_close(exact(batch)[1, 2], weights @ values)
+
+
+# ------------------------------------------------------------------------------------------------ records
+
+
+def test_records_come_shape_by_shape_with_every_method(in_process, kernel_device):
+    shapes = [TINY, TINY._replace(num_seqs=1)]
+    found = list(records(shapes, device=kernel_device, bandwidth=1e12, repeats=1, warmup=0))
+    assert [(r.shape["num_seqs"], r.what) for r in found] == [
+        (s.num_seqs, m) for s in shapes for m in methods(kernel_device)
+    ]
+    for record in found:
+        assert (record.refused is None) == (record.seconds is not None)
+        assert record.bytes == Shape(**record.shape).kv_bytes(2)
+        if record.what in {*OURS, "CUDA v1, again"}:
+            assert record.fraction == pytest.approx(record.bytes / record.seconds / 1e12)
+
+
+def test_records_can_be_kept_and_read(in_process, kernel_device, tmp_path):
+    found = []
+    for record in records([TINY], device=kernel_device, bandwidth=1e12, repeats=2):
+        keep(tmp_path / "x.json", record)
+        found.append(record)
+        assert recorded(tmp_path / "x.json") == found
+
+
+def test_a_worker_that_failed_is_a_row_and_the_run_goes_on(monkeypatch, kernel_device):
+    class Failing(InProcess):
+        def __call__(self, shape, method, *, limit):
+            if method == "CUDA v2":
+                raise Failed(f"no answer within {limit:g} s")
+            return Timing(Spread(2.0, 1.5, 2.5), "fake")
+
+    monkeypatch.setattr(paged_attention_speed, "Worker", Failing)
+    found = {r.what: r for r in records([TINY], device=kernel_device, limit=7.0)}
+    assert found["CUDA v2"].refused == "no answer within 7 s"
+    assert (found["Triton"].seconds, found["Triton"].spread, found["Triton"].fraction) == (2.0, 1.0, None)
+
+
+class Planted:
+    """Stands in for the trials: one method hangs, one ends its process, the others take a second."""
+
+    def __init__(self, *_):
+        pass
+
+    def __call__(self, shape, method):
+        if method == "CUDA v1":
+            time.sleep(600)
+        if method == "CUDA v2":
+            raise SystemExit(3)
+        return Timing(Spread(1.0, 1.0, 1.0), "planted")
+
+
+def test_a_method_that_hangs_or_crashes_in_its_process_is_a_row(monkeypatch):
+    monkeypatch.setattr(paged_attention_speed, "Trials", Planted)
+    methods_here = ["CUDA v1", "CUDA v2", "CUDA grouped", "Triton"]
+    monkeypatch.setattr(paged_attention_speed, "methods", lambda device: methods_here)
+    with contextlib.closing(records([TINY], device=torch.device("cpu"), limit=4.0)) as rows:
+        found = [(r.refused, r.seconds) for r in rows]
+    refusals = [("no answer within 4 s", None), ("its process ended: exit status 3", None)]
+    assert found == [*refusals, (None, 1.0), (None, 1.0)]
+
+
+# ------------------------------------------------------------------------------------------------ shapes
+
+
+def test_the_work_of_a_step():
+    assert Shape(8, 4096, 64, 8).kv_bytes(2) == 134_217_728
+    assert Shape(8, 4096, 64, 8).flops == 4 * 8 * 4096 * 64 * 128
+
+
+def test_the_shapes_are_those_of_a_server_and_begin_with_those_that_have_targets():
     assert {(s.num_seqs, s.seq_len) for s in SHAPES} == {(B, S) for B in (1, 8, 64) for S in (1024, 8192, 32768)}
     assert {(s.num_heads, s.num_kv_heads) for s in SHAPES} == {(64, 8), (32, 32)}
     assert all((s.head_size, s.block_size) == (128, 16) for s in [*SHAPES, *SMALLEST])
+    assert len(set(SHAPES)) == len(SHAPES) == 18
+    assert SHAPES[:3] == FIRST
+    assert [s.kv_bytes(2) // 2**20 for s in FIRST] == [128, 256, 2048]
 
 
-def test_a_record_can_be_drawn(shown):
-    rows = [
-        {**Shape(B, S, 64, 8)._asdict(), "method": name, "seconds": 1.0, "bytes_per_second": speed}
+# ------------------------------------------------------------------------------------------------ figure and command
+
+
+def test_records_can_be_drawn(shown, in_process):
+    (first, *_) = records([TINY], device=torch.device("cpu"), repeats=1, warmup=0)
+    found = [
+        first._replace(what=name, shape=Shape(B, S, 64, 8)._asdict(), seconds=1.0, fraction=fraction)
         for B, S in ((8, 1024), (1, 8192))
-        for name, speed in (("Triton", 2e12), ("CUDA v1", 1e12))
+        for name, fraction in (("Triton", 0.5), ("CUDA v1", 0.25))
     ]
-    rows += [
-        {**Shape(1, 8192, 64, 8)._asdict(), "method": "refusing", "refused": "why"},
-        rows[0] | {"num_kv_heads": 32},
+    found += [
+        found[0]._replace(what="refusing", fraction=None),
+        found[0]._replace(what="Triton, again"),
+        found[0]._replace(shape=Shape(8, 1024, 32, 32)._asdict()),
     ]
-    found = {"device": "GPU", "date": "today", "versions": {"torch": "2"}, "copy_bytes_per_second": 4e12, "rows": rows}
-    paged_benchmark.draw(found)
+    paged_attention_speed.draw(found)
     (ax,) = shown[0].axes
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1 × 8 k", "8 × 1 k"]
     assert [bar.get_height() for bars in ax.containers for bar in bars] == [50, 50, 25, 25]
 
 
-def test_a_record_holds_device_date_versions_and_rows(tmp_path):
-    path = tmp_path / "measurements" / "x.json"
-    assert recorded(path) is None
-    record(path, [{"seconds": 0.5}], dtype="bfloat16")
-    found = recorded(path)
-    assert found["rows"] == [{"seconds": 0.5}]
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["dtype"] == "bfloat16"
-    assert {"device", "date"} <= set(found)
+def test_the_command_prints_a_table(in_process, monkeypatch, capsys):
+    monkeypatch.setattr(paged_attention_speed, "best_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(paged_attention_speed, "SMALLEST", [TINY, TINY])
+    monkeypatch.setattr("sys.argv", ["paged_attention_speed", "--first", "1"])
+    paged_attention_speed.main()
+    out = capsys.readouterr().out
+    assert "these times say nothing about a GPU" in out
+    assert all(out.count(f"\n{method} ") == 1 for method in OURS)
 
 
 def test_times_of_a_cpu_are_not_recorded(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(paged_benchmark, "best_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr("sys.argv", ["paged_benchmark", "--record", str(tmp_path / "x.json")])
+    monkeypatch.setattr(paged_attention_speed, "best_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("sys.argv", ["paged_attention_speed", "--record", str(tmp_path / "x.json")])
     with pytest.raises(SystemExit):
-        paged_benchmark.main()
+        paged_attention_speed.main()
     assert "--record needs a GPU" in capsys.readouterr().err
     assert not (tmp_path / "x.json").exists()

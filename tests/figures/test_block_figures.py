@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 
 from pagewise.figures import blocks as block_figures
 from pagewise.figures.blocks import EMPTY, NOBODY, OWNERS, SHARED, chains, snapshot, tables_and_pool
+from pagewise.figures.waste import memory_map, stacks
 from pagewise.paged_blocks import BlockManager
 
 P = 4
@@ -133,7 +134,7 @@ def test_memory_map_draws_each_piece_once_in_its_owners_colour(shown):
         "pieces": [("used", "a"), ("used", "a"), ("reserved", "a"), ("external", None), ("used", "b")],
         "blocks": [("used", "a"), ("used", "b"), ("used", "a"), ("internal", "a"), ("idle", None)],
     }
-    block_figures.memory_map(rows, title="What is where?")
+    memory_map(rows, title="What is where?")
     ax = shown[0].axes[0]
     a, b, white, grey = *OWNERS[:2], NOBODY, "#d3d3da"
     assert fills(ax) == [a, white, grey, b, a, b, a, white, white]
@@ -143,7 +144,7 @@ def test_memory_map_draws_each_piece_once_in_its_owners_colour(shown):
 
 
 def test_stacks_add_up_and_print_what_has_room(shown):
-    block_figures.stacks(["one", "two"], {"a": [0.5, 0.98], "b": [0.5, 0.02]}, title="Where?", xlabel="share (%)")
+    stacks(["one", "two"], {"a": [0.5, 0.98], "b": [0.5, 0.02]}, title="Where?", xlabel="share (%)")
     ax = shown[0].axes[0]
     bars = [patch for patch in ax.patches if patch.get_width()]
     assert [bar.get_width() for bar in bars] == pytest.approx([50, 98, 50, 2])

@@ -24,9 +24,7 @@ def test_each_panel_of_the_decoder_shows_its_own_labels(shown):
 
 def test_an_arrow_between_overlapping_boxes_is_vertical(shown):
     boxes = {"wide": (1.0, 1.0, 4.0, "wide"), "narrow": (2.5, 0.0, 0.5, "narrow"), "far": (9.0, 0.0, 1.0, "far")}
-    diagrams.dataflow(
-        {"one": {}}, boxes, [("wide", "narrow", "a"), ("wide", "far", "b")], title="Which way?", size=(4, 3)
-    )
+    diagrams.flow({"one": {}}, boxes, [("wide", "narrow", "a"), ("wide", "far", "b")], title="Which way?", size=(4, 3))
     arrows = [t for t in shown[0].axes[0].texts if getattr(t, "arrow_patch", None) is not None]
     down, across = ((a.xyann[0], a.xy[0]) for a in arrows)
     assert down == (2.5, 2.5)

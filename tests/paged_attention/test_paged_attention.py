@@ -20,7 +20,7 @@ FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def split_attention(*args, **options):
-    return paged_attention(*args, **options, num_splits=3, return_lse=True)
+    return paged_attention(*args, **options, num_splits=3, return_lse=True, backend="torch")
 
 
 def triton_attention(*args, num_splits=1, **options):

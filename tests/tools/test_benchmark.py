@@ -1,62 +1,156 @@
-"""Timing, on a clock that only the measured functions move."""
+"""What is checked before it is timed, what becomes a row, and the planted slowdown, on this machine's own clock."""
+
+import builtins
+import math
 
 import pytest
+import torch
 
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import measure
+from pagewise.tools.benchmark import Spread, Timing, ratios, relative_error, trial
+from pagewise.tools.timing import ColdTimer
+
+EXACT = torch.tensor([[3.0, 4.0], [0.03, 0.04]])
 
 
-class Clock:
-    """Time passes only in the functions it makes: call number i of one takes seconds[i]."""
+def steps(count):
+    """A call that takes a time in proportion to `count`, and little memory."""
 
-    def __init__(self, monkeypatch):
-        self.now, self.calls = 0.0, []
-        monkeypatch.setattr(benchmark.time, "perf_counter", lambda: self.now)
+    def run():
+        for _ in range(count):
+            pass
 
-    def takes(self, name, seconds):
-        remaining = iter(seconds)
-
-        def function():
-            self.calls.append(name)
-            self.now += next(remaining)
-
-        return function
+    return run
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    return Clock(monkeypatch)
+# ------------------------------------------------------------------------------------------------ ratios
 
 
-def test_each_function_is_called_warmup_and_repeats_times(clock):
-    measure({n: clock.takes(n, [1.0] * 5) for n in "ab"}, repeats=3, warmup=2)
-    assert [clock.calls.count(n) for n in "ab"] == [5, 5]
+def test_a_slowdown_of_two_is_reported_as_two_within_a_tenth():
+    found = ratios({"once": steps(5_000), "twice": steps(10_000)}, seconds=2.0)
+    assert found["twice"].median == pytest.approx(2.0, rel=0.1)
+    assert found["once, again"].median == pytest.approx(1.0, rel=0.1)
 
 
-def test_functions_are_timed_in_turns(clock):
-    measure({n: clock.takes(n, [1.0] * 4) for n in "abc"}, repeats=3, warmup=1)
-    assert "".join(clock.calls) == "abc" + "abc" * 3
+def test_ratios_leave_out_what_is_wrong_and_say_why():
+    def raising():
+        raise RuntimeError("planted\nand more")
+
+    right = {"first": EXACT.clone, "also right": EXACT.clone}
+    found = ratios({**right, "wrong": lambda: EXACT * 1.5, "raising": raising}, EXACT, seconds=0.0, repeats=2)
+    assert {name for name, ratio in found.items() if isinstance(ratio, Spread)} == {*right, "first, again"}
+    assert found["wrong"] == "wrong: relative error 0.5, allowed 0.0001"
+    assert found["raising"] == "RuntimeError: planted"
 
 
-def test_result_is_the_median_of_each_function(clock):
-    functions = {"steady": clock.takes("steady", [2.0] * 3), "disturbed": clock.takes("disturbed", [1.0, 100.0, 3.0])}
-    assert measure(functions, repeats=3, warmup=0) == {"steady": 2.0, "disturbed": 3.0}
+def test_nothing_is_compared_with_a_wrong_first():
+    found = ratios({"first": EXACT.neg, "second": EXACT.clone}, EXACT)
+    assert found["first"].startswith("wrong")
+    assert found["second"] == "not compared: first failed"
 
 
-def test_warmup_is_not_timed(clock):
-    assert measure({"a": clock.takes("a", [50.0, 60.0, 1.0])}, repeats=1, warmup=2) == {"a": 1.0}
+# ------------------------------------------------------------------------------------------------ one candidate
 
 
-def test_results_come_in_the_order_of_the_functions(clock):
-    assert list(measure({n: clock.takes(n, [1.0] * 9) for n in "zab"})) == ["z", "a", "b"]
+def fake_timer(seconds):
+    """Calls the function, and says that it took the next of these."""
+    taken = iter(seconds)
+
+    def timer(function):
+        function()
+        return next(taken)
+
+    return timer
 
 
-def test_gpu_is_waited_for_before_and_after_each_timed_call(clock, monkeypatch):
-    monkeypatch.setattr(benchmark.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(benchmark.torch.cuda, "synchronize", lambda: clock.calls.append("wait"))
-    measure({"a": clock.takes("a", [1.0] * 2)}, repeats=2, warmup=0)
-    assert clock.calls == ["wait", "a", "wait"] * 2
+def test_a_trial_gives_median_quartiles_and_conditions():
+    found = trial([EXACT.clone], [EXACT], timer=fake_timer([5.0, 1.0, 2.0, 3.0, 4.0]), repeats=5)
+    assert found == Timing(Spread(3.0, 2.0, 4.0), "host clock, launch included, 5 calls, inputs in rotation: 1")
 
 
-def test_cold_is_for_a_gpu_alone(clock):
-    assert measure({"a": clock.takes("a", [1.0] * 3)}, repeats=2, warmup=1, cold=True) == {"a": 1.0}
+def test_every_input_is_checked_and_then_called_in_rotation():
+    calls = []
+    runs = [lambda i=i: calls.append(i) or EXACT for i in range(3)]
+    assert isinstance(trial(runs, [EXACT] * 3, repeats=4, warmup=2), Timing)
+    assert calls == [0, 1, 2, *[0, 1], *[2, 0, 1, 2]]
+
+
+def test_a_wrong_result_on_any_input_is_not_timed():
+    timed = []
+    found = trial([EXACT.clone, lambda: EXACT * 1.01], [EXACT, EXACT], timer=timed.append)
+    assert found == "wrong: relative error 0.01, allowed 0.0001"
+    assert not timed
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, AssertionError, NotImplementedError, KeyError])
+def test_whatever_a_candidate_raises_is_its_row(error):
+    def raising():
+        raise error("planted")
+
+    assert trial([raising], [EXACT]).startswith(f"{error.__name__}: ")
+
+
+def test_a_candidate_that_raises_while_it_is_timed_is_a_row():
+    calls = []
+
+    def breaks():
+        calls.append(1)
+        if len(calls) > 5:
+            raise RuntimeError("later")
+        return EXACT
+
+    assert trial([breaks], [EXACT], repeats=7) == "RuntimeError: later"
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_trial_says_whether_launching_was_hidden(hidden):
+    timer = object.__new__(ColdTimer)
+    timer.hidden = hidden
+    assert f"launch {'hidden' if hidden else 'included'}" in benchmark._conditions(timer)
+
+
+# ------------------------------------------------------------------------------------------------ relative error
+
+
+def test_error_is_relative_to_each_row():
+    assert relative_error(EXACT * 1.25, EXACT) == pytest.approx(0.25)
+    small_row_wrong = EXACT + torch.tensor([[0.0, 0.0], [0.05, 0.0]])
+    assert relative_error(small_row_wrong, EXACT) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_is_allowed_and_zeros_are_not(dtype):
+    assert benchmark.fault(lambda: EXACT.double().to(dtype), EXACT.double().to(dtype).double()) is None
+    assert "wrong" in benchmark.fault(lambda: torch.zeros_like(EXACT, dtype=dtype), EXACT)
+
+
+def test_nan_is_an_infinite_error_and_a_row_of_zeros_can_be_right():
+    assert relative_error(EXACT * math.nan, EXACT) == math.inf
+    assert relative_error(EXACT / 0, EXACT) == math.inf
+    assert relative_error(torch.zeros(1, 2), torch.zeros(1, 2)) == 0
+    assert relative_error(torch.ones(1, 2), torch.zeros(1, 2)) > 1
+    assert relative_error(torch.zeros(0, 2), torch.zeros(0, 2)) == 0
+
+
+def test_another_shape_is_a_row():
+    assert "shape [1, 2]" in trial([lambda: EXACT[:1]], [EXACT])
+
+
+# ------------------------------------------------------------------------------------------------ progress
+
+
+def test_progress_gives_the_items_and_leaves_stdout_alone(capsys):
+    assert list(benchmark.progress([1, 2, 3], "x")) == [1, 2, 3]
+    assert not capsys.readouterr().out
+
+
+def test_progress_needs_no_tqdm(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args):
+        if name == "tqdm":
+            raise ImportError(name)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert list(benchmark.progress([1, 2, 3], "x")) == [1, 2, 3]

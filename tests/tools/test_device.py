@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from conftest import needs_interpreter
 from pagewise.tools import device as device_module
 from pagewise.tools.device import banner, best_device, check_triton_device, choose_triton_mode, triton_mode
 
@@ -28,6 +29,7 @@ def after_import():
     """[seconds that `import pagewise` adds to `import torch`, TRITON_INTERPRET afterwards, modules it brought]."""
     return fresh_python(
         "import os, sys, time, torch\n"
+        "torch.cuda.is_available()\n"  # what a driver takes to answer is not the import's
         "before = set(sys.modules)\n"
         "start = time.process_time()\n"
         "import pagewise\n"
@@ -76,6 +78,7 @@ def test_triton_imported_too_early_leaves_the_torch_backend_working(triton_first
     assert triton_first[0] == "True"
 
 
+@needs_interpreter
 def test_children_of_a_process_that_imported_triton_too_early_are_not_refused(triton_first):
     """They import pagewise first: what their parent did must not stick to the environment."""
     assert triton_first[3:] == ["fine"]
@@ -113,6 +116,7 @@ def test_choice_of_the_user_stays(value, monkeypatch):
     assert os.environ["TRITON_INTERPRET"] == value
 
 
+@needs_interpreter
 @pytest.mark.usefixtures("no_gpu")
 def test_triton_imported_early_is_fine_if_told_to_interpret(monkeypatch):
     import triton  # noqa: F401
@@ -162,10 +166,28 @@ def test_cpu_tensors_are_refused_where_triton_compiles(monkeypatch):
         check_triton_device(torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("value", "device"), [("0", "cuda"), ("0", "cuda:1"), ("1", "cpu")])
+@pytest.mark.parametrize(
+    ("value", "device"), [("0", "cuda"), ("0", "cuda:1"), pytest.param("1", "cpu", marks=needs_interpreter)]
+)
 def test_tensors_are_welcome_where_triton_runs(value, device, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", value)
     check_triton_device(torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("mode", "triton", "numpy"), [("1", "3.6.0", "2.3.5"), ("1", "3.7.1", "2.5.0"), ("0", "3.6.0", "2.5.0")]
+)
+def test_versions_that_work_together_are_welcome(mode, triton, numpy, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", mode)
+    monkeypatch.setattr(device_module, "_version", {"triton": triton, "numpy": numpy}.get)
+    check_triton_device(torch.device("cuda"))
+
+
+def test_an_interpreter_that_this_numpy_breaks_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(device_module, "_version", {"triton": "3.6.0", "numpy": "2.4.0"}.get)
+    with pytest.raises(RuntimeError, match=r"triton 3.6.0 fails with numpy 2.4.0: install triton>=3.7, or numpy<2.4"):
+        check_triton_device(torch.device("cpu"))
 
 
 # ------------------------------------------------------------------------------------------------ the banner

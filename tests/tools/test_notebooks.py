@@ -5,30 +5,30 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from conftest import ROOT
-from pagewise.tools import notebooks
+
+nbformat = pytest.importorskip("nbformat", reason="notebooks are run with the extra `lessons`")
+notebooks = pytest.importorskip("pagewise.tools.notebooks", reason="notebooks are run with the extra `lessons`")
 
 LESSONS = ROOT / "lessons"
 
 
 def code(source: str, *outputs, tags: tuple[str, ...] = (), count: int | None = 1):
-    cell = new_code_cell(source, outputs=list(outputs), execution_count=count)
+    cell = nbformat.v4.new_code_cell(source, outputs=list(outputs), execution_count=count)
     if tags:
         cell.metadata["tags"] = list(tags)
     return cell
 
 
 def stream(text: str, name: str = "stdout"):
-    return new_output("stream", name=name, text=text)
+    return nbformat.v4.new_output("stream", name=name, text=text)
 
 
 def save(folder: Path, *cells, name: str = "lesson.ipynb") -> Path:
     path = folder / name
-    notebooks.write(new_notebook(cells=list(cells)), path)
+    notebooks.write(nbformat.v4.new_notebook(cells=list(cells)), path)
     return path
 
 
@@ -43,9 +43,9 @@ def test_committed_lessons_are_clean():
         (code("1", count=None), "not executed"),
         (code("1", count=2), "not executed"),
         (code("1", stream("careful", "stderr")), "stderr"),
-        (code("1", new_output("error", ename="ValueError", evalue="no", traceback=[])), "ValueError"),
+        (code("1", nbformat.v4.new_output("error", ename="ValueError", evalue="no", traceback=[])), "ValueError"),
         (code("1", stream("saved to /ho" + "me/someone/x")), "path of a machine"),
-        (code("1", new_output("display_data", data={"text/plain": "'/tm" + "p/y'"})), "path of a machine"),
+        (code("1", nbformat.v4.new_output("display_data", data={"text/plain": "'/tm" + "p/y'"})), "path of a machine"),
     ],
 )
 def test_unclean_notebook_is_named(tmp_path, cell, problem):
@@ -63,8 +63,9 @@ def test_notebook_out_of_canonical_form_is_named(tmp_path):
 def test_canonical_form_drops_what_depends_on_the_run():
     cell = code("print(1)", stream("1\n"), tags=("nbval-ignore-output",))
     cell.metadata["execution"] = {"iopub.status.busy": "2026-01-01T00:00:00Z"}
-    other = new_notebook(
-        cells=[new_markdown_cell("text"), cell], metadata={"language_info": {"name": "python", "version": "3.11.7"}}
+    other = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("text"), cell],
+        metadata={"language_info": {"name": "python", "version": "3.11.7"}},
     )
     text = notebooks.canonical(other)
     assert "2026" not in text

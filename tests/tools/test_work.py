@@ -279,9 +279,9 @@ def test_attention_multiplies_every_query_with_every_key_twice():
     assert count_work(lambda: attention(q, k, k)).matmul_flops == 4 * 8 * 5 * 9 * 16
 
 
-def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch):
+def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch, kernel_device):
     monkeypatch.setitem(work_tools._OWN, "pagewise::online_softmax", lambda x, tile: (1, 2, 3 * x.numel(), tile))
-    x = torch.ones(2, 8)
+    x = torch.ones(2, 8, device=kernel_device)
     work = count_work(lambda: torch.ops.pagewise.online_softmax(x, 4))
     assert (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written) == (1, 2, 48, 4)
     assert work.peak_bytes == x.nbytes

@@ -10,5 +10,3 @@ A wing of its own: it imports nothing of pagewise outside itself.
 
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.kernel import CudaKernel
-
-__all__ = ["CompileError", "CudaKernel"]

@@ -1,5 +1,6 @@
 """A compiled kernel on one GPU: loaded and launched through cuda-core, on torch's current stream."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.limits import MAX_STATIC_SHARED_BYTES, Shape
 from pagewise.cuda.nvrtc import Cubin, cuda_core
+
+_thread = threading.local()
 
 
 class GpuKernel:
@@ -24,6 +27,7 @@ class GpuKernel:
             self._device.set_current()
             code = self._core.ObjectCode.from_cubin(cubin.code, name=function)
             self._kernel = code.get_kernel(cubin.symbol)
+            self._load()
         compiled = [size for _, size in self._kernel.arguments_info]
         if compiled != list(sizes):
             raise CompileError(
@@ -49,8 +53,11 @@ class GpuKernel:
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
                 self._core.launch(self._stream(), config, self._kernel, *args)
-        else:
-            self._core.launch(self._stream(), config, self._kernel, *args)
+            return
+        if not hasattr(_thread, "has_context"):  # a new thread has none before torch needs one there
+            self._device.set_current()
+            _thread.has_context = True
+        self._core.launch(self._stream(), config, self._kernel, *args)
 
     def _stream(self) -> Any:
         """torch's current stream as cuda-core's. Wrapped once each: torch keeps its streams for ever."""
@@ -80,6 +87,15 @@ class GpuKernel:
         config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
         self._configs[grid, block, shared_bytes] = config
         return config
+
+    def _load(self) -> None:
+        """Load the code now: the driver would wait for the first launch, and cannot load while a graph is captured."""
+        driver = self._driver
+        status, function = driver.cuKernelGetFunction(self._kernel.handle)
+        if status == driver.CUresult.CUDA_SUCCESS:
+            (status,) = driver.cuFuncLoad(function)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"kernel {self._function}: loading it on GPU {self._index}: {status.name}")
 
     def _attribute(self, name: str, value: int | None = None) -> int:
         """Read, or set to `value`, an attribute of the kernel on this device."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pagewise.cuda.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
 
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
-_HEADERS = Path(__file__).parent / "nvrtc_headers"
+_HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
 
 _OPTIONS: dict[str, tuple[str, type]] = {

@@ -3,13 +3,14 @@
     python -m pagewise.experiments.paged_attention_speed --record lessons/measurements/paged_attention.json
 
 A decode step must read K and V once. So the measure is bytes of K and V over time, against what a plain copy reaches on
-the same machine. On a GPU all shapes are timed, with a cold L2 cache; on a CPU, where kernels are interpreted and
-threads are fibers, the smallest ones only, and the times say nothing about a GPU.
+the same machine. On a GPU all shapes are timed, from a cold L2 cache, those first that the targets are set for; on a
+CPU, where kernels are interpreted and threads are fibers, the smallest ones only, and the times say nothing about a
+GPU. Everything runs in a process of its own with a time limit: what fails, hangs or is wrong is a row that says so.
 """
 
 import argparse
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pagewise.experiments.paged_attention_peers import Batches, Run, peers, side_by_side
+from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.cache import to_vllm_layout
-from pagewise.tools.benchmark import copy_bandwidth, measure, record
+from pagewise.tools import benchmark
+from pagewise.tools.benchmark import Failed, Record, Timing, Worker
 from pagewise.tools.device import best_device, triton_mode
 
 
@@ -37,112 +42,157 @@ class Shape(NamedTuple):
         """Bytes of K and V that the step must read."""
         return 2 * self.num_seqs * self.seq_len * self.num_kv_heads * self.head_size * itemsize
 
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each element of K and V and each query head on it."""
+        return 4 * self.num_seqs * self.seq_len * self.num_heads * self.head_size
 
-SHAPES = [Shape(B, S, *heads) for heads in ((64, 8), (32, 32)) for B in (1, 8, 64) for S in (1024, 8192, 32768)]
+
+# Targets are set where K and V are 128 MB, a server's ordinary step, and more than 1 GB: these three come first.
+FIRST = [Shape(B, S, 64, 8) for B, S in ((1, 32768), (8, 8192), (64, 8192))]
+_ALL = [Shape(B, S, *heads) for heads in ((64, 8), (32, 32)) for B in (1, 8, 64) for S in (1024, 8192, 32768)]
+SHAPES = list(dict.fromkeys(FIRST + _ALL))
 SMALLEST = [Shape(1, 1024, 8, 1), Shape(1, 1024, 4, 4)]
+AGAIN = ", again"
+ROTATED_BYTES = 2**28  # smaller K and V are drawn three times, and calls take turns
 
 
-def methods(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """Every method on one random batch, by name; each returns [B, H, D]. Those that this machine lacks are left out."""
+def random_batch(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> PagedInputs:
+    """Sequences of one length, their blocks scattered over the whole cache."""
     B, S, H, Hkv, D, P = shape
-    generator = torch.Generator(device=device).manual_seed(0)
+    generator = torch.Generator(device=device).manual_seed(seed)
     N = B * (S // P)
     k_cache, v_cache = torch.randn(2, N, P, Hkv, D, generator=generator, device=device, dtype=dtype)
     tables = torch.randperm(N, generator=generator, device=device).view(B, -1).int()
     lens = torch.full((B,), S, dtype=torch.int32, device=device)
     q = torch.randn(B, H, D, generator=generator, device=device, dtype=dtype)
-    k_vllm, v_vllm = to_vllm_layout(k_cache, v_cache)
-    vllm = (q, k_vllm, v_vllm, tables, lens)
+    return PagedInputs(q, k_cache, v_cache, tables, lens)
 
-    def gathered() -> Tensor:
-        k, v = (cache[tables].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
-        return scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=Hkv != H)[:, :, 0]
 
+def exact(batch: PagedInputs) -> Tensor:
+    """The oracle's result [B, H, D], a sequence at a time: float64 takes room."""
+    out = []
+    for b in range(len(batch.q)):
+        q, k, v = side_by_side(batch._replace(q=batch.q[b : b + 1], block_tables=batch.block_tables[b : b + 1]))
+        out.append(attention(q[:, :, None].double(), *(t.transpose(1, 2).double() for t in (k, v)))[:, :, 0])
+    return torch.cat(out)
+
+
+def methods(device: torch.device) -> dict[str, Callable[[Batches], list[Run]]]:
+    """Every method that this machine has, by name: given batches, a call for each that returns [B, H, D].
+
+    The first one comes again at the end: how far its two times are apart is the noise.
+    """
     found = {
-        "gather + SDPA": gathered,
-        "CUDA v1": lambda: paged_attention_v1(*vllm, max_seq_len=S, check=False),
-        "CUDA v2": lambda: paged_attention_v2(*vllm, max_seq_len=S, check=False),
-        "CUDA grouped": lambda: paged_attention_grouped(*vllm, max_seq_len=S, check=False),
-        "Triton": lambda: paged_attention(q, k_cache, v_cache, tables, lens, backend="triton", check=False),
+        "CUDA v1": partial(_cuda, paged_attention_v1),
+        "CUDA v2": partial(_cuda, paged_attention_v2),
+        "CUDA grouped": partial(_cuda, paged_attention_grouped),
+        "Triton": lambda batches: [partial(paged_attention, *b[:5], backend="triton", check=False) for b in batches],
+        "gather + SDPA": lambda batches: [partial(_gathered, batch) for batch in batches],
     }
     if triton_mode() == "unavailable":
         del found["Triton"]
-    if device.type == "cuda":
-        found["FlexAttention, not paged"] = _flex_attention(q, k_cache, v_cache, tables)
-        if importlib.util.find_spec("flashinfer"):
-            found["FlashInfer"] = _flashinfer(q, k_cache, v_cache, tables)
-    return found
+    found |= peers(device)
+    return {**found, f"CUDA v1{AGAIN}": found["CUDA v1"]}
 
 
-def _flex_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor) -> Callable[[], Tensor]:
-    """torch's compiled flex_attention on K and V that lie side by side already: the gather is not timed."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    k, v = (cache[tables].flatten(1, 2).transpose(1, 2).contiguous() for cache in (k_cache, v_cache))
-    compiled = torch.compile(flex_attention)
-    grouped = q.shape[1] != k.shape[1]
-    return lambda: compiled(q[:, :, None], k, v, enable_gqa=grouped)[:, :, 0]
-
-
-def _flashinfer(q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor) -> Callable[[], Tensor]:
-    import flashinfer
-
-    (B, M), (_, P, Hkv, D) = tables.shape, k_cache.shape
-    workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=q.device)
-    decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-    indptr = torch.arange(0, B * M + 1, M, dtype=torch.int32, device=q.device)
-    last = torch.full((B,), P, dtype=torch.int32, device=q.device)
-    dtypes = {"q_data_type": q.dtype, "kv_data_type": k_cache.dtype}
-    decode.plan(indptr, tables.flatten(), last, q.shape[1], Hkv, D, P, **dtypes)
-    return lambda: decode.run(q, (k_cache, v_cache))
+def _cuda(version: Callable[..., Tensor], batches: Batches) -> list[Run]:
+    runs = []
+    for q, k_cache, v_cache, tables, lens, _ in batches:
+        longest = tables.shape[1] * k_cache.shape[1]
+        caches = to_vllm_layout(k_cache, v_cache)
+        runs.append(partial(version, q, *caches, tables, lens, max_seq_len=longest, check=False))
+    return runs
 
 
-def benchmark(
-    shapes: list[Shape], *, dtype: torch.dtype = torch.bfloat16, device: torch.device, repeats: int = 7
-) -> Iterator[dict[str, Any]]:
-    """A row per shape and method: seconds, bytes of K and V per second. Each result is compared before it is timed.
+def _gathered(batch: PagedInputs) -> Tensor:
+    q, k, v = side_by_side(batch)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    return scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=q.shape[1] != k.shape[1])[:, :, 0]
 
-    A method that does not run on a shape has its reason in "refused" and no time: v1's shared memory, say.
 
-    Raises:
-        AssertionError: a method's output is not that of the others.
-    """
-    for shape in shapes:
+class Trials:
+    """Tries one method on one shape after the other; a shape's batches are kept until another shape comes."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> None:
+        self.device, self.dtype, self.options = device, dtype, options
+        self.shape = None
+
+    def __call__(self, shape: Shape, method: str) -> Timing | str:
+        if shape != self.shape:
+            self.shape = self.batches = self.exact = None  # freed before the next are built: both may not fit
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            seeds = range(3 if shape.kv_bytes(self.dtype.itemsize) < ROTATED_BYTES else 1)
+            self.batches = [random_batch(shape, self.dtype, self.device, seed) for seed in seeds]
+            self.exact = [exact(batch) for batch in self.batches]
+            self.shape = shape
         try:
-            functions, refused, expected = methods(shape, dtype, device), {}, None
-        except torch.OutOfMemoryError as error:
-            functions, refused = {}, {"all": str(error).splitlines()[0]}
-        for name, function in list(functions.items()):
+            runs = methods(self.device)[method](self.batches)
+        except Exception as error:
+            return benchmark.described(error)
+        result = benchmark.trial(runs, self.exact, **self.options)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # raises where the method has cost this process its GPU: a new one takes over
+        return result
+
+
+def records(
+    shapes: Sequence[Shape],
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    bandwidth: float | None = None,
+    limit: float = 120.0,
+    **options: int,
+) -> Iterator[Record]:
+    """A record per shape and method, as they come. `limit`: seconds per trial; `options`: `benchmark.trial`'s."""
+    about = benchmark.surroundings(device)
+    tasks = [(shape, method) for shape in shapes for method in methods(device)]
+    with Worker(Trials, device, dtype, options) as worker:
+        for shape, method in benchmark.progress(tasks, "paged decode"):
             try:
-                out = function().float()
-            except (ValueError, torch.OutOfMemoryError) as error:
-                refused[name] = str(error).splitlines()[0]
-                del functions[name]
-                continue
-            expected = out if expected is None else expected
-            torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02, msg=lambda m, n=name: f"{n}: {m}")
-        num_bytes = shape.kv_bytes(dtype.itemsize)
-        for name, seconds in measure(functions, repeats=repeats, warmup=1, cold=True).items():
-            yield {**shape._asdict(), "method": name, "seconds": seconds, "bytes_per_second": num_bytes / seconds}
-        for name, reason in refused.items():
-            yield {**shape._asdict(), "method": name, "refused": reason}
+                result = worker(shape, method, limit=limit)
+            except Failed as failed:
+                result = str(failed)
+            yield _record(shape, method, dtype, result, bandwidth, about)
 
 
-def draw(found: Mapping[str, Any], *, num_kv_heads: int = 8) -> None:
-    """The bandwidth that each method reached in a record, as a share of a copy's; for shapes with so many KV heads."""
+def _record(
+    shape: Shape, method: str, dtype: torch.dtype, result: Timing | str, bandwidth: float | None, about: dict[str, Any]
+) -> Record:
+    record = Record(
+        what=method,
+        shape=shape._asdict(),
+        dtype=str(dtype).removeprefix("torch."),
+        how="not timed",
+        bytes=shape.kv_bytes(dtype.itemsize),
+        flops=shape.flops,
+        limit="copy",
+        limit_rate=bandwidth,
+        **about,
+    )
+    if isinstance(result, str):
+        return record._replace(refused=result)
+    seconds, how = result
+    record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
+    return record._replace(fraction=record.reached())
+
+
+def draw(found: Sequence[Record], *, num_kv_heads: int = 8) -> None:
+    """The bandwidth that each method reached in records, as a share of a copy's; for shapes with so many KV heads."""
     from pagewise.tools import figures
 
-    rows = [row for row in found["rows"] if "seconds" in row and row["num_kv_heads"] == num_kv_heads]
-    shapes = sorted({(row["num_seqs"], row["seq_len"]) for row in rows})
-    percent = found["copy_bytes_per_second"] / 100
-    reached = {(r["method"], r["num_seqs"], r["seq_len"]): r["bytes_per_second"] / percent for r in rows}
-    methods = dict.fromkeys(row["method"] for row in rows)
+    timed = [r for r in found if r.fraction is not None and r.shape["num_kv_heads"] == num_kv_heads]
+    timed = [r for r in timed if not r.what.endswith(AGAIN)]
+    reached = {(r.what, r.shape["num_seqs"], r.shape["seq_len"]): 100 * r.fraction for r in timed}
+    shapes = sorted({key[1:] for key in reached})
     figures.bars(
         [f"{B} × {S // 1024} k" for B, S in shapes],
-        {method: [reached.get((method, *shape), 0.0) for shape in shapes] for method in methods},
-        title=f"How fast is a decode step? ({rows[0]['num_heads']} query heads, {num_kv_heads} KV heads)",
+        {r.what: [reached.get((r.what, *shape), 0.0) for shape in shapes] for r in timed},
+        title=f"How fast is a decode step? ({timed[0].shape['num_heads']} query heads, {num_kv_heads} KV heads)",
         ylabel="K and V per second (% of a copy's bandwidth)",
-        caption=f"sequences × tokens; {found['device']}, {found['date']}, torch {found['versions']['torch']}",
+        caption=f"sequences × tokens; {timed[0].device}, {timed[0].date[:10]}, torch {timed[0].versions['torch']}",
         width=9.6,
     )
 
@@ -150,26 +200,27 @@ def draw(found: Mapping[str, Any], *, num_kv_heads: int = 8) -> None:
 def main() -> None:
     """The command line: all shapes on a GPU, the smallest on a CPU."""
     parser = argparse.ArgumentParser(description="Time every way of paged decode on this machine.")
-    parser.add_argument("--record", type=Path, help="write the rows to this file (GPU only)")
-    record_to = parser.parse_args().record
+    parser.add_argument("--record", type=Path, help="keep each record in this file as it comes (GPU only)")
+    parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes (3: those with targets)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one method on one shape (%(default)g)")
+    asked = parser.parse_args()
     device = best_device()
     on_gpu = device.type == "cuda"
-    if record_to and not on_gpu:
+    if asked.record and not on_gpu:
         parser.error("--record needs a GPU: times of interpreted kernels are not kept")
-    bandwidth = copy_bandwidth(device) if on_gpu else None
     if not on_gpu:
         print("No GPU here: CUDA runs as fibers and Triton interpreted, and these times say nothing about a GPU.")
-    rows = []
-    for row in benchmark(SHAPES if on_gpu else SMALLEST, device=device, repeats=7 if on_gpu else 1):
-        rows.append(row)
-        shape = "B {num_seqs:3}  S {seq_len:6}  heads {num_heads}/{num_kv_heads}".format(**row)
-        if "refused" in row:
-            print(f"{shape}  {row['method']:25} {row['refused']}")
-            continue
-        of_copy = f"{row['bytes_per_second'] / bandwidth:6.1%} of a copy's bandwidth" if bandwidth else ""
-        print(f"{shape}  {row['method']:25} {row['seconds'] * 1e6:10.1f} µs  {of_copy}")
-    if record_to:
-        record(record_to, rows, dtype="bfloat16", copy_bytes_per_second=bandwidth, l2="cold")
+    bandwidth = benchmark.copy_bandwidth(device) if on_gpu else None
+    options = {} if on_gpu else {"repeats": 1, "warmup": 0}
+    shapes = (SHAPES if on_gpu else SMALLEST)[: asked.first]
+    of_shape = []
+    for record in records(shapes, device=device, bandwidth=bandwidth, limit=asked.limit, **options):
+        if asked.record:
+            benchmark.keep(asked.record, record)
+        of_shape.append(record)
+        if len(of_shape) == len(methods(device)):
+            print(benchmark.table_of(of_shape), end="\n\n", flush=True)
+            of_shape = []
 
 
 if __name__ == "__main__":

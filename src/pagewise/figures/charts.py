@@ -71,16 +71,22 @@ def heatmaps(
     annotate: str | None = None,
     suptitle: str | None = None,
     size: float = 3.0,
+    shared: bool = False,
     alt: str | None = None,
 ) -> None:
-    """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
+    """Matrices side by side, one title each. −∞ is left white.
+
+    Args:
+        annotate: a format such as ".2f" for the numbers.
+        shared: one colour scale for all of them, and one bar to read it by.
+    """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
     figure, axes = plt.subplots(1, len(matrices), figsize=shape, squeeze=False, layout="compressed")
+    limits = _limits(np.concatenate([_array(matrix).ravel() for matrix in matrices.values()])) if shared else None
     for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
-        values = _array(matrix)
-        image = heatmap(ax, values, title, annotate=annotate)
-        if annotate is None:
+        image = heatmap(ax, _array(matrix), title, annotate=annotate, limits=limits)
+        if annotate is None and not shared:
             figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
         ax.set_xlabel(xlabel)
         for axis in (ax.xaxis, ax.yaxis):
@@ -89,20 +95,25 @@ def heatmaps(
             if ticks is not None:
                 set_ticks(range(len(ticks)), ticks)
     axes[0][0].set_ylabel(ylabel)
+    if shared:
+        figure.colorbar(image, ax=axes, shrink=0.75, aspect=14, pad=0.02).ax.tick_params(labelsize=8)
     if suptitle:
         figure.suptitle(suptitle, x=0.01, ha="left", fontweight="bold")
     show(alt)
 
 
-def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None) -> AxesImage:
+def heatmap(
+    ax: Axes,
+    values: np.ndarray,
+    title: str,
+    *,
+    annotate: str | None = None,
+    limits: tuple[float, float] | None = None,
+) -> AxesImage:
     """One matrix; signed values get a diverging map centred at 0."""
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-    signed = low < 0
-    bound = max(abs(low), abs(high), 1e-12)
-    limits = (-bound, bound) if signed else (0, bound)
+    low, high = limits or _limits(values)
     shown = np.ma.masked_invalid(values)
-    image = ax.imshow(shown, cmap=DIVERGING if signed else SEQUENTIAL, vmin=limits[0], vmax=limits[1], aspect="equal")
+    image = ax.imshow(shown, cmap=DIVERGING if low < 0 else SEQUENTIAL, vmin=low, vmax=high, aspect="equal")
     ax.set_title(title)
     ax.grid(visible=False)
     if annotate:
@@ -112,6 +123,14 @@ def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = 
             text = "−∞" if value == -np.inf else format(value, annotate)
             ax.text(col, row, text, ha="center", va="center", color=colour, fontsize=8)
     return image
+
+
+def _limits(values: np.ndarray) -> tuple[float, float]:
+    """What the colours span: from 0 to the largest, or as far on both sides of 0."""
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    bound = max(abs(low), abs(high), 1e-12)
+    return (-bound if low < 0 else 0.0, bound)
 
 
 # ------------------------------------------------------------------------------------------------ curves and bars
@@ -189,12 +208,13 @@ def bars(
             thickness,
             label=label,
             color=PALETTE[i % 5],
-            hatch=HATCHES[i % 5],
+            hatch=HATCHES[(i + i // 5) % 5],  # a sixth bar has the first one's colour, not its hatch
             edgecolor="white",
             **start,
         )
         if values:
             ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
+            ax.margins(**{"x" if horizontal else "y": 0.08})
         base += heights if stacked else 0
     for i, (label, (low, high)) in enumerate((ranges or {}).items()):
         span = ax.axvspan if horizontal else ax.axhspan
@@ -217,29 +237,6 @@ def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, cap
     ax.set_ylabel(ylabel)
     if legend:
         ax.legend()
-
-
-def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str, alt: str | None = None) -> None:
-    """Attainable TFLOP/s over intensity for each GPU of `tools.roofline`, and where each point's intensity stands."""
-    _, ax = plt.subplots(figsize=(6.8, 4.0))
-    x = np.logspace(-1, 4, 200)
-    for i, gpu in enumerate(gpus):
-        ax.loglog(x, [gpu.attainable(v) / 1e12 for v in x], color=PALETTE[i], ls=DASHES[i], label=gpu.name)
-    top = max(gpu.peak_flops for gpu in gpus) / 1e12
-    for i, (label, intensity) in enumerate(points.items()):
-        ax.axvline(intensity, color=INK, lw=0.8, ls=":")
-        ax.plot([intensity] * len(gpus), [g.attainable(intensity) / 1e12 for g in gpus], "o", color=INK, ms=4)
-        ax.annotate(
-            label,
-            (intensity, top * (1.9 if i % 2 else 3.2)),
-            ha="center",
-            fontsize=8.5,
-            bbox={"fc": "white", "ec": "none", "pad": 1},
-        )
-    ax.set_ylim(0.1, top * 5)
-    _finish(ax, title, "intensity (FLOPs per byte moved)", "attainable TFLOP/s", legend=False, caption=None)
-    ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
-    show(alt)
 
 
 # ------------------------------------------------------------------------------------------------ boxes

@@ -14,5 +14,3 @@ from pagewise.paged_attention.door import (
     paged_attention_v1,
     paged_attention_v2,
 )
-
-__all__ = ["choose_version", "paged_attention", "paged_attention_grouped", "paged_attention_v1", "paged_attention_v2"]

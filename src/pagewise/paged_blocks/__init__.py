@@ -10,5 +10,3 @@ write          new keys and values into their slots, float8 included
 from pagewise.paged_blocks.cache import PagedKVCache, from_vllm_layout, to_vllm_layout
 from pagewise.paged_blocks.manager import BlockManager, BlockStats
 from pagewise.paged_blocks.pool import OutOfBlocks
-
-__all__ = ["BlockManager", "BlockStats", "OutOfBlocks", "PagedKVCache", "from_vllm_layout", "to_vllm_layout"]

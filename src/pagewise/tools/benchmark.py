@@ -1,89 +1,136 @@
-"""Times of functions that are to be compared, taken side by side, and their record (lessons/measurements/*.json)."""
+"""Benchmarks: everything is checked on the inputs it is timed on, and what fails becomes a row that says so.
 
-import datetime
-import json
-import platform
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
+`measure` gives times, `ratios` how many times as long each takes as the first, `trial` the time of one candidate or the
+reason why it has none. `pagewise.tools.timing` says how times are taken, `pagewise.tools.records` how they are kept.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
+
+from pagewise.tools.records import Record, keep, recorded, surroundings, table, table_of
+from pagewise.tools.timing import (
+    ColdTimer,
+    Spread,
+    Timer,
+    compare,
+    copy_bandwidth,
+    cpu_seconds,
+    host_seconds,
+    in_turns,
+    matmul_rate,
+    measure,
+)
+from pagewise.tools.worker import Failed, Worker, described
+
+__all__ = [
+    "Failed",
+    "Record",
+    "Spread",
+    "Timing",
+    "Worker",
+    "copy_bandwidth",
+    "cpu_seconds",
+    "described",
+    "keep",
+    "matmul_rate",
+    "measure",
+    "progress",
+    "ratios",
+    "recorded",
+    "relative_error",
+    "surroundings",
+    "table",
+    "table_of",
+    "trial",
+]
+
+# Of a row's norm: a few roundings of the inputs, weights and outputs. What a wrong kernel does is larger by far.
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+T = TypeVar("T")
+Candidate = Callable[[], Tensor]
 
 
-def measure(
-    functions: Mapping[str, Callable[[], object]], *, repeats: int = 7, warmup: int = 2, cold: bool = False
-) -> dict[str, float]:
-    """Median seconds of each function, taken in turns so that a disturbance of the machine meets all of them.
+class Timing(NamedTuple):
+    """How long one candidate takes, and under which conditions that was measured."""
 
-    Waits for the GPU, if there is one, before and after each call. Report ratios of one call's results.
-
-    With `cold`, on a GPU: its L2 cache holds nothing of the inputs when a call begins, and the time is the GPU's own,
-    between two events on the stream; what the launch costs on the host is hidden behind the clearing of the cache.
-    """
-    for function in functions.values():
-        for _ in range(warmup):
-            function()
-    timed = _cold_seconds if cold and torch.cuda.is_available() else _seconds
-    seconds = {name: [] for name in functions}
-    for _ in range(repeats):
-        for name, function in functions.items():
-            seconds[name].append(timed(function))
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    seconds: Spread
+    how: str
 
 
-def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:
-    """Bytes per second, read and written together, of a copy of `num_bytes` on the device: what a kernel can reach."""
-    source = torch.ones(num_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / measure({"copy": lambda: target.copy_(source)}, cold=True)["copy"]
+def relative_error(out: Tensor, exact: Tensor) -> float:
+    """The worst row's ‖out − exact‖ / ‖exact‖, in float64: no row hides behind larger ones. NaN gives infinity."""
+    if out.shape != exact.shape:
+        raise ValueError(f"the result has shape {list(out.shape)}, the exact one {list(exact.shape)}")
+    out, exact = out.detach().double(), exact.detach().double().to(out.device)
+    tiny = torch.finfo(torch.float64).tiny
+    errors = (out - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=tiny)
+    return float(errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max()) if errors.numel() else 0.0
 
 
-def record(path: Path, rows: Sequence[Mapping[str, Any]], **facts: object) -> None:
-    """Write rows of measurements to `path` with the device, the date and the versions they belong to."""
-    on_gpu = torch.cuda.is_available()
-    about = {
-        "device": torch.cuda.get_device_name() if on_gpu else f"CPU ({platform.machine()})",
-        "date": datetime.date.today().isoformat(),
-        "versions": {"torch": torch.__version__, **{name: _version(name) for name in ("triton", "cuda-core")}},
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, **facts, "rows": list(rows)}, indent=1) + "\n")
-
-
-def recorded(path: Path) -> dict[str, Any] | None:
-    """What `record` wrote, or None where nothing was recorded yet."""
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _version(package: str) -> str | None:
+def fault(run: Candidate, exact: Tensor) -> str | None:
+    """Why the result of `run` is not to be timed: it raises, or is wrong. None: it is right."""
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+        out = run()
+        error, allowed = relative_error(out, exact), TOLERANCES[out.dtype]
+    except Exception as raised:
+        return described(raised)
+    return None if error <= allowed else f"wrong: relative error {error:.2g}, allowed {allowed:.2g}"
 
 
-def _seconds(function: Callable[[], object]) -> float:
-    _synchronize()
-    start = time.perf_counter()
-    function()
-    _synchronize()
-    return time.perf_counter() - start
+def trial(
+    runs: Sequence[Candidate],
+    exact: Sequence[Tensor],
+    *,
+    timer: Timer | None = None,
+    repeats: int = 30,
+    warmup: int = 3,
+) -> Timing | str:
+    """The time of one candidate, or the reason why it has none.
+
+    `runs` are its calls on different inputs, `exact` the results that they must give: all are checked, then called in
+    rotation. `timer`: by default the GPU's where there is one, else the host's clock.
+    """
+    for run, right in zip(runs, exact, strict=True):
+        if reason := fault(run, right):
+            return reason
+    on_gpu = exact[0].device.type == "cuda"
+    timer = timer or (ColdTimer(exact[0].device) if on_gpu else host_seconds)
+    turn = itertools.cycle(runs)
+    try:
+        (seconds,) = in_turns({"": lambda: next(turn)()}, timer, repeats=repeats, warmup=warmup).values()
+    except Exception as raised:
+        return described(raised)
+    return Timing(Spread.of(seconds), f"{_conditions(timer)}, {repeats} calls, inputs in rotation: {len(runs)}")
 
 
-def _cold_seconds(function: Callable[[], object]) -> float:
-    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.empty(4 * max(l2_bytes, 2**26), dtype=torch.uint8, device="cuda").zero_()
-    start.record()
-    function()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
+def _conditions(timer: Timer) -> str:
+    if isinstance(timer, ColdTimer):
+        return f"cold L2, launch {'hidden' if timer.hidden else 'included'}"
+    return "host clock, launch included"
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **options: Any) -> dict[str, Spread | str]:
+    """`compare` (which takes the options) of all functions whose result is `exact`; of the others what is wrong.
+
+    Where `exact` is None, they have no result to check. With a wrong first one there is nothing to compare with.
+    """
+    wrong = {} if exact is None else {name: reason for name in functions if (reason := fault(functions[name], exact))}
+    first, *others = functions
+    if first in wrong:
+        return {**dict.fromkeys(others, f"not compared: {first} failed"), **wrong}
+    return compare({name: functions[name] for name in functions if name not in wrong}, **options) | wrong
+
+
+def progress(items: Sequence[T], label: str) -> Iterable[T]:
+    """The items, with a bar on stderr that shows how many are done, where tqdm is installed and stderr a terminal."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return items
+    return tqdm(items, desc=label, file=sys.stderr, disable=None)

@@ -16,5 +16,3 @@ report, errors             what was seen, and what was wrong, in words
 from pagewise.cuda.simt.errors import SimtError
 from pagewise.cuda.simt.launch import check, observe, schedule
 from pagewise.cuda.simt.report import Report
-
-__all__ = ["Report", "SimtError", "check", "observe", "schedule"]

@@ -1,0 +1,101 @@
+"""Calls of what the reader wrote: whatever happens in them, the notebook goes on."""
+
+import contextlib
+import ctypes
+import linecache
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+
+from pagewise.exercises.values import Raised
+
+SECONDS = 5.0
+
+
+class TimeUp(BaseException):
+    """Raised inside a call that runs too long. Not an Exception: the reader's `except Exception` shall not stop it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeUp in this thread if what is inside has not ended after so many seconds, and again each second.
+
+    In the main thread by a signal, which also ends a sleep; elsewhere by an exception planted from another thread.
+    """
+    in_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    with _by_signal(seconds) if in_main else _by_other_thread(seconds):
+        yield
+
+
+@contextlib.contextmanager
+def _by_signal(seconds: float) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise TimeUp
+
+    handler = signal.signal(signal.SIGALRM, ring)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextlib.contextmanager
+def _by_other_thread(seconds: float) -> Iterator[None]:
+    ended, this = threading.Event(), ctypes.c_ulong(threading.get_ident())
+
+    def watch() -> None:
+        wait = seconds
+        while not ended.wait(wait):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(this, ctypes.py_object(TimeUp))
+            wait = 1.0
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def attempt(call: Callable[[], object], *, seconds: float | None = None, code: object = None) -> object:
+    """What `call` returns, or `Raised`. Only the user's own interrupt (KeyboardInterrupt) gets out.
+
+    Args:
+        seconds: how long it may take; None: SECONDS.
+        code: the reader's function; an exception is reported with the line of it where it rose.
+    """
+    seconds = SECONDS if seconds is None else seconds
+    try:
+        with time_limit(seconds):
+            return call()
+    except TimeUp:
+        return Raised("time", f"no answer after {seconds:g} seconds: is there a loop that never ends?")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
+        return Raised(type(error), f"{_said(error)}{_where(error, code)}")
+
+
+def _said(error: BaseException) -> str:
+    try:
+        message = str(error).strip()
+    except Exception:
+        message = ""
+    lines = message.splitlines()
+    short = "\n".join(lines[:12] + ["…"] * (len(lines) > 12))
+    return f"{type(error).__name__}: {short}" if short else type(error).__name__
+
+
+def _where(error: BaseException, code: object) -> str:
+    """The last line of the reader's function on the way to the error."""
+    code = getattr(getattr(code, "fn", code), "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__, limit=200)
+    for frame in reversed(frames):
+        if code is not None and frame.filename == code.co_filename and frame.name == code.co_name:
+            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"\nin line {frame.lineno - code.co_firstlineno + 1} of {frame.name}: {line}"
+    return ""

@@ -1,0 +1,125 @@
+"""The face of the exercises: `check.<name>`, and what they hold, by name."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pagewise.exercises import (
+    lesson_1,
+    lesson_2,
+    lesson_3,
+    lesson_3_kernel,
+    lesson_4,
+    lesson_5,
+    lesson_5_attention,
+)
+from pagewise.exercises.exercise import Exercise, Verdict
+from pagewise.exercises.python import listing
+
+LESSONS: dict[int, list[Exercise]] = {
+    1: lesson_1.EXERCISES,
+    2: lesson_2.EXERCISES,
+    3: [*lesson_3.EXERCISES, *lesson_3_kernel.EXERCISES],
+    4: lesson_4.EXERCISES,
+    5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
+}
+BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
+_NOTHING = object()
+
+
+class Checker:
+    """Judges answers to one exercise; called with nothing, it prints the task."""
+
+    def __init__(self, exercise: Exercise, done: set[str]) -> None:
+        self._exercise, self._done = exercise, done
+        self.__name__, self.__doc__ = exercise.name, exercise.stub
+
+    def __call__(self, theirs: object = _NOTHING) -> Verdict | None:
+        if theirs is _NOTHING:
+            print(self._exercise.stub)
+            return None
+        verdict = self._exercise(theirs)
+        if verdict.right:
+            self._done.add(self._exercise.name)
+        return verdict
+
+    def __repr__(self) -> str:
+        return f"check.{self.__name__}(theirs); check.{self.__name__}() prints the task"
+
+
+class Checkers:
+    """A checker for each exercise, as an attribute."""
+
+    def __init__(self) -> None:
+        self._done: set[str] = set()
+
+    def __getattr__(self, name: str) -> Checker:
+        if name not in BY_NAME:
+            raise AttributeError(f"there is no exercise {name!r}: there are {', '.join(BY_NAME)}")
+        return Checker(BY_NAME[name], self._done)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *BY_NAME]
+
+    def names(self) -> list[str]:
+        """All exercises, in the order of the lessons."""
+        return list(BY_NAME)
+
+    def progress(self) -> "Progress":
+        """What is done in this session."""
+        return Progress({lesson: {e.name: e.name in self._done for e in LESSONS[lesson]} for lesson in LESSONS})
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Per lesson, each exercise and whether it is done."""
+
+    lessons: dict[int, dict[str, bool]]
+
+    def __repr__(self) -> str:
+        rows = (
+            (f"lesson {lesson}", f"{sum(done.values())} of {len(done)}", done.items())
+            for lesson, done in self.lessons.items()
+        )
+        return "\n".join(
+            f"{lesson}   {count}   " + "  ".join(f"{'✓' if is_done else '·'} {name}" for name, is_done in each)
+            for lesson, count, each in rows
+        )
+
+
+class Catalogue(Mapping):
+    """One thing of every exercise, by the exercise's name; made when it is asked for."""
+
+    def __init__(self, what: Callable[[Exercise], object]) -> None:
+        self._what = what
+
+    def __getitem__(self, name: str) -> object:
+        return self._what(BY_NAME[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(BY_NAME)
+
+    def __len__(self) -> int:
+        return len(BY_NAME)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Source text that shows itself as a block of code, folded in a notebook: nobody reads it by accident."""
+
+    language: str
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        block = f"```{self.language}\n{self.text}\n```"
+        return f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
+
+
+def show(name: str) -> Code:
+    """The solution of an exercise: what a folded cell of the lesson shows."""
+    exercise = BY_NAME[name]
+    if isinstance(exercise.solution, str):
+        return Code("cpp" if "__global__" in exercise.solution else "python", exercise.solution)
+    return Code("python", listing(exercise.solution))

@@ -1,0 +1,192 @@
+"""Exercises whose answer is a CUDA kernel, run and checked by the CPU runner, on every machine alike."""
+
+import atexit
+import contextlib
+import functools
+import io
+import pickle
+import re
+import signal
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from pagewise.cuda import CompileError, CudaKernel, simt
+from pagewise.cuda.build import cache_dir, publish
+from pagewise.exercises.code import solution_text, stub_text
+from pagewise.exercises.exercise import Case, Exercise, Mistake, Verdict, not_yet
+from pagewise.exercises.values import Raised
+from pagewise.tools.worker import Failed, Worker
+
+BUILD_SECONDS, RUN_SECONDS = 300.0, 10.0
+
+
+class Program(NamedTuple):
+    """What `CudaKernel` is made from."""
+
+    source: str
+    name: str
+    defines: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+class CudaExercise(Exercise):
+    """Takes source text, or a `CudaKernel` as `%%cuda` makes it. Another process builds and runs it."""
+
+    def __call__(self, theirs: object) -> Verdict:
+        if isinstance(theirs, CudaKernel):
+            text, _, folder, defines, options = theirs.source
+            beside = (f"-I{folder}",) if folder else ()
+            theirs = Program(text, theirs.name, defines, (*options, *beside))
+        elif isinstance(theirs, str) and "__global__" in theirs:
+            theirs = Program(theirs, self.name)
+        else:
+            got = "a string without __global__" if isinstance(theirs, str) else type(theirs).__name__
+            return not_yet(f"the answer must be a CudaKernel, or the source of one, got {got}.")
+        built = _elsewhere(self.name, None, theirs, limit=BUILD_SECONDS)
+        return not_yet(built.message) if isinstance(built, Raised) else super().__call__(theirs)
+
+    def refuses(self, theirs: object) -> None:
+        """Nothing: `__call__` has."""
+
+    def outcome(self, case: Case, theirs: Program | str) -> object:
+        program = theirs if isinstance(theirs, Program) else Program(theirs, self.name)
+        built = _elsewhere(self.name, None, program, limit=BUILD_SECONDS)
+        if isinstance(built, Raised):
+            return built
+        return _elsewhere(self.name, self.cases.index(case), program, limit=RUN_SECONDS)
+
+    def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
+        """One source for all of them, so that the compiler runs once."""
+        names = {f"{self.name}_{i}": mistake for i, mistake in enumerate(self.mistakes.values())}
+        sources = [mistake.theirs.replace(f" {self.name}(", f" {name}(") for name, mistake in names.items()]
+        together = cache_dir() / f"{self.name}_mistakes.cu"
+        publish(together, "\n".join(sources).encode())
+        for name, mistake in names.items():
+            yield mistake, [self.outcome(case, Program(str(together), name)) for case in self.cases]
+
+    def unnamed(self, got: object, found: str) -> str:
+        if isinstance(got, Raised):
+            return _ADVICE.get(got.kind[0], "")
+        return super().unnamed(got, found) + " (NaN: nobody wrote it.)" * ("got nan" in found)
+
+
+_ADVICE = {
+    "race": "Two threads meet in one place: they need a barrier between, or places of their own.",
+    "out of bounds": "An index is too large or negative: which threads have nothing to do?",
+    "barrier": "Every thread of the thread block must reach the same barrier: take it out of the `if`.",
+    "deadlock": "Some threads wait for others that never come.",
+    "lane": "A shuffle must be reached by every lane that its mask names.",
+    "uninitialised": "Somebody must write it first.",
+    "no answer": "Is there a loop that never ends, or a pointer that was never right?",
+    TypeError: "Keep the parameters as the task has them.",
+}
+
+
+def cuda_exercise(
+    name: str, cases: Sequence[Case], mistakes: Mapping[str, Mistake], praise: str, *, stub: str = ""
+) -> CudaExercise:
+    """An exercise on `device_code/<name>.cu`. stub: a source with a mistake to be found, instead of holes."""
+    return CudaExercise(name, cases, mistakes, solution_text(f"{name}.cu"), stub or stub_text(f"{name}.cu"), praise)
+
+
+# ------------------------------------------------------------------------------------------------ the other process
+
+
+def _elsewhere(exercise: str, case: int | None, program: Program, *, limit: float) -> object:
+    """`_Runner`'s answer. A kernel on the CPU is native code, which nothing but its process's end stops."""
+    try:
+        outcome, printed = pickle.loads(_worker()(exercise, case, program, limit=limit))
+    except Failed as failure:
+        return Raised(("no answer",), str(failure))
+    except BaseException:  # the user's interrupt: what runs shall not go on
+        _worker().close()
+        raise
+    print(printed, end="")
+    return outcome
+
+
+@functools.cache
+def _worker() -> Worker:
+    worker = Worker(_Runner)
+    atexit.register(worker.close)
+    return worker
+
+
+class _Runner:
+    """In the other process: builds a program (case None), or runs a case; gives outcome and output, pickled."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._kernels: dict[Program, CudaKernel] = {}
+
+    def __call__(self, exercise: str, case: int | None, program: Program) -> bytes:
+        from pagewise.exercises.checkers import BY_NAME
+
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            outcome = self._build(program) if case is None else self._run(BY_NAME[exercise].cases[case], program)
+        return pickle.dumps((outcome, printed.getvalue()))
+
+    def _build(self, program: Program) -> Raised | None:
+        if program in self._kernels:
+            return None
+        try:
+            kernel = CudaKernel(program.source, program.name, defines=program.defines, options=program.options)
+            with simt.check():  # the build that is checked and observed
+                kernel.compile("cpu")
+        except CompileError as error:
+            return Raised((CompileError,), f"it does not compile\n\n{textwrap.indent(str(error), '    ')}")
+        except (ValueError, TypeError) as error:
+            return Raised((type(error),), f"this source cannot be used: {error}")
+        self._kernels[program] = kernel
+        return None
+
+    def _run(self, case: Case, program: Program) -> object:
+        """The case's outcome. Where a check of the runner fails, the kind of failure and who failed, not the line."""
+        if program not in self._kernels and (refused := self._build(program)):  # this process is new
+            return refused
+        try:
+            return case.run(self._kernels[program])
+        except simt.SimtError as error:
+            return Raised((error.what, error.thread_block, error.thread, error.element), _in_lines(str(error)))
+        except (TypeError, ValueError) as error:
+            return Raised((type(error),), f"{type(error).__name__}: {error}")
+
+
+def _in_lines(message: str) -> str:
+    """A message of the runner over several lines, the source line on its own."""
+    return re.sub(r", (line \d+) `(.*?)`: ", r", \1\n    \2\n", message, count=1)
+
+
+def checked(what: str, grid: int, block: int, *args: object) -> Case:
+    """A checked launch on copies of these arguments. A `torch.Size` stands for an output; the outputs are compared."""
+
+    def run(kernel: CudaKernel) -> object:
+        mine = _fresh(args)
+        outputs = [tensor for tensor, arg in zip(mine, args, strict=True) if isinstance(arg, torch.Size)]
+        with simt.check(outputs=outputs):
+            kernel[grid, block](*mine)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    return Case(what, run)
+
+
+def counted(what: str, grid: int, block: int, *args: object) -> Case:
+    """An observed launch on copies of these arguments, checked before; the sectors it moves are compared."""
+
+    def run(kernel: CudaKernel) -> object:
+        with simt.check():  # an observed launch keeps nobody from writing anywhere
+            kernel[grid, block](*_fresh(args))
+        with simt.observe() as report:
+            kernel[grid, block](*_fresh(args))
+        return {f"sectors {access}": report.count(access, "global").sectors for access in ("read", "write")}
+
+    return Case(what, run)
+
+
+def _fresh(args: Sequence[object]) -> list[object]:
+    """The arguments of one launch: copies of tensors, NaN in outputs."""
+    makes = {torch.Size: lambda size: torch.full(size, torch.nan), torch.Tensor: torch.Tensor.clone}
+    return [makes.get(type(arg), lambda same: same)(arg) for arg in args]

@@ -1,0 +1,135 @@
+"""An exercise: a task, a solution, the mistakes that are natural, and small cases that tell them all apart."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pagewise.exercises.attempts import attempt
+from pagewise.exercises.values import Raised, difference, text
+
+NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about the mistake
+
+
+class Case(NamedTuple):
+    """One thing that an answer is tried on: `run(theirs)` gives what is held against the solution's."""
+
+    what: str
+    run: Callable[[Callable], object]
+
+
+class Mistake(NamedTuple):
+    """What a reader is likely to write, and what to say about it."""
+
+    theirs: object
+    hint: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A checker's answer. It shows itself in a notebook; in an `if` it counts as `right`."""
+
+    right: bool
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __repr__(self) -> str:
+        return self.message
+
+    def _repr_markdown_(self) -> str:
+        first, _, rest = self.message.partition(":")
+        return f"**{first}:**{rest}"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Called with an answer, it judges it: the first case that fails, the smallest, is the one shown.
+
+    The failing answer is held against what each known mistake gives: the one that agrees with it on all cases so far
+    (among several, the one that agrees on most of the others too) gives it its name.
+    """
+
+    name: str
+    cases: Sequence[Case]
+    mistakes: Mapping[str, Mistake]
+    solution: object
+    stub: str  # what the reader starts from; it states the task
+    praise: str  # what a right answer has shown
+
+    def __call__(self, theirs: object) -> Verdict:
+        if refusal := self.refuses(theirs):
+            return not_yet(refusal)
+        outcomes: list[object] = []
+        for case, must in zip(self.cases, self.outcomes_of_solution, strict=True):
+            outcomes.append(self.outcome(case, theirs))
+            if found := _differs(must, outcomes[-1]):
+                hint = self._name_mistake(theirs, outcomes) or self.unnamed(outcomes[-1], found)
+                return not_yet(f"the smallest case that fails\n\n{_shown(case, must, outcomes[-1])}\n\n{hint}".rstrip())
+        return Verdict(True, f"Right: {self.praise}")
+
+    # ------------------------------------------------------------------------ how answers of this kind are run
+
+    def refuses(self, theirs: object) -> str | None:
+        """Why this cannot be an answer at all, or None."""
+        if callable(theirs):
+            return None
+        if theirs is None:
+            return "the answer must be a function, got None."
+        return f"the answer must be a function, got {type(theirs).__name__}: pass the function, not what it returns."
+
+    def answer(self, theirs: object) -> object:
+        """What the reader sees of a solution or a mistake of ours."""
+        return theirs
+
+    def outcome(self, case: Case, theirs: object) -> object:
+        """What an answer gives on a case, or `Raised`."""
+        return attempt(lambda: case.run(theirs), code=theirs)
+
+    @cached_property
+    def outcomes_of_solution(self) -> list[object]:
+        return [self.outcome(case, self.solution) for case in self.cases]
+
+    def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
+        """Each mistake and what it gives on all cases."""
+        for mistake in self.mistakes.values():
+            yield mistake, [self.outcome(case, mistake.theirs) for case in self.cases]
+
+    def unnamed(self, got: object, found: str) -> str:
+        """What to say about an answer that is wrong in its own way."""
+        return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
+
+    def _name_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
+        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in NO_ANSWER:
+            return None
+        known = [
+            (mistake, its) for mistake, its in self.outcomes_of_mistakes() if _agreed(its, outcomes) == len(outcomes)
+        ]
+        if len(known) > 1:
+            outcomes = outcomes + [self.outcome(case, theirs) for case in self.cases[len(outcomes) :]]
+            known.sort(key=lambda each: -_agreed(each[1], outcomes))
+        return known[0][0].hint if known else None
+
+
+def _agreed(its: Sequence[object], outcomes: Sequence[object]) -> int:
+    return sum(_differs(a, b) is None for a, b in zip(its, outcomes, strict=False))
+
+
+def _differs(must: object, got: object) -> str | None:
+    """`difference`, whatever the reader's function returned."""
+    found = attempt(lambda: difference(must, got))
+    return f"the result cannot be compared: {found.message}" if isinstance(found, Raised) else found
+
+
+def not_yet(why: str) -> Verdict:
+    return Verdict(False, f"Not yet: {why}")
+
+
+def _shown(case: Case, must: object, got: object) -> str:
+    """The case as an indented block, which Markdown shows as it is."""
+    is_text = attempt(lambda: text(got))
+    rows = {"case": case.what, "must be": text(must), "is": is_text if isinstance(is_text, str) else "unprintable"}
+    lines = (f"{key:<9}" + value.replace("\n", "\n" + " " * 9) for key, value in rows.items())
+    return textwrap.indent("\n".join(lines), "    ")

@@ -1,0 +1,103 @@
+"""A process that does one task after the other, each with a time limit: what hangs or crashes costs its own task only.
+
+No thread and no signal can end a call that hangs in C code or on a GPU, and a kernel that read foreign memory leaves
+its process without a GPU. So the work is done in another process, which is given up when it does not answer.
+"""
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+
+STARTING = 300.0  # seconds that a new process has to import everything and call `make`
+
+
+class Failed(Exception):
+    """A task without a result; the message says why."""
+
+
+class Worker:
+    """In a fresh process `make(*args)` is called once, and what it returns is called with each task.
+
+        with Worker(make, *args) as worker:
+            result = worker(*task, limit=60)  # Failed: it raised, took longer than that, or ended its process
+
+    After a failure the next task gets a new process. `make`, its arguments, tasks and results must be picklable.
+    """
+
+    def __init__(self, make: Callable[..., Callable], *args: object) -> None:
+        self._work = make, args
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def __call__(self, *task: object, limit: float) -> Any:
+        try:
+            result, reason = None, self._start() if self._process is None else None
+            if reason is None:
+                self._pipe.send(task)
+                result, reason = self._answer(limit)
+        except (EOFError, OSError):
+            self._process.join(10)
+            result, reason = None, f"its process ended: {_status(self._process.exitcode)}"
+        if reason is not None:
+            self.close()
+            raise Failed(reason)
+        return result
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+
+    def _start(self) -> str | None:
+        """Why there is no process that takes tasks, or None."""
+        spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
+        caller = sys.modules["__main__"]
+        if self._work[0].__module__ != "__main__":  # nothing of the caller's script is needed: it shall not run again
+            sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            self._process.start()
+        finally:
+            sys.modules["__main__"] = caller
+        theirs.close()
+        return self._answer(STARTING)[1]
+
+    def _answer(self, limit: float) -> tuple[Any, str | None]:
+        if not self._pipe.poll(limit):
+            return None, f"no answer within {limit:g} s"
+        return self._pipe.recv()
+
+
+def described(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+
+
+def _serve(pipe: Connection, make: Callable[..., Callable], args: tuple) -> None:
+    """The process's own side. What raised may have left it unfit for more, so it ends."""
+    try:
+        call, result = make(*args), None
+        while True:
+            pipe.send((result, None))
+            result = call(*pipe.recv())
+    except EOFError:
+        return  # nobody asks any more
+    except Exception as error:
+        pipe.send((None, described(error)))
+
+
+def _status(exitcode: int | None) -> str:
+    return f"exit status {exitcode}" if exitcode is None or exitcode >= 0 else signal.Signals(-exitcode).name

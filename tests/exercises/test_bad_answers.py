@@ -1,0 +1,199 @@
+"""Nothing that a reader writes raises, or hangs: it is reported."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from test_exercises import PYTHON, TRITON, judge, kernel_with
+
+from pagewise.cuda import CudaKernel
+from pagewise.exercises import attempts, check, cuda, solutions, triton
+
+
+class Nasty:
+    """Fails at everything."""
+
+    def __eq__(self, other):
+        raise ValueError("not to be compared")
+
+    def __repr__(self):
+        raise ValueError("not to be shown")
+
+    __hash__, __str__ = None, __repr__
+
+    @property
+    def shape(self):
+        raise SystemExit
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+NO_FUNCTIONS = [None, 3, "text", torch.ones(2), Nasty(), [len]]
+NO_RESULTS = [
+    None,
+    Nasty(),
+    (Nasty(), 1, 2),
+    "text",
+    {"out": 1},
+    [],
+    float("nan"),
+    10**400,
+    True,
+    torch.empty(3, device="meta"),
+    torch.eye(3).to_sparse(),
+    torch.ones(3, dtype=torch.complex64),
+    torch.ones(0),
+    torch.ones(2, 2, 2, 2, requires_grad=True),
+    iter([]),
+    len,
+]
+
+
+@pytest.mark.parametrize("name", check.names())
+@pytest.mark.parametrize("theirs", NO_FUNCTIONS, ids=lambda value: type(value).__name__)
+def test_what_is_no_function_is_named(name, theirs):
+    verdict = judge(name, theirs)
+    assert not verdict.right
+    assert "the answer must be" in verdict.message
+
+
+@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("result", NO_RESULTS, ids=lambda value: type(value).__name__)
+def test_a_result_of_any_kind_is_judged(name, result):
+    assert not judge(name, lambda *args, **kwargs: result).right
+
+
+@pytest.mark.parametrize("name", PYTHON)
+@pytest.mark.parametrize("error", [ValueError("my words"), SystemExit(3), Speechless(), GeneratorExit(), MemoryError()])
+def test_an_exception_is_reported_with_the_line_it_came_from(name, error):
+    def theirs(*args, **kwargs):
+        raise error
+
+    message = judge(name, theirs).message
+    assert type(error).__name__ in message
+    assert "in line 2 of theirs: raise error" in message
+
+
+def test_a_wrong_number_of_parameters_is_reported():
+    assert "TypeError" in judge("kv_head", lambda h: 0).message
+    assert "kernel warp_sum takes 1 arguments" in judge("warp_sum", "__global__ void warp_sum(float* x) {}").message
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_an_error_in_a_triton_kernel_is_reported(name):
+    verdict = judge(name, kernel_with(name, "tl.load(no_such_name)"))
+    assert not verdict.right
+    assert "no_such_name" in verdict.message
+
+
+def test_a_plain_function_for_a_triton_kernel_is_told_of_its_decorator():
+    assert "is `@triton.jit` above it?" in judge("decode_block", lambda *args: None).message
+
+
+def test_a_cuda_kernel_that_does_not_compile_shows_the_compilers_words():
+    message = judge("qk_block", kernel_with("qk_block", "    no_such_name = 1;")).message
+    assert "it does not compile" in message
+    assert "no_such_name" in message
+    assert "qk_block.cu:" in message
+
+
+def test_a_source_without_the_kernel_names_those_it_has():
+    assert "has no kernel 'warp_sum'; it has f" in judge("warp_sum", "__global__ void f(float* x) {}").message
+
+
+def test_a_cuda_kernel_that_stops_or_ends_its_process_is_reported():
+    assert "__builtin_trap" in judge("warp_sum", kernel_with("warp_sum", "__builtin_trap();")).message
+    ended = judge("warp_sum", kernel_with("warp_sum", "__builtin_exit(3);"))
+    assert "its process ended: exit status 3" in ended.message
+
+
+# ------------------------------------------------------------------------------------------------ time
+
+
+def endless(*args, **kwargs):
+    while True:
+        pass
+
+
+def sleeping(*args, **kwargs):
+    time.sleep(1000)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(attempts, "SECONDS", 0.2)
+    monkeypatch.setattr(triton, "SECONDS", 0.5)
+    monkeypatch.setattr(cuda, "RUN_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("theirs", [endless, sleeping])
+def test_an_endless_function_meets_a_time_limit(theirs, impatient):
+    before = signal.getsignal(signal.SIGALRM)
+    assert "no answer after 0.2 seconds" in judge("safe_softmax", theirs).message
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_an_endless_function_meets_a_time_limit_in_any_thread(impatient):
+    verdicts = []
+    thread = threading.Thread(target=lambda: verdicts.append(judge("safe_softmax", endless)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert "no answer after 0.2 seconds" in verdicts[0].message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="nobody ends an endless kernel on a GPU")
+def test_an_endless_interpreted_kernel_meets_a_time_limit(impatient):
+    theirs = kernel_with("online_softmax_kernel", "while num_cols >= 0: num_cols = num_cols + 0")
+    assert "no answer after 0.5 seconds" in judge("online_softmax_kernel", theirs).message
+    assert judge("decode_block", solutions["decode_block"]).right  # the interpreter is free again
+
+
+def test_an_endless_cuda_kernel_meets_a_time_limit_and_the_next_is_judged(impatient):
+    theirs = kernel_with("warp_sum", "volatile int zero = 0; while (zero == 0) {}")
+    assert "no answer within 1 s" in judge("warp_sum", theirs).message
+    assert judge("warp_sum", solutions["warp_sum"]).right
+
+
+@pytest.mark.parametrize("name", ["safe_softmax", "warp_sum"])
+def test_the_users_own_interrupt_gets_through(name):
+    theirs = endless if name in PYTHON else kernel_with(name, "volatile int zero = 0; while (zero == 0) {}")
+    alarm = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        judge(name, theirs)
+    alarm.join()
+    assert judge(name, solutions[name]).right
+
+
+def test_a_kernel_from_the_magic_is_judged_as_its_source_is():
+    right = CudaKernel(solutions["warp_sum"], "warp_sum")
+    assert judge("warp_sum", right).right
+    defined = CudaKernel(solutions["warp_sum"].replace("0xffffffff", "LANES"), "warp_sum", defines=["LANES=0xffffffff"])
+    assert judge("warp_sum", defined).right
+
+
+def test_what_a_kernel_prints_is_printed_here(capsys):
+    judge(
+        "warp_sum", '#include <stdio.h>\n__global__ void warp_sum(const float* x, float* sums) { printf("lane\\n"); }'
+    )
+    assert "lane" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ the package
+
+
+def test_importing_the_exercises_is_light():
+    loaded = (
+        "sorted({'IPython', 'matplotlib', 'triton', 'pagewise.figures', 'pagewise.experiments'} & set(sys.modules))"
+    )
+    script = f"import sys, pagewise.exercises; print({loaded})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

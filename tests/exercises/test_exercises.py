@@ -1,0 +1,172 @@
+"""Every exercise: the solution passes, each natural mistake gets its own hint, zeros fail, and the task says enough."""
+
+import ast
+import copy
+import inspect
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewise.exercises import check, mistakes, show, solutions, stubs
+from pagewise.exercises.checkers import LESSONS
+from pagewise.exercises.code import triton_kernel
+from pagewise.exercises.exercise import Verdict
+
+CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions"]
+TRITON = ["online_softmax_kernel", "decode_block"]
+PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
+ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
+
+
+def judge(name: str, theirs: object) -> Verdict:
+    verdict = getattr(check, name)(theirs)
+    assert isinstance(verdict, Verdict)
+    assert verdict.message.startswith("Right: " if verdict.right else "Not yet: ")
+    return verdict
+
+
+def kernel_with(name: str, body: str) -> object:
+    """The exercise's kernel, its parameters as in the stub, with another body."""
+    end = ") {" if name in CUDA else "):\n"
+    head = stubs[name][: stubs[name].index(end) + len(end)]
+    return f"{head}\n{body}\n}}" if name in CUDA else triton_kernel(f"{head}    {body}\n")
+
+
+# ------------------------------------------------------------------------------------------------ right and wrong
+
+
+def test_there_are_at_least_three_exercises_per_lesson_and_three_mistakes_per_exercise():
+    assert all(len(exercises) >= 3 for exercises in LESSONS.values())
+    assert all(len(mistakes[name]) >= 3 for name in check.names())
+
+
+@pytest.mark.parametrize("name", check.names())
+def test_the_solution_is_right(name):
+    assert judge(name, solutions[name]).right
+
+
+@pytest.mark.parametrize(("name", "title"), ALL_MISTAKES)
+def test_a_natural_mistake_gets_its_own_hint(name, title):
+    theirs, hint = mistakes[name][title]
+    verdict = judge(name, theirs)
+    assert not verdict.right
+    assert hint in verdict.message
+    assert sum(other in verdict.message for _, other in mistakes[name].values()) == 1
+
+
+def zeros_like(value: object) -> object:
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
+    if isinstance(value, tuple):
+        return tuple(map(zeros_like, value))
+    return 0 if value is None else type(value)(0)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_function_that_returns_zeros_fails(name):
+    def zeros(*args, **kwargs):
+        return zeros_like(solutions[name](*args, **kwargs))
+
+    def zeros_and_nothing_else(*args, **kwargs):
+        return zeros(*copy.deepcopy(args), **kwargs)
+
+    # these change their arguments, as they shall, and return wrong things; the last returns nothing anyhow
+    if name != "find_the_leak":
+        assert not judge(name, zeros).right
+    assert not judge(name, zeros_and_nothing_else).right
+
+
+ZEROS = {
+    "coalesced_copy": "if (blockIdx.x == 0) for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = 0;",
+    "warp_sum": "if (threadIdx.x == 0) sums[blockIdx.x] = 0;",
+    "block_max": "if (threadIdx.x == 0) maxima[blockIdx.x] = 0;",
+    "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
+    "merge_partitions": "out[threadIdx.x] = 0;",
+    "online_softmax_kernel": "for i in range(num_cols): tl.store(out_ptr + tl.program_id(0) * num_cols + i, 0.0)",
+    "decode_block": "tl.store(out_ptr + tl.arange(0, D), tl.zeros([D], tl.float32))",
+}
+
+
+@pytest.mark.parametrize("name", CUDA + TRITON)
+def test_a_kernel_that_writes_zeros_fails(name):
+    verdict = judge(name, kernel_with(name, ZEROS[name]))
+    assert not verdict.right
+    assert "must be" in verdict.message
+
+
+# ------------------------------------------------------------------------------------------------ what the reader sees
+
+
+@pytest.mark.parametrize("name", check.names())
+def test_a_checker_called_with_nothing_prints_the_task(name, capsys):
+    assert getattr(check, name)() is None
+    assert capsys.readouterr().out == stubs[name] + "\n"
+
+
+@pytest.mark.parametrize("name", check.names())
+def test_the_stub_runs_as_it_stands_and_is_not_yet_right(name):
+    if name in CUDA:
+        theirs = stubs[name]
+    elif name in TRITON:
+        theirs = triton_kernel(stubs[name])
+    else:
+        namespace = {}
+        exec(stubs[name], namespace)
+        theirs = [value for value in namespace.values() if inspect.isfunction(value)][-1]
+    verdict = judge(name, theirs)
+    assert not verdict.right
+    assert "compile" not in verdict.message
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_signature_and_task_of_a_function_are_typed_and_short(name):
+    (function,) = (node for node in ast.parse(stubs[name]).body if isinstance(node, ast.FunctionDef))
+    assert function.body[0].end_lineno - function.lineno + 1 <= 12
+    assert function.returns is not None
+    assert all(argument.annotation is not None for argument in function.args.args)
+    assert ast.get_docstring(function)
+
+
+@pytest.mark.parametrize("name", check.names())
+def test_the_shown_solution_is_code_that_passes(name):
+    code = show(name)
+    block = f"```{'cpp' if name in CUDA else 'python'}\n{code}\n```"
+    assert code._repr_markdown_() == f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
+    if name in CUDA:
+        assert judge(name, code.text).right
+    elif name in TRITON:
+        assert judge(name, triton_kernel(code.text)).right
+    else:
+        imports = stubs[name][: stubs[name].index("def ")]
+        namespace = {}
+        exec(imports + code.text.replace("_attend(q, ", "attend_one_head(q, "), namespace)
+        namespace["attend_one_head"] = vars(sys.modules[solutions[name].__module__]).get("_attend")
+        theirs = next(value for key, value in namespace.items() if key == solutions[name].__name__)
+        assert judge(name, theirs).right
+
+
+def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():
+    wrong = judge("causal_mask", mistakes["causal_mask"]["top left"][0])
+    assert repr(wrong) == wrong.message == judge("causal_mask", mistakes["causal_mask"]["top left"][0]).message
+    assert wrong._repr_markdown_().startswith("**Not yet:** the smallest case that fails\n\n    case     causal_mask(")
+    assert not wrong
+    right = judge("causal_mask", solutions["causal_mask"])
+    assert right
+    assert right._repr_markdown_().startswith("**Right:** ")
+
+
+def test_progress_names_what_is_done():
+    judge("kv_head", solutions["kv_head"])
+    judge("merge", lambda a, b: None)
+    lines = repr(check.progress()).splitlines()
+    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 6)]
+    assert "✓ kv_head" in lines[0]
+    assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
+
+
+def test_an_unknown_exercise_names_those_there_are():
+    with pytest.raises(AttributeError, match="no exercise 'softmax': there are safe_softmax, causal_mask"):
+        check.softmax  # noqa: B018
+    assert set(check.names()) <= set(dir(check))

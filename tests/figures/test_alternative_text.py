@@ -1,0 +1,47 @@
+"""Every figure stands for itself in words: as text/plain in the notebook, from where the book takes it."""
+
+import inspect
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import pytest
+import torch
+
+from pagewise import figures
+from pagewise.figures.charts import bars, heatmaps, lines
+
+DisplayFormatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter
+DRAWN = {name: of for name, of in vars(figures).items() if inspect.isfunction(of) and name not in ("show", "stepper")}
+
+
+def words(figure) -> str:
+    """What a notebook stores as text/plain."""
+    return DisplayFormatter().format(figure, include=["text/plain"])[0]["text/plain"]
+
+
+TITLED = [name for name, of in DRAWN.items() if {"title", "suptitle"} & {*inspect.signature(of).parameters}]
+
+
+@pytest.mark.parametrize("name", TITLED)
+def test_every_drawing_takes_an_alternative_text_or_computes_it(name):
+    assert "alt" in inspect.signature(DRAWN[name]).parameters or name.endswith("_calculator")
+
+
+def test_an_alternative_text_is_what_the_notebook_keeps(shown):
+    curves = {"naive": [1.0, 4.0], "cached": [1.0, 2.0]}
+    names = {"title": "Which is slower?", "xlabel": "tokens", "ylabel": "ms"}
+    lines([1, 2], curves, **names, alt="Without a cache the time rises fourfold.")
+    assert words(shown[0]) == "Without a cache the time rises fourfold."
+
+
+def test_without_one_it_is_the_title_the_axes_and_the_legend(shown, shapes_unchecked):
+    bars(["A100"], {"used": [1.0], "wasted": [2.0]}, title="How full?", ylabel="GB")
+    assert words(shown[0]) == "How full? GB: used, wasted."
+
+
+def test_every_panel_is_named(shown, shapes_unchecked):
+    panels = {"scores": torch.eye(2), "weights": torch.eye(2)}
+    heatmaps(panels, xlabel="key", ylabel="query", suptitle="Who looks where?")
+    assert words(shown[0]) == "Who looks where? scores. query over key. weights. key."

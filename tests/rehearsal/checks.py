@@ -1,0 +1,164 @@
+"""What only shows where kernels are launched on a GPU. tests/test_rehearsal.py has pytest run this file, rehearsing.
+
+The launcher does right, and if it did not, the rehearsal would notice: one planted bug of each kind.
+"""
+
+import ctypes
+import threading
+
+import pytest
+import torch
+
+from pagewise.cuda import CudaKernel
+from pagewise.cuda import gpu as cuda_gpu
+from pagewise.online_softmax import online_softmax
+from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
+from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
+from pagewise.tools import device
+
+FILL = "__global__ void fill(float* x, long n, float y) { if (threadIdx.x < n) x[threadIdx.x] = y; }"
+MANY = (1 << 33) + 5  # does not fit in 32 bits
+
+
+@pytest.fixture
+def fill():
+    return CudaKernel(FILL, "fill")
+
+
+@pytest.fixture
+def x():
+    return torch.zeros(32, device="cuda")
+
+
+def in_new_thread(run):
+    """What `run()` raises, or None, in a thread where nothing has happened yet."""
+    raised = []
+
+    def catch():
+        try:
+            run()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=catch)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+# ------------------------------------------------------------------------------------------------ what it does right
+
+
+@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
+def test_a_cuda_kernel_runs_on_the_gpu_of_its_tensors(fill, gpu):
+    x = torch.zeros(32, device=gpu)
+    fill[1, 32](x, MANY, 2.0)
+    assert x.unique().tolist() == [2.0]
+
+
+def test_a_cuda_kernel_runs_in_a_new_thread(fill, x):
+    fill[1, 32](x, MANY, 1.0)
+    assert in_new_thread(lambda: fill[1, 32](x, MANY, 2.0)) is None
+    assert x.unique().tolist() == [2.0]
+
+
+def test_a_graph_may_be_captured_right_after_compiling(fill, x):
+    fill.compile("cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fill[1, 32](x, MANY, 2.0)
+    assert x.unique().tolist() == [0.0]
+    graph.replay()
+    assert x.unique().tolist() == [2.0]
+
+
+def paged_cache(gpu):
+    cache = PagedKVCache(1, 8, 16, 2, 32, dtype=torch.float16, device=gpu)
+    tables, lens = torch.tensor([[3, 1], [2, 5]], dtype=torch.int32), torch.tensor([20, 17], dtype=torch.int32)
+    slots = torch.cat([tables[b].repeat_interleave(16)[:n] * 16 + torch.arange(n) % 16 for b, n in enumerate(lens)])
+    k, v = torch.randn(2, 37, 2, 32, generator=torch.Generator().manual_seed(0)).half().to(gpu)
+    cache.write(0, slots.to(gpu), k, v)
+    return cache.k[0], cache.v[0], tables.to(gpu), lens.to(gpu)
+
+
+@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
+def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(gpu):
+    """GPU 0 is the current one: the rehearsal holds each launch's context against its tensors."""
+    x = torch.randn(3, 50, device=gpu)
+    torch.testing.assert_close(online_softmax(x, 16, backend="triton"), x.softmax(dim=-1))
+    q, cache = torch.randn(2, 4, 32, device=gpu).half(), paged_cache(gpu)
+    expected = paged_attention(q, *cache, backend="torch")
+    for num_splits in (1, 3):
+        out = paged_attention(q, *cache, num_splits=num_splits, backend="triton")
+        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+    assert torch.cuda.current_device() == 0
+
+
+def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
+    q, (k_cache, v_cache, *tables) = torch.randn(2, 4, 32, device="cuda:1").half(), paged_cache("cuda:1")
+    expected = paged_attention(q, k_cache, v_cache, *tables, backend="torch")
+    caches = to_vllm_layout(k_cache, v_cache)
+    for version in (paged_attention_v1, paged_attention_v2):
+        torch.testing.assert_close(version(q, *caches, *tables), expected, rtol=0.01, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------ planted bugs
+
+
+def test_a_cpu_tensor_in_a_cuda_launch_is_found(fill, x, monkeypatch):
+    bind = fill._binder.bind
+    monkeypatch.setattr(fill._binder, "bind", lambda args: bind(args)._replace(device=x.device))
+    with pytest.raises(AssertionError, match="x is cpu memory, launched on GPU 0"):
+        fill[1, 32](x.cpu(), MANY, 2.0)
+
+
+def test_a_cpu_tensor_in_a_triton_launch_is_found(x):
+    from pagewise.kernels.online_softmax import online_softmax_kernel
+
+    with pytest.raises(ValueError, match="cannot be accessed from Triton"):
+        online_softmax_kernel[(1,)](x.cpu(), x, 32, TILE=32)
+
+
+def test_an_int_of_32_bits_for_a_parameter_of_64_is_found(fill, x, monkeypatch):
+    launch = cuda_gpu.GpuKernel.launch
+
+    def narrow(self, grid, block, shared_bytes, args):
+        launch(self, grid, block, shared_bytes, [args[0], ctypes.c_int(args[1].value), args[2]])
+
+    monkeypatch.setattr(cuda_gpu.GpuKernel, "launch", narrow)
+    with pytest.raises(AssertionError, match=f"n = {MANY} reached the driver as 05000000"):
+        fill[1, 32](x, MANY, 2.0)
+
+
+def test_a_missing_context_is_found(fill, x, monkeypatch):
+    fill[1, 32](x, MANY, 2.0)
+    monkeypatch.setattr(cuda_gpu, "_thread", type("Forgotten", (), {"has_context": True}))
+    assert "201" in str(in_new_thread(lambda: fill[1, 32](x, MANY, 2.0)))
+
+
+def test_more_shared_memory_than_the_card_has_is_found(fill, x):
+    fill.compile("cuda")
+    fill._on_gpu[0]._most_bytes = 1 << 20
+    with pytest.raises(RuntimeError, match="MAX_DYNAMIC_SHARED_SIZE_BYTES on GPU 0: CUDA_ERROR_INVALID_VALUE"):
+        fill[1, 32, 1 << 18](x, MANY, 2.0)
+
+
+def test_a_launch_on_the_wrong_stream_is_found(fill, x, monkeypatch):
+    fill[1, 32](x, MANY, 2.0)
+    wrong = fill._on_gpu[0]._stream()
+    monkeypatch.setattr(cuda_gpu.GpuKernel, "_stream", lambda self: wrong)
+    with torch.cuda.stream(torch.cuda.Stream()), pytest.raises(AssertionError, match="launched on stream 0x0, current"):
+        fill[1, 32](x, MANY, 2.0)
+
+
+def test_a_triton_launch_on_another_gpu_is_found(monkeypatch):
+    monkeypatch.setattr(device.torch.cuda, "device", lambda gpu: torch.cuda._DeviceGuard(0))
+    with pytest.raises(AssertionError, match="x_ptr is cuda:1 memory, launched on GPU 0"):
+        online_softmax(torch.zeros(1, 8, device="cuda:1"), 8, backend="triton")
+
+
+def test_code_that_is_loaded_while_a_graph_is_captured_is_found(fill, x, monkeypatch):
+    monkeypatch.setattr(cuda_gpu.GpuKernel, "_load", lambda self: None)
+    fill.compile("cuda")
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(Exception, match="STUB_ERROR_900"):
+        fill[1, 32](x, MANY, 2.0)

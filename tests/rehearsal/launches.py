@@ -1,0 +1,194 @@
+"""Launches that reach the stub driver: held against what the caller passed, then given their effect on the host.
+
+A CUDA kernel runs as fibers on the CPU, with the very bytes that the driver got; a Triton kernel, compiled for the GPU
+and launched by Triton's own launcher, runs in Triton's interpreter.
+"""
+
+import contextlib
+import ctypes
+import inspect
+import threading
+from collections import Counter
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rehearsal import driver, machine
+
+counted: Counter[str] = Counter()
+"""Launches that were compared and run: "CUDA", "Triton"."""
+
+
+class Built(NamedTuple):
+    """What a kernel that Triton compiled takes of the GPU; bytes of a thread's stack, and of a thread block."""
+
+    registers: int
+    spilled: int
+    shared: int
+
+
+built: dict[tuple[str, str], Built] = {}
+"""By the kernel's name and the hash of what it was compiled from."""
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def _seen():
+    """The launches of this thread that reach the driver inside."""
+    outer, _thread.seen = getattr(_thread, "seen", None), []
+    try:
+        yield _thread.seen
+    finally:
+        _thread.seen = outer
+
+
+def _note(launch: driver.Launch) -> None:
+    if getattr(_thread, "seen", None) is not None:
+        _thread.seen.append(launch)
+
+
+def check(launch: driver.Launch, meant: list[tuple[str, Any, torch.dtype | None]]) -> None:
+    """Hold what the driver got against what was meant: a name, a value and, of a fraction, its dtype, each."""
+    name = launch.kernel.name
+    current = torch._C._cuda_getCurrentRawStream(launch.device)
+    assert launch.stream == current, f"{name}: launched on stream {launch.stream:#x}, current is {current:#x}"
+    for (what, value, dtype), (_, size), got in zip(
+        meant, launch.kernel.code.parameters, launch.parameters, strict=False
+    ):
+        want = _packed(value, dtype, size)
+        assert got == want, f"{name}: {what} = {value!r} reached the driver as {got.hex()}, not {want.hex()}"
+        if isinstance(value, Tensor) and value.numel():
+            lies_on = driver.device_of_address(value.data_ptr())
+            assert lies_on == launch.device, f"{name}: {what} is {value.device} memory, launched on GPU {launch.device}"
+
+
+def _packed(value: Any, dtype: torch.dtype | None, size: int) -> bytes:
+    """The bytes of a parameter, from nothing but the value and what the compiled kernel takes."""
+    if isinstance(value, Tensor):
+        value = value.data_ptr()
+    if dtype is not None:
+        return bytes(torch.tensor([value], dtype=dtype).view(torch.uint8).tolist())
+    return int(value or 0).to_bytes(size, "little", signed=(value or 0) < 0)
+
+
+# ------------------------------------------------------------------------------------------------ CUDA
+
+_CARRIERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+
+
+def watch_cuda() -> None:
+    """Compare and run what `CudaKernel` launches on a GPU. After pagewise's modules may be imported."""
+    from pagewise.cuda import CudaKernel
+    from pagewise.cuda.arguments import FLOATS
+
+    real = CudaKernel._launch
+
+    def launch(self, shape, args):
+        with _seen() as seen:
+            real(self, shape, args)
+        for got in seen:
+            assert (got.grid, got.block, got.shared) == shape, f"launched as {got}, not as {shape}"
+            meant = zip(self.parameters, args, strict=True)
+            check(got, [(p.name, arg, None if p.pointer else FLOATS.get(p.ctype)) for p, arg in meant])
+            given = [
+                int.from_bytes(raw, "little") if p.pointer else _CARRIERS[len(raw)].from_buffer_copy(raw)
+                for p, raw in zip(self.parameters, got.parameters, strict=True)
+            ]
+            tensors = {p.name: arg for p, arg in zip(self.parameters, args, strict=True) if isinstance(arg, Tensor)}
+            machine.happens(got.stream, partial(self._on_cpu.launch, *shape, given, tensors=tensors))
+            counted["CUDA"] += 1
+
+    CudaKernel._launch = launch
+
+
+# ------------------------------------------------------------------------------------------------ Triton
+
+
+def watch_triton() -> None:
+    """Compare, measure and interpret what Triton launches."""
+    from triton.runtime.jit import JITFunction
+
+    real = JITFunction.run
+
+    def run(self, *args, grid, warmup, **kwargs):
+        with _seen() as seen:
+            compiled = real(self, *args, grid=grid, warmup=warmup, **kwargs)
+        for got in seen:
+            bound = inspect.signature(self.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in self.arg_names})
+            bound.apply_defaults()
+            kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
+            check(got, [(name, bound.arguments[name], _FRACTIONS.get(kind)) for name, kind in kinds.items()])
+            built[self.fn.__name__, compiled.hash] = Built(
+                got.kernel.code.registers, got.kernel.code.local, compiled.metadata.shared
+            )
+            machine.happens(got.stream, partial(_interpret, self, got.grid, bound.arguments))
+            counted["Triton"] += 1
+        return compiled
+
+    JITFunction.run = run
+    JITFunction.__call__ = _call
+
+
+_FRACTIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+_interpreter = threading.RLock()
+
+
+def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
+    """Run a Triton kernel in the interpreter, on the memory of its tensors.
+
+    Of bfloat16, which the interpreter rounds wrongly, it gets a copy in float32; what changes there is written back.
+    """
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction
+
+    flat, wide = {}, {}
+
+    def on_host(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        storage = value.untyped_storage()
+        key = storage.data_ptr(), value.dtype
+        if key not in flat:
+            size = storage.nbytes() // value.itemsize * value.itemsize
+            memory = (ctypes.c_char * size).from_address(key[0]) if size else b""
+            flat[key] = torch.frombuffer(memory, dtype=value.dtype) if size else torch.empty(0, dtype=value.dtype)
+            if value.dtype == torch.bfloat16:
+                wide[key] = flat[key].float()
+        return wide.get(key, flat[key]).as_strided(value.shape, value.stride(), value.storage_offset())
+
+    with _interpreter:
+        arguments = {name: on_host(value) for name, value in arguments.items()}
+        before = {key: tensor.clone() for key, tensor in wide.items()}
+        GridExecutor(InterpretedFunction(kernel.fn).rewrite(), kernel.arg_names, grid)(**arguments)
+        for key, tensor in wide.items():
+            changed = tensor.view(torch.int32) != before[key].view(torch.int32)
+            flat[key][changed] = tensor[changed].bfloat16()
+
+
+def _call(self, *args, **kwargs):
+    """A `@triton.jit` function called by one that is interpreted."""
+    from triton.runtime.interpreter import InterpretedFunction, _patch_lang
+
+    scope = _patch_lang(self.fn)
+    try:
+        return InterpretedFunction(self.fn).rewrite()(*args, **kwargs)
+    finally:
+        scope.restore()
+
+
+def install() -> None:
+    driver.on_launch = _note
+    watch_triton()
+
+
+def summary() -> str:
+    """What was rehearsed so far, in this process and in those whose counts came here."""
+    major, minor = driver.CAPABILITY
+    registers, spilled, shared = (max((b[i] for b in built.values()), default=0) for i in range(3))
+    return (
+        f"rehearsed for sm_{major}{minor}: {counted['CUDA']} CUDA and {counted['Triton']} Triton launches compared and "
+        f"run; {len(built)} kernels built by Triton, at most {registers} registers, {shared} shared and {spilled} "
+        f"spilled bytes"
+    )

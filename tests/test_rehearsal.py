@@ -1,0 +1,31 @@
+"""A part of `make rehearse` that covers each kernel and each way to launch: the GPU paths without a GPU."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, all_kernels
+
+CUDA_TESTS = "same_object or without_tensors or torchs_current_stream or 48_kb or compiler_saw"
+PARTS = {
+    "9.0": ["tests/rehearsal/checks.py", "tests/cuda/test_kernel.py", "-k", f"checks or {CUDA_TESTS}"],
+    "8.0": ["tests/rehearsal/checks.py", "-k", "runs_on"],
+}
+
+
+@pytest.mark.parametrize("capability", PARTS)
+def test_the_gpu_paths_are_rehearsed(capability):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PYTEST"))}
+    environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": str(ROOT / "tests"), "STUB_CC": capability}
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *PARTS[capability]]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rehearsed = re.search(r"rehearsed for sm_(\d+): (\d+) CUDA and (\d+) Triton launches", done.stdout)
+    assert rehearsed[1] == capability.replace(".", "")
+    assert int(rehearsed[2]) >= 5
+    assert int(rehearsed[3]) >= 10
+    ran = re.search(r"kernels executed \(compiled\): (.*)", done.stdout)[1]
+    assert [name for name in all_kernels() if name not in ran] == []

@@ -1,0 +1,105 @@
+"""A process per task list: what hangs, crashes or raises costs its own task, and the next one gets a new process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pagewise.tools.worker import Failed, Worker, described
+
+
+class Desk:
+    """Does what it is told, and counts what it did since it was made."""
+
+    def __init__(self, name):
+        self.name, self.done = name, 0
+
+    def __call__(self, task, argument=None):
+        self.done += 1
+        return getattr(self, task)(argument)
+
+    def pid(self, _):
+        return os.getpid()
+
+    def count(self, _):
+        return self.name, self.done
+
+    def fail(self, message):
+        raise ValueError(message)
+
+    def hang(self, _):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGTERM})  # as in C code: nothing gets through
+        time.sleep(600)
+
+    def crash(self, _):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def leave(self, status):
+        sys.exit(status)
+
+    def unpicklable(self, _):
+        return lambda: None
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker(Desk, "desk") as worker:
+        yield worker
+
+
+def test_tasks_are_done_in_one_other_process_that_keeps_its_state(worker):
+    pid = worker("pid", limit=60)
+    assert pid not in (os.getpid(), None)
+    assert worker("pid", limit=60) == pid
+    assert worker("count", limit=60)[0] == "desk"
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (("fail", "planted\nand more"), "^ValueError: planted$"),
+        (("hang",), r"^no answer within 0\.3 s$"),
+        (("crash",), "^its process ended: SIGSEGV$"),
+        (("leave", 3), "^its process ended: exit status 3$"),
+        (("unpicklable",), "pickle"),
+    ],
+)
+def test_a_failure_costs_its_own_task_only(worker, task, reason):
+    before = worker("pid", limit=60)
+    with pytest.raises(Failed, match=reason):
+        worker(*task, limit=0.3 if task == ("hang",) else 60)
+    assert worker("count", limit=60) == ("desk", 1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(before, 0)
+
+
+def raising():
+    raise RuntimeError("no desk")
+
+
+def test_a_process_that_cannot_start_is_a_failure_of_the_task():
+    with Worker(raising) as worker, pytest.raises(Failed, match=r"^RuntimeError: no desk$"):
+        worker("count", limit=60)
+
+
+def test_nothing_is_started_before_the_first_task():
+    with Worker(Desk, "idle") as worker:
+        assert worker._process is None
+
+
+def test_an_error_is_described_in_one_line():
+    assert described(ValueError("a\nb")) == "ValueError: a"
+    assert described(AssertionError()) == "AssertionError: no message"
+
+
+def test_the_callers_script_does_not_run_again(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from pagewise.tools.worker import Worker\nfrom operator import attrgetter\n"
+        "print('here')\nwith Worker(attrgetter, 'real') as worker:\n    print(worker(2, limit=60))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["here", "2"]
