@@ -7,7 +7,8 @@ One face, and a module per subject:
     attention    matrices that are multiplied, heads that share, what three kernels move
     dataflow     what travels where: boxes, arrows, spans
     merges       online softmax: (m, l, acc) as keys stream in, trees of merges
-    blocks       block tables, the pool over time, chains of prefixes, waste
+    blocks       block tables and the pool, chains of prefixes
+    waste        where a memory goes under different allocators
     threads      a CUDA kernel at work, from its trace
     stages       a CUDA kernel's levels and stages: what moves between memories, what is kept
     steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _warps and _sms
@@ -15,16 +16,7 @@ One face, and a module per subject:
 """
 
 from pagewise.figures.attention import equations, head_maps, three_kernels
-from pagewise.figures.blocks import (
-    chains,
-    memory_map,
-    owner_colours,
-    pool_over_time,
-    query_over_blocks,
-    snapshot,
-    stacks,
-    tables_and_pool,
-)
+from pagewise.figures.blocks import chains, owner_colours, query_over_blocks, snapshot, tables_and_pool
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, show
 from pagewise.figures.dataflow import cache_timeline, decoder_flow
@@ -45,3 +37,4 @@ from pagewise.figures.threads import (
     sectors_of_request,
     vecs_of_block,
 )
+from pagewise.figures.waste import memory_map, stacks

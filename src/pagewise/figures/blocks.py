@@ -1,21 +1,20 @@
-"""Figures of paged memory, drawn from live objects: block tables, the pool over time, chains of prefixes, waste.
+"""Figures of paged memory, drawn from live objects: block tables and the pool, chains of prefixes.
 
 A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from pagewise.figures.charts import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, TEAL, box, show
+from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, TEAL, box, show
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
 SHARED, NOBODY = BLUE, "#ffffff"
+WIDTH = 6.6  # inches, at most: text of 9 points must be read on a phone
 EMPTY = "////"  # the hatch of a slot that is given to a sequence and holds no token
 
 
@@ -72,7 +71,7 @@ def tables_and_pool(
     width = len(first.ref_counts) * (first.block_size + 0.8)
     copies = copies or {}
     heights = [3.3 if copies.get(name) else 2.6 for name in panels]  # a copy is drawn under the pool
-    size = (min(9.6, 0.42 * width + 1.6), sum(heights) + 0.5)
+    size = (min(WIDTH, 0.42 * width + 1.6), sum(heights) + 0.5)
     figure, axes = plt.subplots(len(panels), 1, figsize=size, squeeze=False, height_ratios=heights)
     colours = _colours(panels.values(), colours)
     for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
@@ -129,7 +128,7 @@ def query_over_blocks(
     its tokens, as bars over their slots."""
     colours, stride, P = _colours([shot], colours), shot.block_size + 0.8, shot.block_size
     width = len(shot.ref_counts) * stride
-    _, ax = plt.subplots(figsize=(min(9.6, 0.42 * width + 1.6), 3.4))
+    _, ax = plt.subplots(figsize=(min(WIDTH, 0.42 * width + 1.6), 3.4))
     _draw_pool(ax, shot, colours)
     box(ax, width / 2 - 2, 4.3, 4, 0.9, f"query of {owner}", fill=colours[owner])
     for i, block in enumerate(shot.tables[owner]):
@@ -144,39 +143,6 @@ def query_over_blocks(
     ax.set(xlim=(-0.3, width), ylim=(-1.6, 5.3))
     ax.set_title(title)
     ax.axis("off")
-    show(alt)
-
-
-def pool_over_time(
-    moments: Mapping[str, Snapshot],
-    *,
-    title: str,
-    colours: Mapping[Hashable, str] | None = None,
-    alt: str | None = None,
-) -> None:
-    """The pool after each call, one row per call, the block tables beside it. A slot names who has a token there."""
-    first = next(iter(moments.values()))
-    stride, N = first.block_size + 0.6, len(first.ref_counts)
-    _, ax = plt.subplots(figsize=(9.6, 0.5 * len(moments) + 1.2))
-    colours = _colours(moments.values(), colours)
-    for row, shot in enumerate(moments.values()):
-        for slot in range(len(shot.contents)):
-            block, offset = divmod(slot, shot.block_size)
-            owners = shot.owners(slot)
-            names, fill = "".join(map(str, owners)), _fill(owners, colours)
-            box(ax, block * stride + offset, row - 0.38, 1, 0.76, names, fill=fill)
-        tables = "\n".join(f"{name}: {table}" for name, table in shot.tables.items())
-        ax.text(N * stride + 0.3, row, tables, va="center", fontsize=8.5)
-    ax.text(N * stride + 0.3, -0.62, "block tables", va="bottom", fontsize=9)
-    ax.set_xlim(-0.3, N * stride)
-    ax.set_ylim(len(moments) - 0.5, -0.5)
-    ax.set_xticks([block * stride + first.block_size / 2 for block in range(N)], [str(block) for block in range(N)])
-    ax.set_yticks(range(len(moments)), list(moments))
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
-    ax.set_title(title)
-    ax.set_xlabel("physical block (its slots side by side)")
-    ax.set_ylabel("after the call")
     show(alt)
 
 
@@ -223,73 +189,6 @@ def chains(
     kinds = {f"held by {name}": colours[name] for name in names} | {"free, can be found": NOBODY}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
     ax.legend(handles=handles, ncols=len(handles), loc="upper left", bbox_to_anchor=(0.0, 0.04))
-    show(alt)
-
-
-def memory_map(
-    rows: Mapping[str, Sequence[tuple[str, Hashable | None]]],
-    *,
-    title: str,
-    colours: Mapping[Hashable, str] | None = None,
-    alt: str | None = None,
-) -> None:
-    """Memory slot by slot, one row per allocator: (state, owner) of each slot, as `workload.slots_at` gives them.
-
-    A used piece has its owner's colour and name, the other states the hatches that `stacks` gives them.
-    """
-    looks = {
-        "reserved": {"fc": NOBODY, "hatch": "///"},
-        "internal": {"fc": NOBODY, "hatch": "..."},
-        "external": {"fc": "#d3d3da", "hatch": "xx"},
-        "idle": {"fc": NOBODY},
-    }
-    names = {"used": "used", "external": "free, in pieces (external)", "idle": "free"}
-    owners = dict.fromkeys(owner for slots in rows.values() for _, owner in slots if owner is not None)
-    colours = owner_colours(*owners) | dict(colours or {})
-    _, ax = plt.subplots(figsize=(9.6, 0.55 * len(rows) + 1.5))
-    for row, slots in enumerate(rows.values()):
-        start = 0
-        for (state, owner), piece in groupby(slots):
-            size = len(list(piece))
-            look = looks.get(state) or {"fc": colours[owner]}
-            ax.add_patch(Rectangle((start, row - 0.36), size, 0.72, ec=INK, lw=0.6, **look))
-            if state == "used":
-                ax.text(start + size / 2, row, str(owner), ha="center", va="center", fontsize=9, fontweight="bold")
-            start += size
-    looks = {"used": {"fc": "#8d8da0"}} | looks
-    handles = [Patch(ec=INK, lw=0.6, label=names.get(state, state), **look) for state, look in looks.items()]
-    ax.legend(handles=handles, ncols=5, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9, columnspacing=1.2)
-    ax.set_xlim(-0.5, max(map(len, rows.values())) + 0.5)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.grid(visible=False)
-    ax.set_title(title, pad=28)
-    ax.set_xlabel("slot of the memory (one token each)")
-    show(alt)
-
-
-def stacks(
-    names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str, alt: str | None = None
-) -> None:
-    """Horizontal bars of shares (0 … 1) that add up to a whole; a share that has room carries its per cent."""
-    _, ax = plt.subplots(figsize=(7.6, 0.55 * len(names) + 1.8))
-    left = np.zeros(len(names))
-    for i, (label, values) in enumerate(shares.items()):
-        values, fill = 100 * np.asarray(values), PALETTE[i % 5]
-        ax.barh(range(len(names)), values, 0.7, left=left, label=label, color=fill, hatch=HATCHES[i % 5], ec="white")
-        for row, value in enumerate(values):
-            if value > 4:
-                plate = {"fc": fill if i == 0 else "white", "ec": "none", "pad": 1}
-                colour = "white" if i == 0 else INK
-                place = (left[row] + value / 2, row)
-                ax.text(*place, f"{value:.0f}", ha="center", va="center", color=colour, fontsize=9, bbox=plate)
-        left += values
-    ax.set_yticks(range(len(names)), names)
-    ax.invert_yaxis()
-    ax.grid(visible=False, axis="y")
-    ax.set(xlabel=xlabel, xlim=(0, 100.5))
-    ax.set_title(title, pad=28)
-    ax.legend(ncols=len(shares), loc="lower left", bbox_to_anchor=(-0.02, 0.98), fontsize=9, columnspacing=1.2)
     show(alt)
 
 
