@@ -6,7 +6,7 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test test-full bench rehearse lab refresh book clean
+.PHONY: help environment lessons test test-full bench rehearse gpu-check lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
 	@echo "make bench      what things cost on a CPU, as ratios of one run"
 	@echo "make rehearse   the kernels' tests and the lessons as if there were a GPU (SM=8.0: an A100; TESTS=tests/...)"
+	@echo "make gpu-check  what there is to know about this machine's GPU, in ten minutes (MINUTES=30: all of it)"
 	@echo "make lab        open the lessons in JupyterLab"
 	@echo "make book       render the book from the stored outputs"
 	@echo "make refresh    run the committed lessons again, in place (REMEASURE=1: timings too)"
@@ -53,6 +54,11 @@ rehearse: environment
 	@mkdir -p $(STARTUP)
 	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(STARTUP)/rehearsal.py
 	$(REHEARSE) IPYTHONDIR=build/rehearsal $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+
+MINUTES ?= 10
+
+gpu-check: environment
+	@$(PY) -m pagewise.tools.gpu_check --minutes $(MINUTES)
 
 lab: environment
 	$(PY) -m jupyter lab lessons

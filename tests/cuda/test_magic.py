@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+
+pytest.importorskip("IPython.core", reason="a cell magic is IPython's")
 from IPython.core.interactiveshell import InteractiveShell
 
 from pagewise.cuda import CompileError, CudaKernel, magic, simt

@@ -12,8 +12,8 @@ import torch
 from pagewise.cuda import CudaKernel
 from pagewise.cuda import gpu as cuda_gpu
 from pagewise.online_softmax import online_softmax
-from pagewise.paged_attention import paged_attention
-from pagewise.paged_blocks import PagedKVCache
+from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
+from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
 
 FILL = "__global__ void fill(float* x, long n, float y) { if (threadIdx.x < n) x[threadIdx.x] = y; }"
@@ -92,6 +92,14 @@ def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(gpu):
         out = paged_attention(q, *cache, num_splits=num_splits, backend="triton")
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
     assert torch.cuda.current_device() == 0
+
+
+def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
+    q, (k_cache, v_cache, *tables) = torch.randn(2, 4, 32, device="cuda:1").half(), paged_cache("cuda:1")
+    expected = paged_attention(q, k_cache, v_cache, *tables, backend="torch")
+    caches = to_vllm_layout(k_cache, v_cache)
+    for version in (paged_attention_v1, paged_attention_v2):
+        torch.testing.assert_close(version(q, *caches, *tables), expected, rtol=0.01, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ planted bugs

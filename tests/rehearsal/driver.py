@@ -172,9 +172,7 @@ for _name in ("cuInit", "cuCtxSynchronize", "cuStreamSynchronize", "cuLibraryUnl
 
 @call
 def cuGetExportTable(table, which):
-    raise Refused(
-        NOT_SUPPORTED
-    )  # what the driver shares with NVIDIA's own libraries: NVRTC asks, and takes no for an answer
+    raise Refused(NOT_SUPPORTED)  # NVRTC asks for it, and takes no for an answer
 
 
 @call

@@ -196,12 +196,6 @@ void on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>()); }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
-  m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>());
-  m.impl("set_.source_Storage", static_cast<at::Tensor& (*)(at::Tensor&, Storage)>(at::native::set_));
-  m.impl("set_.source_Storage_storage_offset", at::native::set_storage_cpu_);
-}
-
 // ---------------------------------------------------------------------------------------------------- devices
 
 struct Guard : c10::impl::DeviceGuardImplInterface {
@@ -219,7 +213,6 @@ struct Guard : c10::impl::DeviceGuardImplInterface {
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
 };
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 struct Hooks : at::CUDAHooksInterface {
   explicit Hooks(at::CUDAHooksArgs) {}
@@ -227,6 +220,7 @@ struct Hooks : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
+  long versionCuDNN() const override { return 0; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   DeviceIndex deviceCount() const override { return NUM_DEVICES; }
   DeviceIndex current_device() const override { return ::current_device; }
@@ -243,6 +237,22 @@ C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PRE
 }
 
 // ---------------------------------------------------------------------------------------------------- for Python
+
+// After `import torch`: from then on, all is ours, also in a torch that is built for CUDA and has kernels of its own.
+extern "C" void gpu_take_over() {
+  static c10::impl::DeviceGuardImplRegistrar guard(CUDA, new Guard);
+  static std::vector<c10::RegistrationHandleRAII> kept;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames())
+    if (auto op = dispatcher.findOp(name);
+        name.name.rfind("aten::", 0) == 0 && op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+      kept.push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA,
+                                             c10::KernelFunction::makeFromBoxedFunction<&on_the_cpu>(), {}, {}, ""));
+  static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+  aten.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&on_the_cpu>());
+  aten.impl("set_.source_Storage", static_cast<at::Tensor& (*)(at::Tensor&, Storage)>(at::native::set_));
+  aten.impl("set_.source_Storage_storage_offset", at::native::set_storage_cpu_);
+}
 
 extern "C" int gpu_current_device() { return current_device; }
 extern "C" int gpu_exchange_device(int index) { return std::exchange(current_device, index); }

@@ -150,6 +150,7 @@ def install() -> None:
 
     import torch
 
+    memory.gpu_take_over()
     memory.gpu_of_address.argtypes = [ctypes.c_size_t]
     driver.device_of_address = memory.gpu_of_address
     driver.is_capturing = _capturing.__contains__
@@ -187,4 +188,6 @@ def install() -> None:
     )
     torch._C._cuda_getCurrentRawStream = lambda index: current_stream(index).cuda_stream
     torch._C._cuda_getDevice = lambda: memory.gpu_current_device()
+    for kind in ("cudnn", "flash", "mem_efficient"):
+        getattr(torch.backends.cuda, f"enable_{kind}_sdp")(False)
     torch.version.cuda = torch.version.cuda or "13.0"  # Triton asks whether torch has a GPU backend

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -92,3 +93,13 @@ def test_nothing_is_started_before_the_first_task():
 def test_an_error_is_described_in_one_line():
     assert described(ValueError("a\nb")) == "ValueError: a"
     assert described(AssertionError()) == "AssertionError: no message"
+
+
+def test_the_callers_script_does_not_run_again(tmp_path):
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "from pagewise.tools.worker import Worker\nfrom operator import attrgetter\n"
+        "print('here')\nwith Worker(attrgetter, 'real') as worker:\n    print(worker(2, limit=60))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["here", "2"]

@@ -104,7 +104,7 @@ class Catalogue(Mapping):
 
 @dataclass(frozen=True)
 class Code:
-    """Source text that shows itself as a block of code."""
+    """Source text that shows itself as a block of code, folded in a notebook: nobody reads it by accident."""
 
     language: str
     text: str
@@ -113,7 +113,8 @@ class Code:
         return self.text
 
     def _repr_markdown_(self) -> str:
-        return f"```{self.language}\n{self.text}\n```"
+        block = f"```{self.language}\n{self.text}\n```"
+        return f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
 
 
 def show(name: str) -> Code:

@@ -1,7 +1,12 @@
 """Exercises whose answer is a CUDA kernel, run and checked by the CPU runner, on every machine alike."""
 
+import atexit
+import contextlib
 import functools
+import io
+import pickle
 import re
+import signal
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,13 +15,12 @@ import torch
 
 from pagewise.cuda import CompileError, CudaKernel, simt
 from pagewise.cuda.build import cache_dir, publish
-from pagewise.exercises import worker
-from pagewise.exercises.attempts import attempt
 from pagewise.exercises.code import solution_text, stub_text
 from pagewise.exercises.exercise import Case, Exercise, Mistake, Verdict, not_yet
 from pagewise.exercises.values import Raised
+from pagewise.tools.worker import Failed, Worker
 
-_WORKER = worker.Worker()
+BUILD_SECONDS, RUN_SECONDS = 300.0, 10.0
 
 
 class Program(NamedTuple):
@@ -29,7 +33,7 @@ class Program(NamedTuple):
 
 
 class CudaExercise(Exercise):
-    """Takes source text, or a `CudaKernel` as `%%cuda` makes it; a worker process judges it."""
+    """Takes source text, or a `CudaKernel` as `%%cuda` makes it. Another process builds and runs it."""
 
     def __call__(self, theirs: object) -> Verdict:
         if isinstance(theirs, CudaKernel):
@@ -41,46 +45,31 @@ class CudaExercise(Exercise):
         else:
             got = "a string without __global__" if isinstance(theirs, str) else type(theirs).__name__
             return not_yet(f"the answer must be a CudaKernel, or the source of one, got {got}.")
-        try:
-            return _WORKER.judge(self.name, theirs)
-        except worker.Died as died:
-            if died.seconds is None:
-                return not_yet(f"the kernel ended the process that ran it ({died.what}): a wild pointer?")
-            return not_yet(f"no answer after {died.seconds:g} seconds ({died.what}): is there a loop that never ends?")
-
-    def judge(self, program: Program) -> Verdict:
-        """In the worker: build it, then as any exercise."""
-        try:
-            _kernel(program)
-        except CompileError as error:
-            return not_yet(f"it does not compile\n\n{textwrap.indent(str(error), '    ')}")
-        except (ValueError, TypeError) as error:
-            return not_yet(f"this source cannot be used: {error}")
-        return super().__call__(program)
+        built = _elsewhere(self.name, None, theirs, limit=BUILD_SECONDS)
+        return not_yet(built.message) if isinstance(built, Raised) else super().__call__(theirs)
 
     def refuses(self, theirs: object) -> None:
         """Nothing: `__call__` has."""
 
     def outcome(self, case: Case, theirs: Program | str) -> object:
         program = theirs if isinstance(theirs, Program) else Program(theirs, self.name)
-        kernel = _kernel(program)
-        worker.announce("run", case.what)
-        return attempt(lambda: _run(case, kernel), seconds=1000)  # the parent is not so patient
+        built = _elsewhere(self.name, None, program, limit=BUILD_SECONDS)
+        if isinstance(built, Raised):
+            return built
+        return _elsewhere(self.name, self.cases.index(case), program, limit=RUN_SECONDS)
 
     def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
-        names = [f"{self.name}_{i}" for i in range(len(self.mistakes))]
-        sources = (
-            m.theirs.replace(f" {self.name}(", f" {name}(")
-            for m, name in zip(self.mistakes.values(), names, strict=True)
-        )
-        together = cache_dir() / f"{self.name}_mistakes.cu"  # one file, so that the compiler runs once
+        """One source for all of them, so that the compiler runs once."""
+        names = {f"{self.name}_{i}": mistake for i, mistake in enumerate(self.mistakes.values())}
+        sources = [mistake.theirs.replace(f" {self.name}(", f" {name}(") for name, mistake in names.items()]
+        together = cache_dir() / f"{self.name}_mistakes.cu"
         publish(together, "\n".join(sources).encode())
-        for mistake, name in zip(self.mistakes.values(), names, strict=True):
+        for name, mistake in names.items():
             yield mistake, [self.outcome(case, Program(str(together), name)) for case in self.cases]
 
     def unnamed(self, got: object, found: str) -> str:
         if isinstance(got, Raised):
-            return _ADVICE.get(got.kind[0], "") if isinstance(got.kind, tuple) else ""
+            return _ADVICE.get(got.kind[0], "")
         return super().unnamed(got, found) + " (NaN: nobody wrote it.)" * ("got nan" in found)
 
 
@@ -91,6 +80,7 @@ _ADVICE = {
     "deadlock": "Some threads wait for others that never come.",
     "lane": "A shuffle must be reached by every lane that its mask names.",
     "uninitialised": "Somebody must write it first.",
+    "no answer": "Is there a loop that never ends, or a pointer that was never right?",
     TypeError: "Keep the parameters as the task has them.",
 }
 
@@ -102,26 +92,70 @@ def cuda_exercise(
     return CudaExercise(name, cases, mistakes, solution_text(f"{name}.cu"), stub or stub_text(f"{name}.cu"), praise)
 
 
-@functools.lru_cache(100)
-def _kernel(program: Program) -> CudaKernel:
-    worker.announce("build", "the compiler")
-    kernel = CudaKernel(program.source, program.name, defines=program.defines, options=program.options)
-    with simt.check():  # the build that is checked and observed
-        kernel.compile("cpu")
-    return kernel
+# ------------------------------------------------------------------------------------------------ the other process
 
 
-def _run(case: Case, kernel: CudaKernel) -> object:
-    """The case's outcome. Where a check of the runner fails, the kind of failure and who failed, not the line."""
+def _elsewhere(exercise: str, case: int | None, program: Program, *, limit: float) -> object:
+    """`_Runner`'s answer. A kernel on the CPU is native code, which nothing but its process's end stops."""
     try:
-        return case.run(kernel)
-    except simt.SimtError as error:
-        return Raised((error.what, error.thread_block, error.thread, error.element), _plain(str(error)))
-    except (TypeError, ValueError) as error:
-        return Raised((type(error),), f"{type(error).__name__}: {error}")
+        outcome, printed = pickle.loads(_worker()(exercise, case, program, limit=limit))
+    except Failed as failure:
+        return Raised(("no answer",), str(failure))
+    except BaseException:  # the user's interrupt: what runs shall not go on
+        _worker().close()
+        raise
+    print(printed, end="")
+    return outcome
 
 
-def _plain(message: str) -> str:
+@functools.cache
+def _worker() -> Worker:
+    worker = Worker(_Runner)
+    atexit.register(worker.close)
+    return worker
+
+
+class _Runner:
+    """In the other process: builds a program (case None), or runs a case; gives outcome and output, pickled."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._kernels: dict[Program, CudaKernel] = {}
+
+    def __call__(self, exercise: str, case: int | None, program: Program) -> bytes:
+        from pagewise.exercises.checkers import BY_NAME
+
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            outcome = self._build(program) if case is None else self._run(BY_NAME[exercise].cases[case], program)
+        return pickle.dumps((outcome, printed.getvalue()))
+
+    def _build(self, program: Program) -> Raised | None:
+        if program in self._kernels:
+            return None
+        try:
+            kernel = CudaKernel(program.source, program.name, defines=program.defines, options=program.options)
+            with simt.check():  # the build that is checked and observed
+                kernel.compile("cpu")
+        except CompileError as error:
+            return Raised((CompileError,), f"it does not compile\n\n{textwrap.indent(str(error), '    ')}")
+        except (ValueError, TypeError) as error:
+            return Raised((type(error),), f"this source cannot be used: {error}")
+        self._kernels[program] = kernel
+        return None
+
+    def _run(self, case: Case, program: Program) -> object:
+        """The case's outcome. Where a check of the runner fails, the kind of failure and who failed, not the line."""
+        if program not in self._kernels and (refused := self._build(program)):  # this process is new
+            return refused
+        try:
+            return case.run(self._kernels[program])
+        except simt.SimtError as error:
+            return Raised((error.what, error.thread_block, error.thread, error.element), _in_lines(str(error)))
+        except (TypeError, ValueError) as error:
+            return Raised((type(error),), f"{type(error).__name__}: {error}")
+
+
+def _in_lines(message: str) -> str:
     """A message of the runner over several lines, the source line on its own."""
     return re.sub(r", (line \d+) `(.*?)`: ", r", \1\n    \2\n", message, count=1)
 

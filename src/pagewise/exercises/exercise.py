@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pagewise.exercises.attempts import attempt
 from pagewise.exercises.values import Raised, difference, text
 
+NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about the mistake
+
 
 class Case(NamedTuple):
     """One thing that an answer is tried on: `run(theirs)` gives what is held against the solution's."""
@@ -100,7 +102,7 @@ class Exercise:
         return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
 
     def _name_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
-        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind == "time":
+        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in NO_ANSWER:
             return None
         known = [
             (mistake, its) for mistake, its in self.outcomes_of_mistakes() if _agreed(its, outcomes) == len(outcomes)

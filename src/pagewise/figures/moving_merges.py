@@ -103,7 +103,7 @@ def _draw(figure: Figure, moment: _Moment) -> None:
     top.tick_params(labelbottom=False)
     acc, out = (_vector(x) for x in (moment.summary.acc, moment.summary.output()))
     texts = ["m = −∞" if m == -math.inf else f"m = {m:g}", f"l = {float(moment.summary.l):.3f}", f"acc = {acc}"]
-    texts += [f"acc / l = {out}"] if moment.divided else []
+    texts += [f"out = {out}"] if moment.divided else []
     for i, text in enumerate(texts):
         box(bottom, i * 6 / len(texts), 0, 5.6 / len(texts), 1, text, fill=SAND)
     bottom.set(xlim=(-0.05, 5.95), ylim=(-0.05, 1.05))

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.blocks import OWNERS
 from pagewise.figures.charts import DASHES, INK, PALETTE
@@ -81,6 +82,7 @@ def _draw(figure: Figure, frame: tuple[Mapping[str, Sequence[Run]], int, int, in
         curve.step(edges, busy, where="post", color=PALETTE[i], ls=DASHES[i], label=name)
     curve.axvline(time, color=INK, lw=1)
     curve.set(xlim=(0, end), ylim=(0, num_sms * 1.08), xlabel="time (tokens read by a thread block)", ylabel="SMs busy")
+    curve.xaxis.set_major_locator(MaxNLocator(5))
     curve.legend(loc="upper right")
 
 

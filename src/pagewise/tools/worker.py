@@ -6,8 +6,10 @@ its process without a GPU. So the work is done in another process, which is give
 
 import multiprocessing
 import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 STARTING = 300.0  # seconds that a new process has to import everything and call `make`
@@ -63,7 +65,13 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
-        self._process.start()
+        caller = sys.modules["__main__"]
+        if self._work[0].__module__ != "__main__":  # nothing of the caller's script is needed: it shall not run again
+            sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            self._process.start()
+        finally:
+            sys.modules["__main__"] = caller
         theirs.close()
         return self._answer(STARTING)[1]
 

@@ -1,0 +1,93 @@
+"""Every kernel launched again and again on the same inputs: `python tests/repeat_launches.py [--only CUDA]`.
+
+No kernel here may depend on the order in which threads come: each launch must give the same bits. With `--times 1
+--tokens 70` it is what compute-sanitizer is given. All that a kernel may not read is poison, as in the tests.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from paged_cases import paged_inputs
+from torch import Tensor
+
+from conftest import DEVICES
+from pagewise.online_softmax import online_softmax
+from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
+
+Run = Callable[[], tuple[Tensor, ...]]
+TYPES = [(torch.float32, None), (torch.float16, None), (torch.bfloat16, torch.float8_e5m2)]
+
+
+def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
+    """(name, a call that returns its outputs, the first of them finite) of every kernel, in several types."""
+    seq_lens = [num_tokens, 0, 17, num_tokens // 2 + 3]
+    for dtype, cache_dtype in TYPES:
+        inputs = paged_inputs(seq_lens, 8, 2, 64, dtype=dtype, device="cpu", cache_dtype=cache_dtype)
+        vllm = (inputs[0], *to_vllm_layout(*inputs[1:3]), *inputs[3:])
+        inputs, vllm = ([tensor.to(device) for tensor in tensors] for tensors in (inputs, vllm))
+        types, options = str(dtype if cache_dtype is None else cache_dtype)[6:], {"return_lse": True, "check": False}
+        of_cuda = {"max_seq_len": num_tokens, **options}
+        yield f"CUDA v1, {types}", partial(paged_attention_v1, *vllm, **of_cuda)
+        yield f"CUDA v2, {types}", partial(paged_attention_v2, *vllm, partition_size=64, **of_cuda)
+        yield f"CUDA grouped, {types}", partial(paged_attention_grouped, *vllm, partition_size=64, **of_cuda)
+        for splits in (1, 3):
+            decode = partial(paged_attention, *inputs, num_splits=splits, backend="triton", **options)
+            yield f"Triton decode in {splits}, {types}", decode
+        for layout in ("nhd", "vllm"):
+            yield f"Triton write, {layout}, {types}", written(num_tokens, dtype, cache_dtype or dtype, layout, device)
+        rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
+        yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
+
+
+def written(num_tokens: int, dtype: torch.dtype, cache_dtype: torch.dtype, layout: str, device: torch.device) -> Run:
+    """Keys and values written into a new cache of zeros, in which every other slot stays free."""
+    generator = torch.Generator().manual_seed(0)
+    slots = torch.randperm(2 * num_tokens, generator=generator)[:num_tokens].to(device)
+    k, v = torch.randn(2, num_tokens, 2, 64, generator=generator).to(dtype).to(device)
+
+    def write() -> tuple[Tensor, ...]:
+        sizes = (1, -(-2 * num_tokens // 16), 16, 2, 64)
+        cache = PagedKVCache(*sizes, dtype=cache_dtype, device=device, layout=layout)
+        cache.write(0, slots, k, v, backend="triton")
+        return cache.k[0], cache.v[0]
+
+    return write
+
+
+def fault(run: Run, times: int) -> str | None:
+    """What is wrong with the outputs of so many calls, or None."""
+    first = [out.cpu() for out in run()]
+    if not first[0].float().isfinite().all():
+        return "not finite"
+    for time in range(2, times + 1):
+        for out, before in zip(run(), first, strict=True):
+            if changed := int((out.cpu().view(torch.uint8) != before.view(torch.uint8)).sum()):
+                return f"launch {time} differs from the first in {changed} bytes"
+    return None
+
+
+def main() -> None:
+    """The command line; exits with 1 if a kernel gave other bits."""
+    parser = argparse.ArgumentParser(description="Launch every kernel repeatedly and compare the bits.")
+    parser.add_argument("--times", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=4000, help="of the longest sequence (%(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name has this")
+    options = parser.parse_args()
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # each tensor's memory is its own: a tool sees where it ends
+    chosen = [case for case in cases(options.tokens, torch.device(DEVICES[-1])) if options.only in case[0]]
+    wrong = 0
+    for name, run in chosen:
+        verdict = fault(run, options.times)
+        wrong += verdict is not None
+        print(f"{name:32} {verdict or 'the same bits'}", flush=True)
+    print(f"{len(chosen)} kernels launched {options.times} times each, {wrong} wrong")
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A list of parts, each a process with a limit: what fails, hangs or is missing costs its own part, nothing more."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import repeat_launches
+import torch
+
+import conftest
+from conftest import ROOT
+from pagewise.tools import gpu_check
+from pagewise.tools.gpu_check import Part, check
+
+# Prints its last child's number, and neither it nor its child minds being asked to end.
+STUBBORN = "trap '' INT; sleep 600 & echo $!; wait; wait"
+
+
+def sh(name, script, limit=60.0):
+    return Part(name, ("sh", "-c", script), limit)
+
+
+def summary(out):
+    return {part["part"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
+
+
+def assert_ends(pid):
+    """A killed process may still be waited for by its new parent."""
+    stat = Path(f"/proc/{pid}/stat")
+    until = time.monotonic() + 30
+    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        assert time.monotonic() < until, f"{pid} still runs"
+        time.sleep(0.05)
+
+
+def test_without_a_gpu_it_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=r"^gpu-check needs a GPU, and torch finds none on this machine"):
+        gpu_check.main()  # a text: printed to stderr, exit status 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_run_in_order_and_a_failure_costs_its_own_part(tmp_path, capsys):
+    parts = [
+        sh("first", "echo a; echo '=== 7 passed ==='"),
+        sh("wrong", "echo because; exit 3"),
+        Part("missing", ("/no/such/sanitizer",), 60.0),
+        sh("quiet", "true"),
+    ]
+    results = check(parts, tmp_path, 60)
+    assert [(r.status, r.note) for r in results[:2]] == [("passed", "7 passed"), ("failed", "because")]
+    assert results[2].status == "not available"
+    assert "/no/such/sanitizer" in results[2].note
+    assert (results[3].status, results[3].note) == ("passed", "it printed nothing")
+    assert list(summary(tmp_path)) == ["first", "wrong", "missing", "quiet"]
+    assert summary(tmp_path)["first"]["lines"] == ["a", "=== 7 passed ==="]
+    log = (tmp_path / "log.txt").read_text()
+    assert log.index("===== first: sh -c") < log.index("7 passed ===\n") < log.index("because") < log.index("quiet")
+    assert capsys.readouterr().out.splitlines()[1].startswith("wrong: failed after 0 s  because")
+
+
+def test_a_part_over_its_limit_ends_with_all_that_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "GRACE", 0.2)
+    hung, after = check([sh("hung", STUBBORN, limit=1.0), sh("after", "echo still here")], tmp_path, 60)
+    assert (hung.status, after.status) == ("timed out", "passed")
+    assert 1.0 <= hung.seconds < 30
+    assert_ends(int(hung.note))
+
+
+def test_a_part_over_its_limit_may_say_how_far_it_came(tmp_path):
+    script = "import time\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('3 of 7')"
+    (result,) = check([Part("slow", (sys.executable, "-c", script), 2.0)], tmp_path, 60)
+    assert (result.status, result.note) == ("timed out", "3 of 7")
+
+
+def test_a_part_whose_time_is_gone_is_not_reached(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "GRACE", 0.0)
+    long, never = check([sh("long", "exec sleep 600"), sh("never", "echo no")], tmp_path, 6)
+    assert (long.status, never.status) == ("timed out", "not reached")
+    assert 6 <= long.seconds < 30
+    assert summary(tmp_path)["never"]["status"] == "not reached"
+
+
+def started(out, *scripts):
+    """gpu_check as it is started, but with these parts and a GPU that is not there; once its second part runs."""
+    stubs = ", ".join(f"gpu_check.Part('part {i}', ('sh', '-c', {script!r}), 60.0)" for i, script in enumerate(scripts))
+    program = (
+        f"import torch; torch.cuda.is_available = lambda: True; from pagewise.tools import gpu_check; "
+        f"gpu_check.parts = lambda out: [{stubs}]; gpu_check.main()"
+    )
+    command = [sys.executable, "-c", program, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    until = time.monotonic() + 120
+    while not (out / "pid").exists() or not (out / "pid").read_text().endswith("\n"):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_stopped_half_way_it_keeps_what_it_has(tmp_path, sent):
+    hangs = f"{STUBBORN.replace('echo $!', f'echo $! > {tmp_path}/pid')}"
+    process = started(tmp_path, "echo first", hangs, "echo last")
+    process.send_signal(sent)
+    told, _ = process.communicate(timeout=60)
+    killed = sent == signal.SIGKILL
+    statuses = [part["status"] for part in summary(tmp_path).values()]
+    assert statuses == ["passed", "running" if killed else "cut off", "not reached"]
+    assert "part 0: passed" in told
+    child = int((tmp_path / "pid").read_text())
+    if killed:  # nothing can be asked of it any more
+        os.killpg(os.getpgid(child), signal.SIGKILL)
+    else:
+        assert process.returncode == 1
+        assert "part 2        0  not reached" in told
+    assert_ends(child)
+
+
+def test_the_report_has_measurements_and_a_row_per_part(tmp_path):
+    (tmp_path / gpu_check.MEASUREMENTS).write_text("[{}]")
+    told = gpu_check.report([gpu_check.Result("memcheck", "failed", 12.3, "ERROR SUMMARY: 2 errors")], tmp_path)
+    assert "missing; measure it again" in told
+    assert "memcheck       12  failed  ERROR SUMMARY: 2 errors" in told
+
+
+def test_the_parts_exist():
+    parts = gpu_check.parts(Path("out"))
+    names = [part.name for part in parts]
+    assert names[:3] == ["machine", "kernels are right", "speed, 3 shapes"]
+    assert len(set(names)) == len(names)
+    assert {"memcheck", "racecheck", "initcheck", "synccheck", "all tests"} <= set(names)
+    assert len([name for name in names if name.startswith("lesson ")]) == len(list(ROOT.glob("lessons/*.ipynb")))
+    files = [word for part in parts for word in part.command if word.startswith("tests/")]
+    assert files
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+# ------------------------------------------------------------------------------------------------ repeated launches
+
+
+def test_every_kernel_is_launched_and_gives_the_same_bits(monkeypatch):
+    monkeypatch.setattr(conftest, "executed", launched := Counter())
+    device = torch.device(conftest.DEVICES[-1])
+    for name, run in repeat_launches.cases(40, device):
+        assert repeat_launches.fault(run, 1) is None, name
+    assert conftest.all_kernels() <= set(launched)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fault"),
+    [
+        ([[1.0, 2.0], [1.0, 2.0]], None),
+        ([[1.0, 0.0], [1.0, -0.0]], "launch 2 differs from the first in 1 bytes"),
+        ([[1.0, torch.nan]], "not finite"),
+    ],
+)
+def test_other_bits_are_noticed(outputs, fault):
+    launches = iter(outputs)
+    assert repeat_launches.fault(lambda: (torch.tensor(next(launches)),), len(outputs)) == fault

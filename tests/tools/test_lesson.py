@@ -1,0 +1,53 @@
+"""A lesson run without notebook packages: its code cells, in order, in one process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CELLS = [
+    "import torch, inspect\nfrom IPython.display import Markdown\nfrom pathlib import Path",
+    "def twice(x):\n    return 2 * x",
+    "print(inspect.getsource(twice).rstrip(), twice(21), Path('beside').exists())\nMarkdown('shown')",
+]
+
+
+@pytest.fixture
+def lesson(tmp_path):
+    def write(*sources):
+        cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source in sources]
+        path = tmp_path / "07_stub.ipynb"
+        path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# no code"]}, *cells]}))
+        (tmp_path / "beside").touch()
+        return path
+
+    return write
+
+
+def run(path, *, missing=("nbformat", "nbclient", "IPython")):
+    """What running a lesson prints and how it exits, where these packages are missing."""
+    hide = (
+        f"import importlib.util as u, sys; f = u.find_spec; u.find_spec = lambda n, *a: None if n in {missing} else "
+        f"f(n, *a); sys.modules.update(dict.fromkeys({missing})); from pagewise.tools import lesson; lesson.main()"
+    )
+    return subprocess.run([sys.executable, "-c", hide, path], capture_output=True, text=True, check=False)
+
+
+def test_cells_run_in_order_in_the_lessons_folder(lesson):
+    done = run(lesson(*CELLS))
+    assert done.returncode == 0, done.stderr
+    assert "return 2 * x 42 True" in done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        "3 code cells ran to the end, in a plain process: there is no nbformat, nbclient"
+    )
+
+
+def test_a_failing_cell_shows_its_source(lesson):
+    done = run(lesson("x = 0", "y = 1\ny / x", "print('not reached')"))
+    assert done.returncode == 1
+    assert '"<07_stub, code cell 2>", line 2' in done.stderr
+    assert "y / x" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert done.stderr.endswith("code cell 2 of 3 failed\n")
+    assert "not reached" not in done.stdout
