@@ -83,7 +83,15 @@ def describe_pictures(app, doctree: nodes.document) -> None:
             image["alt"] = words[0]
 
 
+def highlight_cuda(app, doctree: nodes.document) -> None:
+    """A cell of CUDA C++ is no Python."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.astext().startswith("%%cuda"):
+            block["language"] = "cpp"
+
+
 def setup(app) -> None:
     app.connect("source-read", link_sources)
     app.connect("doctree-read", describe_pictures)
+    app.connect("doctree-read", highlight_cuda)
     app.connect("html-collect-pages", source_pages)

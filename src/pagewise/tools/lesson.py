@@ -30,13 +30,22 @@ def run_plainly(path: Path) -> int:
         name = f"<{path.stem}, code cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks and Triton
         try:
-            exec(compile(source, name, "exec"), vars(lesson))
+            exec(compile(_python(source), name, "exec"), vars(lesson))
         except Exception:
             traceback.print_exc()  # unlike Python's own printing of what nobody caught, with the cell's lines
             sys.exit(f"code cell {number} of {len(sources)} failed")
         if "matplotlib.pyplot" in sys.modules:
             sys.modules["matplotlib.pyplot"].close("all")
     return len(sources)
+
+
+def _python(source: str) -> str:
+    """A cell as Python: one of CUDA C++ becomes the call that binds its kernel."""
+    first, _, cell = source.partition("\n")
+    if not first.startswith("%%cuda "):
+        return source
+    line = first.removeprefix("%%cuda ")
+    return f"globals().update(__import__('pagewise.cuda.magic').cuda.magic.kernel_of({line!r}, {cell!r}))"
 
 
 def main() -> None:
