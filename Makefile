@@ -34,7 +34,8 @@ test: environment
 	$(PY) -m ruff format --check .
 	$(NOTEBOOKS) check lessons
 	$(PY) -m pytest -n 2
-	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+	$(PY) -m pagewise.exercises.solved lessons build/solved
+	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope build/solved
 	$(SPHINX) lessons build/book
 
 test-full: environment

@@ -132,7 +132,8 @@ def test_signature_and_task_of_a_function_are_typed_and_short(name):
 @pytest.mark.parametrize("name", check.names())
 def test_the_shown_solution_is_code_that_passes(name):
     code = show(name)
-    assert code._repr_markdown_() == f"```{'cpp' if name in CUDA else 'python'}\n{code}\n```"
+    block = f"```{'cpp' if name in CUDA else 'python'}\n{code}\n```"
+    assert code._repr_markdown_() == f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
     if name in CUDA:
         assert judge(name, code.text).right
     elif name in TRITON:

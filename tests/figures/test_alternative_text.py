@@ -8,11 +8,11 @@ mpl.use("Agg")
 
 import pytest
 import torch
-from IPython.core.formatters import DisplayFormatter
 
 from pagewise import figures
 from pagewise.figures.charts import bars, heatmaps, lines
 
+DisplayFormatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter
 DRAWN = {name: of for name, of in vars(figures).items() if inspect.isfunction(of) and name not in ("show", "stepper")}
 
 

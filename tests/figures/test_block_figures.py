@@ -8,8 +8,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from pagewise.figures import blocks as block_figures
-from pagewise.figures.blocks import NOBODY, OWNERS, SHARED, chains, pool_over_time, snapshot, tables_and_pool
-from pagewise.figures.charts import PALETTE, SAND
+from pagewise.figures.blocks import EMPTY, NOBODY, OWNERS, SHARED, chains, pool_over_time, snapshot, tables_and_pool
 from pagewise.paged_blocks import BlockManager
 
 P = 4
@@ -81,19 +80,45 @@ def test_owner_keeps_its_colour_from_moment_to_moment(shown, forked):
     assert [tick.get_text() for tick in shown[0].axes[0].get_yticklabels()] == ["both", "B alone"]
 
 
-def test_chains_point_from_parent_to_child_and_fill_what_is_in_use(shown):
+def test_a_slot_that_is_given_and_empty_is_not_drawn_like_a_free_one(shown, forked):
+    tables_and_pool({"now": snapshot(forked)}, title="Who holds what?")
+    pool = [patch.get_hatch() for patch in shown[0].axes[0].patches if hasattr(patch, "get_width")][: 4 * P]
+    assert pool == [None] * 6 + [EMPTY] * 2 + [None] * 3 + [EMPTY] + [None] * 4
+
+
+def test_a_copy_is_an_arrow_from_block_to_block_in_its_own_panel(shown, forked):
+    shot = snapshot(forked)
+    tables_and_pool({"before": shot, "now": shot}, title="What is copied?", copies={"now": [(1, 2)]})
+    before, now = shown[0].axes
+    assert "copy" not in [text.get_text() for text in before.texts]
+    assert [text.get_text() for text in now.texts].count("copy") == 1
+    tips = [text.xy[0] for text in now.texts if getattr(text, "arrow_patch", None)]
+    assert tips[-1] == 2 * (P + 0.8) + P / 2
+
+
+def test_a_query_points_at_its_blocks_in_the_order_of_the_table(shown, forked):
+    block_figures.query_over_blocks(snapshot(forked), "B", [0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.3], title="Where?")
+    ax = shown[0].axes[0]
+    tips = [text.xy[0] for text in ax.texts if getattr(text, "arrow_patch", None)]
+    assert tips == [block * (P + 0.8) + P / 2 for block in (0, 2)]
+    assert {"0: tokens 0–3", "1: tokens 4–6"} <= {text.get_text() for text in ax.texts}
+    bars = [patch for patch in ax.patches if hasattr(patch, "get_width") and patch.get_width() == 0.7]
+    assert [bar.get_height() for bar in bars] == pytest.approx([0.5, 1, 0.5, 0.5, 0.5, 0.5, 1.5])
+    assert [bar.get_x() for bar in bars[4:]] == pytest.approx([2 * (P + 0.8) + 0.15 + i for i in range(3)])
+
+
+def test_chains_point_from_parent_to_child_and_are_filled_in_their_owners_colour(shown):
     manager = BlockManager(8, P, prefix_cache=True)
-    for name, tokens in {"A": [1] * 8, "B": [1] * 4 + [2] * 4}.items():
+    for name, tokens in {"A": [1] * 8, "B": [1] * 4 + [2] * 4, "C": [1] * 4}.items():
         manager.allocate(name, [*tokens, 0])
-        manager.commit(name, 9)
+        manager.commit(name, len(tokens) + 1)
     manager.free("A")
     prefixes = [p for block in range(8) if (p := manager.prefix(block))]
-    used = set(manager.block_table("B"))
-    chains(prefixes, used, {p: str(p.tokens) for p in prefixes}, title="Which?")
+    owners = {block: [name for name in "BC" if block in manager.block_table(name)] for block in range(8)}
+    chains(prefixes, owners, {p: str(p.tokens) for p in prefixes}, title="Which?", colours={"B": "#123456"})
     ax = shown[0].axes[0]
     assert len(prefixes) == 3
-    assert fills(ax).count(SAND) == 2
-    assert fills(ax).count(NOBODY) == 1
+    assert fills(ax) == [SHARED, NOBODY, "#123456"]
     labels = [text for text in ax.texts if "block" in text.get_text()]
     assert all(f"block {next(iter(p.blocks))}" in text.get_text() for p, text in zip(prefixes, labels, strict=True))
     root = labels[0].get_position()[0]
@@ -102,19 +127,21 @@ def test_chains_point_from_parent_to_child_and_fill_what_is_in_use(shown):
 
 
 def test_no_prefixes_make_an_empty_figure(shown):
-    chains([], [], {}, title="Which?")
+    chains([], {}, {}, title="Which?")
     assert fills(shown[0].axes[0]) == []
 
 
-def test_memory_map_colours_every_slot_and_names_each_piece_once(shown):
+def test_memory_map_draws_each_piece_once_in_its_owners_colour(shown):
     rows = {
-        "pieces": [("used", "a"), ("used", "a"), ("reserved", "a"), ("free", ""), ("used", "b")],
-        "blocks": [("used", "a"), ("used", "b"), ("used", "a"), ("internal", "a"), ("free", "")],
+        "pieces": [("used", "a"), ("used", "a"), ("reserved", "a"), ("external", None), ("used", "b")],
+        "blocks": [("used", "a"), ("used", "b"), ("used", "a"), ("internal", "a"), ("idle", None)],
     }
     block_figures.memory_map(rows, title="What is where?")
     ax = shown[0].axes[0]
-    of = {"used": PALETTE[0], "reserved": PALETTE[1], "internal": PALETTE[2], "free": NOBODY}
-    assert fills(ax) == [of[state] for slots in rows.values() for state, _ in slots]
+    a, b, white, grey = *OWNERS[:2], NOBODY, "#d3d3da"
+    assert fills(ax) == [a, white, grey, b, a, b, a, white, white]
+    assert [patch.get_width() for patch in ax.patches] == [2] + [1] * 8
+    assert [bool(patch.get_hatch()) for patch in ax.patches] == [0, 1, 1, 0, 0, 0, 0, 1, 0]
     assert [text.get_text() for text in ax.texts] == ["a", "b", "a", "b", "a"]
 
 

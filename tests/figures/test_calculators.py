@@ -33,7 +33,7 @@ def python_cache(v):
 
 def python_roofline(v):
     new = min(v["T"], v["S"])
-    cost = AttentionCost(v["B"], v["Hkv"] * v["group"], v["Hkv"], new, v["S"], v["D"])
+    cost = AttentionCost(v["B"], v["Hkv"] * v["group"], v["Hkv"], new, v["S"], v["D"], causal=True)
     gpu = next(gpu for gpu in GPUS if gpu.name == v["gpu"])
     return {
         "new": new,
@@ -65,7 +65,8 @@ def test_same_bytes_each_time_and_nothing_from_elsewhere(name):
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(819200, "B", "819 kB"), (1677721600, "B", "1.68 GB"), (4.1e-6, "s", "4.1 µs"), (61, "", "61"), (0, "B", "0 B"),
+    [(819200, "B", "819 kB"), (64.25, "B", "64.3 B"),
+     (1677721600, "B", "1.68 GB"), (4.1e-6, "s", "4.1 µs"), (61, "", "61"), (0, "B", "0 B"),
      (1048576, "", "1,048,576"), (152.99, "FLOP/B", "153 FLOP/B"), (-2.5e9, "B", "-2.5 GB"), ("memory", "", "memory")],
 )  # fmt: skip
 def test_quantities_have_three_digits_and_a_prefix(value, unit, text):

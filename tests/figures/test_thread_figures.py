@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from matplotlib.patches import Rectangle
 
 from pagewise.cuda import simt
 from pagewise.figures import threads as kernel_figures
@@ -35,17 +34,6 @@ def reads(trace, **fields):
     return trace
 
 
-def test_a_vec_of_q_has_its_threads_number(launch, shown):
-    kernel_figures.vec_strip(launch.accesses("q"), D, title="?")
-    assert cells(shown[0]) == {(4 * i + 2, 0.5): f"thread {i}" for i in range(8)}
-
-
-def test_warps_take_blocks_in_turn(launch, shown):
-    kernel_figures.blocks_of_warps(launch.accesses("k_cache"), TABLE, D * P, title="?")
-    expected = {(i + 0.5, i % 4 + 0.5): f"turn {i // 4 + 1}" for i in range(6)}
-    assert cells(shown[0]) == expected
-
-
 def test_a_block_of_k_is_read_row_by_row(launch, shown):
     kernel_figures.vecs_of_block(
         launch.accesses("k_cache"), (D // 8, P * 8), 4 * D * P, title="?", rows="", columns="", group_size=2, turns="j"
@@ -53,6 +41,7 @@ def test_a_block_of_k_is_read_row_by_row(launch, shown):
     found = cells(shown[0])
     assert [found[c + 0.5, 1.5] for c in range(32)] == [str(64 + c) for c in range(32)]  # warp 2 has this block
     assert sorted(text for text in found.values() if "=" in text) == [f"j = {j}" for j in range(4)]
+    assert [tick.get_text() for tick in shown[0].axes[0].get_xticklabels()] == [str(token) for token in range(P)]
 
 
 def test_the_second_block_of_a_warp_starts_at_turn_0(launch, shown):
@@ -65,9 +54,13 @@ def test_the_second_block_of_a_warp_starts_at_turn_0(launch, shown):
 
 def test_a_block_of_v_is_read_by_lanes_side_by_side(launch, shown):
     kernel_figures.rows_of_block(launch.accesses("v_cache"), (D, P), 4 * D * P, title="?", turns="r")
-    found = cells(shown[0])
-    assert [found[0.5 + row, 0.5] for row in (0, 1, 15, 16)] == ["64", "66", "94", "64"]
-    assert found[16, -0.15] == "r = 1"
+    panels = shown[0].axes
+    assert [ax.get_title(loc="left") for ax in panels] == ["turn r = 0", "turn r = 1"]
+    found = [{text.get_position(): text.get_text() for text in ax.texts} for ax in panels]
+    # a row of V is a row of the figure: its two halves are read by neighbours
+    assert [found[0][0.5 + vec, 0.5] for vec in (0, 1)] == ["64", "65"]
+    assert [found[0][0.5, row + 0.5] for row in (1, 15)] == ["66", "94"]
+    assert found[1][0.5, 16.5] == "64"
 
 
 def test_an_address_is_the_sum_of_its_strips(shown):
@@ -85,6 +78,7 @@ def test_sectors_are_counted_as_the_launch_counts_them(launch, shown):
     kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
     assert shown[0].axes[0].get_title(loc="left").startswith("packed: 8 sectors moved, 100%")
     assert shown[0].axes[1].get_title(loc="left").startswith("far: 32 sectors moved, 25%")
+    assert shown[0].axes[1].get_xlim()[1] == pytest.approx(32.1)  # what lies between is left out
 
 
 def test_banks_show_a_conflict_as_two_words(launch, shown):
@@ -93,7 +87,9 @@ def test_banks_show_a_conflict_as_two_words(launch, shown):
     wide["element"] = np.where(request["lane"] % 2, 32, 0)
     kernel_figures.banks_of_request({"ours": request, "wide": wide}, title="?")
     assert [ax.get_title(loc="left") for ax in shown[0].axes] == ["ours: 1 word per bank", "wide: 2 words per bank"]
-    assert sum(isinstance(patch, Rectangle) for patch in shown[0].axes[0].patches) == 64  # 32 lanes, 2 words each
+    ours, wide_words = ([text.get_text() for text in ax.texts if text.get_text()] for ax in shown[0].axes)
+    assert ours == ["0", "1", "2", "3"]  # two vecs of 8 bytes for all lanes
+    assert sorted(map(int, wide_words)) == [0, 1, 32, 33]
 
 
 def test_the_tree_is_the_order_of_writes_and_reads(launch, shown):
@@ -103,6 +99,9 @@ def test_the_tree_is_the_order_of_writes_and_reads(launch, shown):
     kernel_figures.handovers(tail, title="?")
     sentences = [text for (x, _), text in cells(shown[1]).items() if x > 6]
     assert sentences == ["hand over their sums", "add them to their own"] * 2
+    arrows = [text for text in shown[1].axes[0].texts if getattr(text, "arrow_patch", None)]
+    # from the middle of a warp's box to the middle of another's, 1.5 apart: 2 → 0 and 3 → 1, then 1 → 0
+    assert [(a.xyann[0], a.xy[0]) for a in arrows] == [(3.6, 0.6), (5.1, 2.1), (2.1, 0.6)]
 
 
 def test_a_butterfly_says_how_many_lanes_agree(shown):

@@ -244,7 +244,8 @@ extern "C" void gpu_take_over() {
   static std::vector<c10::RegistrationHandleRAII> kept;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames())
-    if (auto op = dispatcher.findOp(name); op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+    if (auto op = dispatcher.findOp(name);
+        name.name.rfind("aten::", 0) == 0 && op && op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
       kept.push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA,
                                              c10::KernelFunction::makeFromBoxedFunction<&on_the_cpu>(), {}, {}, ""));
   static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);

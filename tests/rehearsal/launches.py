@@ -133,15 +133,13 @@ def watch_triton() -> None:
 
 
 _FRACTIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-_WIDER = {torch.bfloat16: torch.float32, torch.float8_e4m3fn: torch.float16, torch.float8_e5m2: torch.float16}
-_BITS = {torch.float32: torch.int32, torch.float16: torch.int16}
 _interpreter = threading.RLock()
 
 
 def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
     """Run a Triton kernel in the interpreter, on the memory of its tensors.
 
-    Of types that the interpreter rounds wrongly it gets a wider copy; elements that change there are written back.
+    Of bfloat16, which the interpreter rounds wrongly, it gets a copy in float32; what changes there is written back.
     """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
@@ -156,8 +154,8 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
             size = storage.nbytes() // value.itemsize * value.itemsize
             memory = (ctypes.c_char * size).from_address(key[0]) if size else b""
             flat[key] = torch.frombuffer(memory, dtype=value.dtype) if size else torch.empty(0, dtype=value.dtype)
-            if value.dtype in _WIDER:
-                wide[key] = flat[key].to(_WIDER[value.dtype])
+            if value.dtype == torch.bfloat16:
+                wide[key] = flat[key].float()
         return wide.get(key, flat[key]).as_strided(value.shape, value.stride(), value.storage_offset())
 
     with _interpreter:
@@ -165,9 +163,8 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
         before = {key: tensor.clone() for key, tensor in wide.items()}
         GridExecutor(InterpretedFunction(kernel.fn).rewrite(), kernel.arg_names, grid)(**arguments)
         for key, tensor in wide.items():
-            bits = _BITS[tensor.dtype]
-            changed = tensor.view(bits) != before[key].view(bits)
-            flat[key][changed] = tensor[changed].to(key[1])
+            changed = tensor.view(torch.int32) != before[key].view(torch.int32)
+            flat[key][changed] = tensor[changed].bfloat16()
 
 
 def _call(self, *args, **kwargs):

@@ -1,7 +1,10 @@
 """The roofline and the least cost of attention, by hand."""
 
 import pytest
+import torch
 
+from pagewise.naive_attention import query_positions, visibility
+from pagewise.options import ScoreOptions
 from pagewise.tools.roofline import A100, GPUS, H100, H200, AttentionCost, Gpu, standard_attention_bytes
 
 TOY = Gpu("toy", peak_flops=100.0, bandwidth=10.0, num_sms=1, memory=1.0)
@@ -36,6 +39,18 @@ def test_cost_of_attention_by_hand():
     q_and_out, k_and_v = 2 * (2 * 8 * 3 * 16), 2 * (2 * 2 * 5 * 16)
     assert cost.bytes_moved == 4 * (q_and_out + k_and_v)
     assert cost.intensity == cost.flops / cost.bytes_moved
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 5), (3, 5), (5, 5), (5, 3)])
+def test_causal_attention_costs_the_pairs_that_may_look_at_each_other(T, S):
+    visible = visibility(query_positions(T, S)[:, None] - torch.arange(S), ScoreOptions(causal=True))
+    assert AttentionCost(1, 1, 1, T, S, 16, causal=True).pairs == visible.sum()
+
+
+def test_a_causal_prompt_costs_about_half_and_moves_as_much():
+    whole, causal = (AttentionCost(1, 32, 8, 4096, 4096, 128, causal=c) for c in (False, True))
+    assert causal.flops / whole.flops == pytest.approx(0.5, abs=1e-3)
+    assert causal.bytes_moved == whole.bytes_moved
 
 
 def test_decode_has_an_intensity_of_heads_per_kv_head():

@@ -12,7 +12,7 @@ from pagewise import naive_attention
 from pagewise.kernels.online_softmax import online_softmax_kernel
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention, finite, grouped_matmul
-from pagewise.tools.source import cuda_source, show, show_cuda, source
+from pagewise.tools.source import cuda_source, show, show_cuda, show_cuda_part, source
 
 
 def documented(x):
@@ -149,3 +149,13 @@ def test_cuda_functions_are_shown_as_one_block(tmp_path):
     shown = show_cuda(tmp_path / "x.cu", "k", "Sum").data
     assert shown.startswith("```cpp\n__global__")
     assert shown.endswith("};\n```") or shown.endswith("}\n```")
+
+
+def test_a_part_of_a_cuda_function_runs_from_line_to_line_without_its_indent(tmp_path):
+    file = tmp_path / "kernel.cu"
+    file.write_text("__global__ void f() {\n    int first = 0;\n#pragma unroll\n    for (;;)\n        first++;\n}\n")
+    assert show_cuda_part(file, "f", "for", "first").data == "```cpp\nfor (;;)\n    first++;\n```"
+    assert "pragma" not in show_cuda_part(file, "f", "int", "++").data
+    for missing in (("while", "first"), ("for", "int first")):
+        with pytest.raises(ValueError, match="f has no lines from"):
+            show_cuda_part(file, "f", *missing)

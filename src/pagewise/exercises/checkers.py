@@ -1,5 +1,6 @@
 """The face of the exercises: `check.<name>`, and what they hold, by name."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -104,7 +105,7 @@ class Catalogue(Mapping):
 
 @dataclass(frozen=True)
 class Code:
-    """Source text that shows itself as a block of code."""
+    """Source text that shows itself as a block of code, folded in a notebook: nobody reads it by accident."""
 
     language: str
     text: str
@@ -113,7 +114,8 @@ class Code:
         return self.text
 
     def _repr_markdown_(self) -> str:
-        return f"```{self.language}\n{self.text}\n```"
+        block = f"```{self.language}\n{self.text}\n```"
+        return f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
 
 
 def show(name: str) -> Code:
@@ -121,4 +123,5 @@ def show(name: str) -> Code:
     exercise = BY_NAME[name]
     if isinstance(exercise.solution, str):
         return Code("cpp" if "__global__" in exercise.solution else "python", exercise.solution)
-    return Code("python", listing(exercise.solution))
+    imports = re.match(r"((?:import|from) .*\n)*\n*", exercise.stub)[0]  # so that it can be pasted as it stands
+    return Code("python", imports + listing(exercise.solution))

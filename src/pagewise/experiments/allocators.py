@@ -1,16 +1,17 @@
 """Four ways to give requests memory for their KV cache, side by side (lesson 4).
 
-Memory is `capacity` token slots. Three allocators need one contiguous piece per request, found by first fit, as big as
+Memory is `capacity` token slots. Three allocators need one contiguous piece per request, as big as
 
     reserve_max     max_len, the longest the model allows
     power_of_two    prompt + the next power of two of the output: a guess at most twice too large
     oracle          prompt + output exactly: no real system knows it
 
-and `Paged` takes blocks as tokens come. Kwon et al. 2023, §6.1, call the first three Orca (Max, Pow2, Oracle).
+and `Paged` takes blocks as tokens come. Kwon et al. 2023, §6.1, call the first three Orca (Max, Pow2, Oracle) and let a
+buddy allocator find their pieces (`Buddy`); first fit (`Contiguous`) is the fairer rival, it rounds nothing up.
 """
 
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from pagewise.paged_blocks import BlockManager, OutOfBlocks
@@ -43,6 +44,9 @@ class Memory(Protocol):
 
     def release(self, i: int) -> None:
         """Take everything back."""
+
+    def slots(self, i: int) -> Sequence[int]:
+        """The slots given to request i, in the order in which its tokens use them."""
 
 
 class Contiguous:
@@ -79,20 +83,47 @@ class Contiguous:
             h -= 1
         self.holes.insert(h, (start, size))
 
+    def slots(self, i: int) -> Sequence[int]:
+        return range(self.start[i], self.start[i] + self.held[i])
 
-def reserve_max(capacity: int, max_len: int = 2048) -> Contiguous:
+
+class Buddy(Contiguous):
+    """Pieces of 2ᵏ slots that begin at multiples of 2ᵏ, as a buddy allocator gives them; the lowest free one."""
+
+    def __init__(self, capacity: int, size: Callable[[Request], int]) -> None:
+        super().__init__(capacity, lambda request: next_power_of_two(size(request)))
+
+    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        size = self.size(request)
+        for h, (start, hole) in enumerate(self.holes):
+            aligned = cdiv(start, size) * size
+            before, after = aligned - start, start + hole - aligned - size
+            if after >= 0:
+                rest = [(start, before), (aligned + size, after)]
+                self.holes[h : h + 1] = [(begin, length) for begin, length in rest if length]
+                self.held[i], self.start[i] = size, aligned
+                return True
+        return False
+
+
+def reserve_max(capacity: int, max_len: int = 2048, pieces: type[Contiguous] = Contiguous) -> Contiguous:
     """Contiguous memory for the longest request there could be."""
-    return Contiguous(capacity, lambda request: max_len)
+    return pieces(capacity, lambda request: max_len)
 
 
-def power_of_two(capacity: int, max_len: int = 2048) -> Contiguous:
+def power_of_two(capacity: int, max_len: int = 2048, pieces: type[Contiguous] = Contiguous) -> Contiguous:
     """Contiguous memory for the prompt and the next power of two of the output, max_len at most."""
-    return Contiguous(capacity, lambda r: min(max_len, r.prompt + (1 << (r.output - 1).bit_length())))
+    return pieces(capacity, lambda request: min(max_len, request.prompt + next_power_of_two(request.output)))
 
 
-def oracle(capacity: int) -> Contiguous:
+def oracle(capacity: int, pieces: type[Contiguous] = Contiguous) -> Contiguous:
     """Contiguous memory for exactly what the request will need."""
-    return Contiguous(capacity, lambda request: request.prompt + request.output)
+    return pieces(capacity, lambda request: request.prompt + request.output)
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
 
 
 class Paged:
@@ -125,6 +156,10 @@ class Paged:
     def release(self, i: int) -> None:
         self.manager.free(i)
         del self.held[i]
+
+    def slots(self, i: int) -> Sequence[int]:
+        P = self.manager.block_size
+        return [block * P + offset for block in self.manager.block_table(i) for offset in range(P)]
 
     def _whole_blocks(self, num_tokens: int) -> int:
         return cdiv(num_tokens, self.manager.block_size) * self.manager.block_size

@@ -13,13 +13,15 @@ Kwon et al. 2023, fig. 2.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from pagewise.experiments.allocators import Memory, Request
 from pagewise.tools.checks import check_count, check_number
+from pagewise.tools.roofline import Gpu
 
 
 class Lengths(NamedTuple):
@@ -76,7 +78,9 @@ class Replay(NamedTuple):
     idle: np.ndarray
     batch: np.ndarray  # requests running
     waiting: np.ndarray  # requests in line
+    prefilled: np.ndarray  # tokens of the requests let in: their K and V are computed before the step
     preemptions: int
+    recomputed: int  # those of `prefilled` that had been computed before
 
     @property
     def crowded(self) -> np.ndarray:
@@ -93,25 +97,69 @@ class Replay(NamedTuple):
         states = {name: getattr(self, name)[self.crowded].mean() for name in Replay._fields[:5]}
         return {name: float(slots / sum(states.values())) for name, slots in states.items()}
 
+    def least_seconds(self, gpu: Gpu, *, weights_bytes: float, token_bytes: float) -> float:
+        """The least time of the whole run, for 16-bit weights, what was computed again included.
+
+        Per step the weights and the K and V in use are read once, and every token that is computed costs 2 FLOPs per
+        weight; the slower of the two counts. Attention's own FLOPs are left out.
+        """
+        flops = weights_bytes * (self.batch + self.prefilled)
+        return sum(map(gpu.seconds, flops.tolist(), (weights_bytes + token_bytes * self.used).tolist()))
+
+
+class _Step(NamedTuple):
+    """After every running request has grown by a token, before those that are done leave."""
+
+    tokens: list[int]
+    running: list[int]
+    waiting: int
+    in_pieces: bool  # the free slots would do for the next in line, were they in one piece
+    prefilled: int
+    preempted: int
+
 
 def replay(requests: Sequence[Request], memory: Memory) -> Replay:
     """Run all requests to their end: first come, first served, one token per running request and step.
 
     If a running request cannot grow, the one admitted last is preempted: it loses its memory, not its tokens, and is
-    the next to be admitted. Computing its K and V once more is counted as a preemption, not as time.
+    the next to be admitted, when its K and V are computed once more (`recomputed`).
 
     Raises ValueError if some request could not even run alone.
     """
+    steps, preemptions = [], 0
+    for step in _steps(requests, memory):
+        counts = len(step.running), step.waiting, step.prefilled
+        steps.append((*_states(requests, step, memory), *counts))
+        preemptions += step.preempted
+    columns = np.array(steps, dtype=np.int64).reshape(-1, 8).T
+    return Replay(*columns, preemptions, int(columns[-1].sum()) - sum(request.prompt for request in requests))
+
+
+def slots_at(requests: Sequence[Request], memory: Memory, step: int) -> list[tuple[str, int | None]]:
+    """(state, request) of every slot at that step of `replay`, counted from 0; a free slot belongs to None."""
+    at = next(islice(_steps(requests, memory), step, None))
+    slots: list[tuple[str, int | None]] = [("external" if at.in_pieces else "idle", None)] * memory.capacity
+    for i in at.running:
+        for n, slot in enumerate(memory.slots(i)):
+            kept = "reserved" if n < requests[i].prompt + requests[i].output else "internal"
+            slots[slot] = ("used" if n < at.tokens[i] else kept, i)
+    return slots
+
+
+def _steps(requests: Sequence[Request], memory: Memory) -> Iterator[_Step]:
+    """`replay`, step by step."""
     if requests and max(memory.needs(r, r.prompt + r.output) for r in requests) > memory.capacity:
         raise ValueError(f"requests must fit in memory alone, got one that needs more than {memory.capacity} slots")
     tokens = [request.prompt for request in requests]
     arriving, waiting = deque(sorted(range(len(requests)), key=lambda i: requests[i].arrival)), deque()
     running: list[int] = []
-    steps, preemptions = [], 0
+    now = 0
     while arriving or waiting or running:
-        while arriving and requests[arriving[0]].arrival <= len(steps):
+        while arriving and requests[arriving[0]].arrival <= now:
             waiting.append(arriving.popleft())
+        prefilled = preempted = 0
         while waiting and memory.admit(waiting[0], requests[waiting[0]], tokens[waiting[0]]):
+            prefilled += tokens[waiting[0]]
             running.append(waiting.popleft())
         next_needs = memory.needs(requests[waiting[0]], tokens[waiting[0]]) if waiting else memory.capacity + 1
         in_pieces = next_needs <= memory.capacity - sum(memory.held.values())
@@ -123,20 +171,18 @@ def replay(requests: Sequence[Request], memory: Memory) -> Replay:
             else:
                 memory.release(running[-1])
                 waiting.appendleft(running.pop())
-                preemptions += 1
-        steps.append((*_states(requests, tokens, running, memory, in_pieces), len(running), len(waiting)))
+                preempted += 1
+        yield _Step(tokens, running, len(waiting), in_pieces, prefilled, preempted)
         for i in [i for i in running if tokens[i] == requests[i].prompt + requests[i].output]:
             memory.release(i)
             running.remove(i)
-    return Replay(*np.array(steps).reshape(-1, 7).T, preemptions)
+        now += 1
 
 
-def _states(
-    requests: Sequence[Request], tokens: list[int], running: list[int], memory: Memory, in_pieces: bool
-) -> tuple[int, int, int, int, int]:
+def _states(requests: Sequence[Request], step: _Step, memory: Memory) -> tuple[int, int, int, int, int]:
     """(used, reserved, internal, external, idle) in slots."""
-    used = sum(tokens[i] for i in running)
-    wanted = sum(min(memory.held[i], requests[i].prompt + requests[i].output) for i in running)
+    used = sum(step.tokens[i] for i in step.running)
+    wanted = sum(min(memory.held[i], requests[i].prompt + requests[i].output) for i in step.running)
     held = sum(memory.held.values())
     free = memory.capacity - held
-    return used, wanted - used, held - wanted, free * in_pieces, free * (not in_pieces)
+    return used, wanted - used, held - wanted, free * step.in_pieces, free * (not step.in_pieces)

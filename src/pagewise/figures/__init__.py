@@ -1,32 +1,47 @@
 """Every figure of the course, drawn from live objects and traces: `from pagewise import figures`.
 
-charts     heat maps, lines, bars, the roofline; the palette and the style of all
-blocks     block tables, the pool over time, chains of prefixes, waste
-threads    a CUDA kernel at work, from its trace
-merges     online softmax: (m, l, acc) as keys stream in, trees of merges
-dataflow   what travels where: boxes, arrows, spans
-steps      a stepper, one picture per step: moving_blocks, moving_merges, moving_warps and moving_sms have the pictures
-calculators  the size of a cache and the roofline, to drag
+One face, and a module per subject:
+
+    charts       heat maps, lines, bars; the palette and the style of all
+    roofs        the roofline, and where kernels stand under it
+    attention    matrices that are multiplied, heads that share, what three kernels move
+    dataflow     what travels where: boxes, arrows, spans
+    merges       online softmax: (m, l, acc) as keys stream in, trees of merges
+    blocks       block tables, the pool over time, chains of prefixes, waste
+    threads      a CUDA kernel at work, from its trace
+    stages       a CUDA kernel's levels and stages: what moves between memories, what is kept
+    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _warps and _sms
+    calculators  the size of a cache and the roofline, to drag
 """
 
-from pagewise.figures.blocks import chains, memory_map, owner_colours, pool_over_time, snapshot, stacks, tables_and_pool
+from pagewise.figures.attention import equations, head_maps, three_kernels
+from pagewise.figures.blocks import (
+    chains,
+    memory_map,
+    owner_colours,
+    pool_over_time,
+    query_over_blocks,
+    snapshot,
+    stacks,
+    tables_and_pool,
+)
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
-from pagewise.figures.charts import bars, heatmaps, lines, roofline, show
+from pagewise.figures.charts import bars, heatmaps, lines, show
 from pagewise.figures.dataflow import cache_timeline, decoder_flow
-from pagewise.figures.merges import histogram, merge_trees, streaming
+from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_held
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
 from pagewise.figures.moving_sms import sm_steps
 from pagewise.figures.moving_warps import warp_steps
+from pagewise.figures.roofs import roofline
+from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
 from pagewise.figures.threads import (
     address_strips,
     banks_of_request,
-    blocks_of_warps,
     butterfly,
     handovers,
     rows_of_block,
     sectors_of_request,
-    vec_strip,
     vecs_of_block,
 )

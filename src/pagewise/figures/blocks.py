@@ -3,7 +3,8 @@
 A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -15,6 +16,7 @@ from pagewise.figures.charts import BLUE, HATCHES, INK, ORANGE, PALETTE, SAND, T
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
 SHARED, NOBODY = BLUE, "#ffffff"
+EMPTY = "////"  # the hatch of a slot that is given to a sequence and holds no token
 
 
 def owner_colours(*sequences: Hashable) -> dict[Hashable, str]:
@@ -53,20 +55,29 @@ def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
 
 
 def tables_and_pool(
-    panels: Mapping[str, Snapshot], *, title: str, colours: Mapping[Hashable, str] | None = None, alt: str | None = None
+    panels: Mapping[str, Snapshot],
+    *,
+    title: str,
+    colours: Mapping[Hashable, str] | None = None,
+    copies: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    alt: str | None = None,
 ) -> None:
     """Block tables above, the pool below, an arrow from each entry to its block; one panel per moment.
 
-    A slot is filled in its owner's colour, dark where several share it; what an unowned slot holds is shown in white.
-    `colours` are those of `owner_colours`; default: by order of appearance.
+    A slot is filled in its owner's colour, dark where several share it, hatched where a sequence has it and holds no
+    token there; what an unowned slot holds is shown in white. `colours` are those of `owner_colours`; default: by order
+    of appearance. `copies` are the (src, dst) to be drawn in a panel.
     """
     first = next(iter(panels.values()))
     width = len(first.ref_counts) * (first.block_size + 0.8)
-    height = 2.6 * len(panels) + 0.5
-    figure, axes = plt.subplots(len(panels), 1, figsize=(min(9.6, 0.42 * width + 1.6), height), squeeze=False)
+    copies = copies or {}
+    heights = [3.3 if copies.get(name) else 2.6 for name in panels]  # a copy is drawn under the pool
+    size = (min(9.6, 0.42 * width + 1.6), sum(heights) + 0.5)
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, squeeze=False, height_ratios=heights)
     colours = _colours(panels.values(), colours)
     for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
         draw_tables_and_pool(ax, shot, colours)
+        draw_copies(ax, shot, copies.get(name, ()))
         ax.set_title(name)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
@@ -91,6 +102,49 @@ def draw_tables_and_pool(
         x += (len(table) + 1.2) * step
     ax.set(xlim=(-0.3, width), ylim=(-1.6, 4.7))
     ax.axis("off")
+
+
+def draw_copies(ax: Axes, shot: Snapshot, copies: Sequence[tuple[int, int]]) -> None:
+    """An arrow under the pool for each block that is copied, (src, dst)."""
+    stride, middle = shot.block_size + 0.8, shot.block_size / 2
+    for src, dst in copies:
+        ends = [(block * stride + middle, -1.7) for block in (dst, src)]
+        bend = f"arc3,rad={0.3 if src < dst else -0.3}"
+        ax.annotate("", *ends, arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 2.5, "connectionstyle": bend})
+        ax.text((ends[0][0] + ends[1][0]) / 2, -3.1, "copy", ha="center", color=ORANGE, fontweight="bold")
+    if copies:
+        ax.set_ylim(bottom=-3.3)
+
+
+def query_over_blocks(
+    shot: Snapshot,
+    owner: Hashable,
+    weights: Sequence[float],
+    *,
+    title: str,
+    colours: Mapping[Hashable, str] | None = None,
+    alt: str | None = None,
+) -> None:
+    """A sequence's query above the pool, an arrow to each of its blocks in the order of its table; `weights`, those of
+    its tokens, as bars over their slots."""
+    colours, stride, P = _colours([shot], colours), shot.block_size + 0.8, shot.block_size
+    width = len(shot.ref_counts) * stride
+    _, ax = plt.subplots(figsize=(min(9.6, 0.42 * width + 1.6), 3.4))
+    _draw_pool(ax, shot, colours)
+    box(ax, width / 2 - 2, 4.3, 4, 0.9, f"query of {owner}", fill=colours[owner])
+    for i, block in enumerate(shot.tables[owner]):
+        left, tokens = block * stride, range(i * P, min((i + 1) * P, shot.lengths[owner]))
+        style = {"arrowstyle": "-|>", "color": INK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (left + P / 2, 3.35), (width / 2, 4.3), arrowprops=style)
+        what = f"tokens {tokens[0]}–{tokens[-1]}" if len(tokens) > 1 else f"token {tokens[0]}"
+        ax.text(left + P / 2, 2.85, f"{i}: {what}", ha="center", fontsize=9)
+        for slot, token in enumerate(tokens):
+            height = 1.5 * weights[token] / max(weights)
+            ax.add_patch(Rectangle((left + slot + 0.15, 1.1), 0.7, height, fc=INK, ec="none"))
+    ax.set(xlim=(-0.3, width), ylim=(-1.6, 5.3))
+    ax.set_title(title)
+    ax.axis("off")
+    show(alt)
 
 
 def pool_over_time(
@@ -127,14 +181,21 @@ def pool_over_time(
 
 
 def chains(
-    prefixes: Sequence[Any], used: Collection[int], text: Mapping[Any, str], *, title: str, alt: str | None = None
+    prefixes: Sequence[Any],
+    owners: Mapping[int, Sequence[Hashable]],
+    text: Mapping[Any, str],
+    *,
+    title: str,
+    colours: Mapping[Hashable, str] | None = None,
+    alt: str | None = None,
 ) -> None:
-    """The tree of cached prefixes: digest, words and physical block of each, filled if the block is in a table.
+    """The tree of cached prefixes: digest, words and physical block of each, filled as the slots of its owners are.
 
     Args:
         prefixes: `Prefix` objects; a parent that is not among them is drawn as the root.
-        used: blocks that some sequence holds.
+        owners: block → the sequences that hold it.
         text: prefix → the words of its block.
+        colours: those of `owner_colours`; default: by order of appearance.
     """
     prefixes = list(dict.fromkeys(prefixes))
     children: dict[int, list[Any]] = {}
@@ -144,6 +205,8 @@ def chains(
     places: dict[Any, tuple[float, float]] = {}
     depth = _place(children, None, 0, 0.0, places)[1]
     rows = max(y for _, y in places.values()) + 1 if places else 1
+    names = dict.fromkeys(name for held in owners.values() for name in held)
+    colours = owner_colours(*names) | dict(colours or {})
     _, ax = plt.subplots(figsize=(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8))
     for prefix in prefixes:
         x, y = places[prefix]
@@ -151,43 +214,57 @@ def chains(
         start = (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2)
         style = {"arrowstyle": "-|>", "color": INK, "lw": 1, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", (x, y), start, arrowprops=style)
-        blocks = ", ".join(map(str, prefix.blocks))
-        held = any(block in used for block in prefix.blocks)
-        label = f"{prefix.digest.hex()[:8]}…  block {blocks}\n{text[prefix]}"
-        box(ax, x, y - 0.36, 2.3, 0.72, label, fill=SAND if held else NOBODY)
+        held = list(dict.fromkeys(name for block in prefix.blocks for name in owners.get(block, ())))
+        label = f"{prefix.digest.hex()[:8]}…  block {', '.join(map(str, prefix.blocks))}\n{text[prefix]}"
+        box(ax, x, y - 0.36, 2.3, 0.72, label, fill=_fill(held, colours))
     ax.text(-0.65, (rows - 1) / 2, "root", ha="right", va="center", fontsize=9)
     ax.set(title=title, xlim=(-1.2, 3 * max(depth, 1)), ylim=(rows - 0.4, -0.6))
     ax.axis("off")
-    kinds = {"in use": SAND, "free, can be found": NOBODY}
+    kinds = {f"held by {name}": colours[name] for name in names} | {"free, can be found": NOBODY}
     handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
-    ax.legend(handles=handles, ncols=2, loc="upper left", bbox_to_anchor=(0.0, 0.04))
+    ax.legend(handles=handles, ncols=len(handles), loc="upper left", bbox_to_anchor=(0.0, 0.04))
     show(alt)
 
 
-def memory_map(rows: Mapping[str, Sequence[tuple[str, str]]], *, title: str, alt: str | None = None) -> None:
-    """Memory slot by slot, one row per allocator: (state, owner) of each slot, an owner named where its piece begins.
+def memory_map(
+    rows: Mapping[str, Sequence[tuple[str, Hashable | None]]],
+    *,
+    title: str,
+    colours: Mapping[Hashable, str] | None = None,
+    alt: str | None = None,
+) -> None:
+    """Memory slot by slot, one row per allocator: (state, owner) of each slot, as `workload.slots_at` gives them.
 
-    States are "used", "reserved", "internal" and "free", in the colours that `stacks` gives to them.
+    A used piece has its owner's colour and name, the other states the hatches that `stacks` gives them.
     """
-    kinds = ("used", "reserved", "internal")
+    looks = {
+        "reserved": {"fc": NOBODY, "hatch": "///"},
+        "internal": {"fc": NOBODY, "hatch": "..."},
+        "external": {"fc": "#d3d3da", "hatch": "xx"},
+        "idle": {"fc": NOBODY},
+    }
+    names = {"used": "used", "external": "free, in pieces (external)", "idle": "free"}
+    owners = dict.fromkeys(owner for slots in rows.values() for _, owner in slots if owner is not None)
+    colours = owner_colours(*owners) | dict(colours or {})
     _, ax = plt.subplots(figsize=(9.6, 0.55 * len(rows) + 1.5))
     for row, slots in enumerate(rows.values()):
-        for slot, (state, owner) in enumerate(slots):
-            number = kinds.index(state) if state in kinds else None
-            style = {"fc": NOBODY, "ec": "#b8b8c4"} if number is None else {"fc": PALETTE[number], "ec": "white"}
-            hatch = HATCHES[number] if number else ""
-            ax.add_patch(Rectangle((slot, row - 0.36), 1, 0.72, lw=0.6, hatch=hatch, **style))
-            if owner and (slot == 0 or slots[slot - 1][1] != owner):
-                ax.text(slot + 0.2, row, owner, va="center", color="white", fontsize=9, fontweight="bold")
-    handles = [Patch(fc=PALETTE[i], ec="white", hatch=HATCHES[i], label=kind) for i, kind in enumerate(kinds)]
-    handles.append(Patch(fc=NOBODY, ec="#b8b8c4", label="free"))
-    ax.legend(handles=handles, ncols=4, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9)
+        start = 0
+        for (state, owner), piece in groupby(slots):
+            size = len(list(piece))
+            look = looks.get(state) or {"fc": colours[owner]}
+            ax.add_patch(Rectangle((start, row - 0.36), size, 0.72, ec=INK, lw=0.6, **look))
+            if state == "used":
+                ax.text(start + size / 2, row, str(owner), ha="center", va="center", fontsize=9, fontweight="bold")
+            start += size
+    looks = {"used": {"fc": "#8d8da0"}} | looks
+    handles = [Patch(ec=INK, lw=0.6, label=names.get(state, state), **look) for state, look in looks.items()]
+    ax.legend(handles=handles, ncols=5, loc="lower left", bbox_to_anchor=(-0.01, 0.98), fontsize=9, columnspacing=1.2)
     ax.set_xlim(-0.5, max(map(len, rows.values())) + 0.5)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.grid(visible=False)
     ax.set_title(title, pad=28)
-    ax.set_xlabel("slot of the memory (tokens)")
+    ax.set_xlabel("slot of the memory (one token each)")
     show(alt)
 
 
@@ -220,7 +297,9 @@ def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> Non
     stride = shot.block_size + 0.8
     for slot, text in enumerate(shot.contents):
         block, offset = divmod(slot, shot.block_size)
-        box(ax, block * stride + offset, 0, 1, 1, text, fill=_fill(shot.owners(slot), colours))
+        owners = shot.owners(slot)
+        hatch = EMPTY if shot.ref_counts[block] and not owners else None
+        box(ax, block * stride + offset, 0, 1, 1, text, fill=_fill(owners, colours), hatch=hatch)
     for block, count in enumerate(shot.ref_counts):
         label = f"block {block}\nheld by {count}" if count else f"block {block}\nfree"
         ax.text(block * stride + shot.block_size / 2, -0.2, label, ha="center", va="top", fontsize=9)

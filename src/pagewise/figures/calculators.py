@@ -8,6 +8,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Context
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from pagewise.tools.roofline import GPUS, AttentionCost, Gpu
 Values = dict[str, Any]  # of the inputs, by their names
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)  # as the script's toPrecision(3)
 POWERS = [2**i for i in range(18)]
 
 
@@ -94,7 +96,7 @@ def cache_calculator(
 def roofline_calculator(
     *, gpus: Sequence[Gpu] = GPUS, title: str = "Where does a step of attention sit under the roof?"
 ) -> Embedded:
-    """Batch, heads, context and new tokens T → intensity, what limits the step, and its least time on a card."""
+    """Batch, heads, context and new tokens T (causal) → intensity, what limits the step, its least time on a card."""
     cards = {gpu.name: {"peak_flops": gpu.peak_flops, "bandwidth": gpu.bandwidth} for gpu in gpus}
     inputs = [
         Slider("B", "batch B", POWERS[:11], 1),
@@ -109,7 +111,7 @@ def roofline_calculator(
     def compute(v: Values) -> Values:
         gpu = next(gpu for gpu in gpus if gpu.name == v["gpu"])
         heads, new = v["Hkv"] * v["group"], min(v["T"], v["S"])
-        cost = AttentionCost(v["B"], heads, v["Hkv"], new, v["S"], v["D"])
+        cost = AttentionCost(v["B"], heads, v["Hkv"], new, v["S"], v["D"], causal=True)
         return {
             "new": new,
             "flops": cost.flops,
@@ -198,7 +200,7 @@ def written(value: float | str, unit: str) -> str:
         return f"{value:,}"
     sizes = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6, "n": 1e-9}
     prefix, size = next(((p, size) for p, size in sizes.items() if abs(value) >= size), ("", 1.0))
-    return f"{float(f'{value / size:.3g}'):g} {prefix}{unit}"
+    return f"{float(THREE_DIGITS.create_decimal(value / size)):g} {prefix}{unit}"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -71,16 +71,22 @@ def heatmaps(
     annotate: str | None = None,
     suptitle: str | None = None,
     size: float = 3.0,
+    shared: bool = False,
     alt: str | None = None,
 ) -> None:
-    """Matrices side by side, one title each. −∞ is left white. `annotate` is a format such as ".2f" for the numbers."""
+    """Matrices side by side, one title each. −∞ is left white.
+
+    Args:
+        annotate: a format such as ".2f" for the numbers.
+        shared: one colour scale for all of them, and one bar to read it by.
+    """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
     figure, axes = plt.subplots(1, len(matrices), figsize=shape, squeeze=False, layout="compressed")
+    limits = _limits(np.concatenate([_array(matrix).ravel() for matrix in matrices.values()])) if shared else None
     for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
-        values = _array(matrix)
-        image = heatmap(ax, values, title, annotate=annotate)
-        if annotate is None:
+        image = heatmap(ax, _array(matrix), title, annotate=annotate, limits=limits)
+        if annotate is None and not shared:
             figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
         ax.set_xlabel(xlabel)
         for axis in (ax.xaxis, ax.yaxis):
@@ -89,20 +95,25 @@ def heatmaps(
             if ticks is not None:
                 set_ticks(range(len(ticks)), ticks)
     axes[0][0].set_ylabel(ylabel)
+    if shared:
+        figure.colorbar(image, ax=axes, shrink=0.75, aspect=14, pad=0.02).ax.tick_params(labelsize=8)
     if suptitle:
         figure.suptitle(suptitle, x=0.01, ha="left", fontweight="bold")
     show(alt)
 
 
-def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None) -> AxesImage:
+def heatmap(
+    ax: Axes,
+    values: np.ndarray,
+    title: str,
+    *,
+    annotate: str | None = None,
+    limits: tuple[float, float] | None = None,
+) -> AxesImage:
     """One matrix; signed values get a diverging map centred at 0."""
-    finite = values[np.isfinite(values)]
-    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-    signed = low < 0
-    bound = max(abs(low), abs(high), 1e-12)
-    limits = (-bound, bound) if signed else (0, bound)
+    low, high = limits or _limits(values)
     shown = np.ma.masked_invalid(values)
-    image = ax.imshow(shown, cmap=DIVERGING if signed else SEQUENTIAL, vmin=limits[0], vmax=limits[1], aspect="equal")
+    image = ax.imshow(shown, cmap=DIVERGING if low < 0 else SEQUENTIAL, vmin=low, vmax=high, aspect="equal")
     ax.set_title(title)
     ax.grid(visible=False)
     if annotate:
@@ -112,6 +123,14 @@ def heatmap(ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = 
             text = "−∞" if value == -np.inf else format(value, annotate)
             ax.text(col, row, text, ha="center", va="center", color=colour, fontsize=8)
     return image
+
+
+def _limits(values: np.ndarray) -> tuple[float, float]:
+    """What the colours span: from 0 to the largest, or as far on both sides of 0."""
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+    bound = max(abs(low), abs(high), 1e-12)
+    return (-bound if low < 0 else 0.0, bound)
 
 
 # ------------------------------------------------------------------------------------------------ curves and bars
@@ -169,9 +188,11 @@ def bars(
     caption: str | None = None,
     horizontal: bool = False,
     width: float = 6.4,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
     alt: str | None = None,
 ) -> None:
-    """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end."""
+    """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
+    `ranges` are bands (low, high) to hold the bars against, grey and named."""
     size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
     _, ax = plt.subplots(figsize=size)
     draw: Callable = ax.barh if horizontal else ax.bar
@@ -193,7 +214,11 @@ def bars(
         )
         if values:
             ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
+            ax.margins(**{"x" if horizontal else "y": 0.08})
         base += heights if stacked else 0
+    for i, (label, (low, high)) in enumerate((ranges or {}).items()):
+        span = ax.axvspan if horizontal else ax.axhspan
+        span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i + 1], zorder=0, label=label)
     if horizontal:
         ax.set_yticks(positions, groups)
         ax.invert_yaxis()
@@ -214,35 +239,22 @@ def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, cap
         ax.legend()
 
 
-def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str, alt: str | None = None) -> None:
-    """Attainable TFLOP/s over intensity for each GPU of `tools.roofline`, and where each point's intensity stands."""
-    _, ax = plt.subplots(figsize=(6.8, 4.0))
-    x = np.logspace(-1, 4, 200)
-    for i, gpu in enumerate(gpus):
-        ax.loglog(x, [gpu.attainable(v) / 1e12 for v in x], color=PALETTE[i], ls=DASHES[i], label=gpu.name)
-    top = max(gpu.peak_flops for gpu in gpus) / 1e12
-    for i, (label, intensity) in enumerate(points.items()):
-        ax.axvline(intensity, color=INK, lw=0.8, ls=":")
-        ax.plot([intensity] * len(gpus), [g.attainable(intensity) / 1e12 for g in gpus], "o", color=INK, ms=4)
-        ax.annotate(
-            label,
-            (intensity, top * (1.9 if i % 2 else 3.2)),
-            ha="center",
-            fontsize=8.5,
-            bbox={"fc": "white", "ec": "none", "pad": 1},
-        )
-    ax.set_ylim(0.1, top * 5)
-    _finish(ax, title, "intensity (FLOPs per byte moved)", "attainable TFLOP/s", legend=False, caption=None)
-    ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")
-    show(alt)
-
-
 # ------------------------------------------------------------------------------------------------ boxes
 
 
-def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", *, fill: str = "white") -> None:
+def box(
+    ax: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    text: str = "",
+    *,
+    fill: str = "white",
+    hatch: str | None = None,
+) -> None:
     """A labelled rectangle in data units, dark text on light fill and the reverse."""
-    ax.add_patch(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8))
+    ax.add_patch(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8, hatch=hatch))
     r, g, b = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)) if fill.startswith("#") else (1, 1, 1)
     colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=colour, fontsize=9)

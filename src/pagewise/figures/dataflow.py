@@ -49,6 +49,7 @@ def flow(
     *,
     title: str,
     filled: Sequence[str] = (),
+    weights: Mapping[str, float] | None = None,
     size: tuple[float, float],
     alt: str | None = None,
 ) -> None:
@@ -57,8 +58,9 @@ def flow(
     Args:
         panels: title of the panel → {key of an arrow: what travels along it; key of a box: another text for it}.
         boxes: key → (x of the centre, y of the centre, width, text), in columns and rows; y grows upwards.
-        arrows: (from box, to box below it, key of the label). Without a label in the panel it is drawn bare.
+        arrows: (from box, to box above or below it, key of the label). Without a label in the panel it is drawn bare.
         filled: the boxes to set off by colour.
+        weights: key of a label → width of its arrow's line, in points; 1 if not given.
         size: width and height of the whole figure in inches.
     """
     left, right = min(x - w / 2 for x, _, w, _ in boxes.values()), max(x + w / 2 for x, _, w, _ in boxes.values())
@@ -66,7 +68,7 @@ def flow(
     figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
     for ax, (name, labels) in zip(axes[0], panels.items(), strict=True):
         for start, end, key in arrows:
-            _arrow(ax, boxes[start][:3], boxes[end][:3], labels.get(key, ""))
+            _arrow(ax, boxes[start][:3], boxes[end][:3], labels.get(key, ""), (weights or {}).get(key, 1.0))
         for key, (x, y, width, text) in boxes.items():
             fill = SAND if key in filled else "#ffffff"
             box(ax, x - width / 2, y - BOX_HEIGHT / 2, width, BOX_HEIGHT, labels.get(key, text), fill=fill)
@@ -76,16 +78,20 @@ def flow(
     show(alt)
 
 
-def _arrow(ax: Axes, start: tuple[float, float, float], end: tuple[float, float, float], label: str) -> None:
-    """Straight down where one box stands over the other, else from middle to middle; the label beside its middle."""
+def _arrow(
+    ax: Axes, start: tuple[float, float, float], end: tuple[float, float, float], label: str, weight: float
+) -> None:
+    """Straight where one box stands over the other, else from middle to middle; the label beside its middle."""
     (x0, y0, w0), (x1, y1, w1) = start, end
     low, high = max(x0 - w0 / 2, x1 - w1 / 2), min(x0 + w0 / 2, x1 + w1 / 2)
     if low < high:
         narrower = x0 if w0 <= w1 else x1
         x0 = x1 = narrower if low <= narrower <= high else (low + high) / 2
-    tail, tip = (x0, y0 - BOX_HEIGHT / 2), (x1, y1 + BOX_HEIGHT / 2)
-    ax.annotate("", tip, tail, arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1, "shrinkA": 0, "shrinkB": 0})
-    middle = ((x0 + x1) / 2 + 0.06, (tail[1] + tip[1]) / 2 + 0.02)
+    half = BOX_HEIGHT / 2 if y1 < y0 else -BOX_HEIGHT / 2
+    tail, tip = (x0, y0 - half), (x1, y1 + half)
+    style = {"arrowstyle": "-|>", "color": INK, "lw": weight, "mutation_scale": 10 + 2 * weight}
+    ax.annotate("", tip, tail, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
+    middle = ((x0 + x1) / 2 + 0.06 * max(1.0, weight / 2), (tail[1] + tip[1]) / 2 + 0.02)
     ax.text(*middle, label, ha="left", va="center", fontsize=8.5, bbox={"fc": "white", "ec": "none", "pad": 0.5})
 
 

@@ -10,40 +10,86 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.charts import BLUE, DASHES, INK, ORANGE, PALETTE, SAND, box, show
 
 Tree = Any  # a (label, summary), or a tuple of two Trees
+EARLIER = 0.4  # so much before a key is added, what was summed shrinks
 
 
 def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt: str | None = None) -> None:
-    """m, l and acc after each key, the scores beside m. Dotted lines: keys that raised m, so that all was rescaled.
+    """m, l and acc as keys arrive. A key that raises m makes two steps: all that was summed shrinks, then it adds.
 
     Args:
         scores: of the keys in the order of their arrival; −∞ is not drawn.
-        states: the summary after each of them.
+        states: the summary before the first key, and after each.
     """
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(7.2, 6.4), sharex=True, height_ratios=(1.2, 1, 1))
-    keys = np.arange(1, len(scores) + 1)
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(5.2, 5.8), sharex=True, height_ratios=(1.1, 1, 1))
     m, l = (np.array([float(getattr(state, name)) for state in states]) for name in ("m", "l"))
     acc = np.array([torch.atleast_1d(torch.as_tensor(state.acc)).tolist() for state in states])
     scores = np.asarray(scores, dtype=float)
+    visible, keys = np.isfinite(scores), np.arange(len(scores))
+    rises = [key for key in keys if -np.inf < m[key] < m[key + 1]]
+    shrink = np.array([np.exp(m[key] - m[key + 1]) if key in rises else 1.0 for key in keys])
 
-    visible = np.isfinite(scores)
     top.plot(keys[visible], scores[visible], "o", color=INK, ms=4, label="score of the key")
-    top.step(keys, m, where="post", color=BLUE, label="m, the largest so far")
-    middle.step(keys, l, where="post", color=BLUE, label="l, the sum of exp(score − m)")
-    middle.plot([], [], color=ORANGE, ls=":", label="m rises: what was summed before shrinks")
-    middle.set_ylim(bottom=0)
+    top.plot(*_two_steps(np.where(np.isneginf(m), np.nan, m), after=m[1:]), color=BLUE, label="m, the largest so far")
+    middle.plot(*_two_steps(l, after=shrink * l[:-1]), color=BLUE, label="l, the sum of exp(score − m)")
     for i, component in enumerate(acc.T):
-        bottom.step(keys, component, where="post", color=PALETTE[i], ls=DASHES[i], label=f"acc[{i}]")
+        path = _two_steps(component, after=shrink * component[:-1])
+        bottom.plot(*path, color=PALETTE[2 * i], ls=DASHES[i], label=f"acc[{i}]")
+    for axis, row in ((middle, l), *((bottom, component) for component in acc.T)):
+        for key in rises:
+            ends = row[key], shrink[key] * row[key]
+            axis.plot([key - EARLIER] * 2, ends, color=ORANGE, lw=3.5, solid_capstyle="butt", zorder=3)
+    middle.plot([], [], color=ORANGE, lw=3.5, label="shrinks")
+    middle.set_ylim(bottom=0)
     for axis, name in ((top, "score, m"), (middle, "l"), (bottom, "acc")):
-        for key in keys[1:][np.diff(m) > 0]:
-            axis.axvline(key, color=ORANGE, ls=":", lw=1.6, zorder=0)
         axis.set_ylabel(name)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(visible=False)
-        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.1)
-    bottom.set_xlabel("keys seen")
+        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.1)
+    bottom.set_xlabel("key that arrives")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    show(alt)
+
+
+def _two_steps(row: np.ndarray, *, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The path of a quantity that goes to `after[key]` a little before each key, and to `row[key + 1]` at the key."""
+    keys = np.arange(len(after))
+    x = np.stack([keys - EARLIER, keys - EARLIER, keys, keys], axis=1).ravel()
+    y = np.stack([row[:-1], after, after, row[1:]], axis=1).ravel()
+    return np.append(x, len(after) - 1 + EARLIER), np.append(y, row[-1])
+
+
+def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, alt: str | None = None) -> None:
+    """Which scores of T × S exist while tile `now` is worked on: naive attention's, all; online, one tile of columns.
+
+    Args:
+        visible: [T, S] bool, which query may look at which key; what it may not see is computed all the same.
+    """
+    T, S = visible.shape
+    figure, axes = plt.subplots(1, 2, figsize=(4.8, 3.7), sharey=True)
+    whole = f"naive: {T * S} scores"
+    tiled = f"online: {T * min(tile_size, S - now * tile_size)} scores,\n(m, l, acc) of {T} queries"
+    for ax, name, size, alive in ((axes[0], whole, S, 0), (axes[1], tiled, tile_size, now)):
+        for tile, start in enumerate(range(0, S, size)):
+            fill = BLUE if tile == alive else SAND if tile < alive else "white"
+            ax.add_patch(Rectangle((start, 0), min(size, S - start), T, fc=fill, ec=INK, lw=1.2))
+        for i, j in (~visible).nonzero().tolist():
+            ax.add_patch(Rectangle((j, i), 1, 1, fc="none", ec="#9a9aae", hatch="////", lw=0))
+        ax.set(xlim=(-0.2, S + 0.2), ylim=(T + 0.2, -0.2), aspect="equal", xlabel="key")
+        ax.set_title(name, fontweight="normal", fontsize=10)
+        ax.grid(visible=False)
+        for axis, count in ((ax.xaxis, S), (ax.yaxis, T)):
+            axis.set_ticks(range(0, count + 1, tile_size))
+    axes[0].set_ylabel("query")
+    meanings = {"held now": BLUE, "folded in, forgotten": SAND, "not computed yet": "white"}
+    keys = [Rectangle((0, 0), 1, 1, fc=fill, ec=INK, label=label) for label, fill in meanings.items()]
+    keys.append(Rectangle((0, 0), 1, 1, fc="white", ec="#9a9aae", hatch="////", label="masked"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=2)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
 
@@ -51,17 +97,18 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
 def merge_trees(
     trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str, alt: str | None = None
 ) -> None:
-    """Trees of merges side by side, leaves on top; every box shows the summary that `merge` made.
+    """Trees of merges below each other, leaves on top; every box shows the summary that `merge` made.
 
     Args:
         trees: a panel's title → nested pairs whose leaves are (label, summary).
     """
-    figure, axes = plt.subplots(1, len(trees), figsize=(4.6 * len(trees), 4.2))
+    rows = [1.5 * _depth(tree) + 1.7 for tree in trees.values()]
+    figure, axes = plt.subplots(len(trees), 1, figsize=(4.6, 0.58 * sum(rows) + 0.4), height_ratios=rows)
     for ax, (name, tree) in zip(np.atleast_1d(axes), trees.items(), strict=True):
         depth = _depth(tree)
         _, _, width = _draw(ax, tree, merge, left=0.0, depth=depth)
         ax.set_xlim(-0.1, width + 0.1)
-        ax.set_ylim(-0.1, 1.5 * max(map(_depth, trees.values())) + 1.7)
+        ax.set_ylim(-0.1, 1.5 * depth + 1.6)
         ax.set_title(name)
         ax.axis("off")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
@@ -70,7 +117,7 @@ def merge_trees(
 
 def histogram(values: torch.Tensor, *, title: str, xlabel: str, bins: int = 21, alt: str | None = None) -> None:
     """How often each value came up; 0 is marked."""
-    _, ax = plt.subplots(figsize=(6.4, 2.6))
+    _, ax = plt.subplots(figsize=(4.8, 2.4))
     ax.hist(values.tolist(), bins=bins, color=BLUE, edgecolor="white")
     ax.axvline(0, color=INK, ls="--", lw=1.2)
     ax.set_title(title)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from pagewise.figures.blocks import Snapshot, draw_tables_and_pool, owner_colours, snapshot
+from pagewise.figures.blocks import Snapshot, draw_copies, draw_tables_and_pool, owner_colours, snapshot
 from pagewise.figures.charts import ORANGE
 from pagewise.figures.embed import Embedded
 from pagewise.figures.steps import stepper
@@ -33,7 +33,8 @@ def block_steps(
         calls: (why, name of the method, arguments …) of each, such as ("A writes on", "append", "A", 7).
         colours: those of `owner_colours`; default: by order of appearance.
     """
-    moments = [("Before the first call all blocks are free.", _look(manager, []))]
+    all_free = " all blocks are free" if manager.num_free_blocks == manager.num_blocks else ""
+    moments = [(f"Before the first call{all_free}.", _look(manager, []))]
     for why, name, *arguments in calls:
         said = ", ".join(_short(argument) for argument in arguments)
         try:
@@ -73,9 +74,5 @@ def _draw(figure: Figure, moment: _Moment) -> None:
     for block in moment.cached:
         middle = block * stride + moment.shot.block_size / 2
         ax.text(middle, -1.95, "cached", ha="center", va="center", fontsize=9, fontweight="bold", color=ORANGE)
-    for src, dst in moment.copies:
-        ends = [(block * stride + moment.shot.block_size / 2, -1.7) for block in (dst, src)]
-        bend = f"arc3,rad={0.3 if src < dst else -0.3}"
-        ax.annotate("", *ends, arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 2.5, "connectionstyle": bend})
-        ax.text((ends[0][0] + ends[1][0]) / 2, -3.1, "copy", ha="center", color=ORANGE, fontweight="bold")
+    draw_copies(ax, moment.shot, moment.copies)
     ax.set_ylim(-3.3, 4.7)

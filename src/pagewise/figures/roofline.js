@@ -1,7 +1,8 @@
 {
   compute(v) {
     const heads = v.Hkv * v.group, fresh = Math.min(v.T, v.S);
-    const flops = 4 * v.B * heads * fresh * v.S * v.D;
+    const pairs = fresh * v.S - fresh * (fresh - 1) / 2;
+    const flops = 4 * v.B * heads * pairs * v.D;
     const bytes = 2 * v.B * v.D * (2 * heads * fresh + 2 * v.Hkv * v.S);
     const intensity = flops / bytes, ridge = v.peak_flops / v.bandwidth;
     return {

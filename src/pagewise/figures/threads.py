@@ -12,46 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from pagewise.figures.charts import BLUE, INK, ORANGE, PALETTE, SAND, TEAL, box, show
-from pagewise.tools.sizes import cdiv
 
 SECTOR, BANK = 32, 4  # bytes
 LIGHT = ("#ffffff", SAND, "#bfe3e6", "#d9d9e3")  # of thread groups side by side
-WARPS = (SAND, TEAL, ORANGE, BLUE)
-
-
-def vec_strip(trace: np.ndarray, num_elements: int, *, title: str, alt: str | None = None) -> None:
-    """A row of elements in vecs, each with the thread that reads it."""
-    per_vec = _elements_per_access(trace)
-    _, ax = plt.subplots(figsize=(9.0, 1.7))
-    for access in trace:
-        text = f"thread {access['thread']}" if num_elements // per_vec <= 8 else f"{access['thread']}"
-        box(ax, int(access["element"]), 0, per_vec, 1, text, fill=LIGHT[1])
-    for element in range(1, num_elements):
-        ax.plot([element, element], [0, 0.15], color=INK, lw=0.5)
-    ax.set(title=title, xlim=(-0.2, num_elements + 0.2), ylim=(0, 1.1), yticks=[])
-    ax.set_xticks(range(0, num_elements + 1, per_vec))
-    ax.set_xlabel("element")
-    _bare(ax)
-    show(alt)
-
-
-def blocks_of_warps(
-    trace: np.ndarray, block_table: Sequence[int], block_elements: int, *, title: str, alt: str | None = None
-) -> None:
-    """One row per warp, one column per logical block; a cell names the turn in which this warp reads that block."""
-    warps = int(trace["warp"].max()) + 1
-    _, ax = plt.subplots(figsize=(0.95 * len(block_table) + 2.2, 0.5 * warps + 1.5))
-    for logical, physical in enumerate(block_table):
-        of_block = trace[trace["element"] // block_elements == physical]
-        for warp in np.unique(of_block["warp"]).tolist():
-            order = [b for b in block_table if _reads(trace, warp, b, block_elements)]
-            box(ax, logical, warp, 1, 1, f"turn {order.index(physical) + 1}", fill=WARPS[warp % 4])
-    ax.set(title=title, xlim=(-0.1, len(block_table) + 0.1), ylim=(warps + 0.1, -0.1))
-    ax.set_xticks([i + 0.5 for i in range(len(block_table))], [f"{i}\n({p})" for i, p in enumerate(block_table)])
-    ax.set_yticks([w + 0.5 for w in range(warps)], [f"warp {w}" for w in range(warps)])
-    ax.set_xlabel("block of the sequence (block of the cache)")
-    _bare(ax)
-    show(alt)
 
 
 def vecs_of_block(
@@ -87,7 +50,7 @@ def vecs_of_block(
     ax.set(title=title, xlim=(-0.1, width + 3), ylim=(height + 0.1, -0.1))
     step = max(1, height // 8)
     ax.set_yticks([row + 0.5 for row in range(0, height, step)], [str(row) for row in range(0, height, step)])
-    ax.set_xticks([])
+    ax.set_xticks([i + group_size / 2 for i in range(0, width, group_size)], range(width // group_size))
     ax.set(xlabel=columns, ylabel=rows)
     _bare(ax)
     show(alt)
@@ -96,23 +59,26 @@ def vecs_of_block(
 def rows_of_block(
     trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str, alt: str | None = None
 ) -> None:
-    """A block whose rows are short, each row a column of cells: who reads which vec, and in which turn."""
+    """A block whose rows are short, `shape` = (rows, elements in a row): who reads which vec. A panel per turn."""
     per_vec = _elements_per_access(trace)
     inside = trace[(trace["element"] >= first_element) & (trace["element"] < first_element + shape[0] * shape[1])]
-    vecs, earliest = shape[1] // per_vec, int(inside["execution"].min())
-    _, ax = plt.subplots(figsize=(9.6, 0.3 * vecs + 1.6))
-    for access in inside:
+    vecs, turn_of = shape[1] // per_vec, inside["execution"].astype(int) - int(inside["execution"].min())
+    num_turns = int(turn_of.max()) + 1
+    height = shape[0] // num_turns
+    figure, axes = plt.subplots(1, num_turns, figsize=(6.6, 0.24 * height + 1.4), squeeze=False)
+    for access, turn in zip(inside, turn_of.tolist(), strict=True):
         row, vec = divmod((int(access["element"]) - first_element) // per_vec, vecs)
-        turn = int(access["execution"]) - earliest
-        box(ax, row, vec, 1, 1, str(access["thread"]), fill=LIGHT[1 + turn % 3])
-        if vec == 0 and access["thread"] % 32 == 0:
-            ax.text(row, -0.15, f"{turns} = {turn}", va="bottom", fontsize=9)
-    ax.set(title=title, xlim=(-0.1, shape[0] + 0.1), ylim=(vecs + 0.05, -0.8))
-    ax.set_xticks([row + 0.5 for row in range(0, shape[0], 4)], [str(row) for row in range(0, shape[0], 4)])
-    names = [f"tokens {v * per_vec} to {(v + 1) * per_vec - 1}" for v in range(vecs)]
-    ax.set_yticks([v + 0.5 for v in range(vecs)], names)
-    ax.set_xlabel("element of the head (a row of V)")
-    _bare(ax)
+        box(axes[0][turn], vec, row, 1, 1, str(access["thread"]), fill=LIGHT[1 + row % 2])
+    for turn, ax in enumerate(axes[0]):
+        first = turn * height
+        ax.set(xlim=(-0.02, vecs + 0.02), ylim=(first + height + 0.1, first - 0.1))
+        ax.set_title(f"turn {turns} = {turn}", fontsize=10)
+        ax.set_yticks([row + 0.5 for row in range(first, first + height)], range(first, first + height), fontsize=8)
+        ax.set_xticks([v + 0.5 for v in range(vecs)], [f"{v * per_vec} – {(v + 1) * per_vec - 1}" for v in range(vecs)])
+        ax.set_xlabel("tokens, in the order of memory")
+        _bare(ax)
+    axes[0][0].set_ylabel("row: element of the head")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
 
 
@@ -143,41 +109,56 @@ def address_strips(
 def sectors_of_request(
     requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str | None = None
 ) -> None:
-    """The 32-byte sectors that one request of a warp touches, a row per layout; dark is what the lanes asked for."""
-    figure, axes = plt.subplots(len(requests), 1, figsize=(9.4, 1.25 * len(requests) + 0.5), squeeze=False)
-    spans = {}
-    for name, request in requests.items():
-        starts = request["element"].astype(np.int64) * itemsize
-        spans[name] = (starts - starts.min() // SECTOR * SECTOR, request["bytes"].astype(int))
-    sectors = cdiv(max(int((start + size).max()) for start, size in spans.values()), SECTOR)
-    for ax, (name, (starts, sizes)) in zip(axes[:, 0], spans.items(), strict=True):
-        touched = {b // SECTOR for start, size in zip(starts, sizes, strict=True) for b in range(start, start + size)}
-        for sector in range(sectors):
-            ax.add_patch(Rectangle((sector, 0), 1, 1, fc="#d9d9e3" if sector in touched else "white", ec=INK, lw=0.6))
-        for start, size in zip(starts, sizes, strict=True):
-            ax.add_patch(Rectangle((start / SECTOR, 0.15), size / SECTOR, 0.7, fc=BLUE, ec="white", lw=0.5))
-        used = int(sizes.sum()) / (len(touched) * SECTOR)
-        ax.set_title(f"{name}: {len(touched)} sectors moved, {used:.0%} of them asked for", fontsize=10)
-        ax.set(xlim=(-0.1, sectors + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
+    """The 32-byte sectors that one request of a warp touches, a row per kernel; dark is what the lanes asked for.
+
+    In the order of memory, without what lies between.
+    """
+    figure, axes = plt.subplots(len(requests), 1, figsize=(6.6, 0.95 * len(requests) + 0.6), squeeze=False)
+    touched = {name: _bytes_by_sector(request, itemsize) for name, request in requests.items()}
+    most = max(map(len, touched.values()))
+    for ax, (name, sectors) in zip(axes[:, 0], touched.items(), strict=True):
+        for place, asked in enumerate(sectors):
+            ax.add_patch(Rectangle((place, 0), 1, 1, fc="#d9d9e3", ec=INK, lw=0.6))
+            runs = np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1)
+            for run in runs:  # at least a visible sliver
+                width = max(len(run) / SECTOR, 0.12)
+                ax.add_patch(Rectangle((place + run[0] / SECTOR, 0.15), width, 0.7, fc=BLUE, lw=0))
+        used = sum(map(len, sectors)) / (len(sectors) * SECTOR)
+        ax.set_title(f"{name}: {len(sectors)} sectors moved, {used:.0%} of them asked for", fontsize=10)
+        ax.set(xlim=(-0.1, most + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
         _bare(ax)
-    axes[-1][0].set_xlabel("sectors of 32 bytes, in the order of memory")
+    axes[-1][0].set_xlabel("touched sectors of 32 bytes, in the order of memory")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
 
 
+def _bytes_by_sector(request: np.ndarray, itemsize: int) -> list[list[int]]:
+    """For each sector that is touched: which of its bytes are asked for."""
+    asked = {int(a["element"]) * itemsize + i for a in request for i in range(int(a["bytes"]))}
+    sectors = sorted({byte // SECTOR for byte in asked})
+    return [[byte % SECTOR for byte in sorted(asked) if byte // SECTOR == sector] for sector in sectors]
+
+
 def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str | None = None) -> None:
-    """Which bank each lane of one request reads, for arrays of shared memory; two words in a bank are a conflict."""
-    figure, axes = plt.subplots(1, len(requests), figsize=(4.9 * len(requests), 3.2), squeeze=False)
-    for ax, (name, request) in zip(axes[0], requests.items(), strict=True):
-        words = sorted({int(w) for a in request for w in range(a["element"], a["element"] + a["bytes"] // BANK)})
-        for access in request:
-            for word in range(access["element"], access["element"] + access["bytes"] // BANK):
-                shade = PALETTE[sorted(w for w in words if w % 32 == word % 32).index(word) % 5]
-                ax.add_patch(Rectangle((word % 32, access["lane"]), 1, 1, fc=shade, ec="white", lw=0.3))
-        fullest = max(sum(w % 32 == bank for w in words) for bank in range(32))
+    """Which words of a shared array one request reads, each above its bank; two words in a bank are a conflict."""
+    figure, axes = plt.subplots(len(requests), 1, figsize=(6.6, 1.3 * len(requests) + 0.6), squeeze=False)
+    of_bank = {}
+    for name, request in requests.items():
+        words = {int(w) for a in request for w in range(a["element"], a["element"] + a["bytes"] // BANK)}
+        of_bank[name] = [sorted(w for w in words if w % 32 == bank) for bank in range(32)]
+    most = max(len(words) for banks in of_bank.values() for words in banks)
+    for ax, (name, banks) in zip(axes[:, 0], of_bank.items(), strict=True):
+        for bank, words in enumerate(banks):
+            ax.add_patch(Rectangle((bank, 0), 1, most, fc="white", ec="#d9d9e3", lw=0.6))
+            for place, word in enumerate(words):
+                box(ax, bank, place, 1, 1, "", fill=(TEAL, ORANGE, BLUE)[place % 3])
+                ax.text(bank + 0.5, place + 0.5, str(word), ha="center", va="center", fontsize=7)
+        fullest = max(map(len, banks))
         ax.set_title(f"{name}: {fullest} word{'s' * (fullest > 1)} per bank", fontsize=10)
-        ax.set(xlim=(0, 32), ylim=(len(request), 0), xlabel="bank (4 bytes)", ylabel="lane")
-        ax.grid(visible=False)
+        ax.set(xlim=(-0.1, 32.1), ylim=(-0.05, most + 0.05), yticks=[])
+        ax.set_xticks([bank + 0.5 for bank in range(0, 32, 4)], range(0, 32, 4))
+        _bare(ax)
+    axes[-1][0].set_xlabel("bank (4 bytes); the number in a cell is the word of the array")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
 
@@ -191,14 +172,18 @@ def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
             rounds.append((str(access["access"]), []))
         if warp not in rounds[-1][1]:
             rounds[-1][1].append(warp)
-    _, ax = plt.subplots(figsize=(6.4, 0.8 * len(rounds) + 0.9))
+    _, ax = plt.subplots(figsize=(6.4, 0.85 * len(rounds) + 0.6))
     for i, (access, warps) in enumerate(rounds):
         for warp in range(int(trace["warp"].max()) + 1):
             fill = (ORANGE if access == "write" else TEAL) if warp in warps else "#ffffff"
-            box(ax, warp * 1.5, -i, 1.2, 0.6, f"warp {warp}", fill=fill)
+            box(ax, warp * 1.5, -i, 1.2, 0.5, f"warp {warp}", fill=fill)
+        if access == "read":  # from those that wrote in the row above, in their order
+            for giver, taker in zip(rounds[i - 1][1], warps, strict=False):
+                ends = (taker * 1.5 + 0.6, 0.52 - i), (giver * 1.5 + 0.6, 0.98 - i)
+                ax.annotate("", *ends, arrowprops={"arrowstyle": "-|>", "color": INK, "lw": 1.4})
         text = "hand over their sums" if access == "write" else "add them to their own"
-        ax.text(6.1, 0.3 - i, text, va="center", fontsize=9.5)
-    ax.set(title=title, xlim=(-0.1, 9.0), ylim=(0.4 - len(rounds), 0.8))
+        ax.text(6.1, 0.25 - i, text, va="center", fontsize=9.5)
+    ax.set(title=title, xlim=(-0.1, 9.0), ylim=(0.9 - len(rounds), 0.7))
     ax.axis("off")
     show(alt)
 
@@ -229,10 +214,6 @@ def butterfly(
 def _elements_per_access(trace: np.ndarray) -> int:
     """Elements in a vec: the step between neighbouring addresses of the trace."""
     return int(np.diff(np.unique(trace["element"])).min())
-
-
-def _reads(trace: np.ndarray, warp: int, block: int, block_elements: int) -> bool:
-    return bool(((trace["warp"] == warp) & (trace["element"] // block_elements == block)).any())
 
 
 def _bare(ax: Axes) -> None:

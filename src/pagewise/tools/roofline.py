@@ -40,7 +40,10 @@ GPUS = (A100, H100, H200)
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """The least that attention of T queries over S keys must do: two matrix products; Q, K, V read, O written once."""
+    """The least that attention of T queries over S keys must do: two matrix products; Q, K, V read, O written once.
+
+    causal: only the pairs that may look at each other count, of a long prompt (T = S) about half.
+    """
 
     B: int
     H: int
@@ -49,10 +52,17 @@ class AttentionCost:
     S: int
     D: int
     itemsize: int = 2
+    causal: bool = False
+
+    @property
+    def pairs(self) -> int:
+        """How many (query, key) pairs of a head need a score."""
+        seeing = min(self.T, self.S)  # the last queries; with T > S the first ones see no key
+        return seeing * self.S - seeing * (seeing - 1) // 2 if self.causal else self.T * self.S
 
     @property
     def flops(self) -> int:
-        return 4 * self.B * self.H * self.T * self.S * self.D
+        return 4 * self.B * self.H * self.pairs * self.D
 
     @property
     def bytes_moved(self) -> int:

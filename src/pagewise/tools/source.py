@@ -21,6 +21,21 @@ def show_cuda(path: Path, *names: str) -> Markdown:
     return Markdown("```cpp\n" + "\n\n".join(cuda_source(text, name) for name in names) + "\n```")
 
 
+def show_cuda_part(path: Path, name: str, first: str, last: str) -> Markdown:
+    """A part of a function of a CUDA file: from its line that holds `first` to the next one that holds `last`.
+
+    Raises:
+        ValueError: there are no such lines.
+    """
+    lines = cuda_source(path.read_text(), name).splitlines()
+    start = next((i for i, line in enumerate(lines) if first in line), len(lines))
+    stop = next((i for i, line in enumerate(lines) if i >= start and last in line), None)
+    if stop is None:
+        raise ValueError(f"{name} has no lines from {first!r} to {last!r}")
+    part = textwrap.dedent("\n".join(line for line in lines[start : stop + 1] if not line.startswith("#pragma")))
+    return Markdown(f"```cpp\n{part}\n```")
+
+
 def cuda_source(text: str, name: str) -> str:
     """A function (or struct) of CUDA C++ `text`, from its comment to the brace that ends it. ValueError: no such."""
     comment, template = r"(?:^//[^\n]*\n)*", r"(?:^template[^;{}]*?>\s*\n)?"

@@ -1,8 +1,9 @@
 """Counts what a piece of torch code does: arithmetic, bytes to and from main memory, memory held.
 
 Every torch operation is taken for one kernel, as it runs without fusion: it reads its operands from main memory once
-and writes its results there once; a view is free. Counts are exact and the same on every machine, unlike times. Of a
-kernel of our own, `counts_as` says what it does.
+and writes its results there once; a view is free. Counts are exact, and unlike times the same on every machine of a
+kind: of a few operations, dropout among them, torch has one fused kernel on a GPU and several on a CPU. Of a kernel of
+our own, `counts_as` says what it does.
 """
 
 import math
