@@ -41,7 +41,7 @@ def run_plainly(path: Path) -> int:
     os.chdir(path.parent)
     lesson = sys.modules["lesson"] = ModuleType("lesson")
     shell = Shell(vars(lesson))
-    sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: shell)
+    sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))  # which matplotlib asks
     sys.modules["IPython.display"] = SimpleNamespace(Markdown=str)
     sys.modules["IPython.core.error"] = SimpleNamespace(UsageError=ValueError)
     for number, source in enumerate(sources, start=1):
