@@ -50,7 +50,7 @@ def test_without_a_gpu_it_is_one_sentence(tmp_path, monkeypatch):
 def test_parts_run_in_order_and_a_failure_costs_its_own_part(tmp_path, capsys):
     parts = [
         sh("first", "echo a; echo '=== 7 passed ==='"),
-        sh("wrong", "echo because; exit 3"),
+        sh("wrong", "printf '\\033[31mbecause\\033[0m\\n'; exit 3"),
         Part("missing", ("/no/such/sanitizer",), 60.0),
         sh("quiet", "true"),
     ]
@@ -82,9 +82,10 @@ def test_a_part_over_its_limit_may_say_how_far_it_came(tmp_path):
 
 def test_a_part_whose_time_is_gone_is_not_reached(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "GRACE", 0.0)
-    long, never = check([sh("long", "exec sleep 600"), sh("never", "echo no")], tmp_path, 6)
+    monkeypatch.setattr(gpu_check, "SHORTEST", 1.0)
+    long, never = check([sh("long", "exec sleep 600"), sh("never", "echo no")], tmp_path, 2)
     assert (long.status, never.status) == ("timed out", "not reached")
-    assert 6 <= long.seconds < 30
+    assert 1.5 <= long.seconds < 30
     assert summary(tmp_path)["never"]["status"] == "not reached"
 
 

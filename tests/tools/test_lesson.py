@@ -9,6 +9,9 @@ import pytest
 CELLS = [
     "import torch, inspect\nfrom IPython.display import Markdown\nfrom pathlib import Path",
     "def twice(x):\n    return 2 * x",
+    "import pagewise.cuda.magic\nfrom matplotlib import pyplot\npyplot.plot([1, 2])\npyplot.show()",
+    "%%cuda add<float>\ntemplate <typename T> __global__ void add(T* x) { x[threadIdx.x] += 2; }",
+    "x = torch.ones(3)\nwith torch.no_grad():\n    add[1, 3](x)\nprint(x.tolist())",
     "print(inspect.getsource(twice).rstrip(), twice(21), Path('beside').exists())\nMarkdown('shown')",
 ]
 
@@ -37,9 +40,10 @@ def run(path, *, missing=("nbformat", "nbclient", "IPython")):
 def test_cells_run_in_order_in_the_lessons_folder(lesson):
     done = run(lesson(*CELLS))
     assert done.returncode == 0, done.stderr
+    assert "[3.0, 3.0, 3.0]" in done.stdout
     assert "return 2 * x 42 True" in done.stdout
     assert done.stdout.splitlines()[-1] == (
-        "3 code cells ran to the end, in a plain process: there is no nbformat, nbclient"
+        "6 code cells ran to the end, in a plain process: there is no nbformat, nbclient"
     )
 
 

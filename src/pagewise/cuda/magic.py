@@ -7,38 +7,29 @@ It is compiled at once, for the GPU if there is one. Lines in messages are the c
 """
 
 import torch
-
-try:
-    from IPython import get_ipython
-    from IPython.core.error import UsageError
-except ImportError:  # a plain process that runs a lesson's cells: see `kernel_of`
-    get_ipython, UsageError = None, ValueError
+from IPython import get_ipython
+from IPython.core.error import UsageError
 
 from pagewise.cuda import CompileError, CudaKernel
 
 
 def cuda(line: str, cell: str) -> None:
     """The cell magic. Binds the kernel in the notebook; a compiler's complaint is shown without Python's traceback."""
-    try:
-        get_ipython().push(kernel_of(line, cell))
-    except (CompileError, ValueError) as error:
-        message = f"{type(error).__name__}: {error}"
-        error._render_traceback_ = lambda: [message]  # what IPython shows
-        raise
-
-
-def kernel_of(line: str, cell: str) -> dict[str, CudaKernel]:
-    """What a cell `%%cuda <line>` binds: {the kernel's name: the kernel}, compiled."""
     words = line.split()
     first_define = next((i for i, word in enumerate(words) if word.startswith("-D")), len(words))
     name, defines = " ".join(words[:first_define]), words[first_define:]
     bound_name = name.partition("<")[0].rpartition("::")[2].strip()
     if not bound_name.isidentifier() or not all(define.startswith("-D") for define in defines):
         raise UsageError("write the kernel's name: %%cuda name, %%cuda name<float, 128>, %%cuda name -DX=4")
-    # the magic's own line is line 1 of the cell
-    kernel = CudaKernel("\n" + cell, name, defines=[define.removeprefix("-D") for define in defines])
-    kernel.compile("cuda" if torch.cuda.is_available() else "cpu")
-    return {bound_name: kernel}
+    try:
+        # the magic's own line is line 1 of the cell
+        kernel = CudaKernel("\n" + cell, name, defines=[define.removeprefix("-D") for define in defines])
+        kernel.compile("cuda" if torch.cuda.is_available() else "cpu")
+    except (CompileError, ValueError) as error:
+        message = f"{type(error).__name__}: {error}"
+        error._render_traceback_ = lambda: [message]  # what IPython shows
+        raise
+    get_ipython().push({bound_name: kernel})
 
 
 def load_ipython_extension(shell: object) -> None:
@@ -46,5 +37,5 @@ def load_ipython_extension(shell: object) -> None:
     shell.register_magic_function(cuda, "cell")
 
 
-if get_ipython is not None and (_shell := get_ipython()) is not None:
+if (_shell := get_ipython()) is not None:
     load_ipython_extension(_shell)

@@ -18,6 +18,7 @@ import datetime
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -34,9 +35,10 @@ from pagewise.tools.records import recorded, table, table_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASUREMENTS = "paged_attention.json"
-GRACE = 5.0  # seconds to say how far it came, for a part that is told to end
-SHORTEST = 5.0  # seconds: with less left, a part is not begun
+GRACE = 15.0  # seconds to say how far it came, for a part that is told to end: pytest-xdist needs 10
+SHORTEST = 20.0  # seconds: with less left, a part is not begun
 NUM_LINES = 15  # of a part's output, in the summary
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 MACHINE = """
 import torch
@@ -130,7 +132,7 @@ def run(part: Part, limit: float, log: Path) -> Result:
         try:
             process = subprocess.Popen(part.command, cwd=ROOT, env=environment, process_group=0, **streams)
         except OSError as error:
-            return Result(part.name, "not available", note=str(error))
+            return Result(part.name, "not available", note=f"{error.filename}: {error.strerror}")
     try:
         status = "failed" if process.wait(limit) else "passed"
     except subprocess.TimeoutExpired:
@@ -144,7 +146,7 @@ def run(part: Part, limit: float, log: Path) -> Result:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    printed = log.read_bytes()[before:].decode(errors="replace")
+    printed = COLOUR.sub("", log.read_bytes()[before:].decode(errors="replace"))
     lines = tuple(line[:300] for line in printed.splitlines() if line.strip())[-NUM_LINES:]
     note = lines[-1].strip("= ") if lines else "it printed nothing"
     return Result(part.name, status, round(time.monotonic() - begun, 1), note, lines)

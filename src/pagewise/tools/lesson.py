@@ -1,20 +1,36 @@
 """Runs one lesson, and says how: `python -m pagewise.tools.lesson lessons/03_online_softmax.ipynb`.
 
 As a notebook where the packages for that are installed (the extra `lessons`). Elsewhere, as on a GPU server with its
-own fixed packages, the code cells run one after the other in this process: what they compute, check and print is the
-same, and nothing is shown.
+own fixed packages, the code cells run one after the other in this process, with a stand-in for IPython: what they
+compute, check and print is the same, and nothing is shown.
 """
 
 import importlib.util
 import json
 import linecache
 import os
+import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 NOTEBOOK_PACKAGES = ("nbformat", "nbclient", "ipykernel")
+
+
+class Shell:
+    """What lessons take of IPython's shell: cell magics, and names bound in the notebook."""
+
+    def __init__(self, namespace: dict[str, object]) -> None:
+        self.push = namespace.update
+        self.magics: dict[str, Callable[[str, str], None]] = {}
+
+    def register_magic_function(self, function: Callable[[str, str], None], kind: str) -> None:
+        self.magics[function.__name__] = function
+
+    def __bool__(self) -> bool:
+        return False  # so that matplotlib does not take it for the real one
 
 
 def run_plainly(path: Path) -> int:
@@ -22,30 +38,26 @@ def run_plainly(path: Path) -> int:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     os.environ.setdefault("MPLBACKEND", "Agg")
-    if importlib.util.find_spec("IPython") is None:
-        sys.modules["IPython.display"] = SimpleNamespace(Markdown=str)  # all that lessons take from it
     os.chdir(path.parent)
     lesson = sys.modules["lesson"] = ModuleType("lesson")
+    shell = Shell(vars(lesson))
+    sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))  # which matplotlib asks
+    sys.modules["IPython.display"] = SimpleNamespace(Markdown=str)
+    sys.modules["IPython.core.error"] = SimpleNamespace(UsageError=ValueError)
     for number, source in enumerate(sources, start=1):
         name = f"<{path.stem}, code cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks and Triton
         try:
-            exec(compile(_python(source), name, "exec"), vars(lesson))
+            if magic := re.match(r"%%(\w+) *(.*)\n", source):
+                shell.magics[magic[1]](magic[2], source[magic.end() :])
+            else:
+                exec(compile(source, name, "exec"), vars(lesson))
         except Exception:
             traceback.print_exc()  # unlike Python's own printing of what nobody caught, with the cell's lines
             sys.exit(f"code cell {number} of {len(sources)} failed")
         if "matplotlib.pyplot" in sys.modules:
             sys.modules["matplotlib.pyplot"].close("all")
     return len(sources)
-
-
-def _python(source: str) -> str:
-    """A cell as Python: one of CUDA C++ becomes the call that binds its kernel."""
-    first, _, cell = source.partition("\n")
-    if not first.startswith("%%cuda "):
-        return source
-    line = first.removeprefix("%%cuda ")
-    return f"globals().update(__import__('pagewise.cuda.magic').cuda.magic.kernel_of({line!r}, {cell!r}))"
 
 
 def main() -> None:
