@@ -164,7 +164,13 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
         GridExecutor(InterpretedFunction(kernel.fn).rewrite(), kernel.arg_names, grid)(**arguments)
         for key, tensor in wide.items():
             changed = tensor.view(torch.int32) != before[key].view(torch.int32)
-            flat[key][changed] = tensor[changed].bfloat16()
+            flat[key][changed] = _narrow(tensor[changed])
+
+
+def _narrow(x: Tensor) -> Tensor:
+    """As bfloat16; what was bfloat16 before keeps its bits, a NaN's too."""
+    bits = x.view(torch.int32)
+    return torch.where(bits & 0xFFFF == 0, (bits >> 16).short().view(torch.bfloat16), x.bfloat16())
 
 
 def _call(self, *args, **kwargs):
