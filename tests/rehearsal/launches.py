@@ -133,13 +133,16 @@ def watch_triton() -> None:
 
 
 _FRACTIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+_WIDER = {torch.bfloat16: torch.float32, torch.float8_e4m3fn: torch.float16, torch.float8_e5m2: torch.float16}
+_FEW_BYTES = 1 << 28
 _interpreter = threading.RLock()
 
 
 def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
     """Run a Triton kernel in the interpreter, on the memory of its tensors.
 
-    Of bfloat16, which the interpreter rounds wrongly, it gets a copy in float32; what changes there is written back.
+    Of bfloat16, which the interpreter rounds wrongly, it gets a copy in float32, and what changes there is written
+    back; of float8, which no kernel writes and whose NaN the interpreter misreads, one in float16 unless it is large.
     """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
@@ -154,17 +157,23 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
             size = storage.nbytes() // value.itemsize * value.itemsize
             memory = (ctypes.c_char * size).from_address(key[0]) if size else b""
             flat[key] = torch.frombuffer(memory, dtype=value.dtype) if size else torch.empty(0, dtype=value.dtype)
-            if value.dtype == torch.bfloat16:
-                wide[key] = flat[key].float()
+            if value.dtype in _WIDER and (size < _FEW_BYTES or value.dtype == torch.bfloat16):
+                wide[key] = flat[key].to(_WIDER[value.dtype])
         return wide.get(key, flat[key]).as_strided(value.shape, value.stride(), value.storage_offset())
 
     with _interpreter:
         arguments = {name: on_host(value) for name, value in arguments.items()}
-        before = {key: tensor.clone() for key, tensor in wide.items()}
+        before = {key: tensor.clone() for key, tensor in wide.items() if tensor.dtype == torch.float32}
         GridExecutor(InterpretedFunction(kernel.fn).rewrite(), kernel.arg_names, grid)(**arguments)
-        for key, tensor in wide.items():
-            changed = tensor.view(torch.int32) != before[key].view(torch.int32)
-            flat[key][changed] = tensor[changed].bfloat16()
+        for key, old in before.items():
+            changed = wide[key].view(torch.int32) != old.view(torch.int32)
+            flat[key][changed] = _narrow(wide[key][changed])
+
+
+def _narrow(x: Tensor) -> Tensor:
+    """As bfloat16; what was bfloat16 before keeps its bits, a NaN's too."""
+    bits = x.view(torch.int32)
+    return torch.where(bits & 0xFFFF == 0, (bits >> 16).short().view(torch.bfloat16), x.bfloat16())
 
 
 def _call(self, *args, **kwargs):

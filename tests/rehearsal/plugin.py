@@ -22,10 +22,11 @@ def pytest_testnodedown(node, error):
     launches.built.update({tuple(name): launches.Built(*took) for name, took in output.get("built", [])})
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["counted"] = dict(launches.counted)
-        session.config.workeroutput["built"] = list(launches.built.items())
+        session.config.workeroutput["built"] = [(name, tuple(took)) for name, took in launches.built.items()]
     elif _spilling() and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
