@@ -215,8 +215,8 @@ FIND_THE_LEAK = python_exercise(
     {
         "the leak": Mistake(
             find_the_leak,
-            "B was the last owner and the block is not free: when A ended, the count of a shared block stayed at 2. "
-            "Every owner that leaves counts down.",
+            "That is what the function as it was given does: B was the last owner, and the block is not free. "
+            "Follow its count, line by line.",
         ),
         "freed under the other": Mistake(
             _free_with("regardless"), "B still holds the block when A ends: it is free only when its count is 0."

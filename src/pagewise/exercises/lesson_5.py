@@ -128,8 +128,8 @@ BLOCK_MAX = cuda_exercise(
     variants(
         "block_max.cu",
         missing_barrier_in_the_loop=(
-            "A step reads what the step before wrote, and other warps may not have written yet: the barrier belongs "
-            "into the loop.",
+            "That is what the kernel as it was given does: which step writes this number, which one reads it, and what "
+            "makes the second wait for the first?",
             (_TREE + _BARRIER, _TREE),
         ),
         missing_first_barrier=(
