@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pagewise.cuda import simt
-from pagewise.cuda.build import Source
+from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.declarations import plain_kernels
 from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt import abi as simt_abi
@@ -427,13 +427,13 @@ def test_shared_memory_is_held_against_its_limit_before_the_launch():
     ],
 )
 def test_what_only_a_gpu_has_is_refused_by_the_compiler(body, sentence):
-    with pytest.raises(simt.CompileError, match=sentence) as error:
+    with pytest.raises(CompileError, match=sentence) as error:
         run("\n\n__global__ void k() {\n" + body + "\n}", "k", 1, 1)
     assert "test.cu:4" in str(error.value)
 
 
 def test_a_compile_error_has_the_kernels_file_and_line():
-    with pytest.raises(simt.CompileError, match=r"test.cu:2:\d+: error: .*nonsense"):
+    with pytest.raises(CompileError, match=r"test.cu:2:\d+: error: .*nonsense"):
         run("__global__ void k(float* x) {\n  x[0] = nonsense;\n}", "k", 1, 1, x=zeros(1))
 
 
@@ -441,7 +441,7 @@ def test_no_compiler_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(
-        simt.CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"
+        CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"
     ):
         run("__global__ void other() {}", "other", 1, 1)
 

@@ -181,7 +181,7 @@ def _record(
 
 def draw(found: Sequence[Record], *, num_kv_heads: int = 8) -> None:
     """The bandwidth that each method reached in records, as a share of a copy's; for shapes with so many KV heads."""
-    from pagewise.tools import figures
+    from pagewise import figures
 
     timed = [r for r in found if r.fraction is not None and r.shape["num_kv_heads"] == num_kv_heads]
     timed = [r for r in timed if not r.what.endswith(AGAIN)]
