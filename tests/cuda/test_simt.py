@@ -440,9 +440,7 @@ def test_a_compile_error_has_the_kernels_file_and_line():
 def test_no_compiler_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(
-        CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"
-    ):
+    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"):
         run("__global__ void other() {}", "other", 1, 1)
 
 
