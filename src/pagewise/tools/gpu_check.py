@@ -130,7 +130,9 @@ def run(part: Part, limit: float, log: Path) -> Result:
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         try:
-            process = subprocess.Popen(part.command, cwd=ROOT, env=environment, process_group=0, **streams)
+            process = subprocess.Popen(
+                part.command, cwd=ROOT, env=environment, process_group=0, preexec_fn=_hears_interrupts, **streams
+            )
         except OSError as error:
             return Result(part.name, "not available", note=f"{error.filename}: {error.strerror}")
     try:
@@ -161,6 +163,11 @@ def report(results: Sequence[Result], out: Path) -> str:
     rows = [(r.part, f"{r.seconds:.0f}", r.status, r.note[:100]) for r in results]
     summary = table(("part", "seconds", "status", "its last line"), rows)
     return "\n\n".join(filter(None, (measured, summary, f"all of it: {out}")))
+
+
+def _hears_interrupts() -> None:
+    """Started in the background of a shell, a process ignores SIGINT, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:
