@@ -11,6 +11,8 @@ _CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if.*?^[ \t]*#[ \t]*endif", re.DOTALL |
 
 
 class Declaration(NamedTuple):
+    """A `__global__` function as it is declared, in tokens."""
+
     function: str
     namespace: tuple[str, ...]  # an unnamed one has no part in it
     template: Tokens | None
@@ -33,6 +35,7 @@ def plain_kernels(source: str) -> list[str]:
 
 
 def kernels_of(tokens: Tokens) -> Iterator[Declaration]:
+    """Every declaration of a `__global__` function among `tokens`, in their order."""
     template, i = None, 0
     scopes: list[list[str]] = []  # of each brace that is open, the namespace it opened
     while i < len(tokens):

@@ -124,6 +124,7 @@ def _differs(must: object, got: object) -> str | None:
 
 
 def not_yet(why: str) -> Verdict:
+    """The verdict on an answer that is not right, and why."""
     return Verdict(False, f"Not yet: {why}")
 
 
