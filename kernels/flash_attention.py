@@ -12,6 +12,31 @@ from pagewise.kernels.partial import empty, fold_base_2, output
 from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, kept, visible
 
 
+
+def tiles(rows, cols, num_warps, num_stages):
+    """How a program's work is cut, as a launch takes it."""
+    return {"ROWS": rows, "COLS": cols, "num_warps": num_warps, "num_stages": num_stages}
+
+
+def forward_tiles(block_d, itemsize, major, heavy):
+    """The tiles worth trying, the likeliest first, for compute capability `major`; 0: interpreted.
+
+    They were chosen so that nothing is spilled (tests/flash_attention/RESOURCES.md), and a GPU finds the fastest by
+    itself. heavy: a mask in memory or dropout, which take registers of their own.
+    """
+    if not major:
+        return (tiles(64, 64, 4, 1),)
+    if itemsize == 4:  # no tensor core multiplies float32 exactly
+        return (tiles(32, 32, 4, 2) if block_d <= 64 else tiles(32, 16, 8, 1),)
+    if heavy:
+        return (tiles(64, 64, 4, 2), tiles(64, 32, 4, 2)) if block_d <= 128 else (tiles(64, 32, 8, 1),)
+    if block_d <= 64:
+        return (tiles(128, 64, 4, 3), tiles(128, 64, 8, 3), tiles(128, 128, 8, 3))
+    if block_d <= 128:
+        return (tiles(128, 64, 8, 3), tiles(128, 64, 8, 2), tiles(128, 128, 8, 2), tiles(64, 64, 4, 3))
+    return (tiles(128, 64, 8, 2), tiles(64, 64, 8, 2)) if major >= 9 else (tiles(64, 32, 4, 2), tiles(128, 32, 8, 2))
+
+
 @triton.jit
 def find_sequence(tile, cu_seqlens_ptr, num_seqs, TILE: tl.constexpr):
     """(sequence, which of its tiles this is) of packed sequences that each start a tile of their own.
@@ -29,15 +54,33 @@ def find_sequence(tile, cu_seqlens_ptr, num_seqs, TILE: tl.constexpr):
 
 
 @triton.jit
-def place(index, num_tiles, num_heads, cu_own_ptr, cu_q_ptr, cu_k_ptr, num_seqs, T, S, TILE: tl.constexpr, PACKED: tl.constexpr):
+def count_tiles(length, num_seqs, TILE: tl.constexpr, PACKED: tl.constexpr):
+    """Tiles of a sequence; if PACKED: of all sequences, whose lengths together are `length`."""
+    return length // TILE + num_seqs if PACKED else tl.cdiv(length, TILE)
+
+
+@triton.jit
+def place(
+    index,
+    num_tiles,
+    num_heads,
+    cu_own_ptr,
+    cu_q_ptr,
+    cu_k_ptr,
+    num_seqs,
+    T,
+    S,
+    TILE: tl.constexpr,
+    PACKED: tl.constexpr,
+):
     """Where program `index` works: (tile, head, batch, sequence, its first query, its first key, its T, its S).
 
-    Tiles run fastest, then heads. Packed sequences are one batch, and `cu_own_ptr` is that of what is cut into tiles.
+    Tiles run fastest, then heads. Packed sequences are one batch, and `cu_ptr` is of what is cut into tiles.
     """
     tile, head, batch = index % num_tiles, index // num_tiles % num_heads, index // num_tiles // num_heads
     sequence, first_q, first_k = batch, batch.to(tl.int64) * 0, batch.to(tl.int64) * 0
     if PACKED:
-        sequence, tile = find_sequence(tile, cu_own_ptr, num_seqs, TILE)
+        sequence, tile = find_sequence(tile, cu_ptr, num_seqs, TILE)
         first_q, first_k = tl.load(cu_q_ptr + sequence).to(tl.int64), tl.load(cu_k_ptr + sequence).to(tl.int64)
         T = (tl.load(cu_q_ptr + sequence + 1) - first_q).to(tl.int32)
         S = (tl.load(cu_k_ptr + sequence + 1) - first_k).to(tl.int32)
@@ -48,7 +91,9 @@ def place(index, num_tiles, num_heads, cu_own_ptr, cu_q_ptr, cu_k_ptr, num_seqs,
 def of_head(tensor, batch, head, first_row):
     """The matrix (pointer, stride of rows) of one head in a tensor (pointer, strides of batch, head and row)."""
     ptr, stride_batch, stride_head, stride_row = tensor
-    return ptr + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head + first_row * stride_row, stride_row
+    return ptr + batch.to(tl.int64) * stride_batch + head.to(
+        tl.int64
+    ) * stride_head + first_row * stride_row, stride_row
 
 
 @triton.jit
@@ -77,10 +122,10 @@ def store_rows(matrix, rows, tile, there, D: tl.constexpr, BLOCK_D: tl.constexpr
 
 @triton.jit
 def key_tiles(first_row, last_row, sizes, window, CAUSAL: tl.constexpr, CUT: tl.constexpr, COLS: tl.constexpr):
-    """Tiles of keys that queries first_row … last_row see: (first, first whole, behind the last whole, behind the last).
+    """Which tiles of keys these queries see: (first, first whole, behind the last whole, behind the last).
 
-    Whole: every one of these queries sees every key of it. CUT: a mask of which nothing is known may cut any.
-    Also the keys that some of the queries may see, from … up to.
+    A whole tile is seen in full by all of them. CUT: a mask of which nothing is known may cut any.
+    Also the keys that some of the queries may see: (first, behind the last).
     """
     T, S = sizes
     start, stop = 0, S
@@ -130,7 +175,6 @@ def flash_attention_kernel(
     group,  # query heads that share a KV head
     T,  # if PACKED: of all sequences
     S,
-    num_tiles,  # of queries, in a sequence; if PACKED: in all
     scale,  # · log₂ e; with SOFTCAP: of the tanh's argument
     softcap,  # · log₂ e
     window,
@@ -150,9 +194,9 @@ def flash_attention_kernel(
 ):
     """out, lse = attention(q, k, v, causal, window, scale, softcap, alibi_slopes, mask, dropout, return_lse=True).
 
-    Grid (num_tiles · H · B), or (num_tiles · H) if PACKED. One program: ROWS queries of one head.
+    Grid (count_tiles · H · B), or (count_tiles · H) if PACKED. One program: ROWS queries of one head.
     """
-    total = T
+    total, num_tiles = T, count_tiles(T, num_seqs, ROWS, PACKED)
     tile, head, batch, sequence, first_q, first_k, T, S = place(
         tl.program_id(0), num_tiles, num_heads, cu_q_ptr, cu_q_ptr, cu_k_ptr, num_seqs, T, S, ROWS, PACKED
     )
@@ -171,6 +215,7 @@ def flash_attention_kernel(
     sizes, softcap, window = (T, S), softcap if SOFTCAP else None, window if WINDOW else None
     mask = (mask_ptr, mask_stride_row, mask_stride_col) if MASK else None
     slope = tl.load(slopes_ptr + head) * LOG2_E if ALIBI else None
+    seed = tl.load(seed_ptr) if DROPOUT else None
 
     rows = tile * ROWS + tl.arange(0, ROWS)
     q = load_rows(q_matrix, rows.to(tl.int64), rows < T, D, BLOCK_D)
@@ -196,7 +241,9 @@ def flash_attention_kernel(
                 scores = tl.where(seen, scores, float("-inf"))
             m, l, rescale, weights = fold_base_2(m, l, scores)
             if DROPOUT:
-                stays = kept(tile * ROWS, j * COLS, sequence * num_heads + head, tl.load(seed_ptr), threshold, ROWS, COLS)
+                stays = kept(
+                    tile * ROWS, j * COLS, sequence * num_heads + head, tl.load(seed_ptr), threshold, ROWS, COLS
+                )
                 weights = tl.where(stays, weights, 0.0)
             v = load_rows(v_matrix, cols.to(tl.int64), there, D, BLOCK_D)
             acc *= rescale[:, None]  # O' = exp(m − m') · O + P V

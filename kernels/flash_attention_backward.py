@@ -5,22 +5,45 @@ With P = exp(S − lse), where S are the scores of q · k · scale, and D_i = Σ
     dV = Pᵀ dO        dP = dO Vᵀ        dS = P ∘ (dP − D)        dQ = scale · dS K        dK = scale · dSᵀ Q
 
 A sum over queries belongs to a key and a sum over keys to a query. So a program owns columns of dK and dV, or rows of
-dQ, and sums alone: nothing is added to by two, and equal inputs give equal bits. Dao 2023, Algorithm 2, where dQ is added
-to in main memory instead.
+dQ, and sums alone: nothing is added to by two, and equal inputs give equal bits. In the paper's loop dQ is added to in
+main memory instead. Dao 2023, Algorithm 2.
 """
 
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_attention import key_tiles, load_rows, of_head, place, store_rows
+from pagewise.kernels.flash_attention import count_tiles, key_tiles, load_rows, of_head, place, store_rows
 from pagewise.kernels.scores import LOG2_E, biased, capped, kept, visible
+
+
+
+def tiles(rows, cols, num_warps, num_stages):
+    """How programs that own `cols` keys, and those that own as many queries, cut their work: `rows` of the others."""
+    sizes = {"KEY_ROWS": rows, "KEY_COLS": cols, "QUERY_ROWS": cols, "QUERY_COLS": rows}
+    return sizes | {"num_warps": num_warps, "num_stages": num_stages}
+
+
+def backward_tiles(block_d, itemsize, major, heavy):
+    """`forward_tiles` of the backward."""
+    if not major:
+        return (tiles(64, 64, 4, 1),)
+    if itemsize == 4:
+        return (tiles(16, 32, 4, 1) if block_d <= 64 else tiles(16, 16, 8, 1),)
+    if heavy:
+        return (tiles(32, 64, 8, 1) if block_d <= 128 else tiles(16, 32, 8, 1),)
+    if block_d <= 64:
+        return (tiles(64, 128, 8, 3), tiles(64, 128, 8, 2), tiles(64, 64, 4, 2))
+    if block_d <= 128:
+        return (tiles(64, 128, 8, 2), tiles(32, 128, 8, 2), tiles(64, 64, 8, 2))
+    return (tiles(64, 64, 8, 1), tiles(32, 64, 8, 1))
 
 
 @triton.jit
 def flash_attention_delta_kernel(
     out_ptr,  # [B, H, T, D]
     d_out_ptr,  # [B, H, T, D]
-    d_lse_ptr,  # [B, H, T] float32; read if LSE
+    lse_ptr,  # [B, H, T] float32
+    d_lse_ptr,  # [B, H, T] float32
     delta_ptr,  # [B, H, T] float32
     out_stride_batch,
     out_stride_head,
@@ -30,14 +53,12 @@ def flash_attention_delta_kernel(
     d_out_stride_row,
     num_heads,
     T,
-    num_tiles,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
-    LSE: tl.constexpr,
 ):
-    """delta = (out · d_out).sum(-1) − d_lse. Grid (num_tiles · H · B)."""
-    pid = tl.program_id(0)
+    """delta = (out · d_out).sum(-1) − d_lse, and 0 for a query that saw no key. Grid (⌈T / ROWS⌉ · H · B)."""
+    pid, num_tiles = tl.program_id(0), tl.cdiv(T, ROWS)
     tile, head, batch = pid % num_tiles, pid // num_tiles % num_heads, pid // num_tiles // num_heads
     out_matrix = of_head((out_ptr, out_stride_batch, out_stride_head, out_stride_row), batch, head, 0)
     d_out_matrix = of_head((d_out_ptr, d_out_stride_batch, d_out_stride_head, d_out_stride_row), batch, head, 0)
@@ -46,9 +67,9 @@ def flash_attention_delta_kernel(
     d_out = load_rows(d_out_matrix, rows, rows < T, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * d_out, axis=1)  # D = rowsum(dO ∘ O)
     at = (pid // num_tiles).to(tl.int64) * T + rows
-    if LSE:
-        delta -= tl.load(d_lse_ptr + at, mask=rows < T, other=0.0)
-    tl.store(delta_ptr + at, delta, mask=rows < T)
+    delta -= tl.load(d_lse_ptr + at, mask=rows < T, other=0.0)
+    saw = tl.load(lse_ptr + at, mask=rows < T, other=0.0) != float("-inf")
+    tl.store(delta_ptr + at, tl.where(saw, delta, 0.0), mask=rows < T)
 
 
 @triton.jit
@@ -268,8 +289,6 @@ def flash_attention_backward_kernel(
     splits,  # parts of a group, each with sums of its own; a divisor of it
     T,  # if PACKED: of all sequences
     S,
-    num_key_tiles,  # in a sequence; if PACKED: in all
-    num_query_tiles,
     scale,  # as in the forward, down to growth
     softcap,
     window,
@@ -292,8 +311,8 @@ def flash_attention_backward_kernel(
 ):
     """dq, dk, dv of attention from d_out and what the forward stored.
 
-    Grid (splits · batch_size · Hkv · num_key_tiles + batch_size · H · num_query_tiles). The programs that own keys come
-    first: those of a group sum over its query heads, so they take the longest.
+    Grid (splits · batch_size · Hkv · tiles of keys + batch_size · H · tiles of queries), as `count_tiles` counts them.
+    The programs that own keys come first: they sum over the query heads of a group, so they take the longest.
     """
     inputs = (
         (q_ptr, q_stride_batch, q_stride_head, q_stride_row),
@@ -307,6 +326,8 @@ def flash_attention_backward_kernel(
     window = window if WINDOW else None
     dropout = (tl.load(seed_ptr), threshold, growth, num_heads) if DROPOUT else None
 
+    num_key_tiles = count_tiles(S, num_seqs, KEY_COLS, PACKED)
+    num_query_tiles = count_tiles(T, num_seqs, QUERY_ROWS, PACKED)
     pid, num_kv_heads = tl.program_id(0), num_heads // group
     num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
     if pid < num_key_programs:

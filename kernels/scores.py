@@ -23,7 +23,7 @@ def tanh(x):
 
 @triton.jit
 def visible(rows, cols, sizes, window, mask, CAUSAL: tl.constexpr):
-    """Which of these keys these queries may look at. window, mask (pointer, its strides of rows and columns): or None."""
+    """Which of these keys these queries may look at. window and mask (pointer, strides of rows and columns) or None."""
     T, S = sizes
     distance = cols - rows - (S - T)  # 0 on the diagonal, negative towards the past
     seen = (rows < T) & (cols < S)
