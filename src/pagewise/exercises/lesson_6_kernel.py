@@ -51,8 +51,8 @@ FLASH_KERNEL = triton_exercise(
             ("products * scale_2", "products * scale"),
         ),
         minus_a_million=(
-            "A query that sees no key must give 0: with −10⁶ in place of −inf its largest score is −10⁶, and each hidden "
-            "key weighs exp2(0) = 1.",
+            "A query that sees no key must give 0: with −10⁶ in place of −inf its largest score is −10⁶, and "
+            "each hidden key weighs exp2(0) = 1.",
             ('tl.where(visible, products * scale_2, float("-inf"))', "tl.where(visible, products * scale_2, -1e6)"),
         ),
         NaN_where_nothing_is_seen=(
