@@ -64,12 +64,17 @@ def check_triton_device(device: torch.device) -> None:
         )
     if _triton_came_first:
         raise RuntimeError(_TRITON_CAME_FIRST)
-    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
-    if mode == "interpreted" and triton < (3, 7) and numpy >= (2, 4):
+    if mode == "interpreted" and not _interpreter_takes_numpy():
         raise RuntimeError(
             f"the interpreter of triton {_version('triton')} fails with numpy {_version('numpy')}: "
             "install triton>=3.7, or numpy<2.4"
         )
+
+
+@torch.compiler.assume_constant_result
+def _interpreter_takes_numpy() -> bool:
+    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    return triton >= (3, 7) or numpy < (2, 4)
 
 
 def choose_backend(
