@@ -71,7 +71,6 @@ def check_triton_device(device: torch.device) -> None:
         )
 
 
-@torch.compiler.assume_constant_result
 def _interpreter_takes_numpy() -> bool:
     triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
     return triton >= (3, 7) or numpy < (2, 4)
@@ -174,6 +173,5 @@ def banner() -> str:
     return f"{name} · torch {torch.__version__} · {triton}"
 
 
-@functools.cache
 def _version(package: str) -> str:
     return importlib.metadata.version(package)
