@@ -140,7 +140,7 @@ def key_tiles(first_row, last_row, sizes, window, CAUSAL: tl.constexpr, CUT: tl.
     return first, first_whole, behind_whole, behind, start, stop
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_heads", "group", "T", "S", "window", "threshold"])
 def flash_attention_kernel(
     q_ptr,  # [B, H, T, D]
     k_ptr,  # [B, Hkv, S, D]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_torch, in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.in_triton import Packed, room_like
+from pagewise.flash_attention.in_triton import Packed
+from pagewise.flash_attention.launching import room_like
 from pagewise.options import ScoreOptions
 
 
