@@ -1,7 +1,7 @@
 """The CUDA FlashAttention kernels: held against the oracle, watched on the CPU, compiled for GPUs.
 
-`make test` runs a selection in which every two values of two axes meet, but for dtypes, of which each head size has one;
-with PAGEWISE_FULL=1 all pairs, and on a GPU the product.
+`make test` runs a selection in which every two values of two axes meet, but for dtypes: each head size has one. With
+PAGEWISE_FULL=1 those meet too, and on a GPU all values.
 """
 
 import os
