@@ -16,7 +16,6 @@ from pagewise.kernels.flash_attention import count_tiles, key_tiles, load_rows, 
 from pagewise.kernels.scores import LOG2_E, biased, capped, kept, visible
 
 
-
 def tiles(rows, cols, num_warps, num_stages):
     """How programs that own `cols` keys, and those that own as many queries, cut their work: `rows` of the others."""
     sizes = {"KEY_ROWS": rows, "KEY_COLS": cols, "QUERY_ROWS": cols, "QUERY_COLS": rows}
@@ -34,8 +33,9 @@ def backward_tiles(block_d, itemsize, major, heavy):
     if block_d <= 64:
         return (tiles(64, 128, 8, 3), tiles(64, 128, 8, 2), tiles(64, 64, 4, 2))
     if block_d <= 128:
-        return (tiles(64, 128, 8, 2), tiles(32, 128, 8, 2), tiles(64, 64, 8, 2))
-    return (tiles(64, 64, 8, 1), tiles(32, 64, 8, 1))
+        choices = tiles(32, 128, 8, 2), tiles(64, 128, 8, 2), tiles(64, 64, 8, 2)
+        return choices if major >= 9 else choices[::-1]
+    return (tiles(32, 64, 8, 1), tiles(32, 32, 8, 1))
 
 
 @triton.jit
