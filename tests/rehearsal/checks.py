@@ -15,6 +15,7 @@ from pagewise.online_softmax import online_softmax
 from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
+from pagewise.tools.timing import ColdTimer
 
 FILL = "__global__ void fill(float* x, long n, float y) { if (threadIdx.x < n) x[threadIdx.x] = y; }"
 MANY = (1 << 33) + 5  # does not fit in 32 bits
@@ -70,6 +71,12 @@ def test_a_graph_may_be_captured_right_after_compiling(fill, x):
     assert x.unique().tolist() == [0.0]
     graph.replay()
     assert x.unique().tolist() == [2.0]
+
+
+def test_a_time_is_taken_from_a_cold_cache(fill, x):
+    timer = ColdTimer()
+    assert timer(lambda: fill[1, 32](x, MANY, 2.0)) == pytest.approx(1e-3)  # from one event to the next, here
+    assert timer.hidden
 
 
 def paged_cache(gpu):
