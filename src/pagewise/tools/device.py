@@ -64,28 +64,42 @@ def check_triton_device(device: torch.device) -> None:
         )
     if _triton_came_first:
         raise RuntimeError(_TRITON_CAME_FIRST)
-    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
-    if mode == "interpreted" and triton < (3, 7) and numpy >= (2, 4):
+    if mode == "interpreted" and not _interpreter_takes_numpy():
         raise RuntimeError(
             f"the interpreter of triton {_version('triton')} fails with numpy {_version('numpy')}: "
             "install triton>=3.7, or numpy<2.4"
         )
 
 
-def choose_backend(backend: str, device: torch.device, refusal: str | None = None, *, learns: bool = False) -> str:
+@torch.compiler.assume_constant_result
+def _interpreter_takes_numpy() -> bool:
+    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    return triton >= (3, 7) or numpy < (2, 4)
+
+
+def choose_backend(
+    backend: str,
+    device: torch.device,
+    refusal: str | None = None,
+    *,
+    learns: bool = False,
+    others: tuple[str, ...] = (),
+) -> str:
     """Which of "torch" and "triton" shall compute on `device`: "auto" takes triton on a GPU where it can.
 
     Args:
         backend: what the caller asked for.
         refusal: why the Triton kernel cannot take these tensors, to follow 'backend="triton"'; None: it can.
         learns: a gradient is needed, which the Triton kernel does not give.
+        others: what the caller takes besides, and chooses itself: the message names them.
 
     Raises:
         ValueError: `backend` is unknown, or "triton" and unable.
         RuntimeError: see `check_triton_device`.
     """
     if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
+        *known, last = (f'"{name}"' for name in ("auto", "torch", "triton", *others))
+        raise ValueError(f"backend must be {', '.join(known)} or {last}, got {backend!r}")
     if backend == "auto":
         backend = "triton" if device.type == "cuda" and refusal is None and not learns else "torch"
     if backend == "triton":
@@ -105,10 +119,49 @@ def triton_launch(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
     """
     if triton_mode() == "interpreted":
         with _interpreter:
+            _patch_language_once_per_launch()
             yield lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     else:
         with torch.cuda.device(device):
             yield lambda tensor: tensor
+
+
+@functools.cache
+def _patch_language_once_per_launch() -> None:
+    """Spare Triton's interpreter most of its time: it looks through its language at every call of a device function.
+
+    It replaces what it finds there by functions that compute with numpy, which is done when a launch begins, and would
+    be repeated in vain at each call until the launch ends: nine tenths of the time of a small kernel.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch = getattr(interpreter, "_patch_lang", None)
+    if patch is None:  # a version of Triton that does it otherwise
+        return
+    patched = set()  # in this launch: triton.language, its core, or both
+
+    @functools.cache
+    def seen_by(function: Callable) -> frozenset[str]:
+        names = {"language": language, "core": language.core}
+        return frozenset(name for name in names if any(value is names[name] for value in function.__globals__.values()))
+
+    def patch_once(function: Callable) -> object:
+        if seen_by(function) in patched:
+            return None
+        scope = patch(function)
+        if not patched:  # the kernel itself, whose launch restores the language when it ends
+            restore = scope.restore
+
+            def end_launch() -> None:
+                patched.clear()
+                restore()
+
+            scope.restore = end_launch
+        patched.add(seen_by(function))
+        return scope
+
+    interpreter._patch_lang = patch_once
 
 
 def banner() -> str:
