@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from pagewise.naive_attention import attention as flash_attention
+from pagewise.flash_attention.door import flash_attention
 
 # What models hand on to every attention function, and what is no business of one.
 _HARMLESS = {
@@ -78,7 +78,7 @@ def attend(
     """
     for what, given in others.items():
         if what not in _HARMLESS and given is not None and given is not False:
-            raise ValueError(f"attn_implementation=pagewise does not know {what}{_REMEDIES.get(what, '')}")
+            raise ValueError(f"this attn_implementation does not know {what}{_REMEDIES.get(what, '')}")
     # a mask of all queries says everything, the window included
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and (
         attention_mask is None or attention_mask.dim() == 2
