@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from flash_cases import assert_matches_naive, options_of, random_gradients, random_qkv
+from flash_cases import as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_varlen
 from pagewise.naive_attention import attention
@@ -20,8 +20,7 @@ each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
 @each_backend
 def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
     """[B, T, H, D], as projections leave it: out and gradients lie the same way, and nothing is copied."""
-    q, k, v = random_qkv(33, 50, 16, (4, 2), 2, torch.float32, kernel_device)
-    assert not q.is_contiguous()
+    q, k, v = as_tokens(*random_qkv(33, 50, 16, (4, 2), 2, torch.float32, kernel_device))
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     out = flash_attention(q, k, v, causal=True, backend=backend)
     out.sum().backward()  # a gradient of stride 0, too
@@ -33,7 +32,7 @@ def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
 @each_backend
 @pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded"])
 def test_any_strides(backend, layout, kernel_device):
-    q, k, v = random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device)
+    q, k, v = as_tokens(*random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device))
     if layout == "every second":
         q, k, v = (torch.stack((x, torch.full_like(x, math.nan)), 3).flatten(2, 3)[:, :, ::2] for x in (q, k, v))
     elif layout == "transposed last":
