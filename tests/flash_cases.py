@@ -20,7 +20,7 @@ def random_qkv(T, S, D, heads=(6, 2), batch=2, dtype=torch.float64, device="cpu"
 
 
 def as_tokens(*tensors):
-    """The same numbers with the heads of a token beside each other, [B, T, H, D], as a model's projections leave them."""
+    """The same numbers with a token's heads beside each other, [B, T, H, D], as a model's projections leave them."""
     return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
 
 
