@@ -5,8 +5,8 @@ With P = exp(S − lse), where S are the scores of q · k · scale, and D_i = Σ
     dV = Pᵀ dO        dP = dO Vᵀ        dS = P ∘ (dP − D)        dQ = scale · dS K        dK = scale · dSᵀ Q
 
 A sum over queries belongs to a key and a sum over keys to a query. So a program owns columns of dK and dV, or rows of
-dQ, and sums alone (`flash_attention_gradients.py`): nothing is added to by two, and equal inputs give equal bits. In the
-paper's loop dQ is added to in main memory instead. Dao 2023, Algorithm 2.
+dQ, and sums alone (`flash_attention_gradients.py`): nothing is added to by two, and equal inputs give equal bits. In
+the paper's loop dQ is added to in main memory instead. Dao 2023, Algorithm 2.
 """
 
 import triton
@@ -41,6 +41,7 @@ def backward_tiles(block_d, itemsize, major, heavy):
 @triton.jit(do_not_specialize=["num_heads", "T"])
 def flash_attention_delta_kernel(
     out_ptr,  # [B, H, T, D]
+    rest_ptr,  # as out; read if REST
     d_out_ptr,  # [B, H, T, D]
     lse_ptr,  # [B, H, T] float32
     d_lse_ptr,  # [B, H, T] float32
@@ -56,14 +57,21 @@ def flash_attention_delta_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ROWS: tl.constexpr,
+    REST: tl.constexpr,
 ):
-    """delta = (out · d_out).sum(-1) − d_lse, and 0 for a query that saw no key. Grid (⌈T / ROWS⌉ · H · B)."""
+    """delta = ((out + rest) · d_out).sum(-1) − d_lse, and 0 for a query that saw no key. Grid (⌈T / ROWS⌉ · H · B).
+
+    It is subtracted from numbers that are like it where one weight is nearly 1: out alone, rounded, is not enough.
+    """
     pid, num_tiles = tl.program_id(0), tl.cdiv(T, ROWS)
     tile, head, batch = pid % num_tiles, pid // num_tiles % num_heads, pid // num_tiles // num_heads
     out_matrix = of_head((out_ptr, out_stride_batch, out_stride_head, out_stride_row), batch, head, 0)
     d_out_matrix = of_head((d_out_ptr, d_out_stride_batch, d_out_stride_head, d_out_stride_row), batch, head, 0)
     rows = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     out = load_rows(out_matrix, rows, rows < T, D, BLOCK_D).to(tl.float32)
+    if REST:
+        rest_matrix = of_head((rest_ptr, out_stride_batch, out_stride_head, out_stride_row), batch, head, 0)
+        out += load_rows(rest_matrix, rows, rows < T, D, BLOCK_D).to(tl.float32)
     d_out = load_rows(d_out_matrix, rows, rows < T, D, BLOCK_D).to(tl.float32)
     delta = tl.sum(out * d_out, axis=1)  # D = rowsum(dO ∘ O)
     at = (pid // num_tiles).to(tl.int64) * T + rows
@@ -80,7 +88,8 @@ def flash_attention_backward_kernel(
     k_ptr,  # [B, Hkv, S, D]
     v_ptr,  # [B, Hkv, S, D]
     d_out_ptr,  # [B, H, T, D]
-    lse_ptr,  # [B, H, T] float32
+    m_ptr,  # [B, H, T] float32; this and log₂ l as the forward stored them
+    log_l_ptr,  # [B, H, T] float32
     delta_ptr,  # [B, H, T] float32
     slopes_ptr,  # [H] float32; read if ALIBI
     mask_ptr,  # [B, H, T, S] bytes; read if MASK
@@ -170,11 +179,12 @@ def flash_attention_backward_kernel(
         batch = of_split % batch_size
         sequence = sequence if PACKED else batch
         at = (tile, kv_head, batch, sequence, first_q, first_k, seq_T, seq_S)
-        first_saved = batch.to(tl.int64) * num_heads * T + first_q
+        first = batch.to(tl.int64) * num_heads * T + first_q
+        saved = (m_ptr + first, log_l_ptr + first, delta_ptr + first, T)
         heads = group // splits
         first_head = kv_head * group + of_split // batch_size * heads
         dk, dv = gradient_of_keys(
-            at, first_head, heads, inputs, (lse_ptr + first_saved, delta_ptr + first_saved, T),
+            at, first_head, heads, inputs, saved,
             scale, softcap, slopes_ptr, window, mask, dropout, D, BLOCK_D, KEY_ROWS, KEY_COLS, CAUSAL,
         )  # fmt: skip
         col = tl.arange(0, KEY_COLS)
@@ -191,9 +201,10 @@ def flash_attention_backward_kernel(
             QUERY_ROWS, PACKED,
         )  # fmt: skip
         tile, head, batch, sequence, first_q, first_k, seq_T, seq_S = at
-        first_saved = batch.to(tl.int64) * num_heads * T + first_q
+        first = batch.to(tl.int64) * num_heads * T + first_q
+        saved = (m_ptr + first, log_l_ptr + first, delta_ptr + first, T)
         dq = gradient_of_queries(
-            at, group, inputs, (lse_ptr + first_saved, delta_ptr + first_saved, T),
+            at, group, inputs, saved,
             scale, softcap, slopes_ptr, window, mask, dropout, D, BLOCK_D, QUERY_ROWS, QUERY_COLS, CAUSAL,
         )  # fmt: skip
         row = tl.arange(0, QUERY_ROWS)

@@ -13,10 +13,20 @@ from pagewise.kernels.scores import LOG2_E, biased, capped, kept, visible
 
 
 @triton.jit
-def load_lse(lse_ptr, rows, T):
-    """Log-sum-exps in units of log 2; +∞ for a row that saw nothing or is none, so that exp2(scores − it) is 0."""
-    lse = tl.load(lse_ptr + rows, mask=rows < T, other=float("inf"))
-    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2_E)
+def load_stats(saved, rows, T):
+    """m, log₂ l and delta of these rows; m is +∞ for a row that saw nothing or is none, so that its weights are 0."""
+    m_ptr, log_l_ptr, delta_ptr = saved
+    there = rows < T
+    m = tl.load(m_ptr + rows, mask=there, other=float("inf"))
+    return m, tl.load(log_l_ptr + rows, mask=there, other=0.0), tl.load(delta_ptr + rows, mask=there, other=0.0)
+
+
+@triton.jit
+def saved_of_head(saved, head):
+    """m, log₂ l and delta from a head's first query on."""
+    m_ptr, log_l_ptr, delta_ptr, stride_head = saved
+    at = head.to(tl.int64) * stride_head
+    return m_ptr + at, log_l_ptr + at, delta_ptr + at
 
 
 @triton.jit
@@ -60,7 +70,7 @@ def gradient_of_keys(
     first_head,  # of `heads` query heads of its group
     heads,
     inputs,  # q, k, v, d_out: (pointer, strides of batch, head and row)
-    saved,  # lse, delta: pointers to the batch's first query, and their stride of heads
+    saved,  # m, log₂ l, delta: pointers to the batch's first query, and their stride of heads
     scale,
     softcap,  # this and the following: None where there is none
     slopes_ptr,
@@ -76,7 +86,6 @@ def gradient_of_keys(
     """(dK / scale, dV) [COLS, BLOCK_D] of a tile of keys: sums over the queries of these heads that see it."""
     tile, kv_head, batch, sequence, first_q, first_k, T, S = at
     q_tensor, k_tensor, v_tensor, d_out_tensor = inputs
-    lse_ptr, delta_ptr, saved_stride_head = saved
     sizes = (T, S)
 
     row, col = tl.arange(0, ROWS), tl.arange(0, COLS)  # in a tile
@@ -91,19 +100,18 @@ def gradient_of_keys(
         head = first_head + nth
         q_matrix = of_head(q_tensor, batch, head, first_q)
         d_out_matrix = of_head(d_out_tensor, batch, head, first_q)
-        of_saved = head.to(tl.int64) * saved_stride_head
+        of_queries = saved_of_head(saved, head)
         slope = tl.load(slopes_ptr + head) * LOG2_E if slopes_ptr is not None else None
         mask_matrix = mask_of_head(mask, batch, head) if mask is not None else None
         for i in range(first, behind):
             rows = i * ROWS + row
             q = load_rows(further(q_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
             d_out = load_rows(further(d_out_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
-            lse = load_lse(lse_ptr + of_saved, rows, T)
-            delta = tl.load(delta_ptr + of_saved + rows, mask=rows < T, other=0.0)
+            m, log_l, delta = load_stats(of_queries, rows, T)
 
             capped_scores = capped(tl.dot(k, tl.trans(q), input_precision="ieee"), scale, softcap)  # Sᵀ = K Qᵀ
             scores = biased(capped_scores, rows[None, :], cols[:, None], sizes, slope)
-            weights = tl.exp2(scores - lse[None, :])  # Pᵀ = exp(Sᵀ − lse)
+            weights = tl.exp2(scores - m[None, :] - log_l[None, :])  # Pᵀ = exp(Sᵀ − lse)
             d_weights = tl.dot(v, tl.trans(d_out), input_precision="ieee")  # dPᵀ = V dOᵀ
             if CAUSAL or mask is not None:
                 seen = visible(rows[None, :], cols[:, None], sizes, window, mask_matrix, CAUSAL)
@@ -142,7 +150,6 @@ def gradient_of_queries(
     """dQ / scale [ROWS, BLOCK_D] of a tile of queries: a sum over the keys that they see."""
     tile, head, batch, sequence, first_q, first_k, T, S = at
     q_tensor, k_tensor, v_tensor, d_out_tensor = inputs
-    lse_ptr, delta_ptr, saved_stride_head = saved
     sizes = (T, S)
 
     row, col = tl.arange(0, ROWS), tl.arange(0, COLS)  # in a tile
@@ -152,9 +159,7 @@ def gradient_of_queries(
     d_out = load_rows(of_head(d_out_tensor, batch, head, first_q), row, rows < T, D, BLOCK_D)
     k_matrix = of_head(k_tensor, batch, head // group, first_k)
     v_matrix = of_head(v_tensor, batch, head // group, first_k)
-    of_saved = head.to(tl.int64) * saved_stride_head
-    lse = load_lse(lse_ptr + of_saved, rows, T)
-    delta = tl.load(delta_ptr + of_saved + rows, mask=rows < T, other=0.0)
+    m, log_l, delta = load_stats(saved_of_head(saved, head), rows, T)
     slope = tl.load(slopes_ptr + head) * LOG2_E if slopes_ptr is not None else None
     mask_matrix = mask_of_head(mask, batch, head) if mask is not None else None
     last_row = tl.minimum(tile * ROWS + ROWS, T) - 1
@@ -170,7 +175,7 @@ def gradient_of_queries(
 
         capped_scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, softcap)  # S = Q Kᵀ
         scores = biased(capped_scores, rows[:, None], cols[None, :], sizes, slope)
-        weights = tl.exp2(scores - lse[:, None])  # P = exp(S − lse)
+        weights = tl.exp2(scores - m[:, None] - log_l[:, None])  # P = exp(S − lse)
         weights = tl.where(seen, weights, 0.0)
         d_weights = tl.dot(d_out, tl.trans(v), input_precision="ieee")  # dP = dO Vᵀ
         if dropout is not None:

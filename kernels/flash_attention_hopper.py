@@ -10,7 +10,7 @@ A variant is used where a recorded measurement says that it wins: `flash_attenti
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_attention import key_tiles, store_rows
+from pagewise.kernels.flash_attention import key_tiles, store_rows, store_stats
 from pagewise.kernels.partial import empty, fold_base_2, output
 from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, visible
 
@@ -38,6 +38,9 @@ def flash_attention_hopper_kernel(
     slopes_ptr,  # [H] float32; read if ALIBI
     out_ptr,  # [B, H, T, D]
     lse_ptr,  # [B, H, T] float32
+    rest_ptr,  # this, m and log₂ l as in the other kernel
+    m_ptr,
+    log_l_ptr,
     q_stride_batch,
     q_stride_head,
     q_stride_row,
@@ -63,6 +66,8 @@ def flash_attention_hopper_kernel(
     CAUSAL: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
+    LEARNS: tl.constexpr,
+    REST: tl.constexpr,
     WARP_SPECIALIZE: tl.constexpr,
 ):
     """out, lse = attention(q, k, v, causal, scale, softcap, alibi_slopes, return_lse=True).
@@ -101,4 +106,10 @@ def flash_attention_hopper_kernel(
 
     out, lse = output(m * LN_2, l, acc)
     store_rows((out_ptr + of_out, out_stride_row), rows.to(tl.int64), out, rows < T, D, BLOCK_D)
-    tl.store(lse_ptr + (batch * num_heads + head) * T + rows, lse, mask=rows < T)
+    first_row = (batch * num_heads + head) * T
+    tl.store(lse_ptr + first_row + rows, lse, mask=rows < T)
+    if LEARNS:
+        store_stats(m_ptr + first_row, log_l_ptr + first_row, rows, m, l, rows < T)
+    if REST:
+        rest = out - out.to(out_ptr.dtype.element_ty).to(tl.float32)
+        store_rows((rest_ptr + of_out, out_stride_row), rows.to(tl.int64), rest, rows < T, D, BLOCK_D)

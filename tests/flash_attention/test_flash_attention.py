@@ -127,8 +127,8 @@ def test_opcheck(backend, kernel_device):
     mask = torch.rand(9, 12, device=kernel_device) < 0.8
     numbers = (0.25, True, 7, 2.0)
     op = torch.ops.pagewise.flash_attention
-    torch.library.opcheck(op, (q, k, v, slopes, mask, seed, None, None, *numbers, 0.2, backend))
-    torch.library.opcheck(op, (q, k, v, None, None, None, cu_q, cu_k, *numbers, 0.0, backend))
+    torch.library.opcheck(op, (q, k, v, slopes, mask, seed, None, None, *numbers, 0.2, backend, True))
+    torch.library.opcheck(op, (q, k, v, None, None, None, cu_q, cu_k, *numbers, 0.0, backend, True))
 
 
 COMPILED = """

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.launching import LOG2_E, kind, launch, padded, room_like, strides, with_close_rows
+from pagewise.flash_attention.launching import (
+    LOG2_E,
+    Saved,
+    kind,
+    launch,
+    padded,
+    room_like,
+    round_into,
+    strides,
+    with_close_rows,
+)
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_launch
@@ -21,7 +31,6 @@ from pagewise.tools.sizes import cdiv
 
 MAX_HEAD_SIZE = 256
 DELTA_ROWS = 32
-OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
 
 
@@ -51,31 +60,36 @@ def forward(
     options: ScoreOptions,
     dropout: Dropout,
     packed: Packed | None = None,
-) -> OutAndLse:
-    """(out, lse) of `flash_attention`, for tensors that `refuses` does not refuse."""
+    *,
+    learns: bool = False,
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"], Saved]:
+    """(out, lse) of `flash_attention`, for tensors that `refuses` does not refuse, and what the backward wants."""
     from pagewise.kernels import flash_attention as kernels
 
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
     out, lse = room_like(q), q.new_empty(B, H, T, dtype=torch.float32)
+    saved = Saved.room(q, learns)
     if not q.numel():
-        return out, lse
+        return out, lse, saved
     plain = packed is None and not dropout.p
     if plain and (variant := hopper.variant_that_wins(q, k, v, options)):
-        return hopper.forward(q, k, v, options, variant)
+        return hopper.forward(q, k, v, options, variant, learns=learns)
     with triton_launch(q.device) as readable:
         q, k, v = (readable(with_close_rows(x)) for x in (q, k, v))
-        written = readable(out)  # the interpreter's are in float32
+        written, rest = readable(out), readable(saved.rest)  # in float32 where they are not written as they are
+        m_and_log_l = saved.stats.unbind() if learns else (lse, lse)
         tensors, in_strides, numbers, constants = _arguments(q, k, v, options, dropout, packed, unread=lse)
         sizes = (len(packed) if packed else B, H, H // Hkv, T, S)
         launch(
             kernels.flash_attention_kernel,
             kernels.forward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
             lambda tiles: (_count_tiles(T, tiles["ROWS"], packed) * H * B,),
-            (q, k, v, *tensors, written, lse, *in_strides, *strides(written), *sizes, *numbers),
-            constants,
+            (q, k, v, *tensors, written, lse, rest, *m_and_log_l, *in_strides, *strides(written), *sizes, *numbers),
+            constants | {"LEARNS": learns, "REST": saved.rest.numel() > 0},
             operations=2 * B * H * T * S * D,
         )
-    return out if written is out else written.to(out.dtype), lse
+    round_into(out, saved.rest, written)
+    return out, lse, saved
 
 
 def backward(
@@ -86,6 +100,7 @@ def backward(
     v: Float[Tensor, "B Hkv S D"],
     out: Float[Tensor, "B H T D"],
     lse: Float[Tensor, "B H T"],
+    saved: Saved,
     options: ScoreOptions,
     dropout: Dropout,
     packed: Packed | None = None,
@@ -107,11 +122,12 @@ def backward(
     if splits is None:
         splits = _default_splits(B * Hkv * cdiv(S, 128), H // Hkv, q.device)
     with triton_launch(q.device) as readable:
-        q, k, v, d_out, out = (readable(with_close_rows(x)) for x in (q, k, v, d_out, out))
+        q, k, v, d_out = (readable(with_close_rows(x)) for x in (q, k, v, d_out))
+        out, rest = readable(out), readable(saved.rest)
         delta, block_d = torch.empty_like(lse), padded(D)
         kernels.flash_attention_delta_kernel[(cdiv(T, DELTA_ROWS) * H * B,)](
-            out, d_out, lse, d_lse.contiguous(), delta, *strides(out), *strides(d_out), H, T,
-            D=D, BLOCK_D=block_d, ROWS=DELTA_ROWS, num_warps=4,
+            out, rest, d_out, lse, d_lse.contiguous(), delta, *strides(out), *strides(d_out), H, T,
+            D=D, BLOCK_D=block_d, ROWS=DELTA_ROWS, REST=rest.numel() > 0, num_warps=4,
         )  # fmt: skip
         tensors, in_strides, numbers, constants = _arguments(q, k, v, options, dropout, packed, unread=lse)
         sums = [readable(dk), readable(dv)]
@@ -128,8 +144,9 @@ def backward(
                 + B * H * _count_tiles(T, tiles["QUERY_ROWS"], packed),
             ),
             (
-                q, k, v, d_out, lse, delta, *tensors, written, *sums, *q_k_v, *strides(d_out), *mask_strides,
-                *strides(written), *strides(sums[0]), *strides(sums[1]), *sizes, *numbers, options.scale_for(D),
+                q, k, v, d_out, *saved.stats_or(lse), delta, *tensors, written, *sums, *q_k_v, *strides(d_out),
+                *mask_strides, *strides(written), *strides(sums[0]), *strides(sums[1]), *sizes, *numbers,
+                options.scale_for(D),
             ),
             constants,
             operations=2 * B * H * T * S * D,

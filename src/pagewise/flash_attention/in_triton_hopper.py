@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention.launching import LOG2_E, kind, launch, padded, room_like, strides
+from pagewise.flash_attention.launching import LOG2_E, Saved, kind, launch, padded, room_like, round_into, strides
 from pagewise.options import ScoreOptions
 from pagewise.tools.device import triton_launch, triton_mode
 from pagewise.tools.sizes import cdiv
@@ -39,32 +39,37 @@ def forward(
     v: Float[Tensor, "B Hkv S D"],
     options: ScoreOptions,
     variant: str,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """(out, lse) of `flash_attention` by one of NAMES, for what it `takes`."""
+    *,
+    learns: bool = False,
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"], Saved]:
+    """`in_triton.forward` by one of NAMES, for what it `takes`."""
     from pagewise.kernels import flash_attention_hopper as kernels
 
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
     out, lse = room_like(q), q.new_empty(B, H, T, dtype=torch.float32)
+    saved = Saved.room(q, learns)
     scale, softcap = options.scale_for(D), options.softcap
     scale = scale / softcap if softcap > 0 else scale * LOG2_E
     constants = {
         "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "SOFTCAP": softcap > 0,
-        "ALIBI": options.alibi_slopes is not None,
+        "ALIBI": options.alibi_slopes is not None, "LEARNS": learns, "REST": saved.rest.numel() > 0,
     }  # fmt: skip
     with triton_launch(q.device) as readable:
         _let_descriptors_be_made()
-        q, k, v, written = (readable(x) for x in (q, k, v, out))
+        q, k, v, written, rest = (readable(x) for x in (q, k, v, out, saved.rest))
+        m_and_log_l = saved.stats.unbind() if learns else (lse, lse)
         slopes = lse if options.alibi_slopes is None else options.alibi_slopes.contiguous()
         places = (*strides(q), *strides(k), *strides(v), *strides(written))
         launch(
             kernels.flash_attention_hopper_kernel,
             kernels.hopper_tiles(kind(q)[0], variant),
             lambda tiles: (cdiv(T, tiles["ROWS"]) * H * B,),
-            (q, k, v, slopes, written, lse, *places, H, H // Hkv, T, S, scale, softcap * LOG2_E),
+            (q, k, v, slopes, written, lse, rest, *m_and_log_l, *places, H, H // Hkv, T, S, scale, softcap * LOG2_E),
             constants,
             operations=2 * B * H * T * S * D,
         )
-    return out if written is out else written.to(out.dtype), lse
+    round_into(out, saved.rest, written)
+    return out, lse, saved
 
 
 def _let_descriptors_be_made() -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,35 @@ def room_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows
 def padded(head_size: int) -> int:
     """BLOCK_D: a power of two, at least the 16 that a matrix product takes."""
     return max(16, 1 << (head_size - 1).bit_length())
+
+
+class Saved(NamedTuple):
+    """What a forward leaves for its backward, and nobody needs else; empty where no gradient is wanted.
+
+    out and lse would do, and do without it, less exactly where scores are large or one weight is nearly 1.
+    """
+
+    rest: Float[Tensor, "..."]  # as out: what rounding took from it; empty for float32
+    stats: Float[Tensor, "..."]  # [2, B, H, T]: the largest score in units of log 2, and log₂ Σ 2^(score − it)
+
+    @classmethod
+    def room(cls, q: Float[Tensor, "B H T D"], learns: bool) -> "Saved":
+        rest = room_like(q) if learns and q.element_size() == 2 else q.new_empty(0)
+        return cls(rest, q.new_empty(2, *q.shape[:3], dtype=torch.float32) if learns else q.new_empty(0))
+
+    def stats_or(self, lse: Float[Tensor, "B H T"]) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"]]:
+        """(m, log₂ l), or as good as lse has it."""
+        if self.stats.numel():
+            return self.stats[0], self.stats[1]
+        return (lse * LOG2_E).masked_fill(lse == -torch.inf, torch.inf), torch.zeros_like(lse)
+
+
+def round_into(out: Tensor, rest: Tensor, written: Tensor) -> None:
+    """Do what the kernel does where it writes 16 bits: the interpreter wrote bfloat16 as float32."""
+    if written is not out:
+        out.copy_(written)
+        if rest.numel():
+            rest.copy_(written - out.float())
 
 
 def strides(x: Float[Tensor, "B heads rows D"]) -> tuple[int, int, int]:
