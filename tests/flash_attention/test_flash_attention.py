@@ -47,6 +47,17 @@ def test_any_strides(backend, layout, kernel_device):
 
 
 @each_backend
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
+@pytest.mark.parametrize("sizes", [(9, 13), (13, 9)])
+def test_a_window_may_be_wider_than_32_bits_count(sizes, window, backend, kernel_device):
+    q, k, v = random_qkv(*sizes, 16, (2, 1), 1, torch.float32, kernel_device)
+    options = {"causal": True, "window": window}
+    assert_matches_naive(
+        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
+    )
+
+
+@each_backend
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0)], ids=str)
 def test_empty_sizes(backend, sizes, kernel_device):
     B, H, T, S = sizes

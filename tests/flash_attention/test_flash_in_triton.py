@@ -92,6 +92,7 @@ def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, mo
     for position in positions:
         unseen[max(0, int(position) + 1 - (window or S)) : max(0, int(position) + 1)] = False
     assert_ignores(unseen, q, k, v, options)
+    assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
 def assert_ignores(unseen, q, k, v, options):

@@ -172,7 +172,7 @@ def _arguments(
     cu_q, cu_k = (unread, unread) if packed is None else (x.contiguous() for x in packed)
     scale, softcap = options.scale_for(D), options.softcap
     scale = scale / softcap if softcap > 0 else scale * LOG2_E
-    window = min(options.window or 2**31 - 1, 2**31 - 1)
+    window = min(options.window or S, S)  # wider, it hides nothing more, and might not fit 32 bits
     constants = {
         "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "WINDOW": options.window is not None,
         "SOFTCAP": softcap > 0, "ALIBI": options.alibi_slopes is not None, "MASK": options.attn_mask is not None,
