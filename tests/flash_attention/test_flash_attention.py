@@ -31,7 +31,7 @@ def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
 
 
 @each_backend
-@pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded"])
+@pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded", "each its own"])
 def test_any_strides(backend, layout, kernel_device):
     q, k, v = as_tokens(*random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device))
     if layout == "every second":
@@ -40,6 +40,8 @@ def test_any_strides(backend, layout, kernel_device):
         q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v))
     elif layout == "expanded":
         k, v = (x[:, :1].expand(-1, 4, -1, -1) for x in (k, v))
+    elif layout == "each its own":
+        q, v = q.contiguous(), torch.cat((v, v), -1)[..., :16]
     options = {"causal": True}
     assert_matches_naive(
         lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options

@@ -217,12 +217,16 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
 @pytest.mark.parametrize("variant", hopper.NAMES)
 @pytest.mark.parametrize("kind", ["plain", "causal", "softcap", "alibi"])
 def test_hoppers_variants(variant, kind):
-    q, k, v = random_qkv(70, 90, 40, (2, 1), 1, torch.float16)
-    options = options_of(kind, 1, 2, 70, 90)
-    out, lse, _ = hopper.forward(q, k, v, ScoreOptions(**options), variant)
+    q, k, v = random_qkv(70, 90, 40, (2, 1), 2, torch.float16)
+    (v,) = as_tokens(v)
+    options = options_of(kind, 2, 2, 70, 90)
+    out, lse, saved = hopper.forward(q, k, v, ScoreOptions(**options), variant, learns=True)
     exact, exact_lse = attention(*(x.double() for x in (q, k, v)), **options, return_lse=True)
     assert_as_accurate_as_naive(out, exact, attention(q, k, v, **options))
     torch.testing.assert_close(lse, exact_lse.float(), rtol=1e-5, atol=1e-5)
+    *_, expected = in_triton.forward(q, k, v, ScoreOptions(**options), Dropout(), learns=True)
+    torch.testing.assert_close(saved.stats, expected.stats, rtol=1e-5, atol=1e-5)
+    assert (saved.rest + out.double() - exact).abs().mean() < 0.8 * (out - exact).abs().mean()
 
 
 def test_hoppers_variants_wait_for_a_measurement(monkeypatch):

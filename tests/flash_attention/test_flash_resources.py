@@ -71,3 +71,45 @@ def forward(D: int, dtype: str, sm: int, kind: str) -> Compiled:
 def backward(D: int, dtype: str, sm: int, kind: str) -> Compiled:
     choices = backward_tiles(D, BYTES[dtype], sm // 10, heavy=kind not in LIGHT)
     return compiled(flash_attention_backward_kernel, choices[0], D, dtype, sm, kind)
+
+
+# ------------------------------------------------------------------------------------------------ what is promised
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("D", [16, 32, 64, 128] if FULL else [64, 128])
+@pytest.mark.parametrize("kind", LIGHT if FULL else [TOGETHER])
+def test_the_forward_in_16_bits_spills_nothing(kind, D, sm):
+    assert forward(D, "fp16", sm, kind).spilled_bytes == 0
+    if FULL and kind == TOGETHER:
+        assert forward(D, "bf16", sm, kind).spilled_bytes == 0
+
+
+@pytest.mark.parametrize("D", [64, 128] if FULL else [128])
+@pytest.mark.parametrize("variant", ["descriptors", "warp_specialized"])
+def test_hoppers_variants_are_what_they_are_called(variant, D):
+    """Tiles are moved by the tensor memory accelerator, and with warp specialisation by warps of their own: 4 become 12."""
+    kernel, tiles = flash_attention_hopper_kernel, hopper_tiles(D, variant)[0]
+    taken = compiled(kernel, tiles, D, "fp16", 90, "causal", LEARNS=True, REST=True)
+    assert "cp.async.bulk.tensor" in taken.ptx
+    threads = int(re.search(r"\.reqntid (\d+)", taken.ptx)[1])
+    assert threads == (12 if variant == "warp_specialized" else 8) * 32
+
+
+# ------------------------------------------------------------------------------------------------ what is recorded
+
+HEAVY = "mask, dropout"
+OTHERS_TAKEN = [
+    *((forward, D, "fp16", kind) for D in (64, 128, 256) for kind in (HEAVY, *(("causal", TOGETHER) if D > 128 else ()))),
+    *((backward, D, "fp16", kind) for D in (64, 128, 256) for kind in ("causal", TOGETHER, HEAVY)),
+    *((passing, D, "fp32", kind) for passing in (forward, backward) for D in (64, 128, 256) for kind in ("causal", HEAVY)),
+]
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize(
+    ("passing", "D", "dtype", "kind"), OTHERS_TAKEN if FULL else [(backward, 128, "fp16", "causal")]
+)
+def test_the_others_spill_little(passing, D, dtype, kind, sm):
+    """Bytes per thread, in kernels of 255 registers, that is 1020 bytes."""
+    assert passing(D, dtype, sm, kind).spilled_bytes <= 256
