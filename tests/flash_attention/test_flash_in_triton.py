@@ -5,15 +5,17 @@ With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the
 
 import math
 import os
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
+import triton
 from covering import covering
 from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
 from conftest import assert_as_accurate_as_naive, needs_interpreter
-from pagewise.flash_attention import dropout_mask, flash_attention, in_triton
+from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, launching
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.naive_attention import attention
@@ -207,6 +209,39 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
         out = flash_attention(q, k, v, dropout_p=p, dropout_seed=7, backend="triton")
         assert torch.equal(out != 0, kept)
     torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
+
+
+# ------------------------------------------------------------------------------------------------ tuned
+
+
+@needs_interpreter
+def test_large_launches_take_the_fastest_tiles(monkeypatch):
+    """Each choice is tried once, the one that a clock finds fastest is kept, and what is written is right."""
+    from pagewise.kernels import flash_attention as kernels
+
+    choices, tried = (kernels.tiles(16, 32, 4, 1), kernels.tiles(32, 16, 4, 1)), []
+
+    def clock(run, quantiles):
+        run()
+        tried.append(len(tried))
+        return [1.0 / len(tried)] * 3  # the last is the fastest
+
+    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: choices)
+    monkeypatch.setattr(launching, "triton_mode", lambda: "compiled")
+    monkeypatch.setattr(launching, "WORTH_TUNING", 1000)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(triton, "autotune", partial(triton.autotune, do_bench=clock))
+    launching._tuned.cache_clear()
+    q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32)
+    out, _, _ = in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
+    torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
+    in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
+    assert tried == [0, 1]
+    tuner = launching._tuned(kernels.flash_attention_kernel, tuple(tuple(choice.items()) for choice in choices))
+    assert tuner.best_config.kwargs == {"ROWS": 32, "COLS": 16}
+    small = random_qkv(4, 5, 16, (1, 1), 1, torch.float32)  # not worth it
+    in_triton.forward(*small, ScoreOptions(), Dropout())
+    assert tried == [0, 1]
 
 
 # ------------------------------------------------------------------------------------------------ Hopper's variants
