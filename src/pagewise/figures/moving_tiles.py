@@ -1,0 +1,182 @@
+"""FlashAttention's loops at work, tile by tile, drawn from the trace of a run: what is read, written and kept."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from pagewise.figures.charts import BLUE, INK, ORANGE, SAND
+from pagewise.figures.embed import Embedded
+from pagewise.figures.steps import stepper
+
+DONE, IDLE = SAND, "#ffffff"
+GAP, STRIP = 0.6, 1.2  # between the scores and the strips of Q, K, V, O; how wide a strip is
+
+
+class Move(NamedTuple):
+    """A tile that a loop takes from main memory or puts there."""
+
+    access: str  # "read" or "write"
+    tensor: str  # its name in the paper: Q, K, V, O, m, l, L
+    start: int  # its first row, and the one behind its last
+    stop: int
+    numbers: int
+
+
+class Visit(NamedTuple):
+    """One tile of the scores: the moves that go with it, and the rows of Q and K that meet."""
+
+    moves: list[Move]
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+
+
+class _Moment(NamedTuple):
+    visits: list[Visit]  # the last of them is happening now
+    edges: dict[str, list[tuple[int, int]]]  # tensor → its tiles
+    read: int
+    written: int
+    most: int  # numbers that any of the loops moves in all: the length of a full bar
+
+
+def visits(moves: Iterable[Move]) -> list[Visit]:
+    """The tiles of the scores in the order in which the loops come to them.
+
+    The tensor, of Q and K, that is read more often belongs to the inner loop: each of its reads is a visit. What is
+    read from the outer tensor on until then belongs to that visit too, as does what follows it.
+    """
+    moves = list(moves)
+    reads = [move.tensor for move in moves if move.access == "read"]
+    outer = "K" if reads.count("Q") > reads.count("K") else "Q"
+    found: list[Visit] = []
+    held: dict[str, tuple[int, int]] = {}
+    waiting: list[Move] | None = None
+    for move in moves:
+        if move.access == "read" and move.tensor in ("Q", "K"):
+            held[move.tensor] = move.start, move.stop
+            if move.tensor == outer:
+                waiting = [move]
+            else:
+                found.append(Visit([*(waiting or ()), move], held["Q"], held["K"]))
+                waiting = None
+        elif waiting is not None:
+            waiting.append(move)
+        elif found:
+            found[-1].moves.append(move)
+    return found
+
+
+def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> Embedded:
+    """Loops over the same tiles, side by side: step i is the i-th tile of the scores that each of them visits.
+
+    Args:
+        loops: name of a loop → its moves, in the order of time.
+    """
+    of_loop = {name: visits(moves) for name, moves in loops.items()}
+    most = max(sum(move.numbers for move in moves) for moves in loops.values())
+    moments = {name: _moments(found, most) for name, found in of_loop.items()}
+    steps = max(map(len, of_loop.values()))
+    frames = []
+    for i in range(steps):
+        at = {name: of_time[min(i, len(of_time) - 1)] for name, of_time in moments.items()}
+        said = " ".join(_said(name, of_loop[name], i) for name in of_loop)
+        frames.append((f"Turn {i}. {said}", at))
+    done = ", ".join(f"{name} {at[-1].read + at[-1].written:,}" for name, at in moments.items())
+    frames.append((f"Done. Numbers read and written: {done}.", {name: at[-1] for name, at in moments.items()}))
+    return stepper(frames, _draw, title=title, alt=alt, height=3.5, still=steps // 2)
+
+
+def _moments(found: Sequence[Visit], most: int) -> list[_Moment]:
+    edges: dict[str, list[tuple[int, int]]] = {}
+    for move in (move for visit in found for move in visit.moves):
+        tiles = edges.setdefault(move.tensor, [])
+        if (move.start, move.stop) not in tiles:
+            tiles.append((move.start, move.stop))
+    read = list(accumulate(_numbers(visit, "read") for visit in found))
+    written = list(accumulate(_numbers(visit, "write") for visit in found))
+    return [_Moment(list(found[: i + 1]), edges, read[i], written[i], most) for i in range(len(found))]
+
+
+def _numbers(visit: Visit, access: str) -> int:
+    return sum(move.numbers for move in visit.moves if move.access == access)
+
+
+def _said(name: str, found: Sequence[Visit], i: int) -> str:
+    if i >= len(found):
+        return f"{name} is done."
+    moved = {
+        access: ", ".join(dict.fromkeys(move.tensor for move in found[i].moves if move.access == access))
+        for access in ("read", "write")
+    }
+    done = " and ".join(f"{access}s {tensors}" for access, tensors in moved.items() if tensors)
+    return f"{name}, queries {_span(found[i].rows)}, keys {_span(found[i].cols)}: {done}."
+
+
+def _span(tile: tuple[int, int]) -> str:
+    return f"{tile[0]}–{tile[1] - 1}"
+
+
+def _draw(figure: Figure, moments: Mapping[str, _Moment]) -> None:
+    axes = figure.subplots(2, len(moments), height_ratios=(4.6, 1), squeeze=False)
+    for (top, bottom), (name, moment) in zip(axes.T, moments.items(), strict=True):
+        _draw_tiles(top, moment)
+        top.set_title(name, fontsize=10)
+        for y, (kind, count, fill) in enumerate((("read", moment.read, BLUE), ("written", moment.written, ORANGE))):
+            bottom.add_patch(Rectangle((0, -y), count / moment.most, 0.36, fc=fill, ec=INK, lw=0.8))
+            bottom.text(0, 0.42 - y, f"{count:,} numbers {kind}", va="bottom", fontsize=9)
+        bottom.set(xlim=(-0.01, 1.02), ylim=(-1.1, 1.0))
+        bottom.axis("off")
+
+
+def _draw_tiles(ax: Axes, moment: _Moment) -> None:
+    now = moment.visits[-1]
+    T, S = (max(stop for _, stop in moment.edges[name]) for name in ("Q", "K"))
+    for q in moment.edges["Q"]:
+        for k in moment.edges["K"]:
+            seen = any((visit.rows, visit.cols) == (q, k) for visit in moment.visits)
+            fill = BLUE if (now.rows, now.cols) == (q, k) else DONE if seen else IDLE
+            ax.add_patch(Rectangle((k[0], q[0]), k[1] - k[0], q[1] - q[0], fc=fill, ec=INK, lw=0.8))
+    written = {move.tensor: (move.start, move.stop) for move in now.moves if move.access == "write"}
+    read = {move.tensor: (move.start, move.stop) for move in now.moves if move.access == "read"}
+    statistics = [name for name in ("l", "m", "L") if name in moment.edges]
+    columns = {"Q": -GAP - STRIP, "O": S + GAP, " ".join(statistics): S + 2.5 * GAP + STRIP}
+    for label, x in columns.items():
+        width = STRIP if label in "QO" else STRIP / 2
+        name = label[0]
+        for tile in moment.edges[name]:
+            _strip_tile(ax, x, tile[0], width, tile[1] - tile[0], name, tile, now.rows, read, written)
+        ax.text(x + width / 2, T + 0.3, label, ha="center", va="top", fontsize=9)
+    for row, name in enumerate(("K", "V")):
+        y = -GAP - STRIP - row * (STRIP + GAP / 2)
+        for tile in moment.edges[name]:
+            _strip_tile(ax, tile[0], y, tile[1] - tile[0], STRIP, name, tile, now.cols, read, written)
+        ax.text(-0.3, y + STRIP / 2, name, ha="right", va="center", fontsize=9)
+    ax.text(S / 2, T + 0.3, "scores", ha="center", va="top", fontsize=9)
+    ax.set(xlim=(-GAP - STRIP - 0.2, S + 2.5 * GAP + 1.5 * STRIP + 0.5), ylim=(T + 1.3, -2 * STRIP - 1.6 * GAP - 0.1))
+    ax.set_aspect("equal")
+    ax.axis("off")
+
+
+def _strip_tile(
+    ax: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    name: str,
+    tile: tuple[int, int],
+    held: tuple[int, int],
+    read: Mapping[str, tuple[int, int]],
+    written: Mapping[str, tuple[int, int]],
+) -> None:
+    """A tile of Q, K, V, O or a statistic: dark while it is held on chip, hatched as it is written."""
+    if written.get(name) == tile:
+        style = {"fc": ORANGE, "hatch": "////"}
+    elif read.get(name) == tile or (tile == held and name in "QKV"):
+        style = {"fc": BLUE}
+    else:
+        style = {"fc": IDLE}
+    ax.add_patch(Rectangle((x, y), width, height, ec=INK, lw=0.8, **style))
