@@ -141,8 +141,9 @@ def _draw_tiles(ax: Axes, moment: _Moment) -> None:
             ax.add_patch(Rectangle((k[0], q[0]), k[1] - k[0], q[1] - q[0], fc=fill, ec=INK, lw=0.8))
     written = {move.tensor: (move.start, move.stop) for move in now.moves if move.access == "write"}
     read = {move.tensor: (move.start, move.stop) for move in now.moves if move.access == "read"}
-    statistics = [name for name in ("l", "m", "L") if name in moment.edges]
-    columns = {"Q": -GAP - STRIP, "O": S + GAP, " ".join(statistics): S + 2.5 * GAP + STRIP}
+    columns = {"Q": -GAP - STRIP, "O": S + GAP}
+    if statistics := " ".join(name for name in ("l", "m", "L") if name in moment.edges):
+        columns[statistics] = S + 2.5 * GAP + STRIP
     for label, x in columns.items():
         width = STRIP if label in "QO" else STRIP / 2
         name = label[0]
