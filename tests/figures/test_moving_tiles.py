@@ -64,6 +64,6 @@ def test_captions_say_what_moves_and_the_end_counts_all_of_it():
 
 
 def test_a_shorter_loop_waits_at_its_end():
-    steps = loop_steps({"long": KEYS_OUTSIDE, "short": QUERIES_OUTSIDE[:3]}, title="?", alt="Tiles.")
+    steps = loop_steps({"long": KEYS_OUTSIDE, "short": QUERIES_OUTSIDE[:8]}, title="?", alt="Tiles.")
     said = html.unescape(re.findall(r'data-caption="([^"]*)"', steps._repr_html_())[3])
     assert said.endswith("short is done.")
