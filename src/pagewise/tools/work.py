@@ -2,18 +2,25 @@
 
 Every torch operation is taken for one kernel, as it runs without fusion: it reads its operands from main memory once
 and writes its results there once; a view is free. Counts are exact, and unlike times the same on every machine of a
-kind: of a few operations, dropout among them, torch has one fused kernel on a GPU and several on a CPU. Of a kernel of
-our own, `counts_as` says what it does.
+kind: of a few operations, dropout among them, torch has one fused kernel on a GPU and several on a CPU.
+
+Two ways to say that something is not so: of a kernel of our own, `counts_as` says what it does; and a loop in torch
+that stands for one kernel runs `on_chip`, where nothing moves but what it says:
+
+    with on_chip():
+        x_tile = load(x[rows])                   # from main memory
+        store(out[rows], f(x_tile))              # to main memory; the operations of f count, their operands stay here
 """
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
@@ -75,11 +82,43 @@ def count_work(run: Callable[[], object]) -> Work:
     return Work(*counter.flops, counter.read, counter.written, counter.peak)
 
 
+@contextmanager
+def on_chip() -> Iterator[None]:
+    """Inside, operations work on chip: they count as arithmetic, move no bytes, and what they make is not held.
+
+    Says so to `count_work`, and does nothing else.
+    """
+    counters = _counters()
+    for counter in counters:
+        counter.chips += 1
+    try:
+        yield
+    finally:
+        for counter in counters:
+            counter.chips -= 1
+
+
+def load(x: Tensor) -> Tensor:
+    """x itself, read from main memory."""
+    for counter in _counters():
+        counter.read += _bytes(x)
+    return x
+
+
+def store(destination: Tensor, x: Tensor) -> None:
+    """x written to main memory: destination[...] = x."""
+    with on_chip():
+        destination.copy_(x)
+    for counter in _counters():
+        counter.written += _bytes(destination)
+
+
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = [0, 0]
         self.read = self.written = self.held = self.peak = 0
+        self.chips = 0  # how many `on_chip` we are in
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -87,7 +126,7 @@ class _Counter(TorchDispatchMode):
         before = {t.untyped_storage()._cdata for t in inputs}
         out = func(*args, **(kwargs or {}))
         results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        for tensor in results:
+        for tensor in [] if self.chips else results:
             self._hold(tensor, before)
         if not (func.is_view or func in _ALLOCATES or self._is_alias(func, results, before)):
             self._count(func, args, inputs, results, out)
@@ -107,15 +146,19 @@ class _Counter(TorchDispatchMode):
             self.flops = [self.flops[0] + matmul, self.flops[1] + other]
             self.read, self.written = self.read + read, self.written + written
             return
+        if not self.chips:
+            self._count_bytes(name, args, inputs, results)
+        if func._overloadpacket in flop_registry:
+            self.flops[0] += flop_registry[func._overloadpacket](*args, out_val=out)
+        elif name not in _MOVES:
+            self.flops[1] += max((t.numel() for t in (*inputs, *results)), default=0)
+
+    def _count_bytes(self, name: str, args, inputs: list[Tensor], results: list[Tensor]) -> None:
         if name in _PICKS:  # reads what it picks, and where
             self.read += sum(map(_bytes, results)) + sum(map(_bytes, inputs[1:]))
         else:
             self.read += sum(map(_bytes, inputs[1:] if name in _OVERWRITES else inputs))
         self.written += sum(map(_bytes, [_picked(*args[:2])] if name == "index_put_" else results))
-        if func._overloadpacket in flop_registry:
-            self.flops[0] += flop_registry[func._overloadpacket](*args, out_val=out)
-        elif name not in _MOVES:
-            self.flops[1] += max((t.numel() for t in (*inputs, *results)), default=0)
 
     def _hold(self, tensor: Tensor, before: set[int]) -> None:
         storage = tensor.untyped_storage()
@@ -130,6 +173,11 @@ class _Counter(TorchDispatchMode):
     def _release(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
         self.held -= nbytes
+
+
+def _counters() -> list[_Counter]:
+    """Those that count what runs now; none inside of an operation, which is counted as a whole."""
+    return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Counter)]
 
 
 def _picked(tensor: Tensor, indices: list[Tensor | None]) -> Tensor:

@@ -1,0 +1,47 @@
+"""FlashAttention in plain torch, behind the door: FlashAttention-2's loops, forward and backward (lesson 6).
+
+Given what `flash_attention` has checked, on any device and in any dtype, float64 too.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.flash_attention import version_2
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.tiles import Tiles
+from pagewise.options import ScoreOptions
+
+TILE = 128  # rows and columns: large enough that torch's products outweigh Python's loops
+
+
+def forward(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    options: ScoreOptions,
+    dropout: Dropout,
+    first_sequence: int = 0,
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """(out, lse) of `flash_attention`."""
+    out, lse = version_2.forward(q, k, v, Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence))
+    return out, lse.squeeze(-1)
+
+
+def backward(
+    d_out: Float[Tensor, "B H T D"],
+    d_lse: Float[Tensor, "B H T"] | None,
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    out: Float[Tensor, "B H T D"],
+    lse: Float[Tensor, "B H T"],
+    options: ScoreOptions,
+    dropout: Dropout,
+    first_sequence: int = 0,
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
+    """(dq, dk, dv) of `flash_attention`."""
+    tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
+    if d_lse is not None:  # of a query that sees no key lse is −∞ whatever q and k are
+        d_lse = d_lse.masked_fill(lse == -torch.inf, 0.0)[..., None]
+    return version_2.backward(d_out, d_lse, q, k, v, out, lse[..., None], tiles)

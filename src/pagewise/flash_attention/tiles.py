@@ -1,0 +1,171 @@
+"""Tiles of scores: which queries meet which keys, and what becomes of their products on chip (lesson 6).
+
+The T × S scores are cut into tiles of Br rows and Bc columns. In the loops `i` and `j` are slices of the queries and of
+the keys, so that Q_i is q[:, :, i]. All heads of all sequences go through a loop side by side, and the query heads of a
+KV head share the K_j and V_j that are loaded for them. On chip numbers are float32 (float64 for float64).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.naive_attention import grouped_matmul, visibility
+from pagewise.options import ScoreOptions
+from pagewise.tools import work
+from pagewise.tools.checks import check_counts
+from pagewise.tools.sizes import cdiv
+
+
+def tile_sizes(sram_bytes: int, head_size: int, itemsize: int) -> tuple[int, int]:
+    """(Br, Bc) that FlashAttention's Algorithm 1 takes (line 1): Bc = ⌈M / 4 d⌉, Br = min(Bc, d).
+
+    M counts *elements*: so K_j and V_j fill half of the SRAM, and Q_i and O_i at most the other half.
+
+    Args:
+        sram_bytes: shared memory of an SM, 192 · 1024 on an A100.
+        itemsize: bytes per element.
+    """
+    check_counts(sram_bytes=sram_bytes, head_size=head_size, itemsize=itemsize)
+    Bc = cdiv(sram_bytes // itemsize, 4 * head_size)
+    return min(Bc, head_size), Bc
+
+
+class Tiles(NamedTuple):
+    """The scores of q [B,H,T,D] and k [B,Hkv,S,D] in tiles of Br × Bc, and the options that shape them."""
+
+    B: int
+    H: int
+    Hkv: int
+    T: int
+    S: int
+    device: torch.device
+    Br: int
+    Bc: int
+    options: ScoreOptions
+    dropout: Dropout
+    first_sequence: int  # which one of a larger batch the first is here; dropout counts them
+
+    @classmethod
+    def of(
+        cls,
+        q: Float[Tensor, "B H T D"],
+        k: Float[Tensor, "B Hkv S D"],
+        Br: int,
+        Bc: int,
+        options: ScoreOptions,
+        dropout: Dropout,
+        first_sequence: int = 0,
+    ) -> "Tiles":
+        (B, H, T, _), (_, Hkv, S, _) = q.shape, k.shape
+        return cls(B, H, Hkv, T, S, q.device, Br, Bc, options, dropout, first_sequence)
+
+    def rows(self, j: slice | None = None) -> Iterator[slice]:
+        """The row tiles in order; given j, only those with a query that may see one of its keys."""
+        return (i for i in _slices(self.T, self.Br) if j is None or self._meet(i, j))
+
+    def columns(self, i: slice | None = None) -> Iterator[slice]:
+        """The column tiles in order; given i, only those with a key that one of its queries may see."""
+        return (j for j in _slices(self.S, self.Bc) if i is None or self._meet(i, j))
+
+    def _meet(self, i: slice, j: slice) -> bool:
+        """Whether causal and window leave anything of tile (i, j)."""
+        first, last = i.start + self.S - self.T, i.stop - 1 + self.S - self.T  # positions of the queries
+        if self.options.causal and j.start > last:
+            return False
+        return self.options.window is None or j.stop - 1 > first - self.options.window
+
+    def at(self, i: slice, j: slice) -> "Tile":
+        """What queries i and keys j are to each other."""
+        rows, cols = (torch.arange(s.start, s.stop, device=self.device) for s in (i, j))
+        options, distance, keep = self.options, None, None
+        if options.causal or options.alibi_slopes is not None:
+            distance = rows[:, None] + (self.S - self.T) - cols
+        if options.attn_mask is not None:
+            mask = options.attn_mask.expand(self.B, self.H, self.T, self.S)
+            options = options._replace(attn_mask=work.load(mask[:, :, i, j]))
+        if self.dropout.p:
+            keep = self.dropout.keep(self.B, self.H, rows, cols, self.first_sequence)
+        return Tile(distance, visibility(distance, options), keep, self.Hkv, options, self.dropout.growth)
+
+
+class Tile(NamedTuple):
+    """What Br queries and Bc keys are to each other."""
+
+    distance: Int[Tensor, "Br Bc"] | None  # query position − key position; None: nobody asks
+    visible: Bool[Tensor, "*BH Br Bc"] | None  # None: all keys to all queries
+    keep: Bool[Tensor, "B H Br Bc"] | None  # None: no dropout
+    Hkv: int
+    options: ScoreOptions
+    growth: float
+
+    def scores(self, Q_i: Float[Tensor, "B H Br D"], K_j: Float[Tensor, "B Hkv Bc D"]) -> Float[Tensor, "B H Br Bc"]:
+        """S_ij: Q_i K_jᵀ · scale → softcap → ALiBi → −∞ where a query may not look."""
+        return self.scores_and_slope(Q_i, K_j)[0]
+
+    def scores_and_slope(
+        self, Q_i: Float[Tensor, "B H Br D"], K_j: Float[Tensor, "B Hkv Bc D"]
+    ) -> tuple[Float[Tensor, "B H Br Bc"], float | Float[Tensor, "B H Br Bc"]]:
+        """(S_ij, ∂S_ij / ∂(Q_i K_jᵀ)): the scale, and less than that where the softcap bends."""
+        softcap, slope = self.options.softcap, self.options.scale_for(Q_i.shape[-1])
+        S_ij = grouped_matmul(Q_i, K_j.mT) * slope
+        if softcap > 0:
+            tanh = torch.tanh(S_ij / softcap)
+            S_ij, slope = softcap * tanh, slope * (1 - tanh**2)
+        if self.options.alibi_slopes is not None:
+            S_ij = S_ij - self.options.alibi_slopes.to(S_ij.dtype)[:, None, None] * self.distance.abs()
+        return S_ij if self.visible is None else S_ij.masked_fill(~self.visible, -torch.inf), slope
+
+    def drop(self, P_ij: Float[Tensor, "B H Br Bc"]) -> Float[Tensor, "B H Br Bc"]:
+        """P_ij after dropout: 0, or grown by 1 / (1 − p)."""
+        return P_ij if self.keep is None else torch.where(self.keep, P_ij * self.growth, 0.0)
+
+    def seen(self, K_j: Float[Tensor, "B Hkv Bc D"]) -> Float[Tensor, "B Hkv Bc D"]:
+        """K_j or V_j with 0 for the keys that no query here sees: a weight of 0 does not hide NaN."""
+        if self.visible is None:
+            return K_j
+        seen = self.visible.any(dim=-2)
+        if seen.dim() > 1:  # [B, H, Bc]: by any of the query heads of a KV head
+            seen = seen.unflatten(1, (self.Hkv, -1)).any(dim=2)
+        return K_j.masked_fill(~seen[..., None], 0.0)
+
+
+def nothing_seen(
+    q: Float[Tensor, "B H n D"],
+) -> tuple[Float[Tensor, "B H n 1"], Float[Tensor, "B H n 1"], Float[Tensor, "B H n D"]]:
+    """(m, l, O) of these queries before they have seen a key: −∞, 0 and 0."""
+    O = torch.zeros_like(q, dtype=_wide(q), memory_format=torch.contiguous_format)
+    l = O.new_zeros(*q.shape[:-1], 1)
+    return torch.full_like(l, -torch.inf), l, O
+
+
+def positive(l: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:
+    """l, with 1 for a query that has seen no key: its O is 0 and stays it."""
+    return l.masked_fill(l == 0, 1.0)
+
+
+def grouped_sum(a: Float[Tensor, "B H n M"], b: Float[Tensor, "B H n N"], Hkv: int) -> Float[Tensor, "B Hkv M N"]:
+    """aᵀ b, summed over the query heads of each KV head."""
+    a, b = (x.unflatten(1, (Hkv, -1)).flatten(2, 3) for x in (a, b))
+    return a.mT @ b
+
+
+def load(x: Float[Tensor, "B heads N D"], i: slice) -> Float[Tensor, "B heads n D"]:
+    """x[:, :, i], brought on chip."""
+    return work.load(x[:, :, i]).to(_wide(x))
+
+
+def store(x: Float[Tensor, "B heads N D"], i: slice, x_i: Float[Tensor, "B heads n D"]) -> None:
+    """x[:, :, i] = x_i in main memory."""
+    work.store(x[:, :, i], x_i)
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
