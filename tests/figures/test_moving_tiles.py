@@ -4,8 +4,11 @@ import html
 import re
 
 import pytest
+import torch
 
-from pagewise.figures.moving_tiles import Move, loop_steps, visits
+from pagewise.figures.moving_tiles import Move, loop_steps, tile_moves, visits
+from pagewise.flash_attention import flash_attention_1_forward
+from pagewise.tools.work import trace_moves
 
 
 def read(name, start, stop):
@@ -67,3 +70,14 @@ def test_a_shorter_loop_waits_at_its_end():
     steps = loop_steps({"long": KEYS_OUTSIDE, "short": QUERIES_OUTSIDE[:8]}, title="?", alt="Tiles.")
     said = html.unescape(re.findall(r'data-caption="([^"]*)"', steps._repr_html_())[3])
     assert said.endswith("short is done.")
+
+
+def test_the_papers_loop_is_drawn_from_its_own_trace():
+    q, k, v = torch.randn(3, 1, 1, 7, 4).unbind()  # views of one memory, side by side
+    (O, m, l), trace = trace_moves(lambda: flash_attention_1_forward(q, k, v, tile_rows=3, tile_cols=4))
+    moves = tile_moves(trace, Q=q, K=k, V=v, O=O, m=m, l=l)
+    assert len(moves) == len(trace)
+    assert moves[:3] == [Move("read", "K", 0, 4, 16), Move("read", "V", 0, 4, 16), Move("read", "Q", 0, 3, 12)]
+    assert [visit.rows for visit in visits(moves)] == 2 * [(0, 3), (3, 6), (6, 7)]
+    assert [visit.cols for visit in visits(moves)] == 3 * [(0, 4)] + 3 * [(4, 7)]
+    assert {move.tensor for move in tile_moves(trace, Q=q)} == {"Q"}

@@ -25,7 +25,7 @@ from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_hel
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
 from pagewise.figures.moving_sms import sm_steps
-from pagewise.figures.moving_tiles import loop_steps
+from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.roofs import roofline
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels

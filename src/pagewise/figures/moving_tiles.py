@@ -7,6 +7,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from torch import Tensor
 
 from pagewise.figures.charts import BLUE, INK, ORANGE, SAND
 from pagewise.figures.embed import Embedded
@@ -40,6 +41,20 @@ class _Moment(NamedTuple):
     read: int
     written: int
     most: int  # numbers that any of the loops moves in all: the length of a full bar
+
+
+def tile_moves(trace: Iterable[tuple[str, Tensor]], **tensors: Tensor) -> list[Move]:
+    """A trace (`tools.work.trace_moves`) in the names of the paper, as in Q=q; what has no name is left out.
+
+    `tensors` are [B, H, N, D] or [B, H, N], a name for each.
+    """
+    moves = []
+    for access, part in trace:
+        for name, whole in tensors.items():
+            first, row = part.data_ptr() - whole.data_ptr(), whole.stride(2) * whole.element_size()
+            if 0 <= first < whole.shape[2] * row:
+                moves.append(Move(access, name, first // row, first // row + part.shape[2], part.numel()))
+    return moves
 
 
 def visits(moves: Iterable[Move]) -> list[Visit]:
