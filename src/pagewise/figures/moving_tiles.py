@@ -11,10 +11,11 @@ from torch import Tensor
 
 from pagewise.figures.charts import BLUE, INK, ORANGE, SAND
 from pagewise.figures.embed import Embedded
-from pagewise.figures.steps import stepper
+from pagewise.figures.steps import WIDTH, stepper
 
 DONE, IDLE = SAND, "#ffffff"
 GAP, STRIP = 0.6, 1.2  # between the scores and the strips of Q, K, V, O; how wide a strip is
+ABOVE, BESIDE, BELOW = 5.4, 6.9, 7.2  # room for strips, names and counts around the scores of a panel
 
 
 class Move(NamedTuple):
@@ -101,7 +102,9 @@ def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> 
         frames.append((f"Turn {i}. {said}", at))
     done = ", ".join(f"{name} {at[-1].read + at[-1].written:,}" for name, at in moments.items())
     frames.append((f"Done. Numbers read and written: {done}.", {name: at[-1] for name, at in moments.items()}))
-    return stepper(frames, _draw, title=title, alt=alt, height=3.5, still=steps // 2)
+    T, S = _size(frames[0][1])
+    height = WIDTH * (T + ABOVE + BELOW) / (len(loops) * (S + BESIDE))
+    return stepper(frames, _draw, title=title, alt=alt, height=height, still=steps // 2)
 
 
 def _moments(found: Sequence[Visit], most: int) -> list[_Moment]:
@@ -135,64 +138,60 @@ def _span(tile: tuple[int, int]) -> str:
 
 
 def _draw(figure: Figure, moments: Mapping[str, _Moment]) -> None:
-    axes = figure.subplots(2, len(moments), height_ratios=(4.6, 1), squeeze=False)
-    for (top, bottom), (name, moment) in zip(axes.T, moments.items(), strict=True):
-        _draw_tiles(top, moment)
-        top.set_title(name, fontsize=10)
-        for y, (kind, count, fill) in enumerate((("read", moment.read, BLUE), ("written", moment.written, ORANGE))):
-            bottom.add_patch(Rectangle((0, -y), count / moment.most, 0.36, fc=fill, ec=INK, lw=0.8))
-            bottom.text(0, 0.42 - y, f"{count:,} numbers {kind}", va="bottom", fontsize=9)
-        bottom.set(xlim=(-0.01, 1.02), ylim=(-1.1, 1.0))
-        bottom.axis("off")
+    """All panels on one pair of axes, whose unit is a row of Q or K: thousands of rectangles want few axes."""
+    T, S = _size(moments)
+    figure.set_layout_engine("none")
+    ax = figure.add_axes((0, 0, 1, 1))
+    ax.set(xlim=(0, len(moments) * (S + BESIDE)), ylim=(T + BELOW, -ABOVE))
+    ax.axis("off")
+    for panel, (name, moment) in enumerate(moments.items()):
+        left = panel * (S + BESIDE) + STRIP + GAP + 0.3
+        ax.text(left - GAP - STRIP, -2 * STRIP - 2.2 * GAP, name, va="bottom", fontsize=10, fontweight="bold")
+        _draw_tiles(ax, moment, left, T, S)
+        for row, (kind, count, fill) in enumerate((("read", moment.read, BLUE), ("written", moment.written, ORANGE))):
+            y = T + 3.0 + 2.6 * row
+            ax.text(left - GAP - STRIP, y, f"{count:,} numbers {kind}", va="bottom", fontsize=9)
+            _paint(ax, left - GAP - STRIP, y, (S + BESIDE - 1) * count / moment.most, 0.8, fill)
 
 
-def _draw_tiles(ax: Axes, moment: _Moment) -> None:
+def _size(moments: Mapping[str, _Moment]) -> tuple[int, int]:
+    """How many queries and keys there are."""
+    edges = [moment.edges for moment in moments.values()]
+    T, S = (max(stop for of in edges for _, stop in of[name]) for name in ("Q", "K"))
+    return T, S
+
+
+def _draw_tiles(ax: Axes, moment: _Moment, left: float, T: int, S: int) -> None:
     now = moment.visits[-1]
-    T, S = (max(stop for _, stop in moment.edges[name]) for name in ("Q", "K"))
-    for q in moment.edges["Q"]:
-        for k in moment.edges["K"]:
-            seen = any((visit.rows, visit.cols) == (q, k) for visit in moment.visits)
-            fill = BLUE if (now.rows, now.cols) == (q, k) else DONE if seen else IDLE
-            ax.add_patch(Rectangle((k[0], q[0]), k[1] - k[0], q[1] - q[0], fc=fill, ec=INK, lw=0.8))
-    written = {move.tensor: (move.start, move.stop) for move in now.moves if move.access == "write"}
-    read = {move.tensor: (move.start, move.stop) for move in now.moves if move.access == "read"}
+    seen = {(visit.rows, visit.cols) for visit in moment.visits}
+    for rows in moment.edges["Q"]:
+        for cols in moment.edges["K"]:
+            fill = BLUE if (now.rows, now.cols) == (rows, cols) else DONE if (rows, cols) in seen else IDLE
+            _paint(ax, left + cols[0], rows[0], cols[1] - cols[0], rows[1] - rows[0], fill)
+    ax.text(left + S / 2, T + 0.3, "scores", ha="center", va="top", fontsize=9)
     columns = {"Q": -GAP - STRIP, "O": S + GAP}
     if statistics := " ".join(name for name in ("l", "m", "L") if name in moment.edges):
         columns[statistics] = S + 2.5 * GAP + STRIP
     for label, x in columns.items():
         width = STRIP if label in "QO" else STRIP / 2
-        name = label[0]
-        for tile in moment.edges[name]:
-            _strip_tile(ax, x, tile[0], width, tile[1] - tile[0], name, tile, now.rows, read, written)
-        ax.text(x + width / 2, T + 0.3, label, ha="center", va="top", fontsize=9)
-    for row, name in enumerate(("K", "V")):
+        for tile in moment.edges[label[0]]:
+            _paint(ax, left + x, tile[0], width, tile[1] - tile[0], **_look(now, label[0], tile))
+        ax.text(left + x + width / 2, T + 0.3, label, ha="center", va="top", fontsize=9)
+    for row, name in enumerate("KV"):
         y = -GAP - STRIP - row * (STRIP + GAP / 2)
         for tile in moment.edges[name]:
-            _strip_tile(ax, tile[0], y, tile[1] - tile[0], STRIP, name, tile, now.cols, read, written)
-        ax.text(-0.3, y + STRIP / 2, name, ha="right", va="center", fontsize=9)
-    ax.text(S / 2, T + 0.3, "scores", ha="center", va="top", fontsize=9)
-    ax.set(xlim=(-GAP - STRIP - 0.2, S + 2.5 * GAP + 1.5 * STRIP + 0.5), ylim=(T + 1.3, -2 * STRIP - 1.6 * GAP - 0.1))
-    ax.set_aspect("equal")
-    ax.axis("off")
+            _paint(ax, left + tile[0], y, tile[1] - tile[0], STRIP, **_look(now, name, tile))
+        ax.text(left - 0.3, y + STRIP / 2, name, ha="right", va="center", fontsize=9)
 
 
-def _strip_tile(
-    ax: Axes,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    name: str,
-    tile: tuple[int, int],
-    held: tuple[int, int],
-    read: Mapping[str, tuple[int, int]],
-    written: Mapping[str, tuple[int, int]],
-) -> None:
-    """A tile of Q, K, V, O or a statistic: dark while it is held on chip, hatched as it is written."""
-    if written.get(name) == tile:
-        style = {"fc": ORANGE, "hatch": "////"}
-    elif read.get(name) == tile or (tile == held and name in "QKV"):
-        style = {"fc": BLUE}
-    else:
-        style = {"fc": IDLE}
-    ax.add_patch(Rectangle((x, y), width, height, ec=INK, lw=0.8, **style))
+def _look(now: Visit, name: str, tile: tuple[int, int]) -> dict[str, str]:
+    """A tile of Q, K, V, O or a statistic: hatched as it is written, dark while it is read or held on chip."""
+    if any((move.access, move.tensor, move.start) == ("write", name, tile[0]) for move in now.moves):
+        return {"fill": ORANGE, "hatch": "////"}
+    held = {"Q": now.rows, "K": now.cols, "V": now.cols}.get(name)
+    read = any((move.tensor, move.start) == (name, tile[0]) for move in now.moves)
+    return {"fill": BLUE if read or held == tile else IDLE}
+
+
+def _paint(ax: Axes, x: float, y: float, width: float, height: float, fill: str, hatch: str | None = None) -> None:
+    ax.add_artist(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8, hatch=hatch))
