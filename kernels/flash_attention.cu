@@ -1,0 +1,292 @@
+// FlashAttention-2, forward (lesson 6): exact attention whose scores never leave the chip.
+//
+//     S = scale · Q Kᵀ, −∞ where causal hides a key        O = softmax(S) V        L = log Σ exp(S)
+//
+// Dao 2023, Algorithm 1, with its names; i counts tiles of Br queries, j tiles of Bc keys.
+//
+//     grid           (⌈T / Br⌉, H, B): a thread block keeps one Q_i, and all K_j, V_j pass by
+//     shared memory  Q_i, K_j, V_j
+//     thread         a row of the tile: its m, l and O, and the scores of KEYS keys, are registers
+//
+// flash_attention_kernel splits Q between the warps, as FlashAttention-2 does: no warp needs what
+// another one has. flash_attention_split_k_kernel splits K and V, as FlashAttention-1 did: each warp
+// attends with all rows to a slice of the keys, and for every tile their results must meet.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+constexpr int WARP_SIZE = 32;
+constexpr int KEYS = 8;  // of K_j, that a thread scores at once: more would not fit its registers
+
+// 16 bytes, which one instruction moves.
+template <typename T>
+struct alignas(16) Vec {
+    static constexpr int SIZE = 16 / sizeof(T);
+    T data[SIZE];
+};
+
+template <typename T>
+__device__ float dot(const Vec<T>& a, const Vec<T>& b) {
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < Vec<T>::SIZE; ++n) sum += float(a.data[n]) * float(b.data[n]);
+    return sum;
+}
+
+// The sizes of tiles: W in the stages.
+template <typename scalar, int head_size, int tile_keys, int num_warps>
+struct Tiles {
+    using scalar_t = scalar;
+    using vec_t = Vec<scalar>;
+    static constexpr int D = head_size, Bc = tile_keys, NUM_WARPS = num_warps;
+    static constexpr int Br = WARP_SIZE * NUM_WARPS;
+    static constexpr int VECS = D / vec_t::SIZE;  // of one row
+    // Q's rows lie an odd number of vecs apart: lanes that read the same column each meet other banks
+    static constexpr int Q_STRIDE = VECS + 1;
+    static_assert(VECS % 2 == 0 && VECS * vec_t::SIZE == D, "whole vecs, an even number");
+    static_assert(Bc % KEYS == 0, "whole steps");
+};
+
+// The online softmax of one row over the keys seen so far. O is divided by l at the end only.
+template <class W>
+struct Row {
+    float m = -INFINITY, l = 0, O[W::D] = {};
+};
+
+// m, with 0 where every score is −∞: (−∞) − (−∞) would be NaN.
+__device__ float finite(float m) { return m == -INFINITY ? 0.0f : m; }
+
+// So many keys a query sees: causally, the last query sees all. A row that does not exist sees none.
+__device__ int visible_keys(int row, int T, int S, bool causal) {
+    return row >= T ? 0 : causal ? max(row + S - T + 1, 0) : S;
+}
+
+// ----------------------------------------------------------------------------------- the stages
+
+// Load Q_i, K_j or V_j: global → shared, neighbouring threads neighbouring vecs. From row `rows` on
+// are zeros: what no query of the tile sees may be NaN, which a weight of 0 does not hide.
+template <class W, int ROWS, int STRIDE>
+__device__ void load_tile(
+    typename W::vec_t* tile,        // shared [ROWS][STRIDE], of which VECS are used
+    const typename W::scalar_t* x,  // [rows, D], rows row_stride apart
+    int64_t row_stride, int rows)
+{
+    using vec_t = typename W::vec_t;
+    for (int i = threadIdx.x; i < ROWS * W::VECS; i += blockDim.x) {
+        const int row = i / W::VECS, c = i % W::VECS;
+        vec_t vec = {};
+        if (row < rows) vec = *reinterpret_cast<const vec_t*>(x + row * row_stride + c * vec_t::SIZE);
+        tile[row * STRIDE + c] = vec;
+    }
+}
+
+// S_ij = scale · Q_i K_jᵀ, of one row: −∞ from key `visible` on.
+template <class W>
+__device__ void score(
+    float (&S)[KEYS],
+    const typename W::vec_t* Q,  // shared [VECS]: the row
+    const typename W::vec_t* K,  // shared [KEYS][VECS]
+    int visible, float scale)
+{
+#pragma unroll
+    for (int k = 0; k < KEYS; ++k) S[k] = 0;
+#pragma unroll 2
+    for (int c = 0; c < W::VECS; ++c) {
+        const typename W::vec_t q = Q[c];
+#pragma unroll
+        for (int k = 0; k < KEYS; ++k) S[k] += dot(q, K[k * W::VECS + c]);
+    }
+#pragma unroll
+    for (int k = 0; k < KEYS; ++k) S[k] = k < visible ? scale * S[k] : -INFINITY;
+}
+
+// m ← max(m, rowmax S)      P = exp(S − m), in the place of S      l ← e^{m_old − m} l + rowsum P
+// Returns e^{m_old − m}, by which O has to shrink.
+__device__ float exponentiate(float (&S)[KEYS], float& m, float& l) {
+    const float m_old = m;
+#pragma unroll
+    for (int k = 0; k < KEYS; ++k) m = fmaxf(m, S[k]);
+    const float shrink = expf(m_old - finite(m));
+    l *= shrink;
+#pragma unroll
+    for (int k = 0; k < KEYS; ++k) S[k] = expf(S[k] - finite(m)), l += S[k];
+    return shrink;
+}
+
+// O ← O + P V, of one row the columns of vec c.
+template <class W>
+__device__ void add_PV(
+    float* O,                    // registers [vec_t::SIZE]
+    const float (&P)[KEYS],
+    const typename W::vec_t* V,  // shared [KEYS][VECS]
+    int c)
+{
+#pragma unroll
+    for (int k = 0; k < KEYS; ++k) {
+        const typename W::vec_t v = V[k * W::VECS + c];
+#pragma unroll
+        for (int n = 0; n < W::vec_t::SIZE; ++n) O[n] += P[k] * float(v.data[n]);
+    }
+}
+
+// O_i ← O / l      L_i = m + log l      registers → shared, where Q_i was → global, as it was loaded.
+template <class W>
+__device__ void write_tile(
+    typename W::scalar_t* out,  // [rows, D]
+    float* lse,                 // [rows]
+    typename W::vec_t* tile,    // shared [Br][Q_STRIDE]
+    const Row<W>& row, int rows)
+{
+    using vec_t = typename W::vec_t;
+    // a row that saw no key gives 0; NaN stays NaN
+    const float factor = row.l > 0 ? 1 / row.l : row.l;
+    __syncthreads();  // Q_i has been read
+#pragma unroll
+    for (int c = 0; c < W::VECS; ++c) {
+        vec_t vec;
+#pragma unroll
+        for (int n = 0; n < vec_t::SIZE; ++n)
+            vec.data[n] = typename W::scalar_t(row.O[c * vec_t::SIZE + n] * factor);
+        tile[threadIdx.x * W::Q_STRIDE + c] = vec;
+    }
+    __syncwarp();  // a warp writes its own 32 rows
+    const int lane = threadIdx.x % WARP_SIZE, first = threadIdx.x - lane;
+    for (int i = lane; i < WARP_SIZE * W::VECS; i += WARP_SIZE) {
+        const int r = first + i / W::VECS, c = i % W::VECS;
+        if (r < rows)
+            *reinterpret_cast<vec_t*>(out + r * W::D + c * vec_t::SIZE) = tile[r * W::Q_STRIDE + c];
+    }
+    if (threadIdx.x < rows) lse[threadIdx.x] = row.m + logf(row.l);
+}
+
+// ----------------------------------------------------------------------------------- the kernels
+
+// Split-Q: a warp owns 32 rows of the tile and sees all keys, so that warps have nothing to exchange.
+// Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j.
+template <typename scalar_t, int D, int Bc, int NUM_WARPS>
+__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kernel(
+    scalar_t* __restrict__ out,      // O [B, H, T, D]
+    float* __restrict__ lse,         // L [B, H, T]
+    const scalar_t* __restrict__ q,  // [B, H, T, D], strides q_batch, q_head, q_row, 1
+    const scalar_t* __restrict__ k,  // [B, Hkv, S, D]
+    const scalar_t* __restrict__ v,  // [B, Hkv, S, D]
+    int T, int S, int num_kv_heads, float scale, bool causal,
+    int64_t q_batch, int64_t q_head, int64_t q_row, int64_t k_batch, int64_t k_head, int64_t k_row,
+    int64_t v_batch, int64_t v_head, int64_t v_row)
+{
+    using W = Tiles<scalar_t, D, Bc, NUM_WARPS>;
+    extern __shared__ __align__(16) unsigned char shared[];
+    auto* Q_i = reinterpret_cast<typename W::vec_t*>(shared);  // [Br][Q_STRIDE]
+    auto* K_j = Q_i + W::Br * W::Q_STRIDE;                     // [Bc][VECS]
+    auto* V_j = K_j + Bc * W::VECS;                            // [Bc][VECS]
+
+    const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
+    const int64_t first = int64_t(blockIdx.x) * W::Br, out_row = (batch * gridDim.y + head) * T + first;
+    const int rows = min(T - int(first), W::Br);
+    const int keys = visible_keys(first + rows - 1, T, S, causal);  // of the tile's last row: most
+    const int visible = visible_keys(first + threadIdx.x, T, S, causal);
+    q += batch * q_batch + head * q_head + first * q_row;
+    k += batch * k_batch + kv_head * k_head;
+    v += batch * v_batch + kv_head * v_head;
+
+    Row<W> row;
+    load_tile<W, W::Br, W::Q_STRIDE>(Q_i, q, q_row, rows);
+    for (int j = 0; j < keys; j += Bc) {  // tiles outside the mask are not visited
+        __syncthreads();                  // K_j and V_j have been read
+        load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);
+        load_tile<W, Bc, W::VECS>(V_j, v + j * v_row, v_row, keys - j);
+        __syncthreads();
+#pragma unroll 1
+        for (int step = 0; step < Bc && j + step < visible; step += KEYS) {
+            float P[KEYS];
+            score<W>(P, Q_i + threadIdx.x * W::Q_STRIDE, K_j + step * W::VECS, visible - j - step, scale);
+            const float shrink = exponentiate(P, row.m, row.l);
+#pragma unroll
+            for (int d = 0; d < D; ++d) row.O[d] *= shrink;
+#pragma unroll
+            for (int c = 0; c < W::VECS; ++c)
+                add_PV<W>(row.O + c * W::vec_t::SIZE, P, V_j + step * W::VECS, c);
+        }
+    }
+    write_tile<W>(out + out_row * D, lse + out_row, Q_i, row, rows);
+}
+
+// What a warp of split-K hands over: (m, l, O) of a row over its slice. An odd number of words, so that
+// lanes with neighbouring rows meet other banks.
+template <class W>
+struct Handed {
+    float m, l, O[W::D], unused;
+};
+
+// Lesson 3's merge.
+template <class W>
+__device__ void merge(Row<W>& row, const Handed<W>& other) {
+    const float m = fmaxf(row.m, other.m);
+    const float a = expf(row.m - finite(m)), b = expf(other.m - finite(m));
+    row.m = m;
+    row.l = a * row.l + b * other.l;
+#pragma unroll
+    for (int d = 0; d < W::D; ++d) row.O[d] = a * row.O[d] + b * other.O[d];
+}
+
+// Split-K: a warp sees KEYS keys of a tile with all rows, 32 at a time. Then their owners, the threads
+// of split-Q, merge what the warps hand over. Grid and arguments as above. Dynamic shared memory: Q_i,
+// K_j, V_j and Handed [NUM_WARPS][32].
+template <typename scalar_t, int D, int NUM_WARPS>
+__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_split_k_kernel(
+    scalar_t* __restrict__ out, float* __restrict__ lse, const scalar_t* __restrict__ q,
+    const scalar_t* __restrict__ k, const scalar_t* __restrict__ v,
+    int T, int S, int num_kv_heads, float scale, bool causal,
+    int64_t q_batch, int64_t q_head, int64_t q_row, int64_t k_batch, int64_t k_head, int64_t k_row,
+    int64_t v_batch, int64_t v_head, int64_t v_row)
+{
+    constexpr int Bc = NUM_WARPS * KEYS;
+    using W = Tiles<scalar_t, D, Bc, NUM_WARPS>;
+    extern __shared__ __align__(16) unsigned char shared[];
+    auto* Q_i = reinterpret_cast<typename W::vec_t*>(shared);        // [Br][Q_STRIDE]
+    auto* K_j = Q_i + W::Br * W::Q_STRIDE;                           // [Bc][VECS]
+    auto* V_j = K_j + Bc * W::VECS;                                  // [Bc][VECS]
+    auto* handed = reinterpret_cast<Handed<W>*>(V_j + Bc * W::VECS);  // [NUM_WARPS][32]
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+
+    const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
+    const int64_t first = int64_t(blockIdx.x) * W::Br, out_row = (batch * gridDim.y + head) * T + first;
+    const int rows = min(T - int(first), W::Br);
+    const int keys = visible_keys(first + rows - 1, T, S, causal);
+    q += batch * q_batch + head * q_head + first * q_row;
+    k += batch * k_batch + kv_head * k_head;
+    v += batch * v_batch + kv_head * v_head;
+
+    Row<W> row;
+    load_tile<W, W::Br, W::Q_STRIDE>(Q_i, q, q_row, rows);
+    for (int j = 0; j < keys; j += Bc) {
+        __syncthreads();
+        load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);
+        load_tile<W, Bc, W::VECS>(V_j, v + j * v_row, v_row, keys - j);
+        __syncthreads();
+        const int slice = warp * KEYS;
+#pragma unroll 1
+        for (int owner = 0; owner < NUM_WARPS; ++owner) {  // of these 32 rows
+            const int r = owner * WARP_SIZE + lane;
+            const int visible = visible_keys(first + r, T, S, causal) - j - slice;
+            Handed<W>& mine = handed[threadIdx.x];
+            float P[KEYS], m = -INFINITY, l = 0;
+            score<W>(P, Q_i + r * W::Q_STRIDE, K_j + slice * W::VECS, visible, scale);
+            exponentiate(P, m, l);
+            mine.m = m, mine.l = l;
+#pragma unroll
+            for (int c = 0; c < W::VECS; ++c) {
+                float O[W::vec_t::SIZE] = {};
+                add_PV<W>(O, P, V_j + slice * W::VECS, c);
+#pragma unroll
+                for (int n = 0; n < W::vec_t::SIZE; ++n) mine.O[c * W::vec_t::SIZE + n] = O[n];
+            }
+            __syncthreads();  // all have handed over
+            if (warp == owner)
+                for (int w = 0; w < NUM_WARPS; ++w) merge<W>(row, handed[w * WARP_SIZE + lane]);
+            __syncthreads();  // all has been merged
+        }
+    }
+    write_tile<W>(out + out_row * D, lse + out_row, Q_i, row, rows);
+}

@@ -1,0 +1,155 @@
+"""FlashAttention-2 in CUDA C++, forward only: small enough to be read and watched (lesson 6).
+
+The kernels are in kernels/flash_attention.cu. Here: which instantiation, how much shared memory, the launches, and the
+custom op around them. A thread block has Br = 128 queries, one per thread, and K and V come past in tiles of Bc = 32.
+It computes on CUDA cores; where speed matters, the Triton kernels use tensor cores.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import pagewise.kernels
+from pagewise.cuda import CudaKernel
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.options import ScoreOptions
+from pagewise.tools.checks import FLOATS
+from pagewise.tools.sizes import cdiv
+from pagewise.tools.work import counts_as
+
+SOURCE = Path(pagewise.kernels.__file__).parent / "flash_attention.cu"
+HEAD_SIZES = (32, 64, 80, 96, 112, 128)
+NUM_WARPS = 4
+TILE_ROWS = 32 * NUM_WARPS  # Br: a query per thread
+STEP_KEYS = 8  # that a thread scores at once
+TILE_KEYS = NUM_WARPS * STEP_KEYS  # Bc: split-K gives each warp one step of it
+MAX_GRID_YZ = 65535
+
+OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
+
+_C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
+
+
+def split_q_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
+    """Each warp owns rows of Q, as in FlashAttention-2."""
+    return _kernel(f"flash_attention_kernel<{_C_TYPES[dtype]}, {head_size}, {TILE_KEYS}, {NUM_WARPS}>")
+
+
+def split_k_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
+    """Each warp owns keys of every tile, as in FlashAttention-1: to be compared with, not to be used."""
+    return _kernel(f"flash_attention_split_k_kernel<{_C_TYPES[dtype]}, {head_size}, {NUM_WARPS}>")
+
+
+@functools.cache
+def _kernel(name: str) -> CudaKernel:
+    return CudaKernel(SOURCE, name)
+
+
+def tile_bytes(dtype: torch.dtype, head_size: int) -> int:
+    """Shared memory for Q_i, whose rows are padded by 16 bytes, K_j and V_j."""
+    row = head_size * dtype.itemsize
+    return TILE_ROWS * (row + 16) + 2 * TILE_KEYS * row
+
+
+def handed_bytes(head_size: int) -> int:
+    """Shared memory in which the warps of split-K hand over m, l and O, and a word of padding, of 32 rows each."""
+    return TILE_ROWS * (head_size + 3) * 4
+
+
+def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout) -> str | None:
+    """Why this kernel cannot take what the door was given, to follow 'backend="cuda"', or None."""
+    B, H, _, D = q.shape
+    if q.dtype not in FLOATS:
+        return f"takes float32, float16 or bfloat16, got {q.dtype}"
+    if D not in HEAD_SIZES:
+        return f"takes head sizes {', '.join(map(str, HEAD_SIZES))}, got {D}"
+    if max(B, H) > MAX_GRID_YZ:
+        return f"takes at most {MAX_GRID_YZ} sequences and heads, got {B} and {H}"
+    for name, given in (
+        ("window", options.window is not None),
+        ("softcap", options.softcap > 0),
+        ("alibi_slopes", options.alibi_slopes is not None),
+        ("attn_mask", options.attn_mask is not None),
+        ("dropout_p", dropout.p > 0),
+    ):
+        if given:
+            return f"takes no {name}"
+    return None
+
+
+def forward(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], options: ScoreOptions
+) -> OutAndLse:
+    """(out, lse) of `flash_attention`, for what `refuses` does not refuse."""
+    return torch.ops.pagewise.flash_attention_cuda(q, k, v, options.causal, options.scale_for(q.shape[-1]))
+
+
+def split_k_forward(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], options: ScoreOptions
+) -> OutAndLse:
+    """The same by the kernel that splits K and V between the warps."""
+    D = q.shape[-1]
+    shared = tile_bytes(q.dtype, D) + handed_bytes(D)
+    return launch(split_k_kernel(q.dtype, D), shared, q, k, v, options.causal, options.scale_for(D))
+
+
+def launch(
+    kernel: CudaKernel, shared_bytes: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
+) -> OutAndLse:
+    """(out, lse) by either kernel. Tensors that do not lie as the kernels read them are copied."""
+    (B, H, T, _), (_, Hkv, S, _) = q.shape, k.shape
+    out, lse = _outputs(q)
+    if out.numel():
+        q, k, v = map(_in_vecs, (q, k, v))
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        grid = (cdiv(T, TILE_ROWS), H, B)
+        kernel[grid, TILE_ROWS, shared_bytes](out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
+    return out, lse
+
+
+def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _in_vecs(x: Tensor) -> Tensor:
+    """x, every row of which is whole vecs at multiples of 16 bytes; a copy if it is not so."""
+    apart = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1]))
+    whole = x.stride(-1) == 1 and not any(distance % 16 for distance in apart)
+    return x if whole else x.clone(memory_format=torch.contiguous_format)
+
+
+# ---------------------------------------------------------------------------------------------- custom op
+
+
+@torch.library.custom_op("pagewise::flash_attention_cuda", mutates_args=())
+def _flash_attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    kernel, shared = split_q_kernel(q.dtype, q.shape[-1]), tile_bytes(q.dtype, q.shape[-1])
+    return launch(kernel, shared, q, k, v, causal, scale)
+
+
+@_flash_attention_cuda.register_fake
+def _(q, *_):
+    return _outputs(q)
+
+
+@counts_as("pagewise::flash_attention_cuda")
+def _work(q, k, v, causal, scale) -> tuple[int, int, int, int]:
+    """Q once, K and V once per tile of queries; a row is done in steps, of which the last may see too many keys."""
+    (B, H, T, D), S = q.shape, k.shape[2]
+    steps = sum(cdiv(keys, STEP_KEYS) for keys in visible_keys(T, S, causal, rows=1))
+    vectors = T + 2 * sum(visible_keys(T, S, causal, TILE_ROWS))
+    per_score, per_step = 5, D  # scale, max, subtract, exp, sum; O shrinks
+    return (
+        4 * B * H * D * steps * STEP_KEYS,
+        B * H * steps * (per_score * STEP_KEYS + per_step),
+        B * H * vectors * D * q.element_size(),
+        B * H * T * (D * q.element_size() + 4),
+    )
+
+
+def visible_keys(T: int, S: int, causal: bool, rows: int) -> list[int]:
+    """So many keys each tile of `rows` queries sees: those of its last row."""
+    return [max(min(first + rows, T) + S - T, 0) if causal else S for first in range(0, T, rows)]
