@@ -6,7 +6,7 @@ import torch
 from pagewise import online_softmax  # noqa: F401  brings its custom op
 from pagewise.naive_attention import attention
 from pagewise.tools import work as work_tools
-from pagewise.tools.work import Work, count_work, trace_moves
+from pagewise.tools.work import Work, count_work, load, on_chip, store, trace_moves
 
 
 def ones(*size, dtype=torch.float32):
@@ -178,6 +178,112 @@ def test_new_zeros_are_written():
     assert count_work(lambda: torch.zeros(10)) == Work(bytes_written=40, peak_bytes=40)
 
 
+LIKE = {
+    "zeros_like": torch.zeros_like,
+    "ones_like": torch.ones_like,
+    "full_like": lambda x: torch.full_like(x, 3.0),
+    "new_zeros": lambda x: x.new_zeros(10),
+    "new_ones": lambda x: x.new_ones(10),
+    "new_full": lambda x: x.new_full((10,), 3.0),
+}
+
+
+@pytest.mark.parametrize("make", LIKE.values(), ids=LIKE.keys())
+def test_a_tensor_made_after_a_model_reads_nothing_of_it(make):
+    x = ones(10)
+    assert count_work(lambda: make(x)) == Work(bytes_written=40, peak_bytes=40)
+
+
+# ------------------------------------------------------------------------------------------------ on chip
+
+
+def test_on_chip_operations_compute_and_move_nothing():
+    a, b = ones(3, 5), ones(5, 7)
+
+    def run():
+        with on_chip():
+            return torch.exp(a @ b)
+
+    assert count_work(run) == Work(matmul_flops=2 * 3 * 5 * 7, other_flops=21)
+
+
+def test_load_reads_what_it_is_given_and_store_writes_where_it_is_told():
+    x, out = ones(10, 6), torch.zeros(10, 6)
+
+    def run():
+        with on_chip():
+            store(out[2:5], load(x[2:5]) + 1)
+
+    assert count_work(run) == Work(other_flops=18, bytes_read=72, bytes_written=72)
+    assert out.sum() == 3 * 6 * 2
+
+
+def test_bytes_are_those_of_the_dtype_in_main_memory():
+    x, out = ones(10, dtype=torch.float16), torch.zeros(10, dtype=torch.float16)
+
+    def run():
+        with on_chip():
+            store(out, load(x).float() + 1)
+
+    assert count_work(run) == Work(other_flops=10, bytes_read=20, bytes_written=20)
+
+
+def test_load_of_an_expanded_tensor_reads_it_once():
+    row = ones(6)
+    assert count_work(lambda: load(row.expand(100, 6))) == Work(bytes_read=24)
+
+
+def test_store_writes_every_element_of_a_broadcast():
+    out, row = ones(10, 6), ones(6)
+    assert count_work(lambda: store(out, row)) == Work(bytes_written=240)
+
+
+def test_what_is_made_before_and_after_is_held_and_moved_as_ever():
+    x = ones(10)
+
+    def run():
+        before = x + 1
+        with on_chip():
+            tile = load(before) + 1
+        return tile + 1
+
+    assert count_work(run) == Work(other_flops=30, bytes_read=120, bytes_written=80, peak_bytes=80)
+
+
+def test_on_chip_ends_with_an_error_and_nests():
+    x = ones(10)
+
+    def run():
+        with on_chip():
+            with pytest.raises(ZeroDivisionError), on_chip():
+                raise ZeroDivisionError
+            x + 1
+        x + 1
+
+    assert count_work(run) == Work(other_flops=20, bytes_read=40, bytes_written=40, peak_bytes=40)
+
+
+def test_without_a_count_nothing_but_the_store_happens():
+    x, out = ones(3), torch.zeros(3)
+    with on_chip():
+        assert load(x) is x
+        store(out, x)
+    assert out.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_every_count_that_runs_is_told():
+    x, inner = ones(10), []
+
+    def run():
+        inner.append(count_work(tile))
+
+    def tile():
+        with on_chip():
+            return load(x) + 1
+
+    assert count_work(run) == inner[0] == Work(other_flops=10, bytes_read=40)
+
+
 # ------------------------------------------------------------------------------------------------ memory held
 
 
@@ -291,9 +397,9 @@ def test_a_trace_names_the_parts_that_move_in_their_order():
     x, out = torch.arange(6.0), torch.zeros(6)
 
     def run():
-        with work_tools.on_chip():
+        with on_chip():
             for i in (0, 3):
-                work_tools.store(out[i : i + 3], 2 * work_tools.load(x[i : i + 3]))
+                store(out[i : i + 3], 2 * load(x[i : i + 3]))
         return out
 
     result, moves = trace_moves(run)
@@ -302,3 +408,13 @@ def test_a_trace_names_the_parts_that_move_in_their_order():
     assert [(part.data_ptr() - x.data_ptr()) // 4 for access, part in moves if access == "read"] == [0, 3]
     assert all(len(part) == 3 for _, part in moves)
     assert count_work(run).bytes_moved == 48
+
+
+def test_what_happens_inside_a_kernel_of_our_own_is_not_counted_again(monkeypatch):
+    @torch.library.custom_op("pagewise_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        with on_chip():
+            return load(x) * 2
+
+    monkeypatch.setitem(work_tools._OWN, "pagewise_test::twice", lambda x: (1, 2, 3, 4))
+    assert count_work(lambda: torch.ops.pagewise_test.twice(ones(10))).bytes_read == 3

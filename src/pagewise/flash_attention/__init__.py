@@ -1,6 +1,6 @@
 """FlashAttention: exact attention whose scores never leave the chip, forward and backward (lesson 6).
 
-papers      both papers' loops in plain torch, of any tile sizes: `version_1` and `version_2`, over `tiles`
+papers      both papers' loops in plain torch, any tile sizes: `version_1`, `version_2`, over `tiles`; `differentiable`
 in_torch    the second one's loops, behind the door
 dropout     which weights are dropped, the same in every backend, forward and backward
 """

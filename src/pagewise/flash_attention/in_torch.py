@@ -3,11 +3,11 @@
 Given what `flash_attention` has checked, on any device and in any dtype, float64 too.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import version_2
+from pagewise.flash_attention.differentiable import of_seeing_rows
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.tiles import Tiles
 from pagewise.options import ScoreOptions
@@ -24,7 +24,7 @@ def forward(
     first_sequence: int = 0,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
     """(out, lse) of `flash_attention`."""
-    out, lse = version_2.forward(q, k, v, Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence))
+    out, lse = version_2.forward(q, k, v, Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence), q.dtype)
     return out, lse.squeeze(-1)
 
 
@@ -42,6 +42,5 @@ def backward(
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
     """(dq, dk, dv) of `flash_attention`."""
     tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
-    if d_lse is not None:  # of a query that sees no key lse is −∞ whatever q and k are
-        d_lse = d_lse.masked_fill(lse == -torch.inf, 0.0)[..., None]
-    return version_2.backward(d_out, d_lse, q, k, v, out, lse[..., None], tiles)
+    lse = lse[..., None]
+    return version_2.backward(d_out, of_seeing_rows(d_lse, lse), q, k, v, out, lse, tiles)

@@ -1,21 +1,18 @@
 """The papers' loops (`version_1`, `version_2`) behind a door of their own: any shapes, options and tiles (lesson 6).
 
-In plain torch, to be read, counted by `tools.work`, and trusted by the kernels; slower than
-`naive_attention.attention` on any machine.
+In plain torch: to be read, to be counted by `tools.work`, and for the kernels to be held against.
 """
-
-from types import ModuleType
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pagewise.flash_attention import version_1, version_2
+from pagewise.flash_attention.differentiable import attend, of_seeing_rows
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.tiles import Tiles
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_counts, check_flag, check_qkv, check_same, check_shape, check_tensor
+from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor
 
 Out = Float[Tensor, "B H T D"]
 OfRows = Float[Tensor, "B H T"]  # a number per query
@@ -56,8 +53,7 @@ def flash_attention_1(
     """
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     tiles = _checked(q, k, v, tile_rows, tile_cols, options, dropout_p, dropout_seed)
-    check_flag("return_lse", return_lse)
-    return _Differentiable.apply(q, k, v, version_1, tiles, return_lse)
+    return attend(version_1, q, k, v, tiles, return_lse)
 
 
 def flash_attention_2(
@@ -80,8 +76,7 @@ def flash_attention_2(
     """`flash_attention_1` by FlashAttention-2's Algorithm 1; the backward is its Algorithm 2."""
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     tiles = _checked(q, k, v, tile_rows, tile_cols, options, dropout_p, dropout_seed)
-    check_flag("return_lse", return_lse)
-    return _Differentiable.apply(q, k, v, version_2, tiles, return_lse)
+    return attend(version_2, q, k, v, tiles, return_lse)
 
 
 @torch.no_grad()
@@ -104,7 +99,7 @@ def flash_attention_1_forward(
     """(out, m, l) of `flash_attention_1`: the largest score of each row and Σ exp(score − m), for its backward."""
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     tiles = _checked(q, k, v, tile_rows, tile_cols, options, dropout_p, dropout_seed)
-    out, m, l = version_1.forward(q, k, v, tiles)
+    out, m, l = version_1.forward(q, k, v, tiles, q.dtype)
     return out, m.squeeze(-1), l.squeeze(-1)
 
 
@@ -128,7 +123,7 @@ def flash_attention_2_forward(
     """(out, lse) of `flash_attention_2`."""
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     tiles = _checked(q, k, v, tile_rows, tile_cols, options, dropout_p, dropout_seed)
-    out, lse = version_2.forward(q, k, v, tiles)
+    out, lse = version_2.forward(q, k, v, tiles, q.dtype)
     return out, lse.squeeze(-1)
 
 
@@ -159,7 +154,7 @@ def flash_attention_1_backward(
     tiles = _checked(q, k, v, tile_rows, tile_cols, options, dropout_p, dropout_seed)
     _check_stored(q, tiles, dropout_seed, d_lse, d_out=d_out, out=out, m=m, l=l)
     m, l = m[..., None], l[..., None]
-    return version_1.backward(d_out, _of_seeing_rows(d_lse, _lse(m, l)), q, k, v, out, m, l, tiles)
+    return version_1.backward(d_out, of_seeing_rows(d_lse, m, l), q, k, v, out, m, l, tiles)
 
 
 @torch.no_grad()
@@ -188,37 +183,7 @@ def flash_attention_2_backward(
     tiles = _checked(q, k, v, tile_rows, tile_cols, options, dropout_p, dropout_seed)
     _check_stored(q, tiles, dropout_seed, d_lse, d_out=d_out, out=out, lse=lse)
     lse = lse[..., None]
-    return version_2.backward(d_out, _of_seeing_rows(d_lse, lse), q, k, v, out, lse, tiles)
-
-
-class _Differentiable(torch.autograd.Function):
-    """The loops of a version, forward and backward, as one operation."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, version: ModuleType, tiles: Tiles, return_lse: bool):
-        out, *stats = version.forward(q, k, v, tiles)
-        ctx.save_for_backward(q, k, v, out, *stats)
-        ctx.version, ctx.tiles = version, tiles
-        ctx.set_materialize_grads(False)
-        return (out, _lse(*stats).squeeze(-1)) if return_lse else out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None = None):
-        q, k, v, out, *stats = ctx.saved_tensors
-        d_out = torch.zeros_like(out) if d_out is None else d_out
-        d_lse = _of_seeing_rows(d_lse, _lse(*stats))
-        return *ctx.version.backward(d_out, d_lse, q, k, v, out, *stats, ctx.tiles), None, None, None
-
-
-def _lse(m: Tensor, l: Tensor | None = None) -> Tensor:
-    """The log-sum-exp, from m and l or as it is."""
-    return m if l is None else m + torch.log(l)
-
-
-def _of_seeing_rows(d_lse: OfRows | None, lse: Float[Tensor, "B H T 1"]) -> Float[Tensor, "B H T 1"] | None:
-    """d_lse, with 0 for queries that see no key: their lse is −∞ whatever q and k are."""
-    return None if d_lse is None else d_lse[..., None].masked_fill(lse == -torch.inf, 0.0)
+    return version_2.backward(d_out, of_seeing_rows(d_lse, lse), q, k, v, out, lse, tiles)
 
 
 def _checked(
@@ -245,7 +210,7 @@ def _check_stored(q: Tensor, tiles: Tiles, dropout_seed: object, d_lse: object, 
     for name, value in (stored if d_lse is None else stored | {"d_lse": d_lse}).items():
         like_q = name in ("d_out", "out")
         axes, dtype = ("B H T D", q.dtype) if like_q else ("B H T", wide)
-        check_tensor(name, value, axes, dtypes=(dtype,))
+        check_tensor(name, value, axes, dtypes=(dtype, wide) if name == "out" else (dtype,))
         check_shape(name, value, q.shape if like_q else q.shape[:3], axes)
         check_same("device", q=q, **{name: value})
     if tiles.dropout.p and dropout_seed is None:

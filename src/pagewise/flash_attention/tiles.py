@@ -16,7 +16,7 @@ from pagewise.flash_attention.dropout import Dropout
 from pagewise.naive_attention import grouped_matmul, visibility
 from pagewise.options import ScoreOptions
 from pagewise.tools import work
-from pagewise.tools.checks import check_counts
+from pagewise.tools.checks import check_count, check_counts
 from pagewise.tools.sizes import cdiv
 
 
@@ -26,10 +26,14 @@ def tile_sizes(sram_bytes: int, head_size: int, itemsize: int) -> tuple[int, int
     M counts *elements*: so K_j and V_j fill half of the SRAM, and Q_i and O_i at most the other half.
 
     Args:
-        sram_bytes: shared memory of an SM, 192 · 1024 on an A100.
+        sram_bytes: on-chip memory of an SM, 192 · 1024 on an A100; at least one element.
         itemsize: bytes per element.
+
+    Raises:
+        ValueError, TypeError: an argument is no such count.
     """
-    check_counts(sram_bytes=sram_bytes, head_size=head_size, itemsize=itemsize)
+    check_counts(head_size=head_size, itemsize=itemsize)
+    check_count("sram_bytes", sram_bytes, minimum=itemsize)
     Bc = cdiv(sram_bytes // itemsize, 4 * head_size)
     return min(Bc, head_size), Bc
 
@@ -89,7 +93,8 @@ class Tiles(NamedTuple):
             options = options._replace(attn_mask=work.load(mask[:, :, i, j]))
         if self.dropout.p:
             keep = self.dropout.keep(self.B, self.H, rows, cols, self.first_sequence)
-        return Tile(distance, visibility(distance, options), keep, self.Hkv, options, self.dropout.growth)
+        visible = visibility(distance, options) if options.causal else options.attn_mask
+        return Tile(distance, visible, keep, self.Hkv, options, self.dropout.growth)
 
 
 class Tile(NamedTuple):
@@ -137,9 +142,14 @@ def nothing_seen(
     q: Float[Tensor, "B H n D"],
 ) -> tuple[Float[Tensor, "B H n 1"], Float[Tensor, "B H n 1"], Float[Tensor, "B H n D"]]:
     """(m, l, O) of these queries before they have seen a key: −∞, 0 and 0."""
-    O = torch.zeros_like(q, dtype=_wide(q), memory_format=torch.contiguous_format)
+    O = zeros(q)
     l = O.new_zeros(*q.shape[:-1], 1)
     return torch.full_like(l, -torch.inf), l, O
+
+
+def zeros(q: Float[Tensor, "B H n D"]) -> Float[Tensor, "B H n D"]:
+    """Room for a sum."""
+    return q.new_zeros(q.shape, dtype=_wide(q))
 
 
 def positive(l: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention.tiles import Tiles, grouped_sum, load, nothing_seen, positive, store
+from pagewise.flash_attention.tiles import Tiles, grouped_sum, load, nothing_seen, positive, store, zeros
 from pagewise.naive_attention import finite, grouped_matmul
 from pagewise.tools.work import on_chip
 
@@ -16,9 +16,13 @@ Rows = Float[Tensor, "B H T 1"]  # one number per query
 
 
 def forward(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], tiles: Tiles
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    tiles: Tiles,
+    dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "B H T D"], Rows, Rows]:
-    """(O, m, l)."""
+    """(O, m, l), O in `dtype`; until it is done it is in float32 at least."""
     m, l, O = nothing_seen(q)  # line 2
     with on_chip():
         for j in tiles.columns():  # line 5
@@ -37,7 +41,7 @@ def forward(
                 store(O, i, (l_i * shrink * O_i + shrink_ij * PV) / positive(l_new))  # line 12
                 store(l, i, l_new)  # line 13
                 store(m, i, m_new)
-    return O.to(q.dtype), m, l
+    return O.to(dtype), m, l
 
 
 def backward(
@@ -52,7 +56,7 @@ def backward(
     tiles: Tiles,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
     """(dQ, dK, dV)."""
-    dQ = nothing_seen(q)[2]
+    dQ = zeros(q)
     dK, dV = k.new_empty(k.shape), v.new_empty(v.shape)
     with on_chip():
         for j in tiles.columns():

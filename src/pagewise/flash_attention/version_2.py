@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention.tiles import Tiles, grouped_sum, load, nothing_seen, positive, store
+from pagewise.flash_attention.tiles import Tiles, grouped_sum, load, nothing_seen, positive, store, zeros
 from pagewise.naive_attention import finite, grouped_matmul
 from pagewise.tools.work import on_chip
 
@@ -17,10 +17,14 @@ Rows = Float[Tensor, "B H T 1"]  # one number per query
 
 
 def forward(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], tiles: Tiles
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    tiles: Tiles,
+    dtype: torch.dtype,
 ) -> tuple[Float[Tensor, "B H T D"], Rows]:
-    """(O, L), L the log-sum-exp of each row of scores."""
-    O, L = q.new_empty(q.shape), rows_like(q)
+    """(O, L), O in `dtype`, and L the log-sum-exp of each row of scores."""
+    O, L = q.new_empty(q.shape, dtype=dtype), rows_like(q)
     with on_chip():
         for i in tiles.rows():  # line 3
             Q_i = load(q, i)  # line 4
@@ -52,7 +56,7 @@ def backward(
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
     """(dQ, dK, dV)."""
     D = row_products(dO, d_lse, O, tiles)  # line 4
-    dQ = nothing_seen(q)[2]
+    dQ = zeros(q)
     dK, dV = k.new_empty(k.shape), v.new_empty(v.shape)
     with on_chip():
         for j in tiles.columns():  # line 5

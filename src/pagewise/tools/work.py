@@ -27,10 +27,11 @@ from torch.utils._pytree import tree_leaves
 _aten = torch.ops.aten
 _ALLOCATES = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default, _aten.empty_strided.default}
 _OVERWRITES = {"copy_", "fill_", "zero_", "index_put_"}
+_LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}  # read nothing of their model
 _PICKS = {"index", "index_select", "gather", "embedding"}
-_MOVES = _OVERWRITES | _PICKS | {
-    "cat", "stack", "clone", "_to_copy", "copy", "arange", "full", "zeros", "ones", "full_like", "zeros_like",
-    "ones_like", "new_full", "new_zeros", "new_ones", "repeat", "flip", "roll", "lift_fresh", "constant_pad_nd",
+_MOVES = _OVERWRITES | _PICKS | _LIKE | {
+    "cat", "stack", "clone", "_to_copy", "copy", "arange", "full", "zeros", "ones", "repeat", "flip", "roll",
+    "lift_fresh", "constant_pad_nd",
 }  # fmt: skip
 
 
@@ -173,7 +174,7 @@ class _Counter(TorchDispatchMode):
     def _count_bytes(self, name: str, args, inputs: list[Tensor], results: list[Tensor]) -> None:
         if name in _PICKS:  # reads what it picks, and where
             self.read += sum(map(_bytes, results)) + sum(map(_bytes, inputs[1:]))
-        else:
+        elif name not in _LIKE:
             self.read += sum(map(_bytes, inputs[1:] if name in _OVERWRITES else inputs))
         self.written += sum(map(_bytes, [_picked(*args[:2])] if name == "index_put_" else results))
 

@@ -1,0 +1,499 @@
+"""The papers' loops in torch: forward and gradients by the one policy, every option, any tiles, and their traffic.
+
+`make test` runs a selection in which every two values of two axes meet.
+"""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from covering import covering
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.flash_attention import (
+    dropout_mask,
+    flash_attention_1,
+    flash_attention_1_backward,
+    flash_attention_1_forward,
+    flash_attention_2,
+    flash_attention_2_backward,
+    flash_attention_2_forward,
+    in_torch,
+    tile_sizes,
+)
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.tiles import Tiles
+from pagewise.naive_attention import attention
+from pagewise.options import ScoreOptions
+from pagewise.tools.work import Work, count_work
+
+VERSIONS = {"1": flash_attention_1, "2": flash_attention_2}
+FORWARDS = {"1": flash_attention_1_forward, "2": flash_attention_2_forward}
+BACKWARDS = {"1": flash_attention_1_backward, "2": flash_attention_2_backward}
+SEED = 11
+each_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def random_qkv(T, S, D, heads=(6, 2), batch=2, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    H, Hkv = heads
+    shapes = ((batch, H, T, D), (batch, Hkv, S, D), (batch, Hkv, S, D))
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def options_of(kind, B, H, T, S):
+    """The options of one kind; "all" is everything together."""
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(B, 1, T, S, generator=generator) < 0.7
+    mask[:, :, T // 2] = False  # a query that sees nothing
+    kinds = {
+        "plain": {},
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": 37},
+        "softcap": {"softcap": 1.5},
+        "alibi": {"alibi_slopes": 2.0 ** -torch.arange(1.0, H + 1)},
+        "mask": {"attn_mask": mask},
+        "dropout": {"dropout_p": 0.17, "dropout_seed": SEED},
+        "scale": {"scale": -0.3},
+    }
+    return (
+        {name: value for options in kinds.values() for name, value in options.items()} if kind == "all" else kinds[kind]
+    )
+
+
+def naive(q, k, v, options, return_lse=True):
+    """`attention` with the same weights dropped."""
+    options = dict(options)
+    seed = options.pop("dropout_seed", None)
+    if options.get("dropout_p"):
+        shape = (*q.shape[:3], k.shape[2])
+        options["dropout_mask"] = dropout_mask(shape, options["dropout_p"], seed)
+    return attention(q, k, v, **options, return_lse=return_lse)
+
+
+def with_gradients(attend, q, k, v, d_out, d_lse):
+    """(out, lse), (dq, dk, dv); the gradient of lse counts where a key is seen."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out, lse = attend(q, k, v)
+    sees = lse > -math.inf
+    loss = (out * d_out.to(out.dtype)).sum() + (torch.where(sees, lse, 0.0) * d_lse.to(lse.dtype)).sum()
+    return (out, lse), torch.autograd.grad(loss, (q, k, v))
+
+
+AXES = {
+    "sizes": [(1, 1), (1, 147), (3, 799), (64, 128), (113, 203), (127, 64), (239, 1), (257, 129)],
+    "kind": ["plain", "causal", "window", "softcap", "alibi", "mask", "dropout", "scale", "all"],
+    "tiles": [(64, 64), (17, 50), (300, 1000), (50, 13)],
+    "head_size": [16, 40, 64, 128],
+    "heads": [(6, 6), (6, 2), (6, 1)],
+    "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    "version": list(VERSIONS),
+}
+
+
+def name(case):
+    values = (v if isinstance(v, tuple) else (v,) for v in case.values())
+    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
+
+
+@pytest.mark.parametrize("case", covering(AXES), ids=name)
+def test_forward_and_gradients_are_as_accurate_as_naive(case):
+    (T, S), (Br, Bc), dtype = case["sizes"], case["tiles"], case["dtype"]
+    q, k, v = random_qkv(T, S, case["head_size"], case["heads"], dtype=dtype)
+    options = options_of(case["kind"], *q.shape[:3], S)
+    generator = torch.Generator().manual_seed(3)
+    d_out, d_lse = (torch.randn(shape, generator=generator).to(dtype) for shape in (q.shape, q.shape[:3]))
+    d_lse = 8 * d_lse.float()  # or dq would be the rounding of 0 where a single key is seen
+    loops = partial(VERSIONS[case["version"]], tile_rows=Br, tile_cols=Bc, **options, return_lse=True)
+    (out, lse), gradients = with_gradients(loops, q, k, v, d_out, d_lse)
+    in_dtype = with_gradients(lambda *qkv: naive(*qkv, options), q, k, v, d_out, d_lse)
+    exact = with_gradients(lambda *qkv: naive(*qkv, options), *(x.double() for x in (q, k, v)), d_out, d_lse)
+    sees = lse > -math.inf
+    assert sees.equal(exact[0][1] > -math.inf)
+    assert_as_accurate_as_naive(out, exact[0][0], in_dtype[0][0])
+    lses = (torch.where(sees, x, 0.0).reshape(-1, 1) for x in (lse, exact[0][1], in_dtype[0][1]))
+    assert_as_accurate_as_naive(*lses)
+    for of_x, of_exact, of_naive in zip(gradients, exact[1], in_dtype[1], strict=True):
+        assert_as_accurate_as_naive(of_x, of_exact, of_naive, factor=3)
+
+
+# ------------------------------------------------------------------------------------------------ exactly
+
+
+KINDS = ["plain", "causal", "window", "softcap", "alibi", "mask", "dropout", "all"]
+
+
+@each_version
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_through_out_and_lse(version, kind):
+    qkv = [x.requires_grad_() for x in random_qkv(3, 4, 2, heads=(2, 1), batch=1)]
+    options = options_of(kind, 1, 2, 3, 4) | ({"window": 2} if kind in ("window", "all") else {})
+
+    def attend(*qkv):
+        out, lse = VERSIONS[version](*qkv, tile_rows=2, tile_cols=3, **options, return_lse=True)
+        return out, lse.masked_fill(lse == -math.inf, 0.0)
+
+    assert torch.autograd.gradcheck(attend, qkv)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tiles", [(1, 1), (4, 3), (3, 4), (5, 100), (100, 5)])
+def test_versions_equal_naive_attention_in_float64_whatever_the_tiles(tiles, kind):
+    q, k, v = random_qkv(13, 17, 8)
+    options = options_of(kind, 2, 6, 13, 17)
+    d_out, d_lse = torch.randn_like(q), torch.randn(q.shape[:3], dtype=q.dtype)
+    results, gradients = with_gradients(lambda *qkv: naive(*qkv, options), q, k, v, d_out, d_lse)
+    for loops in VERSIONS.values():
+        loops = partial(loops, tile_rows=tiles[0], tile_cols=tiles[1], **options, return_lse=True)
+        ours = with_gradients(loops, q, k, v, d_out, d_lse)
+        torch.testing.assert_close(ours, (results, gradients), rtol=1e-11, atol=1e-12)
+
+
+@each_version
+@pytest.mark.parametrize("kind", ["plain", "all"])
+def test_backward_function_gives_what_autograd_gives(version, kind):
+    q, k, v = random_qkv(9, 14, 8)
+    options = {**options_of(kind, 2, 6, 9, 14), "tile_rows": 4, "tile_cols": 5}
+    d_out, d_lse = torch.randn_like(q), torch.randn(q.shape[:3], dtype=q.dtype)
+    loops = partial(VERSIONS[version], **options, return_lse=True)
+    (out, lse), gradients = with_gradients(loops, q, k, v, d_out, d_lse)
+    stored = FORWARDS[version](q, k, v, **options)
+    assert stored[0].equal(out)
+    m_and_l = stored[1:]
+    assert (m_and_l[0] if version == "2" else m_and_l[0] + torch.log(m_and_l[1])).equal(lse)
+    ours = BACKWARDS[version](d_out, q, k, v, *stored, **options, d_lse=d_lse)
+    torch.testing.assert_close(ours, gradients, rtol=0, atol=0)
+    without = BACKWARDS[version](d_out, q, k, v, *stored, **options)
+    of_zero = BACKWARDS[version](d_out, q, k, v, *stored, **options, d_lse=torch.zeros_like(d_lse))
+    torch.testing.assert_close(without, of_zero, rtol=0, atol=0)
+
+
+def test_behind_the_door_is_version_2(monkeypatch):
+    monkeypatch.setattr(in_torch, "TILE", 4)
+    q, k, v = random_qkv(9, 14, 8)
+    options = options_of("all", 2, 6, 9, 14)
+    dropout = Dropout(options["dropout_p"], torch.tensor(options["dropout_seed"]))
+    shaping = ScoreOptions(**{key: value for key, value in options.items() if not key.startswith("dropout")})
+    tiles = {"tile_rows": 4, "tile_cols": 4}
+    out, lse = in_torch.forward(q, k, v, shaping, dropout)
+    torch.testing.assert_close((out, lse), flash_attention_2_forward(q, k, v, **options, **tiles), rtol=0, atol=0)
+    for d_lse in (None, torch.randn_like(lse)):
+        theirs = flash_attention_2_backward(q, q, k, v, out, lse, **options, **tiles, d_lse=d_lse)
+        ours = in_torch.backward(q, d_lse, q, k, v, out, lse, shaping, dropout)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_sequences_may_come_one_by_one_under_dropout():
+    q, k, v = random_qkv(9, 14, 8, batch=3)
+    dropout = Dropout(0.4, torch.tensor(SEED))
+    whole, _ = in_torch.forward(q, k, v, ScoreOptions(), dropout)
+    last, _ = in_torch.forward(q[2:], k[2:], v[2:], ScoreOptions(), dropout, first_sequence=2)
+    torch.testing.assert_close(last, whole[2:], rtol=0, atol=0)
+
+
+# ------------------------------------------------------------------------------------------------ what nobody sees
+
+
+@each_version
+@pytest.mark.parametrize("unseen", ["a mask", "every query before the first key"])
+def test_rows_that_see_nothing_give_zero_minus_infinity_and_no_gradient(version, unseen):
+    q, k, v = random_qkv(9, 5, 8)
+    nothing = torch.zeros(9, dtype=torch.bool)
+    nothing[:4] = True  # causal: query i stands at i − 4
+    options = {"causal": True} if unseen != "a mask" else {"attn_mask": ~nothing[:, None]}
+    q.requires_grad_()
+    out, lse = VERSIONS[version](q, k, v, tile_rows=3, tile_cols=2, **options, return_lse=True)
+    assert (out[:, :, nothing] == 0).all()
+    assert (lse == -math.inf).equal(nothing.expand_as(lse))
+    (dq,) = torch.autograd.grad((out, lse), q, (torch.ones_like(out), lse))  # a gradient of −∞ too
+    assert (dq[:, :, nothing] == 0).all()
+    assert torch.isfinite(dq).all()
+    assert (dq[:, :, ~nothing] != 0).all()
+
+
+@each_version
+@pytest.mark.parametrize("kind", ["causal", "window", "mask", "per head"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_nan_in_keys_and_values_that_no_query_sees_does_no_harm(version, kind, poison):
+    q, k, v = random_qkv(5, 40, 8)
+    mask = torch.rand(2, 1, 5, 40, generator=torch.Generator().manual_seed(2)) < 0.7
+    options = {
+        "causal": {"causal": True},
+        "window": {"causal": True, "window": 7},  # keys 29 … 39
+        "mask": {"attn_mask": mask},
+        "per head": {"attn_mask": mask & (torch.arange(6) < 4)[:, None, None]},  # heads 4 and 5: KV head 1 is seen by 3
+    }[kind]
+    unseen = torch.zeros(2, 2, 40, dtype=torch.bool)
+    if kind == "causal":
+        q, unseen = q[:, :, :0], ~unseen
+    elif kind == "window":
+        unseen[:, :, :29] = True
+    else:
+        mask[:, :, :, 11:17] = mask[:, :, :, 2] = False
+        options["attn_mask"] = options["attn_mask"] & mask
+        unseen[:, :, 11:17] = unseen[:, :, 2] = True
+    clean = with_gradients(
+        partial(VERSIONS[version], tile_rows=3, tile_cols=6, **options, return_lse=True), q, k, v, q, q[..., 0]
+    )
+    k, v = (x.masked_fill(unseen[..., None], poison) for x in (k, v))
+    poisoned = with_gradients(
+        partial(VERSIONS[version], tile_rows=3, tile_cols=6, **options, return_lse=True), q, k, v, q, q[..., 0]
+    )
+    torch.testing.assert_close(poisoned, clean, rtol=0, atol=0)
+
+
+@each_version
+def test_nan_that_a_query_sees_is_not_hidden(version):
+    q, k, v = random_qkv(5, 9, 8)
+    v[0, 0, 8] = math.nan
+    out = VERSIONS[version](q, k, v, tile_rows=2, tile_cols=3, causal=True)
+    assert torch.isnan(out[0, :3, 4]).all()
+    assert torch.isfinite(out[0, 3:]).all()
+    assert torch.isfinite(out[0, :3, :4]).all() or torch.isfinite(out[0, :3, :3]).all()
+
+
+@each_version
+@pytest.mark.parametrize(("T", "S", "batch"), [(0, 5, 2), (5, 0, 2), (0, 0, 2), (3, 3, 0)])
+def test_empty_inputs(version, T, S, batch):
+    q, k, v = (x.requires_grad_() for x in random_qkv(T, S, 8, batch=batch))
+    out, lse = VERSIONS[version](q, k, v, tile_rows=2, tile_cols=2, causal=True, return_lse=True)
+    assert out.shape == q.shape
+    assert (lse == -math.inf).all() or batch == 0
+    for x, gradient in zip((q, k, v), torch.autograd.grad(out.sum() + lse.exp().sum(), (q, k, v)), strict=True):
+        assert gradient.equal(torch.zeros_like(x))
+
+
+@each_version
+def test_extreme_scores(version):
+    q, k, v = random_qkv(20, 33, 16, dtype=torch.float32)
+    q, k = q * 300, k * 100
+    exact = attention(q.double(), k.double(), v.double())
+    assert exact.isfinite().all()
+    out = VERSIONS[version](q, k, v, tile_rows=7, tile_cols=8)
+    assert_as_accurate_as_naive(out, exact, attention(q, k, v))
+
+
+@each_version
+def test_strided_inputs_are_taken_as_they_are_and_none_is_written(version):
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in random_qkv(9, 14, 8))
+    before = [x.detach().clone() for x in (q, k, v)]
+    loops = partial(VERSIONS[version], tile_rows=4, tile_cols=5, causal=True)
+    out = loops(q, k, v)
+    d_out = torch.ones(()).double().expand_as(out)  # as sum() gives it
+    gradients = torch.autograd.grad(out, (q, k, v), d_out)
+    assert all(x.equal(b) for x, b in zip((q, k, v), before, strict=True))
+    plain = [x.contiguous().requires_grad_() for x in before]
+    torch.testing.assert_close(out, loops(*plain))
+    torch.testing.assert_close(gradients, torch.autograd.grad(loops(*plain).sum(), plain))
+
+
+@each_version
+def test_a_loss_of_lse_alone_and_a_second_derivative(version):
+    q, k, v = (x.requires_grad_() for x in random_qkv(5, 7, 8))
+    loops = partial(VERSIONS[version], tile_rows=4, tile_cols=5, return_lse=True)
+    (dq,) = torch.autograd.grad(loops(q, k, v)[1].sum(), q, create_graph=True)
+    torch.testing.assert_close(dq, torch.autograd.grad(naive(q, k, v, {})[1].sum(), q)[0])
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        dq.sum().backward()
+
+
+@each_version
+def test_dropout_without_a_seed_draws_one(version):
+    q, k, v = random_qkv(9, 14, 8)
+    loops = partial(VERSIONS[version], q, k, v, tile_rows=4, tile_cols=5, dropout_p=0.5)
+    torch.manual_seed(1)
+    first, second = loops(), loops()
+    assert not first.equal(second)
+    torch.manual_seed(1)
+    assert loops().equal(first)
+
+
+# ------------------------------------------------------------------------------------------------ tiles
+
+
+def test_tile_sizes_count_elements_and_not_bytes():
+    sram = 192 * 1024  # an SM of an A100
+    assert tile_sizes(sram, 64, 2) == (64, 384)
+    assert tile_sizes(sram, 64, 4) == (64, 192)
+    assert tile_sizes(sram, 64, 1) == (
+        64,
+        768,
+    )  # what counting bytes gives: its K_j and V_j fill the SRAM in float32 twice
+    for itemsize in (2, 4):
+        Br, Bc = tile_sizes(sram, 64, itemsize)
+        assert itemsize * 2 * Bc * 64 == sram // 2
+        assert itemsize * (2 * Bc * 64 + 2 * Br * 64) <= sram
+
+
+@pytest.mark.parametrize(
+    ("sram_bytes", "head_size", "itemsize", "expected"),
+    [(1000, 64, 4, (1, 1)), (4, 64, 4, (1, 1)), (4 * 1025, 1, 4, (1, 257)), (100_000, 128, 2, (98, 98))],
+)
+def test_tile_sizes_round_up_and_rows_are_at_most_the_head_size(sram_bytes, head_size, itemsize, expected):
+    assert tile_sizes(sram_bytes, head_size, itemsize) == expected
+
+
+def seen_by_hand(T, S, window):
+    i, j = torch.arange(T)[:, None] + S - T, torch.arange(S)
+    return (j <= i) & (True if window is None else j > i - window)
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 9])
+@pytest.mark.parametrize(("T", "S"), [(12, 12), (5, 12), (12, 5), (1, 9), (7, 7)])
+def test_tiles_are_visited_iff_a_query_sees_a_key(T, S, window):
+    q, k = torch.zeros(1, 1, T, 1), torch.zeros(1, 1, S, 1)
+    seen = seen_by_hand(T, S, window)
+    for Br, Bc in ((3, 2), (2, 3), (1, 1), (20, 20)):
+        tiles = Tiles.of(q, k, Br, Bc, ScoreOptions(causal=True, window=window), Dropout())
+        expected = {(i.start, j.start) for i in tiles.rows() for j in tiles.columns() if seen[i, j].any()}
+        assert {(i.start, j.start) for i in tiles.rows() for j in tiles.columns(i)} == expected
+        assert {(i.start, j.start) for j in tiles.columns() for i in tiles.rows(j)} == expected
+
+
+# ------------------------------------------------------------------------------------------------ work, by hand
+
+
+B, H, HKV, T, S, D, BR, BC = 2, 6, 2, 37, 50, 8, 10, 12  # four row tiles, five column tiles
+TR, TC = 4, 5
+OF_Q, OF_KV, OF_ROWS = B * H * T * D, B * HKV * S * D, B * H * T  # numbers
+
+
+@pytest.fixture
+def qkv():
+    return random_qkv(T, S, D, (H, HKV), batch=B, dtype=torch.float32)
+
+
+CUT = {"tile_rows": BR, "tile_cols": BC}
+
+
+def bytes_of(work: Work) -> tuple[int, int]:
+    return work.bytes_read, work.bytes_written
+
+
+def test_version_1_reads_keys_once_and_moves_queries_and_outputs_for_every_column_tile(qkv):
+    work = count_work(lambda: flash_attention_1(*qkv, **CUT))
+    # Q, O, m and l read; O, m and l written, the first time as 0, −∞ and 0
+    assert bytes_of(work) == (4 * (2 * OF_KV + TC * (2 * OF_Q + 2 * OF_ROWS)), 4 * (1 + TC) * (OF_Q + 2 * OF_ROWS))
+    assert work.matmul_flops == 4 * B * H * T * S * D
+    assert work.peak_bytes == 4 * (OF_Q + 2 * OF_ROWS)  # no scores
+
+
+def test_version_2_reads_queries_once_and_keys_for_every_row_tile(qkv):
+    work = count_work(lambda: flash_attention_2(*qkv, **CUT))
+    assert bytes_of(work) == (4 * (OF_Q + TR * 2 * OF_KV), 4 * (OF_Q + OF_ROWS))
+    assert work.matmul_flops == 4 * B * H * T * S * D
+    assert work.peak_bytes == 4 * (OF_Q + OF_ROWS)
+
+
+def test_version_1_backward_moves_queries_for_every_column_tile(qkv):
+    stored = flash_attention_1_forward(*qkv, **CUT)
+    work = count_work(lambda: flash_attention_1_backward(stored[0], *qkv, *stored, **CUT))
+    # Q, O, dO, dQ, m and l read; dQ written, the first time as 0; dK and dV written once
+    read, written = 2 * OF_KV + TC * (4 * OF_Q + 2 * OF_ROWS), (1 + TC) * OF_Q + 2 * OF_KV
+    assert bytes_of(work) == (4 * read, 4 * written)
+    assert work.matmul_flops == 10 * B * H * T * S * D  # five products
+    assert work.peak_bytes == 4 * (OF_Q + 2 * OF_KV)
+
+
+def test_version_2_backward_reads_the_output_once_and_one_number_less_per_row(qkv):
+    out, lse = flash_attention_2_forward(*qkv, **CUT)
+    work = count_work(lambda: flash_attention_2_backward(out, *qkv, out, lse, **CUT))
+    # first D from dO and O; then Q, dO, dQ, L and D for every column tile
+    read, written = 2 * OF_Q + 2 * OF_KV + TC * (3 * OF_Q + 2 * OF_ROWS), (1 + TC) * OF_Q + 2 * OF_KV + OF_ROWS
+    assert bytes_of(work) == (4 * read, 4 * written)
+    assert work.matmul_flops == 10 * B * H * T * S * D
+    assert work.peak_bytes == 4 * (OF_Q + 2 * OF_KV + OF_ROWS)
+
+
+def test_version_2_does_less_besides_the_products(qkv):
+    first, second = (count_work(lambda f=f: f(*qkv, **CUT)).other_flops for f in VERSIONS.values())
+    # all tiles: scale, maximum, subtraction, exp and sum of each score; then what a row costs
+    per_score = 5 * B * H * T * S
+    per_row_1 = TC * (2 * OF_ROWS + 16 * OF_ROWS)
+    assert per_score < second < first
+    assert first - per_score > 1.5 * (second - per_score), per_row_1
+
+
+def test_causal_tiles_above_the_diagonal_move_nothing():
+    q, k, v = random_qkv(48, 48, D, (H, HKV), dtype=torch.float32)
+    work = count_work(lambda: flash_attention_2(q, k, v, tile_rows=12, tile_cols=8, causal=True))
+    visited = 2 + 3 + 5 + 6  # column tiles of 8 up to row 11, 23, 35, 47
+    assert work.bytes_read == 4 * (q.numel() + visited * 8 * 2 * 2 * HKV * D)
+    assert work.matmul_flops == 4 * B * H * visited * 12 * 8 * D
+
+
+def test_a_mask_is_read_a_tile_at_a_time(qkv):
+    mask = torch.ones(T, S, dtype=torch.bool)
+    plain, masked = (count_work(lambda m=m: flash_attention_2(*qkv, **CUT, attn_mask=m)) for m in (None, mask))
+    assert masked.bytes_read - plain.bytes_read == T * S  # once for all heads
+    assert masked.bytes_written == plain.bytes_written
+
+
+def test_16_bits_are_two_bytes_and_version_1_keeps_its_output_in_float32_until_the_end(qkv):
+    halves = [x.half() for x in qkv]
+    assert bytes_of(count_work(lambda: flash_attention_2(*halves, **CUT))) == (
+        2 * (OF_Q + TR * 2 * OF_KV),
+        2 * OF_Q + 4 * OF_ROWS,
+    )
+    work = count_work(lambda: flash_attention_1(*halves, **CUT))
+    assert work.bytes_written == 4 * (1 + TC) * (OF_Q + 2 * OF_ROWS) + 2 * OF_Q
+
+
+@each_version
+def test_memory_grows_linearly(version):
+    held = []
+    for n in (64, 128, 256):
+        q, k, v = random_qkv(n, n, D, dtype=torch.float32)
+        held.append(count_work(lambda qkv=(q, k, v): VERSIONS[version](*qkv, tile_rows=32, tile_cols=32)).peak_bytes)
+    assert held == [held[0], 2 * held[0], 4 * held[0]]
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+BAD = [
+    ({"tile_rows": 0}, ValueError, "tile_rows must be at least 1"),
+    ({"tile_cols": 2.0}, TypeError, "tile_cols must be an int"),
+    ({"window": 3}, ValueError, "window = 3 needs causal"),
+    ({"dropout_p": 1.0}, ValueError, "dropout_p must be"),
+    ({"softcap": -1.0}, ValueError, "softcap must be"),
+    ({"attn_mask": torch.ones(3, 3)}, TypeError, "attn_mask must be a bool"),
+]
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.parametrize("function", [*VERSIONS.values(), *FORWARDS.values()], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("wrong", "error", "message"), BAD, ids=[next(iter(bad[0])) for bad in BAD])
+def test_bad_options_are_refused(function, wrong, error, message):
+    q, k, v = random_qkv(5, 7, 8)
+    with pytest.raises(error, match=message):
+        function(q, k, v, **{"tile_rows": 2, "tile_cols": 2} | wrong)
+    with pytest.raises(ValueError, match="k must be"):
+        function(q, k[..., :4], v, tile_rows=2, tile_cols=2)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@each_version
+def test_what_the_backward_is_given_is_checked(version):
+    q, k, v = random_qkv(5, 7, 8)
+    backward, cut = BACKWARDS[version], {"tile_rows": 2, "tile_cols": 2}
+    out, *rows = FORWARDS[version](q, k, v, **cut)
+    with pytest.raises(ValueError, match=r"d_out must be .* got \[2, 6, 4, 8\]"):
+        backward(q[:, :, 1:], q, k, v, out, *rows, **cut)
+    with pytest.raises(TypeError, match="out must be float64, got float32"):
+        backward(q, q, k, v, out.float(), *rows, **cut)
+    with pytest.raises(ValueError, match=f"{'m' if version == '1' else 'lse'} must"):
+        backward(q, q, k, v, out, rows[0][:, :, 1:], *rows[1:], **cut)
+    with pytest.raises(TypeError, match="d_lse must be float64"):
+        backward(q, q, k, v, out, *rows, **cut, d_lse=torch.ones(2, 6, 5))
+    with pytest.raises(ValueError, match="dropout_seed must be the one"):
+        backward(q, q, k, v, out, *rows, **cut, dropout_p=0.5)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.parametrize("wrong", [0, -1, 1.5])
+@pytest.mark.parametrize("argument", ["sram_bytes", "head_size", "itemsize"])
+def test_tile_sizes_refuses_what_is_no_count(argument, wrong):
+    with pytest.raises((ValueError, TypeError), match=argument):
+        tile_sizes(**{"sram_bytes": 1024, "head_size": 8, "itemsize": 4} | {argument: wrong})
