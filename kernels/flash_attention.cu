@@ -95,7 +95,10 @@ __device__ void score(
     for (int c = 0; c < W::VECS; ++c) {
         const typename W::vec_t q = Q[c];
 #pragma unroll
-        for (int k = 0; k < KEYS; ++k) S[k] += dot(q, K[k * W::VECS + c]);
+        for (int k = 0; k < KEYS; ++k) {
+            const typename W::vec_t key = K[k * W::VECS + c];
+            S[k] += dot(q, key);
+        }
     }
 #pragma unroll
     for (int k = 0; k < KEYS; ++k) S[k] = k < visible ? scale * S[k] : -INFINITY;
@@ -222,8 +225,8 @@ struct Handed {
 // Lesson 3's merge.
 template <class W>
 __device__ void merge(Row<W>& row, const Handed<W>& other) {
-    const float m = fmaxf(row.m, other.m);
-    const float a = expf(row.m - finite(m)), b = expf(other.m - finite(m));
+    const float m_other = other.m, m = fmaxf(row.m, m_other);
+    const float a = expf(row.m - finite(m)), b = expf(m_other - finite(m));
     row.m = m;
     row.l = a * row.l + b * other.l;
 #pragma unroll

@@ -5,16 +5,7 @@ import triton.language as tl
 
 from pagewise.kernels.float8 import widen
 from pagewise.kernels.partial import empty, fold, merge, output
-
-
-@triton.jit
-def tanh(x):
-    """torch.tanh(x), also relatively exact near 0, where 1 − exp(−2|x|) cancels: there, its series."""
-    e = tl.exp(-2.0 * tl.abs(x))
-    far = (1.0 - e) / (1.0 + e)
-    square = x * x
-    near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
-    return tl.where(square < 0.09, near, tl.where(x < 0, -far, far))
+from pagewise.kernels.scores import tanh
 
 
 @triton.jit

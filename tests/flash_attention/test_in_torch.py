@@ -134,14 +134,14 @@ def test_gradcheck_through_out_and_lse(version, kind):
         out, lse = VERSIONS[version](*qkv, tile_rows=2, tile_cols=3, **options, return_lse=True)
         return out, lse.masked_fill(lse == -math.inf, 0.0)
 
-    assert torch.autograd.gradcheck(attend, qkv)
+    assert torch.autograd.gradcheck(attend, qkv, fast_mode=kind != "all")  # every element, or a random direction
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tiles", [(1, 1), (4, 3), (3, 4), (5, 100), (100, 5)])
+@pytest.mark.parametrize("tiles", [(1, 1), (4, 3), (3, 100), (100, 3)])
 def test_versions_equal_naive_attention_in_float64_whatever_the_tiles(tiles, kind):
-    q, k, v = random_qkv(13, 17, 8)
-    options = options_of(kind, 2, 6, 13, 17)
+    q, k, v = random_qkv(7, 10, 8)
+    options = options_of(kind, 2, 6, 7, 10) | ({"window": 4} if kind in ("window", "all") else {})
     d_out, d_lse = torch.randn_like(q), torch.randn(q.shape[:3], dtype=q.dtype)
     results, gradients = with_gradients(lambda *qkv: naive(*qkv, options), q, k, v, d_out, d_lse)
     for loops in VERSIONS.values():
@@ -408,11 +408,10 @@ def test_version_2_backward_reads_the_output_once_and_one_number_less_per_row(qk
 
 def test_version_2_does_less_besides_the_products(qkv):
     first, second = (count_work(lambda f=f: f(*qkv, **CUT)).other_flops for f in VERSIONS.values())
-    # all tiles: scale, maximum, subtraction, exp and sum of each score; then what a row costs
-    per_score = 5 * B * H * T * S
-    per_row_1 = TC * (2 * OF_ROWS + 16 * OF_ROWS)
-    assert per_score < second < first
-    assert first - per_score > 1.5 * (second - per_score), per_row_1
+    of_scores = 5 * B * H * T * S  # each is scaled, compared, shifted, raised and summed
+    # version 1 for every tile: O_i · (l_i shrink) + PV · shrink_ij, divided by l_new; version 2 divides at the end
+    assert first == of_scores + TC * (4 * OF_Q + 17 * OF_ROWS)
+    assert second == of_scores + TC * (2 * OF_Q + 9 * OF_ROWS) + OF_Q + 4 * OF_ROWS
 
 
 def test_causal_tiles_above_the_diagonal_move_nothing():
@@ -481,7 +480,7 @@ def test_what_the_backward_is_given_is_checked(version):
     out, *rows = FORWARDS[version](q, k, v, **cut)
     with pytest.raises(ValueError, match=r"d_out must be .* got \[2, 6, 4, 8\]"):
         backward(q[:, :, 1:], q, k, v, out, *rows, **cut)
-    with pytest.raises(TypeError, match="out must be float64, got float32"):
+    with pytest.raises(TypeError, match="out must be float64 or float64, got float32"):
         backward(q, q, k, v, out.float(), *rows, **cut)
     with pytest.raises(ValueError, match=f"{'m' if version == '1' else 'lse'} must"):
         backward(q, q, k, v, out, rows[0][:, :, 1:], *rows[1:], **cut)

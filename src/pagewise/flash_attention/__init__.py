@@ -1,10 +1,14 @@
 """FlashAttention: exact attention whose scores never leave the chip, forward and backward (lesson 6).
 
-papers      both papers' loops in plain torch, any tile sizes: `version_1`, `version_2`, over `tiles`; `differentiable`
-in_torch    the second one's loops, behind the door
+door        `flash_attention`: it checks, chooses, and calls an op of `ops`; `varlen`, the same for packed sequences
+in_torch    FlashAttention-2's loops
+in_triton   the Triton kernels, forward and backward
+in_cuda     a CUDA C++ kernel to be read and watched, forward only
 dropout     which weights are dropped, the same in every backend, forward and backward
+papers      both papers' loops in plain torch, any tile sizes: `version_1`, `version_2`, over `tiles`; `differentiable`
 """
 
+from pagewise.flash_attention.door import flash_attention
 from pagewise.flash_attention.dropout import dropout_mask
 from pagewise.flash_attention.papers import (
     flash_attention_1,
@@ -15,3 +19,4 @@ from pagewise.flash_attention.papers import (
     flash_attention_2_forward,
 )
 from pagewise.flash_attention.tiles import tile_sizes
+from pagewise.flash_attention.varlen import flash_attention_varlen

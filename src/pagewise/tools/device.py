@@ -72,20 +72,29 @@ def check_triton_device(device: torch.device) -> None:
         )
 
 
-def choose_backend(backend: str, device: torch.device, refusal: str | None = None, *, learns: bool = False) -> str:
+def choose_backend(
+    backend: str,
+    device: torch.device,
+    refusal: str | None = None,
+    *,
+    learns: bool = False,
+    others: tuple[str, ...] = (),
+) -> str:
     """Which of "torch" and "triton" shall compute on `device`: "auto" takes triton on a GPU where it can.
 
     Args:
         backend: what the caller asked for.
         refusal: why the Triton kernel cannot take these tensors, to follow 'backend="triton"'; None: it can.
         learns: a gradient is needed, which the Triton kernel does not give.
+        others: what the caller takes besides, and chooses itself: the message names them.
 
     Raises:
         ValueError: `backend` is unknown, or "triton" and unable.
         RuntimeError: see `check_triton_device`.
     """
     if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f'backend must be "auto", "torch" or "triton", got {backend!r}')
+        *known, last = (f'"{name}"' for name in ("auto", "torch", "triton", *others))
+        raise ValueError(f"backend must be {', '.join(known)} or {last}, got {backend!r}")
     if backend == "auto":
         backend = "triton" if device.type == "cuda" and refusal is None and not learns else "torch"
     if backend == "triton":

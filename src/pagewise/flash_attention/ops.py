@@ -1,0 +1,136 @@
+"""torch.ops.pagewise.flash_attention and its backward: one op for all backends, so that torch.compile sees through.
+
+The door has checked everything. Packed sequences come as one batch [1, H, total, D] with their cu_seqlens.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pagewise.flash_attention import in_torch, in_triton
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.in_triton import Packed
+from pagewise.options import ScoreOptions
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, dropout: Dropout, packed: Packed | None, backend: str
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) by "torch" or "triton"; differentiable once."""
+    return torch.ops.pagewise.flash_attention(
+        q, k, v, options.alibi_slopes, options.attn_mask, dropout.seed, *(packed or (None, None)),
+        options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, backend,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("pagewise::flash_attention", mutates_args=())
+def _flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    alibi_slopes: Tensor | None,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float,
+    dropout_p: float,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
+    dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
+    if backend == "triton":
+        return in_triton.forward(q, k, v, options, dropout, packed)
+    out, lse = _like_out(q)
+    for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
+        part = in_torch.forward(q[:, :, rows], k[:, :, cols], v[:, :, cols], options, dropout, b)
+        out[:, :, rows], lse[:, :, rows] = part
+    return out, lse
+
+
+@torch.library.custom_op("pagewise::flash_attention_backward", mutates_args=())
+def _flash_attention_backward(
+    d_out: Tensor,
+    d_lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    alibi_slopes: Tensor | None,
+    attn_mask: Tensor | None,
+    dropout_seed: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float,
+    dropout_p: float,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
+    dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
+    if backend == "triton":
+        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, packed)
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
+        of_rows = (x[:, :, rows] for x in (d_out, d_lse, q))
+        of_cols = (x[:, :, cols] for x in (k, v))
+        stored = (out[:, :, rows], lse[:, :, rows])
+        part = in_torch.backward(*of_rows, *of_cols, *stored, options, dropout, b)
+        dq[:, :, rows], dk[:, :, cols], dv[:, :, cols] = part
+    return dq, dk, dv
+
+
+@_flash_attention.register_fake
+def _(q, k, v, *options):
+    return _like_out(q)
+
+
+@_flash_attention_backward.register_fake
+def _(d_out, d_lse, q, k, v, *options):
+    return tuple(torch.empty_like(x) for x in (q, k, v))
+
+
+def _keep_for_backward(ctx, inputs, output) -> None:
+    tensors, ctx.numbers = inputs[:8], inputs[8:]
+    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+
+
+def _backward(ctx, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = torch.ops.pagewise.flash_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.numbers)
+    return *gradients, *(None,) * 11
+
+
+def _no_second_backward(ctx, *gradients: Tensor) -> None:
+    raise RuntimeError(
+        "flash_attention is differentiable once: its backward computes the scores again and keeps nothing to "
+        "differentiate; for second derivatives use pagewise.naive_attention.attention"
+    )
+
+
+_flash_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+_flash_attention_backward.register_autograd(_no_second_backward)
+
+
+def _like_out(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for out, which lies as q does, and lse."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
+
+
+def _packed(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Packed | None:
+    return None if cu_seqlens_q is None else Packed(cu_seqlens_q, cu_seqlens_k)
+
+
+def _sequences(q: Tensor, k: Tensor, packed: Packed | None) -> list[tuple[slice, slice]]:
+    """Rows of q and of k that belong together."""
+    if packed is None:
+        return [(slice(None), slice(None))]
+    rows, cols = ([slice(*ends) for ends in pairwise(x.tolist())] for x in packed)
+    return list(zip(rows, cols, strict=True))

@@ -1,0 +1,400 @@
+"""The CUDA FlashAttention kernels: held against the oracle, watched on the CPU, compiled for GPUs.
+
+`make test` runs every two values of two axes with one dtype per head size; with PAGEWISE_FULL=1 all of them meet.
+"""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+from covering import covering
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.cuda import CudaKernel, simt
+from pagewise.flash_attention import in_cuda
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.naive_attention import attention
+from pagewise.options import ScoreOptions
+from pagewise.tools.work import count_work
+
+FULL = os.environ.get("PAGEWISE_FULL") == "1"
+SOURCE = in_cuda.SOURCE.read_text()
+FORWARDS = {"split-Q": in_cuda.forward, "split-K": in_cuda.split_k_forward}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+AXES = {
+    "lengths": ((1, 1), (1, 147), (3, 799), (64, 128), (113, 203), (127, 512), (128, 217), (239, 1), (257, 129)),
+    "head_size": in_cuda.HEAD_SIZES,
+    "heads": ((6, 6), (6, 2), (6, 1)),
+    "causal": (False, True),
+    "dtype": DTYPES,
+}
+DTYPE_OF = dict(zip(in_cuda.HEAD_SIZES, (0, 1, 1, 0, 2, 1), strict=True))  # a build of its own for each pair
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def is_quick(case):
+    return FULL or case["dtype"] == DTYPES[DTYPE_OF[case["head_size"]]]
+
+
+CASES = covering(AXES, is_quick)
+
+
+def label(case):
+    return "-".join(str(value).removeprefix("torch.").replace(", ", "/") for value in case.values())
+
+
+@pytest.fixture(params=FORWARDS)
+def forward(request):
+    return FORWARDS[request.param]
+
+
+def random_qkv(T, S, H, Hkv, D, dtype=torch.float32, device="cpu", B=1):
+    """As they come from a model, each with strides of its own; the memory between and behind them is NaN."""
+    generator = torch.Generator().manual_seed(0)
+
+    def view(heads, tokens, more_tokens, more_columns):
+        room = torch.full((B, tokens + more_tokens, heads, D + more_columns), torch.nan, dtype=dtype, device=device)
+        x = room[:, :tokens, :, :D].transpose(1, 2)
+        return x.copy_(torch.randn(x.shape, generator=generator).to(dtype))
+
+    return view(H, T, 1, 8), view(Hkv, S, 2, 16), view(Hkv, S, 3, 24)
+
+
+def assert_matches(out, lse, q, k, v, **options):
+    exact, exact_lse = attention(q.double(), k.double(), v.double(), **options, return_lse=True)
+    naive, naive_lse = attention(q, k, v, **options, return_lse=True)
+    assert_as_accurate_as_naive(out, exact, naive)
+    blind = exact_lse == -torch.inf
+    assert (lse == -torch.inf).equal(blind)
+    assert (out[blind] == 0).all()
+    assert_as_accurate_as_naive(lse[~blind], exact_lse[~blind], naive_lse[~blind])
+
+
+CANARY = -123.0
+
+
+@pytest.fixture
+def canaries(monkeypatch):
+    """Outputs get room before and after them, full of canaries; returns a function that says whether all live."""
+    rooms = []
+
+    def guarded(q):
+        outs = []
+        for shape, dtype in ((q.shape, q.dtype), (q.shape[:3], torch.float32)):
+            room = torch.full((shape.numel() + 128,), CANARY, dtype=dtype, device=q.device)
+            rooms.append(room)
+            outs.append(room[64:-64].view(shape).fill_(torch.nan))
+        return tuple(outs)
+
+    monkeypatch.setattr(in_cuda, "_outputs", guarded)
+    return lambda: bool(rooms) and all((room[:64] == CANARY).all() and (room[-64:] == CANARY).all() for room in rooms)
+
+
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_matches_the_oracle(case, kernel_device, canaries):
+    (T, S), (H, Hkv) = case["lengths"], case["heads"]
+    q, k, v = random_qkv(T, S, H, Hkv, case["head_size"], case["dtype"], kernel_device)
+    out, lse = in_cuda.forward(q, k, v, ScoreOptions(causal=case["causal"]))
+    assert_matches(out, lse, q, k, v, causal=case["causal"])
+    assert canaries()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (130, 71), (64, 100)])
+def test_split_k_gives_the_same(T, S, causal, kernel_device, canaries):
+    q, k, v = random_qkv(T, S, 4, 2, 32, device=kernel_device, B=2)
+    out, lse = in_cuda.split_k_forward(q, k, v, ScoreOptions(0.3, causal))
+    assert_matches(out, lse, q, k, v, scale=0.3, causal=causal)
+    assert canaries()
+
+
+def test_the_selection_has_every_pair():
+    for first, second in (("lengths", "head_size"), ("lengths", "dtype"), ("heads", "causal"), ("head_size", "heads")):
+        met = {(case[first], case[second]) for case in CASES}
+        assert len(met) == len(AXES[first]) * len(AXES[second])
+
+
+# ------------------------------------------------------------------------------------------ watched
+
+WATCHED = (130, 71, 2, 1, 32)  # two tiles of queries, of which the first sees no key, and three of keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_no_findings_under_any_schedule(dtype, forward):
+    """Every access within bounds, no race, every barrier met by all, nothing read that nobody wrote."""
+    q, k, v = random_qkv(*WATCHED, dtype)
+    expected = forward(q, k, v, ScoreOptions(causal=True))
+    for seed in (None, 1, 2):
+        with simt.check(schedule=seed):
+            found = forward(q, k, v, ScoreOptions(causal=True))
+        assert found[0].equal(expected[0])
+        assert found[1].equal(expected[1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_q_comes_once_and_k_and_v_once_per_tile_of_queries(causal):
+    """The traffic with main memory, against the formula and against what `count_work` says."""
+    T, S, H, Hkv, D = 144, 71, 2, 1, 32
+    q, k, v = random_qkv(T, S, H, Hkv, D)
+    with simt.observe() as report:
+        in_cuda.forward(q, k, v, ScoreOptions(causal=causal))
+    (launch,) = report.launches
+    assert len(launch.trace) < 10**6  # whole
+    tiles = [127 + S - T + 1, S] if causal else [S, S]  # keys that query 127 sees, and query 143
+    in_bytes = {name: int(launch.accesses(name)["bytes"].sum()) for name in ("q", "k", "v", "out", "lse")}
+    row = H * D * 4
+    assert in_bytes == {"q": T * row, "k": sum(tiles) * row, "v": sum(tiles) * row, "out": T * row, "lse": T * H * 4}
+    work = count_work(lambda: in_cuda.forward(q, k, v, ScoreOptions(causal=causal)))
+    assert work.bytes_read == launch.count("read", "global").bytes
+    assert work.bytes_written == launch.count("write", "global").bytes
+    assert launch.count(space="global").sectors * 32 == work.bytes_moved  # no sector is moved for a part of it
+
+
+def words_moved(launch):
+    """Words of shared memory, one that several lanes of a request want counted once."""
+    shared = launch.trace[launch.trace["space"] == "shared"]
+    request = shared[["thread_block", "warp", "line", "execution", "access", "element", "bytes"]]
+    return int(np.unique(request)["bytes"].sum()) // 4
+
+
+def test_split_k_moves_more_through_shared_memory_than_split_q():
+    """What its warps hand over comes on top, and two barriers for each of it; all else is the same."""
+    Br, Bc, D, warps = in_cuda.TILE_ROWS, in_cuda.TILE_KEYS, 32, in_cuda.NUM_WARPS
+    q, k, v = random_qkv(Br, 2 * Bc, 1, 1, D)
+    launches = {}
+    for name, forward in FORWARDS.items():
+        with simt.observe() as report:
+            forward(q, k, v, ScoreOptions())
+        (launches[name],) = report.launches
+        assert len(launches[name].trace) < 10**6  # whole
+    split_q, split_k = launches.values()
+    handed = 2 * warps * Br * (D + 2)  # words, in two tiles: m, l and O of every row, by every warp
+    assert split_k.count(space="global") == split_q.count(space="global")
+    for access in ("write", "read"):
+        more = split_k.count(access, "shared").bytes - split_q.count(access, "shared").bytes
+        assert more == 4 * handed
+    tiles_in = Br * D + 2 * 2 * Bc * D
+    assert split_q.count("write", "shared").bytes == 4 * (tiles_in + Br * D)  # and O on its way out
+    assert (split_q.barriers - warps, split_k.barriers - warps) == (1 + 2 * 2, 1 + 2 * (2 + 2 * warps))
+    q_reads, kv_reads = 2 * Bc // in_cuda.STEP_KEYS * Br * D, warps * 2 * 2 * Bc * D  # a warp reads K and V for 32 rows
+    assert words_moved(split_q) == tiles_in + q_reads + kv_reads + 2 * Br * D
+    assert words_moved(split_k) == words_moved(split_q) + 2 * handed
+    assert split_q.count("shuffle").requests == 0
+
+
+def test_threads_that_read_the_same_column_of_q_meet_no_bank_twice():
+    for dtype in (torch.float32, torch.float16):
+        q, k, v = random_qkv(*WATCHED, dtype)
+        with simt.observe() as report:
+            in_cuda.forward(q, k, v, ScoreOptions())
+        (line,) = [n for n, text in enumerate(SOURCE.splitlines(), 1) if "q = Q[c];" in text]
+        assert report.count("read", "shared", line).requests
+        assert report.count("read", "shared", line).bank_conflicts == 0
+
+
+# ------------------------------------------------------------------------------------------ planted mistakes
+
+SHARED_MISTAKES = {  # in what both kernels do
+    "l not rescaled": ("    l *= shrink;\n", ""),
+    "mask off by one": ("max(row + S - T + 1, 0)", "max(row + S - T, 0)"),
+    "mask from the top left": ("max(row + S - T + 1, 0)", "min(row + 1, S)"),
+    "scale forgotten": ("? scale * S[k] :", "? S[k] :"),
+    "the last tile forgotten": ("j < keys; j += Bc", "j + Bc <= keys; j += Bc"),
+    "what nobody sees not zeroed": ("if (row < rows) vec =", "vec ="),
+    "the row stride of k for v": ("v + j * v_row", "v + j * k_row"),
+    "KV heads dealt in turn": ("kv_head = head / (gridDim.y / num_kv_heads)", "kv_head = head % num_kv_heads"),
+    "lse without m": ("= row.m + logf(row.l)", "= logf(row.l)"),
+}
+MISTAKES = [
+    *(("split-Q", *mistake) for mistake in SHARED_MISTAKES.items()),
+    ("split-Q", "O not rescaled", ("row.O[d] *= shrink;", ";")),
+    ("split-K", "merged without rescaling", ("row.O[d] = a * row.O[d] + b * other.O[d]", "row.O[d] += other.O[d]")),
+    ("split-K", "a warp left out", ("w < NUM_WARPS; ++w) merge", "w < NUM_WARPS - 1; ++w) merge")),
+]
+if FULL:
+    MISTAKES += [("split-K", *mistake) for mistake in SHARED_MISTAKES.items() if mistake[0] != "l not rescaled"]
+
+
+def with_source(monkeypatch, source):
+    """Launch the kernels of this source instead."""
+    for name in ("split_q_kernel", "split_k_kernel"):
+        make = getattr(in_cuda, name)
+        monkeypatch.setattr(in_cuda, name, lambda *sizes, make=make: CudaKernel(source, make(*sizes).name))
+
+
+@pytest.mark.parametrize(("name", "mistake", "change"), MISTAKES, ids=[f"{n}-{m}" for n, m, _ in MISTAKES])
+def test_planted_mistakes_are_caught(name, mistake, change, monkeypatch):
+    right, wrong = change
+    assert right in SOURCE
+    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    q, k, v = random_qkv(150, 201, 4, 2, 32, B=2)
+    out, lse = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
+    with pytest.raises(AssertionError):
+        assert_matches(out, lse, q, k, v, causal=True)
+
+
+STEP = "        __syncthreads();\n"
+BARRIERS = {
+    "before a tile": ("split-Q", ("        __syncthreads();                  // K_j and V_j have been read\n", "")),
+    "after a tile": ("split-Q", (f"keys - j);\n{STEP}#pragma", "keys - j);\n#pragma")),
+    "of a warp": ("split-Q", ("    __syncwarp();  // a warp writes its own 32 rows\n", "")),
+    "before merging": ("split-K", ("            __syncthreads();  // all have handed over\n", "")),
+    "after merging": ("split-K", ("            __syncthreads();  // all has been merged\n", "")),
+}
+
+
+@pytest.mark.parametrize("barrier", BARRIERS)
+def test_a_missing_barrier_is_a_race(barrier, monkeypatch):
+    name, (right, wrong) = BARRIERS[barrier]
+    assert SOURCE.count(right) == 1
+    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    q, k, v = random_qkv(*WATCHED)
+    with pytest.raises(simt.SimtError) as caught, simt.check():
+        FORWARDS[name](q, k, v, ScoreOptions())
+    assert caught.value.what in ("race", "uninitialised")
+
+
+# ------------------------------------------------------------------------------------------ what is at the edges
+
+
+def test_what_no_query_of_a_tile_sees_does_no_harm(forward, kernel_device):
+    """NaN in the last key and value: causally, only the last query looks at them."""
+    q, k, v = random_qkv(200, 200, 2, 1, 32, device=kernel_device)
+    out, lse = forward(q, k, v, ScoreOptions(causal=True))
+    k[..., -1, :] = v[..., -1, :] = torch.nan
+    again, lse_again = forward(q, k, v, ScoreOptions(causal=True))
+    assert again[..., : in_cuda.TILE_ROWS, :].equal(out[..., : in_cuda.TILE_ROWS, :])
+    assert lse_again[..., :-1].equal(lse[..., :-1])
+    assert again[..., -1, :].isnan().all()
+    assert lse_again[..., -1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_extreme_logits(dtype, kernel_device):
+    """Of many rows together: which rounding is the luckier one decides a single row, where two keys nearly tie."""
+    q, k, v = random_qkv(257, 129, 6, 6, 32 if dtype == torch.float32 else 64, dtype, kernel_device, B=4)
+    scale = 1e5 / (q.float() @ k.float().mT).abs().amax().item()
+    out, lse = in_cuda.forward(q, k, v, ScoreOptions(scale))
+    assert_matches(out, lse, q, k, v, scale=scale)
+
+
+def test_scores_that_overflow_are_left_out(forward, kernel_device):
+    """Products of −∞ weigh nothing beside others, and alone give 0 and −∞, as in torch."""
+    q, k, v = random_qkv(3, 50, 2, 1, 32, device=kernel_device)
+    q[..., 0], k[..., 0] = 1e20, -1e20
+    k[..., 40:, 0] = 0
+    out, lse = forward(q, k, v, ScoreOptions(causal=True))
+    torch.testing.assert_close(out, attention(q, k[:, :, 40:], v[:, :, 40:], causal=True))
+    k[..., 0] = -1e20
+    out, lse = forward(q, k, v, ScoreOptions())
+    assert out.equal(torch.zeros_like(out))
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize(("T", "S", "heads"), [(0, 5, 2), (5, 0, 2), (0, 0, 2), (5, 5, 0)])
+def test_nothing_to_do(T, S, heads, forward, kernel_device):
+    q, k, v = random_qkv(T, S, heads, heads, 32, device=kernel_device)
+    out, lse = forward(q, k, v, ScoreOptions())
+    assert out.equal(torch.zeros(1, heads, T, 32, device=kernel_device))
+    assert lse.equal(torch.full((1, heads, T), -torch.inf, device=kernel_device))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_tensors_that_do_not_lie_in_vecs_are_read_right(name, kernel_device):
+    """At an odd address, rows apart by an odd number, columns apart: copied, all else is read in place."""
+    inputs = dict(zip("qkv", random_qkv(20, 30, 2, 1, 32, device=kernel_device), strict=True))
+    expected = in_cuda.forward(*inputs.values(), ScoreOptions())[0]
+    assert all(in_cuda._in_vecs(x) is x for x in inputs.values())
+    x = inputs[name]
+    odd = torch.zeros(x.numel() + 1, device=kernel_device)[1:].view(x.shape)
+    rows = torch.zeros(*x.shape[:-1], 33, device=kernel_device)[..., :32]
+    columns = torch.zeros(*x.shape[:-1], 64, device=kernel_device)[..., ::2]
+    for other in (odd, rows, columns):
+        assert in_cuda.forward(*(inputs | {name: other.copy_(x)}).values(), ScoreOptions())[0].equal(expected)
+
+
+@pytest.mark.parametrize(("name", "dim"), [("q", 0), ("k", 1), ("v", 2), ("k", 2)])
+def test_offsets_are_64_bit(name, dim, kernel_device):
+    """The second batch, head or row lies 2³¹ elements on; what is between is never touched and needs no memory."""
+    inputs = dict(zip("qkv", random_qkv(2, 2, 2, 2, 32, torch.float16, kernel_device, B=2), strict=True))
+    expected = in_cuda.forward(*inputs.values(), ScoreOptions())[0]
+    x = inputs[name].contiguous()
+    strides = list(x.stride())
+    strides[dim] = 2**31
+    far = torch.empty(2**31 + x.numel(), dtype=x.dtype, device=kernel_device).as_strided(x.shape, strides).copy_(x)
+    assert in_cuda._in_vecs(far) is far
+    assert in_cuda.forward(*(inputs | {name: far}).values(), ScoreOptions())[0].equal(expected)
+
+
+def test_inputs_are_left_alone(forward, kernel_device):
+    inputs = random_qkv(20, 30, 2, 1, 32, device=kernel_device)
+    before = [t.clone() for t in inputs]
+    forward(*inputs, ScoreOptions())
+    assert all(t.equal(old) for t, old in zip(inputs, before, strict=True))
+
+
+# ------------------------------------------------------------------------------------------ compiled, without a GPU
+
+COMPILED = [
+    (make, dtype, head_size)
+    for make in (in_cuda.split_q_kernel, in_cuda.split_k_kernel)
+    for head_size in in_cuda.HEAD_SIZES
+    for dtype in DTYPES
+    if FULL or (head_size == 128 and dtype != torch.bfloat16)  # the largest: what they hold, the others hold too
+]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(("make", "dtype", "head_size"), COMPILED)
+def test_compiles_without_spills(make, dtype, head_size, arch):
+    resources = make(dtype, head_size).resources(arch)
+    assert resources.spilled_bytes == 0
+    assert resources.shared_bytes == 0  # all of it dynamic: see `tile_bytes`
+
+
+def test_shared_memory_is_what_the_launcher_reckons():
+    """In the trace: how far the dynamic array reaches that a kernel touches."""
+    q, k, v = random_qkv(128, 32, 1, 1, 32)
+    for forward, meant in (
+        (in_cuda.forward, in_cuda.tile_bytes(q.dtype, 32)),
+        (in_cuda.split_k_forward, in_cuda.tile_bytes(q.dtype, 32) + in_cuda.handed_bytes(32)),
+    ):
+        with simt.observe() as report:
+            forward(q, k, v, ScoreOptions())
+        shared = report.trace[report.trace["space"] == "shared"]
+        touched = int((4 * shared["element"] + shared["bytes"]).max())
+        assert meant - touched == (0 if forward is in_cuda.forward else 4)  # the last word is padding
+
+
+# ------------------------------------------------------------------------------------------ interface
+
+REFUSED = {
+    "dtype": ({"q": torch.zeros(1, 1, 1, 64, dtype=torch.float64)}, "takes float32.* got torch.float64"),
+    "head size": ({"q": torch.zeros(1, 1, 1, 40)}, "takes head sizes 32, 64, 80, 96, 112, 128, got 40"),
+    "grid": ({"q": torch.zeros(1, 1, 1, 64).expand(70000, 1, 1, 64)}, "takes at most 65535 .* got 70000 and 1"),
+    "window": ({"options": ScoreOptions(causal=True, window=3)}, "takes no window"),
+    "softcap": ({"options": ScoreOptions(softcap=3.0)}, "takes no softcap"),
+    "ALiBi": ({"options": ScoreOptions(alibi_slopes=torch.zeros(1))}, "takes no alibi_slopes"),
+    "mask": ({"options": ScoreOptions(attn_mask=torch.ones(1, 1, dtype=torch.bool))}, "takes no attn_mask"),
+    "dropout": ({"dropout": Dropout(0.5, torch.tensor(1))}, "takes no dropout_p"),
+}  # fmt: skip
+TAKEN = {"q": torch.zeros(1, 1, 1, 64), "options": ScoreOptions(0.5, causal=True), "dropout": Dropout()}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_kernel_cannot_do_is_refused_with_the_reason(case):
+    change, reason = REFUSED[case]
+    assert re.fullmatch(reason, in_cuda.refuses(**(TAKEN | change)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_else_is_taken(dtype):
+    for head_size in in_cuda.HEAD_SIZES:
+        assert in_cuda.refuses(**(TAKEN | {"q": torch.zeros(2, 3, 5, head_size, dtype=dtype)})) is None
+
+
+def test_the_custom_op_passes_opcheck(kernel_device):
+    q, k, v = random_qkv(20, 30, 4, 2, 32, device=kernel_device)
+    torch.library.opcheck(torch.ops.pagewise.flash_attention_cuda.default, (q, k, v, True, 0.2))
