@@ -91,9 +91,8 @@ def place(
 def of_head(tensor, batch, head, first_row):
     """The matrix (pointer, stride of rows) of one head in a tensor (pointer, strides of batch, head and row)."""
     ptr, stride_batch, stride_head, stride_row = tensor
-    return ptr + batch.to(tl.int64) * stride_batch + head.to(
-        tl.int64
-    ) * stride_head + first_row * stride_row, stride_row
+    ptr += batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head + first_row * stride_row
+    return ptr, stride_row
 
 
 @triton.jit

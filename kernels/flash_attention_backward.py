@@ -83,7 +83,7 @@ def load_lse(lse_ptr, rows, T):
 def further(matrix, row):
     """A matrix (pointer, stride of rows) from this row on."""
     ptr, stride_row = matrix
-    return ptr + row.to(tl.int64) * stride_row, stride_row
+    return ptr + tl.cast(row, tl.int64) * stride_row, stride_row
 
 
 @triton.jit
@@ -117,8 +117,8 @@ def mask_of_head(mask, batch, head):
 @triton.jit
 def gradient_of_keys(
     at,  # what `place` says, with a KV head
-    first_head,  # query heads of its group
-    behind_head,
+    first_head,  # of `heads` query heads of its group
+    heads,
     inputs,  # q, k, v, d_out: (pointer, strides of batch, head and row)
     saved,  # lse, delta: pointers to the batch's first query, and their stride of heads
     scale,
@@ -147,7 +147,8 @@ def gradient_of_keys(
     last_col = tl.minimum(tile * COLS + COLS, S) - 1
     first, behind = query_tiles(tile * COLS, last_col, sizes, window, CAUSAL, ROWS)
     dk, dv = tl.zeros([COLS, BLOCK_D], tl.float32), tl.zeros([COLS, BLOCK_D], tl.float32)
-    for head in range(first_head, behind_head):
+    for nth in range(0, heads):
+        head = first_head + nth
         q_matrix = of_head(q_tensor, batch, head, first_q)
         d_out_matrix = of_head(d_out_tensor, batch, head, first_q)
         of_saved = head.to(tl.int64) * saved_stride_head
@@ -341,7 +342,7 @@ def flash_attention_backward_kernel(
         heads = group // splits
         first_head = kv_head * group + of_split // batch_size * heads
         dk, dv = gradient_of_keys(
-            at, first_head, first_head + heads, inputs, (lse_ptr + first_saved, delta_ptr + first_saved, T),
+            at, first_head, heads, inputs, (lse_ptr + first_saved, delta_ptr + first_saved, T),
             scale, softcap, slopes_ptr, window, mask, dropout, D, BLOCK_D, KEY_ROWS, KEY_COLS, CAUSAL,
         )  # fmt: skip
         col = tl.arange(0, KEY_COLS)
