@@ -27,7 +27,9 @@ def visited_tiles(
         panels: name → (which query sees which key, the tiles that the loop came to).
         tile: its queries and keys.
     """
-    figure, axes = plt.subplots(len(panels) // 2, 2, figsize=(4.8, 2.5 * (len(panels) // 2) + 0.9), squeeze=False)
+    tallest = max(visible.shape[0] / visible.shape[1] for visible, _ in panels.values())
+    lines = len(panels) // 2
+    figure, axes = plt.subplots(lines, 2, figsize=(4.8, (1.8 * tallest + 0.75) * lines + 0.9), squeeze=False)
     for ax, (name, (visible, visits)) in zip(axes.flat, panels.items(), strict=True):
         T, S = visible.shape
         for i in range(0, T, tile[0]):
