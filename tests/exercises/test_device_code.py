@@ -21,6 +21,14 @@ KERNELS = {
         },
         {"P": 4, "D": 4},
     ),
+    "flash_kernel": (
+        "flash_kernel",
+        {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*fp32"),
+            **{"T": "i32", "S": "i32", "scale": "fp32"},
+        },
+        {"BR": 16, "BC": 16, "D": 16},
+    ),
 }
 
 

@@ -12,6 +12,8 @@ from pagewise.exercises import (
     lesson_4,
     lesson_5,
     lesson_5_attention,
+    lesson_6,
+    lesson_6_kernel,
 )
 from pagewise.exercises.exercise import Exercise, Verdict
 from pagewise.exercises.python import listing
@@ -22,6 +24,7 @@ LESSONS: dict[int, list[Exercise]] = {
     3: [*lesson_3.EXERCISES, *lesson_3_kernel.EXERCISES],
     4: lesson_4.EXERCISES,
     5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
+    6: [*lesson_6.EXERCISES, *lesson_6_kernel.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 _NOTHING = object()
