@@ -12,6 +12,7 @@ from pagewise.kernels.partial import empty, fold_base_2, output
 from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, kept, visible
 
 
+
 def tiles(rows, cols, num_warps, num_stages):
     """How a program's work is cut, as a launch takes it."""
     return {"ROWS": rows, "COLS": cols, "num_warps": num_warps, "num_stages": num_stages}

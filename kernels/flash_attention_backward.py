@@ -16,6 +16,7 @@ from pagewise.kernels.flash_attention import count_tiles, key_tiles, load_rows, 
 from pagewise.kernels.scores import LOG2_E, biased, capped, kept, visible
 
 
+
 def tiles(rows, cols, num_warps, num_stages):
     """How programs that own `cols` keys, and those that own as many queries, cut their work: `rows` of the others."""
     sizes = {"KEY_ROWS": rows, "KEY_COLS": cols, "QUERY_ROWS": cols, "QUERY_COLS": rows}
