@@ -15,7 +15,9 @@ from paged_cases import paged_inputs
 from torch import Tensor
 
 from conftest import DEVICES
+from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.online_softmax import online_softmax
+from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 
@@ -40,8 +42,36 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
             yield f"Triton decode in {splits}, {types}", decode
         for layout in ("nhd", "vllm"):
             yield f"Triton write, {layout}, {types}", written(num_tokens, dtype, cache_dtype or dtype, layout, device)
+        qkv = padded_qkv(num_tokens, num_tokens // 2 + 3, dtype, device)
+        for split, forward in (("Q", in_cuda.forward), ("K", in_cuda.split_k_forward)):
+            yield f"CUDA flash split-{split}, {str(dtype)[6:]}", partial(forward, *qkv, ScoreOptions(causal=True))
+        flash = partial(flash_attention, causal=True, return_lse=True, backend="triton")
+        yield f"Triton flash, {str(dtype)[6:]}", partial(flash, *qkv)
+        yield f"Triton flash backward, {str(dtype)[6:]}", gradients(flash, qkv)
         rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
         yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
+
+
+def padded_qkv(T: int, S: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """q of 8 heads, k and v of 2, rows of 64 between which NaN lies."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = []
+    for heads, tokens in ((8, T), (2, S), (2, S)):
+        room = torch.full((1, heads, tokens, 72), torch.nan)
+        room[..., :64] = torch.randn(1, heads, tokens, 64, generator=generator)
+        qkv.append(room.to(dtype).to(device)[..., :64])
+    return qkv
+
+
+def gradients(attend: Callable[..., tuple[Tensor, Tensor]], qkv: list[Tensor]) -> Run:
+    """Those of q, k and v, for random gradients of out and, where it is finite, of lse."""
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    out, lse = attend(*leaves)
+    seen = lse.isfinite()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        back = torch.randn_like(out), torch.randn_like(lse).where(seen, 0.0)
+    return lambda: torch.autograd.grad((out, lse), leaves, back, retain_graph=True)
 
 
 def written(num_tokens: int, dtype: torch.dtype, cache_dtype: torch.dtype, layout: str, device: torch.device) -> Run:

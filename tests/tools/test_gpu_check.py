@@ -126,7 +126,7 @@ def test_stopped_half_way_it_keeps_what_it_has(tmp_path, sent):
 
 
 def test_the_report_has_measurements_and_a_row_per_part(tmp_path):
-    (tmp_path / gpu_check.MEASUREMENTS).write_text("[{}]")
+    (tmp_path / "flash_attention.json").write_text("[{}]")
     told = gpu_check.report([gpu_check.Result("memcheck", "failed", 12.3, "ERROR SUMMARY: 2 errors")], tmp_path)
     assert "missing; measure it again" in told
     assert "memcheck       12  failed  ERROR SUMMARY: 2 errors" in told
@@ -135,7 +135,7 @@ def test_the_report_has_measurements_and_a_row_per_part(tmp_path):
 def test_the_parts_exist():
     parts = gpu_check.parts(Path("out"))
     names = [part.name for part in parts]
-    assert names[:3] == ["machine", "kernels are right", "speed, 3 shapes"]
+    assert names[:4] == ["machine", "kernels are right", "paged speed, 3 shapes", "flash speed, 8 shapes"]
     assert len(set(names)) == len(names)
     assert {"memcheck", "racecheck", "initcheck", "synccheck", "all tests"} <= set(names)
     assert len([name for name in names if name.startswith("lesson ")]) == len(list(ROOT.glob("lessons/*.ipynb")))

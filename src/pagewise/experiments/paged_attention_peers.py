@@ -18,20 +18,18 @@ from pagewise.paged_attention.inputs import PagedInputs
 
 Batches = Sequence[PagedInputs]
 Run = Callable[[], Float[Tensor, "B H D"]]
+SDPA = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 SideBySide = tuple[Float[Tensor, "B H D"], Float[Tensor, "B S Hkv D"], Float[Tensor, "B S Hkv D"]]
 
 
 def peers(device: torch.device) -> dict[str, Callable[[Batches], list[Run]]]:
     """Those that this machine has, by name."""
-    found = {
-        f"SDPA {name}, not paged": partial(_sdpa, backend)
-        for name, backend in (
-            ("math", SDPBackend.MATH),
-            ("flash", SDPBackend.FLASH_ATTENTION),
-            ("efficient", SDPBackend.EFFICIENT_ATTENTION),
-            ("cudnn", SDPBackend.CUDNN_ATTENTION),
-        )
-    }
+    found = {f"SDPA {name}, not paged": partial(_sdpa, backend) for name, backend in SDPA.items()}
     if device.type != "cuda":
         return found
     found["FlexAttention, not paged"] = _flex_attention
@@ -66,16 +64,20 @@ def _sdpa(backend: SDPBackend, batches: Batches) -> list[Run]:
 
 
 def _flex_attention(batches: Batches) -> list[Run]:
-    """Compiled anew for this shape: with sizes left open it takes the kernel that is meant for prefill."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    torch._dynamo.reset()
-    compiled = torch.compile(flex_attention, dynamic=False)
+    compiled = compiled_flex_attention()
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return compiled(q, k, v, enable_gqa=q.shape[1] != k.shape[1])[:, :, 0]
 
     return [partial(run, *_heads_first(batch)) for batch in batches]
+
+
+def compiled_flex_attention() -> Callable[..., Tensor]:
+    """Compiled anew for each shape: with sizes left open it takes the kernel that is meant for prefill."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.reset()
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def _flashinfer(batches: Batches) -> list[Run]:

@@ -90,14 +90,15 @@ def trial(
     timer: Timer | None = None,
     repeats: int = 30,
     warmup: int = 3,
+    check: Callable[[Candidate, Tensor], str | None] | None = None,
 ) -> Timing | str:
     """The time of one candidate, or the reason why it has none.
 
     `runs` are its calls on different inputs, `exact` the results that they must give: all are checked, then called in
-    rotation. `timer`: by default the GPU's where there is one, else the host's clock.
+    rotation. `timer`: by default the GPU's where there is one, else the host's clock. `check`: by default `fault`.
     """
     for run, right in zip(runs, exact, strict=True):
-        if reason := fault(run, right):
+        if reason := (check or fault)(run, right):
             return reason
     on_gpu = exact[0].device.type == "cuda"
     timer = timer or (ColdTimer(exact[0].device) if on_gpu else host_seconds)

@@ -7,7 +7,7 @@ fails, hangs or is missing there costs its own part only. What is known lies in 
 
     summary.json           each part's status, time and last lines, replaced whenever a part begins or ends
     log.txt                all that the parts print, as they print it
-    paged_attention.json   the measurements, a record each
+    paged_attention.json   the measurements, a record each; flash_attention.json likewise
 
 If this process itself is killed, the part that it had come to stays "running" in the summary.
 """
@@ -34,7 +34,7 @@ import torch
 from pagewise.tools.records import recorded, table, table_of
 
 ROOT = Path(__file__).resolve().parents[3]
-MEASUREMENTS = "paged_attention.json"
+MEASURED = ("paged_attention", "flash_attention")
 GRACE = 15.0  # seconds to say how far it came, for a part that is told to end: pytest-xdist needs 10
 SHORTEST = 20.0  # seconds: with less left, a part is not begun
 NUM_LINES = 15  # of a part's output, in the summary
@@ -71,9 +71,12 @@ def parts(out: Path) -> list[Part]:
     python = (sys.executable, "-m")
     workers = ("-n", "auto", "--maxprocesses", "16") if importlib.util.find_spec("xdist") else ()
     pytest = (*python, "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *workers)
-    of_kernels = ("tests/paged_attention", "tests/test_online_softmax.py", "tests/paged_blocks/test_write.py")
-    speed = (*python, "pagewise.experiments.paged_attention_speed", "--limit", "60")
-    speed = (*speed, "--record", str(out.resolve() / MEASUREMENTS))
+    of_kernels = ("tests/paged_attention", "tests/flash_attention", "tests/test_online_softmax.py")
+    of_kernels = (*of_kernels, "tests/paged_blocks/test_write.py")
+    paged_speed, flash_speed = (
+        (*python, f"pagewise.experiments.{name}_speed", "--record", str(out.resolve() / f"{name}.json"))
+        for name in MEASURED
+    )
     launches = (sys.executable, "tests/repeat_launches.py")
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     sanitizer = (sanitizer, "--report-api-errors", "no", "--error-exitcode", "1", "--tool")
@@ -81,7 +84,8 @@ def parts(out: Path) -> list[Part]:
     return [
         Part("machine", (sys.executable, "-c", MACHINE), 60),
         Part("kernels are right", (*pytest, "-k", "not cpu", *of_kernels, "tests/cuda/test_kernel.py"), 150),
-        Part("speed, 3 shapes", (*speed, "--first", "3"), 150),
+        Part("paged speed, 3 shapes", (*paged_speed, "--limit", "60", "--first", "3"), 150),
+        Part("flash speed, 8 shapes", (*flash_speed, "--first", "8"), 240),
         Part("same bits 50 times", launches, 60),
         *(Part(tool, (*sanitizer, tool, *once), 60) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
         *(
@@ -89,7 +93,8 @@ def parts(out: Path) -> list[Part]:
             for lesson in sorted((ROOT / "lessons").glob("[0-9]*.ipynb"))
         ),
         Part("all tests", pytest, 600),
-        Part("speed, all shapes", speed, 1200),
+        Part("paged speed, all shapes", (*paged_speed, "--limit", "60"), 1200),
+        Part("flash speed, all shapes", flash_speed, 2400),
     ]
 
 
@@ -156,13 +161,15 @@ def run(part: Part, limit: float, log: Path) -> Result:
 
 def report(results: Sequence[Result], out: Path) -> str:
     """What was measured, and one table of all parts."""
-    try:
-        measured = table_of(recorded(out / MEASUREMENTS) or [])
-    except ValueError as error:
-        measured = str(error)
+    measured = []
+    for name in MEASURED:
+        try:
+            measured.append(table_of(recorded(out / f"{name}.json") or []))
+        except ValueError as error:
+            measured.append(str(error))
     rows = [(r.part, f"{r.seconds:.0f}", r.status, r.note[:100]) for r in results]
     summary = table(("part", "seconds", "status", "its last line"), rows)
-    return "\n\n".join(filter(None, (measured, summary, f"all of it: {out}")))
+    return "\n\n".join(filter(None, (*measured, summary, f"all of it: {out}")))
 
 
 def _hears_interrupts() -> None:

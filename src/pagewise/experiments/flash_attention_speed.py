@@ -1,0 +1,250 @@
+"""How fast is attention over whole sequences, forward and backward? Ours and others' on the same work (lesson 6).
+
+    python -m pagewise.experiments.flash_attention_speed --record lessons/measurements/flash_attention.json
+
+16 k tokens at a time. The measure is the operations of the matrix products that the visible scores need, over time,
+against what torch's product of two large matrices reaches on the same machine. The backward counts as 2.5 forwards: it
+has five products, not two. On a GPU all shapes are timed, those first that the targets are set for; on a CPU the
+smallest ones only, and the times say nothing about a GPU. What fails, hangs or is wrong is a row that says so.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.experiments.flash_attention_peers import Attend, Prepare, peers
+from pagewise.flash_attention import flash_attention
+from pagewise.naive_attention import attention
+from pagewise.tools import benchmark
+from pagewise.tools.benchmark import Failed, Record, Timing, Worker
+from pagewise.tools.device import best_device, triton_mode
+
+TOKENS, WIDTH = 16384, 2048  # B · S and H · D of all shapes
+ROWS = 512  # of the oracle's scores at once: float64 takes room
+AGAIN = ", again"
+
+Inputs = tuple[Float[Tensor, "B H S D"], ...]  # q, k, v and the gradient of out
+
+
+class Shape(NamedTuple):
+    """Self-attention over `batch` sequences of `seq_len` tokens, or the backward of it. Flags are 0 or 1."""
+
+    seq_len: int
+    head_size: int
+    causal: int
+    backward: int
+    batch: int
+    num_heads: int
+
+    @property
+    def flops(self) -> int:
+        """Two per visible score and element of q, in each product: two products, and five in the backward."""
+        visible = self.seq_len * (self.seq_len + 1) // 2 if self.causal else self.seq_len**2
+        return 2 * self.batch * self.num_heads * visible * self.head_size * (5 if self.backward else 2)
+
+    def bytes(self, itemsize: int) -> int:
+        """q, k, v and out, and in the backward the gradient of each; the log-sum-exps."""
+        rows = self.batch * self.num_heads * self.seq_len
+        return rows * ((8 if self.backward else 4) * self.head_size * itemsize + 4)
+
+
+def shape_of(seq_len: int, head_size: int, causal: int, backward: int) -> Shape:
+    """16 k tokens of width 2048."""
+    return Shape(seq_len, head_size, causal, backward, TOKENS // seq_len, WIDTH // head_size)
+
+
+# Targets are set for D = 128 from 4 k tokens on: these come first.
+LENGTHS, HEAD_SIZES = (4096, 16384, 512, 1024, 2048, 8192), (128, 64, 256)
+SHAPES = [shape_of(S, D, c, b) for D in HEAD_SIZES for S in LENGTHS for c in (0, 1) for b in (0, 1)]
+SMALLEST = [Shape(64, 32, c, b, 1, 2) for c in (0, 1) for b in (0, 1)]
+
+
+def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device) -> Inputs:
+    """q, k, v and the gradient of out."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    sizes = (4, shape.batch, shape.num_heads, shape.seq_len, shape.head_size)
+    return tuple(torch.randn(sizes, generator=generator, device=device, dtype=dtype))
+
+
+def exact(shape: Shape, inputs: Inputs) -> Tensor:
+    """The oracle's result: out, or the gradients of q, k and v above each other; a few rows of scores at a time."""
+    (*qkv, d_out), S = (x.double() for x in inputs), shape.seq_len
+    q, k, v = (x.requires_grad_(bool(shape.backward)) for x in qkv)
+    out = torch.empty_like(d_out)
+    for b in range(shape.batch):
+        for first in range(0, S, ROWS):
+            rows = slice(first, min(first + ROWS, S))
+            keys = rows.stop if shape.causal else S  # the last row of a causal tile is the last that sees any
+            part = attention(q[b, None, :, rows], k[b, None, :, :keys], v[b, None, :, :keys], causal=bool(shape.causal))
+            if shape.backward:
+                part.backward(d_out[b, None, :, rows])
+            else:
+                out[b, :, rows] = part[0]
+    return torch.stack((q.grad, k.grad, v.grad)) if shape.backward else out
+
+
+# ------------------------------------------------------------------------------------------------ methods
+
+
+def methods(device: torch.device) -> dict[str, Prepare]:
+    """Every method that this machine has, by name. The first one comes again at the end: to show the noise."""
+    found = {} if triton_mode() == "unavailable" else {"Triton": partial(_ours, "triton")}
+    found |= {"CUDA": partial(_ours, "cuda")} | peers(device)
+    first = next(iter(found))
+    return {**found, f"{first}{AGAIN}": found[first]}
+
+
+def _ours(backend: str, seq_len: int, causal: bool) -> Attend:
+    return partial(flash_attention, causal=causal, backend=backend)
+
+
+def prepared(attend: Attend, shape: Shape, inputs: Inputs) -> Callable[[], Any]:
+    """What is timed: the forward, or the backward alone, of a forward that was done before."""
+    *qkv, d_out = inputs
+    if not shape.backward:
+        return partial(attend, *qkv)
+    leaves = [x.detach().requires_grad_() for x in qkv]
+    out = attend(*leaves)
+    return lambda: torch.autograd.grad(out, leaves, d_out, retain_graph=True)
+
+
+def gradients_fault(run: Callable[[], Sequence[Tensor]], exact: Tensor) -> str | None:
+    """As `benchmark.fault`, a head at a time: rows of a gradient may be 0."""
+    return benchmark.fault(lambda: torch.stack(tuple(run())).flatten(-2), exact.flatten(-2))
+
+
+# ------------------------------------------------------------------------------------------------ records
+
+
+class Trials:
+    """Tries one method on one shape after the other; a shape's inputs are kept until another shape comes."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> None:
+        self.device, self.dtype, self.options = device, dtype, options
+        self.shape = None
+
+    def __call__(self, shape: Shape, method: str) -> Timing | str:
+        if shape != self.shape:
+            self.shape = self.inputs = self.exact = None  # freed before the next are built
+            self.inputs = random_inputs(shape, self.dtype, self.device)
+            self.exact = exact(shape, self.inputs)
+            self.shape = shape
+        try:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            attend = methods(self.device)[method](shape.seq_len, bool(shape.causal))
+            run = prepared(attend, shape, self.inputs)
+        except Exception as error:
+            return benchmark.described(error)
+        check = gradients_fault if shape.backward else benchmark.fault
+        result = benchmark.trial([run], [self.exact], check=check, **self.options)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # raises where the method has cost this process its GPU: a new one takes over
+        return result
+
+
+def records(
+    shapes: Sequence[Shape],
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    rate: float | None = None,
+    limit: float = 120.0,
+    **options: int,
+) -> Iterator[Record]:
+    """A record per shape and method, as they come. `limit`: seconds per trial; `options`: `benchmark.trial`'s."""
+    about = benchmark.surroundings(device)
+    tasks = [(shape, method) for shape in shapes for method in methods(device)]
+    with Worker(Trials, device, dtype, options) as worker:
+        for shape, method in benchmark.progress(tasks, "attention"):
+            record = Record(
+                what=method,
+                shape=shape._asdict(),
+                dtype=str(dtype).removeprefix("torch."),
+                how="not timed",
+                bytes=shape.bytes(dtype.itemsize),
+                flops=shape.flops,
+                limit="matmul",
+                limit_rate=rate,
+                **about,
+            )
+            try:
+                result = worker(shape, method, limit=limit)
+            except Failed as failed:
+                result = str(failed)
+            if isinstance(result, str):
+                yield record._replace(refused=result)
+                continue
+            seconds, how = result
+            record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
+            yield record._replace(fraction=record.reached())
+
+
+def rates(found: Sequence[Record]) -> str:
+    """A line per shape: the TFLOP/s of each method, and how many times as fast as it the first one is."""
+    names = list(dict.fromkeys(r.what for r in found))
+    reached = {(Shape(**r.shape), r.what): r.flops / r.seconds / 1e12 for r in found if r.seconds}
+    rows = []
+    for shape in dict.fromkeys(Shape(**r.shape) for r in found):
+        cells, first = [], reached.get((shape, names[0]))
+        for name in names:
+            rate = reached.get((shape, name))
+            cells.append("–" if rate is None else f"{rate:.4g}" + (f" ({first / rate:.2f})" if first else ""))
+        label = f"{'backward' if shape.backward else 'forward'}, D {shape.head_size}{', causal' * shape.causal}"
+        rows.append((label, str(shape.seq_len), *cells))
+    return benchmark.table((f"TFLOP/s ({names[0]} is so many times as fast)", "S", *names), rows)
+
+
+def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, backward: bool = False) -> None:
+    """The rate of each method in records, over the length of the sequences."""
+    from pagewise import figures
+
+    kind = {"head_size": head_size, "causal": int(causal), "backward": int(backward)}
+    timed = [r for r in found if r.seconds and kind.items() <= r.shape.items() and not r.what.endswith(AGAIN)]
+    reached = {(r.what, r.shape["seq_len"]): r.flops / r.seconds / 1e12 for r in timed}
+    lengths = sorted({S for _, S in reached})
+    figures.lines(
+        lengths,
+        {r.what: [reached.get((r.what, S), float("nan")) for S in lengths] for r in timed},
+        title=f"How fast is the {'backward' if backward else 'forward'}? (D = {head_size}{', causal' * causal})",
+        xlabel="tokens of a sequence (16 k together)",
+        ylabel="TFLOP/s",
+        logx=True,
+        caption=f"{timed[0].device}, {timed[0].date[:10]}, torch {timed[0].versions['torch']}",
+    )
+
+
+def main() -> None:
+    """The command line: all shapes on a GPU, the smallest on a CPU."""
+    parser = argparse.ArgumentParser(description="Time every way of attention on this machine.")
+    parser.add_argument("--record", type=Path, help="keep each record in this file as it comes (GPU only)")
+    parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes (8: D = 128, 4 k and 16 k)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one method on one shape (%(default)g)")
+    asked = parser.parse_args()
+    device = best_device()
+    on_gpu = device.type == "cuda"
+    if asked.record and not on_gpu:
+        parser.error("--record needs a GPU: times of interpreted kernels are not kept")
+    if not on_gpu:
+        print("No GPU here: CUDA runs as fibers and Triton interpreted, and these times say nothing about a GPU.")
+    rate = benchmark.matmul_rate(device, torch.bfloat16) if on_gpu else None
+    options = {} if on_gpu else {"repeats": 1, "warmup": 0}
+    found = []
+    shapes = (SHAPES if on_gpu else SMALLEST)[: asked.first]
+    for record in records(shapes, device=device, rate=rate, limit=asked.limit, **options):
+        if asked.record:
+            benchmark.keep(asked.record, record)
+        found.append(record)
+        if len(found) % len(methods(device)) == 0:
+            print(benchmark.table_of(found[-len(methods(device)) :]), end="\n\n", flush=True)
+    print(rates(found))
+
+
+if __name__ == "__main__":
+    main()
