@@ -1,10 +1,10 @@
-"""The running scoreboard: its rows compute attention, and count what can be worked out by hand."""
+"""The running scoreboard: its rows compute attention, or its gradients, and count what can be worked out by hand."""
 
 import pytest
 import torch
 
 from pagewise.experiments import scoreboard
-from pagewise.experiments.scoreboard import ROWS, Row, score
+from pagewise.experiments.scoreboard import ROWS, TRAINING, Row, score, score_training
 from pagewise.naive_attention import attention
 
 H, HKV, D = 8, 2, 64  # as in the scoreboard; its prompt is shortened, so that counting takes no seconds
@@ -126,3 +126,56 @@ def test_the_kernel_reads_every_key_and_value_once_and_holds_no_scores():
     assert row.matmul_flops == 4 * H * D * (PROMPT**2 + sum(blocks) * P)
     decode = score(method("CUDA")).bytes_read - score(method("streamed")).bytes_read
     assert decode < 0
+
+
+def test_flash_attention_reads_the_prompt_once_per_row_tile_and_holds_no_scores(monkeypatch):
+    monkeypatch.setattr(scoreboard, "PROMPT", 128)  # two row tiles: one sees 64 keys, the other all
+    monkeypatch.setattr(scoreboard, "TOTAL", 128 + NEW)
+    flash, grouped = score(method("FlashAttention")), score(method("CUDA"))
+    assert grouped.matmul_flops - flash.matmul_flops == 4 * H * D * 64 * 64  # the tile above the diagonal
+    qkv = [x[:, :, :128] for x in scoreboard._random()]
+    prompt = scoreboard.count_work(lambda: scoreboard._flash_2(*qkv))
+    assert prompt.bytes_read == 4 * (H * 128 * D + 2 * HKV * (64 + 128) * D)
+    assert prompt.bytes_written == 4 * (H * 128 * D + H * 128)
+
+
+# ------------------------------------------------------------------------------------------------ a training step
+
+
+def test_backward_of_naive_attention_has_four_products_and_flash_attention_makes_the_scores_again():
+    square = H * D * PROMPT**2
+    works = {row.method: score_training(row) for row in TRAINING}
+    products = [2 + 4, 2 + 4, 2 + 5, 2 + 5]
+    assert [work.matmul_flops for work in works.values()] == [2 * n * square for n in products]
+
+
+def test_flash_attention_trains_without_the_score_matrix(monkeypatch):
+    monkeypatch.setattr(scoreboard, "PROMPT", 256)
+    monkeypatch.setattr(scoreboard, "TOTAL", 256)
+    naive, online, *flash = (score_training(row) for row in TRAINING)
+    scores = 4 * H * 256 * 256
+    assert min(naive.peak_bytes, online.peak_bytes) > 2 * scores
+    assert max(work.peak_bytes for work in flash) < scores
+    assert flash[1].bytes_moved < flash[0].bytes_moved < naive.bytes_moved / 5
+
+
+def halved(q, k, v):
+    return [g / 2 for g in scoreboard.training_step(scoreboard._naive)(q, k, v)]
+
+
+def without_a_mask(q, k, v):
+    return scoreboard.training_step(attention)(q, k, v)
+
+
+@pytest.mark.parametrize("wrong", [halved, without_a_mask], ids=lambda f: f.__name__)
+def test_training_row_with_other_gradients_is_refused(wrong):
+    with pytest.raises(AssertionError):
+        score_training(Row(99, "wrong", wrong))
+
+
+@pytest.mark.parametrize("lesson", [1, 6])
+def test_training_table_has_the_form_of_the_other(lesson):
+    head, units, *rows = scoreboard.training_scoreboard(lesson).splitlines()
+    assert [row.method for row in TRAINING if row.lesson <= lesson] == [row[8:42].strip() for row in rows]
+    assert scoreboard.scoreboard(0).splitlines() == [head, units]
+    assert len({len(line) for line in (head, units, *rows)}) == 1

@@ -1,7 +1,8 @@
 """The running scoreboard: every method of the course on one piece of work, counted (printed at the end of each lesson).
 
 The work: one attention layer reads a prompt of 256 tokens and then 32 tokens one at a time, as a model generating
-text does; 8 query heads, 2 KV heads, head size 64, float32. Counting rules: `tools.work.count_work`.
+text does; 8 query heads, 2 KV heads, head size 64, float32. From lesson 6 on there is a second one: forward and
+backward over the prompt, as a training step does. Counting rules: `tools.work.count_work`.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pagewise.flash_attention import flash_attention_1, flash_attention_2
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
@@ -56,15 +58,17 @@ def with_cache(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[
     return run
 
 
-def paged(read: Callable[..., Tensor], layout: str = "nhd") -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
-    """With K and V in blocks: the prompt as in lesson 3, then each step writes one slot and reads through the table."""
+def paged(
+    read: Callable[..., Tensor], layout: str = "nhd", prompt: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """With K and V in blocks: the prompt by `prompt` (lesson 3's), then each step writes a slot and reads them all."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         manager = BlockManager(cdiv(TOTAL, BLOCK_SIZE), BLOCK_SIZE)
         sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
         cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device, layout=layout)
         manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here
-        slots, outs = manager.slots(0, 0, PROMPT), [_online(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT])]
+        slots, outs = manager.slots(0, 0, PROMPT), [(prompt or _online)(*(x[:, :, :PROMPT] for x in (q, k, v)))]
         for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
             if start:
                 slots = [manager.append(0, 0)]
@@ -87,8 +91,23 @@ def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length:
     return paged_attention_grouped(q, k_cache, v_cache, table, length, check=False)  # of the kernel, not of the checks
 
 
+def training_step(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., list[Tensor]]:
+    """Forward and backward over the prompt: the gradients of ½ ‖out‖², so that out is its own gradient."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            leaves = [x[:, :, :PROMPT].detach().requires_grad_() for x in (q, k, v)]
+            out = attend(*leaves)
+            return list(torch.autograd.grad(out, leaves, out.detach()))
+
+    return run
+
+
 _naive = partial(attention, causal=True)
 _online = partial(online_attention, causal=True, tile_size=64)
+_flash_1, _flash_2 = (
+    partial(flash, causal=True, tile_rows=64, tile_cols=64) for flash in (flash_attention_1, flash_attention_2)
+)
 
 ROWS = [
     Row(1, "naive, everything recomputed", recompute),
@@ -96,26 +115,51 @@ ROWS = [
     Row(3, "online softmax, tiles of 64 keys", with_cache(_online)),
     Row(4, "paged, streamed in blocks of 16", paged(_streamed)),
     Row(5, "paged, CUDA kernel, grouped", paged(_grouped, layout="vllm")),
+    Row(6, "FlashAttention-2, then paged", paged(_grouped, layout="vllm", prompt=_flash_2)),
+]
+TRAINING = [
+    Row(1, "naive", training_step(_naive)),
+    Row(3, "online softmax, tiles of 64 keys", training_step(_online)),
+    Row(6, "FlashAttention, tiles of 64 × 64", training_step(_flash_1)),
+    Row(6, "FlashAttention-2, tiles of 64 × 64", training_step(_flash_2)),
 ]
 
 
 def score(row: Row) -> Work:
     """What `row` does on the piece of work, after a check that it computes what naive attention computes."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, h, TOTAL, HEAD_SIZE, generator=generator) for h in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = _random()
     out = torch.cat(row.run(q, k, v), dim=2)
     torch.testing.assert_close(out, attention(q, k, v, causal=True), atol=1e-5, rtol=1e-4)
     return count_work(lambda: row.run(q, k, v))
 
 
+def score_training(row: Row) -> Work:
+    """What a row of `TRAINING` does, after a check that its gradients are those of naive attention."""
+    q, k, v = _random()
+    torch.testing.assert_close(row.run(q, k, v), training_step(_naive)(q, k, v), atol=1e-5, rtol=1e-4)
+    return count_work(lambda: row.run(q, k, v))
+
+
+def _random() -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(1, h, TOTAL, HEAD_SIZE, generator=generator) for h in (HEADS, KV_HEADS, KV_HEADS))
+
+
 def scoreboard(lesson: int) -> str:
     """The table with the rows of all lessons up to `lesson`."""
+    return _table({row: score(row) for row in ROWS if row.lesson <= lesson})
+
+
+def training_scoreboard(lesson: int) -> str:
+    """The same of a training step, forward and backward over the prompt."""
+    return _table({row: score_training(row) for row in TRAINING if row.lesson <= lesson})
+
+
+def _table(works: dict[Row, Work]) -> str:
     head = f"{'lesson':6}  {'method':34}{'matmul':>9}{'other':>9}{'read':>9}{'written':>9}{'held':>9}"
     units = f"{'':6}  {'':34}{'MFLOP':>9}{'MFLOP':>9}{'MB':>9}{'MB':>9}{'MB':>9}"
     lines = [head, units]
-    for row in ROWS:
-        if row.lesson <= lesson:
-            w = score(row)
-            counts = (w.matmul_flops, w.other_flops, w.bytes_read, w.bytes_written, w.peak_bytes)
-            lines.append(f"{row.lesson:6}  {row.method:34}" + "".join(f"{c / 1e6:9.1f}" for c in counts))
+    for row, w in works.items():
+        counts = (w.matmul_flops, w.other_flops, w.bytes_read, w.bytes_written, w.peak_bytes)
+        lines.append(f"{row.lesson:6}  {row.method:34}" + "".join(f"{c / 1e6:9.1f}" for c in counts))
     return "\n".join(lines)
