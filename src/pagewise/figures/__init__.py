@@ -39,5 +39,5 @@ from pagewise.figures.threads import (
     sectors_of_request,
     vecs_of_block,
 )
-from pagewise.figures.tiles import gradient_owners, visited_tiles
+from pagewise.figures.tiles import gradient_owners, visited_tiles, warp_shares
 from pagewise.figures.waste import memory_map, stacks

@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, show
+from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, TEAL, show
 
 Tile = tuple[tuple[int, int], tuple[int, int]]  # (first query, one behind the last), the same of keys
+WARPS = (SAND, TEAL, ORANGE, BLUE)
 HIDDEN = {"ec": "#9a9aae", "hatch": "/////", "lw": 0}
 
 
@@ -105,3 +106,36 @@ def _frame(ax: Axes, T: int, S: int, name: str) -> None:
     ax.set_xticks([0, S])
     ax.set_yticks([0, T])
     ax.grid(visible=False)
+
+
+def warp_shares(
+    splits: Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]], *, title: str, alt: str | None = None
+) -> None:
+    """A panel per way to split a tile between warps: who scores what, and beside it whose sums a row of O consists of.
+
+    Args:
+        splits: name → for each warp, the queries and the keys of the tile that it reads.
+    """
+    figure, axes = plt.subplots(1, len(splits), figsize=(4.8, 3.2), squeeze=False)
+    for ax, (name, warps) in zip(axes[0], splits.items(), strict=True):
+        Br, Bc = (1 + max(max(read[axis]) for read in warps) for axis in (0, 1))
+        for w, (rows, cols) in enumerate(warps):
+            spans = (min(rows) / Br, (max(rows) + 1) / Br), (min(cols) / Bc, (max(cols) + 1) / Bc)
+            _tile(ax, *spans, fc=WARPS[w % 4], ec=INK, lw=1.0)
+            ax.text(sum(spans[1]) / 2, sum(spans[0]) / 2, f"{w}", ha="center", va="center", **_on(WARPS[w % 4]))
+        for row in range(0, Br, Br // len(warps)):
+            sharing = [w for w, (rows, _) in enumerate(warps) if row in rows]
+            for n, w in enumerate(sharing):
+                cols = (1.15 + 0.3 * n / len(sharing), 1.15 + 0.3 * (n + 1) / len(sharing))
+                _tile(ax, (row / Br, row / Br + 1 / len(warps)), cols, fc=WARPS[w % 4], ec=INK, lw=1.0)
+        ax.text(0.5, 1.04, f"scores: {Br} queries,\n{Bc} keys", ha="center", va="top", fontsize=9)
+        ax.text(1.3, 1.04, "O", ha="center", va="top", fontsize=9)
+        ax.set(title=name, xlim=(-0.05, 1.5), ylim=(1.3, -0.05))
+        ax.axis("off")
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    show(alt)
+
+
+def _on(fill: str) -> dict[str, str]:
+    """How to write on this colour."""
+    return {"color": "white" if fill in (BLUE, TEAL) else INK, "fontweight": "bold"}
