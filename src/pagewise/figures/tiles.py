@@ -116,7 +116,7 @@ def warp_shares(
     Args:
         splits: name → for each warp, the queries and the keys of the tile that it reads.
     """
-    figure, axes = plt.subplots(1, len(splits), figsize=(4.8, 3.2), squeeze=False)
+    figure, axes = plt.subplots(1, len(splits), figsize=(4.8, 3.0), squeeze=False)
     for ax, (name, warps) in zip(axes[0], splits.items(), strict=True):
         Br, Bc = (1 + max(max(read[axis]) for read in warps) for axis in (0, 1))
         for w, (rows, cols) in enumerate(warps):
@@ -130,7 +130,7 @@ def warp_shares(
                 _tile(ax, (row / Br, row / Br + 1 / len(warps)), cols, fc=WARPS[w % 4], ec=INK, lw=1.0)
         ax.text(0.5, 1.04, f"scores: {Br} queries,\n{Bc} keys", ha="center", va="top", fontsize=9)
         ax.text(1.3, 1.04, "O", ha="center", va="top", fontsize=9)
-        ax.set(title=name, xlim=(-0.05, 1.5), ylim=(1.3, -0.05))
+        ax.set(title=name, xlim=(-0.05, 1.5), ylim=(1.22, -0.05))
         ax.axis("off")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
