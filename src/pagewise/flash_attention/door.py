@@ -29,7 +29,7 @@ def flash_attention(
     return_lse: bool = False,
     backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
 ) -> Float[Tensor, "B H T D"] | tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """`naive_attention.attention` in memory that grows with T and S, not with T · S. Differentiable in q, k and v, once.
+    """`naive_attention.attention` in memory that grows with T + S, not T · S; differentiable in q, k and v, once.
 
     Any T, S and strides: a view of [B, T, H, D] is read as it lies, and out lies as q does. Equal inputs give equal
     bits, in the backward too. Dao et al. 2022; Dao 2023.

@@ -31,8 +31,8 @@ Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Te
 class Packed(NamedTuple):
     """Where sequence b lies in tensors [1, H, total, D]: rows cu_seqlens[b] … cu_seqlens[b + 1] − 1."""
 
-    cu_seqlens_q: Int32[Tensor, " B+1"]
-    cu_seqlens_k: Int32[Tensor, " B+1"]
+    cu_seqlens_q: Int32[Tensor, " ends"]
+    cu_seqlens_k: Int32[Tensor, " ends"]
 
     def __len__(self) -> int:
         return self.cu_seqlens_q.numel() - 1
@@ -59,7 +59,7 @@ def forward(
     from pagewise.kernels import flash_attention as kernels
 
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-    out, lse = torch.empty_like(q), q.new_empty(B, H, T, dtype=torch.float32)
+    out, lse = room_like(q), q.new_empty(B, H, T, dtype=torch.float32)
     if not q.numel():
         return out, lse
     with triton_launch(q.device) as readable:
@@ -101,7 +101,7 @@ def backward(
     from pagewise.kernels import flash_attention_backward as kernels
 
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = room_like(q), room_like(k), room_like(v)
     if not q.numel() or not k.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     if splits is None:
@@ -139,6 +139,12 @@ def backward(
     return tuple(
         mine if theirs is mine else mine.copy_(theirs) for mine, theirs in ((dq, written), (dk, sums[0]), (dv, sums[1]))
     )
+
+
+def room_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
+    """Room for numbers that lie as x does, if its rows are contiguous; else contiguous."""
+    room = torch.empty_like(x)
+    return room if room.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def padded(head_size: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_torch, in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.in_triton import Packed
+from pagewise.flash_attention.in_triton import Packed, room_like
 from pagewise.options import ScoreOptions
 
 
@@ -77,7 +77,7 @@ def _flash_attention_backward(
     dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
     if backend == "triton":
         return in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, packed)
-    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    dq, dk, dv = (room_like(x) for x in (q, k, v))
     for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
         of_rows = (x[:, :, rows] for x in (d_out, d_lse, q))
         of_cols = (x[:, :, cols] for x in (k, v))
@@ -94,7 +94,7 @@ def _(q, k, v, *options):
 
 @_flash_attention_backward.register_fake
 def _(d_out, d_lse, q, k, v, *options):
-    return tuple(torch.empty_like(x) for x in (q, k, v))
+    return tuple(room_like(x) for x in (q, k, v))
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
@@ -119,9 +119,9 @@ _flash_attention_backward.register_autograd(_no_second_backward)
 
 
 def _like_out(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for out, which lies as q does, and lse."""
+    """Room for out and lse."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=wide)
+    return room_like(q), q.new_empty(q.shape[:3], dtype=wide)
 
 
 def _packed(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Packed | None:

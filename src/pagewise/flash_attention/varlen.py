@@ -1,5 +1,6 @@
 """`flash_attention_varlen`: sequences of different lengths behind each other, without padding (lesson 6)."""
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -18,8 +19,8 @@ def flash_attention_varlen(
     q: Float[Tensor, "total_q H D"],
     k: Float[Tensor, "total_k Hkv D"],
     v: Float[Tensor, "total_k Hkv D"],
-    cu_seqlens_q: Int32[Tensor, " B+1"],
-    cu_seqlens_k: Int32[Tensor, " B+1"],
+    cu_seqlens_q: Int32[Tensor, " ends"],
+    cu_seqlens_k: Int32[Tensor, " ends"],
     *,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
@@ -40,7 +41,7 @@ def flash_attention_varlen(
     `dropout_mask((B, H, T, S), …)[b]` does. A length may be 0. Differentiable in q, k and v, once.
 
     Args:
-        cu_seqlens_q, cu_seqlens_k: running sums of lengths from 0 to total_q and total_k.
+        cu_seqlens_q, cu_seqlens_k: [B + 1], running sums of lengths from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: no length is larger. Not needed here: the kernels find their sequence themselves.
         check: look at the running sums first: True does, which waits for a GPU; None where that is free; False does
             not, and under torch.compile none does.
@@ -93,14 +94,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: 
     check_shape("cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.shape, "B+1")
 
 
-def _look_at(name: str, cu_seqlens: Int32[Tensor, " B+1"], rows: int, longest: int | None) -> None:
+def _look_at(name: str, cu_seqlens: Int32[Tensor, " ends"], rows: int, longest: int | None) -> None:
     """ValueError unless these are running sums of lengths, from 0 to the number of rows."""
     sums = cu_seqlens.tolist()
-    lengths = [stop - start for start, stop in zip(sums, sums[1:], strict=False)]
+    lengths = [stop - start for start, stop in pairwise(sums)]
     if sums[0] != 0 or sums[-1] != rows or min(lengths, default=0) < 0:
         raise ValueError(
-            f"cu_seqlens_{name} must rise from 0 to the {rows} rows of {name}, got {_shortened(sums)}: it holds running "
-            f"sums of lengths, as torch.cumsum gives them, with a 0 in front"
+            f"cu_seqlens_{name} must rise from 0 to the {rows} rows of {name}, got {_shortened(sums)}: running sums of "
+            f"lengths, as torch.cumsum gives them, with a 0 in front"
         )
     if longest is not None and max(lengths, default=0) > longest:
         raise ValueError(f"max_seqlen_{name} must be at least the longest length, {max(lengths)}, got {longest}")

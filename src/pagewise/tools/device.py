@@ -64,12 +64,16 @@ def check_triton_device(device: torch.device) -> None:
         )
     if _triton_came_first:
         raise RuntimeError(_TRITON_CAME_FIRST)
-    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
-    if mode == "interpreted" and triton < (3, 7) and numpy >= (2, 4):
+    if mode == "interpreted" and not _interpreter_takes_numpy():
         raise RuntimeError(
             f"the interpreter of triton {_version('triton')} fails with numpy {_version('numpy')}: "
             "install triton>=3.7, or numpy<2.4"
         )
+
+
+def _interpreter_takes_numpy() -> bool:
+    triton, numpy = (tuple(map(int, _version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    return triton >= (3, 7) or numpy < (2, 4)
 
 
 def choose_backend(
@@ -169,6 +173,5 @@ def banner() -> str:
     return f"{name} · torch {torch.__version__} · {triton}"
 
 
-@functools.cache
 def _version(package: str) -> str:
     return importlib.metadata.version(package)

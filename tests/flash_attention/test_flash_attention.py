@@ -1,0 +1,329 @@
+"""What `flash_attention` promises whatever the backend: the door, the op, dropout, packed sequences."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from flash_cases import assert_matches_naive, options_of, random_gradients, random_qkv
+
+from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_varlen
+from pagewise.naive_attention import attention
+
+each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
+
+
+# ------------------------------------------------------------------------------------------------ the function
+
+
+@each_backend
+def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
+    """[B, T, H, D], as projections leave it: out and gradients lie the same way, and nothing is copied."""
+    q, k, v = random_qkv(33, 50, 16, (4, 2), 2, torch.float32, kernel_device)
+    assert not q.is_contiguous()
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out = flash_attention(q, k, v, causal=True, backend=backend)
+    out.sum().backward()  # a gradient of stride 0, too
+    assert out.stride() == q.stride()
+    assert q.grad.stride() == q.stride()
+    torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
+
+
+@each_backend
+@pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded"])
+def test_any_strides(backend, layout, kernel_device):
+    q, k, v = random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device)
+    if layout == "every second":
+        q, k, v = (torch.stack((x, torch.full_like(x, math.nan)), 3).flatten(2, 3)[:, :, ::2] for x in (q, k, v))
+    elif layout == "transposed last":
+        q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v))
+    elif layout == "expanded":
+        k, v = (x[:, :1].expand(-1, 4, -1, -1) for x in (k, v))
+    options = {"causal": True}
+    assert_matches_naive(
+        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
+    )
+
+
+@each_backend
+@pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0)], ids=str)
+def test_empty_sizes(backend, sizes, kernel_device):
+    B, H, T, S = sizes
+    q = torch.randn(B, H, T, 16, device=kernel_device, requires_grad=True)
+    k, v = (torch.randn(B, H, S, 16, device=kernel_device, requires_grad=True) for _ in range(2))
+    out, lse = flash_attention(q, k, v, return_lse=True, backend=backend)
+    assert out.shape == q.shape
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
+    out.sum().backward()
+    assert all((x.grad == 0).all() and x.grad.shape == x.shape for x in (q, k, v))
+
+
+@each_backend
+def test_rows_that_see_nothing_give_nothing(backend, kernel_device):
+    """More queries than keys, and a gradient of their −∞ that is not a number."""
+    q, k, v = (x.requires_grad_() for x in random_qkv(9, 5, 16, (2, 1), 1, torch.float32, kernel_device))
+    out, lse = flash_attention(q, k, v, causal=True, return_lse=True, backend=backend)
+    assert (out[:, :, :4] == 0).all()
+    assert (lse[:, :, :4] == -math.inf).all()
+    d_lse = torch.where(lse == -math.inf, math.nan, 1.0)
+    gradients = torch.autograd.grad((out, lse), (q, k, v), (torch.ones_like(out), d_lse))
+    assert all(torch.isfinite(x).all() for x in gradients)
+    assert (gradients[0][:, :, :4] == 0).all()
+
+
+def test_backends_agree_on_all_options_together(kernel_device):
+    q, k, v = random_qkv(40, 60, 16, (4, 2), 2, torch.float32, kernel_device)
+    options = options_of("all", 2, 4, 40, 60, kernel_device)
+    by_torch, by_triton = (flash_attention(q, k, v, **options, backend=name) for name in ("torch", "triton"))
+    torch.testing.assert_close(by_triton, by_torch, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"backend": "numpy"}, ValueError, '"auto", "torch", "triton" or "cuda", got'),
+        ({"window": 3}, ValueError, "needs causal"),
+        ({"dropout_p": 1.0}, ValueError, "dropout_p must be"),
+        ({"dropout_p": 0.5, "dropout_seed": 0.5}, TypeError, "dropout_seed must be an int"),
+        ({"dropout_p": 0.5, "dropout_seed": torch.tensor([1, 2])}, ValueError, "dropout_seed must be"),
+        ({"attn_mask": torch.zeros(3, 4)}, TypeError, "attn_mask must be a bool"),
+        ({"attn_mask": torch.ones(3, 7, dtype=torch.bool)}, ValueError, "attn_mask must broadcast"),
+        ({"causal": 1}, TypeError, "causal must be True or False"),
+        ({"backend": "cuda", "window": 3, "causal": True}, ValueError, 'backend="cuda" takes no window'),
+        ({"backend": "cuda", "softcap": 3.0}, ValueError, 'backend="cuda" takes no softcap'),
+        ({"backend": "cuda", "dropout_p": 0.3}, ValueError, 'backend="cuda" takes no dropout'),
+    ],
+)
+def test_bad_arguments_are_named(arguments, error, message):
+    q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
+    with pytest.raises(error, match=message):
+        flash_attention(q, k, v, **arguments)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_what_a_backend_cannot_take_is_refused():
+    wide, double = (random_qkv(3, 4, D, (2, 1), 1, dtype) for D, dtype in ((300, torch.float32), (16, torch.float64)))
+    with pytest.raises(ValueError, match='backend="triton" takes head sizes up to 256, got 300; backend="torch"'):
+        flash_attention(*wide, backend="triton")
+    with pytest.raises(ValueError, match='backend="triton" takes q in float32, float16 or bfloat16'):
+        flash_attention(*double, backend="triton")
+    q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
+    with pytest.raises(ValueError, match='backend="cuda" has no backward; backend="triton" or "torch" takes it'):
+        flash_attention(q.requires_grad_(), k, v, backend="cuda")
+    assert flash_attention(*wide).shape == (1, 2, 3, 300)
+
+
+# ------------------------------------------------------------------------------------------------ the op
+
+
+@each_backend
+def test_opcheck(backend, kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(9, 12, 16, (4, 2), 1, torch.float32, kernel_device))
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=kernel_device) for x in ([0, 4, 9], [0, 5, 12]))
+    slopes, seed = torch.rand(4, device=kernel_device), torch.tensor(5, device=kernel_device)
+    mask = torch.rand(9, 12, device=kernel_device) < 0.8
+    numbers = (0.25, True, 7, 2.0)
+    op = torch.ops.pagewise.flash_attention
+    torch.library.opcheck(op, (q, k, v, slopes, mask, seed, None, None, *numbers, 0.2, backend))
+    torch.library.opcheck(op, (q, k, v, None, None, None, cu_q, cu_k, *numbers, 0.0, backend))
+
+
+COMPILED = """
+import pagewise, torch
+from pagewise.flash_attention import flash_attention, flash_attention_varlen
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+q, k, v = (torch.randn(1, n, 20, 16, device=device) for n in (4, 2, 2))
+sums = torch.tensor([0, 5, 20], dtype=torch.int32, device=device)
+options = {"causal": True, "window": 7, "softcap": 2.0, "alibi_slopes": torch.rand(4, device=device), "dropout_p": 0.2}
+mask = torch.rand(20, 20, device=device) < 0.8
+
+def dense(q, k, v, backend, seed):
+    out, lse = flash_attention(
+        q * 2, k, v, **options, attn_mask=mask, dropout_seed=seed, return_lse=True, backend=backend
+    )
+    return (out * 3).sum() + torch.where(lse.isinf(), 0.0, lse).sum()
+
+def packed(q, k, v, backend, seed):
+    rows = (x[0].transpose(0, 1) for x in (q, k, v))
+    return flash_attention_varlen(*rows, sums, sums, **options, dropout_seed=seed, backend=backend).square().sum()
+
+for backend in ("torch", "triton"):
+    for function, seed in ((dense, 5), (dense, None), (packed, 5)):
+        results = []
+        for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+            inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+            torch.manual_seed(3)
+            value = call(*inputs, backend, seed)
+            results.append((value, *torch.autograd.grad(value, inputs)))
+        for eager, compiled in zip(*results):
+            torch.testing.assert_close(compiled, eager)
+print("equal")
+"""
+
+
+def test_compiles_without_a_break():
+    """In a process of its own: torch.compile does not see through the shape checks of the tests."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", COMPILED], capture_output=True, text=True)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = (x.requires_grad_() for x in random_qkv(3, 4, 8, (1, 1), 1))
+    (dq,) = torch.autograd.grad(flash_attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiable once.*naive_attention"):
+        dq.sum().backward()
+
+
+def test_gradcheck_of_the_function():
+    q, k, v = (x.requires_grad_() for x in random_qkv(3, 4, 2, (2, 1), 1))
+    assert torch.autograd.gradcheck(lambda *x: flash_attention(*x, causal=True, return_lse=True), (q, k, v))
+
+
+# ------------------------------------------------------------------------------------------------ dropout
+
+
+@pytest.mark.parametrize("p", [0.01, 0.17, 0.5, 0.99])
+def test_dropout_keeps_the_right_fraction(p):
+    kept = dropout_mask((2, 4, 150, 301), p, 3).double()
+    deviation = math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(kept.mean() - (1 - p)) < 5 * deviation + 2**-17
+    for dims in ((0, 1, 2), (0, 1, 3), (0, 2, 3)):  # no column, row or head is treated better
+        means = kept.mean(dim=dims)
+        assert (means - (1 - p)).abs().max() < 6 * math.sqrt(p * (1 - p) * len(means) / kept.numel()) + 2**-17
+
+
+def test_dropout_differs_between_seeds_heads_and_sequences():
+    masks = dropout_mask((2, 2, 64, 64), 0.5, 1).flatten(0, 1).flatten(1)
+    other = dropout_mask((2, 2, 64, 64), 0.5, 2).flatten(0, 1).flatten(1)
+    high = dropout_mask((2, 2, 64, 64), 0.5, 1 + 2**32).flatten(0, 1).flatten(1)
+    for a in (*other, *high, *masks[1:]):
+        assert abs((a == masks[0]).double().mean() - 0.5) < 0.05
+
+
+def test_philox_gives_the_published_numbers():
+    """The known answers of Random123's kat_vectors for philox4x32-10."""
+    from pagewise.flash_attention.dropout import philox
+
+    def words(counter, key):
+        seed = torch.tensor(key[0] | key[1] << 32).to(torch.int64) if key[1] < 2**31 else torch.tensor(-1)
+        return [int(word) for word in philox(*(torch.tensor(c) for c in counter), seed)]
+
+    ones = 2**32 - 1
+    assert words((0, 0, 0, 0), (0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert words((ones,) * 4, (ones, ones)) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@each_backend
+def test_without_dropout_nothing_changes(backend, kernel_device):
+    q, k, v = random_qkv(20, 30, 16, (2, 2), 1, torch.float32, kernel_device)
+    plain = flash_attention(q, k, v, backend=backend)
+    assert torch.equal(plain, flash_attention(q, k, v, dropout_p=0.0, dropout_seed=5, backend=backend))
+
+
+def test_a_seed_comes_from_torch_if_none_is_given():
+    q, k, v = random_qkv(20, 30, 16, (2, 2), 1, torch.float32)
+    torch.manual_seed(1)
+    first, second = (flash_attention(q, k, v, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(first, flash_attention(q, k, v, dropout_p=0.5))
+    assert not torch.equal(first, second)
+
+
+def test_a_seed_may_be_a_tensor():
+    q, k, v = random_qkv(20, 30, 16, (2, 2), 1, torch.float32)
+    by_int = flash_attention(q, k, v, dropout_p=0.5, dropout_seed=12345)
+    assert torch.equal(by_int, flash_attention(q, k, v, dropout_p=0.5, dropout_seed=torch.tensor(12345)))
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_a_mask_without_a_seed_is_refused():
+    with pytest.raises(TypeError, match="dropout_seed must be an int"):
+        dropout_mask((1, 1, 2, 3), 0.5, None)
+    with pytest.raises(ValueError, match="shape must be"):
+        dropout_mask((1, 2, 3), 0.5, 1)
+    assert dropout_mask((1, 1, 0, 3), 0.5, 1).shape == (1, 1, 0, 3)
+
+
+# ------------------------------------------------------------------------------------------------ packed sequences
+
+
+def packed(lengths_q, lengths_k, heads, D, dtype, device):
+    generator = torch.Generator().manual_seed(4)
+    H, Hkv = heads
+    shapes = ((sum(lengths_q), H, D), (sum(lengths_k), Hkv, D), (sum(lengths_k), Hkv, D))
+    tensors = [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+    sums = [torch.tensor([0, *x], device=device).cumsum(0).int() for x in (lengths_q, lengths_k)]
+    return tensors, sums
+
+
+@each_backend
+@pytest.mark.parametrize("kind", ["plain", "causal", "window", "alibi", "dropout"])
+def test_packed_sequences_are_each_for_themselves(backend, kind, kernel_device):
+    """Lengths of 0, 1, one below and one over a tile, and more queries than keys; forward and gradients."""
+    lengths_q, lengths_k = [5, 0, 65, 1, 0, 40, 63], [9, 7, 70, 130, 0, 20, 0]
+    (q, k, v), (cu_q, cu_k) = packed(lengths_q, lengths_k, (4, 2), 16, torch.float32, kernel_device)
+    options = options_of(kind, 1, 4, 1, 1, kernel_device)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    out, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, **options, return_lse=True, backend=backend)
+    assert out.shape == q.shape
+    assert lse.shape == q.shape[:2]
+    d_out, _ = random_gradients(out[None])
+    gradients = torch.autograd.grad(out, (q, k, v), d_out[0])
+
+    q64, k64, v64 = (x.detach().double().requires_grad_() for x in (q, k, v))
+    outs, lses, mask = [], [], None
+    if kind == "dropout":
+        options = {"dropout_p": options["dropout_p"]}
+        mask = dropout_mask((len(lengths_q), 4, max(lengths_q), max(lengths_k)), 0.17, 11, kernel_device)
+    for b, (T, S) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+        rows, cols = slice(int(cu_q[b]), int(cu_q[b + 1])), slice(int(cu_k[b]), int(cu_k[b + 1]))
+        of_b = [x.transpose(0, 1)[None] for x in (q64[rows], k64[cols], v64[cols])]
+        dropped = {} if mask is None else {"dropout_mask": mask[b, :, :T, :S]}
+        out_b, lse_b = attention(*of_b, **options, **dropped, return_lse=True)
+        outs.append(out_b[0].transpose(0, 1))
+        lses.append(lse_b[0].transpose(0, 1))
+    exact, exact_lse = torch.cat(outs), torch.cat(lses)
+    torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-4, atol=1e-5)
+    exact_gradients = torch.autograd.grad(exact, (q64, k64, v64), d_out[0].double())
+    for got, expected in zip(gradients, exact_gradients, strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=2e-5)
+
+
+@each_backend
+def test_many_short_sequences(backend, kernel_device):
+    """Many sequences in a tile's worth of rows: each program finds its own."""
+    lengths = [int(n) for n in torch.randint(0, 4, (150,), generator=torch.Generator().manual_seed(0))]
+    (q, k, v), (cu, _) = packed(lengths, lengths, (1, 1), 16, torch.float32, kernel_device)
+    out = flash_attention_varlen(q, k, v, cu, cu, causal=True, backend=backend)
+    sequence = torch.repeat_interleave(torch.arange(150), torch.tensor(lengths)).to(kernel_device)
+    alone = (sequence[:, None] == sequence) & torch.ones(len(q), len(q), device=kernel_device).tril().bool()
+    expected = attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=alone)
+    torch.testing.assert_close(out, expected[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"cu_seqlens_q": [0, 4, 3, 9]}, ValueError, "cu_seqlens_q must rise from 0 to the 9 rows of q"),
+        ({"cu_seqlens_q": [0, 4, 6, 8]}, ValueError, "cu_seqlens_q must rise"),
+        ({"cu_seqlens_k": [1, 4, 6, 12]}, ValueError, "cu_seqlens_k must rise"),
+        ({"cu_seqlens_k": [0, 12]}, ValueError, "cu_seqlens_k must be"),
+        ({"max_seqlen_q": 4}, ValueError, "max_seqlen_q must be at least the longest length, 5"),
+        ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be at least 0"),
+        ({"backend": "cuda"}, ValueError, "backend must be"),
+        ({"check": 1}, TypeError, "check must be True or False"),
+    ],
+)
+def test_bad_packing_is_named(change, error, message):
+    (q, k, v), _ = packed([4, 0, 5], [4, 2, 6], (2, 1), 16, torch.float32, "cpu")
+    arguments = {"cu_seqlens_q": [0, 4, 4, 9], "cu_seqlens_k": [0, 4, 6, 12]} | change
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        arguments[name] = torch.tensor(arguments[name], dtype=torch.int32)
+    with pytest.raises(error, match=message):
+        flash_attention_varlen(q, k, v, **arguments)

@@ -1,0 +1,206 @@
+"""FlashAttention's Triton kernels: every pair of what they are called for, forward and gradients, by the one policy.
+
+With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
+"""
+
+import math
+import os
+from itertools import product
+
+import pytest
+import torch
+from covering import covering
+from flash_cases import KINDS, assert_matches_naive, name, options_of, random_gradients, random_qkv
+
+from pagewise.flash_attention import dropout_mask, flash_attention, in_triton
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.naive_attention import attention
+from pagewise.options import ScoreOptions
+
+FULL = os.environ.get("PAGEWISE_FULL") == "1"
+AXES = {
+    "sizes": [(1, 1), (1, 147), (3, 799), (64, 128), (113, 203), (127, 512), (128, 217), (239, 1), (257, 129)],
+    "kind": KINDS,
+    "head_size": [16, 40, 64, 80, 128, 192, 256],
+    "heads": [(6, 6), (6, 2), (6, 1)],
+    "dtype": [torch.float32, torch.float16, torch.bfloat16],
+}
+SMALL = AXES | {
+    "sizes": [(1, 1), (1, 147), (70, 129), (113, 203), (97, 64), (130, 1), (3, 300)],
+    "heads": [(2, 2), (4, 2), (3, 1)],
+}
+
+
+def cases():
+    """Interpreted: on small sizes each pair once. FULL: on all sizes each pair; on a GPU the product."""
+    if not FULL:
+        return covering(SMALL)
+    if not torch.cuda.is_available():
+        return covering(AXES)
+    return [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+
+
+def in_kernels(options, **more):
+    return lambda q, k, v: flash_attention(q, k, v, **options, **more, return_lse=True, backend="triton")
+
+
+@pytest.mark.parametrize("case", cases(), ids=name)
+def test_forward_and_gradients_are_as_accurate_as_naive(case, kernel_device):
+    (T, S), batch = case["sizes"], 2 if FULL else 1
+    q, k, v = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device)
+    options = options_of(case["kind"], *q.shape[:3], S, kernel_device)
+    assert_matches_naive(in_kernels(options), q, k, v, options)
+
+
+# ------------------------------------------------------------------------------------------ what tiles must not change
+
+
+TILES = [(16, 16), (64, 32), (32, 64)]
+
+
+def tiled(monkeypatch, rows, cols):
+    """Let the interpreter take these tiles."""
+    from pagewise.kernels import flash_attention, flash_attention_backward
+
+    for module, function in ((flash_attention, "forward_tiles"), (flash_attention_backward, "backward_tiles")):
+        choice = (module.tiles(rows, cols, 4, 1),)
+        monkeypatch.setattr(module, function, lambda *kind, _choice=choice, **heavy: _choice)
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("kind", ["causal", "window", "all"])
+def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
+    """Tiles that the mask cuts on either side, tiles it hides, tiles longer than wide and wider than long."""
+    tiled(monkeypatch, *tiles)
+    q, k, v = random_qkv(83, 131, 16, (4, 2), 1, torch.float32, kernel_device)
+    options = options_of(kind, *q.shape[:3], k.shape[2], kernel_device)
+    assert_matches_naive(in_kernels(options), q, k, v, options)
+
+
+@pytest.mark.parametrize("sizes", [(20, 70), (70, 20)])
+@pytest.mark.parametrize("window", [1, 16, 17, 1000, None])
+def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, monkeypatch):
+    """NaN in what a tile outside the mask would read does no harm, and the rest is right."""
+    tiled(monkeypatch, 16, 16)
+    (T, S), options = sizes, {"causal": True, "window": window}
+    q, k, v = random_qkv(T, S, 16, (1, 1), 1, torch.float32, kernel_device)
+    unseen = torch.ones(S, dtype=torch.bool, device=kernel_device)
+    positions = torch.arange(S - T, S, device=kernel_device)
+    for position in positions:
+        unseen[max(0, int(position) + 1 - (window or S)) : max(0, int(position) + 1)] = False
+    assert_ignores(unseen, q, k, v, options)
+
+
+def assert_ignores(unseen, q, k, v, options):
+    """NaN in keys and values that no query sees changes nothing, and gives no gradient but 0 to them."""
+    clean = [x.masked_fill(unseen[:, None], 0.0) for x in (k, v)]
+    poisoned = [x.masked_fill(unseen[:, None], math.nan) for x in (k, v)]
+    d_out, d_lse = random_gradients(q)
+    results = []
+    for kv in (clean, poisoned):
+        inputs = [x.detach().requires_grad_() for x in (q, *kv)]
+        out, lse = in_kernels(options)(*inputs)
+        seen = lse > -math.inf
+        loss = (out * d_out).sum() + torch.where(seen, lse, 0.0).mul(d_lse).sum()
+        results.append((out, lse, *torch.autograd.grad(loss, inputs)))
+    for expected, got in zip(*results, strict=True):
+        assert torch.equal(expected, got)
+    assert (results[1][3][:, :, unseen] == 0).all()
+    assert (results[1][4][:, :, unseen] == 0).all()
+
+
+def test_nan_behind_a_mask_does_no_harm(kernel_device):
+    q, k, v = random_qkv(40, 70, 16, (2, 1), 1, torch.float32, kernel_device)
+    mask = torch.ones(40, 70, dtype=torch.bool, device=kernel_device)
+    mask[:, [0, 17, 69]] = False
+    assert_ignores(~mask[0], q, k, v, {"attn_mask": mask})
+
+
+def test_few_keys_do_not_overflow_in_the_padding_of_a_tile(kernel_device):
+    """The scores of a row may all be far below 0: what pads its tile has score 0 and must not count."""
+    q, k, v = (
+        x.to(kernel_device)
+        for x in (torch.full((1, 1, 3, 16), 30.0), -torch.ones(1, 1, 5, 16), torch.randn(1, 1, 5, 16))
+    )
+    assert_matches_naive(in_kernels({"scale": 1.0}), q, k, v, {"scale": 1.0})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_extreme_logits(dtype, kernel_device):
+    q, k, v = random_qkv(33, 70, 64, (2, 2), 1, dtype, kernel_device)
+    q = q * (1e5 / 64) if dtype == torch.float32 else q * 500
+    assert_matches_naive(in_kernels({"causal": True}), q, k, v, {"causal": True})
+
+
+# ------------------------------------------------------------------------------------- sums of groups, offsets, bits
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 6])
+def test_a_group_may_be_split(splits, kernel_device):
+    """Partial sums of dK and dV over parts of a group give the same, whichever the split."""
+    q, k, v = random_qkv(37, 70, 16, (12, 2), 2, torch.float32, kernel_device)
+    d_out, d_lse = random_gradients(q)
+    options, dropout = ScoreOptions(causal=True), Dropout.checked(0.2, 5, kernel_device)
+    out, lse = in_triton.forward(q, k, v, options, dropout)
+    whole = in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, splits=1)
+    split = in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, splits=splits)
+    for expected, got in zip(whole, split, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_splits_fill_the_gpu_and_divide_the_group(monkeypatch):
+    class Properties:
+        multi_processor_count = 132
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    device = torch.device("cuda", 0)
+    assert [in_triton._default_splits(n, 8, device) for n in (1, 17, 34, 66, 132, 1000)] == [8, 8, 4, 2, 1, 1]
+    assert in_triton._default_splits(20, 6, device) == 6
+    assert in_triton._default_splits(50, 6, device) == 3
+    assert in_triton._default_splits(1, 1, device) == 1
+
+
+def test_the_backward_repeats_to_the_bit(kernel_device):
+    q, k, v = random_qkv(70, 90, 16, (4, 2), 1, torch.float16, kernel_device)
+    d_out, d_lse = random_gradients(q)
+    options, dropout = ScoreOptions(causal=True), Dropout.checked(0.1, 3, kernel_device)
+    out, lse = in_triton.forward(q, k, v, options, dropout)
+
+    def gradients():
+        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout)
+
+    first = gradients()
+    for _ in range(50 if kernel_device.type == "cuda" else 2):
+        assert all(map(torch.equal, first, gradients()))
+
+
+def far_apart(x, stride):
+    """x [1, heads, rows, D] with rows `stride` elements apart, in memory of which only the rows are touched."""
+    _, heads, rows, D = x.shape
+    far = torch.empty((rows - 1) * stride + heads * D, dtype=x.dtype).as_strided((1, heads, rows, D), (0, D, stride, 1))
+    return far.copy_(x)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="8 GiB that only the CPU leaves untouched")
+def test_offsets_beyond_32_bits():
+    """Rows 2²⁴ elements apart and more are copied; below, offsets past 2³² elements are right."""
+    q, k, v = random_qkv(20, 300, 16, (1, 1), 1, torch.float16)
+    k, v = (far_apart(x, 2**24 - 16) for x in (k, v))
+    assert_matches_naive(in_kernels({"causal": True}), q, k, v, {"causal": True})
+
+
+# ------------------------------------------------------------------------------------------------ dropout
+
+
+@pytest.mark.parametrize("p", [0.01, 0.17, 0.5, 0.99])
+def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
+    """With values that are the unit vectors, out is the matrix of weights itself."""
+    T, S = 40, 64
+    q, k, _ = random_qkv(T, S, 64, (3, 1), 2, torch.float32, kernel_device)
+    v = torch.eye(S, device=kernel_device).expand(2, 1, S, S)
+    kept = dropout_mask((2, 3, T, S), p, 7, kernel_device)
+    for rows, cols in TILES:
+        tiled(monkeypatch, rows, cols)
+        out = flash_attention(q, k, v, dropout_p=p, dropout_seed=7, backend="triton")
+        assert torch.equal(out != 0, kept)
+    torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
