@@ -136,10 +136,10 @@ __device__ void add_PV(
 // O_i ← O / l      L_i = m + log l      registers → shared, where Q_i was → global, as it was loaded.
 template <class W>
 __device__ void write_tile(
-    typename W::scalar_t* out,  // [rows, D]
+    typename W::scalar_t* out,  // [rows, D], rows row_stride apart
     float* lse,                 // [rows]
     typename W::vec_t* tile,    // shared [Br][Q_STRIDE]
-    const Row<W>& row, int rows)
+    const Row<W>& row, int64_t row_stride, int rows)
 {
     using vec_t = typename W::vec_t;
     // a row that saw no key gives 0; NaN stays NaN
@@ -158,7 +158,7 @@ __device__ void write_tile(
     for (int i = lane; i < WARP_SIZE * W::VECS; i += WARP_SIZE) {
         const int r = first + i / W::VECS, c = i % W::VECS;
         if (r < rows)
-            *reinterpret_cast<vec_t*>(out + r * W::D + c * vec_t::SIZE) = tile[r * W::Q_STRIDE + c];
+            *reinterpret_cast<vec_t*>(out + r * row_stride + c * vec_t::SIZE) = tile[r * W::Q_STRIDE + c];
     }
     if (threadIdx.x < rows) lse[threadIdx.x] = row.m + logf(row.l);
 }
@@ -169,14 +169,14 @@ __device__ void write_tile(
 // Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j.
 template <typename scalar_t, int D, int Bc, int NUM_WARPS>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kernel(
-    scalar_t* __restrict__ out,      // O [B, H, T, D]
+    scalar_t* __restrict__ out,      // O [B, H, T, D], strides o_batch, o_head, o_row, 1
     float* __restrict__ lse,         // L [B, H, T]
-    const scalar_t* __restrict__ q,  // [B, H, T, D], strides q_batch, q_head, q_row, 1
+    const scalar_t* __restrict__ q,  // [B, H, T, D]
     const scalar_t* __restrict__ k,  // [B, Hkv, S, D]
     const scalar_t* __restrict__ v,  // [B, Hkv, S, D]
     int T, int S, int num_kv_heads, float scale, bool causal,
-    int64_t q_batch, int64_t q_head, int64_t q_row, int64_t k_batch, int64_t k_head, int64_t k_row,
-    int64_t v_batch, int64_t v_head, int64_t v_row)
+    int64_t o_batch, int64_t o_head, int64_t o_row, int64_t q_batch, int64_t q_head, int64_t q_row,
+    int64_t k_batch, int64_t k_head, int64_t k_row, int64_t v_batch, int64_t v_head, int64_t v_row)
 {
     using W = Tiles<scalar_t, D, Bc, NUM_WARPS>;
     extern __shared__ __align__(16) unsigned char shared[];
@@ -185,10 +185,12 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
     auto* V_j = K_j + Bc * W::VECS;                            // [Bc][VECS]
 
     const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
-    const int64_t first = int64_t(blockIdx.x) * W::Br, out_row = (batch * gridDim.y + head) * T + first;
+    const int64_t first = int64_t(blockIdx.x) * W::Br;
     const int rows = min(T - int(first), W::Br);
     const int keys = visible_keys(first + rows - 1, T, S, causal);  // of the tile's last row: most
     const int visible = visible_keys(first + threadIdx.x, T, S, causal);
+    out += batch * o_batch + head * o_head + first * o_row;
+    lse += (batch * gridDim.y + head) * T + first;
     q += batch * q_batch + head * q_head + first * q_row;
     k += batch * k_batch + kv_head * k_head;
     v += batch * v_batch + kv_head * v_head;
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
                 add_PV<W>(row.O + c * W::vec_t::SIZE, P, V_j + step * W::VECS, c);
         }
     }
-    write_tile<W>(out + out_row * D, lse + out_row, Q_i, row, rows);
+    write_tile<W>(out, lse, Q_i, row, o_row, rows);
 }
 
 // What a warp of split-K hands over: (m, l, O) of a row over its slice. An odd number of words, so that
@@ -241,8 +243,8 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_spli
     scalar_t* __restrict__ out, float* __restrict__ lse, const scalar_t* __restrict__ q,
     const scalar_t* __restrict__ k, const scalar_t* __restrict__ v,
     int T, int S, int num_kv_heads, float scale, bool causal,
-    int64_t q_batch, int64_t q_head, int64_t q_row, int64_t k_batch, int64_t k_head, int64_t k_row,
-    int64_t v_batch, int64_t v_head, int64_t v_row)
+    int64_t o_batch, int64_t o_head, int64_t o_row, int64_t q_batch, int64_t q_head, int64_t q_row,
+    int64_t k_batch, int64_t k_head, int64_t k_row, int64_t v_batch, int64_t v_head, int64_t v_row)
 {
     constexpr int Bc = NUM_WARPS * KEYS;
     using W = Tiles<scalar_t, D, Bc, NUM_WARPS>;
@@ -254,9 +256,11 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_spli
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
 
     const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
-    const int64_t first = int64_t(blockIdx.x) * W::Br, out_row = (batch * gridDim.y + head) * T + first;
+    const int64_t first = int64_t(blockIdx.x) * W::Br;
     const int rows = min(T - int(first), W::Br);
     const int keys = visible_keys(first + rows - 1, T, S, causal);
+    out += batch * o_batch + head * o_head + first * o_row;
+    lse += (batch * gridDim.y + head) * T + first;
     q += batch * q_batch + head * q_head + first * q_row;
     k += batch * k_batch + kv_head * k_head;
     v += batch * v_batch + kv_head * v_head;
@@ -291,5 +295,5 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_spli
             __syncthreads();  // all has been merged
         }
     }
-    write_tile<W>(out + out_row * D, lse + out_row, Q_i, row, rows);
+    write_tile<W>(out, lse, Q_i, row, o_row, rows);
 }

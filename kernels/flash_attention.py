@@ -12,7 +12,6 @@ from pagewise.kernels.partial import empty, fold_base_2, output
 from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, kept, visible
 
 
-
 def tiles(rows, cols, num_warps, num_stages):
     """How a program's work is cut, as a launch takes it."""
     return {"ROWS": rows, "COLS": cols, "num_warps": num_warps, "num_stages": num_stages}
@@ -120,6 +119,13 @@ def store_rows(matrix, rows, tile, there, D: tl.constexpr, BLOCK_D: tl.constexpr
 
 
 @triton.jit
+def store_stats(m_ptr, log_l_ptr, rows, m, l, there):
+    """m and log₂ l apart: their sum, the log-sum-exp, would round away what scores that large differ by."""
+    tl.store(m_ptr + rows, tl.where(l == 0.0, float("inf"), m), mask=there)
+    tl.store(log_l_ptr + rows, tl.where(l == 0.0, 0.0, tl.log2(l)), mask=there)
+
+
+@triton.jit
 def key_tiles(first_row, last_row, sizes, window, CAUSAL: tl.constexpr, CUT: tl.constexpr, COLS: tl.constexpr):
     """Which tiles of keys these queries see: (first, first whole, behind the last whole, behind the last).
 
@@ -141,7 +147,7 @@ def key_tiles(first_row, last_row, sizes, window, CAUSAL: tl.constexpr, CUT: tl.
     return first, first_whole, behind_whole, behind, start, stop
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "num_heads", "group", "T", "S", "window", "threshold"])
 def flash_attention_kernel(
     q_ptr,  # [B, H, T, D]
     k_ptr,  # [B, Hkv, S, D]
@@ -153,6 +159,9 @@ def flash_attention_kernel(
     cu_k_ptr,  # [B + 1] int32
     out_ptr,  # [B, H, T, D]
     lse_ptr,  # [B, H, T] float32
+    rest_ptr,  # as out: what rounding took from it; written if REST
+    m_ptr,  # [B, H, T] float32: the largest score in units of log 2, +∞ if it saw no key; this and l if LEARNS
+    log_l_ptr,  # [B, H, T] float32: log₂ Σ 2^(score − m)
     q_stride_batch,
     q_stride_head,
     q_stride_row,
@@ -190,6 +199,8 @@ def flash_attention_kernel(
     MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
     PACKED: tl.constexpr,
+    LEARNS: tl.constexpr,
+    REST: tl.constexpr,  # out is rounded
 ):
     """out, lse = attention(q, k, v, causal, window, scale, softcap, alibi_slopes, mask, dropout, return_lse=True).
 
@@ -208,7 +219,7 @@ def flash_attention_kernel(
     k_matrix = of_head((k_ptr, k_stride_batch, k_stride_head, k_stride_row), batch, head // group, first_k)
     v_matrix = of_head((v_ptr, v_stride_batch, v_stride_head, v_stride_row), batch, head // group, first_k)
     out_matrix = of_head((out_ptr, out_stride_batch, out_stride_head, out_stride_row), batch, head, first_q)
-    lse_ptr += (batch * num_heads + head).to(tl.int64) * total + first_q
+    first_row = (batch * num_heads + head).to(tl.int64) * total + first_q  # of what has a number per query
     mask_ptr += batch.to(tl.int64) * mask_stride_batch + head.to(tl.int64) * mask_stride_head
 
     sizes, softcap, window = (T, S), softcap if SOFTCAP else None, window if WINDOW else None
@@ -250,4 +261,10 @@ def flash_attention_kernel(
     if DROPOUT:
         out *= growth
     store_rows(out_matrix, rows.to(tl.int64), out, rows < T, D, BLOCK_D)
-    tl.store(lse_ptr + rows, lse, mask=rows < T)
+    tl.store(lse_ptr + first_row + rows, lse, mask=rows < T)
+    if LEARNS:
+        store_stats(m_ptr + first_row, log_l_ptr + first_row, rows, m, l, rows < T)
+    if REST:
+        rest_matrix = of_head((rest_ptr, out_stride_batch, out_stride_head, out_stride_row), batch, head, first_q)
+        rest = out - out.to(out_ptr.dtype.element_ty).to(tl.float32)
+        store_rows(rest_matrix, rows.to(tl.int64), rest, rows < T, D, BLOCK_D)

@@ -1,8 +1,10 @@
 """What every test shares: checked shapes, devices, the one tolerance policy, and the count of kernels executed."""
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import pkgutil
 from collections import Counter
 from pathlib import Path
@@ -15,12 +17,28 @@ import pagewise  # before triton: decides whether kernels are interpreted
 
 # The shape annotations of all modules are checked while the tests run (not of kernels: Triton reads their source).
 if importlib.util.find_spec("beartype"):
+    import jaxtyping
     from beartype import BeartypeConf, beartype
-    from jaxtyping import install_import_hook
 
-    typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as in Python's own rules
+    # an int is a float, as in Python's own rules
+    typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
+    _with_shapes = jaxtyping.jaxtyped
+
+    def _jaxtyped(function=None, **options):
+        """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth."""
+        if function is None or not inspect.isfunction(function) or "Tensor" in str(inspect.signature(function)):
+            return functools.partial(_jaxtyped, **options) if function is None else _with_shapes(function, **options)
+        checked = typechecker(function)
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+
+        return call
+
+    jaxtyping.jaxtyped = _jaxtyped
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
-    install_import_hook(_checked, "conftest.typechecker")
+    jaxtyping.install_import_hook(_checked, "conftest.typechecker")
 
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ def random_qkv(T, S, D, heads=(6, 2), batch=2, dtype=torch.float64, device="cpu"
 def options_of(kind, B, H, T, S, device="cpu"):
     """The options of one kind; "all" is everything together."""
     generator = torch.Generator().manual_seed(1)
-    mask = torch.rand(B, 1, T, S, generator=generator) < 0.7
+    mask = torch.rand(B, H, T, S, generator=generator) < 0.7
     mask[:, :, T // 2] = False  # a query that sees nothing
     kinds = {
         "plain": {},

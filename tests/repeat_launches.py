@@ -45,9 +45,7 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         qkv = padded_qkv(num_tokens, num_tokens // 2 + 3, dtype, device)
         for split, forward in (("Q", in_cuda.forward), ("K", in_cuda.split_k_forward)):
             yield f"CUDA flash split-{split}, {str(dtype)[6:]}", partial(forward, *qkv, ScoreOptions(causal=True))
-        flash = partial(flash_attention, causal=True, return_lse=True, backend="triton")
-        yield f"Triton flash, {str(dtype)[6:]}", partial(flash, *qkv)
-        yield f"Triton flash backward, {str(dtype)[6:]}", gradients(flash, qkv)
+        yield f"Triton flash, {str(dtype)[6:]}", forward_and_backward(*qkv)
         rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
         yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
 
@@ -63,15 +61,16 @@ def padded_qkv(T: int, S: int, dtype: torch.dtype, device: torch.device) -> list
     return qkv
 
 
-def gradients(attend: Callable[..., tuple[Tensor, Tensor]], qkv: list[Tensor]) -> Run:
-    """Those of q, k and v, for random gradients of out and, where it is finite, of lse."""
-    leaves = [x.detach().requires_grad_() for x in qkv]
-    out, lse = attend(*leaves)
-    seen = lse.isfinite()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        back = torch.randn_like(out), torch.randn_like(lse).where(seen, 0.0)
-    return lambda: torch.autograd.grad((out, lse), leaves, back, retain_graph=True)
+def forward_and_backward(q: Tensor, k: Tensor, v: Tensor) -> Run:
+    """out and lse, and the gradients of q, k and v from some of out and lse."""
+    leaves = [x.requires_grad_() for x in (q.detach(), k.detach(), v.detach())]
+
+    def run() -> tuple[Tensor, ...]:
+        out, lse = flash_attention(*leaves, causal=True, return_lse=True, backend="triton")
+        d_lse = lse.detach().nan_to_num(neginf=0.0)
+        return out.detach(), lse.detach(), *torch.autograd.grad((out, lse), leaves, (q, d_lse))
+
+    return run
 
 
 def written(num_tokens: int, dtype: torch.dtype, cache_dtype: torch.dtype, layout: str, device: torch.device) -> Run:

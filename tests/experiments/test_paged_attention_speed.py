@@ -234,6 +234,12 @@ def test_the_command_prints_a_table(in_process, monkeypatch, capsys):
     assert all(out.count(f"\n{method} ") == 1 for method in OURS)
 
 
+def test_a_copy_that_fails_costs_the_fractions_and_nothing_else(capsys):
+    nowhere = torch.device("cuda", 99)  # its process finds no such GPU
+    assert paged_attention_speed.copy_bandwidth(nowhere, limit=60.0) is None
+    assert "of which others reach a fraction, is not known: " in capsys.readouterr().out
+
+
 def test_times_of_a_cpu_are_not_recorded(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(paged_attention_speed, "best_device", lambda: torch.device("cpu"))
     monkeypatch.setattr("sys.argv", ["paged_attention_speed", "--record", str(tmp_path / "x.json")])

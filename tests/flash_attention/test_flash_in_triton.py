@@ -12,7 +12,9 @@ import torch
 from covering import covering
 from flash_cases import KINDS, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
+from conftest import assert_as_accurate_as_naive, needs_interpreter
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton
+from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
@@ -141,9 +143,9 @@ def test_a_group_may_be_split(splits, kernel_device):
     q, k, v = random_qkv(37, 70, 16, (12, 2), 2, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
     options, dropout = ScoreOptions(causal=True), Dropout.checked(0.2, 5, kernel_device)
-    out, lse = in_triton.forward(q, k, v, options, dropout)
-    whole = in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, splits=1)
-    split = in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, splits=splits)
+    out, lse, saved = in_triton.forward(q, k, v, options, dropout, learns=True)
+    whole = in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, dropout, splits=1)
+    split = in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, dropout, splits=splits)
     for expected, got in zip(whole, split, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -164,10 +166,10 @@ def test_the_backward_repeats_to_the_bit(kernel_device):
     q, k, v = random_qkv(70, 90, 16, (4, 2), 1, torch.float16, kernel_device)
     d_out, d_lse = random_gradients(q)
     options, dropout = ScoreOptions(causal=True), Dropout.checked(0.1, 3, kernel_device)
-    out, lse = in_triton.forward(q, k, v, options, dropout)
+    out, lse, saved = in_triton.forward(q, k, v, options, dropout, learns=True)
 
     def gradients():
-        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout)
+        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, dropout)
 
     first = gradients()
     for _ in range(50 if kernel_device.type == "cuda" else 2):
@@ -204,3 +206,41 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
         out = flash_attention(q, k, v, dropout_p=p, dropout_seed=7, backend="triton")
         assert torch.equal(out != 0, kept)
     torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
+
+
+# ------------------------------------------------------------------------------------------------ Hopper's variants
+
+
+@needs_interpreter
+@pytest.mark.parametrize("variant", hopper.NAMES)
+@pytest.mark.parametrize("kind", ["plain", "causal", "softcap", "alibi"])
+def test_hoppers_variants(variant, kind):
+    q, k, v = random_qkv(70, 90, 40, (2, 1), 1, torch.float16)
+    options = options_of(kind, 1, 2, 70, 90)
+    out, lse, _ = hopper.forward(q, k, v, ScoreOptions(**options), variant)
+    exact, exact_lse = attention(*(x.double() for x in (q, k, v)), **options, return_lse=True)
+    assert_as_accurate_as_naive(out, exact, attention(q, k, v, **options))
+    torch.testing.assert_close(lse, exact_lse.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_hoppers_variants_wait_for_a_measurement(monkeypatch):
+    """Chosen on sm_90 only, for what they take, and where a measurement is on record."""
+    q, k, v = random_qkv(8, 8, 64, (2, 1), 1, torch.float16)
+    assert hopper.WINS == {}
+    monkeypatch.setattr(hopper, "WINS", {(64, True): "descriptors"})
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    capability = [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
+
+    def chosen(q, options):
+        return hopper.variant_that_wins(q, k, v, options)
+
+    causal = ScoreOptions(causal=True)
+    assert chosen(q, causal) == "descriptors"
+    assert chosen(q, ScoreOptions()) is None
+    assert chosen(q.float(), causal) is None
+    assert chosen(q, causal._replace(window=3)) is None
+    shifted = torch.cat((q.flatten()[:1], q.flatten()))[1:].view(q.shape)  # not at a multiple of 16 bytes
+    assert chosen(shifted, causal) is None
+    capability[0] = (8, 0)
+    assert chosen(q, causal) is None

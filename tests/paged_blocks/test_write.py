@@ -226,10 +226,10 @@ def test_the_cache_takes_no_part_in_differentiation(backend, kernel_device):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in Triton's interpreter, about NaN and infinity
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_the_smallest_bfloat16_become_the_same_bits_in_both_backends(dtype, kernel_device):
-    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(-1, 1, 16).to(kernel_device)
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(64, 1, -1).to(kernel_device)
     caches = []
     for backend in ("torch", "triton"):
-        cache = PagedKVCache(1, len(x), 1, 1, 16, dtype=dtype, device=kernel_device)
+        cache = PagedKVCache(1, len(x), 1, 1, x.shape[-1], dtype=dtype, device=kernel_device)
         slots = torch.arange(len(x), device=kernel_device)
         cache.write(0, slots, x, x, k_scale=2.0**-126, v_scale=2.0**-126, backend=backend)
         caches.append(cache.k.view(torch.uint8))

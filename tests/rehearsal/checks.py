@@ -15,6 +15,8 @@ from pagewise.online_softmax import online_softmax
 from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
+from pagewise.tools.timing import ColdTimer
+from rehearsal import launches, plugin
 
 FILL = "__global__ void fill(float* x, long n, float y) { if (threadIdx.x < n) x[threadIdx.x] = y; }"
 MANY = (1 << 33) + 5  # does not fit in 32 bits
@@ -70,6 +72,12 @@ def test_a_graph_may_be_captured_right_after_compiling(fill, x):
     assert x.unique().tolist() == [0.0]
     graph.replay()
     assert x.unique().tolist() == [2.0]
+
+
+def test_a_time_is_taken_from_a_cold_cache(fill, x):
+    timer = ColdTimer()
+    assert timer(lambda: fill[1, 32](x, MANY, 2.0)) == pytest.approx(1e-3)  # from one event to the next, here
+    assert timer.hidden
 
 
 def paged_cache(gpu):
@@ -162,3 +170,12 @@ def test_code_that_is_loaded_while_a_graph_is_captured_is_found(fill, x, monkeyp
     fill.compile("cuda")
     with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(Exception, match="STUB_ERROR_900"):
         fill[1, 32](x, MANY, 2.0)
+
+
+def test_a_new_spill_is_found(monkeypatch):
+    sm = "".join(map(str, torch.cuda.get_device_capability()))
+    (kernel, of, _), most = next(item for item in plugin.SPILLS.items() if str(item[0][2]) == sm)
+    variants = {"known": (most, of), "more": (most + 8, of), "elsewhere": (8, of.replace("D=120", "D=128"))}
+    built = {(kernel, key): launches.Built(255, spilled, 0, of) for key, (spilled, of) in variants.items()}
+    monkeypatch.setattr(launches, "built", built)
+    assert {spilled for *_, spilled in plugin.spilling()} == {most + 8, 8}

@@ -27,6 +27,7 @@ class Built(NamedTuple):
     registers: int
     spilled: int
     shared: int
+    variant: str  # the types of its tensors and its constants
 
 
 built: dict[tuple[str, str], Built] = {}
@@ -121,8 +122,13 @@ def watch_triton() -> None:
             bound.apply_defaults()
             kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
             check(got, [(name, bound.arguments[name], _FRACTIONS.get(kind)) for name, kind in kinds.items()])
+            constants = {n: bound.arguments[n] for n, kind in compiled.src.signature.items() if kind == "constexpr"}
+            types = {n: kind for n, kind in kinds.items() if kind.startswith("*")}
             built[self.fn.__name__, compiled.hash] = Built(
-                got.kernel.code.registers, got.kernel.code.local, compiled.metadata.shared
+                got.kernel.code.registers,
+                got.kernel.code.local,
+                compiled.metadata.shared,
+                " ".join(f"{n}={value}" for n, value in (types | constants).items()),
             )
             machine.happens(got.stream, partial(_interpret, self, got.grid, bound.arguments))
             counted["Triton"] += 1

@@ -126,6 +126,10 @@ class Event:
     def record(self, stream=None) -> None:
         self.time = next(self._clock)
 
+    def query(self) -> bool:
+        """Never over before somebody waits for it: the GPU is always behind its host."""
+        return False
+
     def elapsed_time(self, later: "Event") -> float:
         return later.time - self.time
 
@@ -178,7 +182,7 @@ def install() -> None:
         is_current_stream_capturing=lambda: current_stream().cuda_stream in _capturing,
         **dict.fromkeys(("memory_allocated", "max_memory_allocated"), lambda *_: 0),
         **dict.fromkeys(("init", "_lazy_init", "synchronize", "empty_cache", "reset_peak_memory_stats", "manual_seed",
-                         "manual_seed_all", "set_rng_state"), lambda *_: None),
+                         "manual_seed_all", "set_rng_state", "_sleep"), lambda *_: None),
     )  # fmt: skip
     for name, value in claims.items():
         setattr(torch.cuda, name, value if isinstance(value, type) else _distinct(value))

@@ -179,6 +179,16 @@ def _record(
     return record._replace(fraction=record.reached())
 
 
+def copy_bandwidth(device: torch.device, *, limit: float) -> float | None:
+    """What a copy reaches on this device, in a process of its own; where it fails a sentence, and no fractions."""
+    with Worker(partial, benchmark.copy_bandwidth) as worker:
+        try:
+            return worker(device, limit=limit)
+        except Failed as failed:
+            print(f"A copy's bandwidth, of which others reach a fraction, is not known: {failed}")
+            return None
+
+
 def draw(found: Sequence[Record], *, num_kv_heads: int = 8) -> None:
     """The bandwidth that each method reached in records, as a share of a copy's; for shapes with so many KV heads."""
     from pagewise import figures
@@ -210,7 +220,7 @@ def main() -> None:
         parser.error("--record needs a GPU: times of interpreted kernels are not kept")
     if not on_gpu:
         print("No GPU here: CUDA runs as fibers and Triton interpreted, and these times say nothing about a GPU.")
-    bandwidth = benchmark.copy_bandwidth(device) if on_gpu else None
+    bandwidth = copy_bandwidth(device, limit=asked.limit) if on_gpu else None
     options = {} if on_gpu else {"repeats": 1, "warmup": 0}
     shapes = (SHAPES if on_gpu else SMALLEST)[: asked.first]
     of_shape = []

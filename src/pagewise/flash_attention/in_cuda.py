@@ -104,14 +104,17 @@ def launch(
     out, lse = _outputs(q)
     if out.numel():
         q, k, v = map(_in_vecs, (q, k, v))
-        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        strides = (stride for x in (out, q, k, v) for stride in x.stride()[:3])
         grid = (cdiv(T, TILE_ROWS), H, B)
         kernel[grid, TILE_ROWS, shared_bytes](out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
     return out, lse
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    """Room for out, which lies as q does where its rows do, and lse."""
+    out = torch.empty_like(q)
+    out = out if out.stride(-1) == 1 else q.new_empty(q.shape)
+    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _in_vecs(x: Tensor) -> Tensor:

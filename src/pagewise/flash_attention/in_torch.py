@@ -3,6 +3,7 @@
 Given what `flash_attention` has checked, on any device and in any dtype, float64 too.
 """
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,8 +24,10 @@ def forward(
     dropout: Dropout,
     first_sequence: int = 0,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """(out, lse) of `flash_attention`."""
-    out, lse = version_2.forward(q, k, v, Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence), q.dtype)
+    """(out, lse) of `flash_attention`, out not yet rounded to the dtype of q."""
+    tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out, lse = version_2.forward(q, k, v, tiles, wide)
     return out, lse.squeeze(-1)
 
 

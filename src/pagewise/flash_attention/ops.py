@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_torch, in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.in_triton import Packed, room_like
+from pagewise.flash_attention.in_triton import Packed
+from pagewise.flash_attention.launching import Saved, room_like
 from pagewise.options import ScoreOptions
 
 
@@ -18,10 +19,12 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, dropout: Dropout, packed: Packed | None, backend: str
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) by "torch" or "triton"; differentiable once."""
-    return torch.ops.pagewise.flash_attention(
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    out, lse, *_ = torch.ops.pagewise.flash_attention(
         q, k, v, options.alibi_slopes, options.attn_mask, dropout.seed, *(packed or (None, None)),
-        options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, backend,
+        options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, backend, learns,
     )  # fmt: skip
+    return out, lse
 
 
 @torch.library.custom_op("pagewise::flash_attention", mutates_args=())
@@ -40,16 +43,23 @@ def _flash_attention(
     softcap: float,
     dropout_p: float,
     backend: str,
-) -> tuple[Tensor, Tensor]:
+    learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, lse, and `Saved`."""
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
     if backend == "triton":
-        return in_triton.forward(q, k, v, options, dropout, packed)
-    out, lse = _like_out(q)
+        out, lse, saved = in_triton.forward(q, k, v, options, dropout, packed, learns=learns)
+        return out, lse, *saved
+    out, lse, rest, stats = _room(q, learns, backend)
+    exact = torch.empty_like(out, dtype=lse.dtype)
     for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
         part = in_torch.forward(q[:, :, rows], k[:, :, cols], v[:, :, cols], options, dropout, b)
-        out[:, :, rows], lse[:, :, rows] = part
-    return out, lse
+        exact[:, :, rows], lse[:, :, rows] = part
+    out.copy_(exact)
+    if rest.numel():
+        rest.copy_(exact - out)
+    return out, lse, rest, stats
 
 
 @torch.library.custom_op("pagewise::flash_attention_backward", mutates_args=())
@@ -61,6 +71,8 @@ def _flash_attention_backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
+    rest: Tensor,
+    stats: Tensor,
     alibi_slopes: Tensor | None,
     attn_mask: Tensor | None,
     dropout_seed: Tensor | None,
@@ -76,12 +88,13 @@ def _flash_attention_backward(
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
     if backend == "triton":
-        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, options, dropout, packed)
+        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, Saved(rest, stats), options, dropout, packed)
     dq, dk, dv = (room_like(x) for x in (q, k, v))
+    exact = out.to(lse.dtype) + rest if rest.numel() else out
     for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
         of_rows = (x[:, :, rows] for x in (d_out, d_lse, q))
         of_cols = (x[:, :, cols] for x in (k, v))
-        stored = (out[:, :, rows], lse[:, :, rows])
+        stored = (exact[:, :, rows], lse[:, :, rows])
         part = in_torch.backward(*of_rows, *of_cols, *stored, options, dropout, b)
         dq[:, :, rows], dk[:, :, cols], dv[:, :, cols] = part
     return dq, dk, dv
@@ -89,7 +102,8 @@ def _flash_attention_backward(
 
 @_flash_attention.register_fake
 def _(q, k, v, *options):
-    return _like_out(q)
+    *_, backend, learns = options
+    return _room(q, learns, backend)
 
 
 @_flash_attention_backward.register_fake
@@ -98,13 +112,13 @@ def _(d_out, d_lse, q, k, v, *options):
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
-    tensors, ctx.numbers = inputs[:8], inputs[8:]
+    tensors, ctx.numbers = inputs[:8], inputs[8:-1]
     ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
 
 
-def _backward(ctx, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx, d_out: Tensor, d_lse: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     gradients = torch.ops.pagewise.flash_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.numbers)
-    return *gradients, *(None,) * 11
+    return *gradients, *(None,) * 12
 
 
 def _no_second_backward(ctx, *gradients: Tensor) -> None:
@@ -118,10 +132,12 @@ _flash_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 _flash_attention_backward.register_autograd(_no_second_backward)
 
 
-def _like_out(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for out and lse."""
+def _room(q: Tensor, learns: bool, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Room for out, lse, and what is saved; the torch loops go by lse, as in the paper."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    return room_like(q), q.new_empty(q.shape[:3], dtype=wide)
+    rest, stats = Saved.room(q, learns)
+    stats = stats if backend == "triton" else q.new_empty(0)
+    return room_like(q), q.new_empty(q.shape[:3], dtype=wide), rest, stats
 
 
 def _packed(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Packed | None:

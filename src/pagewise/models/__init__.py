@@ -11,7 +11,13 @@ from torch import Tensor
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D]: how queries meet keys, the past included."""
 
-_HOME = {"Llama": "llama", "LlamaConfig": "llama", "load_model": "load", "tiny_model": "load"}
+_HOME = {
+    "Llama": "pagewise.models.llama",
+    "LlamaConfig": "pagewise.models.llama",
+    "load_model": "pagewise.models.load",
+    "tiny_model": "pagewise.models.load",
+    "register_attention": "pagewise.flash_attention.in_transformers",
+}
 __all__ = ["Attend", *_HOME]
 
 
@@ -19,7 +25,7 @@ def __getattr__(name: str) -> object:
     """A model or loader is imported when it is first asked for."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,143 @@
+"""FlashAttention under Hugging Face's models: `attn_implementation="pagewise"`, in training and generation (lesson 6).
+
+    from pagewise.flash_attention import register_attention
+
+    register_attention()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="pagewise")
+
+transformers asks for two functions: one attends, the other makes the mask that the first is given. Three kinds of it:
+
+    None       query i sees the keys up to its own, and the last query is as old as the last key: nothing to store
+    [B, S]     likewise, but not the keys that are padding (False): one row serves all queries
+    [B,1,T,S]  everything else, True = may look: a window that hides keys, packed sequences, a cache with free places
+
+Models project to [B, T, H, D] and hand over transposed views [B, H, T, D]; both go through as they lie in memory.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from pagewise.flash_attention.door import flash_attention
+
+# What models hand on to every attention function, and what is no business of one.
+_HARMLESS = {
+    "cache_position", "deterministic", "num_items_in_batch", "output_hidden_states", "output_router_logits",
+    "position_ids", "return_dict", "use_cache",
+}  # fmt: skip
+_REMEDIES = {
+    "cu_seq_lens_q": ": pass position_ids that begin anew with each packed sequence, and no attention_mask",
+    "output_attentions": ': the weights are never all there; use attn_implementation="eager" to look at them',
+}
+
+
+def register_attention(name: str = "pagewise") -> None:
+    """Let transformers know `flash_attention` as attn_implementation=`name`.
+
+    Models run with it in training and generation: padding on either side, grouped heads, windows, softcap, dropout,
+    any cache of transformers, autocast, and activation checkpointing, which recomputes with the same dropout.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: the name is that of another implementation.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ImportError("register_attention needs transformers: pip install pagewise[models]") from error
+    registered = AttentionInterface().get(name)
+    if name == "eager" or registered not in (None, attend):
+        raise ValueError(f"name must not be that of another attention implementation, got {name!r}")
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, visible_keys)
+
+
+def attend(
+    module: nn.Module,
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B Hkv S D"],
+    value: Float[Tensor, "B Hkv S D"],
+    attention_mask: Bool[Tensor, "..."] | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: object,
+) -> tuple[Float[Tensor, "B T H D"], None]:
+    """`flash_attention` as transformers calls it, with a mask of `visible_keys` or the caller's own [B,1,T,S].
+
+    Under autocast q, k and v, which rotary embeddings leave in different dtypes, take autocast's.
+
+    Returns:
+        (out, None): there are no weights to return.
+
+    Raises:
+        ValueError, TypeError: an argument that would change the result and is not known here, or one that does not fit.
+    """
+    for what, given in others.items():
+        if what not in _HARMLESS and given is not None and given is not False:
+            raise ValueError(f"this attn_implementation does not know {what}{_REMEDIES.get(what, '')}")
+    # a mask of all queries says everything, the window included
+    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and (
+        attention_mask is None or attention_mask.dim() == 2
+    )
+    if attention_mask is not None and attention_mask.dim() == 2:
+        attention_mask = attention_mask[:, None, None, :]
+    on = query.device.type
+    if torch.is_autocast_enabled(on):
+        query, key, value = (t.to(torch.get_autocast_dtype(on)) for t in (query, key, value))
+    with torch.autocast(on, enabled=False):  # what comes is computed in its own precision
+        out = flash_attention(
+            query, key, value, causal=causal, window=sliding_window if causal else None, scale=scaling,
+            softcap=softcap or 0.0, attn_mask=attention_mask, dropout_p=dropout,
+        )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
+
+
+def visible_keys(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    *,
+    attention_mask: Bool[Tensor, "B S_all"] | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **others: object,
+) -> Bool[Tensor, "B S"] | Bool[Tensor, "B 1 T S"] | None:
+    """The mask that `attend` is given, as small as it can be (see above).
+
+    Args:
+        q_offset, kv_offset: positions of the first query and the first key.
+        attention_mask: of all tokens so far, False for padding.
+        local_size: the window or chunk of a layer that does not see everything before.
+        allow_is_causal_skip: nothing but these makes the mask differ from the causal one.
+        others: what `sdpa_mask` of transformers takes as well, the mask's function among them.
+    """
+    end = kv_offset + kv_length
+    is_causal = (
+        allow_is_causal_skip
+        and not isinstance(q_offset, Tensor)  # a static cache's: reading it would wait for the GPU
+        and q_offset + q_length == end
+        and (local_size is None or end <= local_size)
+        and (attention_mask is None or attention_mask.shape[-1] >= end)
+    )
+    if not is_causal:
+        from transformers.masking_utils import sdpa_mask
+
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask=attention_mask, local_size=local_size,
+            **others | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+        )  # fmt: skip
+    if attention_mask is None or _all_true(attention_mask := attention_mask[:, kv_offset:end]):
+        return None
+    return attention_mask
+
+
+def _all_true(mask: Bool[Tensor, "B S"]) -> bool:
+    """Whether all of it is known to be True: while a graph is traced or captured, nothing can be."""
+    capturing = mask.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not capturing and not torch.compiler.is_compiling() and bool(mask.all())
