@@ -122,7 +122,7 @@ def store_rows(matrix, rows, tile, there, D: tl.constexpr, BLOCK_D: tl.constexpr
 def store_stats(m_ptr, log_l_ptr, rows, m, l, there):
     """m and log₂ l apart: their sum, the log-sum-exp, would round away what scores that large differ by."""
     tl.store(m_ptr + rows, tl.where(l == 0.0, float("inf"), m), mask=there)
-    tl.store(log_l_ptr + rows, tl.where(l == 0.0, 0.0, tl.log2(l)), mask=there)
+    tl.store(log_l_ptr + rows, tl.log2(tl.where(l == 0.0, 1.0, l)), mask=there)
 
 
 @triton.jit
