@@ -1,6 +1,6 @@
 """What the Triton forward needs of a GPU in tiles of 64 or 128 queries and keys, for lesson 6: compiled, not run.
 
-    python tests/flash_attention_tiles.py       writes lessons/measurements/flash_attention_tiles.json, in a few minutes
+python tests/flash_attention_tiles.py       writes lessons/measurements/flash_attention_tiles.json, in a few minutes
 """
 
 import datetime
@@ -15,7 +15,7 @@ FILE = Path(__file__).parent.parent / "lessons/measurements/flash_attention_tile
 HEAD_SIZE, STAGES = 128, 2
 POINTERS = {
     "slopes_ptr": "*fp32", "mask_ptr": "*u8", "seed_ptr": "*i64", "cu_q_ptr": "*i32", "cu_k_ptr": "*i32",
-    "lse_ptr": "*fp32",
+    "lse_ptr": "*fp32", "m_ptr": "*fp32", "log_l_ptr": "*fp32",
 }  # fmt: skip
 FLOATS = ("scale", "softcap", "growth")
 
@@ -24,7 +24,7 @@ def compiled(rows: int, cols: int, num_warps: int, sm: int) -> dict[str, int]:
     """Registers and spilled bytes of a thread, shared bytes of a thread block: float16, no options."""
     from pagewise.kernels.flash_attention import flash_attention_kernel
 
-    options = ("CAUSAL", "WINDOW", "SOFTCAP", "ALIBI", "MASK", "DROPOUT", "PACKED")
+    options = ("CAUSAL", "WINDOW", "SOFTCAP", "ALIBI", "MASK", "DROPOUT", "PACKED", "LEARNS", "REST")
     constants = {"D": HEAD_SIZE, "BLOCK_D": HEAD_SIZE, "ROWS": rows, "COLS": cols} | dict.fromkeys(options, False)
     signature = {}
     for name in flash_attention_kernel.arg_names:
