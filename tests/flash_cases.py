@@ -13,11 +13,15 @@ KINDS = ["plain", "causal", "window", "softcap", "alibi", "mask", "dropout", "al
 
 
 def random_qkv(T, S, D, heads=(6, 2), batch=2, dtype=torch.float64, device="cpu", seed=0):
-    """q, k, v whose heads lie beside each other in a token, as a model's projections leave them: [B, T, H, D]."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((batch, n, heads[i > 0], D) for i, n in enumerate((T, S, S)))
-    tensors = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    return [x.to(device, dtype).transpose(1, 2) for x in tensors]
+    H, Hkv = heads
+    shapes = ((batch, H, T, D), (batch, Hkv, S, D), (batch, Hkv, S, D))
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype) for shape in shapes]
+
+
+def as_tokens(*tensors):
+    """The same numbers with a token's heads beside each other, [B, T, H, D], as a model's projections leave them."""
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
 
 
 def options_of(kind, B, H, T, S, device="cpu"):

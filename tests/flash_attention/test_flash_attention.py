@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
-from flash_cases import assert_matches_naive, options_of, random_gradients, random_qkv
+from flash_cases import as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
-from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_varlen
+from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen
 from pagewise.naive_attention import attention
+from pagewise.tools.work import count_work
 
 each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
 
@@ -20,8 +21,7 @@ each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
 @each_backend
 def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
     """[B, T, H, D], as projections leave it: out and gradients lie the same way, and nothing is copied."""
-    q, k, v = random_qkv(33, 50, 16, (4, 2), 2, torch.float32, kernel_device)
-    assert not q.is_contiguous()
+    q, k, v = as_tokens(*random_qkv(33, 50, 16, (4, 2), 2, torch.float32, kernel_device))
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     out = flash_attention(q, k, v, causal=True, backend=backend)
     out.sum().backward()  # a gradient of stride 0, too
@@ -33,7 +33,7 @@ def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
 @each_backend
 @pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded"])
 def test_any_strides(backend, layout, kernel_device):
-    q, k, v = random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device)
+    q, k, v = as_tokens(*random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device))
     if layout == "every second":
         q, k, v = (torch.stack((x, torch.full_like(x, math.nan)), 3).flatten(2, 3)[:, :, ::2] for x in (q, k, v))
     elif layout == "transposed last":
@@ -327,3 +327,43 @@ def test_bad_packing_is_named(change, error, message):
         arguments[name] = torch.tensor(arguments[name], dtype=torch.int32)
     with pytest.raises(error, match=message):
         flash_attention_varlen(q, k, v, **arguments)
+
+
+# ------------------------------------------------------------------------------------------------ counted
+
+
+def test_work_of_the_torch_loops_is_theirs():
+    q, k, v = random_qkv(200, 300, 16, (4, 2), 1, torch.float32)
+    options = {"causal": True, "window": 150}
+    loops = count_work(lambda: flash_attention_2(q, k, v, tile_rows=128, tile_cols=128, **options))
+    op = count_work(lambda: flash_attention(q, k, v, **options, backend="torch"))
+    assert (op.matmul_flops, op.bytes_moved) == (loops.matmul_flops, loops.bytes_moved)
+
+
+def test_work_of_the_kernels_by_hand(monkeypatch):
+    """Two tiles of 64 queries over 96 keys, causal: the first sees 32 of them fewer; 4 bytes a number."""
+    q, k, v = random_qkv(128, 96, 16, (2, 1), 1, torch.float32)
+    work = count_work(lambda: flash_attention(q, k, v, causal=True, backend="triton"))
+    seen = [(64, 32), (64, 96)]  # queries, keys: 128 − 96 queries see nothing
+    assert work.matmul_flops == 4 * 2 * 16 * sum(rows * keys for rows, keys in seen)
+    assert work.bytes_read == 4 * 2 * 16 * (128 + 2 * (32 + 96))
+    assert work.bytes_written == 4 * 2 * 128 * (16 + 1)
+    assert work.peak_bytes == 4 * 2 * 128 * (16 + 1)
+
+
+def test_work_of_the_backward_counts_seven_products():
+    q, k, v = (x.requires_grad_() for x in random_qkv(64, 64, 16, (2, 1), 1, torch.float32))
+    forward, both = (count(q, k, v) for count in (_forward_work, _both_work))
+    assert both.matmul_flops - forward.matmul_flops == 14 * 2 * 64 * 64 * 16
+
+
+def _forward_work(q, k, v):
+    return count_work(lambda: flash_attention(q, k, v, backend="triton"))
+
+
+def _both_work(q, k, v):
+    def step():
+        with torch.enable_grad():
+            return torch.autograd.grad(flash_attention(q, k, v, backend="triton").sum(), (q, k, v))
+
+    return count_work(step)

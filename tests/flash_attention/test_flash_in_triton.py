@@ -5,15 +5,17 @@ With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the
 
 import math
 import os
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
+import triton
 from covering import covering
-from flash_cases import KINDS, assert_matches_naive, name, options_of, random_gradients, random_qkv
+from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
 from conftest import assert_as_accurate_as_naive, needs_interpreter
-from pagewise.flash_attention import dropout_mask, flash_attention, in_triton
+from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, launching
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.naive_attention import attention
@@ -49,7 +51,8 @@ def in_kernels(options, **more):
 @pytest.mark.parametrize("case", cases(), ids=name)
 def test_forward_and_gradients_are_as_accurate_as_naive(case, kernel_device):
     (T, S), batch = case["sizes"], 2 if FULL else 1
-    q, k, v = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device)
+    qkv = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device, seed=1)
+    q, k, v = as_tokens(*qkv)
     options = options_of(case["kind"], *q.shape[:3], S, kernel_device)
     assert_matches_naive(in_kernels(options), q, k, v, options)
 
@@ -74,7 +77,7 @@ def tiled(monkeypatch, rows, cols):
 def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
     """Tiles that the mask cuts on either side, tiles it hides, tiles longer than wide and wider than long."""
     tiled(monkeypatch, *tiles)
-    q, k, v = random_qkv(83, 131, 16, (4, 2), 1, torch.float32, kernel_device)
+    q, k, v = random_qkv(43, 75, 16, (2, 1), 1, torch.float32, kernel_device)
     options = options_of(kind, *q.shape[:3], k.shape[2], kernel_device)
     assert_matches_naive(in_kernels(options), q, k, v, options)
 
@@ -140,7 +143,7 @@ def test_extreme_logits(dtype, kernel_device):
 @pytest.mark.parametrize("splits", [1, 2, 3, 6])
 def test_a_group_may_be_split(splits, kernel_device):
     """Partial sums of dK and dV over parts of a group give the same, whichever the split."""
-    q, k, v = random_qkv(37, 70, 16, (12, 2), 2, torch.float32, kernel_device)
+    q, k, v = random_qkv(37, 40, 16, (12, 2), 1, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
     options, dropout = ScoreOptions(causal=True), Dropout.checked(0.2, 5, kernel_device)
     out, lse, saved = in_triton.forward(q, k, v, options, dropout, learns=True)
@@ -206,6 +209,39 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
         out = flash_attention(q, k, v, dropout_p=p, dropout_seed=7, backend="triton")
         assert torch.equal(out != 0, kept)
     torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
+
+
+# ------------------------------------------------------------------------------------------------ tuned
+
+
+@needs_interpreter
+def test_large_launches_take_the_fastest_tiles(monkeypatch):
+    """Each choice is tried once, the one that a clock finds fastest is kept, and what is written is right."""
+    from pagewise.kernels import flash_attention as kernels
+
+    choices, tried = (kernels.tiles(16, 32, 4, 1), kernels.tiles(32, 16, 4, 1)), []
+
+    def clock(run, quantiles):
+        run()
+        tried.append(len(tried))
+        return [1.0 / len(tried)] * 3  # the last is the fastest
+
+    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: choices)
+    monkeypatch.setattr(launching, "triton_mode", lambda: "compiled")
+    monkeypatch.setattr(launching, "WORTH_TUNING", 1000)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(triton, "autotune", partial(triton.autotune, do_bench=clock))
+    launching._tuned.cache_clear()
+    q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32)
+    out, _, _ = in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
+    torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
+    in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
+    assert tried == [0, 1]
+    tuner = launching._tuned(kernels.flash_attention_kernel, tuple(tuple(choice.items()) for choice in choices))
+    assert tuner.best_config.kwargs == {"ROWS": 32, "COLS": 16}
+    small = random_qkv(4, 5, 16, (1, 1), 1, torch.float32)  # not worth it
+    in_triton.forward(*small, ScoreOptions(), Dropout())
+    assert tried == [0, 1]
 
 
 # ------------------------------------------------------------------------------------------------ Hopper's variants

@@ -139,9 +139,10 @@ def test_packed_sequences_do_not_see_each_other():
     torch.testing.assert_close(packed[:, 7:], model(ids[:, 7:]).logits)
 
 
-def test_a_model_that_looks_both_ways():
+@pytest.mark.parametrize("side", ["right", None])
+def test_a_model_that_looks_both_ways(side):
     model = model_of("llama", is_causal=False)
-    assert_as_accurate_as_naive(*with_each(model, lambda model: logits(model, "right")))
+    assert_as_accurate_as_naive(*with_each(model, lambda model: logits(model, side)))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -151,6 +152,15 @@ def test_under_autocast_errors_are_those_of_eager(name):
             return logits(model, "right")
 
     assert_as_accurate_as_naive(*with_each(model_of(name), run))
+
+
+def test_autocast_rounds_what_is_given_and_nothing_that_is_computed():
+    q, k, v = qkv()
+    expected, _ = attend(torch.nn.Module(), *(x.bfloat16() for x in (q, k, v)), None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = attend(torch.nn.Module(), q, k, v.bfloat16(), None)  # as rotary embeddings leave them
+    assert out.dtype == torch.bfloat16
+    assert out.equal(expected)
 
 
 # ------------------------------------------------------------------------------------------------ dropout

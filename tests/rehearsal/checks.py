@@ -11,7 +11,9 @@ import torch
 
 from pagewise.cuda import CudaKernel
 from pagewise.cuda import gpu as cuda_gpu
+from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
 from pagewise.online_softmax import online_softmax
+from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
@@ -102,12 +104,38 @@ def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(gpu):
     assert torch.cuda.current_device() == 0
 
 
+def attended(gpu, **options):
+    """flash_attention of one head in tiles that are not full, and the gradients of q, k and v."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, n, 32, generator=draw).half().to(gpu).requires_grad_() for n in (20, 35, 35))
+    out = flash_attention(q, k, v, causal=True, **options)
+    return out, *torch.autograd.grad(out.float().sin().sum(), (q, k, v))
+
+
+@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
+def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(gpu):
+    for out, expected in zip(attended(gpu, backend="triton"), attended(gpu, backend="torch"), strict=True):
+        torch.testing.assert_close(out, expected, rtol=0.02, atol=4e-3)
+
+
+@pytest.mark.parametrize("variant", in_triton_hopper.NAMES)
+def test_hoppers_flash_attention_runs_on_the_gpu_of_its_tensors(variant):
+    q, k, v = torch.randn(3, 1, 2, 20, 32, device="cuda:1").half()
+    out, _ = in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)
+    torch.testing.assert_close(out, flash_attention(q, k, v, causal=True, backend="torch"), rtol=0.01, atol=1e-3)
+
+
 def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
     q, (k_cache, v_cache, *tables) = torch.randn(2, 4, 32, device="cuda:1").half(), paged_cache("cuda:1")
     expected = paged_attention(q, k_cache, v_cache, *tables, backend="torch")
     caches = to_vllm_layout(k_cache, v_cache)
     for version in (paged_attention_v1, paged_attention_v2):
         torch.testing.assert_close(version(q, *caches, *tables), expected, rtol=0.01, atol=1e-3)
+    q, k, v = torch.randn(3, 1, 2, 20, 32, device="cuda:1").half()
+    expected = flash_attention(q, k, v, causal=True, backend="torch")
+    for version in (in_cuda.forward, in_cuda.split_k_forward):
+        out, _ = version(q, k, v, ScoreOptions(causal=True))
+        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------ planted bugs

@@ -6,9 +6,11 @@ in_triton   the Triton kernels, forward and backward
 in_cuda     a CUDA C++ kernel to be read and watched, forward only
 dropout     which weights are dropped, the same in every backend, forward and backward
 in_transformers   `register_attention`: the same under Hugging Face's models
+counted     what a call of an op does, for tools.work
 papers      both papers' loops in plain torch, any tile sizes: `version_1`, `version_2`, over `tiles`; `differentiable`
 """
 
+from pagewise.flash_attention import counted
 from pagewise.flash_attention.door import flash_attention
 from pagewise.flash_attention.dropout import dropout_mask
 from pagewise.flash_attention.in_transformers import register_attention

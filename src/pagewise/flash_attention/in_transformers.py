@@ -7,7 +7,8 @@
 
 transformers asks for two functions: one attends, the other makes the mask that the first is given. Three kinds of it:
 
-    None       query i sees the keys up to its own, and the last query is as old as the last key: nothing to store
+    None       query i sees the keys up to its own, and the last query is as old as the last key; or, in models that
+               look both ways (is_causal=False), all of them: nothing to store
     [B, S]     likewise, but not the keys that are padding (False): one row serves all queries
     [B,1,T,S]  everything else, True = may look: a window that hides keys, packed sequences, a cache with free places
 
@@ -130,7 +131,7 @@ def visible_keys(
 
         return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask=attention_mask, local_size=local_size,
-            **others | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+            allow_is_causal_skip=False, **others,
         )  # fmt: skip
     if attention_mask is None or _all_true(attention_mask := attention_mask[:, kv_offset:end]):
         return None
