@@ -44,7 +44,7 @@ def flash_attention_varlen(
         cu_seqlens_q, cu_seqlens_k: [B + 1], running sums of lengths from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: no length is larger. Not needed here: the kernels find their sequence themselves.
         check: look at the running sums first: True does, which waits for a GPU; None where that is free; False does
-            not, and under torch.compile none does.
+            not, and under torch.compile none does. Unchecked, sums that are no such sums lead into foreign memory.
         The rest as in `flash_attention`.
 
     Returns:
@@ -58,6 +58,7 @@ def flash_attention_varlen(
     batch_q, batch_k, batch_v = (x.transpose(0, 1)[None] for x in (q, k, v))
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(batch_q, len(k))
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
+    check_flag("return_lse", return_lse)
     if check is not None:
         check_flag("check", check)
     looks = check or (check is None and q.device.type == "cpu")
