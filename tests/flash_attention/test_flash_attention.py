@@ -73,6 +73,17 @@ def test_rows_that_see_nothing_give_nothing(backend, kernel_device):
     assert (gradients[0][:, :, :4] == 0).all()
 
 
+@each_backend
+def test_autocast_changes_nothing(backend, kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(20, 30, 16, (2, 1), 1, torch.float32, kernel_device))
+    results = []
+    for enabled in (False, True):
+        with torch.autocast(kernel_device.type, torch.bfloat16, enabled=enabled):
+            out = flash_attention(q, k, v, causal=True, backend=backend)
+            results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    assert all(map(torch.equal, *results))
+
+
 def test_backends_agree_on_all_options_together(kernel_device):
     q, k, v = random_qkv(40, 60, 16, (4, 2), 2, torch.float32, kernel_device)
     options = options_of("all", 2, 4, 40, 60, kernel_device)

@@ -32,7 +32,7 @@ def flash_attention(
     """`naive_attention.attention` in memory that grows with T + S, not T · S; differentiable in q, k and v, once.
 
     Any T, S and strides: a view of [B, T, H, D] is read as it lies, and out lies as q does. Equal inputs give equal
-    bits, in the backward too. Dao et al. 2022; Dao 2023.
+    bits, in the backward too. Autocast changes nothing: out has the dtype of q. Dao et al. 2022; Dao 2023.
 
     Args:
         causal, window, scale, softcap, alibi_slopes, attn_mask: as in `attention`.
