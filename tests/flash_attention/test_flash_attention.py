@@ -192,6 +192,16 @@ def test_a_second_derivative_is_refused():
         dq.sum().backward()
 
 
+@each_backend
+def test_a_loss_of_out_or_of_lse_alone(backend, kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(20, 30, 16, (2, 1), 1, torch.float32, kernel_device))
+    for which in (0, 1):
+        results = flash_attention(q, k, v, return_lse=True, backend=backend)
+        expected = attention(q, k, v, return_lse=True)
+        gradients, exact = (torch.autograd.grad(x[which].sum(), (q, k), retain_graph=True) for x in (results, expected))
+        torch.testing.assert_close(gradients, exact, rtol=1e-4, atol=1e-5)
+
+
 def test_gradcheck_of_the_function():
     q, k, v = (x.requires_grad_() for x in random_qkv(3, 4, 2, (2, 1), 1))
     assert torch.autograd.gradcheck(lambda *x: flash_attention(*x, causal=True, return_lse=True), (q, k, v))

@@ -5,10 +5,10 @@ Behind the door, and behind the custom ops of `ops.py`. Tensors are read and wri
 head size and set of options.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import in_triton_hopper as hopper
@@ -24,6 +24,7 @@ from pagewise.flash_attention.launching import (
     strides,
     with_close_rows,
 )
+from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_launch
@@ -32,16 +33,6 @@ from pagewise.tools.sizes import cdiv
 MAX_HEAD_SIZE = 256
 DELTA_ROWS = 32
 Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
-
-
-class Packed(NamedTuple):
-    """Where sequence b lies in tensors [1, H, total, D]: rows cu_seqlens[b] … cu_seqlens[b + 1] − 1."""
-
-    cu_seqlens_q: Int32[Tensor, " ends"]
-    cu_seqlens_k: Int32[Tensor, " ends"]
-
-    def __len__(self) -> int:
-        return self.cu_seqlens_q.numel() - 1
 
 
 def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
@@ -79,7 +70,7 @@ def forward(
         written, rest = readable(out), readable(saved.rest)  # in float32 where they are not written as they are
         m_and_log_l = saved.stats.unbind() if learns else (lse, lse)
         tensors, in_strides, numbers, constants = _arguments(q, k, v, options, dropout, packed, unread=lse)
-        sizes = (len(packed) if packed else B, H, H // Hkv, T, S)
+        sizes = (packed.num_seqs if packed else B, H, H // Hkv, T, S)
         launch(
             kernels.flash_attention_kernel,
             kernels.forward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
@@ -135,7 +126,7 @@ def backward(
             sums = [x.new_empty(splits * B, *x.shape[1:], dtype=torch.float32) for x in (k, v)]
         written = readable(dq)
         q_k_v, mask_strides = in_strides[:9], in_strides[9:]
-        sizes = (B, len(packed) if packed else B, H, H // Hkv, splits, T, S)
+        sizes = (B, packed.num_seqs if packed else B, H, H // Hkv, splits, T, S)
         launch(
             kernels.flash_attention_backward_kernel,
             kernels.backward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
@@ -184,7 +175,7 @@ def _arguments(
 
 
 def _count_tiles(length: int, tile: int, packed: Packed | None) -> int:
-    return cdiv(length, tile) if packed is None else length // tile + len(packed)
+    return cdiv(length, tile) if packed is None else length // tile + packed.num_seqs
 
 
 def _default_splits(programs: int, group: int, device: torch.device) -> int:

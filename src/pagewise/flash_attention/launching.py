@@ -27,7 +27,7 @@ def padded(head_size: int) -> int:
 
 
 class Saved(NamedTuple):
-    """What a forward leaves for its backward, and nobody needs else; empty where no gradient is wanted.
+    """What a forward leaves for its backward, and nobody else needs; empty where no gradient is wanted.
 
     out and lse would do, and do without it, less exactly where scores are large or one weight is nearly 1.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_triton, ops
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.in_triton import Packed
+from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS, check_count, check_flag, check_heads, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend
