@@ -14,11 +14,10 @@ from torch import Tensor
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.launching import (
-    LOG2_E,
     Saved,
+    in_base_2,
     kind,
     launch,
-    padded,
     room_like,
     round_into,
     strides,
@@ -28,7 +27,7 @@ from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_launch
-from pagewise.tools.sizes import cdiv
+from pagewise.tools.sizes import cdiv, padded
 
 MAX_HEAD_SIZE = 256
 DELTA_ROWS = 32
@@ -161,16 +160,14 @@ def _arguments(
     slopes = unread if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     seed = unread if dropout.seed is None else dropout.seed
     cu_q, cu_k = (unread, unread) if packed is None else (x.contiguous() for x in packed)
-    scale, softcap = options.scale_for(D), options.softcap
-    scale = scale / softcap if softcap > 0 else scale * LOG2_E
     window = min(options.window or 2**31 - 1, 2**31 - 1)
     constants = {
         "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "WINDOW": options.window is not None,
-        "SOFTCAP": softcap > 0, "ALIBI": options.alibi_slopes is not None, "MASK": options.attn_mask is not None,
-        "DROPOUT": dropout.p > 0, "PACKED": packed is not None,
+        "SOFTCAP": options.softcap > 0, "ALIBI": options.alibi_slopes is not None,
+        "MASK": options.attn_mask is not None, "DROPOUT": dropout.p > 0, "PACKED": packed is not None,
     }  # fmt: skip
     in_strides = (*strides(q), *strides(k), *strides(v), *mask_strides)
-    numbers = (scale, softcap * LOG2_E, window, dropout.threshold, dropout.growth)
+    numbers = (*in_base_2(options, D), window, dropout.threshold, dropout.growth)
     return (slopes, mask, seed, cu_q, cu_k), in_strides, numbers, constants
 
 
