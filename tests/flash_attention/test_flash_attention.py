@@ -115,6 +115,23 @@ def test_bad_arguments_are_named(arguments, error, message):
         flash_attention(q, k, v, **arguments)
 
 
+def test_slopes_that_would_learn_are_refused():
+    """They get no gradient, and would not learn without a word."""
+    q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
+    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+    sums = [torch.tensor([0, n], dtype=torch.int32) for n in (3, 4)]
+    slopes = {"alibi_slopes": torch.rand(2, requires_grad=True)}
+    for call in (
+        lambda: flash_attention(q, k, v, **slopes),
+        lambda: flash_attention_varlen(*rows, *sums, **slopes),
+        lambda: flash_attention_2(q, k, v, **slopes, tile_rows=2, tile_cols=2),
+    ):
+        with pytest.raises(ValueError, match=r"alibi_slopes must not require a gradient.*alibi_slopes\.detach\(\)"):
+            call()
+        with torch.no_grad():
+            call()
+
+
 @pytest.mark.usefixtures("shapes_unchecked")
 def test_what_a_backend_cannot_take_is_refused():
     wide, double = (random_qkv(3, 4, D, (2, 1), 1, dtype) for D, dtype in ((300, torch.float32), (16, torch.float64)))

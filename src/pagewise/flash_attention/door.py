@@ -54,7 +54,8 @@ def flash_attention(
         RuntimeError: differentiated twice.
     """
     check_qkv(q, k, v)
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask).checked(q, k.shape[2])
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
+    options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     check_flag("return_lse", return_lse)
     if backend == "cuda":

@@ -56,7 +56,7 @@ def flash_attention_varlen(
     """
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k)
     batch_q, batch_k, batch_v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(batch_q, len(k))
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(batch_q, len(k)).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     check_flag("return_lse", return_lse)
     if check is not None:
