@@ -382,9 +382,12 @@ def test_work_of_the_torch_loops_is_theirs():
     assert (op.matmul_flops, op.bytes_moved) == (loops.matmul_flops, loops.bytes_moved)
 
 
-def test_work_of_the_kernels_by_hand(monkeypatch):
-    """Two tiles of 64 queries over 96 keys, causal: the first sees 32 of them fewer; 4 bytes a number."""
-    q, k, v = random_qkv(128, 96, 16, (2, 1), 1, torch.float32)
+def test_work_of_the_kernels_by_hand(kernel_device, monkeypatch):
+    """Two tiles of 64 queries over 96 keys, causal: the first sees 64 of them fewer; 4 bytes a number."""
+    from pagewise.kernels import flash_attention as kernels
+
+    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: (kernels.tiles(64, 64, 4, 1),))
+    q, k, v = random_qkv(128, 96, 16, (2, 1), 1, torch.float32, kernel_device)
     work = count_work(lambda: flash_attention(q, k, v, causal=True, backend="triton"))
     seen = [(64, 32), (64, 96)]  # queries, keys: 128 − 96 queries see nothing
     assert work.matmul_flops == 4 * 2 * 16 * sum(rows * keys for rows, keys in seen)
@@ -393,8 +396,8 @@ def test_work_of_the_kernels_by_hand(monkeypatch):
     assert work.peak_bytes == 4 * 2 * 128 * (16 + 1)
 
 
-def test_work_of_the_backward_counts_seven_products():
-    q, k, v = (x.requires_grad_() for x in random_qkv(64, 64, 16, (2, 1), 1, torch.float32))
+def test_work_of_the_backward_counts_seven_products(kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(64, 64, 16, (2, 1), 1, torch.float32, kernel_device))
     forward, both = (count(q, k, v) for count in (_forward_work, _both_work))
     assert both.matmul_flops - forward.matmul_flops == 14 * 2 * 64 * 64 * 16
 
