@@ -40,8 +40,10 @@ def register_attention(name: str = "pagewise") -> None:
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: the name is that of another implementation.
+        TypeError, ValueError: the name is none, or that of another implementation.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {type(name).__name__}")
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
