@@ -3,9 +3,9 @@
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
 
+import functools
 import math
 import os
-from functools import partial
 from itertools import product
 
 import pytest
@@ -14,7 +14,7 @@ import triton
 from covering import covering
 from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
-from conftest import assert_as_accurate_as_naive, needs_interpreter
+from conftest import assert_as_accurate_as_naive
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, launching
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
@@ -179,18 +179,20 @@ def test_the_backward_repeats_to_the_bit(kernel_device):
         assert all(map(torch.equal, first, gradients()))
 
 
-def far_apart(x, stride):
-    """x [1, heads, rows, D] with rows `stride` elements apart, in memory of which only the rows are touched."""
-    _, heads, rows, D = x.shape
-    far = torch.empty((rows - 1) * stride + heads * D, dtype=x.dtype).as_strided((1, heads, rows, D), (0, D, stride, 1))
-    return far.copy_(x)
+def far_apart(tensors, stride):
+    """Tensors [1, heads, rows, D] with rows `stride` elements apart, in one memory: only the rows are touched."""
+    _, heads, rows, D = tensors[0].shape
+    room = torch.empty(rows * stride, dtype=tensors[0].dtype, device=tensors[0].device)
+    return [
+        room.as_strided((1, heads, rows, D), (0, D, stride, 1), n * heads * D).copy_(x) for n, x in enumerate(tensors)
+    ]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="8 GiB that only the CPU leaves untouched")
-def test_offsets_beyond_32_bits():
-    """Rows 2²⁴ elements apart and more are copied; below, offsets past 2³² elements are right."""
-    q, k, v = random_qkv(20, 300, 16, (1, 1), 1, torch.float16)
-    k, v = (far_apart(x, 2**24 - 16) for x in (k, v))
+def test_offsets_beyond_32_bits(kernel_device):
+    """Rows 2²⁴ elements apart and more are copied; below, offsets past 2³² elements are right.."""
+    q, k, v = random_qkv(20, 300, 16, (1, 1), 1, torch.float16, kernel_device)
+    k, v = far_apart((k, v), 2**24 - 16)
+    assert in_triton.with_close_rows(k) is k
     assert_matches_naive(in_kernels({"causal": True}), q, k, v, {"causal": True})
 
 
@@ -214,8 +216,7 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
 # ------------------------------------------------------------------------------------------------ tuned
 
 
-@needs_interpreter
-def test_large_launches_take_the_fastest_tiles(monkeypatch):
+def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch, tmp_path):
     """Each choice is tried once, the one that a clock finds fastest is kept, and what is written is right."""
     from pagewise.kernels import flash_attention as kernels
 
@@ -230,16 +231,17 @@ def test_large_launches_take_the_fastest_tiles(monkeypatch):
     monkeypatch.setattr(launching, "triton_mode", lambda: "compiled")
     monkeypatch.setattr(launching, "WORTH_TUNING", 1000)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(triton, "autotune", partial(triton.autotune, do_bench=clock))
-    launching._tuned.cache_clear()
-    q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32)
+    monkeypatch.setattr(triton, "autotune", functools.partial(triton.autotune, do_bench=clock))
+    monkeypatch.setattr(launching, "_tuned", functools.cache(launching._tuned.__wrapped__))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where a GPU's choice is kept
+    q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32, kernel_device)
     out, _, _ = in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
     torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
     in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
     assert tried == [0, 1]
     tuner = launching._tuned(kernels.flash_attention_kernel, tuple(tuple(choice.items()) for choice in choices))
     assert tuner.best_config.kwargs == {"ROWS": 32, "COLS": 16}
-    small = random_qkv(4, 5, 16, (1, 1), 1, torch.float32)  # not worth it
+    small = random_qkv(4, 5, 16, (1, 1), 1, torch.float32, kernel_device)  # not worth it
     in_triton.forward(*small, ScoreOptions(), Dropout())
     assert tried == [0, 1]
 
@@ -247,12 +249,11 @@ def test_large_launches_take_the_fastest_tiles(monkeypatch):
 # ------------------------------------------------------------------------------------------------ Hopper's variants
 
 
-@needs_interpreter
 @pytest.mark.parametrize("variant", hopper.NAMES)
 @pytest.mark.parametrize("kind", ["plain", "causal", "softcap", "alibi"])
-def test_hoppers_variants(variant, kind):
-    q, k, v = random_qkv(70, 90, 40, (2, 1), 1, torch.float16)
-    options = options_of(kind, 1, 2, 70, 90)
+def test_hoppers_variants(variant, kind, kernel_device):
+    q, k, v = random_qkv(70, 90, 40, (2, 1), 1, torch.float16, kernel_device)
+    options = options_of(kind, 1, 2, 70, 90, kernel_device)
     out, lse, _ = hopper.forward(q, k, v, ScoreOptions(**options), variant)
     exact, exact_lse = attention(*(x.double() for x in (q, k, v)), **options, return_lse=True)
     assert_as_accurate_as_naive(out, exact, attention(q, k, v, **options))
