@@ -29,13 +29,13 @@ def backward_tiles(block_d, itemsize, major, heavy):
     if itemsize == 4:
         return (tiles(16, 32, 4, 1) if block_d <= 64 else tiles(16, 16, 8, 1),)
     if heavy:
-        return (tiles(32, 64, 8, 1) if block_d <= 128 else tiles(16, 32, 8, 1),)
+        return (tiles(32, 64, 8, 1), tiles(32, 32, 4, 1)) if block_d <= 128 else (tiles(16, 32, 8, 1),)
     if block_d <= 64:
         return (tiles(64, 128, 8, 3), tiles(64, 128, 8, 2), tiles(64, 64, 4, 2))
     if block_d <= 128:
         choices = tiles(32, 128, 8, 2), tiles(64, 128, 8, 2), tiles(64, 64, 8, 2)
         return choices if major >= 9 else choices[::-1]
-    return (tiles(32, 64, 8, 1), tiles(32, 32, 8, 1))
+    return (tiles(64, 32, 8, 1) if major >= 9 else tiles(32, 64, 8, 1), tiles(32, 32, 8, 1))
 
 
 @triton.jit(do_not_specialize=["num_heads", "T"])

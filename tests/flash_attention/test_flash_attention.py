@@ -31,7 +31,7 @@ def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
 
 
 @each_backend
-@pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded"])
+@pytest.mark.parametrize("layout", ["tokens", "every second", "transposed last", "expanded", "each its own"])
 def test_any_strides(backend, layout, kernel_device):
     q, k, v = as_tokens(*random_qkv(20, 30, 16, (4, 4), 2, torch.float32, kernel_device))
     if layout == "every second":
@@ -40,7 +40,20 @@ def test_any_strides(backend, layout, kernel_device):
         q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v))
     elif layout == "expanded":
         k, v = (x[:, :1].expand(-1, 4, -1, -1) for x in (k, v))
+    elif layout == "each its own":
+        q, v = q.contiguous(), torch.cat((v, v), -1)[..., :16]
     options = {"causal": True}
+    assert_matches_naive(
+        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
+    )
+
+
+@each_backend
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
+@pytest.mark.parametrize("sizes", [(9, 13), (13, 9)])
+def test_a_window_may_be_wider_than_32_bits_count(sizes, window, backend, kernel_device):
+    q, k, v = random_qkv(*sizes, 16, (2, 1), 1, torch.float32, kernel_device)
+    options = {"causal": True, "window": window}
     assert_matches_naive(
         lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
     )

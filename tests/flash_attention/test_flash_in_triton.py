@@ -94,6 +94,7 @@ def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, mo
     for position in positions:
         unseen[max(0, int(position) + 1 - (window or S)) : max(0, int(position) + 1)] = False
     assert_ignores(unseen, q, k, v, options)
+    assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
 def assert_ignores(unseen, q, k, v, options):
@@ -252,12 +253,16 @@ def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch, tmp_p
 @pytest.mark.parametrize("variant", hopper.NAMES)
 @pytest.mark.parametrize("kind", ["plain", "causal", "softcap", "alibi"])
 def test_hoppers_variants(variant, kind, kernel_device):
-    q, k, v = random_qkv(70, 90, 40, (2, 1), 1, torch.float16, kernel_device)
-    options = options_of(kind, 1, 2, 70, 90, kernel_device)
-    out, lse, _ = hopper.forward(q, k, v, ScoreOptions(**options), variant)
+    q, k, v = random_qkv(70, 90, 40, (2, 1), 2, torch.float16, kernel_device)
+    (v,) = as_tokens(v)
+    options = options_of(kind, 2, 2, 70, 90, kernel_device)
+    out, lse, saved = hopper.forward(q, k, v, ScoreOptions(**options), variant, learns=True)
     exact, exact_lse = attention(*(x.double() for x in (q, k, v)), **options, return_lse=True)
     assert_as_accurate_as_naive(out, exact, attention(q, k, v, **options))
     torch.testing.assert_close(lse, exact_lse.float(), rtol=1e-5, atol=1e-5)
+    *_, expected = in_triton.forward(q, k, v, ScoreOptions(**options), Dropout(), learns=True)
+    torch.testing.assert_close(saved.stats, expected.stats, rtol=1e-5, atol=1e-5)
+    assert (saved.rest + out.double() - exact).abs().mean() < 0.8 * (out - exact).abs().mean()
 
 
 def test_hoppers_variants_wait_for_a_measurement(monkeypatch):

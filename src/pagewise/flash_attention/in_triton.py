@@ -160,7 +160,7 @@ def _arguments(
     slopes = unread if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     seed = unread if dropout.seed is None else dropout.seed
     cu_q, cu_k = (unread, unread) if packed is None else (x.contiguous() for x in packed)
-    window = min(options.window or 2**31 - 1, 2**31 - 1)
+    window = min(options.window or S, S)  # wider, it hides nothing more, and might not fit 32 bits
     constants = {
         "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "WINDOW": options.window is not None,
         "SOFTCAP": options.softcap > 0, "ALIBI": options.alibi_slopes is not None,
