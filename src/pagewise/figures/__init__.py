@@ -11,7 +11,7 @@ One face, and a module per subject:
     waste        where a memory goes under different allocators
     threads      a CUDA kernel at work, from its trace
     stages       a CUDA kernel's levels and stages: what moves between memories, what is kept
-    tiles        FlashAttention's tiles of the scores: visited or skipped, and who owns which gradient
+    tiles        FlashAttention's tiles of the scores: visited or skipped, split between warps; whose the gradients are
     steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps and _sms
     calculators  the size of a cache and the roofline, to drag
 """

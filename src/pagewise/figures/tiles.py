@@ -123,13 +123,15 @@ def warp_shares(
             spans = (min(rows) / Br, (max(rows) + 1) / Br), (min(cols) / Bc, (max(cols) + 1) / Bc)
             _tile(ax, *spans, fc=WARPS[w % 4], ec=INK, lw=1.0)
             ax.text(sum(spans[1]) / 2, sum(spans[0]) / 2, f"{w}", ha="center", va="center", **_on(WARPS[w % 4]))
+        parts = 1
         for row in range(0, Br, Br // len(warps)):
             sharing = [w for w, (rows, _) in enumerate(warps) if row in rows]
+            parts = max(parts, len(sharing))
             for n, w in enumerate(sharing):
                 cols = (1.15 + 0.3 * n / len(sharing), 1.15 + 0.3 * (n + 1) / len(sharing))
                 _tile(ax, (row / Br, row / Br + 1 / len(warps)), cols, fc=WARPS[w % 4], ec=INK, lw=1.0)
         ax.text(0.5, 1.04, f"scores: {Br} queries,\n{Bc} keys", ha="center", va="top", fontsize=9)
-        ax.text(1.3, 1.04, "O", ha="center", va="top", fontsize=9)
+        ax.text(1.3, 1.04, "O" if parts == 1 else f"O: sum\nof {parts}", ha="center", va="top", fontsize=9)
         ax.set(title=name, xlim=(-0.05, 1.5), ylim=(1.22, -0.05))
         ax.axis("off")
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
