@@ -20,13 +20,13 @@ def tiles(rows, cols, num_warps, num_stages):
 def forward_tiles(block_d, itemsize, major, heavy):
     """The tiles worth trying, the likeliest first, for compute capability `major`; 0: interpreted.
 
-    They were chosen so that nothing is spilled (tests/flash_attention/RESOURCES.md), and a GPU finds the fastest by
+    They were chosen so that little is spilled (tests/flash_attention/RESOURCES.md), and a GPU finds the fastest by
     itself. heavy: a mask in memory or dropout, which take registers of their own.
     """
     if not major:
         return (tiles(64, 64, 4, 1),)
     if itemsize == 4:  # no tensor core multiplies float32 exactly
-        return (tiles(32, 32, 4, 2) if block_d <= 64 else tiles(32, 16, 8, 1),)
+        return (tiles(32, 32, 4, 2) if block_d <= 64 else tiles(16 if heavy else 32, 16, 8, 1),)
     if heavy:
         return (tiles(64, 64, 4, 2),) if block_d <= 64 else (tiles(64, 32, 8, 2), tiles(128, 32, 8, 2))
     if block_d <= 64:

@@ -141,10 +141,10 @@ def test_extreme_logits(dtype, kernel_device):
 # ------------------------------------------------------------------------------------- sums of groups, offsets, bits
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 6])
+@pytest.mark.parametrize("splits", [2, 4])
 def test_a_group_may_be_split(splits, kernel_device):
     """Partial sums of dK and dV over parts of a group give the same, whichever the split."""
-    q, k, v = random_qkv(37, 40, 16, (12, 2), 1, torch.float32, kernel_device)
+    q, k, v = random_qkv(20, 25, 16, (8, 2), 2, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
     options, dropout = ScoreOptions(causal=True), Dropout.checked(0.2, 5, kernel_device)
     out, lse, saved = in_triton.forward(q, k, v, options, dropout, learns=True)
