@@ -30,7 +30,7 @@ def forward_tiles(block_d, itemsize, major, heavy):
     if heavy:
         return (tiles(64, 64, 4, 2),) if block_d <= 64 else (tiles(64, 32, 8, 2), tiles(128, 32, 8, 2))
     if block_d <= 64:
-        return (tiles(128, 64, 4, 3), tiles(128, 64, 8, 3), tiles(128, 128, 8, 3))
+        return (tiles(128, 64, 4, 3 if block_d > 16 else 2), tiles(128, 64, 8, 3), tiles(128, 128, 8, 3))
     if block_d <= 128:
         return (tiles(128, 64, 8, 3), tiles(128, 64, 8, 2), tiles(128, 128, 8, 2), tiles(64, 64, 4, 3))
     return (tiles(128, 64, 8, 2), tiles(128, 32, 8, 2)) if major >= 9 else (tiles(64, 32, 8, 2), tiles(128, 32, 8, 2))

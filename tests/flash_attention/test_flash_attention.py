@@ -60,6 +60,38 @@ def test_a_window_may_be_wider_than_32_bits_count(sizes, window, backend, kernel
 
 
 @each_backend
+@pytest.mark.parametrize("softcap", [1e-3, 1e5])
+def test_a_softcap_may_be_far_from_the_scores(softcap, backend, kernel_device):
+    """Far above, tanh must be exact near 0; far below, every score is the softcap."""
+    q, k, v = random_qkv(9, 13, 16, (2, 1), 1, torch.float32, kernel_device)
+    options = {"softcap": softcap}
+    assert_matches_naive(
+        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
+    )
+
+
+@each_backend
+def test_slopes_and_gradients_of_any_strides(backend, kernel_device):
+    q, k, v = random_qkv(9, 13, 16, (4, 2), 2, torch.float32, kernel_device)
+    slopes = torch.rand(8, device=kernel_device)[::2]
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    results = flash_attention(q, k, v, alibi_slopes=slopes, return_lse=True, backend=backend)
+    expected = attention(*inputs, alibi_slopes=slopes, return_lse=True)
+    for d_out, d_lse in (
+        (torch.ones(()).expand(2, 4, 9, 16), torch.randn(9).expand(2, 4, 9)),
+        (torch.randn(2, 4, 16, 9).mT, torch.randn(2, 9, 4).mT),
+        (torch.randn(2, 9, 4, 32).transpose(1, 2)[..., ::2], torch.randn(2, 4, 18)[..., ::2]),
+    ):
+        gradients = [x.to(kernel_device) for x in (d_out, d_lse)]
+        for got, right in zip(
+            torch.autograd.grad(results, inputs, gradients, retain_graph=True),
+            torch.autograd.grad(expected, inputs, gradients, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, right, rtol=1e-4, atol=2e-5)
+
+
+@each_backend
 @pytest.mark.parametrize("sizes", [(0, 2, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0)], ids=str)
 def test_empty_sizes(backend, sizes, kernel_device):
     B, H, T, S = sizes
@@ -252,6 +284,15 @@ def test_dropout_keeps_the_right_fraction(p):
         assert (means - (1 - p)).abs().max() < 6 * math.sqrt(p * (1 - p) * len(means) / kept.numel()) + 2**-17
 
 
+def test_a_weight_stays_if_its_draw_is_at_least_p():
+    """p is rounded to a multiple of 2⁻¹⁶. The first weight's draw is what the first word's lower half says."""
+    from pagewise.flash_attention.dropout import philox
+
+    draw = int(philox(*torch.zeros(4, dtype=torch.int64), torch.tensor(7))[0]) % 2**16
+    for level, stays in ((draw - 1, True), (draw, True), (draw + 0.4, True), (draw + 0.6, False), (draw + 1, False)):
+        assert dropout_mask((1, 1, 1, 1), level / 2**16, 7).item() == stays
+
+
 def test_dropout_differs_between_seeds_heads_and_sequences():
     masks = dropout_mask((2, 2, 64, 64), 0.5, 1).flatten(0, 1).flatten(1)
     other = dropout_mask((2, 2, 64, 64), 0.5, 2).flatten(0, 1).flatten(1)
@@ -317,14 +358,15 @@ def packed(lengths_q, lengths_k, heads, D, dtype, device):
 
 
 @each_backend
-@pytest.mark.parametrize("kind", ["plain", "causal", "window", "alibi", "dropout"])
+@pytest.mark.parametrize("kind", ["softcap", "causal", "window", "alibi", "dropout"])
 def test_packed_sequences_are_each_for_themselves(backend, kind, kernel_device):
     """Lengths of 0, 1, one below and one over a tile, and more queries than keys; forward and gradients."""
     lengths_q, lengths_k = [5, 0, 65, 1, 0, 40, 9], [9, 7, 70, 66, 0, 20, 0]
     (q, k, v), (cu_q, cu_k) = packed(lengths_q, lengths_k, (2, 1), 16, torch.float32, kernel_device)
-    options = options_of(kind, 1, 2, 1, 1, kernel_device)
+    options = options_of(kind, 1, 2, 1, 1, kernel_device) | ({"scale": -0.3} if kind == "softcap" else {})
     q, k, v = (x.requires_grad_() for x in (q, k, v))
-    out, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, **options, return_lse=True, backend=backend)
+    given = {**options, "max_seqlen_q": 65, "max_seqlen_k": 70, "return_lse": True, "backend": backend}
+    out, lse = flash_attention_varlen(q, k, v, cu_q, cu_k, **given)
     assert out.shape == q.shape
     assert lse.shape == q.shape[:2]
     d_out, _ = random_gradients(out[None])
