@@ -71,6 +71,17 @@ def test_a_softcap_may_be_far_from_the_scores(softcap, backend, kernel_device):
 
 
 @each_backend
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_one_key_has_all_the_weight(dtype, backend, kernel_device):
+    """dP − D is 0 but for what rounding took from out, in 16 bits."""
+    q, k, v = random_qkv(20, 1, 64, (2, 1), 1, dtype, kernel_device)
+    options = {"dropout_p": 0.17, "dropout_seed": 11}
+    assert_matches_naive(
+        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
+    )
+
+
+@each_backend
 def test_slopes_and_gradients_of_any_strides(backend, kernel_device):
     q, k, v = random_qkv(9, 13, 16, (4, 2), 2, torch.float32, kernel_device)
     slopes = torch.rand(8, device=kernel_device)[::2]

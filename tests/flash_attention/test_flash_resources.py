@@ -39,39 +39,41 @@ FLOAT32 = {"slopes_ptr", "lse_ptr", "m_ptr", "log_l_ptr", "delta_ptr"}
 NOT_FLOAT = {"mask_ptr": "*u8", "seed_ptr": "*i64", "cu_q_ptr": "*i32", "cu_k_ptr": "*i32"}
 
 
-def compiled(kernel: Any, tiles: dict[str, int], D: int, dtype: str, sm: int, kind: str, **more: bool) -> Compiled:
+def compiled(called: str, kernel: Any, tiles: dict, D: int, dtype: str, sm: int, kind: str, **flags: bool) -> Compiled:
     """As a launch compiles it for tensors whose strides are multiples of 16, as heads of 16 dims make them."""
-    tiles = dict(tiles)
-    options = {name: tiles.pop(name) for name in ("num_warps", "num_stages")}
-    constants = {"D": D, "BLOCK_D": padded(D)} | tiles
-    flags = {name for name in inspect.signature(kernel.fn).parameters if name.isupper()} - {*constants, "T", "S"}
-    constants |= {flag: flag in KINDS[kind] for flag in flags} | more
-    signature = {}
-    for name in {*inspect.signature(kernel.fn).parameters} - {*constants}:
-        if name.endswith("_ptr"):
-            signature[name] = NOT_FLOAT.get(name) or ("*fp32" if name in FLOAT32 else f"*{dtype}")
-        else:
-            by_16 = "stride" in name and name != "mask_stride_col"
-            signature[name] = "fp32" if name in FLOATS else "i32:16" if by_16 else "i32"
+    names = list(inspect.signature(kernel.fn).parameters)
+    options = {name: tiles[name] for name in ("num_warps", "num_stages")}
+    sizes = {name: size for name, size in tiles.items() if name not in options}
+    flags |= {name: True for name in KINDS[kind]}
+    constants = {"D": D, "BLOCK_D": padded(D)} | sizes
+    given = {"T", "S", *constants}
+    constants |= {name: flags.get(name, False) for name in names if name.isupper() and name not in given}
+    signature = {name: type_of(name, dtype) for name in names if name not in constants}
     taken = compile_triton(kernel, signature, constants, sm, **options)
-    cut = "×".join(str(size) for name, size in tiles.items() if not name.startswith(("QUERY", "WARP")))
-    which = kernel.fn.__name__.removeprefix("flash_attention_").removesuffix("kernel").strip("_") or "forward"
-    line = (which, kind, D, dtype, f"sm_{sm}", cut, *options.values(), *taken[:3])
+    assert taken.shared_bytes <= SHARED_BYTES[sm]
     if path := os.environ.get("PAGEWISE_RECORD"):
+        cut = "×".join(str(size) for name, size in sizes.items() if name in {"ROWS", "COLS", "KEY_ROWS", "KEY_COLS"})
+        line = (called, kind, D, dtype, f"sm_{sm}", cut, *options.values(), *taken[:3])
         with open(path, "a") as file:
             file.write(f"| {' | '.join(map(str, line))} |\n")
-    assert taken.shared_bytes <= SHARED_BYTES[sm]
     return taken
 
 
+def type_of(name: str, dtype: str) -> str:
+    """What Triton calls the type of this argument."""
+    if name.endswith("_ptr"):
+        return NOT_FLOAT.get(name) or ("*fp32" if name in FLOAT32 else f"*{dtype}")
+    return "fp32" if name in FLOATS else "i32:16" if "stride" in name and name != "mask_stride_col" else "i32"
+
+
 def forward(D: int, dtype: str, sm: int, kind: str) -> Compiled:
-    choices = forward_tiles(padded(D), BYTES[dtype], sm // 10, heavy=kind not in LIGHT)
-    return compiled(flash_attention_kernel, choices[0], D, dtype, sm, kind, LEARNS=True, REST=BYTES[dtype] == 2)
+    tiles = forward_tiles(padded(D), BYTES[dtype], sm // 10, heavy=kind not in LIGHT)[0]
+    return compiled("forward", flash_attention_kernel, tiles, D, dtype, sm, kind, LEARNS=True, REST=BYTES[dtype] == 2)
 
 
 def backward(D: int, dtype: str, sm: int, kind: str) -> Compiled:
-    choices = backward_tiles(padded(D), BYTES[dtype], sm // 10, heavy=kind not in LIGHT)
-    return compiled(flash_attention_backward_kernel, choices[0], D, dtype, sm, kind)
+    tiles = backward_tiles(padded(D), BYTES[dtype], sm // 10, heavy=kind not in LIGHT)[0]
+    return compiled("backward", flash_attention_backward_kernel, tiles, D, dtype, sm, kind)
 
 
 # ------------------------------------------------------------------------------------------------ what is promised
@@ -91,7 +93,7 @@ def test_the_forward_in_16_bits_spills_nothing(kind, D, sm):
 def test_hoppers_variants_are_what_they_are_called(variant, D):
     """The tensor memory accelerator moves tiles; with warp specialisation, asked by warps of their own: 4 become 12."""
     kernel, tiles = flash_attention_hopper_kernel, hopper_tiles(D, variant)[0]
-    taken = compiled(kernel, tiles, D, "fp16", 90, "causal", LEARNS=True, REST=True)
+    taken = compiled(variant, kernel, tiles, D, "fp16", 90, "causal", LEARNS=True, REST=True)
     assert "cp.async.bulk.tensor" in taken.ptx
     threads = int(re.search(r"\.reqntid (\d+)", taken.ptx)[1])
     assert threads == (12 if variant == "warp_specialized" else 8) * 32
