@@ -31,6 +31,7 @@ FLASH_KERNEL = triton_exercise(
         _flash(3, 28, "two tiles; the queries see 26, 27 and 28 keys"),
         _flash(4, 2, "the first two queries see nothing"),
         _flash(1, 20, "two tiles; large scores, the first tile has the largest", factor=5.0),
+        _flash(17, 18, "two programs"),
     ],
     variants(
         "flash_kernel.py",
