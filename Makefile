@@ -48,14 +48,14 @@ SM ?= 9.0
 TESTS ?= tests/rehearsal/checks.py tests/cuda/test_kernel.py tests/paged_attention tests/flash_attention \
          tests/paged_blocks/test_write.py tests/test_online_softmax.py tests/tools/test_benchmark.py \
          tests/tools/test_work.py
-REHEARSE = PYTHONPATH=tests STUB_CC=$(SM) OMP_NUM_THREADS=1
-STARTUP = build/rehearsal/profile_default/startup
+REHEARSE = STUB_CC=$(SM) OMP_NUM_THREADS=1
+SITE = $(CURDIR)/build/rehearsal
 
 rehearse: environment
-	$(REHEARSE) PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
-	@mkdir -p $(STARTUP)
-	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(STARTUP)/rehearsal.py
-	$(REHEARSE) IPYTHONDIR=build/rehearsal $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+	$(REHEARSE) PYTHONPATH=tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
+	@mkdir -p $(SITE)
+	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(SITE)/sitecustomize.py
+	$(REHEARSE) PYTHONPATH=$(SITE):$(CURDIR)/tests $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
 
 MINUTES ?= 10
 

@@ -15,7 +15,7 @@ from paged_cases import paged_inputs
 from torch import Tensor
 
 from conftest import DEVICES
-from pagewise.flash_attention import flash_attention, in_cuda
+from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
@@ -46,8 +46,15 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         for split, forward in (("Q", in_cuda.forward), ("K", in_cuda.split_k_forward)):
             yield f"CUDA flash split-{split}, {str(dtype)[6:]}", partial(forward, *qkv, ScoreOptions(causal=True))
         yield f"Triton flash, {str(dtype)[6:]}", forward_and_backward(*qkv)
+        if dtype == torch.float16:
+            for variant in in_triton_hopper.NAMES:
+                yield f"Triton flash, {variant}", partial(hopper, *qkv, variant)
         rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
         yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
+
+
+def hopper(q: Tensor, k: Tensor, v: Tensor, variant: str) -> tuple[Tensor, ...]:
+    return in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)[:2]
 
 
 def padded_qkv(T: int, S: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

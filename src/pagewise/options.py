@@ -68,6 +68,19 @@ class ScoreOptions(NamedTuple):
             softcap=float(self.softcap),
         )
 
+    def without_gradient(self) -> "ScoreOptions":
+        """These options, for a function that has no gradient for them.
+
+        Raises:
+            ValueError: one is wanted.
+        """
+        if torch.is_grad_enabled() and self.alibi_slopes is not None and self.alibi_slopes.requires_grad:
+            raise ValueError(
+                "alibi_slopes must not require a gradient, there is none for them here: pass alibi_slopes.detach(), or "
+                "use pagewise.naive_attention.attention"
+            )
+        return self
+
     def scale_for(self, head_size: int) -> float:
         """What q · k is multiplied by: `scale`, or D^-½."""
         return head_size**-0.5 if self.scale is None else self.scale

@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from pagewise.figures.attention import equations, head_maps, three_kernels
+from pagewise.figures.attention import equations, head_maps, one_kernel, three_kernels
 from pagewise.figures.charts import BLUE, SAND, heatmaps
 from pagewise.figures.dataflow import flow
 from pagewise.tools.roofline import standard_attention_bytes
@@ -60,6 +60,15 @@ def test_three_kernels_have_eight_arrows_as_thick_as_their_bytes(shown):
     texts = [t.get_text() for t in shown[0].axes[0].texts]
     assert texts.count("read\n1.0 MB") == 2
     assert texts.count("write\n0.1 MB") == 1
+
+
+def test_one_kernel_keeps_the_moves_of_inputs_and_output_on_the_scale_of_the_three(shown):
+    moved = standard_attention_bytes(B=1, H=1, Hkv=1, T=1000, S=1000, D=100, itemsize=1)
+    three_kernels(moved, title="What moves?")
+    one_kernel({move: n for move, n in moved.items() if move[-1] in "QKVO"}, max(moved.values()), title="What is left?")
+    three, one = (arrows(figure.axes[0]) for figure in shown)
+    assert [arrow.xy[1] > arrow.xyann[1] for arrow in one] == [False, False, False, True]
+    assert {arrow.arrow_patch.get_linewidth() for arrow in one} == {min(a.arrow_patch.get_linewidth() for a in three)}
 
 
 def test_an_arrow_ends_at_the_edges_of_its_boxes_whichever_is_above(shown):

@@ -129,6 +129,17 @@ def test_rows_that_see_nothing_give_nothing(backend, kernel_device):
     assert (gradients[0][:, :, :4] == 0).all()
 
 
+@each_backend
+def test_autocast_changes_nothing(backend, kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(20, 30, 16, (2, 1), 1, torch.float32, kernel_device))
+    results = []
+    for enabled in (False, True):
+        with torch.autocast(kernel_device.type, torch.bfloat16, enabled=enabled):
+            out = flash_attention(q, k, v, causal=True, backend=backend)
+            results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    assert all(map(torch.equal, *results))
+
+
 def test_backends_agree_on_all_options_together(kernel_device):
     q, k, v = (x.requires_grad_() for x in random_qkv(20, 35, 16, (4, 2), 2, torch.float32, kernel_device))
     options, results = options_of("all", 2, 4, 20, 35, kernel_device), []
@@ -151,6 +162,7 @@ def test_backends_agree_on_all_options_together(kernel_device):
         ({"attn_mask": torch.zeros(3, 4)}, TypeError, "attn_mask must be a bool"),
         ({"attn_mask": torch.ones(3, 7, dtype=torch.bool)}, ValueError, "attn_mask must broadcast"),
         ({"causal": 1}, TypeError, "causal must be True or False"),
+        ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
         ({"backend": "cuda", "window": 3, "causal": True}, ValueError, 'backend="cuda" takes no window'),
         ({"backend": "cuda", "softcap": 3.0}, ValueError, 'backend="cuda" takes no softcap'),
         ({"backend": "cuda", "dropout_p": 0.3}, ValueError, 'backend="cuda" takes no dropout'),
@@ -160,6 +172,23 @@ def test_bad_arguments_are_named(arguments, error, message):
     q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
     with pytest.raises(error, match=message):
         flash_attention(q, k, v, **arguments)
+
+
+def test_slopes_that_would_learn_are_refused():
+    """They get no gradient, and would not learn without a word."""
+    q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
+    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+    sums = [torch.tensor([0, n], dtype=torch.int32) for n in (3, 4)]
+    slopes = {"alibi_slopes": torch.rand(2, requires_grad=True)}
+    for call in (
+        lambda: flash_attention(q, k, v, **slopes),
+        lambda: flash_attention_varlen(*rows, *sums, **slopes),
+        lambda: flash_attention_2(q, k, v, **slopes, tile_rows=2, tile_cols=2),
+    ):
+        with pytest.raises(ValueError, match=r"alibi_slopes must not require a gradient.*alibi_slopes\.detach\(\)"):
+            call()
+        with torch.no_grad():
+            call()
 
 
 @pytest.mark.usefixtures("shapes_unchecked")
@@ -172,6 +201,8 @@ def test_what_a_backend_cannot_take_is_refused():
     q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
     with pytest.raises(ValueError, match='backend="cuda" has no backward; backend="triton" or "torch" takes it'):
         flash_attention(q.requires_grad_(), k, v, backend="cuda")
+    with pytest.raises(ValueError, match=r'got torch\.float64; backend="torch" takes it'):
+        flash_attention(*double, backend="cuda")
     assert flash_attention(*wide).shape == (1, 2, 3, 300)
 
 
@@ -226,7 +257,9 @@ print("equal")
 
 def test_compiles_without_a_break():
     """In a process of its own: torch.compile does not see through the shape checks of the tests."""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", COMPILED], capture_output=True, text=True)
+    of_triton_3_6 = "ignore:Conversion of an array with ndim:DeprecationWarning"  # its interpreter, of numpy
+    warnings = ("-W", "error", "-W", of_triton_3_6)
+    done = subprocess.run([sys.executable, *warnings, "-c", COMPILED], capture_output=True, text=True)
     assert done.stdout == "equal\n", done.stderr
 
 
@@ -235,6 +268,16 @@ def test_a_second_derivative_is_refused():
     (dq,) = torch.autograd.grad(flash_attention(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match=r"differentiable once.*naive_attention"):
         dq.sum().backward()
+
+
+@each_backend
+def test_a_loss_of_out_or_of_lse_alone(backend, kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(20, 30, 16, (2, 1), 1, torch.float32, kernel_device))
+    for which in (0, 1):
+        results = flash_attention(q, k, v, return_lse=True, backend=backend)
+        expected = attention(q, k, v, return_lse=True)
+        gradients, exact = (torch.autograd.grad(x[which].sum(), (q, k), retain_graph=True) for x in (results, expected))
+        torch.testing.assert_close(gradients, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_gradcheck_of_the_function():
@@ -387,6 +430,7 @@ def test_many_short_sequences(backend, kernel_device):
         ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be at least 0"),
         ({"backend": "cuda"}, ValueError, "backend must be"),
         ({"check": 1}, TypeError, "check must be True or False"),
+        ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
     ],
 )
 def test_bad_packing_is_named(change, error, message):
@@ -409,9 +453,12 @@ def test_work_of_the_torch_loops_is_theirs():
     assert (op.matmul_flops, op.bytes_moved) == (loops.matmul_flops, loops.bytes_moved)
 
 
-def test_work_of_the_kernels_by_hand(monkeypatch):
-    """Two tiles of 64 queries over 96 keys, causal: the first sees 32 of them fewer; 4 bytes a number."""
-    q, k, v = random_qkv(128, 96, 16, (2, 1), 1, torch.float32)
+def test_work_of_the_kernels_by_hand(kernel_device, monkeypatch):
+    """Two tiles of 64 queries over 96 keys, causal: the first sees 64 of them fewer; 4 bytes a number."""
+    from pagewise.kernels import flash_attention as kernels
+
+    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: (kernels.tiles(64, 64, 4, 1),))
+    q, k, v = random_qkv(128, 96, 16, (2, 1), 1, torch.float32, kernel_device)
     work = count_work(lambda: flash_attention(q, k, v, causal=True, backend="triton"))
     seen = [(64, 32), (64, 96)]  # queries, keys: 128 − 96 queries see nothing
     assert work.matmul_flops == 4 * 2 * 16 * sum(rows * keys for rows, keys in seen)
@@ -420,8 +467,8 @@ def test_work_of_the_kernels_by_hand(monkeypatch):
     assert work.peak_bytes == 4 * 2 * 128 * (16 + 1)
 
 
-def test_work_of_the_backward_counts_seven_products():
-    q, k, v = (x.requires_grad_() for x in random_qkv(64, 64, 16, (2, 1), 1, torch.float32))
+def test_work_of_the_backward_counts_seven_products(kernel_device):
+    q, k, v = (x.requires_grad_() for x in random_qkv(64, 64, 16, (2, 1), 1, torch.float32, kernel_device))
     forward, both = (count(q, k, v) for count in (_forward_work, _both_work))
     assert both.matmul_flops - forward.matmul_flops == 14 * 2 * 64 * 64 * 16
 

@@ -3,22 +3,24 @@
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
 
+import functools
 import math
 import os
 from itertools import product
 
 import pytest
 import torch
+import triton
 from covering import covering
 from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
-from conftest import assert_as_accurate_as_naive, needs_interpreter
-from pagewise.flash_attention import dropout_mask, flash_attention, in_triton
+from conftest import assert_as_accurate_as_naive
+from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, launching
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.launching import padded
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
+from pagewise.tools.sizes import padded
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 AXES = {
@@ -183,27 +185,29 @@ def test_the_backward_repeats_to_the_bit(kernel_device):
         assert all(map(torch.equal, first, gradients()))
 
 
-def far_apart(x, stride):
-    """x [1, heads, rows, D] with rows `stride` elements apart, in memory of which only the rows are touched."""
-    _, heads, rows, D = x.shape
-    far = torch.empty((rows - 1) * stride + heads * D, dtype=x.dtype).as_strided((1, heads, rows, D), (0, D, stride, 1))
-    return far.copy_(x)
+def far_apart(tensors, stride):
+    """Tensors [1, heads, rows, D] with rows `stride` elements apart, in one memory: only the rows are touched."""
+    _, heads, rows, D = tensors[0].shape
+    room = torch.empty(rows * stride, dtype=tensors[0].dtype, device=tensors[0].device)
+    return [
+        room.as_strided((1, heads, rows, D), (0, D, stride, 1), n * heads * D).copy_(x) for n, x in enumerate(tensors)
+    ]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="8 GiB that only the CPU leaves untouched")
-def test_offsets_beyond_32_bits():
+def test_offsets_beyond_32_bits(kernel_device):
     """Rows 2²⁴ elements apart and more are copied; below, offsets past 2³² elements are right."""
-    q, k, v = random_qkv(20, 300, 16, (1, 1), 1, torch.float16)
-    k, v = (far_apart(x, 2**24 - 16) for x in (k, v))
-    mask = torch.empty(19 * 2**27 + 300, dtype=torch.bool).as_strided((20, 300), (2**27, 1))
+    q, k, v = random_qkv(20, 300, 16, (1, 1), 1, torch.float16, kernel_device)
+    k, v = far_apart((k, v), 2**24 - 16)
+    assert in_triton.with_close_rows(k) is k
+    mask = torch.empty(19 * 2**27 + 300, dtype=torch.bool, device=kernel_device).as_strided((20, 300), (2**27, 1))
     mask.copy_(torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) < 0.8)
     options = {"causal": True, "attn_mask": mask}
     assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
-def test_the_backward_does_with_the_log_sum_exp():
+def test_the_backward_does_with_the_log_sum_exp(kernel_device):
     """What the forward leaves for exactness may be missing: out and lse are what the paper stores."""
-    q, k, v = random_qkv(9, 5, 16, (2, 1), 1, torch.float32)
+    q, k, v = random_qkv(9, 5, 16, (2, 1), 1, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
     options, gradients = ScoreOptions(causal=True), []
     for learns in (True, False):
@@ -234,16 +238,48 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
     torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
 
 
+# ------------------------------------------------------------------------------------------------ tuned
+
+
+def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch, tmp_path):
+    """Each choice is tried once, the one that a clock finds fastest is kept, and what is written is right."""
+    from pagewise.kernels import flash_attention as kernels
+
+    choices, tried = (kernels.tiles(16, 32, 4, 1), kernels.tiles(32, 16, 4, 1)), []
+
+    def clock(run, quantiles):
+        run()
+        tried.append(len(tried))
+        return [1.0 / len(tried)] * 3  # the last is the fastest
+
+    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: choices)
+    monkeypatch.setattr(launching, "triton_mode", lambda: "compiled")
+    monkeypatch.setattr(launching, "WORTH_TUNING", 1000)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(triton, "autotune", functools.partial(triton.autotune, do_bench=clock))
+    monkeypatch.setattr(launching, "_tuned", functools.cache(launching._tuned.__wrapped__))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where a GPU's choice is kept
+    q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32, kernel_device)
+    out, _, _ = in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
+    torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
+    in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
+    assert tried == [0, 1]
+    tuner = launching._tuned(kernels.flash_attention_kernel, tuple(tuple(choice.items()) for choice in choices))
+    assert tuner.best_config.kwargs == {"ROWS": 32, "COLS": 16}
+    small = random_qkv(4, 5, 16, (1, 1), 1, torch.float32, kernel_device)  # not worth it
+    in_triton.forward(*small, ScoreOptions(), Dropout())
+    assert tried == [0, 1]
+
+
 # ------------------------------------------------------------------------------------------------ Hopper's variants
 
 
-@needs_interpreter
 @pytest.mark.parametrize("variant", hopper.NAMES)
 @pytest.mark.parametrize("kind", ["plain", "causal", "softcap", "alibi"])
-def test_hoppers_variants(variant, kind):
-    q, k, v = random_qkv(70, 150, 40, (4, 2), 2, torch.float16)
+def test_hoppers_variants(variant, kind, kernel_device):
+    q, k, v = random_qkv(70, 150, 40, (4, 2), 2, torch.float16, kernel_device)
     (v,) = as_tokens(v)
-    options = options_of(kind, 2, 4, 70, 150)
+    options = options_of(kind, 2, 4, 70, 150, kernel_device)
     out, lse, saved = hopper.forward(q, k, v, ScoreOptions(**options), variant, learns=True)
     exact, exact_lse = attention(*(x.double() for x in (q, k, v)), **options, return_lse=True)
     assert_as_accurate_as_naive(out, exact, attention(q, k, v, **options))

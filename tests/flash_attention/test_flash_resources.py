@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from triton_compile import Compiled, compile_triton
 
-from pagewise.flash_attention.launching import padded
 from pagewise.kernels.flash_attention import flash_attention_kernel, forward_tiles
 from pagewise.kernels.flash_attention_backward import backward_tiles, flash_attention_backward_kernel
 from pagewise.kernels.flash_attention_hopper import flash_attention_hopper_kernel, hopper_tiles
+from pagewise.tools.sizes import padded
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # what a thread block may have

@@ -275,6 +275,11 @@ def test_names_of_others_are_refused(name):
         register_attention(name)
 
 
+def test_a_name_is_a_string(shapes_unchecked):
+    with pytest.raises(TypeError, match="name must be a string, got NoneType"):
+        register_attention(None)
+
+
 def test_any_other_name_will_do_and_twice():
     for _ in range(2):
         register_attention("by the page")

@@ -17,7 +17,8 @@ from triton_compile import compile_triton
 from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
 from pagewise.paged_attention import in_triton as paged_decode
 from pagewise.paged_attention import paged_attention
-from pagewise.paged_attention.in_triton import default_num_splits, padded, tiles_for
+from pagewise.paged_attention.in_triton import default_num_splits, tiles_for
+from pagewise.tools.sizes import padded
 
 
 def decode_attention(*inputs, **options):

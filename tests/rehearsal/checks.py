@@ -121,7 +121,7 @@ def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(gpu
 @pytest.mark.parametrize("variant", in_triton_hopper.NAMES)
 def test_hoppers_flash_attention_runs_on_the_gpu_of_its_tensors(variant):
     q, k, v = torch.randn(3, 1, 2, 20, 32, device="cuda:1").half()
-    out, _ = in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)
+    out, *_ = in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)
     torch.testing.assert_close(out, flash_attention(q, k, v, causal=True, backend="torch"), rtol=0.01, atol=1e-3)
 
 

@@ -12,7 +12,7 @@ from pagewise import naive_attention
 from pagewise.kernels.online_softmax import online_softmax_kernel
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention, finite, grouped_matmul
-from pagewise.tools.source import cuda_source, show, show_cuda, show_cuda_part, source
+from pagewise.tools.source import cuda_source, show, show_cuda, show_cuda_part, show_part, source
 
 
 def documented(x):
@@ -159,3 +159,12 @@ def test_a_part_of_a_cuda_function_runs_from_line_to_line_without_its_indent(tmp
     for missing in (("while", "first"), ("for", "int first")):
         with pytest.raises(ValueError, match="f has no lines from"):
             show_cuda_part(file, "f", *missing)
+
+
+def test_a_part_of_a_function_is_dedented():
+    assert show_part(documented, "def inner", "return").data == "```python\ndef inner():\n    return x, text\n```"
+
+
+def test_a_part_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match="documented has no lines from 'return inner' to 'def'"):
+        show_part(documented, "return inner", "def")

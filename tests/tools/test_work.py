@@ -6,7 +6,7 @@ import torch
 from pagewise import online_softmax  # noqa: F401  brings its custom op
 from pagewise.naive_attention import attention
 from pagewise.tools import work as work_tools
-from pagewise.tools.work import Work, count_work, load, on_chip, store
+from pagewise.tools.work import Work, count_work, load, on_chip, store, trace_moves
 
 
 def ones(*size, dtype=torch.float32):
@@ -391,6 +391,23 @@ def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch, kernel_device):
     work = count_work(lambda: torch.ops.pagewise.online_softmax(x, 4))
     assert (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written) == (1, 2, 48, 4)
     assert work.peak_bytes == x.nbytes
+
+
+def test_a_trace_names_the_parts_that_move_in_their_order():
+    x, out = torch.arange(6.0), torch.zeros(6)
+
+    def run():
+        with on_chip():
+            for i in (0, 3):
+                store(out[i : i + 3], 2 * load(x[i : i + 3]))
+        return out
+
+    result, moves = trace_moves(run)
+    assert result is out
+    assert [access for access, _ in moves] == ["read", "write"] * 2
+    assert [(part.data_ptr() - x.data_ptr()) // 4 for access, part in moves if access == "read"] == [0, 3]
+    assert all(len(part) == 3 for _, part in moves)
+    assert count_work(run).bytes_moved == 48
 
 
 def test_what_happens_inside_a_kernel_of_our_own_is_not_counted_again(monkeypatch):

@@ -38,15 +38,15 @@ def _loop_with(mistake: str) -> Callable:
         for start in range(0, len(k) - len(k) % Bc if mistake == "whole tiles" else len(k), Bc):
             K_j, V_j = k[start : start + Bc], v[start : start + Bc]
             S_ij = Q_i @ K_j.T / (1 if mistake == "scale" else Q_i.shape[1] ** 0.5)
-            m_ij = S_ij.amax(dim=1)
+            m_ij = S_ij.amax().expand(len(Q_i)) if mistake == "one maximum" else S_ij.amax(dim=1)
             m_new = m_ij if mistake == "maximum" else torch.maximum(m, m_ij)
-            P_ij, shrink = torch.exp(S_ij - m_new[:, None]), torch.exp(m - m_new)
+            P_ij, shrink = torch.exp(S_ij - m_new[:, None]), torch.exp(m_new - m if mistake == "grows" else m - m_new)
             l = (l if mistake == "l" else shrink * l) + P_ij.sum(dim=1)
             O_i = (O_i if mistake == "O" else shrink[:, None] * O_i) + P_ij @ V_j
             if mistake == "every step":
                 O_i = O_i / l[:, None]
-            m = m_new
-        out = O_i if mistake == "every step" else O_i / l[:, None]
+            m = m if mistake == "m stays" else m_new
+        out = O_i if mistake in ("every step", "sum") else O_i / l[:, None]
         return out, torch.log(l) if mistake == "lse" else m + torch.log(l)
 
     return flash_tile_loop
@@ -65,6 +65,7 @@ FLASH_TILE_LOOP = python_exercise(
         call(_column(1.0), _column(200.0, 0.0), _column(1.0, 4.0), 1),
         call(_column(1.0), _column(0.0, 1.0, 2.0, 2.0), _column(1.0, 4.0, 0.0, 3.0), 2),
         call(_column(1.0, 2.0), _column(0.0, 2.0, 1.0), _column(1.0, 4.0, 0.0), 2),
+        call(_column(1.0, 200.0), _column(1.0, 0.0), _column(4.0, 1.0), 2),
         call(small_numbers(3, 4), small_numbers(5, 4) / 4, small_numbers(5, 4), 2),
     ],
     {
@@ -85,8 +86,21 @@ FLASH_TILE_LOOP = python_exercise(
         ),
         "the tile's own maximum": Mistake(
             _loop_with("maximum"),
-            "m is the largest score of the last tile only: where that is lower, exp(m − m_new) overflows. "
-            "m_new = max(m, the tile's).",
+            "exp overflows: m has to be the largest score so far, m_new = max(m, the tile's), and is subtracted from "
+            "all.",
+        ),
+        "one maximum for all": Mistake(
+            _loop_with("one maximum"),
+            "Each query has its own m, the maximum over dim=1: far below another's maximum all its weights are 0.",
+        ),
+        "m never rises": Mistake(
+            _loop_with("m stays"), "m is still −∞ after the loop: it becomes m_new at the end of every turn."
+        ),
+        "shrinks the wrong way": Mistake(
+            _loop_with("grows"), "Before the first tile m_new − m is +∞: l and O_i shrink by exp(m − m_new)."
+        ),
+        "never divided": Mistake(
+            _loop_with("sum"), "O_i is still the sum of weighted values: after the last tile it is divided by l."
         ),
         "lse without m": Mistake(
             _loop_with("lse"), "log l is relative to m: the log-sum-exp of the scores is m + log l."
@@ -215,6 +229,15 @@ SOFTMAX_BACKWARD = python_exercise(
         "a number per dimension": Mistake(
             lambda P, dP, O, dO, scale: P * (dP - (dO * O).sum(dim=0)) * scale,
             "D is one number per query, the sum over the dimensions of the head: dim=1, not dim=0.",
+        ),
+        "its own weight only": Mistake(
+            lambda P, dP, O, dO, scale: P * (1 - P) * dP * scale,
+            "P (1 − P) is what a score does to its own weight. It lowers all others of the row too, by P_ij P_ik: "
+            "together that makes D.",
+        ),
+        "one number for all": Mistake(
+            lambda P, dP, O, dO, scale: P * (dP - (dO * O).sum()) * scale,
+            "You summed over everything: D is one number per query, the sum over dim=1 only.",
         ),
         "D along the keys": Mistake(
             lambda P, dP, O, dO, scale: P * (dP - (dO * O).sum(dim=1)) * scale,

@@ -30,6 +30,8 @@ FLASH_KERNEL = triton_exercise(
         _flash(2, 2, "the second query sees both keys"),
         _flash(3, 28, "two tiles; the queries see 26, 27 and 28 keys"),
         _flash(4, 2, "the first two queries see nothing"),
+        _flash(1, 20, "two tiles; large scores, the first tile has the largest", factor=5.0),
+        _flash(17, 18, "two programs"),
     ],
     variants(
         "flash_kernel.py",
@@ -40,6 +42,15 @@ FLASH_KERNEL = triton_exercise(
         l_does_not_shrink=(
             "The maximum rose with a later tile, acc shrank and l did not: both are relative to m.",
             ("l = l * shrink + ", "l = l + "),
+        ),
+        the_tile_s_own_maximum=(
+            "exp2 overflows: m has to be the largest score so far, not that of the last tile, and is subtracted from "
+            "all.",
+            ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.max(scores, axis=1)"),
+        ),
+        m_stays=(
+            "m is still −inf after the first tile: it becomes m_new at the end of every turn.",
+            ("        m = m_new\n", ""),
         ),
         base_e_for_base_2=(
             "The scores are in base 2, and you raise e to them: with scale_2 = scale · log₂ e it is exp2.",

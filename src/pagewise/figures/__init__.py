@@ -11,11 +11,12 @@ One face, and a module per subject:
     waste        where a memory goes under different allocators
     threads      a CUDA kernel at work, from its trace
     stages       a CUDA kernel's levels and stages: what moves between memories, what is kept
-    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _warps and _sms
+    tiles        FlashAttention's tiles of the scores: visited or skipped, split between warps; whose the gradients are
+    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps and _sms
     calculators  the size of a cache and the roofline, to drag
 """
 
-from pagewise.figures.attention import equations, head_maps, three_kernels
+from pagewise.figures.attention import equations, head_maps, one_kernel, three_kernels
 from pagewise.figures.blocks import chains, owner_colours, query_over_blocks, snapshot, tables_and_pool
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, show
@@ -24,6 +25,7 @@ from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_hel
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
 from pagewise.figures.moving_sms import sm_steps
+from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.roofs import roofline
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
@@ -37,4 +39,5 @@ from pagewise.figures.threads import (
     sectors_of_request,
     vecs_of_block,
 )
+from pagewise.figures.tiles import gradient_owners, visited_tiles, warp_shares
 from pagewise.figures.waste import memory_map, stacks

@@ -26,6 +26,11 @@ _MOVES = [
     ("softmax", "P", "write P"), ("P", "PV", "read P"), ("V", "PV", "read V"), ("PV", "O", "write O"),
 ]  # fmt: skip
 
+_FUSED = {name: _KERNELS[name] for name in "QKVO"} | {
+    "fused": (5.05, 0, 10.0, "tile of $S$, tile of $P$, tile of $O$: on chip, never in main memory"),
+}
+_FUSED_MOVES = [("Q", "fused", "read Q"), ("K", "fused", "read K"), ("V", "fused", "read V"), ("fused", "O", "write O")]
+
 
 def equations(
     rows: Sequence[Sequence[str | tuple[str, Tensor]]],
@@ -100,17 +105,33 @@ def _head(ax: Axes, x: float, y: float, text: str, kv_head: int) -> None:
 
 def three_kernels(moved: Mapping[str, int], *, title: str, alt: str | None = None) -> None:
     """Standard attention's eight reads and writes, from `standard_attention_bytes`: the more bytes, the thicker."""
+    _kernels(moved, max(moved.values()), _KERNELS, _MOVES, "above: matrices in main memory; below: a kernel per step",
+             title=title, alt=alt)  # fmt: skip
+
+
+def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str | None = None) -> None:
+    """The same three steps fused: what is left of the eight moves, drawn to the scale on which `largest` bytes are."""
+    _kernels(moved, largest, _FUSED, _FUSED_MOVES, "above: matrices in main memory; below: one kernel",
+             title=title, alt=alt)  # fmt: skip
+
+
+def _kernels(
+    moved: Mapping[str, int],
+    largest: int,
+    boxes: Mapping[str, tuple[float, float, float, str]],
+    moves: Sequence[tuple[str, str, str]],
+    panel: str,
+    *,
+    title: str,
+    alt: str | None,
+) -> None:
     flow(
-        {
-            "above: matrices in main memory; below: a kernel per step": {
-                m: f"{m[:-2]}\n{n / 1e6:.1f} MB" for m, n in moved.items()
-            }
-        },
-        _KERNELS,
-        _MOVES,
+        {panel: {move: f"{move[:-2]}\n{n / 1e6:.1f} MB" for move, n in moved.items()}},
+        boxes,
+        moves,
         title=title,
         filled=["Q", "K", "S", "P", "V", "O"],
-        weights={move: 0.8 + 4.0 * n / max(moved.values()) for move, n in moved.items()},
+        weights={move: 0.8 + 4.0 * n / largest for move, n in moved.items()},
         size=(6.4, 2.9),
         alt=alt,
     )

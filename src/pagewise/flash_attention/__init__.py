@@ -1,13 +1,13 @@
 """FlashAttention: exact attention whose scores never leave the chip, forward and backward (lesson 6).
 
-door        `flash_attention`: it checks, chooses, and calls an op of `ops`; `varlen`, the same for packed sequences
+door        `flash_attention`: it checks, chooses, and calls an op of `ops`; `varlen`, the same for `packed` sequences
 in_torch    FlashAttention-2's loops
-in_triton   the Triton kernels, forward and backward
+in_triton   the Triton kernels, forward and backward; `in_triton_hopper`, variants; `launching`, what they share
 in_cuda     a CUDA C++ kernel to be read and watched, forward only
 dropout     which weights are dropped, the same in every backend, forward and backward
-in_transformers   `register_attention`: the same under Hugging Face's models
-counted     what a call of an op does, for tools.work
 papers      both papers' loops in plain torch, any tile sizes: `version_1`, `version_2`, over `tiles`; `differentiable`
+counted     what a call of an op does, for tools.work
+in_transformers   `register_attention`: the same under Hugging Face's models
 """
 
 from pagewise.flash_attention import counted

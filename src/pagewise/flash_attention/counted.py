@@ -6,14 +6,13 @@ computed twice there, once for dQ and once for dK and dV: seven products instead
 two programs share.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from pagewise.flash_attention import in_torch
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.launching import kind
+from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.work import count_work, counts_as
 
@@ -110,8 +109,7 @@ def _sequences(cu_q: Tensor | None, cu_k: Tensor | None, *tensors: Tensor, keys:
     """The tensors of each sequence; those at `keys` hold keys or values."""
     if cu_q is None:
         return [tensors]
-    ends = list(zip(*(pairwise(x.tolist()) for x in (cu_q, cu_k)), strict=True))
-    return [[x[:, :, slice(*of[i in keys])] for i, x in enumerate(tensors)] for of in ends]
+    return [[x[:, :, of[i in keys]] for i, x in enumerate(tensors)] for of in Packed(cu_q, cu_k).sequences()]
 
 
 def _sum(works) -> Counts:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pagewise.flash_attention import in_cuda, in_triton, ops
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_qkv
+from pagewise.tools.checks import check_flag, check_qkv
 from pagewise.tools.device import choose_backend
 
 
@@ -32,11 +32,12 @@ def flash_attention(
     """`naive_attention.attention` in memory that grows with T + S, not T · S; differentiable in q, k and v, once.
 
     Any T, S and strides: a view of [B, T, H, D] is read as it lies, and out lies as q does. Equal inputs give equal
-    bits, in the backward too. Dao et al. 2022; Dao 2023.
+    bits, in the backward too. Autocast changes nothing: out has the dtype of q. Dao et al. 2022; Dao 2023.
 
     Args:
         causal, window, scale, softcap, alibi_slopes, attn_mask: as in `attention`.
-        dropout_p: probability in [0, 1), a multiple of 2⁻¹⁶, that a weight is dropped; the others grow by 1 / (1 − p).
+        dropout_p: probability in [0, 1) that a weight is dropped, rounded to a multiple of 2⁻¹⁶; the others grow by
+            1 / (1 − p).
         dropout_seed: the weights kept are those of `dropout_mask`, in the backward too. None: torch's generator gives
             a seed. An int, or one int64 in a tensor.
         return_lse: also return the natural log-sum-exp of each row of scores, float32 (float64 for float64),
@@ -53,12 +54,15 @@ def flash_attention(
         RuntimeError: differentiated twice.
     """
     check_qkv(q, k, v)
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask).checked(q, k.shape[2])
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
+    options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
+    check_flag("return_lse", return_lse)
     if backend == "cuda":
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         if refusal := "has no backward" if learns else in_cuda.refuses(q, options, dropout):
-            raise ValueError(f'backend="cuda" {refusal}; backend="triton" or "torch" takes it')
+            takers = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'
+            raise ValueError(f'backend="cuda" {refusal}; backend={takers} takes it')
         out, lse = in_cuda.forward(q, k, v, options)
     else:
         backend = choose_backend(backend, q.device, in_triton.refuses(q), others=("cuda",))

@@ -1,6 +1,7 @@
 """FlashAttention in plain torch, behind the door: FlashAttention-2's loops, forward and backward (lesson 6).
 
-Given what `flash_attention` has checked, on any device and in any dtype, float64 too.
+Given what `flash_attention` has checked, on any device and in any dtype, float64 too. Autocast has no say in what is
+computed here, as it has none in what a kernel computes: scores and sums are float32 at least.
 """
 
 import torch
@@ -27,7 +28,8 @@ def forward(
     """(out, lse) of `flash_attention`, out not yet rounded to the dtype of q."""
     tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
     wide = torch.promote_types(q.dtype, torch.float32)
-    out, lse = version_2.forward(q, k, v, tiles, wide)
+    with torch.autocast(q.device.type, enabled=False):
+        out, lse = version_2.forward(q, k, v, tiles, wide)
     return out, lse.squeeze(-1)
 
 
@@ -46,4 +48,5 @@ def backward(
     """(dq, dk, dv) of `flash_attention`."""
     tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
     lse = lse[..., None]
-    return version_2.backward(d_out, of_seeing_rows(d_lse, lse), q, k, v, out, lse, tiles)
+    with torch.autocast(q.device.type, enabled=False):
+        return version_2.backward(d_out, of_seeing_rows(d_lse, lse), q, k, v, out, lse, tiles)

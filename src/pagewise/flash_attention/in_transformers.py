@@ -40,8 +40,10 @@ def register_attention(name: str = "pagewise") -> None:
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: the name is that of another implementation.
+        TypeError, ValueError: the name is none, or that of another implementation.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {type(name).__name__}")
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
@@ -89,11 +91,10 @@ def attend(
     on = query.device.type
     if torch.is_autocast_enabled(on):
         query, key, value = (t.to(torch.get_autocast_dtype(on)) for t in (query, key, value))
-    with torch.autocast(on, enabled=False):  # what comes is computed in its own precision
-        out = flash_attention(
-            query, key, value, causal=causal, window=sliding_window if causal else None, scale=scaling,
-            softcap=softcap or 0.0, attn_mask=attention_mask, dropout_p=dropout,
-        )  # fmt: skip
+    out = flash_attention(
+        query, key, value, causal=causal, window=sliding_window if causal else None, scale=scaling,
+        softcap=softcap or 0.0, attn_mask=attention_mask, dropout_p=dropout,
+    )  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
 
 

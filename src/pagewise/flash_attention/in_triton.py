@@ -5,43 +5,33 @@ Behind the door, and behind the custom ops of `ops.py`. Tensors are read and wri
 head size and set of options.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int32
+from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import in_triton_hopper as hopper
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.launching import (
-    LOG2_E,
     Saved,
+    in_base_2,
     kind,
     launch,
-    padded,
     room_like,
     round_into,
     strides,
     with_close_rows,
 )
+from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_launch
-from pagewise.tools.sizes import cdiv
+from pagewise.tools.sizes import cdiv, padded
 
 MAX_HEAD_SIZE = 256
 DELTA_ROWS = 32
 Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
-
-
-class Packed(NamedTuple):
-    """Where sequence b lies in tensors [1, H, total, D]: rows cu_seqlens[b] … cu_seqlens[b + 1] − 1."""
-
-    cu_seqlens_q: Int32[Tensor, " ends"]
-    cu_seqlens_k: Int32[Tensor, " ends"]
-
-    def __len__(self) -> int:
-        return self.cu_seqlens_q.numel() - 1
 
 
 def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
@@ -79,7 +69,7 @@ def forward(
         written, rest = readable(out), readable(saved.rest)  # in float32 where they are not written as they are
         m_and_log_l = saved.stats.unbind() if learns else (lse, lse)
         tensors, in_strides, numbers, constants = _arguments(q, k, v, options, dropout, packed, unread=lse)
-        sizes = (len(packed) if packed else B, H, H // Hkv, T, S)
+        sizes = (packed.num_seqs if packed else B, H, H // Hkv, T, S)
         launch(
             kernels.flash_attention_kernel,
             kernels.forward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
@@ -135,7 +125,7 @@ def backward(
             sums = [x.new_empty(splits * B, *x.shape[1:], dtype=torch.float32) for x in (k, v)]
         written = readable(dq)
         q_k_v, mask_strides = in_strides[:9], in_strides[9:]
-        sizes = (B, len(packed) if packed else B, H, H // Hkv, splits, T, S)
+        sizes = (B, packed.num_seqs if packed else B, H, H // Hkv, splits, T, S)
         launch(
             kernels.flash_attention_backward_kernel,
             kernels.backward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
@@ -170,21 +160,19 @@ def _arguments(
     slopes = unread if options.alibi_slopes is None else options.alibi_slopes.contiguous()
     seed = unread if dropout.seed is None else dropout.seed
     cu_q, cu_k = (unread, unread) if packed is None else (x.contiguous() for x in packed)
-    scale, softcap = options.scale_for(D), options.softcap
-    scale = scale / softcap if softcap > 0 else scale * LOG2_E
     window = min(options.window or S, S)  # wider, it hides nothing more, and might not fit 32 bits
     constants = {
         "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "WINDOW": options.window is not None,
-        "SOFTCAP": softcap > 0, "ALIBI": options.alibi_slopes is not None, "MASK": options.attn_mask is not None,
-        "DROPOUT": dropout.p > 0, "PACKED": packed is not None,
+        "SOFTCAP": options.softcap > 0, "ALIBI": options.alibi_slopes is not None,
+        "MASK": options.attn_mask is not None, "DROPOUT": dropout.p > 0, "PACKED": packed is not None,
     }  # fmt: skip
     in_strides = (*strides(q), *strides(k), *strides(v), *mask_strides)
-    numbers = (scale, softcap * LOG2_E, window, dropout.threshold, dropout.growth)
+    numbers = (*in_base_2(options, D), window, dropout.threshold, dropout.growth)
     return (slopes, mask, seed, cu_q, cu_k), in_strides, numbers, constants
 
 
 def _count_tiles(length: int, tile: int, packed: Packed | None) -> int:
-    return cdiv(length, tile) if packed is None else length // tile + len(packed)
+    return cdiv(length, tile) if packed is None else length // tile + packed.num_seqs
 
 
 def _default_splits(programs: int, group: int, device: torch.device) -> int:

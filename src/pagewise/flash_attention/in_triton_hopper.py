@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention.launching import LOG2_E, Saved, kind, launch, padded, room_like, round_into, strides
+from pagewise.flash_attention.launching import Saved, in_base_2, kind, launch, room_like, round_into, strides
 from pagewise.options import ScoreOptions
 from pagewise.tools.device import triton_launch, triton_mode
-from pagewise.tools.sizes import cdiv
+from pagewise.tools.sizes import cdiv, padded
 
 NAMES = ("descriptors", "warp_specialized")
 WINS: dict[tuple[int, bool], str] = {}
@@ -48,10 +48,8 @@ def forward(
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
     out, lse = room_like(q), q.new_empty(B, H, T, dtype=torch.float32)
     saved = Saved.room(q, learns)
-    scale, softcap = options.scale_for(D), options.softcap
-    scale = scale / softcap if softcap > 0 else scale * LOG2_E
     constants = {
-        "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "SOFTCAP": softcap > 0,
+        "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "SOFTCAP": options.softcap > 0,
         "ALIBI": options.alibi_slopes is not None, "LEARNS": learns, "REST": saved.rest.numel() > 0,
     }  # fmt: skip
     with triton_launch(q.device) as readable:
@@ -64,7 +62,7 @@ def forward(
             kernels.flash_attention_hopper_kernel,
             kernels.hopper_tiles(kind(q)[0], variant),
             lambda tiles: (cdiv(T, tiles["ROWS"]) * H * B,),
-            (q, k, v, slopes, written, lse, rest, *m_and_log_l, *places, H, H // Hkv, T, S, scale, softcap * LOG2_E),
+            (q, k, v, slopes, written, lse, rest, *m_and_log_l, *places, H, H // Hkv, T, S, *in_base_2(options, D)),
             constants,
             operations=2 * B * H * T * S * D,
         )

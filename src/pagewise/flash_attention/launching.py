@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pagewise.options import ScoreOptions
 from pagewise.tools.device import triton_mode
+from pagewise.tools.sizes import padded
 
 LOG2_E = 1.4426950408889634
 FAR_ROWS = 2**24  # elements from row to row; beyond, an offset in a tile would not fit 32 bits
@@ -21,13 +23,8 @@ def room_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows
     return room if room.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def padded(head_size: int) -> int:
-    """BLOCK_D: a power of two, at least the 16 that a matrix product takes."""
-    return max(16, 1 << (head_size - 1).bit_length())
-
-
 class Saved(NamedTuple):
-    """What a forward leaves for its backward, and nobody needs else; empty where no gradient is wanted.
+    """What a forward leaves for its backward, and nobody else needs; empty where no gradient is wanted.
 
     out and lse would do, and do without it, less exactly where scores are large or one weight is nearly 1.
     """
@@ -62,6 +59,12 @@ def strides(x: Float[Tensor, "B heads rows D"]) -> tuple[int, int, int]:
 def with_close_rows(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
     """x, copied only where its rows are not contiguous, or lie farther apart than the kernels count."""
     return x if (x.stride(-1) == 1 or x.shape[-1] == 1) and x.stride(-2) < FAR_ROWS else x.contiguous()
+
+
+def in_base_2(options: ScoreOptions, head_size: int) -> tuple[float, float]:
+    """(scale, softcap) of scores in units of log 2; with a softcap, scale is that of the tanh's argument."""
+    scale, softcap = options.scale_for(head_size), options.softcap
+    return scale / softcap if softcap > 0 else scale * LOG2_E, softcap * LOG2_E
 
 
 def kind(q: Tensor) -> tuple[int, int, int]:

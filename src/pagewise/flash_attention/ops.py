@@ -3,15 +3,13 @@
 The door has checked everything. Packed sequences come as one batch [1, H, total, D] with their cu_seqlens.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
 from pagewise.flash_attention import in_torch, in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.in_triton import Packed
 from pagewise.flash_attention.launching import Saved, room_like
+from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 
 
@@ -53,7 +51,7 @@ def _flash_attention(
         return out, lse, *saved
     out, lse, rest, stats = _room(q, learns, backend)
     exact = torch.empty_like(out, dtype=lse.dtype)
-    for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
+    for b, (rows, cols) in enumerate(_sequences(packed)):
         part = in_torch.forward(q[:, :, rows], k[:, :, cols], v[:, :, cols], options, dropout, b)
         exact[:, :, rows], lse[:, :, rows] = part
     out.copy_(exact)
@@ -91,7 +89,7 @@ def _flash_attention_backward(
         return in_triton.backward(d_out, d_lse, q, k, v, out, lse, Saved(rest, stats), options, dropout, packed)
     dq, dk, dv = (room_like(x) for x in (q, k, v))
     exact = out.to(lse.dtype) + rest if rest.numel() else out
-    for b, (rows, cols) in enumerate(_sequences(q, k, packed)):
+    for b, (rows, cols) in enumerate(_sequences(packed)):
         of_rows = (x[:, :, rows] for x in (d_out, d_lse, q))
         of_cols = (x[:, :, cols] for x in (k, v))
         stored = (exact[:, :, rows], lse[:, :, rows])
@@ -114,10 +112,15 @@ def _(d_out, d_lse, q, k, v, *options):
 def _keep_for_backward(ctx, inputs, output) -> None:
     tensors, ctx.numbers = inputs[:8], inputs[8:-1]
     ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+    ctx.set_materialize_grads(False)  # what is saved has none, and zeros for it would be written in vain
 
 
-def _backward(ctx, d_out: Tensor, d_lse: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = torch.ops.pagewise.flash_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.numbers)
+def _backward(ctx, d_out: Tensor | None, d_lse: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, *others = ctx.saved_tensors
+    d_out = torch.zeros_like(out) if d_out is None else d_out
+    d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
+    tensors = (d_out, d_lse, q, k, v, out, lse, *others)
+    gradients = torch.ops.pagewise.flash_attention_backward(*tensors, *ctx.numbers)
     return *gradients, *(None,) * 12
 
 
@@ -144,9 +147,6 @@ def _packed(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Packed 
     return None if cu_seqlens_q is None else Packed(cu_seqlens_q, cu_seqlens_k)
 
 
-def _sequences(q: Tensor, k: Tensor, packed: Packed | None) -> list[tuple[slice, slice]]:
-    """Rows of q and of k that belong together."""
-    if packed is None:
-        return [(slice(None), slice(None))]
-    rows, cols = ([slice(*ends) for ends in pairwise(x.tolist())] for x in packed)
-    return list(zip(rows, cols, strict=True))
+def _sequences(packed: Packed | None) -> list[tuple[slice, slice]]:
+    """Rows of q and of k that belong together; all of them, if they are not packed."""
+    return [(slice(None), slice(None))] if packed is None else packed.sequences()

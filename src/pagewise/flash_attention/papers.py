@@ -199,7 +199,7 @@ def _checked(
     """What every function here checks, and makes of it."""
     check_qkv(q, k, v)
     check_counts(tile_rows=tile_rows, tile_cols=tile_cols)
-    options = options.checked(q, k.shape[2])
+    options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     return Tiles.of(q, k, int(tile_rows), int(tile_cols), options, dropout)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_triton, ops
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.in_triton import Packed
+from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS, check_count, check_flag, check_heads, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend
@@ -44,7 +44,7 @@ def flash_attention_varlen(
         cu_seqlens_q, cu_seqlens_k: [B + 1], running sums of lengths from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: no length is larger. Not needed here: the kernels find their sequence themselves.
         check: look at the running sums first: True does, which waits for a GPU; None where that is free; False does
-            not, and under torch.compile none does.
+            not, and under torch.compile none does. Unchecked, sums that are no such sums lead into foreign memory.
         The rest as in `flash_attention`.
 
     Returns:
@@ -56,8 +56,9 @@ def flash_attention_varlen(
     """
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k)
     batch_q, batch_k, batch_v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(batch_q, len(k))
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(batch_q, len(k)).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
+    check_flag("return_lse", return_lse)
     if check is not None:
         check_flag("check", check)
     looks = check or (check is None and q.device.type == "cpu")

@@ -19,7 +19,7 @@ from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.write import EXPONENT_BITS
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_launch
-from pagewise.tools.sizes import cdiv
+from pagewise.tools.sizes import cdiv, padded
 
 MAX_SPLITS = 64
 MIN_TOKENS_PER_SPLIT = 128
@@ -50,11 +50,6 @@ def tiles_for(group: int, head_size: int, dtype: torch.dtype, cache_dtype: torch
     if dtype == torch.float32:
         return Tiles(heads=16, keys=32, num_warps=8, num_stages=2 if cache_dtype == dtype else 1)
     return Tiles(heads=16 if group <= 16 else 32, keys=max(32, min(64, 8192 // block_d)), num_warps=4, num_stages=3)
-
-
-def padded(head_size: int) -> int:
-    """BLOCK_D: a power of two, at least the 16 that a matrix product takes."""
-    return max(16, 1 << (head_size - 1).bit_length())
 
 
 def default_num_splits(batch_size: int, programs_per_sequence: int, capacity: int, num_sms: int) -> int:

@@ -13,6 +13,8 @@ SOURCES = {
     "RL": "“从零实现 LLM Inference: 019. Paged Attention”",
     "HW": "“LLM(五)——Hardware Optimization Attention”, mztchaoqun.com.cn, 2024",
     "FD": "Hong et al., “FlashDecoding++”, 2023",
+    "FA": "Dao et al., “FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness”, 2022",
+    "F2": "Dao, “FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning”, 2023",
 }
 """The texts that the course tests, by the short names it calls them; lessons/bibliography.md has them all."""
 

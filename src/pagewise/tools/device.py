@@ -94,7 +94,7 @@ def choose_backend(
 
     Raises:
         ValueError: `backend` is unknown, or "triton" and unable.
-        RuntimeError: see `check_triton_device`.
+        RuntimeError: see `check_triton_device`, which is not asked under torch.compile.
     """
     if backend not in ("auto", "torch", "triton"):
         *known, last = (f'"{name}"' for name in ("auto", "torch", "triton", *others))
@@ -104,7 +104,8 @@ def choose_backend(
     if backend == "triton":
         if refusal is not None:
             raise ValueError(f'backend="triton" {refusal}; backend="torch" takes it')
-        check_triton_device(device)
+        if not torch.compiler.is_compiling():  # which does not see through a search for modules
+            check_triton_device(device)
     return backend
 
 

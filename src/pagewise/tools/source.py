@@ -15,6 +15,15 @@ def show(*objects: Callable, docstring: bool = False) -> Markdown:
     return Markdown("```python\n" + "\n\n".join(source(o, docstring=docstring) for o in objects) + "\n```")
 
 
+def show_part(obj: Callable, first: str, last: str) -> Markdown:
+    """A part of a function: from its line that holds `first` to the next one that holds `last`.
+
+    Raises:
+        ValueError: there are no such lines.
+    """
+    return Markdown(f"```python\n{_part(source(obj), obj.__name__, first, last)}\n```")
+
+
 def show_cuda(path: Path, *names: str) -> Markdown:
     """The source of functions of a CUDA file, each with the comment above it, as one code block."""
     text = path.read_text()
@@ -27,13 +36,18 @@ def show_cuda_part(path: Path, name: str, first: str, last: str) -> Markdown:
     Raises:
         ValueError: there are no such lines.
     """
-    lines = cuda_source(path.read_text(), name).splitlines()
+    text = cuda_source(path.read_text(), name)
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("#pragma"))
+    return Markdown(f"```cpp\n{_part(text, name, first, last)}\n```")
+
+
+def _part(text: str, name: str, first: str, last: str) -> str:
+    lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if first in line), len(lines))
     stop = next((i for i, line in enumerate(lines) if i >= start and last in line), None)
     if stop is None:
         raise ValueError(f"{name} has no lines from {first!r} to {last!r}")
-    part = textwrap.dedent("\n".join(line for line in lines[start : stop + 1] if not line.startswith("#pragma")))
-    return Markdown(f"```cpp\n{part}\n```")
+    return textwrap.dedent("\n".join(lines[start : stop + 1]))
 
 
 def cuda_source(text: str, name: str) -> str:

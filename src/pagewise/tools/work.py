@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ _MOVES = _OVERWRITES | _PICKS | _LIKE | {
     "lift_fresh", "constant_pad_nd",
 }  # fmt: skip
 
+
+Result = TypeVar("Result")
 
 _OWN: dict[str, Callable[..., tuple[int, int, int, int]]] = {}
 
@@ -102,7 +105,7 @@ def on_chip() -> Iterator[None]:
 def load(x: Tensor) -> Tensor:
     """x itself, read from main memory."""
     for counter in _counters():
-        counter.read += _bytes(x)
+        counter.move("read", x)
     return x
 
 
@@ -111,7 +114,14 @@ def store(destination: Tensor, x: Tensor) -> None:
     with on_chip():
         destination.copy_(x)
     for counter in _counters():
-        counter.written += _bytes(destination)
+        counter.move("write", destination)
+
+
+def trace_moves(run: Callable[[], Result]) -> tuple[Result, list[tuple[str, Tensor]]]:
+    """What `run()` returns, and each `load` and `store` of it in order: ("read" or "write", the part that moves)."""
+    tracer = _Tracer()
+    with tracer, torch.no_grad():
+        return run(), tracer.moves
 
 
 class _Counter(TorchDispatchMode):
@@ -140,6 +150,13 @@ class _Counter(TorchDispatchMode):
     def _is_alias(func, results: list[Tensor], before: set[int]) -> bool:
         """Operations like reshape and to() that may return their input, or a view of it, without doing anything."""
         return not func._schema.is_mutable and all(t.untyped_storage()._cdata in before for t in results)
+
+    def move(self, access: str, x: Tensor) -> None:
+        """What `load` and `store` say."""
+        if access == "read":
+            self.read += _bytes(x)
+        else:
+            self.written += _bytes(x)
 
     def _count(self, func, args, inputs: list[Tensor], results: list[Tensor], out: object) -> None:
         from torch.utils.flop_counter import flop_registry
@@ -177,6 +194,16 @@ class _Counter(TorchDispatchMode):
     def _release(self, key: int, nbytes: int) -> None:
         self._known.discard(key)
         self.held -= nbytes
+
+
+class _Tracer(_Counter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[tuple[str, Tensor]] = []
+
+    def move(self, access: str, x: Tensor) -> None:
+        super().move(access, x)
+        self.moves.append((access, x))
 
 
 def _counters() -> list[_Counter]:

@@ -1,0 +1,58 @@
+"""Tiles of the scores: what is dark, masked or skipped, and whose the gradients are."""
+
+import torch
+from matplotlib.colors import to_rgb
+
+from pagewise.figures import gradient_owners, visited_tiles, warp_shares
+from pagewise.figures.charts import BLUE, ORANGE, SAND
+
+CAUSAL = torch.ones(4, 6, dtype=torch.bool).tril(2)
+VISITED = [((0, 2), (0, 3)), ((0, 2), (3, 6)), ((2, 4), (0, 3)), ((2, 4), (3, 6))]
+
+
+def fills(ax, size):
+    rectangles = [patch for patch in ax.patches if (patch.get_width(), patch.get_height()) == size]
+    return {(int(p.get_y()), int(p.get_x())): p.get_facecolor()[:3] for p in rectangles if p.get_facecolor()[3]}
+
+
+def test_a_tile_is_dark_if_nothing_in_it_is_hidden_and_white_if_the_loop_skips_it(shown):
+    panels = {"causal": (CAUSAL, VISITED[:1] + VISITED[2:]), "all": (torch.ones(4, 6, dtype=torch.bool), VISITED)}
+    visited_tiles(panels, (2, 3), title="Which?")
+    causal, everything = shown[0].axes
+    dark, masked, white = to_rgb(BLUE), to_rgb(SAND), (1, 1, 1)
+    assert fills(causal, (3, 2)) == {(0, 0): dark, (0, 3): white, (2, 0): dark, (2, 3): masked}
+    assert set(fills(everything, (3, 2)).values()) == {dark}
+    assert [ax.get_title(loc="left") for ax in shown[0].axes] == ["causal: 3 of 4", "all: 4 of 4"]
+
+
+def test_tiles_at_the_edges_are_cut(shown):
+    visible = torch.ones(3, 5, dtype=torch.bool)
+    visited_tiles({"a": (visible, [((2, 3), (4, 5))]), "b": (visible, [])}, (2, 4), title="Which?")
+    assert fills(shown[0].axes[0], (1, 1)) == {(2, 4): to_rgb(BLUE)}
+    assert shown[0].axes[1].get_title(loc="left") == "b: 0 of 4"
+
+
+def test_a_program_goes_down_its_column_and_writes_there(shown):
+    gradient_owners({"dK": ("column", ["Q"], ["dK"]), "dQ": ("row", ["K", "V"], ["dQ"])}, (2, 3), title="Whose?")
+    column, row = shown[0].axes
+    mine = [{place for place, fill in fills(ax, (1, 1)).items() if fill == to_rgb(BLUE)} for ax in (column, row)]
+    assert mine == [{(0, 1), (1, 1)}, {(1, 0), (1, 1), (1, 2)}]
+    written = [[p for p in ax.patches if p.get_facecolor()[:3] == to_rgb(ORANGE)] for ax in (column, row)]
+    assert [len(of) for of in written] == [1, 1]
+    assert (written[0][0].get_x(), written[1][0].get_y()) == (1, 1)
+    assert {"Q", "dK"} <= {text.get_text() for text in column.texts}
+    assert "K, V" in {text.get_text() for text in row.texts}
+
+
+def test_a_row_of_o_shows_every_warp_that_has_a_part_of_it(shown):
+    queries = [(range(2 * w, 2 * w + 2), range(3)) for w in range(2)]
+    keys = [(range(4), [w]) for w in range(2)]
+    warp_shares({"split-Q": queries, "split-K": keys}, title="Who?")
+    of_o = [[p for p in ax.patches if p.get_x() > 1] for ax in shown[0].axes]
+    assert [len(parts) for parts in of_o] == [2, 4]
+    assert len({p.get_facecolor() for p in of_o[0]}) == 2
+    top = [p for p in of_o[1] if p.get_y() == 0]
+    assert len({p.get_facecolor() for p in top}) == len(top) == 2
+    assert [ax.texts[-1].get_text() for ax in shown[0].axes] == ["O", "O: sum\nof 2"]
+    scores = [p for p in shown[0].axes[1].patches if p.get_x() < 1]
+    assert [p.get_width() for p in scores] == [0.5, 0.5]
