@@ -85,7 +85,7 @@ def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [(20, 69), (70, 20)])
-@pytest.mark.parametrize("window", [1, 3, 16, 1000, None])
+@pytest.mark.parametrize("window", [1, 3, 48, 1000, None])
 def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, monkeypatch):
     """NaN in what a tile outside the mask would read does no harm, and the rest is right.
 
