@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from in_process import InProcess
 from torch.nn.attention import flex_attention as flex
 
 from pagewise.experiments import flash_attention_peers, flash_attention_speed
@@ -30,22 +31,6 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def trials(kernel_device):
     return Trials(kernel_device, torch.bfloat16, {"repeats": 1, "warmup": 0})
-
-
-class InProcess:
-    """Stands in for the worker: the same calls, in this process, where methods can be replaced."""
-
-    def __init__(self, make, *args):
-        self.call = make(*args)
-
-    def __call__(self, *task, limit):
-        return self.call(*task)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from in_process import InProcess
 
 from pagewise.experiments import paged_attention_peers, paged_attention_speed
 from pagewise.experiments.paged_attention_speed import (
@@ -29,22 +30,6 @@ OURS = {"gather + SDPA", "CUDA v1", "CUDA v2", "CUDA grouped", "Triton"}
 @pytest.fixture
 def trials(kernel_device):
     return Trials(kernel_device, torch.bfloat16, {"repeats": 1, "warmup": 0})
-
-
-class InProcess:
-    """Stands in for the worker: the same calls, in this process, where methods can be replaced."""
-
-    def __init__(self, make, *args):
-        self.call = make(*args)
-
-    def __call__(self, *task, limit):
-        return self.call(*task)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from pagewise.experiments.flash_attention_peers import Attend, Prepare, peers
 from pagewise.flash_attention import flash_attention
 from pagewise.naive_attention import attention
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Failed, Record, Timing, Worker
+from pagewise.tools.benchmark import Record, Timing, Worker
 from pagewise.tools.device import best_device, triton_mode
 
 TOKENS, WIDTH = 16384, 2048  # B · S and H · D of all shapes
@@ -159,31 +159,18 @@ def records(
     **options: int,
 ) -> Iterator[Record]:
     """A record per shape and method, as they come. `limit`: seconds per trial; `options`: `benchmark.trial`'s."""
-    about = benchmark.surroundings(device)
     tasks = [(shape, method) for shape in shapes for method in methods(device)]
     with Worker(Trials, device, dtype, options) as worker:
-        for shape, method in benchmark.progress(tasks, "attention"):
-            record = Record(
-                what=method,
-                shape=shape._asdict(),
-                dtype=str(dtype).removeprefix("torch."),
-                how="not timed",
-                bytes=shape.bytes(dtype.itemsize),
-                flops=shape.flops,
-                limit="matmul",
-                limit_rate=rate,
-                **about,
-            )
-            try:
-                result = worker(shape, method, limit=limit)
-            except Failed as failed:
-                result = str(failed)
-            if isinstance(result, str):
-                yield record._replace(refused=result)
-                continue
-            seconds, how = result
-            record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
-            yield record._replace(fraction=record.reached())
+        yield from benchmark.records_of(
+            worker,
+            tasks,
+            "attention",
+            device=device,
+            dtype=dtype,
+            nbytes=lambda shape: shape.bytes(dtype.itemsize),
+            bound=("matmul", rate),
+            limit=limit,
+        )
 
 
 def rates(found: Sequence[Record]) -> str:

@@ -147,36 +147,18 @@ def records(
     **options: int,
 ) -> Iterator[Record]:
     """A record per shape and method, as they come. `limit`: seconds per trial; `options`: `benchmark.trial`'s."""
-    about = benchmark.surroundings(device)
     tasks = [(shape, method) for shape in shapes for method in methods(device)]
     with Worker(Trials, device, dtype, options) as worker:
-        for shape, method in benchmark.progress(tasks, "paged decode"):
-            try:
-                result = worker(shape, method, limit=limit)
-            except Failed as failed:
-                result = str(failed)
-            yield _record(shape, method, dtype, result, bandwidth, about)
-
-
-def _record(
-    shape: Shape, method: str, dtype: torch.dtype, result: Timing | str, bandwidth: float | None, about: dict[str, Any]
-) -> Record:
-    record = Record(
-        what=method,
-        shape=shape._asdict(),
-        dtype=str(dtype).removeprefix("torch."),
-        how="not timed",
-        bytes=shape.kv_bytes(dtype.itemsize),
-        flops=shape.flops,
-        limit="copy",
-        limit_rate=bandwidth,
-        **about,
-    )
-    if isinstance(result, str):
-        return record._replace(refused=result)
-    seconds, how = result
-    record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
-    return record._replace(fraction=record.reached())
+        yield from benchmark.records_of(
+            worker,
+            tasks,
+            "paged decode",
+            device=device,
+            dtype=dtype,
+            nbytes=lambda shape: shape.kv_bytes(dtype.itemsize),
+            bound=("copy", bandwidth),
+            limit=limit,
+        )
 
 
 def copy_bandwidth(device: torch.device, *, limit: float) -> float | None:

@@ -6,7 +6,7 @@ reason why it has none. `pagewise.tools.timing` says how times are taken, `pagew
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -42,6 +42,7 @@ __all__ = [
     "progress",
     "ratios",
     "recorded",
+    "records_of",
     "relative_error",
     "surroundings",
     "table",
@@ -114,6 +115,51 @@ def _conditions(timer: Timer) -> str:
     if isinstance(timer, ColdTimer):
         return f"cold L2, launch {'hidden' if timer.hidden else 'included'}"
     return "host clock, launch included"
+
+
+def records_of(
+    worker: Callable[..., Timing | str],
+    tasks: Sequence[tuple[Any, str]],
+    label: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    nbytes: Callable[[Any], int],
+    bound: tuple[str, float | None],
+    limit: float,
+) -> Iterator[Record]:
+    """A record for each task, a shape (a NamedTuple with `flops`) and a method, as they come.
+
+    Args:
+        worker: a `Worker`. It answers (shape, method) with a `Timing` or the reason why there is none; failing is one.
+        label: what the progress bar says.
+        nbytes: bytes that a shape moves.
+        bound: what time is held against, "copy" or "matmul", and its rate where that is known.
+        limit: seconds for one task.
+    """
+    about = surroundings(device)
+    for shape, method in progress(tasks, label):
+        record = Record(
+            what=method,
+            shape=shape._asdict(),
+            dtype=str(dtype).removeprefix("torch."),
+            how="not timed",
+            bytes=nbytes(shape),
+            flops=shape.flops,
+            limit=bound[0],
+            limit_rate=bound[1],
+            **about,
+        )
+        try:
+            result = worker(shape, method, limit=limit)
+        except Failed as failed:
+            result = str(failed)
+        if isinstance(result, str):
+            yield record._replace(refused=result)
+            continue
+        seconds, how = result
+        record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
+        yield record._replace(fraction=record.reached())
 
 
 def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **options: Any) -> dict[str, Spread | str]:
