@@ -6,7 +6,6 @@ computed twice there, once for dQ and once for dK and dV: seven products instead
 two programs share.
 """
 
-import torch
 from torch import Tensor
 
 from pagewise.flash_attention import in_torch
@@ -61,7 +60,7 @@ def _backward(
     from pagewise.kernels.flash_attention_backward import backward_tiles
 
     (B, H, T, D), Hkv = q.shape, k.shape[1]
-    tiles, lengths = backward_tiles(*kind(q), heavy=mask is not None or p > 0)[0], list(_lengths(cu_q, cu_k, q, k))
+    tiles, lengths = backward_tiles(*kind(q), heavy=mask is not None or p > 0)[0], _lengths(cu_q, cu_k, q, k)
     by_rows = [n for T, S in lengths for n in _seen(T, S, causal, window, tiles["QUERY_ROWS"])]
     by_cols = [n for T, S in lengths for n in _seeing(T, S, causal, window, tiles["KEY_COLS"])]
     scores = sum(rows * keys for rows, keys in by_rows)
@@ -102,7 +101,7 @@ def _seeing(T: int, S: int, causal: bool, window: int | None, tile: int) -> list
 def _lengths(cu_q: Tensor | None, cu_k: Tensor | None, q: Tensor, k: Tensor) -> list[tuple[int, int]]:
     if cu_q is None:
         return [(q.shape[2], k.shape[2])]
-    return list(zip(*(torch.diff(x).tolist() for x in (cu_q, cu_k)), strict=True))
+    return [(rows.stop - rows.start, cols.stop - cols.start) for rows, cols in Packed(cu_q, cu_k).sequences()]
 
 
 def _sequences(cu_q: Tensor | None, cu_k: Tensor | None, *tensors: Tensor, keys: tuple[int, ...] = (1, 2)) -> list:

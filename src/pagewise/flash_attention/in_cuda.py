@@ -15,6 +15,7 @@ from torch import Tensor
 import pagewise.kernels
 from pagewise.cuda import CudaKernel
 from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.launching import room_like
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.sizes import cdiv
@@ -111,10 +112,8 @@ def launch(
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for out, which lies as q does where its rows do, and lse."""
-    out = torch.empty_like(q)
-    out = out if out.stride(-1) == 1 else q.new_empty(q.shape)
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32)
+    """Room for out and lse."""
+    return room_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _in_vecs(x: Tensor) -> Tensor:

@@ -57,13 +57,13 @@ def forward(
     from pagewise.kernels import flash_attention as kernels
 
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
+    plain = packed is None and not dropout.p and q.numel() > 0
+    if plain and (variant := hopper.variant_that_wins(q, k, v, options)):
+        return hopper.forward(q, k, v, options, variant, learns=learns)
     out, lse = room_like(q), q.new_empty(B, H, T, dtype=torch.float32)
     saved = Saved.room(q, learns)
     if not q.numel():
         return out, lse, saved
-    plain = packed is None and not dropout.p
-    if plain and (variant := hopper.variant_that_wins(q, k, v, options)):
-        return hopper.forward(q, k, v, options, variant, learns=learns)
     with triton_launch(q.device) as readable:
         q, k, v = (readable(with_close_rows(x)) for x in (q, k, v))
         written, rest = readable(out), readable(saved.rest)  # in float32 where they are not written as they are

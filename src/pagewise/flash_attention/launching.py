@@ -33,9 +33,10 @@ class Saved(NamedTuple):
     stats: Float[Tensor, "..."]  # [2, B, H, T]: the largest score in units of log 2, and log₂ Σ 2^(score − it)
 
     @classmethod
-    def room(cls, q: Float[Tensor, "B H T D"], learns: bool) -> "Saved":
+    def room(cls, q: Float[Tensor, "B H T D"], learns: bool, *, stats: bool = True) -> "Saved":
+        """Room for what q's dtype calls for; stats: or leave them out, for a backward that goes by lse."""
         rest = room_like(q) if learns and q.element_size() == 2 else q.new_empty(0)
-        return cls(rest, q.new_empty(2, *q.shape[:3], dtype=torch.float32) if learns else q.new_empty(0))
+        return cls(rest, q.new_empty(2, *q.shape[:3], dtype=torch.float32) if learns and stats else q.new_empty(0))
 
     def stats_or(self, lse: Float[Tensor, "B H T"]) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"]]:
         """(m, log₂ l), or as good as lse has it."""

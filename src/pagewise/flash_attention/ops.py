@@ -138,9 +138,7 @@ _flash_attention_backward.register_autograd(_no_second_backward)
 def _room(q: Tensor, learns: bool, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Room for out, lse, and what is saved; the torch loops go by lse, as in the paper."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    rest, stats = Saved.room(q, learns)
-    stats = stats if backend == "triton" else q.new_empty(0)
-    return room_like(q), q.new_empty(q.shape[:3], dtype=wide), rest, stats
+    return room_like(q), q.new_empty(q.shape[:3], dtype=wide), *Saved.room(q, learns, stats=backend == "triton")
 
 
 def _packed(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Packed | None:
