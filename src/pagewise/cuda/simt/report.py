@@ -152,8 +152,7 @@ class Report:
 
     def __str__(self) -> str:
         if self.findings:
-            counts = (f" ({error.count:,} times)" if error.count > 1 else "" for error in self.findings)
-            return "\n".join(f"{error.rule}: {error}{count}" for error, count in zip(self.findings, counts, strict=True))
+            return "\n".join(f"{found.rule}, {found.count:,} ×: {found}" for found in self.findings)
         if self.num_checked:
             return f"{self.num_checked} launch{'es' * (self.num_checked > 1)} checked, nothing found"
         return "\n\n".join(map(str, self.launches)) or "no launch"
