@@ -28,11 +28,12 @@ from pagewise.cuda.build import Source
 from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Finding, Mode, runtime
 from pagewise.cuda.simt.build import build, entry_symbol
-from pagewise.cuda.simt.errors import checked_classes, error_of, findings_of
+from pagewise.cuda.simt.errors import error_of
 from pagewise.cuda.simt.library import SharedArray
 from pagewise.cuda.simt.limits import blocks_at_once, check_grid, check_shared
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
+from pagewise.cuda.simt.rules import declares_return, ignored
 
 # ------------------------------------------------------------------------------------------------ observing, checking
 
@@ -44,7 +45,7 @@ class _Run(NamedTuple):
     outputs: Sequence[Tensor] = ()
     trace_limit: int = 0
     stop: bool = True
-    ignore: tuple[str, ...] = ()
+    ignored: int = 0  # findings, bit by bit
     time_limit: float = 30.0
 
 
@@ -82,13 +83,18 @@ def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> con
 
 
 def check(
-    *, outputs: Sequence[Tensor] = (), schedule: int | None = None, stop: bool = True, ignore: Sequence[str] = ()
+    *,
+    outputs: Sequence[Tensor] = (),
+    schedule: int | None = None,
+    stop: bool = True,
+    ignore: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[Report]:
     """Hold every access of CPU launches inside against the rules; the first that breaks one raises SimtError.
 
     With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
-    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names classes that are no finding
-    (errors.CLASSES).
+    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
+    that shall find nothing, `also` those that are off unless asked for (rules.py).
 
     Reading an element of `outputs` before a launch inside has written it is an error too. The kernel's tensors lie
     elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
@@ -98,7 +104,7 @@ def check(
     element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives what it
     gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
-    run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignore=checked_classes(ignore))
+    run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignored=ignored(ignore, also))
     return _within(run._replace(time_limit=_run.get().time_limit))
 
 
@@ -116,6 +122,10 @@ class CpuKernel:
         self.source, self.name, self.parameters = source, name, tuple(parameters)
         self._lines = source.text.splitlines()
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
+
+    @functools.cached_property
+    def _may_return(self) -> bool:
+        return declares_return(self.source.text, self.name.partition("<")[0].rpartition("::")[2].strip())
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -147,7 +157,7 @@ class CpuKernel:
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)
         request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
-        request.ignored = sum(1 << finding for finding in findings_of(run.ignore))
+        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
         shared = [*library.shared]
@@ -159,7 +169,7 @@ class CpuKernel:
         calls = runtime()
         try:
             calls.simt_launch(ctypes.byref(request))
-            assert kept is not None  # the arrays live until the launch has ended
+            del kept  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             errors = request.errors[: request.num_errors]
@@ -168,8 +178,8 @@ class CpuKernel:
             found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
             if found and run.stop:
                 raise found[0]
-            if run.mode != Mode.PLAIN:
-                run.report.findings += found
+            if run.mode == Mode.CHECK:
+                run.report.add_checked(found)
             if run.mode == Mode.OBSERVE:
                 run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
         finally:
