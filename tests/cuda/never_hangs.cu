@@ -44,7 +44,7 @@ __global__ void spin_shared(float* x, float* out, int* flag, int setter) {
 }
 
 __global__ void endless(float* x, float* out, int* flag, int n) {
-    unsigned k = threadIdx.x | 1;
+    volatile unsigned k = threadIdx.x | 1;
     while (k != 0) k = 2 * k + 1;  // END endless
     out[threadIdx.x] = k;
 }
@@ -100,7 +100,7 @@ __global__ void past_the_end(float* x, float* out, int* flag, int n) {
 __global__ void read_past_the_end(float* x, float* out, int* flag, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     const float read = x[i];  // END read_past_the_end
-    if (i < n) out[i] = read;
+    if (i < n || read == 12345.0f) out[i] = read;
 }
 __global__ void wild_global(float* x, float* out, int* flag, int n) {
     out[1000000007LL * n] = 1;  // END wild_global

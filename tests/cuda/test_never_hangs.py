@@ -131,13 +131,19 @@ def test_a_launch_without_progress_ends_and_says_where(name, mode, elsewhere):
     ("name", "setter"),
     [
         ("spin_volatile", 63), ("spin_volatile", 127), ("spin_atomic", 63), ("spin_atomic", 127), ("spin_asleep", 127),
-        ("spin_shared", 63),
     ],
 )  # fmt: skip
 def test_a_spin_goes_on_when_another_warp_or_thread_block_raises_the_flag(name, setter, mode, elsewhere):
     ended = elsewhere("launch", name, mode, 2, 64, setter, 128)
     assert ended.what == "", ended
     assert ended.out == [1.0] * 128
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_spin_on_shared_memory_goes_on_and_within_a_warp_is_a_race(mode, elsewhere):
+    """What lanes pass on in volatile shared memory is mostly meant to need no barrier, as before sm_70."""
+    ended = elsewhere("launch", "spin_shared", mode, 2, 64, 63, 128)
+    assert ended.what == ("race" if mode == "check" else ""), ended
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -155,7 +161,7 @@ def test_a_lock_that_is_given_back_is_no_hang(elsewhere):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_stacks_of_512_kb_are_allowed_and_more_is_an_error(mode, elsewhere):
-    ended = elsewhere("launch", "local_400_kb", mode, 2, 64, 1000)
+    ended = elsewhere("launch", "local_400_kb", mode, 1, 64, 1000)
     assert (ended.what, ended.out) == ("", [1000.0] * 64), ended
     assert elsewhere("launch", "recursion", mode, 1, 64, 100).out == [101.0] * 64
     for name, depth in (("local_2_mb", 0), ("recursion", 1_000_000)):
@@ -173,16 +179,18 @@ WILD = {  # grid, block, n, elements
 @pytest.mark.parametrize("name", WILD)
 def test_a_wild_index_is_an_error_that_names_the_checker_and_harms_nobody(name, elsewhere):
     ended = elsewhere("launch", name, "plain", *WILD[name])
-    assert ended.what == "fault", ended
-    assert ended.line in marked_lines(name), ended
     assert "simt.check()" in ended.message, ended
+    if name == "before_the_start":  # in the page where the tensor is: seen when the launch has ended
+        assert ended.rule == "overrun", ended
+    else:
+        assert (ended.what, ended.line) == ("fault", *marked_lines(name)), ended
     checked = elsewhere("launch", name, "check", *WILD[name])
-    assert (checked.what, checked.line) == ("out of bounds", ended.line), checked
+    assert (checked.what, checked.line) == ("out of bounds", *marked_lines(name)), checked
 
 
 STOPS = {
     "aborts": ("fault", "abort()"), "asserts": ("assertion", "assertion failed: threadIdx.x != n"),
-    "traps": ("fault", "trap"), "divides": ("fault", "divides an integer by zero"),
+    "traps": ("assertion", "__trap()"), "divides": ("fault", "divides an integer by zero"),
 }  # fmt: skip
 
 

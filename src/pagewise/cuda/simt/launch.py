@@ -100,9 +100,9 @@ def check(
     elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
     `report.unwritten(tensor)` lists the elements that were never written.
 
-    Limits: lanes of one warp that synchronise by volatile flags are reported as a race; an access narrower than an
-    element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives what it
-    gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
+    than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
+    what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
     run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignored=ignored(ignore, also))
     return _within(run._replace(time_limit=_run.get().time_limit))

@@ -193,13 +193,15 @@ static bool ends_launch(const Job& job, u32 finding) {
 // Keep what was found. If it ends the launch, a fiber does not return from here.
 static void raise_error(Worker& w, Error error) {
     Job& job = *w.job;
-    if (job.launch.ignored >> error.finding & 1) return;
     Block* b = w.block;
-    if (b && b->unwritten_read.finding && error.finding != RACE && error.finding != b->unwritten_read.finding) {
+    bool ignored = job.launch.ignored >> error.finding & 1, ends = !ignored && ends_launch(job, error.finding);
+    if (b && b->unwritten_read.finding) {
         Error earlier = b->unwritten_read;
-        b->unwritten_read.finding = NOTHING;
-        raise_error(w, earlier);
+        bool is_a_race = error.finding == RACE && (!job.launch.keep_going || earlier.site == error.other_site);
+        if (is_a_race || ends) b->unwritten_read.finding = NOTHING;
+        if (!is_a_race && ends) raise_error(w, earlier);
     }
+    if (ignored) return;
     {
         std::lock_guard<std::mutex> guard(job.lock);
         Found* same = nullptr;
@@ -209,7 +211,7 @@ static void raise_error(Worker& w, Error error) {
         if (same) same->error.count++;
         else job.found.push_back({b ? b->rank : 0, error});
     }
-    if (!ends_launch(job, error.finding)) return;
+    if (!ends) return;
     job.failed = true;
     if (w.current) go_to_scheduler(w);
 }
@@ -262,5 +264,6 @@ static void spin(Worker& w, void* site) {
     Thread& me = *w.current;
     if (me.progress != w.progress) me.progress = w.progress, me.spins = 0;
     ++me.spins;
-    if (has_spun(w, me, w.block->live)) me.site = site, w.spinning = site;
+    me.site = site;
+    if (has_spun(w, me, w.block->live)) w.spinning = site;
 }
