@@ -54,6 +54,7 @@
     SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
+#define SIMT_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace simt {
 template <class T>
