@@ -18,6 +18,9 @@ unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t va
 // of a lane that is not there) before any of them goes on. Lanes that name another function or another line of the
 // kernel have not come to the same meeting. PRODUCT and MATRIX need all 32 lanes. Orders no memory; returns the lanes.
 unsigned simt_meet(simt::Collective collective, unsigned mask, void* payload, void (*complete)(void** payloads), int line);
+[[noreturn]] void simt_refuse(unsigned lane, const char* message);  // what a lane of this warp has asked for
+void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
+uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
 void simt_fence();
 void simt_yield();
