@@ -23,6 +23,15 @@ constexpr int MAX_THREADS = SIMT_MAX_THREADS, MAX_SHARED = SIMT_MAX_SHARED;  // 
 
 enum State : u8 { READY, AT_BARRIER, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
+// An asynchronous copy to shared memory, from its issue to the wait that completes it.
+struct Copy {
+    char* to;
+    const char* from;
+    u32 bytes, zeros;  // of the bytes, the last so many are 0 and are not read
+    u64 batch;  // how many its thread had committed before
+    void* site;
+};
+
 struct Thread {
     Context context;
     Dim index;
@@ -37,6 +46,10 @@ struct Thread {
     u32 mask, lanes;
     u64 value;
     u64* values;
+    void* payload;  // what it brings to a meeting
+    void (*complete)(void** payloads);
+    std::vector<Copy> copies;  // under way, in their order
+    u64 batches;  // of copies that it has committed
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
 };
 
@@ -53,6 +66,8 @@ struct Warp {
 struct Stamp { u32 clock, block; u16 thread, site; };  // block 0: nobody; the site's highest bit: an atomic
 constexpr u16 ATOMIC_SITE = 0x8000;
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
+
+struct Flight { const char* start; u32 bytes; Access access; u32 block; u16 thread; void* site; };  // one end of a copy
 
 struct Shadow {  // what is kept of a region, or of all shared arrays together
     char* start = nullptr;  // where its memory lies during the launch
@@ -82,6 +97,7 @@ struct Job {
     std::vector<Shadow> tensors;  // by Region
     Shadow shared;
     std::unordered_map<u64, std::set<u32>> releases;
+    std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet
     explicit Job(Launch& launch) : launch(launch) {}
 };

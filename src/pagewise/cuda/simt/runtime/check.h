@@ -18,13 +18,15 @@ static Error& access_error(Worker& w, Finding finding, void* site, const char* p
     return e;
 }
 
+static Dim block_at(const Worker& w, u32 number) {
+    return {number % w.grid.x, number / w.grid.x % w.grid.y, number / w.grid.x / w.grid.y};
+}
 static Dim thread_at(Dim size, u32 id) { return {id % size.x, id / size.x % size.y, id / size.x / size.y}; }
 
 [[gnu::noinline]] static void raise_race(
     Worker& w, const Stamp& s, void* site, const char* p, u32 bytes, Access access, Place place, Access other) {
     Error e = access_error(w, RACE, site, p, bytes, access, place);
-    u32 b = s.block - 1;
-    e.other_block = {b % w.grid.x, b / w.grid.x % w.grid.y, b / w.grid.x / w.grid.y};
+    e.other_block = block_at(w, s.block - 1);
     e.other_thread = thread_at(w.size, s.thread);
     e.other_site = w.job->sites[s.site & ~ATOMIC_SITE];
     e.other_access = s.site & ATOMIC_SITE ? ATOMIC : other;
@@ -89,9 +91,26 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u
     }
 }
 
+// The source of a copy under way may be read, and that is all: it has not been read yet, and its target not written.
+static void check_in_flight(Worker& w, const char* p, u32 bytes, Access access, void* site, Place place) {
+    for (u64 sixteen = (u64)p / 16; sixteen <= ((u64)p + bytes - 1) / 16; ++sixteen) {
+        auto [at, end] = w.job->in_flight.equal_range(sixteen);
+        for (; at != end; ++at) {
+            const Flight& f = at->second;
+            if (f.start >= p + bytes || p >= f.start + f.bytes || (access == READ && f.access == READ)) continue;
+            if (f.start > p) place.offset += f.start - p;
+            Error e = access_error(w, COPY_IN_FLIGHT, site, p, bytes, access, place);
+            e.other_block = block_at(w, f.block), e.other_thread = thread_at(w.size, f.thread);
+            e.other_site = (u64)f.site, e.other_access = f.access;
+            raise_error(w, e);
+        }
+    }
+}
+
 static void check(Worker& w, const char* p, u32 bytes, Access access, void* site, u32 alignment) {
     Job& job = *w.job;
     Place place = place_of(job, p);
+    if (!job.in_flight.empty()) check_in_flight(w, p, bytes, access, site, place);
     if (place.space == SHARED) {
         bool outside = place.region < 0 || (u64)place.offset + bytes > job.launch.shared[place.region].bytes;
         if (outside) {

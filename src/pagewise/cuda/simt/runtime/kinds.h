@@ -5,12 +5,13 @@ namespace simt {
 
 enum Mode : unsigned { PLAIN, OBSERVE, CHECK };
 enum Space : unsigned char { GLOBAL, SHARED, OTHER };
-enum Access : unsigned char { READ, WRITE, ATOMIC, BARRIER, SHUFFLE };
-enum Collective : unsigned { SHFL, VOTE, MATCH, REDUCE, SYNCWARP, SYNCTHREADS };  // what threads wait for each other in
+enum Access : unsigned char { READ, WRITE, ATOMIC, BARRIER, SHUFFLE, MMA };
+// What threads wait for each other in. An exchange is a group's; a product, and a load or store of a matrix, a whole warp's.
+enum Collective : unsigned { SHFL, VOTE, MATCH, REDUCE, SYNCWARP, SYNCTHREADS, EXCHANGE, PRODUCT, MATRIX };
 enum Finding : unsigned {
     NOTHING, DEADLOCK, OUTSIDE_GLOBAL, OUTSIDE_SHARED, MISALIGNED, RACE, BARRIER_NOT_REACHED, LANE_GONE,
     LANE_NOT_IN_MASK, UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER,
-    DIVIDED_BY_ZERO, STOPPED,
+    DIVIDED_BY_ZERO, STOPPED, LANES_MISSING, ARGUMENT, COPY_IN_FLIGHT, COPY_PENDING,
 };
 
 }  // namespace simt

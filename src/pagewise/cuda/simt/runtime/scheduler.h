@@ -3,11 +3,12 @@
 
 #include <signal.h>
 
+#include "async_copies.h"
 #include "collectives.h"
-#include "observe.h"
 
 static void leave_kernel(Worker& w) {
     Thread& me = *w.current;
+    check_nothing_pending(w);
     me.state = GONE;
     w.live--;
     w.progress++;
@@ -74,7 +75,9 @@ static void run_block(Worker& w, u32 number) {
         Thread& t = w.threads[i];
         t.index = {i % w.size.x, i / w.size.x % w.size.y, i / w.size.x / w.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = 0, t.fenced = false;
-        t.atomics = t.spins = t.progress = 0;
+        t.atomics = t.spins = t.progress = t.batches = 0;
+        for (const Copy& copy : t.copies) touch_down(w, t, copy);
+        t.copies.clear();
         prepare(t.context, w.stacks + i * STACK, start_thread);
         w.ready.push_back(&t);
     }

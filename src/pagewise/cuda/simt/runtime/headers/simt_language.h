@@ -24,7 +24,8 @@
 #define __constant__
 #define __managed__
 #define __grid_constant__
-#define __shared__ thread_local  // one OS thread runs one thread block at a time
+// one OS thread runs one thread block at a time; a GPU has the first array at an address that is good for wmma as well
+#define __shared__ thread_local __attribute__((aligned(32)))
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
@@ -47,11 +48,8 @@
 #define SIMT_REFUSE(what) _Pragma(what)
 #define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
 #define __asm__ asm
-#define nvcuda SIMT_REFUSE("GCC error \"wmma (nvcuda::) runs on a GPU only: the CPU runner has no tensor cores\"")
 #define cooperative_groups \
     SIMT_REFUSE("GCC error \"the CPU runner has no cooperative groups: use __syncthreads and warp functions\"")
-#define __pipeline_memcpy_async \
-    SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
 #define SIMT_INLINE_MEMBER inline __attribute__((always_inline))
