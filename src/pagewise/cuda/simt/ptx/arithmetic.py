@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from pagewise.cuda.simt.ptx.calls import (
     BITS,
-    FLAGS,
     HALVES,
     INTEGERS,
     SCALARS,
@@ -23,6 +22,7 @@ from pagewise.cuda.simt.ptx.calls import (
     elements,
     expect,
     flags,
+    names,
     vector,
 )  # fmt: skip
 
@@ -38,9 +38,9 @@ class _Form(NamedTuple):
 def _forms(table: str) -> dict[str, _Form]:
     forms = {}
     for line in table.strip().splitlines():
-        names, words, *types, sources = (part.strip() for part in line.split("|"))
-        form = _Form(frozenset(words.split()), tuple(frozenset(each.split()) for each in types), int(sources))
-        forms |= dict.fromkeys(names.split(), form)
+        instructions, words, *types, sources = (part.strip() for part in line.split("|"))
+        form = _Form(names(words), tuple(map(names, types)), int(sources))
+        forms |= dict.fromkeys(instructions.split(), form)
     return forms
 
 
@@ -77,12 +77,10 @@ selp | | {SCALARS} | 3
 slct | ftz | {SCALARS} | s32 f32 | 3
 """)
 
-_CONVERTED = {
-    "integer": frozenset(f"u8 s8 {INTEGERS}".split()),
-    "real": frozenset(["f16", "bf16", "f32", "f64"]),
-    "pair": frozenset(["f16x2", "bf16x2", "e4m3x2", "e5m2x2"]),
-}
-_COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"])
+_SMALL = names("f16 bf16")
+_NUMBERS = names(f"u8 s8 {INTEGERS} f32 f64") | _SMALL
+_PAIRS = names("f16x2 bf16x2 e4m3x2 e5m2x2")
+_COMPARISONS = names("eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan")
 
 
 def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -105,7 +103,7 @@ def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
 def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`mov.b64 {low, high}, x`: the bits, whatever the type."""
     expect(name, operands, 2)
-    if len(words) != 1 or words[0] not in f"pred b128 {SCALARS} f16x2 bf16x2".split():
+    if len(words) != 1 or words[0] not in names(f"pred b128 {SCALARS} f16x2 bf16x2"):
         raise Unknown(name)
     bits = int(re.search(r"\d+$", words[0].replace("x2", ""))[0]) if words[0] != "pred" else 0
     target, source = operands
@@ -126,7 +124,7 @@ def set_predicate(name: str, words: list[str], operands: list[str], scope: Scope
     comparison, *rest, kind = words if len(words) > 1 else ("", "")
     combined = next((word for word in rest if word in ("and", "or", "xor")), None)
     rest = [word for word in rest if word != combined]
-    if comparison not in _COMPARISONS or not {"ftz"}.issuperset(rest) or kind not in f"{SCALARS} f16 bf16".split():
+    if comparison not in _COMPARISONS or not {"ftz"}.issuperset(rest) or kind not in names(SCALARS) | _SMALL:
         raise Unknown(name)
     expect(name, operands, 4 if combined else 3)
     targets = [part.strip() for part in operands[0].split("|")]
@@ -142,7 +140,7 @@ def set_predicate(name: str, words: list[str], operands: list[str], scope: Scope
 def set_value(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`set.le.u32.f32 d, a, b`: all ones, or 1.0, where it holds."""
     comparison, *rest, result, kind = words if len(words) > 2 else ("", "", "")
-    known = result in f"u32 s32 f32 {HALVES}".split() and kind in f"{SCALARS} {HALVES}".split()
+    known = result in names(f"u32 s32 f32 {HALVES}") and kind in names(f"{SCALARS} {HALVES}")
     if comparison not in _COMPARISONS or not known or not {"ftz"}.issuperset(rest):
         raise Unknown(name)
     expect(name, operands, 3)
@@ -156,15 +154,14 @@ def convert(name: str, words: list[str], operands: list[str], scope: Scope) -> s
         expect(name, operands, 3 + (len(words) == 5))
         above = operands[3:] or ["0"]
         arguments = [P + words[2], P + words[3], "0"]
-        if words[2] not in ["s8", "u8", "s16", "u16"] or words[3] != "s32":
+        if words[2] not in ("s8", "u8", "s16", "u16") or words[3] != "s32":
             raise Unknown(name)
         return assign(operands[0], call("cvt_pack", arguments, map(scope.value, operands[1:3] + above)), scope)
     *rest, to, source = words if len(words) > 1 else ("", "")
-    scalars = _CONVERTED["integer"] | _CONVERTED["real"]
     pairs = [("f16x2", "e4m3x2"), ("f16x2", "e5m2x2"), ("e4m3x2", "f16x2"), ("e5m2x2", "f16x2")]
-    joins = to in _CONVERTED["pair"] and source == "f32"
-    known = joins or (to, source) in [*pairs, ("tf32", "f32")] or {to, source} <= scalars
-    if not known or not set(rest) <= FLAGS.keys():
+    joins = to in _PAIRS and source == "f32"
+    known = joins or (to, source) in [*pairs, ("tf32", "f32")] or {to, source} <= _NUMBERS
+    if not known:
         raise Unknown(name)
     expect(name, operands, 3 if joins else 2)
     value = call("cvt", [P + to, P + source, flags(rest)], map(scope.value, operands[1:]))

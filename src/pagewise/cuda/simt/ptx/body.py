@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 from pagewise.cuda.simt.ptx.arithmetic import ARITHMETIC, compute
 from pagewise.cuda.simt.ptx.calls import Malformed, P, Unknown
+from pagewise.cuda.simt.ptx.matrix import MATRIX
 from pagewise.cuda.simt.ptx.memory import MEMORY
 from pagewise.cuda.simt.ptx.threads import SPECIAL_REGISTERS, THREADS
 
-_INSTRUCTIONS = ARITHMETIC | MEMORY | THREADS
+_INSTRUCTIONS = ARITHMETIC | MEMORY | THREADS | MATRIX
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PIECE = re.compile(r"\s*(?:([{}])|([A-Za-z_$][\w$]*)\s*:(?!:)|([^\s;{}][^;]*);?|;)")
 _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.DOTALL)

@@ -37,10 +37,17 @@ INTEGERS = "u16 u32 u64 s16 s32 s64"
 BITS = "b16 b32 b64"
 HALVES = "f16 f16x2 bf16 bf16x2"
 SCALARS = f"{BITS} {INTEGERS} f32 f64"
-FLAGS = {word: P + word.upper() for word in ["rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna", "ftz", "sat", "satfinite", "relu"]}
-FLAGS |= {word: P + word.upper() for word in ["hi", "lo", "wide", "clamp", "wrap", "shiftamt"]}
-FLAGS |= {"NaN": f"{P}NAN_WINS", "xorsign": f"{P}XORSIGN"}
-FLAGS |= dict.fromkeys(("approx", "full", "abs"), "0")  # they change nothing here
+
+
+def names(written: str) -> frozenset[str]:
+    return frozenset(written.split())
+
+
+_FLAGS = {
+    word: P + word.upper()
+    for word in names("rn rz rm rp rni rzi rmi rpi rna ftz sat satfinite relu hi lo wide clamp wrap shiftamt xorsign")
+}
+_FLAGS |= {"NaN": f"{P}NAN_WINS"} | dict.fromkeys(("approx", "full", "abs"), "0")  # the latter change nothing here
 
 
 def expect(name: str, operands: list[str], count: int) -> None:
@@ -55,7 +62,11 @@ def call(function: str, arguments: Iterable[str], sources: Iterable[str]) -> str
 
 
 def flags(words: Iterable[str]) -> str:
-    return " | ".join(FLAGS[word] for word in words) or "0"
+    """The modifiers of an instruction, as an argument of its template. Raises Unknown."""
+    try:
+        return " | ".join(_FLAGS[word] for word in words) or "0"
+    except KeyError as error:
+        raise Unknown(f"the modifier .{error.args[0]}") from None
 
 
 def elements(written: str) -> list[str]:

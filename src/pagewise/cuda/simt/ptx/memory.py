@@ -15,14 +15,15 @@ from pagewise.cuda.simt.ptx.calls import (
     call,
     elements,
     expect,
+    names,
     vector,
 )  # fmt: skip
 
 _SPACES = {"global": "generic", "const": "generic", "local": "generic", "shared": "shared", "shared::cta": "shared"}
-_STRONG = frozenset(("relaxed", "acquire", "release", "acq_rel", "mmio"))
-_HINTS = frozenset(["weak", "volatile", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "cta", "cluster", "gpu", "sys", "noftz", "v2", "v4", "v8"]) | _STRONG
-_TYPES = frozenset(f"b8 u8 s8 b128 {SCALARS} {HALVES}".split())
-_ATOMICS = frozenset(["add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas"])
+_STRONG = names("relaxed acquire release acq_rel mmio")
+_HINTS = _STRONG | names("weak volatile nc ca cg cs lu cv wb wt cta cluster gpu sys noftz v2 v4 v8")
+_TYPES = names(f"b8 u8 s8 b128 {SCALARS} {HALVES}")
+_ATOMICS = names("add min max inc dec and or xor exch cas")
 
 
 def _address(words: list[str], written: str, scope: Scope) -> str:
@@ -104,12 +105,12 @@ def is_space(name: str, words: list[str], operands: list[str], scope: Scope) -> 
 def copy_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`cp.async.cg.shared.global [to], [from], 16, bytes;`, where bytes past `bytes` become 0; and its waits."""
     if words == ["async", "commit_group"]:
-        return "simt_copy_commit();"
+        return "simt_copies_commit();"
     if words == ["async", "wait_all"]:
-        return "simt_copy_wait_all();"
+        return "simt_copies_wait_all();"
     if words == ["async", "wait_group"]:
         expect(name, operands, 1)
-        return f"simt_copy_wait({scope.value(operands[0])});"
+        return f"simt_copies_wait({scope.value(operands[0])});"
     known = words[:1] == ["async"] and words[1:2] in (["ca"], ["cg"]) and "bulk" not in words
     if not known or not all(w in ("shared", "shared::cta", "global") or w.startswith("L2::") for w in words[2:]):
         raise Unknown(name)

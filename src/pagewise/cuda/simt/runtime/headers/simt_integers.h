@@ -3,8 +3,8 @@
 
 #include "simt_language.h"
 
-#define SIMT_FUNCTION(T, name, parameters, expression) \
-    SIMT_INLINE T name parameters { return (T)(expression); }
+#define SIMT_FUNCTION(T, name, parameters, ...) \
+    SIMT_INLINE T name parameters { return (T)(__VA_ARGS__); }
 
 SIMT_FUNCTION(int, __popc, (unsigned x), __builtin_popcount(x))
 SIMT_FUNCTION(int, __popcll, (unsigned long long x), __builtin_popcountll(x))

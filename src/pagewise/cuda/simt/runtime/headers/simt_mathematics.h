@@ -1,7 +1,8 @@
-// CUDA's mathematics: functions with its names, conversions with its rounding, integers bit by bit.
+// CUDA's mathematics: functions with its names, conversions with its rounding.
 #pragma once
 
-#include "simt_language.h"
+#include "simt_integers.h"
+#include "simt_rounding.h"
 
 using std::isfinite;
 using std::isinf;

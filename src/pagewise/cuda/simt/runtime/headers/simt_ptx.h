@@ -2,5 +2,6 @@
 #pragma once
 
 #include "simt_ptx_floats.h"
+#include "simt_ptx_matrix.h"
 #include "simt_ptx_memory.h"
 #include "simt_ptx_warp.h"

@@ -1,6 +1,7 @@
 // PTX instructions on memory: addresses of the state spaces, loads, stores, atomics.
 #pragma once
 
+#include "simt_addresses.h"
 #include "simt_atomics.h"
 #include "simt_ptx_operands.h"
 
@@ -12,6 +13,8 @@ SIMT_INLINE char* shared_address(u32 address, int64_t offset) { return (char*)__
 SIMT_INLINE u64 cvta_to_shared(u64 address) { return __cvta_generic_to_shared((void*)address); }
 SIMT_INLINE u64 cvta_shared(u32 address) { return (u64)__cvta_shared_to_generic(address); }
 SIMT_INLINE u64 cvta_global(u64 address) { return address; }
+SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
+SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
 
 template <class T, int N>
 SIMT_INLINE Vector<T, N> load(const char* address) { return *(const Vector<T, N>*)address; }
@@ -48,5 +51,9 @@ SIMT_INLINE Vector<T, N> atom(char* address, Vector<T, N> value, Vector<T, N> ot
         else out.x[i] = atomicCAS(p, v, other.x[i]);
     }
     return out;
+}
+
+SIMT_INLINE void copy_async(char* to, const char* from, u32 bytes, u32 from_source) {
+    simt_copy_async(to, from, bytes, bytes - std::min(bytes, from_source));
 }
 }  // namespace simt::ptx

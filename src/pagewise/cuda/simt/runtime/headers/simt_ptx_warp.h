@@ -6,18 +6,27 @@
 
 namespace simt::ptx {
 
-struct Shuffled { u32 value; bool there; };
+struct Answer { u32 value; bool there; };  // d|p
 enum class Shuffle { idx, up, down, bfly };
 
 // `bounds`: the clamp in the lowest five bits, the mask of segments eight bits above. Outside: the own value.
 template <Shuffle how>
-SIMT_INLINE Shuffled shfl(u32 value, u32 by, u32 bounds, u32 mask) {
+SIMT_INLINE Answer shfl(u32 value, u32 by, u32 bounds, u32 mask) {
     int lane = simt_lane(), segments = bounds >> 8 & 31, clamp = bounds & 31, n = by & 31;
     int first = lane & segments, last = first | (clamp & ~segments);
     int source = how == Shuffle::idx ? first | (n & ~segments) : how == Shuffle::up ? lane - n
         : how == Shuffle::down ? lane + n : lane ^ n;
     bool there = how == Shuffle::up ? source >= last : source <= last;
     return {simt::shuffle(mask, value, there ? source : lane), there};
+}
+
+SIMT_INLINE u32 warp() {
+    uint3 thread = simt_thread_idx(), size = simt_block_dim();
+    return (thread.x + size.x * (thread.y + size.y * thread.z)) / 32;
+}
+SIMT_INLINE u32 warps() {
+    uint3 size = simt_block_dim();
+    return (size.x * size.y * size.z + 31) / 32;
 }
 
 SIMT_INLINE u32 vote_ballot(bool predicate, u32 mask) { return __ballot_sync(mask, predicate); }
@@ -29,14 +38,13 @@ SIMT_INLINE bool vote_uni(bool predicate, u32 mask) {
 }
 template <class T>
 SIMT_INLINE u32 match_any(T value, u32 mask) { return __match_any_sync(mask, value); }
-struct Matched { u32 value; bool there; };
 template <class T>
-SIMT_INLINE Matched match_all(T value, u32 mask) {
+SIMT_INLINE Answer match_all(T value, u32 mask) {
     int all;
     unsigned lanes = __match_all_sync(mask, value, &all);
     return {lanes, all != 0};
 }
-SIMT_INLINE Matched elect(u32 mask) {  // the lowest lane of the mask
+SIMT_INLINE Answer elect(u32 mask) {  // the lowest lane of the mask
     u32 leader = __builtin_ctz(mask);
     __syncwarp(mask);
     return {leader, simt_lane() == leader};
