@@ -181,7 +181,8 @@ SIMT_INLINE H narrow(float x) {
 }
 template <unsigned F, class T>
 SIMT_INLINE T to_integral(T x) {
-    return F & RZI ? std::trunc(x) : F & RMI ? std::floor(x) : F & RPI ? std::ceil(x) : F & RNI ? std::nearbyint(x) : x;
+    if constexpr (is_integer<T>) return x;
+    else return F & RZI ? std::trunc(x) : F & RMI ? std::floor(x) : F & RPI ? std::ceil(x) : F & RNI ? std::nearbyint(x) : x;
 }
 SIMT_INLINE tf32 to_tf32(float x, bool to_even) {  // 10 bits of mantissa; ties to even, or away from zero
     u32 bits = cast_bits<u32>(x);
