@@ -72,7 +72,7 @@ _TEXTS = {
     Finding.STOPPED: ("fault", "stopped: __builtin_trap() or abort()"),
     Finding.LANES_MISSING: (
         "lane",
-        "is in {function}, which all 32 lanes of a warp must reach, and lane {lane} has left the kernel or is not there",
+        "is in {function}, which all 32 lanes of a warp must reach: lane {lane} has left the kernel or is not there",
     ),
     Finding.ARGUMENT: ("argument", "{text}"),
     Finding.COPY_IN_FLIGHT: (

@@ -12,6 +12,7 @@ uint3 simt_grid_dim() __attribute__((const));
 unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
+void simt_grid_sync(int line);
 // values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
 unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t value, int source, uint64_t* values);
 // A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
