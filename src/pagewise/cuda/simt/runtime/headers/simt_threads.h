@@ -30,6 +30,7 @@ void simt_atomic(const volatile void* address, int bytes);
 bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
 // This thread's asynchronous copies (async_copies.h). Of `bytes` (4, 8, 16) to shared memory the last `zeros` become 0.
 void simt_copy_async(void* to, const void* from, unsigned bytes, unsigned zeros);
+bool simt_copies_async(const void* to, const void* from);  // whether these are shared and global memory
 void simt_copies_commit();
 void simt_copies_wait(unsigned newest);  // until all batches but the newest so many have landed
 void simt_copies_wait_all();  // those that were not committed, too
