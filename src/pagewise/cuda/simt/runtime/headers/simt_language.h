@@ -48,8 +48,6 @@
 #define SIMT_REFUSE(what) _Pragma(what)
 #define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
 #define __asm__ asm
-#define cooperative_groups \
-    SIMT_REFUSE("GCC error \"the CPU runner has no cooperative groups: use __syncthreads and warp functions\"")
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
 #define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // what it touches is no memory of the kernel

@@ -12,6 +12,7 @@ uint3 simt_grid_dim() __attribute__((const));
 unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
+void simt_grid_sync(int line);
 // values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
 unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t value, int source, uint64_t* values);
 // A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
@@ -32,6 +33,7 @@ void simt_atomic(const volatile void* address, int bytes);
 bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
 // This thread's asynchronous copies (async_copies.h). Of `bytes` (4, 8, 16) to shared memory the last `zeros` become 0.
 void simt_copy_async(void* to, const void* from, unsigned bytes, unsigned zeros);
+bool simt_copies_async(const void* to, const void* from);  // whether these are shared and global memory
 void simt_copies_commit();
 void simt_copies_wait(unsigned newest);  // until all batches but the newest so many have landed
 void simt_copies_wait_all();  // those that were not committed, too
