@@ -115,7 +115,11 @@ _FUNCTIONS = {
     Collective.PRODUCT: "a matrix product",
     Collective.MATRIX: "a load or store of a matrix",
 }
-_BARRIERS = {Collective.SYNCTHREADS: "__syncthreads", Collective.SYNCGRID: "the grid's barrier"}
+_BARRIERS = {
+    Collective.SYNCTHREADS: "__syncthreads",
+    Collective.SYNCGRID: "the grid's barrier",
+    Collective.NUMBERED: "bar.sync",
+}
 
 CLASSES = {"same value": {Finding.SAME_VALUE}, "left before barrier": {Finding.BARRIER_NOT_REACHED}}
 

@@ -100,7 +100,7 @@ def barrier(name: str, words: list[str], operands: list[str], scope: Scope) -> s
     if words not in (["sync"], ["arrive"]) or not operands:
         raise Unknown(name)
     threads = scope.value(operands[1]) if operands[1:] else "0"
-    return f"simt_named_barrier({scope.value(operands[0])}, {threads}, {'true' if words == ['sync'] else 'false'});"
+    return f"simt_numbered_barrier({scope.value(operands[0])}, {threads}, {'true' if words == ['sync'] else 'false'});"
 
 
 def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

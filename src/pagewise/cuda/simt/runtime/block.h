@@ -24,7 +24,7 @@
 constexpr int MAX_THREADS = SIMT_MAX_THREADS;  // cuda/limits.py
 constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that stores nothing, until others have a turn
 
-enum State : u8 { READY, AT_BARRIER, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
 // What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
@@ -45,6 +45,7 @@ struct Thread {
     u16 id;
     u8 lane;
     State state;
+    bool carry;
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
     void* site;  // where it waits, and for what
     Collective collective;
@@ -94,6 +95,12 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
 
 struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
 
+struct NumberedBarrier {
+    u32 arrived = 0;
+    std::vector<Thread*> waiting;
+    std::shared_ptr<const Acquired> known;  // what happens before those that it frees
+};
+
 struct Block {  // a thread block in flight
     Dim index;
     u32 number = 0, rank = 0, live = 0, arrived = 0, at_grid = 0, idle_rounds = 0;
@@ -102,6 +109,7 @@ struct Block {  // a thread block in flight
     std::vector<Warp> warps;
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
+    std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::string output;
