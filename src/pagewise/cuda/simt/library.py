@@ -119,7 +119,7 @@ def _located(path: Path, source_name: str, offsets: Sequence[int]) -> dict[int, 
 
 
 def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
-    not_the_kernel = (f"{HEADERS}/", "pagewise", str(nvidia_headers()), "/usr/", "??")
+    not_the_kernel = (f"{HEADERS}/", "<pagewise>", str(nvidia_headers()), "/usr/", "??")
     for frame in frames:
         file, _, line = frame.partition(" (")[0].rpartition(":")
         if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):
