@@ -33,7 +33,9 @@ class Piece(NamedTuple):
     end: int
     names: frozenset[str]
     on_device: bool
+    namespace: tuple[str, ...] = ()  # an unnamed one has no part in it
     is_function: bool = False
+    is_variable: bool = False
     body: int | None = None  # the brace that opens the body of a function
     parameters: int | None = None  # the bracket that opens the parameters of a function
     always: bool = False
@@ -108,26 +110,32 @@ class DeviceCode:
     # -------------------------------------------------------------------------------------------- declarations
 
     def _pieces(self, i: int, stop: int) -> Iterator[Piece]:
+        scopes: list[list[str]] = []  # of each brace that is open, the namespace it opened
         while i < stop:
-            token, following = self.tokens[i], self.tokens[i + 1 : i + 3]
-            if token in (";", "}"):
-                i += 1
-            elif token == "extern" and following[:1] == ['"C"'] and following[1:] == ["{"]:
-                i += 3
-            elif (opened := self._namespace(i)) is not None:
+            opened = self._opened(i)
+            if opened is not None:
+                words = filter(NAME.fullmatch, self.tokens[i:opened])
+                scopes.append([word for word in words if word not in ("inline", "namespace", "extern")])
                 i = opened
+            elif self.tokens[i] in (";", "}"):
+                if self.tokens[i] == "}" and scopes:
+                    scopes.pop()
+                i += 1
             else:
                 piece = self._piece(i, stop)
-                yield piece
+                yield piece._replace(namespace=tuple(name for scope in scopes for name in scope))
                 i = piece.end
 
-    def _namespace(self, i: int) -> int | None:
-        """What follows the brace of a namespace that begins at `i`."""
+    def _opened(self, i: int) -> int | None:
+        """What follows the brace of `namespace a {` or `extern "C" {`, if one begins at `i`."""
         i += self.tokens[i] == "inline"
+        if self.tokens[i : i + 3] == ["extern", '"C"', "{"]:
+            return i + 3
         if self.tokens[i : i + 1] != ["namespace"]:
             return None
-        while i < len(self.tokens) and self.tokens[i] not in ("{", ";", "="):
-            i = self._close.get(i, i) + 1  # attributes
+        i += 1
+        while i < len(self.tokens) and (self.tokens[i] in ("::", "[") or NAME.fullmatch(self.tokens[i])):
+            i = self._close.get(i, i) + 1  # its name, attributes
         return i + 1 if self.tokens[i : i + 1] == ["{"] else None
 
     def _piece(self, start: int, stop: int, in_class: bool = False) -> Piece:
@@ -184,9 +192,9 @@ class DeviceCode:
             return Piece(start, i, self._declared(start, i, outer), True)
         if parameters is not None and (function_body is not None or not assigned or in_class):
             names = self._function_names(outer, parameters)
-            return Piece(start, i, names, is_device, True, function_body, parameters)
+            return Piece(start, i, names, is_device, is_function=True, body=function_body, parameters=parameters)
         is_constant = not CONSTANT_WORDS.isdisjoint(words)
-        return Piece(start, i, self._declared(start, i, outer), is_device or is_constant)
+        return Piece(start, i, self._declared(start, i, outer), is_device or is_constant, is_variable=True)
 
     def _class(self, outer: Sequence[int], body: int) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:
         tokens, end = self.tokens, self._close.get(body, len(self.tokens))
@@ -249,7 +257,7 @@ class DeviceCode:
         return i + 1
 
 
-_BLANKED = re.compile(r"^(?![ \t]*#).*$", re.MULTILINE)
+_BLANKED = re.compile(r"^(?![ \t]*#(?![ \t]*pragma)).*$", re.MULTILINE)
 
 
 def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> str:

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,14 @@ class SharedArray(NamedTuple):
     symbol: str = ""
 
 
+class Variable(NamedTuple):
+    """A `__constant__`, `__device__` or `__managed__` variable of a file, and where it lies in memory."""
+
+    name: str  # with its namespace
+    address: int
+    bytes: int
+
+
 class Library(NamedTuple):
     """A compiled file, loaded."""
 
@@ -37,6 +45,7 @@ class Library(NamedTuple):
     dynamic_name: str
     source_name: str
     has_atomics: bool
+    variables: tuple[Variable, ...]
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
         """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
@@ -71,8 +80,19 @@ def load(path: Path, source_name: str) -> Library:
     return Library(
         path, handle, address - at["simt_anchor_address"], tuple(shared), tuple(guards),
         None if dynamic is None else dynamic - anchor, " or ".join(dynamic_names), source_name,
-        "simt_exchange_if" in at,
+        "simt_exchange_if" in at, tuple(_variables(handle)),
     )  # fmt: skip
+
+
+class _Row(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_ulong))
+
+
+def _variables(handle: ctypes.CDLL) -> Iterator[Variable]:
+    for row in ctypes.cast(handle.simt_variables, ctypes.POINTER(_Row)):
+        if row.name is None:
+            return
+        yield Variable(row.name.decode(), row.address, row.bytes)
 
 
 class _Symbol(NamedTuple):

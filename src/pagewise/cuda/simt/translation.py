@@ -1,15 +1,17 @@
 """A CUDA source as the C++ that the host's compiler takes: as it stands, or only what one kernel needs of it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
+from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
 from pagewise.cuda.simt.preprocess import line_at, preprocess
 from pagewise.cuda.tokens import strip_comments
+from pagewise.cuda.variables import Variable, variables_in, variables_of
 
 _ONLY_CUT = re.compile(r"<<<|\b(?:asm|__asm|__asm__)\b")  # no compiler takes it as it stands
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
@@ -33,8 +35,9 @@ def must_be_cut(texts: Sequence[str]) -> bool:
 
 
 def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
-    """All of `source`; `texts` are it and what it includes."""
-    return Translation(source + _dynamic("\n".join(texts)), "simt.h")
+    """All of `source`; `texts` are the file and what it includes."""
+    variables = variables_of(unconditional(texts[0]))
+    return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
 
 
 def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign: Sequence[Path]) -> Translation:
@@ -45,7 +48,7 @@ def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign:
     needed = code.needed_by(name)
     _refuse(code, needed)
     text = code.only(needed)
-    return Translation(text + _dynamic(text), "simt_specifiers.h")
+    return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
 
 
 def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:
@@ -65,3 +68,10 @@ def _dynamic(text: str) -> str:
         return ""
     aligned = "__attribute__((used, aligned(1024)))"
     return f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}\n'
+
+
+def _table(variables: Iterable[Variable]) -> str:
+    """Where the variables lie, for `Library.variables`. Since they are listed, none is folded into the code."""
+    rows = [f'{{"{each.name}", (void*)&::{each.name}, sizeof(::{each.name})}}, ' for each in variables]
+    row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
+    return f'extern "C" {{ {row} simt_variables[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}\n'
