@@ -34,6 +34,7 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_fp8.h"
+#include "driver_types.h"
 
 #define __CUDACC__ 1
 #define PAGEWISE_SIMT 1
