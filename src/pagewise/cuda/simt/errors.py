@@ -1,6 +1,7 @@
 """What the runtime found wrong in a kernel, in words."""
 
 import os
+from collections.abc import Sequence
 
 from pagewise.cuda.simt.abi import ERROR, Collective, Finding, Space
 from pagewise.cuda.simt.library import Library, SharedArray
@@ -52,12 +53,29 @@ _TEXTS = {
     Finding.FAILED: ("assertion", "stopped: {text}"),
     Finding.FAULT: (
         "fault",
-        "touched memory that is not there, or a vector at an address that is no multiple of its size: simt.check() "
-        "says which",
+        "touched memory that is not there, or a vector at an address that is no multiple of its size: run under "
+        "simt.check(), which says which",
     ),
     Finding.SPINNING: (
         "deadlock",
-        "repeats an atomic for ever and nobody changes the value: threads of other thread blocks may not run yet",
+        "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
+    ),
+    Finding.HANGING: (
+        "deadlock",
+        "gets no further: for the time that simt.time_limit() gives, no thread has ended or passed a barrier",
+    ),
+    Finding.STACK_OVERFLOW: (
+        "fault",
+        "overflows its stack: CUDA allows a thread 512 KB of local memory",
+    ),
+    Finding.OVERRUN: (
+        "out of bounds",
+        "has written just outside of {tensor}, or another one did: run under simt.check(), which says who",
+    ),
+    Finding.SAME_VALUE: (
+        "race",
+        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier "
+        "between (the same value)",
     ),
     Finding.BARRIERS_DIFFER: (
         "barrier",
@@ -78,14 +96,31 @@ _FUNCTIONS = {
     Collective.REDUCE: "__reduce",
     Collective.SYNCWARP: "__syncwarp",
 }
+_BARRIERS = {Collective.SYNCTHREADS: "__syncthreads", Collective.SYNCGRID: "the grid's barrier"}
+
+CLASSES = {"same value": {Finding.SAME_VALUE}, "left before barrier": {Finding.BARRIER_NOT_REACHED}}
+
+
+def checked_classes(ignore: Sequence[str]) -> tuple[str, ...]:
+    """`ignore`, or ValueError if it names a class that there is not."""
+    unknown = [name for name in ignore if name not in CLASSES]
+    if unknown or isinstance(ignore, str):
+        raise ValueError(f"ignore must name classes of findings ({', '.join(CLASSES)}), got {ignore!r}")
+    return tuple(ignore)
+
+
+def findings_of(ignore: Sequence[str]) -> set[Finding]:
+    """The kinds that belong to these classes."""
+    return set().union(*(CLASSES[name] for name in ignore))
 
 
 def error_of(
-    kernel: str, source_lines: list[str], error: ERROR, library: Library, memory: Memory | None,
+    kernel: str, source_lines: list[str], error: ERROR, library: Library, memory: Memory,
     shared: list[SharedArray],
 ) -> SimtError:  # fmt: skip
-    """The error that a launch of `kernel` ended with. `memory` is None after a plain run, which names no tensor."""
-    waiters = error.waiters[: error.num_waiters] if error.finding == Finding.DEADLOCK else []
+    """What was found in a launch of `kernel`, in words."""
+    waits = error.finding in (Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING)
+    waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | library.lines([error.site, error.other_site, *(w.site for w in waiters)])
     place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch", None, None
     if error.region >= 0 and error.space == Space.SHARED:
@@ -100,13 +135,17 @@ def error_of(
         verb=_READS[error.access], place=place, bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread),
         waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=lines[error.other_site][1],
         other_block=f" of thread block {other_block}" if other_block != block else "",
-        text=error.text.decode(errors="replace"),
+        text=error.text.decode(errors="replace"), tensor=tensor,
     )  # fmt: skip
     for w in waiters:
         who = f"thread {_dim(w.thread)}" + (f" and {w.count - 1} more" if w.count > 1 else "")
-        barrier = w.collective == Collective.SYNCTHREADS
-        function = "__syncthreads" if barrier else f"{_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
-        text += f"\n  {who} in line {lines[w.site][1]} in {function}"
+        where = f"in line {lines[w.site][1]}" if w.site else "at its start"
+        if w.running:
+            text += f"\n  {who} {where}, running"
+            continue
+        warp_wide = w.collective in _FUNCTIONS
+        function = f"{_FUNCTIONS[w.collective]} with mask {w.mask:#010x}" if warp_wide else _BARRIERS[w.collective]
+        text += f"\n  {who} {where} in {function}"
     file, line = lines[error.site]
     code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
     at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagewise.cuda.simt.errors import SimtError
+
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
 # `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
 TRACE = np.dtype([
@@ -102,6 +104,7 @@ class Report:
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
+        self.findings: list[SimtError] = []
         self._written: list[tuple[int, int, Tensor]] = []  # where a map starts, bytes of its elements, the map
 
     def count(self, access: str | None = None, space: str | None = None, line: int | None = None) -> LineCount:
