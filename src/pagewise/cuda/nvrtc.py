@@ -17,6 +17,8 @@ from pagewise.cuda.variables import variables_of
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
 _HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
+# what lies in the folder cccl of NVIDIA's headers, or needs it
+_CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/)')
 
 _OPTIONS: dict[str, tuple[str, type]] = {
     "std": ("std", str),
@@ -88,13 +90,16 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
 
 def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:
     core = cuda_core()
-    folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia_headers()]
+    nvidia = nvidia_headers()  # cooperative groups include what lies in cccl
+    folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia, nvidia / "cccl"]
+    texts = [source.text, *(text for _, text in source.included())]
+    defines = [*source.defines, *(["PAGEWISE_CCCL"] if any(map(_CCCL.search, texts)) else [])]
     program_options = core.ProgramOptions(
         name=source.filename,
         arch=arch,
         include_path=[str(place) for place in folders],
         pre_include=list(_ALWAYS),
-        define_macro=[tuple(each.split("=", 1)) if "=" in each else each for each in source.defines] or None,
+        define_macro=[tuple(each.split("=", 1)) if "=" in each else each for each in defines] or None,
         ptxas_options=["-v"],
         lineinfo=True,  # costs nothing at run time, and profilers and compute-sanitizer then name the source line
         **{"std": "c++17", **settings},
@@ -162,7 +167,7 @@ def cuda_core() -> Any:
 
 
 @cache
-def _environment() -> tuple[str, str, str]:
+def _environment() -> tuple[str, ...]:
     """What decides what comes out besides the source: NVRTC's version, that of NVIDIA's headers, and our headers."""
     cuda_core()
     from cuda.bindings import nvrtc
@@ -175,5 +180,7 @@ def _environment() -> tuple[str, str, str]:
         ) from error
     header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
+    cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
     ours = [part for file in sorted(_HEADERS.iterdir()) for part in (file.name, file.read_text())]
-    return f"{major}.{minor}", version[1] if version else digest(header), digest(*ours)
+    theirs = (version[1] if version else digest(header), digest(cccl.read_text()) if cccl.exists() else "")
+    return f"{major}.{minor}", *theirs, digest(*ours)

@@ -13,7 +13,8 @@ class SimtError(RuntimeError):
 
     kernel, line: where in the source            thread_block, thread: who, as (x, y, z)
     tensor, element: the tensor or shared array and the element in it, if memory is concerned
-    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "assertion", "fault"
+    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised",
+          "argument", "copy", "assertion", "fault"
     """
 
     def __init__(
@@ -87,14 +88,32 @@ _TEXTS = {
         "divides an integer by zero (or the least integer by -1): the result is undefined",
     ),
     Finding.STOPPED: ("fault", "stopped: __builtin_trap() or abort()"),
+    Finding.LANES_MISSING: (
+        "lane",
+        "is in {function}, which all 32 lanes of a warp must reach: lane {lane} has left the kernel or is not there",
+    ),
+    Finding.ARGUMENT: ("argument", "{text}"),
+    Finding.COPY_IN_FLIGHT: (
+        "race",
+        "{verb} {place} while the asynchronous copy that thread {other}{other_block} began in line {other_line} may "
+        "still {other_access} it: no wait for that copy lies between",
+    ),
+    Finding.COPY_PENDING: (
+        "copy",
+        "leaves the kernel while its asynchronous copy to {place} is under way: no wait completes it",
+    ),
 }
-_READS, _READ = ("reads", "writes", "updates"), ("read", "written", "updated")  # by Access
+# by Access
+_READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
 _FUNCTIONS = {
     Collective.SHFL: "a shuffle",
     Collective.VOTE: "a vote",
     Collective.MATCH: "__match",
     Collective.REDUCE: "__reduce",
     Collective.SYNCWARP: "__syncwarp",
+    Collective.EXCHANGE: "a group's exchange",
+    Collective.PRODUCT: "a matrix product",
+    Collective.MATRIX: "a load or store of a matrix",
 }
 _BARRIERS = {Collective.SYNCTHREADS: "__syncthreads", Collective.SYNCGRID: "the grid's barrier"}
 
@@ -134,6 +153,7 @@ def error_of(
     text = text.format(
         verb=_READS[error.access], place=place, bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread),
         waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=lines[error.other_site][1],
+        other_access=_ACCESS[error.other_access], function=_FUNCTIONS.get(error.waiters[0].collective),
         other_block=f" of thread block {other_block}" if other_block != block else "",
         text=error.text.decode(errors="replace"), tensor=tensor,
     )  # fmt: skip

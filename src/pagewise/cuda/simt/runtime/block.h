@@ -30,6 +30,15 @@ enum State : u8 { READY, AT_BARRIER, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE
 using Clocks = std::shared_ptr<const std::vector<u32>>;
 using Acquired = std::map<u32, Clocks>;
 
+// An asynchronous copy to shared memory, from its issue to the wait that completes it.
+struct Copy {
+    char* to;
+    const char* from;
+    u32 bytes, zeros;  // of the bytes, the last so many are 0 and are not read
+    u64 batch;  // how many its thread had committed before
+    void* site;
+};
+
 struct Thread {
     Context context;
     Dim index;
@@ -43,6 +52,10 @@ struct Thread {
     u32 mask, lanes;
     u64 value;
     u64* values;
+    void* payload;  // what it brings to a meeting
+    void (*complete)(void** payloads);
+    std::vector<Copy> copies;  // under way, in their order
+    u64 batches;  // of copies that it has committed
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     std::shared_ptr<const Acquired> acquired;
@@ -64,6 +77,8 @@ struct Stamp {  // block 0: nobody
     u16 site;
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
+
+struct Flight { const char* start; u32 bytes; Access access; u32 block; u16 thread; void* site; };  // one end of a copy
 
 struct Shadow {  // what is kept of a region, or of a thread block's shared arrays together
     char* start = nullptr;  // where its memory lies during the launch
@@ -131,6 +146,7 @@ struct Job {
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;
     std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag
+    std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet
 
     explicit Job(Launch& l)
@@ -185,7 +201,7 @@ static Error new_error(Worker& w, Finding finding, void* site) {
 static bool ends_launch(const Job& job, u32 finding) {
     switch (finding) {
         case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
-        case INTERRUPTED: case STACK_OVERFLOW: return true;
+        case INTERRUPTED: case STACK_OVERFLOW: case LANES_MISSING: case ARGUMENT: return true;
         default: return !job.launch.keep_going;
     }
 }

@@ -45,6 +45,20 @@ void simt_fail(const char* message) {
     __builtin_unreachable();
 }
 
+void simt_refuse(u32 lane, const char* message) {
+    Worker& w = *worker;
+    const Thread& me = *w.current;
+    Error e = new_error(w, ARGUMENT, me.state == AT_COLLECTIVE ? me.site : CALLER);
+    e.thread = w.block->threads[me.id / 32 * 32 + lane].index;
+    snprintf(e.text, sizeof(e.text), "%s", message);
+    raise_error(w, e);
+    __builtin_unreachable();
+}
+
+void simt_access(const volatile void* address, u32 bytes, Access access) {
+    announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
+}
+
 void simt_atomic(const volatile void* address, int bytes) {
     Worker& w = *worker;
     accessed(address, (u32)bytes, ATOMIC, CALLER, (u32)bytes);

@@ -2,6 +2,7 @@
 // has nothing left but to wait for what another one does.
 #pragma once
 
+#include "async_copies.h"
 #include "collectives.h"
 #include "memory.h"
 #include "observe.h"
@@ -10,6 +11,7 @@ static void leave_kernel(Worker& w) {
     settle(w);
     Block& b = *w.block;
     Thread& me = *w.current;
+    abandon_copies(w);
     me.state = GONE;
     b.live--;
     w.progress++;
@@ -94,7 +96,7 @@ static Block& start_block(Worker& w, u32 rank) {
         Thread& t = b.threads[i];
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
-        t.atomics = t.spins = t.progress = 0;
+        t.atomics = t.spins = t.progress = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();

@@ -44,11 +44,6 @@
 #define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
 #define __asm__ asm
 #endif
-#define nvcuda SIMT_REFUSE("GCC error \"wmma (nvcuda::) runs on a GPU only: the CPU runner has no tensor cores\"")
-#define cooperative_groups \
-    SIMT_REFUSE("GCC error \"the CPU runner has no cooperative groups: use __syncthreads and warp functions\"")
-#define __pipeline_memcpy_async \
-    SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
 

@@ -7,6 +7,7 @@
 #define __constant__
 #define __managed__
 #define __grid_constant__
-#define __shared__ thread_local  // one OS thread runs one thread block at a time
+// one OS thread runs one thread block at a time; a GPU has the first array at an address that is good for wmma as well
+#define __shared__ thread_local __attribute__((aligned(32)))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
