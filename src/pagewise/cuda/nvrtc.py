@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagewise.cuda.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
+from pagewise.cuda.declarations import unconditional
+from pagewise.cuda.variables import variables_of
 
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
 _HEADERS = Path(__file__).parent / "headers"
@@ -57,6 +59,7 @@ class Cubin(NamedTuple):
     code: bytes
     symbol: str
     resources: Resources
+    variables: dict[str, str]  # the mangled names of the source's variables, by their own
 
 
 def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
@@ -75,11 +78,12 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
     try:
         header, code = path.read_bytes().split(b"\n", 1)
         about = json.loads(header)
-        return Cubin(code, about["symbol"], Resources(*about["resources"]))
-    except (FileNotFoundError, ValueError):  # not built yet, or not whole
+        return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
+    except (FileNotFoundError, KeyError, ValueError):  # not built yet, not whole, or by an earlier version
         pass
     cubin = _compile(source, name, arch, settings)
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
+    about["variables"] = cubin.variables
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
     return cubin
 
@@ -101,17 +105,18 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> 
         **{"std": "c++17", **settings},
     )
     log = _Log()
+    addresses = {f"&{each.name}": each.name for each in variables_of(unconditional(source.text))}
     try:
         program = core.Program(source.text, "c++", program_options)
-        result = program.compile("cubin", name_expressions=(name,), logs=log)
+        result = program.compile("cubin", name_expressions=(name, *addresses), logs=log)
     except Exception as error:
         if type(error).__name__ != "NVRTCError":
             raise
         message = re.sub(r"^.*?compilation log:\s*", "", str(error), flags=re.DOTALL).strip()
         raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}") from None
-    symbol = result.symbol_mapping[name]
-    symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
-    return Cubin(bytes(result.code), symbol, _read_resources(log.text, symbol))
+    symbols = {name: s.decode() if isinstance(s, bytes) else s for name, s in result.symbol_mapping.items()}
+    variables = {variable: symbols[address] for address, variable in addresses.items()}
+    return Cubin(bytes(result.code), symbols[name], _read_resources(log.text, symbols[name]), variables)
 
 
 class _Log:

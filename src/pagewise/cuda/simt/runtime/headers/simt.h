@@ -27,3 +27,5 @@ SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments) {
 }  // namespace simt
 #define SIMT_ENTRY(symbol, ...) \
     extern "C" SIMT_UNSEEN void symbol(void** arguments) { simt::call(&__VA_ARGS__, arguments); }
+
+#define __CUDA_ARCH__ 900  // from here on: NVIDIA's own headers are to take the host's way

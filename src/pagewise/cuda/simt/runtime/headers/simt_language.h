@@ -18,18 +18,11 @@
 #include <type_traits>
 #include <utility>
 
-#define __global__ __attribute__((flatten, noinline))  // one body per kernel, as nvcc makes it: lines stay exact
-#define __device__
-#define __host__
-#define __constant__
-#define __managed__
-#define __grid_constant__
-// one OS thread runs one thread block at a time; a GPU has the first array at an address that is good for wmma as well
-#define __shared__ thread_local __attribute__((aligned(32)))
+#ifndef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py)
+#include "simt_specifiers.h"
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __builtin_align__(n) __attribute__((aligned(n)))
 #define __align__(n) __attribute__((aligned(n)))
 #define alignas(n) __attribute__((aligned(n)))  // CUDA accepts it between __shared__ and the type, C++ does not
@@ -41,13 +34,16 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_fp8.h"
+#include "driver_types.h"
 
 #define __CUDACC__ 1
 #define PAGEWISE_SIMT 1
 
 #define SIMT_REFUSE(what) _Pragma(what)
+#ifndef SIMT_PREPROCESS
 #define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
 #define __asm__ asm
+#endif
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
 #define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // what it touches is no memory of the kernel
