@@ -146,7 +146,7 @@ def test_a_name_that_cannot_be_switched_is_refused(options, error, sentence):
 def test_every_finding_has_a_rule_with_a_name_of_its_own():
     from pagewise.cuda.simt.abi import Finding
 
-    assert set(RULES) == set(Finding) - {Finding.NOTHING}
+    assert set(RULES) == set(Finding) - {Finding.NOTHING, Finding.INTERRUPTED}
     names = [rule.name for rule in RULES.values()]
     assert len(set(names)) == len(names)
 
