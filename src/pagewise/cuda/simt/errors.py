@@ -98,7 +98,7 @@ def error_of(
     )  # fmt: skip
     for w in waiters:
         who = f"thread {_dim(w.thread)}" + (f" and {w.count - 1} more" if w.count > 1 else "")
-        where = f"in line {lines[w.site][1]}" if w.site else "at its start"
+        where = f"in line {w.line or lines[w.site][1]}" if w.site else "at its start"
         if w.running:
             did += f"\n  {who} {where}, running"
             continue
