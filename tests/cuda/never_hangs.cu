@@ -2,26 +2,29 @@
 
 // ------------------------------------------------------------------------------------------------ waiting
 
-// Everybody waits until thread `setter` of the grid raises the flag; setter -1: for ever.
+// All warps wait until thread `setter` of the grid has raised the flag; setter -1: for ever. Its own warp does not: lanes
+// of one warp may not hand over by volatile memory.
+__device__ bool waits(int i, int setter) { return setter < 0 || i / 32 != setter / 32; }
+
 __global__ void spin_volatile(float* x, float* out, int* flag, int setter) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     volatile int* raised = flag;
     if (i == setter) *raised = 1;
-    while (*raised == 0) {}  // END spin_volatile
+    while (waits(i, setter) && *raised == 0) {}  // END spin_volatile
     out[i] = 1.0f;
 }
 
 __global__ void spin_atomic(float* x, float* out, int* flag, int setter) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i == setter) atomicExch(flag, 1);
-    while (atomicAdd(flag, 0) == 0) {}  // END spin_atomic
+    while (waits(i, setter) && atomicAdd(flag, 0) == 0) {}  // END spin_atomic
     out[i] = 1.0f;
 }
 
 __global__ void spin_plain(float* x, float* out, int* flag, int setter) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i == setter) flag[0] = 1;
-    while (flag[0] == 0) {}  // END spin_plain
+    while (waits(i, setter) && flag[0] == 0) {}  // END spin_plain
     out[i] = 1.0f;
 }
 
@@ -29,7 +32,7 @@ __global__ void spin_asleep(float* x, float* out, int* flag, int setter) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     volatile int* raised = flag;
     if (i == setter) *raised = 1;
-    while (*raised == 0) __nanosleep(100);  // END spin_asleep
+    while (waits(i, setter) && *raised == 0) __nanosleep(100);  // END spin_asleep
     out[i] = 1.0f;
 }
 
@@ -39,11 +42,11 @@ __global__ void spin_shared(float* x, float* out, int* flag, int setter) {
     if (threadIdx.x == 0) raised = 0;
     __syncthreads();
     if (threadIdx.x == setter) raised = 1;
-    while (raised == 0) {}  // END spin_shared
+    while (waits(threadIdx.x, setter) && raised == 0) {}  // END spin_shared
     out[i] = 1.0f;
 }
 
-__global__ void endless(float* x, float* out, int* flag, int n) {
+__global__ void endless(float* x, float* out, int* flag, int n) {  // END endless
     unsigned k = threadIdx.x | 1;
     while (k != 0) k = 2 * k + 1;  // END endless
     out[threadIdx.x] = k;

@@ -70,7 +70,7 @@ def launch_in_a_fork() -> int:
 
 def interrupt(mode: str) -> tuple[str, float, Ended]:
     """What a launch that hangs ends with when Ctrl-C is pressed after 0.3 s, when that was, and the next launch."""
-    launch("spin_volatile", mode, 1, 64, 0)  # compiled
+    launch("spin_volatile", mode, 1, 64, 32)  # compiled
     pressed = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     start, ended = time.monotonic(), "nothing"
     pressed.start()
@@ -78,7 +78,7 @@ def interrupt(mode: str) -> tuple[str, float, Ended]:
         launch("spin_volatile", mode, 1, 64, NOBODY, limit=30)
     except BaseException as error:
         ended = type(error).__name__
-    return ended, time.monotonic() - start, launch("spin_volatile", mode, 1, 64, 0)
+    return ended, time.monotonic() - start, launch("spin_volatile", mode, 1, 64, 32)
 
 
 def launch_from_threads() -> list[Ended]:
@@ -155,7 +155,7 @@ def test_a_lock_that_is_given_back_is_no_hang(elsewhere):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_stacks_of_512_kb_are_allowed_and_more_is_an_error(mode, elsewhere):
-    ended = elsewhere("launch", "local_400_kb", mode, 2, 64, 1000)
+    ended = elsewhere("launch", "local_400_kb", mode, 1, 64, 1000)
     assert (ended.what, ended.out) == ("", [1000.0] * 64), ended
     assert elsewhere("launch", "recursion", mode, 1, 64, 100).out == [101.0] * 64
     for name, depth in (("local_2_mb", 0), ("recursion", 1_000_000)):
@@ -165,7 +165,7 @@ def test_stacks_of_512_kb_are_allowed_and_more_is_an_error(mode, elsewhere):
 
 
 WILD = {  # grid, block, n, elements
-    "past_the_end": (4, 256, 1000, 1000), "read_past_the_end": (4, 256, 1000, 1000), "wild_global": (1, 1, 1, 64),
+    "past_the_end": (4, 256, 1000, 1000), "read_past_the_end": (1024, 256, 64, 64), "wild_global": (1, 1, 1, 64),
     "before_the_start": (1, 1, 5, 64), "wild_shared": (1, 64, 1, 64), "null_pointer": (1, 64, 0, 64),
 }  # fmt: skip
 
@@ -173,16 +173,16 @@ WILD = {  # grid, block, n, elements
 @pytest.mark.parametrize("name", WILD)
 def test_a_wild_index_is_an_error_that_names_the_checker_and_harms_nobody(name, elsewhere):
     ended = elsewhere("launch", name, "plain", *WILD[name])
-    assert ended.what == "fault", ended
-    assert ended.line in marked_lines(name), ended
-    assert "simt.check()" in ended.message, ended
+    assert ended.what in ("fault", "out of bounds"), ended  # the latter: a write beside a tensor, seen in the end
+    assert ended.line in (marked_lines(name) if ended.what == "fault" else [0]), ended
+    assert "run under simt.check()" in ended.message, ended
     checked = elsewhere("launch", name, "check", *WILD[name])
-    assert (checked.what, checked.line) == ("out of bounds", ended.line), checked
+    assert (checked.what, checked.line) == ("out of bounds", *marked_lines(name)), checked
 
 
 STOPS = {
     "aborts": ("fault", "abort()"), "asserts": ("assertion", "assertion failed: threadIdx.x != n"),
-    "traps": ("fault", "trap"), "divides": ("fault", "divides an integer by zero"),
+    "traps": ("assertion", "trap"), "divides": ("fault", "divides an integer by zero"),
 }  # fmt: skip
 
 
