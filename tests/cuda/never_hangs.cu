@@ -102,8 +102,7 @@ __global__ void past_the_end(float* x, float* out, int* flag, int n) {
 }
 __global__ void read_past_the_end(float* x, float* out, int* flag, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    const float read = x[i];  // END read_past_the_end
-    if (i < n) out[i] = read;
+    out[i % n] = x[i];  // END read_past_the_end
 }
 __global__ void wild_global(float* x, float* out, int* flag, int n) {
     out[1000000007LL * n] = 1;  // END wild_global

@@ -14,5 +14,5 @@ report, errors             what was seen, and what was wrong, in words
 """
 
 from pagewise.cuda.simt.errors import SimtError
-from pagewise.cuda.simt.launch import check, observe, schedule
+from pagewise.cuda.simt.launch import check, observe, schedule, time_limit
 from pagewise.cuda.simt.report import Report

@@ -13,12 +13,12 @@ from pagewise.cuda.simt import build
 Mode = IntEnum("Mode", "PLAIN OBSERVE CHECK", start=0)
 Space = IntEnum("Space", "GLOBAL SHARED OTHER", start=0)
 Access = IntEnum("Access", "READ WRITE ATOMIC BARRIER SHUFFLE", start=0)
-Collective = IntEnum("Collective", "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS", start=0)
+Collective = IntEnum("Collective", "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS SYNCGRID", start=0)
 Finding = IntEnum(
     "Finding",
     "NOTHING DEADLOCK OUTSIDE_GLOBAL OUTSIDE_SHARED MISALIGNED RACE BARRIER_NOT_REACHED LANE_GONE LANE_NOT_IN_MASK "
     "UNINITIALISED_SHARED UNINITIALISED_GLOBAL FAILED FAULT SPINNING BARRIERS_DIFFER DIVIDED_BY_ZERO STOPPED "
-    "SAME_VALUE LEFT_BEFORE_BARRIER",
+    "HANGING INTERRUPTED STACK_OVERFLOW OVERRUN SAME_VALUE LEFT_BEFORE_BARRIER",
     start=0,
 )
 SPACES, ACCESSES = ([kind.name.lower() for kind in kinds] for kinds in (Space, Access))
@@ -35,15 +35,24 @@ u8, u16, u32, u64, i32, i64, pointer = (
 )  # fmt: skip
 DIM = _structure("Dim", ("x", u32), ("y", u32), ("z", u32))
 REGION = _structure(
-    "_Region", ("start", u64), ("bytes", u64), ("granule", u32), ("expect_written", u32), ("written", pointer)
+    "_Region",
+    ("start", u64),
+    ("bytes", u64),
+    ("granule", u32),
+    ("expect_written", u32),
+    ("constant", u32),
+    ("in_place", u32),
+    ("written", pointer),
 )
 SHARED_ARRAY = _structure("SharedArray", ("offset", i64), ("bytes", u64))
-WAITER = _structure("Waiter", ("site", u64), ("collective", u32), ("mask", u32), ("count", u32), ("thread", DIM))
+WAITER = _structure(
+    "Waiter", ("site", u64), *((name, u32) for name in ("collective", "mask", "count", "running")), ("thread", DIM)
+)
 ERROR = _structure(
     "_Error", *((name, u32) for name in ("finding", "access", "space", "bytes")),
     *((name, DIM) for name in ("block", "thread", "other_block", "other_thread")),
     ("site", u64), ("other_site", u64), ("address", u64), ("region", i32), ("other_access", u32), ("offset", i64),
-    ("lane", u32), ("num_waiters", u32), ("waiters", WAITER * 8), ("text", ctypes.c_char * 256),
+    ("lane", u32), ("num_waiters", u32), ("waiters", WAITER * 8), ("text", ctypes.c_char * 256), ("count", u64),
 )  # fmt: skip
 COUNT = _structure(
     "_Count", ("site", u64), ("access", u32), ("space", u32),
@@ -55,13 +64,14 @@ EVENT = np.dtype([
 ])  # fmt: skip
 LAUNCH = _structure(
     "_Launch", ("entry", pointer), ("arguments", ctypes.POINTER(pointer)), ("grid", u32 * 3), ("block", u32 * 3),
-    *((name, u32) for name in ("mode", "workers", "shuffled", "has_dynamic")), ("seed", u64),
+    *((name, u32) for name in ("mode", "workers", "shuffled", "keep_going", "has_return")),
+    *((name, u64) for name in ("seed", "time_limit", "ignored")),
     ("regions", ctypes.POINTER(REGION)), ("shared", ctypes.POINTER(SHARED_ARRAY)),
-    ("guards", ctypes.POINTER(SHARED_ARRAY)), ("anchor", pointer), ("dynamic_offset", i64),
+    ("guards", ctypes.POINTER(SHARED_ARRAY)), ("shared_segment", u64), ("dynamic_offset", i64), ("dynamic_bytes", u64),
     *((name, u32) for name in ("num_regions", "num_shared", "num_guards", "num_pointers")),
     ("pointers", ctypes.POINTER(u32)), ("pointer_regions", ctypes.POINTER(u32)), ("max_events", u64),
-    ("error", ERROR), ("counts", ctypes.POINTER(COUNT)), ("num_counts", u64), ("events", pointer),
-    ("num_events", u64), ("output", pointer), ("num_output", u64),
+    ("max_blocks", u32), ("num_errors", u32), ("errors", ctypes.POINTER(ERROR)), ("counts", ctypes.POINTER(COUNT)),
+    ("num_counts", u64), ("events", pointer), ("num_events", u64), ("output", pointer), ("num_output", u64),
 )  # fmt: skip
 
 

@@ -20,13 +20,19 @@ from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_THREADS
 from pagewise.cuda.simt.compiler import find_compiler, run_compiler
 from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
 
-COMMON_FLAGS = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas")
+COMMON_FLAGS = (
+    "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-strict-aliasing", "-g1",
+    "-Wno-attributes", "-Wno-unknown-pragmas",
+)  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
 INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment", *KEEP_ACCESSES)
+# A volatile access has a hook of its own.
+GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
+CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
@@ -42,7 +48,10 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     together = plain_kernels(source.text)
     entries = together if name in together else [name]
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
-    flags += ["-Wno-everything"] if "clang" in compiler[0] else GCC_FLAGS
+    clang = "clang" in compiler[0]
+    flags += ["-Wno-everything"] if clang else GCC_FLAGS
+    if instrumented:
+        flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
     flags += [f"-D{define}" for define in source.defines]
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
@@ -113,7 +122,7 @@ def _compile(
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:
-            text = _with_dynamic(Path(assembly).read_text())
+            text = _with_shared(_with_dynamic(Path(assembly).read_text()))
             Path(assembly).write_text(_with_gaps(text) if gaps else text)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
@@ -127,6 +136,11 @@ def _with_dynamic(assembly: str) -> str:
     used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
     defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
     return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
+
+
+def _with_shared(assembly: str) -> str:
+    """With the runtime asked where a thread-local variable lies, for each thread block has memory of its own."""
+    return assembly.replace("__tls_get_addr", "simt_shared_at")
 
 
 def _with_gaps(assembly: str) -> str:
@@ -145,7 +159,7 @@ def _epilogue(entries: Sequence[str], has_dynamic: bool) -> str:
     """What follows the file: a C function per kernel, and the memory that `_with_dynamic` gives out."""
     lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
-    lines.append('extern "C" { thread_local char simt_anchor; void* simt_anchor_address() { return &simt_anchor; } }')
+    lines.append('extern "C" { void simt_base() {} }  // tells where the file is loaded')
     if has_dynamic:
         lines.append('extern "C" { __attribute__((used, aligned(1024)))')
         lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")

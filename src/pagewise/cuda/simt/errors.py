@@ -1,9 +1,9 @@
 """What the runtime found wrong in a kernel, in words."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pagewise.cuda.simt.abi import ERROR, Collective, Finding, Space
+from pagewise.cuda.simt.abi import ERROR, WAITER, Collective, Finding, Space
 from pagewise.cuda.simt.library import Library, SharedArray
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.rules import RULES
@@ -47,6 +47,7 @@ _FUNCTIONS = {
     Collective.REDUCE: "__reduce",
     Collective.SYNCWARP: "__syncwarp",
 }
+_BARRIERS = {Collective.SYNCTHREADS: "__syncthreads", Collective.SYNCGRID: "the grid's barrier"}
 
 
 def merged(findings: Iterable[SimtError]) -> list[SimtError]:
@@ -61,11 +62,12 @@ def merged(findings: Iterable[SimtError]) -> list[SimtError]:
 
 
 def error_of(
-    kernel: str, source_lines: list[str], error: ERROR, library: Library, memory: Memory | None,
+    kernel: str, source_lines: list[str], error: ERROR, library: Library, memory: Memory,
     shared: list[SharedArray],
 ) -> SimtError:  # fmt: skip
-    """What a launch of `kernel` found. `memory` is None after a plain run, which names no tensor."""
-    waiters = error.waiters[: error.num_waiters] if error.finding == Finding.DEADLOCK else []
+    """What was found in a launch of `kernel`, in words."""
+    waits = error.finding in (Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING)
+    waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | library.lines([error.site, error.other_site, *(w.site for w in waiters)])
     place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch", None, None
     if error.region >= 0 and error.space == Space.SHARED:
@@ -81,20 +83,33 @@ def error_of(
         verb=_READS[error.access], place=place, bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread),
         waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=other_line,
         other_block=f" of thread block {other_block}" if other_block != block else "",
-        text=error.text.decode(errors="replace"),
+        text=error.text.decode(errors="replace"), tensor=tensor,
     )  # fmt: skip
-    for w in waiters:
-        who = f"thread {_dim(w.thread)}" + (f" and {w.count - 1} more" if w.count > 1 else "")
-        barrier = w.collective == Collective.SYNCTHREADS
-        function = "__syncthreads" if barrier else f"{_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
-        did += f"\n  {who} in line {lines[w.site][1]} in {function}"
+    did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     file, line = lines[error.site]
     code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
     return SimtError(
         f"thread {thread} of thread block {block} {did}", kernel=kernel, what=rule.what, rule=rule.name, file=file,
         line=line, code=code, other_file=other_file, other_line=other_line, thread_block=block, thread=thread,
-        tensor=tensor, element=element,
+        tensor=tensor, element=element, count=error.count,
     )  # fmt: skip
+
+
+def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:
+    """Who waits where: those of one line and in one function together."""
+    groups: dict[str, list[WAITER]] = {}
+    for w in waiters:
+        if w.running:
+            doing = ", running"
+        elif w.collective in _FUNCTIONS:
+            doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
+        else:
+            doing = f" in {_BARRIERS[w.collective]}"
+        where = f"in line {lines[w.site][1]}" if w.site else "at its start"
+        groups.setdefault(where + doing, []).append(w)
+    for where, group in groups.items():
+        others = sum(w.count for w in group) - 1
+        yield f"thread {_dim(group[0].thread)}{f' and {others} more' if others else ''} {where}"
 
 
 def _dim(dim: object) -> tuple[int, int, int]:

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from pagewise.cuda.build import Source
 from pagewise.cuda.signature import Parameter
-from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
+from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Finding, Mode, runtime
 from pagewise.cuda.simt.build import build, entry_symbol
 from pagewise.cuda.simt.errors import error_of
 from pagewise.cuda.simt.library import SharedArray
-from pagewise.cuda.simt.limits import check_shared
+from pagewise.cuda.simt.limits import blocks_at_once, check_grid, check_shared
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
+from pagewise.cuda.simt.rules import declares_return, ignored
 
 # ------------------------------------------------------------------------------------------------ observing, checking
 
@@ -43,6 +44,9 @@ class _Run(NamedTuple):
     report: Report | None = None
     outputs: Sequence[Tensor] = ()
     trace_limit: int = 0
+    stop: bool = True
+    ignored: int = 0  # a bit for each Finding
+    time_limit: float = 30.0
 
 
 _run: ContextVar[_Run] = ContextVar("simt_run", default=_Run())  # noqa: B039  a NamedTuple is immutable
@@ -60,6 +64,13 @@ def _within(run: _Run) -> Iterator[Report | None]:
         _run.reset(token)
 
 
+def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
+    """End a launch inside with an error if for so long none of its threads has ended or passed a barrier."""
+    if not seconds > 0:
+        raise ValueError(f"seconds must be more than 0, got {seconds}")
+    return _within(_run.get()._replace(time_limit=seconds))
+
+
 def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
     """Run the threads and the thread blocks of launches inside in the order that `seed` gives."""
     return _within(_run.get()._replace(seed=seed))
@@ -67,21 +78,34 @@ def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
 
 def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
     """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
-    return _within(_Run(Mode.OBSERVE, schedule, Report(), (), trace_limit))
+    run = _Run(Mode.OBSERVE, schedule, Report(), (), trace_limit)
+    return _within(run._replace(time_limit=_run.get().time_limit))
 
 
-def check(*, outputs: Sequence[Tensor] = (), schedule: int | None = None) -> contextlib.AbstractContextManager[Report]:
+def check(
+    *,
+    outputs: Sequence[Tensor] = (),
+    schedule: int | None = None,
+    stop: bool = True,
+    ignore: Sequence[str] = (),
+    also: Sequence[str] = (),
+) -> contextlib.AbstractContextManager[Report]:
     """Hold every access of CPU launches inside against the rules; the first that breaks one raises SimtError.
 
-    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
-    its tensors, each with empty space round it; they are copied back when the launch ends, also when it failed.
+    With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
+    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of them,
+    that are switched off, `also` some that are off otherwise (rules.py).
+
+    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel's tensors lie
+    elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
     `report.unwritten(tensor)` lists the elements that were never written.
 
-    Limits: warps of a thread block that synchronise by flags (atomics and __threadfence_block) are reported as a race;
-    an access narrower than an element of its tensor is held against the bounds only; a cast of a number that its type
-    cannot hold gives what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    Limits: lanes of one warp that synchronise by volatile flags are reported as a race; an access narrower than an
+    element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives what it
+    gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
-    return _within(_Run(Mode.CHECK, schedule, Report(), tuple(outputs)))
+    run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignored=ignored(ignore, also))
+    return _within(run._replace(time_limit=_run.get().time_limit))
 
 
 # ------------------------------------------------------------------------------------------------ compile and launch
@@ -98,6 +122,10 @@ class CpuKernel:
         self.source, self.name, self.parameters = source, name, tuple(parameters)
         self._lines = source.text.splitlines()
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
+
+    @functools.cached_property
+    def _has_return(self) -> bool:
+        return declares_return(self.source.text, self.name.partition("<")[0].rpartition("::")[2].strip())
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -116,7 +144,7 @@ class CpuKernel:
         check_shared(self.name, library, shared_bytes)
         values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        memory = Memory(tensors) if run.mode != Mode.PLAIN else None
+        memory = Memory(tensors)
 
         request = LAUNCH()
         request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
@@ -124,25 +152,35 @@ class CpuKernel:
         request.grid[:], request.block[:] = grid, block
         request.mode = run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
-        request.workers = 1 if library.has_atomics else len(os.sched_getaffinity(0))
+        alone = library.has_atomics or library.has_grid_sync
+        request.workers = 1 if alone else len(os.sched_getaffinity(0))
+        request.max_blocks = blocks_at_once(library, block, shared_bytes)
+        check_grid(self.name, library, grid, request.max_blocks)
+        request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
+        request.ignored = run.ignored
+        request.has_return = run.mode == Mode.CHECK and self._has_return
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
-        shared: list[SharedArray] = []
-        if memory is not None:
-            shared = [*library.shared]
-            if library.dynamic_offset is not None:
-                shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
-                request.has_dynamic, request.dynamic_offset = 1, library.dynamic_offset
-            kept = memory.describe(request, self.parameters, run, shared, library.guards)
-            request.anchor = ctypes.cast(library.handle.simt_anchor_address, ctypes.c_void_p)
-            assert kept is not None  # the arrays live until the launch has ended
+        shared = [*library.shared]
+        request.shared_segment, request.dynamic_offset = library.shared_segment, -1
+        if library.dynamic_offset is not None:
+            shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
+            request.dynamic_offset, request.dynamic_bytes = library.dynamic_offset, shared_bytes
+        kept = memory.describe(request, self.parameters, run, shared, library.guards)
         calls = runtime()
-        calls.simt_launch(ctypes.byref(request))
         try:
+            calls.simt_launch(ctypes.byref(request))
+            assert kept is not None  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
-            if request.error.finding:
-                raise error_of(self.name, self._lines, request.error, library, memory, shared)
+            errors = request.errors[: request.num_errors]
+            if any(error.finding == Finding.INTERRUPTED for error in errors):
+                raise KeyboardInterrupt(f"kernel {self.name} was interrupted: its results are not whole")
+            found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
+            if found and run.stop:
+                raise found[0]
+            if run.mode == Mode.CHECK:
+                run.report.add_checked(found)
             if run.mode == Mode.OBSERVE:
                 run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
         finally:

@@ -17,7 +17,7 @@ HEADERS = RUNTIME / "headers"  # what a kernel can include, simt.h among it
 
 
 class SharedArray(NamedTuple):
-    """A `__shared__` array of a file: where it lies among the thread block's shared memory, in bytes."""
+    """A `__shared__` array of a file: where it lies in the thread block's shared memory, in bytes."""
 
     name: str
     offset: int
@@ -31,12 +31,14 @@ class Library(NamedTuple):
     path: Path
     handle: ctypes.CDLL
     base: int  # where it lies in memory
-    shared: tuple[SharedArray, ...]  # offsets count from the anchor
+    shared: tuple[SharedArray, ...]
     guards: tuple[SharedArray, ...]  # what the compiler keeps beside those of a class: constructed yet?
     dynamic_offset: int | None  # of `extern __shared__`, if the file has any
     dynamic_name: str
+    shared_segment: int  # bytes of a thread block's shared memory, the largest dynamic part and all gaps with it
     source_name: str
     has_atomics: bool
+    has_grid_sync: bool
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
         """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
@@ -55,24 +57,26 @@ def load(path: Path, source_name: str) -> Library:
         raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
     symbols = _symbols(path)
     at = {each.symbol: each.offset for each in symbols}
-    anchor, dynamic = at["simt_anchor"], at.get("simt_dynamic")
+    dynamic = at.get("simt_dynamic")
     shared, guards, dynamic_names = [], [], []
     for each in symbols:
-        if each.symbol in ("simt_anchor", "simt_dynamic") or not each.is_local:
+        if each.symbol == "simt_dynamic" or not each.is_local:
             continue
         if each.offset == dynamic:
             dynamic_names.append(each.name)
         elif each.symbol.startswith("_ZGV") or each.symbol == "__tls_guard":
-            guards.append(SharedArray(each.name, each.offset - anchor, each.bytes))
+            guards.append(SharedArray(each.name, each.offset, each.bytes))
         else:
-            shared.append(SharedArray(each.name, each.offset - anchor, each.bytes, each.symbol))
-    handle.simt_anchor_address.restype = ctypes.c_void_p
-    address = ctypes.cast(handle.simt_anchor_address, ctypes.c_void_p).value or 0
+            shared.append(SharedArray(each.name, each.offset, each.bytes, each.symbol))
+    address = ctypes.cast(handle.simt_base, ctypes.c_void_p).value or 0
+    segment = max((each.offset + each.bytes for each in symbols if each.is_local), default=0)
     return Library(
-        path, handle, address - at["simt_anchor_address"], tuple(shared), tuple(guards),
-        None if dynamic is None else dynamic - anchor, " or ".join(dynamic_names), source_name,
-        "simt_exchange_if" in at,
+        path, handle, address - at["simt_base"], tuple(shared), tuple(guards), dynamic, " or ".join(dynamic_names),
+        segment, source_name, "simt_exchange_if" in at, "simt_grid_sync" in at,
     )  # fmt: skip
+
+
+_OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync")
 
 
 class _Symbol(NamedTuple):
@@ -92,7 +96,7 @@ def _symbols(path: Path) -> list[_Symbol]:
     if not kept.exists():
         table = run_tool("nm", "--format=sysv", str(path))
         rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
-        rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in ("simt_anchor_address", "simt_exchange_if"))
+        rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in _OF_THE_RUNTIME)
         names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
         found = [
             _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")

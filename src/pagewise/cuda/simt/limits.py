@@ -1,9 +1,28 @@
-"""Shared memory of a launch on the CPU, where the kernel's own is known: a GPU would refuse what is refused here."""
+"""What a GPU would refuse of a launch where the kernel's own shared memory is known: refused on the CPU too."""
 
 import re
 
-from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES
+from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, Shape
 from pagewise.cuda.simt.library import Library
+
+_SMS, _THREADS_PER_SM, _BLOCKS_PER_SM, _SHARED_PER_SM = 132, 2048, 32, 228 * 1024  # an H100's
+
+
+def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
+    """How many thread blocks of `block` an H100 holds at once, by threads and shared memory; 1 KB of it is CUDA's."""
+    threads = -(-block[0] * block[1] * block[2] // 32) * 32
+    shared = sum(array.bytes for array in library.shared) + shared_bytes + 1024
+    return _SMS * max(1, min(_BLOCKS_PER_SM, _THREADS_PER_SM // threads, _SHARED_PER_SM // shared))
+
+
+def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
+    """A kernel whose thread blocks wait for each other at a grid barrier must fit at once, or ValueError."""
+    blocks = grid[0] * grid[1] * grid[2]
+    if library.has_grid_sync and blocks > at_once:
+        raise ValueError(
+            f"kernel {name}: grid {grid} has {blocks} thread blocks, but at a grid barrier all must run at once, and "
+            f"an H100 holds {at_once} of this size: launch fewer and let each do more"
+        )
 
 
 def check_shared(name: str, library: Library, shared_bytes: int) -> None:

@@ -26,9 +26,11 @@ class Memory:
 
     def describe(self, request, parameters, run, shared, guards) -> tuple:
         """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
+        written_to = {parameter.name for parameter in parameters if not parameter.const}
         regions = (REGION * len(self.regions))()
-        for region, (start, end, granule, _) in zip(regions, self.regions, strict=True):
+        for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
             region.start, region.bytes, region.granule = start, end - start, granule
+            region.constant = written_to.isdisjoint(names)
             if run.mode == Mode.CHECK:
                 written = run.report.written_map(start, granule, (end - start) // granule)
                 region.written = written.data_ptr()

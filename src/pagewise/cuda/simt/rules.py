@@ -31,7 +31,11 @@ RULES = {
     ),
     Finding.SPINNING: Rule(
         "deadlock", "spin", "A thread repeats an atomic for ever, and nobody changes the value.",
-        "repeats an atomic for ever and nobody changes the value: threads of other thread blocks may not run yet",
+        "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
+    ),
+    Finding.HANGING: Rule(
+        "deadlock", "no progress", "No thread has ended or passed a barrier within `simt.time_limit`.",
+        "gets no further: for the time that simt.time_limit() gives, no thread has ended or passed a barrier",
     ),
     Finding.OUTSIDE_GLOBAL: Rule(
         "out of bounds", "out of bounds", "An access to memory that belongs to no tensor, or lies past its ends.",
@@ -40,6 +44,10 @@ RULES = {
     Finding.OUTSIDE_SHARED: Rule(
         "out of bounds", "out of shared bounds", "An access past the ends of a shared array.",
         "{verb} {place}, outside of it",
+    ),
+    Finding.OVERRUN: Rule(
+        "out of bounds", "overrun", "A plain launch has written beside a tensor; `simt.check()` says who.",
+        "has written just outside of {tensor}, or another one did: run under simt.check(), which says who",
     ),
     Finding.MISALIGNED: Rule(
         "misaligned", "misaligned", "An access at an address that is no multiple of its size.",
@@ -89,8 +97,12 @@ RULES = {
     Finding.FAILED: Rule("assertion", "assertion", "An assertion of the kernel failed.", "stopped: {text}"),
     Finding.FAULT: Rule(
         "fault", "fault", "An access to memory that is not there.",
-        "touched memory that is not there, or a vector at an address that is no multiple of its size: run it under "
-        "simt.check(), which says what was touched",
+        "touched memory that is not there, or a vector at an address that is no multiple of its size: run under "
+        "simt.check(), which says which",
+    ),
+    Finding.STACK_OVERFLOW: Rule(
+        "fault", "stack overflow", "A thread has more than 512 KB of local memory.",
+        "overflows its stack: CUDA allows a thread 512 KB of local memory",
     ),
     Finding.DIVIDED_BY_ZERO: Rule(
         "fault", "division by zero", "An integer division without a result.",

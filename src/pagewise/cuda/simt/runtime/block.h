@@ -1,14 +1,16 @@
-// A launch under way: its threads and warps, the thread block that an OS thread runs, what all of these share.
+// A launch under way: its threads and warps, the thread blocks in flight, the OS threads that run them.
 #pragma once
 
 #include <setjmp.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
-#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -19,9 +21,14 @@
 
 #define CALLER __builtin_return_address(0)
 
-constexpr int MAX_THREADS = SIMT_MAX_THREADS, MAX_SHARED = SIMT_MAX_SHARED;  // cuda/limits.py
+constexpr int MAX_THREADS = SIMT_MAX_THREADS;  // cuda/limits.py
+constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that stores nothing, until others have a turn
 
-enum State : u8 { READY, AT_BARRIER, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+enum State : u8 { READY, AT_BARRIER, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+
+// What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
+using Clocks = std::shared_ptr<const std::vector<u32>>;
+using Acquired = std::map<u32, Clocks>;
 
 struct Thread {
     Context context;
@@ -29,8 +36,7 @@ struct Thread {
     u16 id;
     u8 lane;
     State state;
-    bool fenced;
-    u32 clock;  // counts this thread's synchronisations
+    u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
     void* site;  // where it waits, and for what
     Collective collective;
     int source, line;
@@ -38,6 +44,8 @@ struct Thread {
     u64 value;
     u64* values;
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
+    u32 budget, accesses;  // of a watched launch: accesses until others have their turn
+    std::shared_ptr<const Acquired> acquired;
 };
 
 struct Warp {
@@ -50,113 +58,194 @@ struct Warp {
     }
 };
 
-struct Stamp { u32 clock, block; u16 thread, site; };  // block 0: nobody; the site's highest bit: an atomic
-constexpr u16 ATOMIC_SITE = 0x8000;
+struct Stamp {  // block 0: nobody
+    u32 clock, block;
+    u16 thread : 11, wrote : 1, atomic : 1, is_volatile : 1;
+    u16 site;
+};
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
 
-struct Shadow {  // what is kept of a region, or of all shared arrays together
+struct Shadow {  // what is kept of a region, or of a thread block's shared arrays together
     char* start = nullptr;  // where its memory lies during the launch
     u64 bytes = 0;
     u32 granule = 1;
     Cell* cells = nullptr;  // [bytes / granule]
-    char *arena = nullptr, *original = nullptr;  // the empty space round it; where it lay before (shared: the anchor)
+    char *arena = nullptr, *original = nullptr;  // the empty space round it; where it lay before
     u64 arena_bytes = 0, cell_bytes = 0;
-    bool dirty = false;
+    char* pages = nullptr;  // what of the arena is memory
+    u64 page_bytes = 0, moved = 0;  // bytes of whole pages that were moved there
+    bool constant = false, spoiled = false;  // spoiled: some of the empty space became memory
+};
+
+struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
+
+struct Block {  // a thread block in flight
+    Dim index;
+    u32 number = 0, rank = 0, live = 0, arrived = 0, at_grid = 0, idle_rounds = 0;
+    int barrier_total = 0;
+    std::vector<Thread> threads;
+    std::vector<Warp> warps;
+    std::vector<Thread*> ready, batch;
+    std::vector<u32> barrier_clock;  // of each thread at the last barrier
+    std::vector<Event> events;
+    std::vector<std::vector<u32>> executions;  // [thread][site]
+    std::string output;
+    std::mt19937_64 random;
+    Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
+    Stacks stacks{};
+    Shadow shared;
+};
+
+struct Found { u32 rank; Error error; };
+
+struct Pending {  // a store that was announced: what becomes of it is settled when its thread goes on
+    char* address;
+    u32 bytes = 0;
+    u8 before[16];
+    bool drop;  // it shall not have happened
+    Error race;  // else: with another store, which is the weaker finding if both store the same
 };
 
 // What one launch shares among its workers.
 struct Job {
     Launch& launch;
+    Dim grid, size;
+    u32 num_blocks, num_threads;
     std::vector<u32> order;  // of the thread blocks
     std::atomic<u32> next{0};
     std::atomic<bool> failed{false};
+    std::atomic<u32> stop{NOTHING};  // HANGING or INTERRUPTED: end as soon as can be
+    std::atomic<u64> last_milestone{0};  // when a thread last ended or passed a barrier, in nanoseconds
     std::mutex lock;
-    u32 failed_rank = ~0u;
+    std::vector<Found> found;
     std::map<u32, std::string> outputs;
-    // observed and checked launches, which have one worker:
+    u64 code_start = 0, code_end = 0;  // of the compiled file
+    std::vector<Shadow> tensors;  // by Region
+    // launches with one worker:
+    std::atomic<u32> ended_blocks{0};
+    u32 at_grid = 0;
+    std::unordered_map<u32, std::vector<u32>> grid_clocks;  // by thread block, at the last grid barrier
     std::vector<u64> sites;
     std::unordered_map<u64, u16> site_numbers;
     std::vector<Event> trace;
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;
-    std::vector<Shadow> tensors;  // by Region
-    Shadow shared;
-    std::unordered_map<u64, std::set<u32>> releases;
+    std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag
     u64 module_page = ~0ull;  // none yet
-    explicit Job(Launch& launch) : launch(launch) {}
+
+    explicit Job(Launch& l)
+        : launch(l), grid{l.grid[0], l.grid[1], l.grid[2]}, size{l.block[0], l.block[1], l.block[2]},
+          num_blocks(l.grid[0] * l.grid[1] * l.grid[2]), num_threads(l.block[0] * l.block[1] * l.block[2]) {}
 };
 
-struct Worker {  // an OS thread, which runs one thread block after another
+struct Worker {  // an OS thread, which runs thread blocks: one after another, or in turns where they wait for each other
     Job* job;
     Context scheduler;
-    char* stacks = nullptr;
     Thread* current = nullptr;
-    std::vector<Thread> threads;
-    std::vector<Warp> warps;
-    std::vector<Thread*> ready, batch;
-    Dim block, size, grid;
-    u32 rank = 0, block_number = 0, num_threads = 0, live = 0, arrived = 0;
-    int barrier_total = 0;
+    Block* block = nullptr;
+    std::vector<std::unique_ptr<Block>> blocks;  // all that were made
+    std::vector<Block*> idle;
+    std::deque<Block*> waiting;  // in flight, and stepped aside
     u64 progress = 0;  // who waited, ended, or changed a value by an atomic
-    bool failed = false;
-    std::mt19937_64 random;
-    std::string output;
-    std::vector<u32> barrier_clock;  // of each thread at the last barrier
-    std::set<u32> acquired;  // thread blocks whose work happens before this one's
-    std::vector<Event> events;  // of this thread block
-    std::vector<std::vector<u32>> executions;  // [thread][site]
-    sigjmp_buf* escape = nullptr;  // out of a fault
+    u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
+    u64 clock_preempted_at = ~0ull;
+    void* spinning = nullptr;  // where a thread has spun for long
+    Pending pending{};
+    sigjmp_buf escape;  // out of a fault
     u64 fault_site = 0;
     Finding fault = FAULT;
-    Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
 };
 
 static thread_local Worker* worker __attribute__((tls_model("initial-exec"))) = nullptr;
 
 static u16 site_number(Job& job, void* site) {
-    auto [found, is_new] = job.site_numbers.try_emplace((u64)site, (u16)job.sites.size());
-    if (is_new) job.sites.push_back((u64)site);
+    auto [found, is_new] = job.site_numbers.try_emplace((u64)site, (u16)std::min<size_t>(job.sites.size(), 0xffff));
+    if (is_new && job.sites.size() <= 0xffff) job.sites.push_back((u64)site);
     return found->second;
 }
 
-static void go_to_scheduler(Worker& w) { switch_to(w.current->context, w.scheduler); }
+static void settle(Worker& w);
 
-static Error& new_error(Worker& w, Finding finding, void* site) {
-    w.failed = true;
-    static thread_local Error error;
-    error = Error{};
+static void go_to_scheduler(Worker& w) {
+    settle(w);
+    switch_to(w.current->context, w.scheduler);
+}
+
+static Error new_error(Worker& w, Finding finding, void* site) {
+    Error error{};
     error.finding = finding;
-    error.block = w.block;
+    if (w.block) error.block = w.block->index;
     error.region = -1;
     error.site = (u64)site;
+    error.count = 1;
     if (w.current) error.thread = w.current->index;
     return error;
 }
 
-// Keep the error of the earliest thread block and give up this one. From a fiber this does not return.
-static void raise_error(Worker& w, const Error& new_error) {
-    const Error& error = w.unwritten_read.finding && new_error.finding != RACE ? w.unwritten_read : new_error;
-    {
-        std::lock_guard<std::mutex> guard(w.job->lock);
-        if (w.rank < w.job->failed_rank) w.job->failed_rank = w.rank, w.job->launch.error = error;
-        w.job->failed = true;
+static bool ends_launch(const Job& job, u32 finding) {
+    switch (finding) {
+        case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
+        case INTERRUPTED: case STACK_OVERFLOW: return true;
+        default: return !job.launch.keep_going;
     }
+}
+
+// Keep what was found. If it ends the launch, a fiber does not return from here.
+static void raise_error(Worker& w, Error error) {
+    Job& job = *w.job;
+    bool ignored = job.launch.ignored >> error.finding & 1;
+    Block* b = w.block;
+    if (b && b->unwritten_read.finding) {
+        Error earlier = b->unwritten_read;
+        bool same_array = error.space == SHARED && error.region == earlier.region;
+        bool meet = error.offset < earlier.offset + earlier.bytes && earlier.offset < error.offset + error.bytes;
+        bool was_race = error.finding == RACE && same_array && meet;  // the write came after the read
+        bool last = !ignored && ends_launch(job, error.finding) && error.finding != RACE;
+        if (was_race || last) b->unwritten_read.finding = NOTHING;
+        if (last) raise_error(w, earlier);
+    }
+    if (ignored) return;
+    {
+        std::lock_guard<std::mutex> guard(job.lock);
+        Found* same = nullptr;
+        for (Found& f : job.found)
+            if (f.error.finding == error.finding && f.error.site == error.site && f.error.other_site == error.other_site)
+                same = &f;
+        if (same) same->error.count++;
+        else job.found.push_back({b ? b->rank : 0, error});
+    }
+    if (!ends_launch(job, error.finding)) return;
+    job.failed = true;
     if (w.current) go_to_scheduler(w);
+}
+
+static void settle(Worker& w) {
+    Pending& p = w.pending;
+    if (!p.bytes) return;
+    u32 bytes = p.bytes;
+    p.bytes = 0;
+    if (p.drop) {
+        memcpy(p.address, p.before, bytes);
+        return;
+    }
+    if (memcmp(p.address, p.before, bytes) == 0) p.race.finding = SAME_VALUE;
+    raise_error(w, p.race);
 }
 
 static void wait(Worker& w, State state, void* site) {
     Thread& me = *w.current;
     me.state = state;
     me.site = site;
+    me.accesses = 0;
     w.progress++;
     go_to_scheduler(w);
 }
 
-static void wake(Worker& w, Thread& thread) {
+static void wake(Worker& w, Block& b, Thread& thread) {
     if (thread.state == READY) return;
     thread.state = READY;
-    w.warps[thread.id / 32].ready++;
-    if (&thread != w.current) w.ready.push_back(&thread);
+    b.warps[thread.id / 32].ready++;
+    if (&thread != w.current) b.ready.push_back(&thread);
 }
 
 static void count(Worker& w, void* site, Access access) {
@@ -165,14 +254,19 @@ static void count(Worker& w, void* site, Access access) {
     c.requests++;
 }
 
-// A thread that does nothing but atomics and yields while nobody makes progress waits for what never comes.
+static void let_others_run(Worker& w) {
+    w.block->ready.push_back(w.current);
+    go_to_scheduler(w);
+}
+
+// A thread that does nothing but atomics and yields while nobody makes progress waits for what others do.
+static bool has_spun(const Worker& w, const Thread& t, u32 live) {
+    return t.progress == w.progress && t.spins > std::max<u64>(100'000, 10'000'000 / live);
+}
 static void spin(Worker& w, void* site) {
     Thread& me = *w.current;
     if (me.progress != w.progress) me.progress = w.progress, me.spins = 0;
-    if (++me.spins > std::max<u64>(100'000, 10'000'000 / w.live)) raise_error(w, new_error(w, SPINNING, site));
-}
-
-static void let_others_run(Worker& w) {
-    w.ready.push_back(w.current);
-    go_to_scheduler(w);
+    ++me.spins;
+    me.site = site;
+    if (has_spun(w, me, w.block->live)) w.spinning = site;
 }

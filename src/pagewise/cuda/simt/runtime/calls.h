@@ -1,4 +1,4 @@
-// What a kernel asks for by name: who it is, atomics, printf, assert.
+// What a kernel asks for by name: who it is, where its shared memory lies, atomics, printf, assert.
 #pragma once
 
 #include <chrono>
@@ -9,16 +9,24 @@
 
 extern "C" {
 Dim simt_thread_idx() { return worker->current->index; }
-Dim simt_block_idx() { return worker->block; }
-Dim simt_block_dim() { return worker->size; }
-Dim simt_grid_dim() { return worker->grid; }
+Dim simt_block_idx() { return worker->block->index; }
+Dim simt_block_dim() { return worker->job->size; }
+Dim simt_grid_dim() { return worker->job->grid; }
 u32 simt_lane() { return worker->current->lane; }
+u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 void simt_yield() {
     spin(*worker, CALLER);
     let_others_run(*worker);
 }
-void simt_fence() { worker->current->fenced = true; }
+void simt_fence() {
+    if (worker->job->launch.mode == CHECK) fence(*worker->current);
+}
+
+// Kernels call it where a compiler would ask for the address of a thread-local variable: simt/build.py sees to that.
+struct ThreadLocal { u64 module, offset; };
+void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }
+void* simt_shared_base() { return worker->block->shared.start; }
 
 int simt_printf(const char* format, ...) {
     char line[1024];
@@ -26,12 +34,12 @@ int simt_printf(const char* format, ...) {
     va_start(arguments, format);
     int length = vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
-    worker->output += line;
+    worker->block->output += line;
     return length;
 }
 
 void simt_fail(const char* message) {
-    Error& e = new_error(*worker, FAILED, CALLER);
+    Error e = new_error(*worker, FAILED, CALLER);
     snprintf(e.text, sizeof(e.text), "%s", message);
     raise_error(*worker, e);
     __builtin_unreachable();
@@ -40,16 +48,6 @@ void simt_fail(const char* message) {
 void simt_atomic(const volatile void* address, int bytes) {
     Worker& w = *worker;
     accessed(address, (u32)bytes, ATOMIC, CALLER, (u32)bytes);
-    if (w.job->launch.mode == CHECK && place_of(*w.job, (const char*)address).space == GLOBAL) {
-        auto& released = w.job->releases;
-        auto found = released.find((u64)address);
-        if (found != released.end()) w.acquired.insert(found->second.begin(), found->second.end());
-        if (w.current->fenced) {
-            std::set<u32>& all = released[(u64)address];
-            all.insert(w.acquired.begin(), w.acquired.end());
-            all.insert(w.block_number);
-        }
-    }
     spin(w, CALLER);
     if (++w.current->atomics % 256 == 0) let_others_run(w);
 }

@@ -2,17 +2,10 @@
 #pragma once
 
 #include "memory.h"
+#include "order.h"
 
-static bool happened_before(Worker& w, const Stamp& s, const Thread& me) {
-    if (!s.block) return true;
-    if (s.block != w.block_number + 1) return w.acquired.count(s.block - 1);
-    if (s.thread == me.id) return true;
-    if (s.thread / 32 == me.id / 32) return s.clock < w.warps[me.id / 32].known[me.lane][s.thread % 32];
-    return s.clock < w.barrier_clock[s.thread];
-}
-
-static Error& access_error(Worker& w, Finding finding, void* site, const char* p, u32 bytes, Access access, Place place) {
-    Error& e = new_error(w, finding, site);
+static Error access_error(Worker& w, Finding finding, void* site, const char* p, u32 bytes, Access access, Place place) {
+    Error e = new_error(w, finding, site);
     e.access = access, e.bytes = bytes, e.space = place.space, e.region = place.region, e.offset = place.offset;
     e.address = (u64)p;
     return e;
@@ -20,15 +13,35 @@ static Error& access_error(Worker& w, Finding finding, void* site, const char* p
 
 static Dim thread_at(Dim size, u32 id) { return {id % size.x, id / size.x % size.y, id / size.x / size.y}; }
 
-[[gnu::noinline]] static void raise_race(
-    Worker& w, const Stamp& s, void* site, const char* p, u32 bytes, Access access, Place place, Access other) {
-    Error e = access_error(w, RACE, site, p, bytes, access, place);
+// An access as it was announced, and what is being held against it.
+struct Announced {
+    const char* p;
+    u32 bytes;
+    Access access;
+    bool is_volatile, in_range;  // part of a copy of many bytes
+    void* site;
+};
+
+[[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
+    Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
     u32 b = s.block - 1;
-    e.other_block = {b % w.grid.x, b / w.grid.x % w.grid.y, b / w.grid.x / w.grid.y};
-    e.other_thread = thread_at(w.size, s.thread);
-    e.other_site = w.job->sites[s.site & ~ATOMIC_SITE];
-    e.other_access = s.site & ATOMIC_SITE ? ATOMIC : other;
-    raise_error(w, e);
+    Dim grid = w.job->grid;
+    e.other_block = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
+    e.other_thread = thread_at(w.job->size, s.thread);
+    e.other_site = w.job->sites[s.site];
+    e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
+    bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
+    if (!both_store) return raise_error(w, e);
+    Pending& pending = w.pending;
+    pending.address = (char*)a.p, pending.bytes = a.bytes, pending.drop = false, pending.race = e;
+    memcpy(pending.before, a.p, a.bytes);
+}
+
+// Two accesses without an order are none the worse for it if both are atomic, or a flag: volatile, and not within one
+// warp, whose lanes do not run in step.
+static bool may_meet(const Stamp& s, const Stamp& mine) {
+    if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
+    return (s.atomic && mine.atomic) || s.block != mine.block || s.thread / 32 != mine.thread / 32;
 }
 
 // The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
@@ -43,14 +56,16 @@ static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block)
     return written ? ~0ull : first;
 }
 
-static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u32 bytes, Access access, void* site,
-                        bool expect_written, u8* written) {
+static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced& a, bool expect_written, u8* written) {
+    Block& b = *w.block;
     Thread& me = *w.current;
+    Access access = a.access;
     bool is_shared = place.space == SHARED;
-    u16 number = site_number(*w.job, site);
-    Stamp mine{me.clock, w.block_number + 1, me.id, (u16)(number | (access == ATOMIC ? ATOMIC_SITE : 0))};
-    u64 first = (u64)(p - shadow.start) / shadow.granule, last = (u64)(p - shadow.start + bytes - 1) / shadow.granule;
+    u16 number = site_number(*w.job, a.site);
+    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, number};
+    u64 first = (u64)(a.p - shadow.start) / shadow.granule, last = (u64)(a.p - shadow.start + a.bytes - 1) / shadow.granule;
     u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
+    bool raced = false;
     for (u64 i = first; i <= last; ++i) {
         Cell& cell = shadow.cells[i];
         Place at = place;
@@ -58,70 +73,91 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const char* p, u
         if (is_shared) {
             for (Stamp* stamp : {&cell.write, &cell.read[0], &cell.read[1]})
                 if (stamp->block != mine.block) *stamp = Stamp{};  // what another thread block left
-            if (i == unwritten && !w.unwritten_read.finding) {
-                w.unwritten_read = access_error(w, UNINITIALISED_SHARED, site, p, bytes, access, at);
-                w.failed = false;
-            }
+            if (i == unwritten && !b.unwritten_read.finding)
+                b.unwritten_read = access_error(w, UNINITIALISED_SHARED, a.site, a.p, a.bytes, access, at);
         }
-        if (expect_written && access != WRITE && !written[i])
-            return raise_error(w, access_error(w, UNINITIALISED_GLOBAL, site, p, bytes, access, at));
-        bool after_write = happened_before(w, cell.write, me), atomic_write = cell.write.site & ATOMIC_SITE;
-        if (!after_write && !(access == ATOMIC && atomic_write))
-            return raise_race(w, cell.write, site, p, bytes, access, at, WRITE);
+        if (expect_written && access != WRITE && !written[i]) {
+            raise_error(w, access_error(w, UNINITIALISED_GLOBAL, a.site, a.p, a.bytes, access, at));
+            expect_written = false;
+        }
+        auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
+        bool after_write = before_me(cell.write);
+        if (!after_write && !raced && !may_meet(cell.write, mine)) raise_race(w, cell.write, a, at), raced = true;
         for (Stamp& read : cell.read)
-            if (!happened_before(w, read, me) && (read.site & ATOMIC_SITE ? access != ATOMIC : access != READ))
-                return raise_race(w, read, site, p, bytes, access, at, READ);
+            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine))
+                raise_race(w, read, a, at), raced = true;
         if (access == READ) {
             Stamp* slot = nullptr;
             for (Stamp& read : cell.read)
-                if (read.block == mine.block && read.thread == me.id && !(read.site & ATOMIC_SITE)) slot = &read;
+                if (read.block == mine.block && read.thread == me.id && !read.wrote) slot = &read;
             for (Stamp& read : cell.read)
-                if (!slot && happened_before(w, read, me)) slot = &read;
+                if (!slot && before_me(read)) slot = &read;
             if (!slot && cell.read[1].thread / 32 == cell.read[0].thread / 32) slot = &cell.read[1];
             if (slot) *slot = mine;
         } else {
             Stamp earlier = cell.write;
             cell.write = mine;
             cell.read[0] = cell.read[1] = Stamp{};
-            if (access == ATOMIC && !after_write) cell.read[0] = earlier;  // it may still race with a plain access
+            if ((mine.atomic || mine.is_volatile) && !after_write) cell.read[0] = earlier;  // may race with a plain one
             if (written) written[i] = 1;
         }
     }
 }
 
-static void check(Worker& w, const char* p, u32 bytes, Access access, void* site, u32 alignment) {
+// An access to no tensor and no shared array, where the launch goes on after it: it lands in memory that nobody reads.
+static void divert(Worker& w, const char* p, u32 bytes, Access access) {
+    u64 page = (u64)p / PAGE * PAGE, length = up((u64)p + bytes, PAGE) - page;
+    auto within = [&](const Shadow& s) { return p >= s.arena && p + bytes <= s.arena + s.arena_bytes; };
+    Shadow* near = within(w.block->shared) ? &w.block->shared : nullptr;
+    for (Shadow& s : w.job->tensors)
+        if (within(s)) near = &s;
+    if (!near) return;  // the fault that follows ends the launch
+    if (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared)
+        mprotect((void*)page, length, PROT_READ | PROT_WRITE), near->spoiled = true;
+    if (access == READ) return;
+    Pending& pending = w.pending;
+    pending.address = (char*)p, pending.bytes = std::min<u32>(bytes, sizeof(pending.before)), pending.drop = true;
+    memcpy(pending.before, p, pending.bytes);
+}
+
+static void reject(Worker& w, Finding finding, const Announced& a, Place place) {
+    raise_error(w, access_error(w, finding, a.site, a.p, a.bytes, a.access, place));
+    divert(w, a.p, a.bytes, a.access);
+}
+
+static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
-    Place place = place_of(job, p);
+    Block& b = *w.block;
+    Place place = place_of(job, b, a.p);
     if (place.space == SHARED) {
-        bool outside = place.region < 0 || (u64)place.offset + bytes > job.launch.shared[place.region].bytes;
+        bool outside = place.region < 0 || (u64)place.offset + a.bytes > job.launch.shared[place.region].bytes;
         if (outside) {
             if (place.region < 0) {  // the array before it is the one that was overrun
                 int64_t nearest = -1;
                 const SharedArray* arrays = job.launch.shared;
                 for (u32 i = 0; i < job.launch.num_shared; ++i)
-                    if (job.shared.original + arrays[i].offset + arrays[i].bytes <= p)
+                    if (arrays[i].offset + (int64_t)arrays[i].bytes <= a.p - b.shared.start)
                         if (nearest < 0 || arrays[i].offset > arrays[nearest].offset) nearest = i;
                 place.region = (int32_t)nearest;
-                if (nearest >= 0) place.offset = p - (job.shared.original + job.launch.shared[nearest].offset);
+                if (nearest >= 0) place.offset = a.p - (b.shared.start + job.launch.shared[nearest].offset);
             }
-            return raise_error(w, access_error(w, OUTSIDE_SHARED, site, p, bytes, access, place));
+            return reject(w, OUTSIDE_SHARED, a, place);
         }
-        if ((u64)p % alignment) return raise_error(w, access_error(w, MISALIGNED, site, p, bytes, access, place));
-        return check_cells(w, job.shared, place, p, bytes, access, site, false, nullptr);
-    }
-    if (place.region >= 0 && (u64)place.offset + bytes <= job.tensors[place.region].bytes) {
+        if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+        check_cells(w, b.shared, place, a, false, nullptr);
+    } else if (place.region >= 0 && (u64)place.offset + a.bytes <= job.tensors[place.region].bytes) {
         const Region& region = job.launch.regions[place.region];
-        if ((u64)p % alignment) return raise_error(w, access_error(w, MISALIGNED, site, p, bytes, access, place));
-        if (access != READ) job.tensors[place.region].dirty = true;
-        if (bytes < region.granule) return;
-        return check_cells(
-            w, job.tensors[place.region], place, p, bytes, access, site, region.expect_written, region.written);
+        if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+        if (a.bytes >= region.granule)
+            check_cells(w, job.tensors[place.region], place, a, region.expect_written, region.written);
+    } else {
+        if (place.region < 0) {
+            for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
+                if (a.p >= job.tensors[i].arena && a.p < job.tensors[i].arena + job.tensors[i].arena_bytes)
+                    place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
+            if (place.region < 0 && in_module(job, a.p)) return;
+        }
+        return reject(w, OUTSIDE_GLOBAL, a, place);
     }
-    if (place.region < 0) {
-        for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
-            if (p >= job.tensors[i].arena && p < job.tensors[i].arena + job.tensors[i].arena_bytes)
-                place.region = (int32_t)i, place.offset = p - job.tensors[i].start;
-        if (place.region < 0 && in_module(job, p)) return;
-    }
-    raise_error(w, access_error(w, OUTSIDE_GLOBAL, site, p, bytes, access, place));
+    if ((a.is_volatile || a.access == ATOMIC)) pass_flag(w, a.p, a.access != WRITE, a.access != READ);
 }

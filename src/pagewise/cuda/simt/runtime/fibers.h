@@ -5,7 +5,8 @@
 
 #include <cstddef>
 
-constexpr size_t STACK = 256 << 10, GUARD = 4096;
+// CUDA allows a thread 512 KB of local memory; the rest is for the runtime's own calls and for a signal's frame.
+constexpr size_t STACK = 576 << 10, GUARD = 4096;
 
 #if defined(__x86_64__) && !defined(SIMT_UCONTEXT)
 struct Context { void* sp; };

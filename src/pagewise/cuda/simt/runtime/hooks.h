@@ -7,40 +7,70 @@
 #include "observe.h"
 
 // A guard says whether the constructor of a __shared__ array has run, which is no access of the kernel.
-static bool is_guard(const Job& job, const char* p) {
+static bool is_guard(const Job& job, const Block& b, const char* p) {
     for (u32 i = 0; i < job.launch.num_guards; ++i) {
         const SharedArray& guard = job.launch.guards[i];
-        if (p >= job.shared.original + guard.offset && p < job.shared.original + guard.offset + guard.bytes) return true;
+        if (p >= b.shared.start + guard.offset && p < b.shared.start + guard.offset + guard.bytes) return true;
     }
     return false;
 }
 
-static void accessed(const volatile void* address, u32 bytes, Access access, void* site, u32 alignment) {
+// A thread that has made many accesses and stored nothing may wait for what another one stores.
+static void take_turns(Worker& w, Access access, void* site) {
+    Thread& me = *w.current;
+    if (w.job->stop || w.job->failed) return me.site = site, let_others_run(w);
+    if (access == WRITE) me.accesses = 0;
+    else if (++me.accesses > me.budget) {
+        me.accesses = 0;
+        me.budget = std::max<u32>(me.budget / 4, LEAST_BUDGET);
+        me.site = site;
+        let_others_run(w);
+        if (me.progress != w.progress) me.progress = w.progress, me.budget = BUDGET;
+    }
+}
+
+static void announce(const Announced& a, u32 alignment) {
     Worker* w = worker;
-    if (!w || !w->current || !bytes) return;
-    const char* p = (const char*)address;
-    if (p >= w->stacks && p < w->stacks + STACK * MAX_THREADS) return;  // registers and local memory
-    if (is_guard(*w->job, p)) return;
+    if (!w || !w->current || !a.bytes) return;
+    Block& b = *w->block;
+    if (a.p >= b.stacks.start && a.p < b.stacks.start + STACK * b.stacks.threads) return;  // registers, local memory
+    settle(*w);
+    if (is_guard(*w->job, b, a.p)) return;
     Mode mode = (Mode)w->job->launch.mode;
-    if (mode == CHECK) check(*w, p, bytes, access, site, alignment);
-    else if (mode == OBSERVE) observe(*w, p, bytes, access, site);
+    if (mode == PLAIN) return;
+    take_turns(*w, a.access, a.site);
+    if (mode == CHECK) check(*w, a, alignment);
+    else observe(*w, a.p, a.bytes, a.access, a.site);
+}
+
+static void accessed(const volatile void* address, u32 bytes, Access access, void* site, u32 alignment) {
+    announce({(const char*)address, bytes, access, false, false, site}, alignment);
 }
 
 static void range_accessed(const void* address, size_t bytes, Access access, void* site) {
-    for (size_t done = 0; done < bytes; done += 16)
-        accessed((const char*)address + done, (u32)std::min<size_t>(16, bytes - done), access, site, 1);
+    for (size_t done = 0; done < bytes; done += 16) {
+        u32 piece = (u32)std::min<size_t>(16, bytes - done);
+        announce({(const char*)address + done, piece, access, false, true, site}, 1);
+    }
 }
 
 extern "C" {
-#define HOOKS(n)                                                                           \
-    void __tsan_read##n(void* p) { accessed(p, n, READ, CALLER, n); }                      \
-    void __tsan_write##n(void* p) { accessed(p, n, WRITE, CALLER, n); }                    \
-    void __tsan_unaligned_read##n(void* p) { accessed(p, n, READ, CALLER, 1); }            \
-    void __tsan_unaligned_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1); }
+#define HOOKS_OF(name, n, is_volatile)                                                                                \
+    void __tsan_##name##read##n(void* p) { announce({(const char*)p, n, READ, is_volatile, false, CALLER}, n); }      \
+    void __tsan_##name##write##n(void* p) { announce({(const char*)p, n, WRITE, is_volatile, false, CALLER}, n); }    \
+    void __tsan_unaligned_##name##read##n(void* p) {                                                                  \
+        announce({(const char*)p, n, READ, is_volatile, false, CALLER}, 1);                                           \
+    }                                                                                                                 \
+    void __tsan_unaligned_##name##write##n(void* p) {                                                                 \
+        announce({(const char*)p, n, WRITE, is_volatile, false, CALLER}, 1);                                          \
+    }
+#define HOOKS(n) HOOKS_OF(, n, false) HOOKS_OF(volatile_, n, true)
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8)
 // There is one hook for 16 bytes, whether their type is aligned to 16 or to 8: the alignment sanitizer tells which.
-void __tsan_read16(void* p) { accessed(p, 16, READ, CALLER, 8); }
-void __tsan_write16(void* p) { accessed(p, 16, WRITE, CALLER, 8); }
+#define HOOKS_16(name, is_volatile)                                                                                   \
+    void __tsan_##name##read16(void* p) { announce({(const char*)p, 16, READ, is_volatile, false, CALLER}, 8); }      \
+    void __tsan_##name##write16(void* p) { announce({(const char*)p, 16, WRITE, is_volatile, false, CALLER}, 8); }
+HOOKS_16(, false) HOOKS_16(volatile_, true)
 void __tsan_unaligned_read16(void* p) { accessed(p, 16, READ, CALLER, 1); }
 void __tsan_unaligned_write16(void* p) { accessed(p, 16, WRITE, CALLER, 1); }
 void __tsan_read_range(void* p, size_t bytes) { range_accessed(p, bytes, READ, CALLER); }

@@ -13,16 +13,17 @@ using u64 = uint64_t;
 
 struct Dim { u32 x, y, z; };
 
-struct Region {  // a tensor, or overlapping tensors together
+struct Region {  // a tensor, or overlapping tensors together; or a variable of the compiled file
     u64 start, bytes;
     u32 granule;  // bytes of an element: races are looked for element by element
     u32 expect_written;  // reading an element before it is written is an error
+    u32 constant, in_place;  // the kernel promises not to write it; it cannot be moved
     u8* written;  // [bytes / granule], in and out; may be null
 };
 
-struct SharedArray { int64_t offset; u64 bytes; };  // offset from the module's anchor
+struct SharedArray { int64_t offset; u64 bytes; };  // offset from the start of the thread block's shared memory
 
-struct Waiter { u64 site; u32 collective, mask, count; Dim thread; };
+struct Waiter { u64 site; u32 collective, mask, count, running; Dim thread; };
 
 struct Error {
     u32 finding, access, space, bytes;
@@ -34,6 +35,7 @@ struct Error {
     u32 lane, num_waiters;
     Waiter waiters[8];
     char text[256];
+    u64 count;  // how often it was found, with other threads or elements
 };
 
 struct Count { u64 site; u32 access, space; u64 requests, lanes, bytes, sectors, conflicts; };
@@ -51,18 +53,22 @@ struct Launch {
     void (*entry)(void**);
     void** arguments;
     u32 grid[3], block[3];
-    u32 mode, workers, shuffled, has_dynamic;
-    u64 seed;
+    u32 mode, workers, shuffled, keep_going, has_return;  // has_return: a thread may leave before a barrier
+    u64 seed, time_limit;  // nanoseconds
+    u64 ignored;  // one bit for each Finding that is none
     Region* regions;
     SharedArray *shared, *guards;  // a guard says whether an array's constructor has run: no access of the kernel
-    void* (*anchor)();
-    int64_t dynamic_offset;
+    u64 shared_segment;  // bytes of a thread block's shared memory, all arrays and gaps together
+    int64_t dynamic_offset;  // of the dynamic part, -1: there is none
+    u64 dynamic_bytes;
     u32 num_regions, num_shared, num_guards, num_pointers;
     u32* pointers;  // the arguments that point into a region
     u32* pointer_regions;  // which
     u64 max_events;
+    u32 max_blocks;  // how many thread blocks a GPU holds at once
     // results
-    Error error;
+    u32 num_errors;
+    Error* errors;
     Count* counts;
     u64 num_counts;
     Event* events;

@@ -1,76 +1,227 @@
-// The memory of a watched launch: where its tensors and shared arrays lie while it runs, and what an address belongs to.
+// The memory of a launch: where its tensors and shared arrays lie while it runs, and what an address belongs to.
 #pragma once
 
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <condition_variable>
 #include <cstring>
 
 #include "block.h"
 
-static void* reserve(u64 bytes, int protection) {
+constexpr u64 PAGE = 4096, SPACE = 64ull << 30, SMALL = 256 << 10;
+constexpr u8 CANARY = 0xa5;  // round a tensor, as far as its pages go
+
+static char* reserve(u64 bytes, int protection) {
     void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return p == MAP_FAILED ? nullptr : p;
+    return p == MAP_FAILED ? nullptr : (char*)p;
+}
+static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
+
+// ---------------------------------------------------------------------------------------------- arenas
+
+// Memory with empty space before and behind it, as much as there is. Small ones are kept for the next launch.
+struct Arena { char *start, *pages; u64 bytes, page_bytes; };
+static std::vector<Arena> spare_arenas;
+static std::vector<Stacks> spare_stacks;
+static std::mutex spare_lock;
+
+// `phase`: where in a page table's 2 MB the memory is to begin.
+static Arena take_arena(u64 page_bytes, u64 phase = 0) {
+    constexpr u64 TABLE = 2 << 20;
+    if (page_bytes <= SMALL) {
+        std::lock_guard<std::mutex> guard(spare_lock);
+        for (size_t i = spare_arenas.size(); i--;)
+            if (spare_arenas[i].page_bytes == page_bytes) {
+                Arena arena = spare_arenas[i];
+                spare_arenas.erase(spare_arenas.begin() + (int)i);
+                return arena;
+            }
+    }
+    for (u64 space = SPACE; space >= TABLE; space /= 4) {
+        u64 bytes = 2 * space + page_bytes;
+        char* start = reserve(bytes, PROT_NONE);
+        if (!start) continue;
+        char* pages = start + space / 2;
+        pages += (phase + TABLE - (u64)pages % TABLE) % TABLE;
+        mprotect(pages, page_bytes, PROT_READ | PROT_WRITE);
+        return {start, pages, bytes, page_bytes};
+    }
+    return {};
 }
 
-static void map_shared(Job& job) {
-    Launch& launch = job.launch;
-    char* anchor = (char*)launch.anchor();
-    job.shared.original = anchor;
-    char *low = anchor, *high = anchor + 1;
-    for (u32 i = 0; i < launch.num_shared; ++i) {
-        low = std::min(low, anchor + (int64_t)launch.shared[i].offset);
-        high = std::max(high, anchor + (int64_t)launch.shared[i].offset + launch.shared[i].bytes);
+static void give_back(const Shadow& s) {
+    if (s.page_bytes <= SMALL && !s.spoiled) {
+        std::lock_guard<std::mutex> guard(spare_lock);
+        if (spare_arenas.size() < 64) {
+            spare_arenas.push_back({s.arena, s.pages, s.arena_bytes, s.page_bytes});
+            return;
+        }
     }
-    if (launch.has_dynamic) {
-        low = std::min(low, anchor + launch.dynamic_offset);
-        high = std::max(high, anchor + launch.dynamic_offset + MAX_SHARED);
-    }
-    job.shared.start = low;
-    job.shared.bytes = (u64)(high - low);
+    munmap(s.arena, s.arena_bytes);
+}
+
+static void place(Shadow& s, const Arena& arena) {
+    s.arena = arena.start, s.arena_bytes = arena.bytes, s.pages = arena.pages, s.page_bytes = arena.page_bytes;
+}
+
+// ---------------------------------------------------------------------------------------------- shared memory
+
+// Of the largest possible dynamic part, what this launch has not.
+static void allow_rest(const Launch& launch, const Shadow& s, int protection) {
+    if (launch.dynamic_offset < 0) return;
+    u64 first = up(launch.dynamic_offset + launch.dynamic_bytes, PAGE);
+    u64 last = (launch.dynamic_offset + SIMT_MAX_SHARED) / PAGE * PAGE;
+    if (first < last) mprotect(s.pages + first, last - first, protection);
+}
+
+static void map_shared(Job& job, Block& b) {
+    const Launch& launch = job.launch;
+    Shadow& s = b.shared;
+    s.bytes = launch.shared_segment;
+    place(s, take_arena(up(std::max<u64>(s.bytes, 1), PAGE)));
+    s.start = s.pages;
+    allow_rest(launch, s, PROT_NONE);
     if (launch.mode == CHECK) {
-        job.shared.cell_bytes = job.shared.bytes * sizeof(Cell);
-        job.shared.cells = (Cell*)reserve(job.shared.cell_bytes, PROT_READ | PROT_WRITE);
+        s.cell_bytes = s.bytes * sizeof(Cell);
+        s.cells = (Cell*)reserve(s.cell_bytes, PROT_READ | PROT_WRITE);
     }
 }
 
-// Checked launches work on copies of the tensors with empty space round each, so that no stray index meets another.
+static Stacks take_stacks(u32 threads, size_t in_flight) {
+    Stacks stacks{};
+    {
+        std::lock_guard<std::mutex> guard(spare_lock);
+        for (size_t i = 0; i < spare_stacks.size() && !stacks.start; ++i)
+            if (spare_stacks[i].threads >= threads) {
+                stacks = spare_stacks[i];
+                spare_stacks.erase(spare_stacks.begin() + (int)i);
+            }
+    }
+    u32 room = std::max<u32>(threads, in_flight == 1 ? MAX_THREADS : 0);
+    if (!stacks.start) stacks = {reserve(STACK * room, PROT_READ | PROT_WRITE), room, 0};
+    u32 guarded = in_flight * threads < 16384 ? threads : 0;  // a process has 65530 mappings at most
+    for (; stacks.guarded < guarded; ++stacks.guarded) mprotect(stacks.start + stacks.guarded * STACK, GUARD, PROT_NONE);
+    return stacks;
+}
+
+// The stacks of the first thread blocks are kept for the next launch.
+static void release_block(const Job& job, Block& b, bool keep) {
+    if (b.shared.cells) munmap(b.shared.cells, b.shared.cell_bytes);
+    allow_rest(job.launch, b.shared, PROT_READ | PROT_WRITE);
+    give_back(b.shared);
+    std::lock_guard<std::mutex> guard(spare_lock);
+    if (keep && spare_stacks.size() < 64) spare_stacks.push_back(b.stacks);
+    else munmap(b.stacks.start, STACK * b.stacks.threads);
+}
+
+// ---------------------------------------------------------------------------------------------- tensors
+
+// A launch works on its tensors elsewhere, with empty space round each, so that a stray index meets nothing. Small ones are
+// copied. The pages of a large one are moved there and back; who else touches it meanwhile waits for the launch to end. One
+// that nobody may write stays where it is, unless the launch is watched.
+static void map_tensor(Shadow& s, bool plain) {
+    char *first = (char*)up((u64)s.original, PAGE), *last = (char*)((u64)(s.original + s.bytes) / PAGE * PAGE);
+    bool move = s.bytes > SMALL;
+    // a copy of a plain launch ends as near to the empty space as its alignment lets it
+    u64 before = (u64)s.original % (plain && !move ? 16 : PAGE), pages = up(before + s.bytes, PAGE);
+    place(s, take_arena(pages, move ? (u64)s.original / PAGE * PAGE % (2 << 20) : 0));
+    if (!s.arena) return;
+    if (plain && !move) before = (pages - s.bytes - before) / 16 * 16 + before;
+    s.start = s.pages + before;
+    if (move) {
+        s.moved = (u64)(last - first);
+        int how = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
+        void* to = mremap(first, s.moved, s.moved, how, s.start + (first - s.original));
+        if (to == MAP_FAILED) s.moved = 0;
+        else mprotect(first, s.moved, PROT_NONE);
+    }
+    if (!s.moved) first = last = s.original + s.bytes;
+    char *head = s.start + (first - s.original), *tail = s.start + (last - s.original), *end = s.start + s.bytes;
+    memset(s.pages, CANARY, (size_t)(s.start - s.pages));
+    memcpy(s.start, s.original, (size_t)(head - s.start));
+    memcpy(tail, last, (size_t)(end - tail));
+    memset(end, CANARY, (size_t)(s.pages + pages - end));
+}
+
+static bool is_intact(const char* from, const char* to) {
+    for (; from < to; ++from)
+        if ((u8)*from != CANARY) return false;
+    return true;
+}
+
+// Take the results back. False: something was written beside the tensor.
+static bool unmap_tensor(Shadow& s) {
+    char *end = s.start + s.bytes, *first = s.original + s.bytes, *last = first;
+    if (s.moved) first = (char*)up((u64)s.original, PAGE), last = first + s.moved;
+    char *head = s.start + (first - s.original), *tail = s.start + (last - s.original);
+    if (s.moved) mremap(head, s.moved, s.moved, MREMAP_MAYMOVE | MREMAP_FIXED, first);
+    if (!s.constant) {
+        memcpy(s.original, s.start, (size_t)(head - s.start));
+        memcpy(last, tail, (size_t)(end - tail));
+    }
+    bool intact = is_intact(s.pages, s.start) && is_intact(end, s.pages + s.page_bytes);
+    give_back(s);
+    return intact;
+}
+
+// Launches that share a tensor, and one of which may write it, take turns.
+struct InUse { const Job* job; char *start, *end; bool shared; };
+static std::vector<InUse> in_use;
+static std::mutex use_lock;
+static std::condition_variable use_ended;
+
 static void map_tensors(Job& job) {
     Launch& launch = job.launch;
+    bool plain = launch.mode == PLAIN;
+    job.tensors = std::vector<Shadow>(launch.num_regions);
     for (u32 i = 0; i < launch.num_regions; ++i) {
         const Region& region = launch.regions[i];
-        Shadow s;
+        Shadow& s = job.tensors[i];
         s.start = s.original = (char*)region.start;
-        s.bytes = region.bytes, s.granule = region.granule;
+        s.bytes = region.bytes, s.granule = region.granule, s.constant = region.constant;
         if (launch.mode == CHECK) {
-            for (u64 space = 64ull << 30; space >= 1 << 20 && !s.arena; space /= 4) {
-                s.arena_bytes = 2 * space + ((region.bytes + 8191) & ~4095ull);
-                if ((s.arena = (char*)reserve(s.arena_bytes, PROT_NONE))) s.start = s.arena + space;
-            }
-            mprotect(s.start, (region.bytes + 8191) & ~4095ull, PROT_READ | PROT_WRITE);
-            s.start += region.start % 4096;
-            memcpy(s.start, s.original, region.bytes);
             s.cell_bytes = (region.bytes / region.granule + 1) * sizeof(Cell);
             s.cells = (Cell*)reserve(s.cell_bytes, PROT_READ | PROT_WRITE);
         }
-        job.tensors.push_back(s);
     }
-    if (launch.mode != CHECK) return;
+    auto conflicts = [&](const InUse& use) {
+        for (const Shadow& s : job.tensors)
+            if (s.original < use.end && use.start < s.original + s.bytes && !(plain && s.constant && use.shared)) return true;
+        return false;
+    };
+    {
+        std::unique_lock<std::mutex> guard(use_lock);
+        use_ended.wait(guard, [&] { return std::none_of(in_use.begin(), in_use.end(), conflicts); });
+        for (const Shadow& s : job.tensors)
+            in_use.push_back({&job, s.original, s.original + s.bytes, plain && s.constant});
+    }
+    for (u32 i = 0; i < launch.num_regions; ++i) {
+        Shadow& s = job.tensors[i];
+        bool stays = launch.regions[i].in_place || (plain && s.constant && s.bytes > SMALL);
+        if (!stays) map_tensor(s, plain);
+    }
     for (u32 i = 0; i < launch.num_pointers; ++i) {
         const Shadow& s = job.tensors[launch.pointer_regions[i]];
         *(u64*)launch.arguments[launch.pointers[i]] += (u64)s.start - (u64)s.original;
     }
 }
 
-static void unmap(Job& job) {
-    for (Shadow& s : job.tensors) {
-        if (!s.arena) continue;
-        if (s.dirty) memcpy(s.original, s.start, s.bytes);
-        munmap(s.arena, s.arena_bytes);
-        munmap(s.cells, s.cell_bytes);
+// The first tensor beside which something was written, or -1.
+static int unmap_tensors(Job& job) {
+    int overrun = -1;
+    for (u32 i = 0; i < job.tensors.size(); ++i) {
+        Shadow& s = job.tensors[i];
+        if (s.cells) munmap(s.cells, s.cell_bytes);
+        if (s.arena && !unmap_tensor(s) && overrun < 0) overrun = (int)i;
     }
-    if (job.shared.cells) munmap(job.shared.cells, job.shared.cell_bytes);
+    std::lock_guard<std::mutex> guard(use_lock);
+    in_use.erase(std::remove_if(in_use.begin(), in_use.end(), [&](const InUse& u) { return u.job == &job; }), in_use.end());
+    use_ended.notify_all();
+    return overrun;
 }
+
+// ---------------------------------------------------------------------------------------------- what an address is
 
 struct Place { Space space; int32_t region; int64_t offset; };
 
@@ -83,16 +234,15 @@ static bool in_module(Job& job, const char* p) {
     return true;
 }
 
-static Place place_of(Job& job, const char* p) {
-    // a checked launch has its tensors elsewhere: what is near the shared arrays strayed from them
-    u64 near = job.launch.mode == CHECK && job.launch.num_shared ? 256 << 10 : 0;
-    if (p + near >= job.shared.start && p < job.shared.start + job.shared.bytes + near) {
+static Place place_of(const Job& job, const Block& b, const char* p) {
+    const Shadow& shared = b.shared;
+    if (p >= shared.arena && p < shared.arena + shared.arena_bytes) {
+        int64_t offset = p - shared.start;
         for (u32 i = 0; i < job.launch.num_shared; ++i) {
             const SharedArray& a = job.launch.shared[i];
-            if (p >= job.shared.original + a.offset && p < job.shared.original + a.offset + a.bytes)
-                return {SHARED, (int32_t)i, p - (job.shared.original + a.offset)};
+            if (offset >= a.offset && offset < a.offset + (int64_t)a.bytes) return {SHARED, (int32_t)i, offset - a.offset};
         }
-        return {SHARED, -1, p - job.shared.start};
+        return {SHARED, -1, offset};
     }
     for (u32 i = 0; i < job.tensors.size(); ++i)
         if (p >= job.tensors[i].start && p < job.tensors[i].start + job.tensors[i].bytes)

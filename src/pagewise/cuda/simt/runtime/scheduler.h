@@ -1,26 +1,27 @@
-// Who runs next: the threads of a thread block as fibers that take turns, thread blocks one after another.
+// Who runs next: the threads of a thread block as fibers that take turns; the next thread block where one has ended, or
+// has nothing left but to wait for what another one does.
 #pragma once
 
-#include <signal.h>
-
 #include "collectives.h"
+#include "memory.h"
 #include "observe.h"
 
 static void leave_kernel(Worker& w) {
+    settle(w);
+    Block& b = *w.block;
     Thread& me = *w.current;
     me.state = GONE;
-    w.live--;
+    b.live--;
     w.progress++;
-    leave_ready(w, me);
-    if (w.live && w.arrived == w.live) {
-        w.current = nullptr;
-        complete_barrier(w);
-    }
+    w.milestones++;
+    leave_ready(w, b, me);
     w.current = nullptr;
+    if (b.live && b.arrived == b.live) complete_barrier(w, b);
+    if (b.at_grid) arrive_at_grid(w, b);
     u32 warp = me.id / 32;
-    for (u32 lane = 0; lane < w.warps[warp].size && !w.failed; ++lane) {
-        Thread& t = w.threads[warp * 32 + lane];
-        if (t.state == AT_COLLECTIVE && t.mask >> me.lane & 1) complete_collective(w, warp, t.mask, t.collective);
+    for (u32 lane = 0; lane < b.warps[warp].size && !w.job->failed; ++lane) {
+        Thread& t = b.threads[warp * 32 + lane];
+        if (t.state == AT_COLLECTIVE && t.mask >> me.lane & 1) complete_collective(w, b, warp, t.mask, t.collective);
     }
     w.current = &me;
 }
@@ -29,147 +30,170 @@ static void start_thread() {
     Worker& w = *worker;
     w.job->launch.entry(w.job->launch.arguments);
     leave_kernel(w);
-    go_to_scheduler(w);
+    switch_to(w.current->context, w.scheduler);
     __builtin_unreachable();
 }
 
-static void report_deadlock(Worker& w) {
-    Error e = new_error(w, DEADLOCK, nullptr);
-    for (u32 i = 0; i < w.num_threads; ++i) {
-        Thread& t = w.threads[i];
-        if (t.state == GONE) continue;
-        u32 k = 0;
-        auto same = [&](const Waiter& w) {
-            return w.site == (u64)t.site && w.collective == t.collective && w.mask == t.mask;
-        };
-        while (k < e.num_waiters && !same(e.waiters[k])) ++k;
-        if (k == 8) continue;
-        if (k == e.num_waiters) e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, t.index};
-        e.waiters[k].count++;
-    }
-    e.site = e.waiters[0].site;
-    e.thread = e.waiters[0].thread;
-    raise_error(w, e);
+// Who waits where, of the thread blocks in flight.
+static Error waiting_error(Worker& w, Finding finding, const std::vector<Block*>& blocks) {
+    Error e = new_error(w, finding, nullptr);
+    for (Block* b : blocks)
+        for (Thread& t : b->threads) {
+            if (t.state == GONE) continue;
+            u32 k = 0, running = t.state == READY;
+            auto same = [&](const Waiter& w) {
+                return w.site == (u64)t.site && w.running == running && w.collective == t.collective && w.mask == t.mask;
+            };
+            while (k < e.num_waiters && !same(e.waiters[k])) ++k;
+            if (k == 8) continue;
+            if (k == e.num_waiters) {
+                if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, t.index};
+            }
+            e.waiters[k].count++;
+        }
+    return e;
 }
 
-static void run_block(Worker& w, u32 number) {
-    Launch& launch = w.job->launch;
-    u32 x = number % w.grid.x, y = number / w.grid.x % w.grid.y, z = number / w.grid.x / w.grid.y;
-    w.block = {x, y, z};
-    w.block_number = number;
-    w.live = w.num_threads;
-    w.arrived = w.barrier_total = 0;
-    w.failed = false;
-    w.unwritten_read.finding = NOTHING;
-    w.ready.clear();
-    if (launch.mode == CHECK) {
-        std::fill(w.barrier_clock.begin(), w.barrier_clock.end(), 0);
-        w.acquired.clear();
+static Block& make_block(Worker& w) {
+    if (w.idle.empty()) {
+        Job& job = *w.job;
+        w.blocks.push_back(std::make_unique<Block>());
+        Block& b = *w.blocks.back();
+        b.threads.resize(job.num_threads);
+        b.warps.resize((job.num_threads + 31) / 32);
+        b.barrier_clock.resize(job.num_threads);
+        b.executions.resize(job.launch.mode == OBSERVE ? job.num_threads : 0);
+        b.ready.reserve(job.num_threads), b.batch.reserve(job.num_threads);
+        b.stacks = take_stacks(job.num_threads, w.blocks.size());
+        map_shared(job, b);
+        w.idle.push_back(&b);
     }
-    for (u32 i = 0; i < w.warps.size(); ++i) {
-        w.warps[i].size = w.warps[i].ready = std::min(32u, w.num_threads - 32 * i);
-        if (launch.mode == CHECK) memset(w.warps[i].known, 0, sizeof(w.warps[i].known));
+    Block& b = *w.idle.back();
+    w.idle.pop_back();
+    return b;
+}
+
+static Block& start_block(Worker& w, u32 rank) {
+    Job& job = *w.job;
+    Launch& launch = job.launch;
+    Block& b = make_block(w);
+    u32 number = job.order[rank];
+    b.index = {number % job.grid.x, number / job.grid.x % job.grid.y, number / job.grid.x / job.grid.y};
+    b.number = number, b.rank = rank;
+    b.live = job.num_threads;
+    b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
+    b.unwritten_read.finding = NOTHING;
+    b.ready.clear();
+    if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
+    for (u32 i = 0; i < b.warps.size(); ++i) {
+        b.warps[i].size = b.warps[i].ready = std::min(32u, job.num_threads - 32 * i);
+        if (launch.mode == CHECK) memset(b.warps[i].known, 0, sizeof(b.warps[i].known));
     }
-    for (u32 i = 0; i < w.num_threads; ++i) {
-        Thread& t = w.threads[i];
-        t.index = {i % w.size.x, i / w.size.x % w.size.y, i / w.size.x / w.size.y};
-        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = 0, t.fenced = false;
+    for (u32 i = 0; i < job.num_threads; ++i) {
+        Thread& t = b.threads[i];
+        t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
+        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
         t.atomics = t.spins = t.progress = 0;
-        prepare(t.context, w.stacks + i * STACK, start_thread);
-        w.ready.push_back(&t);
+        t.budget = BUDGET, t.accesses = 0;
+        t.site = nullptr;
+        if (t.acquired) t.acquired.reset();
+        prepare(t.context, b.stacks.start + i * STACK, start_thread);
+        b.ready.push_back(&t);
     }
-    w.random.seed(launch.seed * 0x9e3779b97f4a7c15u + number);
-    while (!w.ready.empty() && !w.failed) {
-        w.batch.swap(w.ready);
-        w.ready.clear();
-        if (launch.shuffled) std::shuffle(w.batch.begin(), w.batch.end(), w.random);
-        for (Thread* t : w.batch) {
+    if (launch.shuffled) b.random.seed(launch.seed * 0x9e3779b97f4a7c15u + number);
+    return b;
+}
+
+// Run a thread block until it has ended (true), or until its threads only wait for another one.
+static bool advance(Worker& w, Block& b) {
+    Job& job = *w.job;
+    w.block = &b;
+    while (!b.ready.empty()) {
+        u64 before = w.progress, preemptions = 0;
+        b.batch.swap(b.ready);
+        b.ready.clear();
+        if (job.launch.shuffled) std::shuffle(b.batch.begin(), b.batch.end(), b.random);
+        for (size_t i = 0; i < b.batch.size(); ++i) {
+            Thread* t = b.batch[i];
             w.current = t;
+            w.switches++;
             switch_to(w.scheduler, t->context);
             w.current = nullptr;
-            if (w.failed) break;
+            if (job.failed || job.stop) return false;
+            if (w.clock_preempted_at == w.switches) preemptions++;
         }
+        if (w.progress != before) b.idle_rounds = 0;
+        else if (preemptions || ++b.idle_rounds >= 4) return false;
     }
-    w.current = nullptr;
-    if (!w.failed && w.live) report_deadlock(w);
-    if (!w.failed && w.unwritten_read.finding) raise_error(w, w.unwritten_read);
-    if (launch.mode == OBSERVE) finish_block_events(w);
-    if (!w.output.empty()) {
-        std::lock_guard<std::mutex> guard(w.job->lock);
-        w.job->outputs[number] = std::move(w.output);
-        w.output.clear();
-    }
+    if (b.live && b.at_grid == b.live) return false;
+    if (b.live) raise_error(w, waiting_error(w, DEADLOCK, {&b}));
+    return true;
 }
 
-// A wild access that no hook announced (a plain run), a division by zero, __builtin_trap or abort: leave the thread block
-// with an error instead of the process.
-constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-static void on_fault(int number, siginfo_t*, [[maybe_unused]] void* state) {
-    if (!worker || !worker->escape) {
-        signal(number, SIG_DFL);
-        return;
+static void finish_block(Worker& w, Block& b) {
+    Job& job = *w.job;
+    if (b.unwritten_read.finding) {
+        Error e = b.unwritten_read;
+        b.unwritten_read.finding = NOTHING;
+        raise_error(w, e);
     }
-    worker->fault = number == SIGFPE ? DIVIDED_BY_ZERO : number == SIGILL || number == SIGABRT ? STOPPED : FAULT;
-#ifdef __x86_64__
-    worker->fault_site = (u64)((ucontext_t*)state)->uc_mcontext.gregs[REG_RIP] + 1;
-#endif
-    siglongjmp(*worker->escape, 1);
+    if (job.launch.mode == OBSERVE) finish_block_events(w, b);
+    if (!b.output.empty()) {
+        std::lock_guard<std::mutex> guard(job.lock);
+        job.outputs[b.number] = std::move(b.output);
+        b.output.clear();
+    }
+    job.ended_blocks++;
+    w.idle.push_back(&b);
 }
 
-// ---------------------------------------------------------------------------------------------- an OS thread
-
-struct Stacks { char* start; u32 guarded; };  // below each of the first stacks lies a page that nobody may touch
-static std::vector<Stacks> spare_stacks;
-static std::mutex spare_lock;
-
-static Stacks take_stacks(u32 needed) {
-    Stacks stacks{};
-    {
-        std::lock_guard<std::mutex> guard(spare_lock);
-        if (!spare_stacks.empty()) stacks = spare_stacks.back(), spare_stacks.pop_back();
-    }
-    if (!stacks.start) stacks.start = (char*)reserve(STACK * MAX_THREADS, PROT_READ | PROT_WRITE);
-    for (; stacks.guarded < needed; ++stacks.guarded) mprotect(stacks.start + stacks.guarded * STACK, GUARD, PROT_NONE);
-    return stacks;
+// All that is in flight has spun for long, or waits for a grid barrier, and nothing else can start.
+static bool nobody_can_go_on(Worker& w) {
+    if (w.job->launch.workers > 1) return false;
+    for (Block* b : w.waiting)
+        for (Thread& t : b->threads)
+            if (t.state == READY && !has_spun(w, t, b->live)) return false;
+    return true;
 }
 
-static void work(Job& job) {
-    Worker w{};
-    Launch& launch = job.launch;
-    w.job = &job;
-    w.grid = {launch.grid[0], launch.grid[1], launch.grid[2]};
-    w.size = {launch.block[0], launch.block[1], launch.block[2]};
-    w.num_threads = w.size.x * w.size.y * w.size.z;
-    w.threads.resize(w.num_threads);
-    w.warps.resize((w.num_threads + 31) / 32);
-    w.barrier_clock.resize(w.num_threads);
-    w.executions.resize(launch.mode == OBSERVE ? w.num_threads : 0);
-    Stacks stacks = take_stacks(w.num_threads);
-    w.stacks = stacks.start;
-    worker = &w;
-    std::vector<char> alternate(64 << 10);  // a fault may be an overflow of the fiber's own stack
-    stack_t signal_stack{}, old_stack{};
-    signal_stack.ss_sp = alternate.data(), signal_stack.ss_size = alternate.size();
-    sigaltstack(&signal_stack, &old_stack);
-    sigjmp_buf escape;
-    while (!job.failed) {
+static Block* next_block(Worker& w) {
+    Job& job = *w.job;
+    bool full = w.waiting.size() >= job.launch.max_blocks;
+    if (!full && job.next < job.order.size()) {
         u32 rank = job.next++;
-        if (rank >= job.order.size()) break;
-        if (sigsetjmp(escape, 1) == 0) {
-            w.escape = &escape;
-            w.rank = rank;
-            run_block(w, job.order[rank]);
-        } else {
-            Error e{};
-            e.finding = w.fault, e.block = w.block, e.region = -1, e.site = w.fault_site;
-            if (w.current) e.thread = w.current->index;
-            w.current = nullptr;
-            raise_error(w, e);
-        }
-        w.escape = nullptr;
+        if (rank < job.order.size()) return &start_block(w, rank);
     }
-    sigaltstack(&old_stack, nullptr);
-    worker = nullptr;
-    std::lock_guard<std::mutex> guard(spare_lock);
-    spare_stacks.push_back(stacks);
+    if (w.waiting.empty()) return nullptr;
+    complete_grid(w);
+    bool somebody_runs = false;
+    for (Block* b : w.waiting) somebody_runs |= !b->ready.empty();
+    if (!somebody_runs || (w.spinning && nobody_can_go_on(w))) {
+        std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
+        w.block = nullptr;
+        Error e = waiting_error(w, somebody_runs ? SPINNING : DEADLOCK, blocks);
+        raise_error(w, e);
+        return nullptr;
+    }
+    w.spinning = nullptr;
+    Block* b = w.waiting.front();
+    w.waiting.pop_front();
+    return b;
+}
+
+static void run_blocks(Worker& w) {
+    Job& job = *w.job;
+    while (!job.failed) {
+        Block* b = next_block(w);
+        if (!b) break;
+        bool ended = advance(w, *b);
+        if (job.stop) {
+            w.waiting.push_back(b);
+            std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
+            raise_error(w, waiting_error(w, (Finding)job.stop.load(), blocks));
+        } else if (!job.failed) {
+            if (ended) finish_block(w, *b);
+            else w.waiting.push_back(b);
+        }
+    }
 }

@@ -1,0 +1,79 @@
+// What happens before what: program order; a barrier within a thread block, or the grid; __syncwarp within a warp; and a
+// flag: what a thread did before its __threadfence happens before what follows an atomic, or a volatile read, that
+// comes after the fencing thread's atomic, or volatile write, to the same address.
+#pragma once
+
+#include "block.h"
+
+static bool has_acquired(const Acquired& acquired, u32 block, u32 thread, u32 clock) {
+    auto found = acquired.find(block);
+    return found != acquired.end() && clock < (*found->second)[thread];
+}
+
+static bool happened_before(const Job& job, const Block& b, const Stamp& s, const Thread& me) {
+    if (!s.block) return true;
+    if (s.block == b.number + 1) {
+        if (s.thread == me.id) return true;
+        bool own_warp = s.thread / 32 == me.id / 32;
+        if (s.clock < (own_warp ? b.warps[me.id / 32].known[me.lane][s.thread % 32] : b.barrier_clock[s.thread]))
+            return true;
+    } else if (!job.grid_clocks.empty()) {
+        auto found = job.grid_clocks.find(s.block - 1);
+        if (found != job.grid_clocks.end() && s.clock < found->second[s.thread]) return true;
+    }
+    return me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock);
+}
+
+static Clocks later(const Clocks& a, const Clocks& b) {
+    if (a == b || !b) return a;
+    if (!a) return b;
+    auto joined = std::make_shared<std::vector<u32>>(*a);
+    for (size_t i = 0; i < joined->size(); ++i) (*joined)[i] = std::max((*joined)[i], (*b)[i]);
+    return joined;
+}
+
+static void acquire(std::shared_ptr<const Acquired>& known, const std::shared_ptr<const Acquired>& more) {
+    if (!more || known == more) return;
+    if (!known) {
+        known = more;
+        return;
+    }
+    auto joined = std::make_shared<Acquired>(*known);
+    for (const auto& [block, clocks] : *more) {
+        Clocks& own = (*joined)[block];
+        own = later(own, clocks);
+    }
+    known = joined;
+}
+
+static void share_acquired(Thread* const* threads, u32 number) {
+    std::shared_ptr<const Acquired> all;
+    for (u32 i = 0; i < number; ++i)
+        if (threads[i]->acquired != all) acquire(all, threads[i]->acquired);
+    for (u32 i = 0; i < number; ++i) threads[i]->acquired = all;
+}
+
+static void fence(Thread& me) { me.fenced = ++me.clock; }
+
+// What `me` did before its last fence, and all that it knows to have happened before.
+static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me) {
+    auto clocks = std::make_shared<std::vector<u32>>(b.barrier_clock);
+    const Warp& warp = b.warps[me.id / 32];
+    for (u32 lane = 0; lane < warp.size; ++lane)
+        (*clocks)[me.id / 32 * 32 + lane] = std::max((*clocks)[me.id / 32 * 32 + lane], warp.known[me.lane][lane]);
+    (*clocks)[me.id] = me.fenced;
+    std::shared_ptr<const Acquired> known = std::make_shared<Acquired>(Acquired{{b.number, clocks}});
+    acquire(known, me.acquired);
+    return known;
+}
+
+// A flag at `address` is read, written, or both at once.
+static void pass_flag(Worker& w, const void* address, bool reads, bool writes) {
+    Thread& me = *w.current;
+    auto& releases = w.job->releases;
+    if (reads && !releases.empty()) {
+        auto found = releases.find((u64)address);
+        if (found != releases.end()) acquire(me.acquired, found->second);
+    }
+    if (writes && me.fenced) acquire(releases[(u64)address], known_to(*w.block, me));
+}
