@@ -70,7 +70,7 @@ def launch_in_a_fork() -> int:
 
 def interrupt(mode: str) -> tuple[str, float, Ended]:
     """What a launch that hangs ends with when Ctrl-C is pressed after 0.3 s, when that was, and the next launch."""
-    launch("spin_volatile", mode, 1, 64, 32)  # compiled
+    launch("spin_volatile", mode, 1, 64, 0)  # compiled
     pressed = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     start, ended = time.monotonic(), "nothing"
     pressed.start()
@@ -78,7 +78,7 @@ def interrupt(mode: str) -> tuple[str, float, Ended]:
         launch("spin_volatile", mode, 1, 64, NOBODY, limit=30)
     except BaseException as error:
         ended = type(error).__name__
-    return ended, time.monotonic() - start, launch("spin_volatile", mode, 1, 64, 32)
+    return ended, time.monotonic() - start, launch("spin_volatile", mode, 1, 64, 0)
 
 
 def launch_from_threads() -> list[Ended]:
@@ -131,13 +131,19 @@ def test_a_launch_without_progress_ends_and_says_where(name, mode, elsewhere):
     ("name", "setter"),
     [
         ("spin_volatile", 63), ("spin_volatile", 127), ("spin_atomic", 63), ("spin_atomic", 127), ("spin_asleep", 127),
-        ("spin_shared", 63),
     ],
 )  # fmt: skip
 def test_a_spin_goes_on_when_another_warp_or_thread_block_raises_the_flag(name, setter, mode, elsewhere):
     ended = elsewhere("launch", name, mode, 2, 64, setter, 128)
     assert ended.what == "", ended
     assert ended.out == [1.0] * 128
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_spin_on_shared_memory_goes_on_and_within_a_warp_is_a_race(mode, elsewhere):
+    """What lanes pass on in volatile shared memory is mostly meant to need no barrier, as before sm_70."""
+    ended = elsewhere("launch", "spin_shared", mode, 2, 64, 63, 128)
+    assert ended.what == ("race" if mode == "check" else ""), ended
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -165,7 +171,7 @@ def test_stacks_of_512_kb_are_allowed_and_more_is_an_error(mode, elsewhere):
 
 
 WILD = {  # grid, block, n, elements
-    "past_the_end": (4, 256, 1000, 1000), "read_past_the_end": (1024, 256, 64, 64), "wild_global": (1, 1, 1, 64),
+    "past_the_end": (4, 256, 1000, 1000), "read_past_the_end": (4, 256, 1000, 1000), "wild_global": (1, 1, 1, 64),
     "before_the_start": (1, 1, 5, 64), "wild_shared": (1, 64, 1, 64), "null_pointer": (1, 64, 0, 64),
 }  # fmt: skip
 
@@ -173,16 +179,18 @@ WILD = {  # grid, block, n, elements
 @pytest.mark.parametrize("name", WILD)
 def test_a_wild_index_is_an_error_that_names_the_checker_and_harms_nobody(name, elsewhere):
     ended = elsewhere("launch", name, "plain", *WILD[name])
-    assert ended.what in ("fault", "out of bounds"), ended  # the latter: a write beside a tensor, seen in the end
-    assert ended.line in (marked_lines(name) if ended.what == "fault" else [0]), ended
-    assert "run under simt.check()" in ended.message, ended
+    assert "simt.check()" in ended.message, ended
+    if name == "before_the_start":  # in the page where the tensor is: seen when the launch has ended
+        assert ended.rule == "overrun", ended
+    else:
+        assert (ended.what, ended.line) == ("fault", *marked_lines(name)), ended
     checked = elsewhere("launch", name, "check", *WILD[name])
     assert (checked.what, checked.line) == ("out of bounds", *marked_lines(name)), checked
 
 
 STOPS = {
     "aborts": ("fault", "abort()"), "asserts": ("assertion", "assertion failed: threadIdx.x != n"),
-    "traps": ("assertion", "trap"), "divides": ("fault", "divides an integer by zero"),
+    "traps": ("assertion", "__trap()"), "divides": ("fault", "divides an integer by zero"),
 }  # fmt: skip
 
 

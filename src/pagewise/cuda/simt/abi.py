@@ -64,14 +64,15 @@ EVENT = np.dtype([
 ])  # fmt: skip
 LAUNCH = _structure(
     "_Launch", ("entry", pointer), ("arguments", ctypes.POINTER(pointer)), ("grid", u32 * 3), ("block", u32 * 3),
-    *((name, u32) for name in ("mode", "workers", "shuffled", "keep_going", "has_return")),
+    *((name, u32) for name in ("mode", "workers", "shuffled", "keep_going")),
     *((name, u64) for name in ("seed", "time_limit", "ignored")),
     ("regions", ctypes.POINTER(REGION)), ("shared", ctypes.POINTER(SHARED_ARRAY)),
     ("guards", ctypes.POINTER(SHARED_ARRAY)), ("shared_segment", u64), ("dynamic_offset", i64), ("dynamic_bytes", u64),
     *((name, u32) for name in ("num_regions", "num_shared", "num_guards", "num_pointers")),
     ("pointers", ctypes.POINTER(u32)), ("pointer_regions", ctypes.POINTER(u32)), ("max_events", u64),
-    ("max_blocks", u32), ("num_errors", u32), ("errors", ctypes.POINTER(ERROR)), ("counts", ctypes.POINTER(COUNT)),
-    ("num_counts", u64), ("events", pointer), ("num_events", u64), ("output", pointer), ("num_output", u64),
+    ("max_blocks", u32), ("may_return", u32), ("num_errors", u32), ("errors", ctypes.POINTER(ERROR)),
+    ("counts", ctypes.POINTER(COUNT)), ("num_counts", u64), ("events", pointer), ("num_events", u64),
+    ("output", pointer), ("num_output", u64),
 )  # fmt: skip
 
 

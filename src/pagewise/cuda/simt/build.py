@@ -21,8 +21,8 @@ from pagewise.cuda.simt.compiler import find_compiler, run_compiler
 from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
 
 COMMON_FLAGS = (
-    "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-strict-aliasing", "-g1",
-    "-Wno-attributes", "-Wno-unknown-pragmas",
+    "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-finite-loops",
+    "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")

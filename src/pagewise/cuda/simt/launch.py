@@ -45,7 +45,7 @@ class _Run(NamedTuple):
     outputs: Sequence[Tensor] = ()
     trace_limit: int = 0
     stop: bool = True
-    ignored: int = 0  # a bit for each Finding
+    ignored: int = 0  # findings, bit by bit
     time_limit: float = 30.0
 
 
@@ -93,16 +93,16 @@ def check(
     """Hold every access of CPU launches inside against the rules; the first that breaks one raises SimtError.
 
     With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
-    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of them,
-    that are switched off, `also` some that are off otherwise (rules.py).
+    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
+    that shall find nothing, `also` those that are off unless asked for (rules.py).
 
     Reading an element of `outputs` before a launch inside has written it is an error too. The kernel's tensors lie
     elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
     `report.unwritten(tensor)` lists the elements that were never written.
 
-    Limits: lanes of one warp that synchronise by volatile flags are reported as a race; an access narrower than an
-    element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives what it
-    gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
+    than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
+    what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
     run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignored=ignored(ignore, also))
     return _within(run._replace(time_limit=_run.get().time_limit))
@@ -124,7 +124,7 @@ class CpuKernel:
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
 
     @functools.cached_property
-    def _has_return(self) -> bool:
+    def _may_return(self) -> bool:
         return declares_return(self.source.text, self.name.partition("<")[0].rpartition("::")[2].strip())
 
     def compile(self) -> None:
@@ -157,8 +157,7 @@ class CpuKernel:
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)
         request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
-        request.ignored = run.ignored
-        request.has_return = run.mode == Mode.CHECK and self._has_return
+        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
         shared = [*library.shared]
@@ -170,7 +169,7 @@ class CpuKernel:
         calls = runtime()
         try:
             calls.simt_launch(ctypes.byref(request))
-            assert kept is not None  # the arrays live until the launch has ended
+            del kept  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             errors = request.errors[: request.num_errors]

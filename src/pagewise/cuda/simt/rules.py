@@ -34,7 +34,7 @@ RULES = {
         "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
     ),
     Finding.HANGING: Rule(
-        "deadlock", "no progress", "No thread has ended or passed a barrier within `simt.time_limit`.",
+        "deadlock", "hang", "For a time no thread has ended or passed a barrier.",
         "gets no further: for the time that simt.time_limit() gives, no thread has ended or passed a barrier",
     ),
     Finding.OUTSIDE_GLOBAL: Rule(
@@ -44,10 +44,6 @@ RULES = {
     Finding.OUTSIDE_SHARED: Rule(
         "out of bounds", "out of shared bounds", "An access past the ends of a shared array.",
         "{verb} {place}, outside of it",
-    ),
-    Finding.OVERRUN: Rule(
-        "out of bounds", "overrun", "A plain launch has written beside a tensor; `simt.check()` says who.",
-        "has written just outside of {tensor}, or another one did: run under simt.check(), which says who",
     ),
     Finding.MISALIGNED: Rule(
         "misaligned", "misaligned", "An access at an address that is no multiple of its size.",
@@ -97,12 +93,16 @@ RULES = {
     Finding.FAILED: Rule("assertion", "assertion", "An assertion of the kernel failed.", "stopped: {text}"),
     Finding.FAULT: Rule(
         "fault", "fault", "An access to memory that is not there.",
-        "touched memory that is not there, or a vector at an address that is no multiple of its size: run under "
+        "touched memory that is not there, or a vector at an address that is no multiple of its size: run it under "
         "simt.check(), which says which",
     ),
     Finding.STACK_OVERFLOW: Rule(
-        "fault", "stack overflow", "A thread has more than 512 KB of local memory.",
+        "fault", "stack overflow", "A thread needs more local memory than there is.",
         "overflows its stack: CUDA allows a thread 512 KB of local memory",
+    ),
+    Finding.OVERRUN: Rule(
+        "out of bounds", "overrun", "Something was written just outside of a tensor.",
+        "has written just outside of {tensor}, or another one did: run it under simt.check(), which says who",
     ),
     Finding.DIVIDED_BY_ZERO: Rule(
         "fault", "division by zero", "An integer division without a result.",

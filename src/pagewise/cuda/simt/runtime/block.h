@@ -193,16 +193,13 @@ static bool ends_launch(const Job& job, u32 finding) {
 // Keep what was found. If it ends the launch, a fiber does not return from here.
 static void raise_error(Worker& w, Error error) {
     Job& job = *w.job;
-    bool ignored = job.launch.ignored >> error.finding & 1;
     Block* b = w.block;
+    bool ignored = job.launch.ignored >> error.finding & 1, ends = !ignored && ends_launch(job, error.finding);
     if (b && b->unwritten_read.finding) {
         Error earlier = b->unwritten_read;
-        bool same_array = error.space == SHARED && error.region == earlier.region;
-        bool meet = error.offset < earlier.offset + earlier.bytes && earlier.offset < error.offset + error.bytes;
-        bool was_race = error.finding == RACE && same_array && meet;  // the write came after the read
-        bool last = !ignored && ends_launch(job, error.finding) && error.finding != RACE;
-        if (was_race || last) b->unwritten_read.finding = NOTHING;
-        if (last) raise_error(w, earlier);
+        bool is_a_race = error.finding == RACE && (!job.launch.keep_going || earlier.site == error.other_site);
+        if (is_a_race || ends) b->unwritten_read.finding = NOTHING;
+        if (!is_a_race && ends) raise_error(w, earlier);
     }
     if (ignored) return;
     {
@@ -214,7 +211,7 @@ static void raise_error(Worker& w, Error error) {
         if (same) same->error.count++;
         else job.found.push_back({b ? b->rank : 0, error});
     }
-    if (!ends_launch(job, error.finding)) return;
+    if (!ends) return;
     job.failed = true;
     if (w.current) go_to_scheduler(w);
 }

@@ -37,11 +37,11 @@ struct Announced {
     memcpy(pending.before, a.p, a.bytes);
 }
 
-// Two accesses without an order are none the worse for it if both are atomic, or a flag: volatile, and not within one
-// warp, whose lanes do not run in step.
-static bool may_meet(const Stamp& s, const Stamp& mine) {
+// Two accesses without an order are none the worse for it if both are atomic or volatile. But the lanes of a warp that
+// pass values on in volatile shared memory take it that they run in step, which they have not since sm_70.
+static bool may_meet(const Stamp& s, const Stamp& mine, bool is_shared) {
     if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
-    return (s.atomic && mine.atomic) || s.block != mine.block || s.thread / 32 != mine.thread / 32;
+    return (s.atomic && mine.atomic) || !is_shared || s.thread / 32 != mine.thread / 32;
 }
 
 // The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
@@ -82,9 +82,9 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
         }
         auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
         bool after_write = before_me(cell.write);
-        if (!after_write && !raced && !may_meet(cell.write, mine)) raise_race(w, cell.write, a, at), raced = true;
+        if (!after_write && !raced && !may_meet(cell.write, mine, is_shared)) raise_race(w, cell.write, a, at), raced = true;
         for (Stamp& read : cell.read)
-            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine))
+            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine, is_shared))
                 raise_race(w, read, a, at), raced = true;
         if (access == READ) {
             Stamp* slot = nullptr;

@@ -53,7 +53,7 @@ struct Launch {
     void (*entry)(void**);
     void** arguments;
     u32 grid[3], block[3];
-    u32 mode, workers, shuffled, keep_going, has_return;  // has_return: a thread may leave before a barrier
+    u32 mode, workers, shuffled, keep_going;
     u64 seed, time_limit;  // nanoseconds
     u64 ignored;  // one bit for each Finding that is none
     Region* regions;
@@ -66,6 +66,7 @@ struct Launch {
     u32* pointer_regions;  // which
     u64 max_events;
     u32 max_blocks;  // how many thread blocks a GPU holds at once
+    u32 may_return;  // a thread of this kernel may leave before its end
     // results
     u32 num_errors;
     Error* errors;
