@@ -39,7 +39,7 @@ def test_the_python_example_runs(capsys):
     exec(compile(example, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.startswith("race, ")
-    assert "reverse, 1 thread blocks of 128 threads" in shown or "reverse, 1 thread block of 128 threads" in shown
+    assert "reverse, 1 thread blocks of 128 threads\n" in shown
     assert shown.endswith("0 1\n")
 
 
