@@ -422,8 +422,6 @@ def test_shared_memory_is_held_against_its_limit_before_the_launch():
     ("body", "sentence"),
     [
         ('asm volatile("bar.sync 0;");', "inline PTX .* runs on a GPU only"),
-        ("__pipeline_memcpy_async(nullptr, nullptr, 16);", "cp.async runs on a GPU only"),
-        ("nvcuda::wmma::fill_fragment();", "wmma .* runs on a GPU only"),
     ],
 )
 def test_what_only_a_gpu_has_is_refused_by_the_compiler(body, sentence):

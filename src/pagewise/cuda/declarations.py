@@ -29,9 +29,14 @@ def kernel_names(source: str) -> list[str]:
 
 def plain_kernels(source: str) -> list[str]:
     """Those that are no templates and are defined outside of namespaces and of #if: they can be built together."""
-    kernels = kernels_of(tokens_of(_CONDITIONAL.sub("", strip_comments(source))))
+    kernels = kernels_of(tokens_of(unconditional(source)))
     plain = (each.function for each in kernels if each.defined and each.template is None and not each.namespace)
     return list(dict.fromkeys(plain))
+
+
+def unconditional(source: str) -> str:
+    """`source` without comments and without what stands between #if and #endif."""
+    return _CONDITIONAL.sub("", strip_comments(source))
 
 
 def kernels_of(tokens: Tokens) -> Iterator[Declaration]:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ class GpuKernel:
 
         self._driver, self._core = driver, cuda_core()
         self._function, self._index = function, device.index
+        self._symbols = cubin.variables
         self._static_bytes = cubin.resources.shared_bytes
         with torch.cuda.device(device):
             self._device = self._core.Device(device.index)
             self._device.set_current()
-            code = self._core.ObjectCode.from_cubin(cubin.code, name=function)
-            self._kernel = code.get_kernel(cubin.symbol)
+            self._code = self._core.ObjectCode.from_cubin(cubin.code, name=function)
+            self._kernel = self._code.get_kernel(cubin.symbol)
             self._load()
         compiled = [size for _, size in self._kernel.arguments_info]
         if compiled != list(sizes):
@@ -58,6 +60,19 @@ class GpuKernel:
             self._device.set_current()
             _thread.has_context = True
         self._core.launch(self._stream(), config, self._kernel, *args)
+
+    def variable(self, name: str) -> torch.Tensor:
+        """The bytes of variable `name`, in place. ValueError if the source has no such variable."""
+        if name not in self._symbols:
+            known = ", ".join(self._symbols) or "none"
+            raise ValueError(f"kernel {self._function}: its file has no variable {name!r} that can be set: {known}")
+        with torch.cuda.device(self._index):
+            status, address, size = self._driver.cuLibraryGetGlobal(self._code.handle, self._symbols[name].encode())
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"kernel {self._function}: variable {name} on GPU {self._index}: {status.name}")
+        memory = {"shape": (size,), "typestr": "|u1", "data": (int(address), False), "version": 2}
+        found = SimpleNamespace(__cuda_array_interface__=memory, code=self._code)
+        return torch.as_tensor(found, device=torch.device("cuda", self._index))
 
     def _stream(self) -> Any:
         """torch's current stream as cuda-core's. Wrapped once each: torch keeps its streams for ever."""

@@ -26,6 +26,7 @@ from pagewise.cuda.limits import LaunchShape, read_launch
 from pagewise.cuda.nvrtc import Cubin, Resources, compile_cubin
 from pagewise.cuda.signature import read_signature
 from pagewise.cuda.simt.launch import CpuKernel
+from pagewise.cuda.variables import as_declared
 
 
 class CudaKernel:
@@ -52,9 +53,9 @@ class CudaKernel:
         path = _path(source)
         text = path.read_text() if path else str(source)
         written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
-        everything = "\n".join([*(included for _, included in written.included()), text])
+        self._everything = "\n".join([*(included for _, included in written.included()), text])
         self.name = name
-        self.function, self.parameters, self._max_threads = read_signature(everything, name, defines)
+        self.function, self.parameters, self._max_threads = read_signature(self._everything, name, defines)
         self.source = written._replace(filename=written.filename or f"{self.function}.cu")
         self._binder = Binder(self.function, self.parameters)
         self._on_gpu: dict[int, GpuKernel] = {}
@@ -95,6 +96,21 @@ class CudaKernel:
             kernel.launch(*shape, bound.values)
         else:
             self._on_cpu.launch(*shape, bound.values, tensors=bound.tensors)
+
+    def variable(self, name: str, device: torch.device | str | None = None) -> torch.Tensor:
+        """A `__constant__`, `__device__` or `__managed__` variable of the source ("w", "ns::w"), in place.
+
+        What is written into it the next launch on `device` sees, and it shows what the last one wrote. Without `device`
+        it is the current GPU's, or the CPU's if there is none. A struct comes as its bytes. Kernels of one source may
+        or may not share their variables: set them for each.
+
+        Raises:
+            CompileError, RuntimeError: as `compile` does.
+            ValueError: the source has no such variable, or it is const.
+        """
+        device = torch.device(device or _default_device())
+        memory = self._load(device).variable(name) if device.type == "cuda" else self._on_cpu.variable(name)
+        return as_declared(memory, name, self._everything, self.source.defines)
 
     # -------------------------------------------------------------------------------------------- compiling
 

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagewise.cuda.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
+from pagewise.cuda.declarations import unconditional
+from pagewise.cuda.variables import variables_of
 
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
 _HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
+# what lies in the folder cccl of NVIDIA's headers, or needs it
+_CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/)')
 
 _OPTIONS: dict[str, tuple[str, type]] = {
     "std": ("std", str),
@@ -55,6 +59,7 @@ class Cubin(NamedTuple):
     code: bytes
     symbol: str
     resources: Resources
+    variables: dict[str, str]  # the mangled names of the source's variables, by their own
 
 
 def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
@@ -73,40 +78,45 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
     try:
         header, code = path.read_bytes().split(b"\n", 1)
         about = json.loads(header)
-        return Cubin(code, about["symbol"], Resources(*about["resources"]))
-    except (FileNotFoundError, ValueError):  # not built yet, or not whole
+        return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
+    except (FileNotFoundError, KeyError, ValueError):  # not built yet, not whole, or by an earlier version
         pass
     cubin = _compile(source, name, arch, settings)
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
+    about["variables"] = cubin.variables
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
     return cubin
 
 
 def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:
     core = cuda_core()
-    folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia_headers()]
+    nvidia = nvidia_headers()  # cooperative groups include what lies in cccl
+    folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia, nvidia / "cccl"]
+    texts = [source.text, *(text for _, text in source.included())]
+    defines = [*source.defines, *(["PAGEWISE_CCCL"] if any(map(_CCCL.search, texts)) else [])]
     program_options = core.ProgramOptions(
         name=source.filename,
         arch=arch,
         include_path=[str(place) for place in folders],
         pre_include=list(_ALWAYS),
-        define_macro=[tuple(each.split("=", 1)) if "=" in each else each for each in source.defines] or None,
+        define_macro=[tuple(each.split("=", 1)) if "=" in each else each for each in defines] or None,
         ptxas_options=["-v"],
         lineinfo=True,  # costs nothing at run time, and profilers and compute-sanitizer then name the source line
         **{"std": "c++17", **settings},
     )
     log = _Log()
+    addresses = {f"&{each.name}": each.name for each in variables_of(unconditional(source.text))}
     try:
         program = core.Program(source.text, "c++", program_options)
-        result = program.compile("cubin", name_expressions=(name,), logs=log)
+        result = program.compile("cubin", name_expressions=(name, *addresses), logs=log)
     except Exception as error:
         if type(error).__name__ != "NVRTCError":
             raise
         message = re.sub(r"^.*?compilation log:\s*", "", str(error), flags=re.DOTALL).strip()
         raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}") from None
-    symbol = result.symbol_mapping[name]
-    symbol = symbol.decode() if isinstance(symbol, bytes) else symbol
-    return Cubin(bytes(result.code), symbol, _read_resources(log.text, symbol))
+    symbols = {name: s.decode() if isinstance(s, bytes) else s for name, s in result.symbol_mapping.items()}
+    variables = {variable: symbols[address] for address, variable in addresses.items()}
+    return Cubin(bytes(result.code), symbols[name], _read_resources(log.text, symbols[name]), variables)
 
 
 class _Log:
@@ -157,7 +167,7 @@ def cuda_core() -> Any:
 
 
 @cache
-def _environment() -> tuple[str, str, str]:
+def _environment() -> tuple[str, ...]:
     """What decides what comes out besides the source: NVRTC's version, that of NVIDIA's headers, and our headers."""
     cuda_core()
     from cuda.bindings import nvrtc
@@ -170,5 +180,7 @@ def _environment() -> tuple[str, str, str]:
         ) from error
     header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
+    cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
     ours = [part for file in sorted(_HEADERS.iterdir()) for part in (file.name, file.read_text())]
-    return f"{major}.{minor}", version[1] if version else digest(header), digest(*ours)
+    theirs = (version[1] if version else digest(header), digest(cccl.read_text()) if cccl.exists() else "")
+    return f"{major}.{minor}", *theirs, digest(*ours)

@@ -14,20 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pagewise.cuda.declarations import ATTRIBUTES, Declaration, find_kernel
-from pagewise.cuda.tokens import (
-    NAME,
-    Tokens,
-    evaluate,
-    live_branches,
-    matching,
-    split,
-    strip_comments,
-    substitute,
-    tokens_of,
-)
-
-_AMBIGUOUS = "?"  # what a name stands for that is defined twice, differently
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\()[ \t]*(.*)$", re.MULTILINE)
+from pagewise.cuda.names import AMBIGUOUS, read_names
+from pagewise.cuda.tokens import NAME, Tokens, evaluate, matching, split, substitute, tokens_of
 
 _QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
 _FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
@@ -61,13 +49,7 @@ def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signa
             not fit, or a parameter's type cannot be told.
     """
     path, arguments = _split_instantiation(name)
-    macros = dict(define.split("=", 1) if "=" in define else (define, "1") for define in defines)
-    text = live_branches(strip_comments(source), macros)
-    tokens = tokens_of(text)
-    outside = _outside_functions(tokens)
-    named: dict[str, Tokens] = {}
-    for alias, value in [*_macros(text, macros), *_aliases(outside), *_constants(outside)]:
-        named[alias] = value if named.get(alias, value) == value else [_AMBIGUOUS]
+    tokens, named = read_names(source, defines)
     read, attributes, known = [], {}, named
     for declaration in find_kernel(tokens, path, name):
         known = {**named, **_template_arguments(name, declaration.template, arguments)}
@@ -96,58 +78,6 @@ def _parameters(declaration: Declaration, known: Mapping[str, Tokens]) -> tuple[
 
 def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool]]:
     return [(parameter.ctype, parameter.pointer) for parameter in parameters]
-
-
-# ------------------------------------------------------------------------------------------------ what names stand for
-
-
-def _macros(text: str, defines: Mapping[str, str]) -> list[tuple[str, Tokens]]:
-    macros = [(name, tokens_of(value)) for name, value in _DEFINE.findall(text)]
-    in_file = {name for name, _ in macros}  # the command line does not override what the file itself defines
-    return macros + [(name, tokens_of(value)) for name, value in defines.items() if name not in in_file]
-
-
-def _outside_functions(tokens: Tokens) -> Tokens:
-    """`tokens` without what stands in braces, except those of `namespace a {` and `extern "C" {`."""
-    outside, skipping = [], 0
-    for i, token in enumerate(tokens):
-        if token == "{" and not skipping:
-            namespace = "namespace" in tokens[max(0, i - 2) : i] or tokens[max(0, i - 1) : i] == ['"C"']
-            skipping += not namespace
-        elif token == "{":
-            skipping += 1
-        elif token == "}" and skipping:
-            skipping -= 1
-            outside += [] if skipping else [";"]
-        elif not skipping:
-            outside.append(token)
-    return outside
-
-
-def _aliases(tokens: Tokens) -> list[tuple[str, Tokens]]:
-    """`typedef A B;` and `using B = A;`."""
-    aliases = []
-    for i, token in enumerate(tokens):
-        if token not in ("typedef", "using"):
-            continue
-        statement = tokens[i + 1 : tokens.index(";", i)] if ";" in tokens[i:] else []
-        if token == "using" and statement[1:2] == ["="]:
-            aliases.append((statement[0], statement[2:]))
-        elif token == "typedef" and len(statement) >= 2 and NAME.fullmatch(statement[-1]) and "(" not in statement:
-            aliases.append((statement[-1], statement[:-1]))
-    return aliases
-
-
-def _constants(tokens: Tokens) -> list[tuple[str, Tokens]]:
-    """`constexpr int N = 128;`, for `__launch_bounds__` and template arguments."""
-    constants = []
-    for i, token in enumerate(tokens):
-        if token == "constexpr" and ";" in tokens[i:]:
-            statement = tokens[i + 1 : tokens.index(";", i)]
-            if "=" in statement[1:]:
-                equals = statement.index("=")
-                constants.append((statement[equals - 1], statement[equals + 1 :]))
-    return constants
 
 
 def _split_instantiation(name: str) -> tuple[tuple[str, ...], list[Tokens]]:
@@ -215,8 +145,8 @@ def _parameter(position: int, declared: Tokens, function: str, known: Mapping[st
     if stars > 1:
         raise refuse("a pointer to pointers: pass one tensor and an offset into it")
     pointee = tokens[: tokens.index("*")] if stars else tokens
-    ctype = _canonical_type([token for token in pointee if token != "const"])
-    if _AMBIGUOUS in tokens:
+    ctype = canonical_type([token for token in pointee if token != "const"])
+    if AMBIGUOUS in tokens:
         raise refuse("which the source defines more than once and differently: give the types different names")
     if ctype is None:
         raise refuse("whose type cannot be told from the source: use a plain type, `using` or a template parameter")
@@ -225,7 +155,7 @@ def _parameter(position: int, declared: Tokens, function: str, known: Mapping[st
     return Parameter(name, ctype, bool(stars), "const" in pointee)
 
 
-def _canonical_type(tokens: Tokens) -> str | None:
+def canonical_type(tokens: Tokens) -> str | None:
     """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for what is no plain type."""
     if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
         tokens = tokens[1 + (tokens[0] == "std") :]

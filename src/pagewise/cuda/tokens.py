@@ -3,7 +3,8 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 Tokens = list[str]
 Truth = bool | None  # None: it cannot be told
@@ -23,11 +24,46 @@ _BINARY = {
     ast.GtE: operator.ge,
 }  # fmt: skip
 _CLOSE = {"(": ")", "[": "]", "{": "}", "<": ">"}
+_LEXEME = re.compile(
+    r"""//[^\n]* | /\*.*?\*/ | ^[ \t]*\#(?:\\\n|[^\n])*   # a comment or a directive: no lexeme
+    | ((?:u8|[uUL])?R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+'
+    | [A-Za-z_]\w* | \.?\d[\w.']* | :: | -> | \S)""",
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
 
 
 def tokens_of(text: str) -> Tokens:
     """The tokens of `text`, without preprocessor directives. A name, a number and a string are one token each."""
     return _TOKEN.findall(_DIRECTIVE.sub("", text))
+
+
+class Lexeme(NamedTuple):
+    """A token and where it begins in the text."""
+
+    token: str
+    place: int
+
+
+def lexemes_of(text: str, start: int = 0, end: int | None = None) -> Iterator[Lexeme]:
+    """The tokens of text[start:end] in their places, without comments and directives."""
+    for match in _LEXEME.finditer(text, start, len(text) if end is None else end):
+        if match[1]:
+            yield Lexeme(match[1], match.start(1))
+
+
+def partners(tokens: Sequence[str]) -> dict[int, int]:
+    """Of each (, [ and { that is closed, where. A bracket that nothing opened is passed over."""
+    close, opened = {}, []
+    for i, token in enumerate(tokens):
+        if token in ("(", "[", "{"):
+            opened.append(i)
+        elif token in (")", "]", "}"):
+            kinds = [_CLOSE[tokens[each]] for each in opened]
+            if token in kinds:
+                while _CLOSE[tokens[opened[-1]]] != token:
+                    opened.pop()
+                close[opened.pop()] = i
+    return close
 
 
 def strip_comments(source: str) -> str:

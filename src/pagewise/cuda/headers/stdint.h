@@ -2,13 +2,17 @@
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
-typedef long int64_t;
+#ifdef PAGEWISE_CCCL  // whose headers declare these too, as long long
+typedef long long int64_t, intptr_t;
+typedef unsigned long long uint64_t, uintptr_t;
+#else
+typedef long int64_t, intptr_t;
+typedef unsigned long uint64_t, uintptr_t;
+#endif
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
-typedef unsigned long uint64_t;
-typedef long intptr_t, ptrdiff_t;
-typedef unsigned long uintptr_t;
+typedef long ptrdiff_t;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;

@@ -5,6 +5,7 @@ the sanitizer's) to observe and to check. A build is found again by its content:
 options, compiler. `PAGEWISE_CACHE` moves the folder.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -14,11 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pagewise.cuda.build import Source, cache_dir, digest, included_files, nvidia_headers
+from pagewise.cuda.build import CompileError, Source, cache_dir, digest, included_files, nvidia_headers
 from pagewise.cuda.declarations import plain_kernels
 from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_THREADS
 from pagewise.cuda.simt.compiler import find_compiler, run_compiler
 from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
+from pagewise.cuda.simt.translation import Translation, as_it_stands, must_be_cut, only_what_is_needed
 
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-finite-loops",
@@ -41,12 +43,16 @@ _COPY_IN_HALVES = re.compile(
 
 
 def build(source: Source, name: str, *, instrumented: bool) -> Library:
-    """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError."""
+    """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError.
+
+    A file that the compiler takes as it stands is built whole, for all its plain kernels at once. Of any other only
+    what kernel `name` needs is built.
+    """
     compiler, identity = find_compiler()
     folders = [Path(source.filename).parent, *source.include_path]
     texts = [source.text, *(text for _, text in included_files(source.text, folders[0], folders))]
     together = plain_kernels(source.text)
-    entries = together if name in together else [name]
+    foreign = (_header_folder(), HEADERS, nvidia_headers())
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
     clang = "clang" in compiler[0]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
@@ -55,15 +61,24 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     flags += [f"-D{define}" for define in source.defines]
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
-    flags += [f"-I{folder}" for folder in (_header_folder(), HEADERS, *folders, nvidia_headers())]
-    key = digest(*texts, source.filename, *entries, *flags, identity, _own_sources())
-    path = cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
-    if not path.exists():
-        has_dynamic = re.search(r"\bextern\b[^;{}]*\b__shared__\b", "\n".join(texts)) is not None
-        translation = f'#line 1 "{source.filename}"\n{source.text}\n{_epilogue(entries, has_dynamic)}'
-        _compile(compiler, translation, flags, path, gaps=instrumented)
+    flags += [f"-I{folder}" for folder in (*foreign[:2], *folders, foreign[2])]
+
+    def path(*entries: str) -> Path:
+        key = digest(*texts, source.filename, *entries, *flags, identity, _own_sources())
+        return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+
+    entries = together if name in together else [name]
+    whole, cut = path(*entries), path("only", name)
+    if not whole.exists() and not cut.exists():
+        written = f'#line 1 "{source.filename}"\n{source.text}\n'
+        with contextlib.suppress(CompileError):
+            if not must_be_cut(texts):
+                _compile(compiler, as_it_stands(written + _epilogue(entries), texts), flags, whole, gaps=instrumented)
+        if not whole.exists():
+            needed = only_what_is_needed(written + _epilogue([name]), name, [*compiler, *flags], foreign)
+            _compile(compiler, needed, flags, cut, gaps=instrumented)
     runtime()
-    return load(path, source.filename)
+    return load(whole if whole.exists() else cut, source.filename)
 
 
 def entry_symbol(name: str) -> str:
@@ -103,25 +118,23 @@ def _own_sources() -> str:
 def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
     compiler, identity = find_compiler()
-    source = (RUNTIME / "runtime.cpp").read_text()
+    source = Translation((RUNTIME / "runtime.cpp").read_text(), "")
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
     flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
     path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
-        _compile(compiler, source, flags, path, kernel=False)
+        _compile(compiler, source, flags, path)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(
-    compiler: list[str], source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False
-) -> None:
+def _compile(compiler: list[str], source: Translation, flags: list[str], path: Path, *, gaps: bool = False) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
-    if kernel:
-        flags = [*flags, "-include", str(HEADERS / "simt.h")]
+    if source.header:
+        flags = [*flags, "-include", str(HEADERS / source.header)]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
-        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if kernel:
+        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source.text)
+        if source.header:
             text = _with_shared(_with_dynamic(Path(assembly).read_text()))
             Path(assembly).write_text(_with_gaps(text) if gaps else text)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
@@ -155,12 +168,9 @@ def _with_gaps(assembly: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _epilogue(entries: Sequence[str], has_dynamic: bool) -> str:
-    """What follows the file: a C function per kernel, and the memory that `_with_dynamic` gives out."""
-    lines = ['#line 1 "pagewise"', "#undef asm", "#undef __asm__"]
+def _epilogue(entries: Sequence[str]) -> str:
+    """What follows the file: a C function per kernel, and where the runtime finds its shared memory."""
+    lines = ['#line 1 "<pagewise>"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
     lines.append('extern "C" { void simt_base() {} }  // tells where the file is loaded')
-    if has_dynamic:
-        lines.append('extern "C" { __attribute__((used, aligned(1024)))')
-        lines.append(f"thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}")
     return "\n".join(lines) + "\n"

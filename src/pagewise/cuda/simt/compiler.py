@@ -28,12 +28,13 @@ def find_compiler() -> tuple[list[str], str]:
     return [path, *command[1:]], f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
 
 
-def run_compiler(command: Sequence[str], source: str | None = None) -> None:
-    """Run the compiler. Raises CompileError with what it says."""
+def run_compiler(command: Sequence[str], source: str | None = None) -> str:
+    """What the compiler prints. Raises CompileError with what it says."""
     done = subprocess.run(command, input=source, capture_output=True, text=True)
     if done.returncode:
         compiler = Path(command[0]).name
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+    return done.stdout
 
 
 def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:

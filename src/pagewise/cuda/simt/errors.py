@@ -15,7 +15,8 @@ class SimtError(RuntimeError):
     kernel, file, line: where in the source      thread_block, thread: who, as (x, y, z)
     other_file, other_line: where the other thread was, of a race or a barrier; "" and 0 if there is none
     tensor, element: the tensor or shared array and the element in it, if memory is concerned
-    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "assertion", "fault"
+    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "argument", "copy",
+          "assertion", "fault"
     rule: the rule of that family that was broken (rules.py)
     count: how often, under `simt.check(stop=False)`; thread and element are the first's
     """
@@ -39,15 +40,23 @@ class SimtError(RuntimeError):
         return self.kernel, self.rule, frozenset(lines) if self.what == "race" else lines
 
 
-_READS, _READ = ("reads", "writes", "updates"), ("read", "written", "updated")  # by Access
+# by Access
+_READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
 _FUNCTIONS = {
     Collective.SHFL: "a shuffle",
     Collective.VOTE: "a vote",
     Collective.MATCH: "__match",
     Collective.REDUCE: "__reduce",
     Collective.SYNCWARP: "__syncwarp",
+    Collective.EXCHANGE: "a group's exchange",
+    Collective.PRODUCT: "a matrix product",
+    Collective.MATRIX: "a load or store of a matrix",
 }
-_BARRIERS = {Collective.SYNCTHREADS: "__syncthreads", Collective.SYNCGRID: "the grid's barrier"}
+_BARRIERS = {
+    Collective.SYNCTHREADS: "__syncthreads",
+    Collective.SYNCGRID: "the grid's barrier",
+    Collective.NUMBERED: "bar.sync",
+}
 
 
 def merged(findings: Iterable[SimtError]) -> list[SimtError]:
@@ -82,6 +91,7 @@ def error_of(
     did = rule.sentence.format(
         verb=_READS[error.access], place=place, bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread),
         waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=other_line,
+        other_access=_ACCESS[error.other_access], function=_FUNCTIONS.get(error.waiters[0].collective),
         other_block=f" of thread block {other_block}" if other_block != block else "",
         text=error.text.decode(errors="replace"), tensor=tensor,
     )  # fmt: skip

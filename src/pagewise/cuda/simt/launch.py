@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pagewise.cuda.build import Source
@@ -29,7 +30,7 @@ from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Finding, Mode, runtime
 from pagewise.cuda.simt.build import build, entry_symbol
 from pagewise.cuda.simt.errors import error_of
-from pagewise.cuda.simt.library import SharedArray
+from pagewise.cuda.simt.library import Library, SharedArray, Variable
 from pagewise.cuda.simt.limits import blocks_at_once, check_grid, check_shared
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
@@ -111,6 +112,10 @@ def check(
 # ------------------------------------------------------------------------------------------------ compile and launch
 
 
+def _memory(variable: Variable) -> ctypes.Array:
+    return (ctypes.c_ubyte * variable.bytes).from_address(variable.address)
+
+
 class CpuKernel:
     """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
 
@@ -130,6 +135,30 @@ class CpuKernel:
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
         self.library(_run.get().mode != Mode.PLAIN)
+
+    def variable(self, name: str) -> Tensor:
+        """The bytes of variable `name`, in place.
+
+        Raises:
+            ValueError: the kernel's file has no such variable.
+        """
+        variables = {each.name: each for each in self.library(False).variables}
+        if name not in variables:
+            known = ", ".join(variables) or "none"
+            raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
+        return torch.frombuffer(_memory(variables[name]), dtype=torch.uint8)
+
+    @contextlib.contextmanager
+    def _same_variables(self, library: Library) -> Iterator[None]:
+        """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
+        pairs = [*zip(library.variables, self.library(False).variables, strict=True)] if library.variables else []
+        for own, kept in pairs:
+            _memory(own)[:] = _memory(kept)
+        try:
+            yield
+        finally:
+            for own, kept in pairs:
+                _memory(kept)[:] = _memory(own)
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
@@ -168,7 +197,8 @@ class CpuKernel:
         kept = memory.describe(request, self.parameters, run, shared, library.guards)
         calls = runtime()
         try:
-            calls.simt_launch(ctypes.byref(request))
+            with self._same_variables(library):
+                calls.simt_launch(ctypes.byref(request))
             del kept  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))

@@ -5,7 +5,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,14 @@ class SharedArray(NamedTuple):
     symbol: str = ""
 
 
+class Variable(NamedTuple):
+    """A `__constant__`, `__device__` or `__managed__` variable of a file, and where it lies in memory."""
+
+    name: str  # with its namespace
+    address: int
+    bytes: int
+
+
 class Library(NamedTuple):
     """A compiled file, loaded."""
 
@@ -39,6 +47,7 @@ class Library(NamedTuple):
     source_name: str
     has_atomics: bool
     has_grid_sync: bool
+    variables: tuple[Variable, ...]
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
         """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
@@ -72,8 +81,19 @@ def load(path: Path, source_name: str) -> Library:
     segment = max((each.offset + each.bytes for each in symbols if each.is_local), default=0)
     return Library(
         path, handle, address - at["simt_base"], tuple(shared), tuple(guards), dynamic, " or ".join(dynamic_names),
-        segment, source_name, "simt_exchange_if" in at, "simt_grid_sync" in at,
+        segment, source_name, "simt_exchange_if" in at, "simt_grid_sync" in at, tuple(_variables(handle)),
     )  # fmt: skip
+
+
+class _Row(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_ulong))
+
+
+def _variables(handle: ctypes.CDLL) -> Iterator[Variable]:
+    for row in ctypes.cast(handle.simt_variables, ctypes.POINTER(_Row)):
+        if row.name is None:
+            return
+        yield Variable(row.name.decode(), row.address, row.bytes)
 
 
 _OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync")
@@ -123,7 +143,7 @@ def _located(path: Path, source_name: str, offsets: Sequence[int]) -> dict[int, 
 
 
 def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
-    not_the_kernel = (f"{HEADERS}/", "pagewise", str(nvidia_headers()), "/usr/", "??")
+    not_the_kernel = (f"{HEADERS}/", "<pagewise>", str(nvidia_headers()), "/usr/", "??")
     for frame in frames:
         file, _, line = frame.partition(" (")[0].rpartition(":")
         if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):

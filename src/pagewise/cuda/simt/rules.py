@@ -82,6 +82,21 @@ RULES = {
         "lane", "lane not in mask", "A warp function that uses a lane its mask does not name.",
         "uses lane {lane}, which the mask does not name: the value is undefined",
     ),
+    Finding.LANES_MISSING: Rule(
+        "lane", "lanes missing", "A function of a whole warp that not all its lanes reach.",
+        "is in {function}, which all 32 lanes of a warp must reach, and lane {lane} has left the kernel or is not "
+        "there",
+    ),
+    Finding.ARGUMENT: Rule("argument", "argument", "An argument that the function called does not allow.", "{text}"),
+    Finding.COPY_IN_FLIGHT: Rule(
+        "race", "copy in flight", "The memory of an asynchronous copy is touched before a wait for it.",
+        "{verb} {place} while the asynchronous copy that thread {other}{other_block} began in line {other_line} may "
+        "still {other_access} it: no wait for that copy lies between",
+    ),
+    Finding.COPY_PENDING: Rule(
+        "copy", "pending copy", "A thread leaves the kernel before its asynchronous copies have landed.",
+        "leaves the kernel while its asynchronous copy to {place} is under way: no wait completes it",
+    ),
     Finding.UNINITIALISED_SHARED: Rule(
         "uninitialised", "uninitialised", "A read of shared memory that nobody has written.",
         "{verb} {place}, which no thread of this thread block has written",

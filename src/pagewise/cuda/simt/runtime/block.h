@@ -24,11 +24,20 @@
 constexpr int MAX_THREADS = SIMT_MAX_THREADS;  // cuda/limits.py
 constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that stores nothing, until others have a turn
 
-enum State : u8 { READY, AT_BARRIER, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
 // What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
 using Acquired = std::map<u32, Clocks>;
+
+// An asynchronous copy to shared memory, from its issue to the wait that completes it.
+struct Copy {
+    char* to;
+    const char* from;
+    u32 bytes, zeros;  // of the bytes, the last so many are 0 and are not read
+    u64 batch;  // how many its thread had committed before
+    void* site;
+};
 
 struct Thread {
     Context context;
@@ -36,6 +45,7 @@ struct Thread {
     u16 id;
     u8 lane;
     State state;
+    bool carry;
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
     void* site;  // where it waits, and for what
     Collective collective;
@@ -43,6 +53,10 @@ struct Thread {
     u32 mask, lanes;
     u64 value;
     u64* values;
+    void* payload;  // what it brings to a meeting
+    void (*complete)(void** payloads);
+    std::vector<Copy> copies;  // under way, in their order
+    u64 batches;  // of copies that it has committed
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     std::shared_ptr<const Acquired> acquired;
@@ -65,6 +79,8 @@ struct Stamp {  // block 0: nobody
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
 
+struct Flight { const char* start; u32 bytes; Access access; u32 block; u16 thread; void* site; };  // one end of a copy
+
 struct Shadow {  // what is kept of a region, or of a thread block's shared arrays together
     char* start = nullptr;  // where its memory lies during the launch
     u64 bytes = 0;
@@ -79,6 +95,12 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
 
 struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
 
+struct NumberedBarrier {
+    u32 arrived = 0;
+    std::vector<Thread*> waiting;
+    std::shared_ptr<const Acquired> known;  // what happens before those that it frees
+};
+
 struct Block {  // a thread block in flight
     Dim index;
     u32 number = 0, rank = 0, live = 0, arrived = 0, at_grid = 0, idle_rounds = 0;
@@ -87,6 +109,7 @@ struct Block {  // a thread block in flight
     std::vector<Warp> warps;
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
+    std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::string output;
@@ -131,6 +154,7 @@ struct Job {
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;
     std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag
+    std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet
 
     explicit Job(Launch& l)
@@ -185,7 +209,7 @@ static Error new_error(Worker& w, Finding finding, void* site) {
 static bool ends_launch(const Job& job, u32 finding) {
     switch (finding) {
         case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
-        case INTERRUPTED: case STACK_OVERFLOW: return true;
+        case INTERRUPTED: case STACK_OVERFLOW: case LANES_MISSING: case ARGUMENT: return true;
         default: return !job.launch.keep_going;
     }
 }

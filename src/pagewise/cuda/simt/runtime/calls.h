@@ -27,6 +27,15 @@ void simt_fence() {
 struct ThreadLocal { u64 module, offset; };
 void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }
 void* simt_shared_base() { return worker->block->shared.start; }
+bool simt_is_shared(const void* address) {
+    const Shadow& shared = worker->block->shared;
+    return address >= shared.arena && address < shared.arena + shared.arena_bytes;
+}
+bool simt_is_local(const void* address) {
+    const char* stacks = worker->block->stacks.start;
+    return address >= stacks && address < stacks + STACK * MAX_THREADS;
+}
+bool* simt_carry() { return &worker->current->carry; }
 
 int simt_printf(const char* format, ...) {
     char line[1024];
@@ -43,6 +52,20 @@ void simt_fail(const char* message) {
     snprintf(e.text, sizeof(e.text), "%s", message);
     raise_error(*worker, e);
     __builtin_unreachable();
+}
+
+void simt_refuse(u32 lane, const char* message) {
+    Worker& w = *worker;
+    const Thread& me = *w.current;
+    Error e = new_error(w, ARGUMENT, me.state == AT_COLLECTIVE ? me.site : CALLER);
+    e.thread = w.block->threads[me.id / 32 * 32 + lane].index;
+    snprintf(e.text, sizeof(e.text), "%s", message);
+    raise_error(w, e);
+    __builtin_unreachable();
+}
+
+void simt_access(const volatile void* address, u32 bytes, Access access) {
+    announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
 }
 
 void simt_atomic(const volatile void* address, int bytes) {

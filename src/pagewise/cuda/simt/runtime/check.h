@@ -11,23 +11,24 @@ static Error access_error(Worker& w, Finding finding, void* site, const char* p,
     return e;
 }
 
-static Dim thread_at(Dim size, u32 id) { return {id % size.x, id / size.x % size.y, id / size.x / size.y}; }
+// The index of the block, or thread, with this number in a grid, or block, of this size.
+static Dim index_at(Dim size, u32 number) {
+    return {number % size.x, number / size.x % size.y, number / size.x / size.y};
+}
 
 // An access as it was announced, and what is being held against it.
 struct Announced {
     const char* p;
     u32 bytes;
     Access access;
-    bool is_volatile, in_range;  // part of a copy of many bytes
+    bool is_volatile, in_range;  // part of a copy of many bytes, or of a matrix
     void* site;
 };
 
 [[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
     Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
-    u32 b = s.block - 1;
-    Dim grid = w.job->grid;
-    e.other_block = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
-    e.other_thread = thread_at(w.job->size, s.thread);
+    e.other_block = index_at(w.job->grid, s.block - 1);
+    e.other_thread = index_at(w.job->size, s.thread);
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
     bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
@@ -125,10 +126,27 @@ static void reject(Worker& w, Finding finding, const Announced& a, Place place) 
     divert(w, a.p, a.bytes, a.access);
 }
 
+// The source of a copy under way may be read, and that is all: it has not been read yet, and its target not written.
+static void check_in_flight(Worker& w, const Announced& a, Place place) {
+    for (u64 sixteen = (u64)a.p / 16; sixteen <= ((u64)a.p + a.bytes - 1) / 16; ++sixteen) {
+        auto [at, end] = w.job->in_flight.equal_range(sixteen);
+        for (; at != end; ++at) {
+            const Flight& f = at->second;
+            if (f.start >= a.p + a.bytes || a.p >= f.start + f.bytes || (a.access == READ && f.access == READ)) continue;
+            if (f.start > a.p) place.offset += f.start - a.p;
+            Error e = access_error(w, COPY_IN_FLIGHT, a.site, a.p, a.bytes, a.access, place);
+            e.other_block = index_at(w.job->grid, f.block), e.other_thread = index_at(w.job->size, f.thread);
+            e.other_site = (u64)f.site, e.other_access = f.access;
+            return raise_error(w, e);
+        }
+    }
+}
+
 static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
     Block& b = *w.block;
     Place place = place_of(job, b, a.p);
+    if (!job.in_flight.empty()) check_in_flight(w, a, place);
     if (place.space == SHARED) {
         bool outside = place.region < 0 || (u64)place.offset + a.bytes > job.launch.shared[place.region].bytes;
         if (outside) {

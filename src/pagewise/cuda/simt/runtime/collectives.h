@@ -134,6 +134,14 @@ extern "C" void simt_grid_sync(int line) {
 
 // ---------------------------------------------------------------------------------------------- warp functions
 
+static bool needs_whole_warp(Collective collective) { return collective == PRODUCT || collective == MATRIX; }
+
+static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
+    Error e = new_error(w, LANES_MISSING, t.site);
+    e.thread = t.index, e.lane = (u32)__builtin_ctz(~present), e.waiters[0].collective = t.collective;
+    raise_error(w, e);
+}
+
 // If every lane of `mask` that has not left waits with this mask in this function, give out the results.
 static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collective collective) {
     Thread* lanes = &b.threads[warp * 32];
@@ -144,10 +152,19 @@ static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collect
         if (!(mask >> lane & 1) || t.state == GONE) continue;
         if (t.state != AT_COLLECTIVE || t.mask != mask || t.collective != collective) return false;
         present |= 1u << lane;
+        const Thread& first = lanes[__builtin_ctz(present)];
+        if (t.complete != first.complete || t.line != first.line) return false;
     }
     if (!present) return false;
     Thread& first = lanes[__builtin_ctz(present)];
-    count(w, first.site, collective == SYNCWARP ? BARRIER : SHUFFLE);
+    if (needs_whole_warp(collective) && present != ~0u) return raise_lanes_missing(w, first, present), false;
+    if (collective != MATRIX) count(w, first.site, collective == SYNCWARP ? BARRIER : collective == PRODUCT ? MMA : SHUFFLE);
+    if (first.complete) {
+        void* payloads[32] = {};
+        for (u32 lane = 0; lane < own.size; ++lane)
+            if (present >> lane & 1) payloads[lane] = lanes[lane].payload;
+        first.complete(payloads);
+    }
     for (u32 lane = 0; lane < own.size; ++lane) {
         Thread& t = lanes[lane];
         if (!(present >> lane & 1)) continue;
@@ -162,7 +179,7 @@ static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collect
                 if (w.job->failed) return false;
             }
             t.values[t.source] = there ? lanes[t.source].value : t.value;
-        } else if (collective != SYNCWARP) {
+        } else if (t.values) {
             for (u32 other = 0; other < own.size; ++other) t.values[other] = lanes[other].value;
         }
     }
@@ -185,24 +202,37 @@ static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collect
     return true;
 }
 
-extern "C" u32 simt_collective(Collective collective, u32 mask, u64 value, int source, u64* values) {
-    Worker& w = *worker;
+static u32 arrive(Worker& w, Collective collective, u32 mask, void* site) {
     Block& b = *w.block;
     Thread& me = *w.current;
     if (!(mask >> me.lane & 1)) {
-        Error e = new_error(w, LANE_NOT_IN_MASK, CALLER);
+        Error e = new_error(w, LANE_NOT_IN_MASK, site);
         e.lane = me.lane;
         raise_error(w, e);
         mask |= 1u << me.lane;
     }
-    me.collective = collective, me.mask = mask, me.value = value, me.source = source & 31, me.values = values;
+    me.collective = collective, me.mask = mask;
     me.state = AT_COLLECTIVE;
-    me.site = CALLER;
+    me.site = site;
     leave_ready(w, b, me);
     if (me.state == AT_COLLECTIVE && !complete_collective(w, b, me.id / 32, mask, collective))
-        wait(w, AT_COLLECTIVE, CALLER);
+        wait(w, AT_COLLECTIVE, site);
     w.progress++;
     return me.lanes;
+}
+
+extern "C" u32 simt_collective(Collective collective, u32 mask, u64 value, int source, u64* values) {
+    Thread& me = *worker->current;
+    me.value = value, me.source = source & 31, me.values = values;
+    me.complete = nullptr, me.line = 0;
+    return arrive(*worker, collective, mask, CALLER);
+}
+
+extern "C" u32 simt_meet(Collective collective, u32 mask, void* payload, void (*complete)(void**), int line) {
+    Thread& me = *worker->current;
+    me.values = nullptr;
+    me.payload = payload, me.complete = complete, me.line = line;
+    return arrive(*worker, collective, mask, CALLER);
 }
 
 extern "C" u32 simt_activemask() {

@@ -2,14 +2,17 @@
 // has nothing left but to wait for what another one does.
 #pragma once
 
+#include "async_copies.h"
 #include "collectives.h"
 #include "memory.h"
+#include "numbered_barriers.h"
 #include "observe.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);
     Block& b = *w.block;
     Thread& me = *w.current;
+    abandon_copies(w);
     me.state = GONE;
     b.live--;
     w.progress++;
@@ -26,12 +29,17 @@ static void leave_kernel(Worker& w) {
     w.current = &me;
 }
 
-static void start_thread() {
+extern "C" [[noreturn]] void simt_exit() {
     Worker& w = *worker;
-    w.job->launch.entry(w.job->launch.arguments);
     leave_kernel(w);
     switch_to(w.current->context, w.scheduler);
     __builtin_unreachable();
+}
+
+static void start_thread() {
+    Worker& w = *worker;
+    w.job->launch.entry(w.job->launch.arguments);
+    simt_exit();
 }
 
 // Who waits where, of the thread blocks in flight.
@@ -84,6 +92,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.live = job.num_threads;
     b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
     b.unwritten_read.finding = NOTHING;
+    b.numbered_barriers.clear();
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
@@ -94,7 +103,7 @@ static Block& start_block(Worker& w, u32 rank) {
         Thread& t = b.threads[i];
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
-        t.atomics = t.spins = t.progress = 0;
+        t.atomics = t.spins = t.progress = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();

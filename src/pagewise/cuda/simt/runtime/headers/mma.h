@@ -1,1 +1,229 @@
-#error "wmma (mma.h) runs on a GPU only: the CPU runner has no tensor cores"
+// Tensor cores as CUDA C++ reaches them: nvcuda::wmma, matrices of which each lane of a warp holds a part.
+//
+//   who holds what   Which lane holds which element, and where in x[], is drawn from the schedule's seed, anew for each
+//                    type of fragment: what does the same to all x[i] works, what counts on an arrangement breaks.
+//   arithmetic       Products are exact; they are added in order of k, starting from c, in float32 (of doubles and
+//                    integers, in their own type). A half accumulator is rounded once per product. tf32 drops 13 bits.
+//   memory           A matrix moves in pieces of 16 bytes, 8 rows of a column of pieces after another, as ldmatrix does;
+//                    up to 32 pieces are a request. Nothing here orders memory: write, __syncwarp, load.
+#pragma once
+
+#include "simt.h"
+
+namespace nvcuda {
+namespace wmma {
+
+struct row_major;
+struct col_major;
+struct matrix_a;
+struct matrix_b;
+struct accumulator;
+namespace precision {
+struct tf32;
+}
+enum layout_t { mem_row_major, mem_col_major };
+
+SIMT_INLINE float __float_to_tf32(float x) {  // 10 bits of fraction; ties go away from zero
+    unsigned bits = __float_as_uint(x);
+    return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float((bits + 0x1000u) & ~0x1fffu);
+}
+
+// ---------------------------------------------------------------------------------------------- fragments
+
+namespace impl {
+template <class T, class Other>
+constexpr bool is = std::is_same<T, Other>::value;
+
+template <class T>
+using stored = std::conditional_t<is<T, precision::tf32>, float, T>;
+
+template <class T>
+constexpr bool multiplies(int m, int n, int k) {
+    bool wide = (m == 16 && n == 16) || (m == 32 && n == 8) || (m == 8 && n == 32);
+    if (is<T, precision::tf32>) return m == 16 && n == 16 && k == 8;
+    if (is<T, double>) return m == 8 && n == 8 && k == 4;
+    bool narrow = is<T, __half> || is<T, __nv_bfloat16> || is<T, signed char> || is<T, unsigned char>;
+    return wide && k == 16 && narrow;
+}
+template <class T>
+constexpr bool accumulates(int m, int n, int k) {
+    if (is<T, double>) return multiplies<double>(m, n, k);
+    if (is<T, float>) return multiplies<__half>(m, n, k) || multiplies<precision::tf32>(m, n, k);
+    return (is<T, __half> || is<T, int>) && multiplies<__half>(m, n, k);
+}
+}  // namespace impl
+
+template <class Use, int m, int n, int k, class T, class Layout = void>
+class fragment {
+public:
+    static constexpr bool sums = impl::is<Use, accumulator>;
+    static_assert(sums ? impl::accumulates<T>(m, n, k) : impl::multiplies<T>(m, n, k),
+                  "wmma: a fragment of this shape and type does not exist, or only on a GPU (sub-byte types)");
+    static_assert(sums == std::is_void<Layout>::value, "wmma: matrix_a and matrix_b have a layout, an accumulator has none");
+    static constexpr int rows = impl::is<Use, matrix_b> ? k : m, columns = impl::is<Use, matrix_a> ? k : n;
+    // of a half, a lane holds 16, some of them twice; that is so since the first tensor cores
+    static constexpr int num_elements = impl::is<T, __half> && !sums ? 16 : rows * columns / 32;
+    static constexpr int num_storage_elements = num_elements;
+    using element_type = impl::stored<T>;
+    using storage_element_type = element_type;
+    element_type x[num_elements];
+};
+
+namespace impl {
+// Slot i of a lane holds element place(32 * i + lane) of the matrix, row by row.
+template <class Fragment>
+class Places {
+    static constexpr unsigned slots = 32 * Fragment::num_elements, half = slots >= 256 ? 4 : 3;
+    static constexpr uint64_t name() {
+        uint64_t hash = 14695981039346656037u;
+        for (const char* c = __PRETTY_FUNCTION__; *c; ++c) hash = (hash ^ (uint64_t)*c) * 1099511628211u;
+        return hash;
+    }
+    unsigned multiply, add, again;
+
+public:
+    SIMT_UNSEEN Places() {
+        uint64_t key = (simt_seed() ^ name()) * 0x9e3779b97f4a7c15u;
+        key = (key ^ key >> 29) * 0xbf58476d1ce4e5b9u;
+        multiply = (unsigned)(key >> 8) | 1, add = (unsigned)(key >> 24), again = (unsigned)(key >> 40) | 1;
+    }
+    SIMT_UNSEEN unsigned operator()(unsigned slot) const {  // each step can be undone: no element is lost
+        unsigned at = (slot * multiply + add) % slots;
+        at = (at ^ at >> half) * again % slots;
+        return (at ^ at >> half) % (Fragment::rows * Fragment::columns);
+    }
+};
+
+template <class Fragment>
+struct Move {  // a matrix between memory and fragments, as a lane asks for it
+    Fragment* fragment;
+    typename Fragment::element_type* memory;
+    unsigned stride;
+    layout_t layout;
+
+    __forceinline__ void announce(simt::Access access) const {
+        constexpr unsigned size = sizeof(typename Fragment::element_type);
+        if ((uint64_t)memory % 32) simt_refuse(simt_lane(), "passes a matrix whose address is no multiple of 32 bytes");
+        if (stride * size % 16) simt_refuse(simt_lane(), "passes a leading dimension that is no multiple of 16 bytes");
+#ifdef SIMT_INSTRUMENTED
+        unsigned lines = layout == mem_row_major ? Fragment::rows : Fragment::columns;
+        unsigned bytes = Fragment::rows * Fragment::columns / lines * size, piece = bytes < 16 ? bytes : 16;
+        for (unsigned i = simt_lane(); i < lines * bytes / piece; i += 32)
+            simt_access((char*)(memory + i % lines * stride) + i / lines * piece, piece, access);
+#endif
+    }
+    SIMT_UNSEEN static void carry_out(void** lanes, bool store) {
+        const Move& first = *(Move*)lanes[0];
+        for (int lane = 1; lane < 32; ++lane) {
+            const Move& other = *(Move*)lanes[lane];
+            if (other.memory != first.memory) simt_refuse(lane, "passes another matrix than lane 0: all 32 lanes must pass the same");
+            if (other.stride != first.stride || other.layout != first.layout)
+                simt_refuse(lane, "passes another leading dimension or layout than lane 0: all 32 lanes must pass the same");
+        }
+        Places<Fragment> place;
+        for (unsigned slot = 0; slot < 32 * Fragment::num_elements; ++slot) {
+            unsigned at = place(slot), row = at / Fragment::columns, column = at % Fragment::columns;
+            auto& held = ((Move*)lanes[slot % 32])->fragment->x[slot / 32];
+            auto& kept = first.memory[first.layout == mem_row_major ? row * first.stride + column : column * first.stride + row];
+            if (store) kept = held;
+            else held = kept;
+        }
+    }
+    SIMT_UNSEEN static void load(void** lanes) { carry_out(lanes, false); }
+    SIMT_UNSEEN static void store(void** lanes) { carry_out(lanes, true); }
+};
+
+template <class T>
+SIMT_UNSEEN auto number(stored<T> x) {
+    if constexpr (is<T, precision::tf32>) return simt::from_bits<float>(simt::bits(x) & ~0x1fffu);
+    else if constexpr (sizeof(T) == 1) return (int)x;
+    else if constexpr (sizeof(T) == 2) return (float)x;
+    else return x;
+}
+
+template <class D, class A, class B, class C>
+struct Product {
+    D* d;
+    const A* a;
+    const B* b;
+    const C* c;
+    bool saturate;
+};
+
+template <int m, int n, int k, class T, class To, class From, class D, class A, class B, class C>
+SIMT_UNSEEN void multiply(void** lanes) {
+    using Operand = decltype(number<T>({}));
+    using Sum = std::conditional_t<is<Operand, int>, int64_t, Operand>;
+    static_assert(is<Operand, float> ? is<To, float> || is<To, __half> : is<Operand, To>, "wmma: no such product");
+    Operand a[m][k], b[k][n];
+    Sum sum[m][n];
+    Places<A> place_a;
+    Places<B> place_b;
+    Places<C> place_c;
+    Places<D> place_d;
+    using All = Product<D, A, B, C>;
+    for (unsigned slot = 0; slot < 32 * A::num_elements; ++slot)
+        (&a[0][0])[place_a(slot)] = number<T>(((All*)lanes[slot % 32])->a->x[slot / 32]);
+    for (unsigned slot = 0; slot < 32 * B::num_elements; ++slot)
+        (&b[0][0])[place_b(slot)] = number<T>(((All*)lanes[slot % 32])->b->x[slot / 32]);
+    for (unsigned slot = 0; slot < 32 * C::num_elements; ++slot)
+        (&sum[0][0])[place_c(slot)] = (Sum)number<From>(((All*)lanes[slot % 32])->c->x[slot / 32]);
+    for (int i = 0; i < m; ++i)
+        for (int l = 0; l < k; ++l)
+            for (int j = 0; j < n; ++j) sum[i][j] += a[i][l] * b[l][j];
+    bool saturate = ((All*)lanes[0])->saturate;
+    for (unsigned slot = 0; slot < 32 * D::num_elements; ++slot) {
+        Sum value = (&sum[0][0])[place_d(slot)];
+        if (saturate) value = value < (Sum)INT_MIN ? (Sum)INT_MIN : value > (Sum)INT_MAX ? (Sum)INT_MAX : value;
+        ((All*)lanes[slot % 32])->d->x[slot / 32] = (To)value;
+    }
+}
+}  // namespace impl
+
+// ---------------------------------------------------------------------------------------------- what a warp does
+
+template <class Use, int m, int n, int k, class T, class Layout, class Value>
+SIMT_INLINE void fill_fragment(fragment<Use, m, n, k, T, Layout>& f, const Value& value) {
+    for (auto& x : f.x) x = (impl::stored<T>)value;
+}
+
+template <class Use, int m, int n, int k, class T, class Layout>
+SIMT_INLINE void load_matrix_sync(fragment<Use, m, n, k, T, Layout>& f, const impl::stored<T>* p, unsigned ldm,
+                                  int line = __builtin_LINE()) {
+    using Move = impl::Move<fragment<Use, m, n, k, T, Layout>>;
+    Move move{&f, const_cast<impl::stored<T>*>(p), ldm, impl::is<Layout, row_major> ? mem_row_major : mem_col_major};
+    move.announce(simt::READ);
+    simt_meet(simt::MATRIX, ~0u, &move, Move::load, line);
+}
+template <int m, int n, int k, class T>
+SIMT_INLINE void load_matrix_sync(fragment<accumulator, m, n, k, T>& f, const T* p, unsigned ldm, layout_t layout,
+                                  int line = __builtin_LINE()) {
+    using Move = impl::Move<fragment<accumulator, m, n, k, T>>;
+    Move move{&f, const_cast<T*>(p), ldm, layout};
+    move.announce(simt::READ);
+    simt_meet(simt::MATRIX, ~0u, &move, Move::load, line);
+}
+template <int m, int n, int k, class T>
+SIMT_INLINE void store_matrix_sync(T* p, const fragment<accumulator, m, n, k, T>& f, unsigned ldm, layout_t layout,
+                                   int line = __builtin_LINE()) {
+    using Move = impl::Move<fragment<accumulator, m, n, k, T>>;
+    Move move{const_cast<fragment<accumulator, m, n, k, T>*>(&f), p, ldm, layout};
+    move.announce(simt::WRITE);
+    simt_meet(simt::MATRIX, ~0u, &move, Move::store, line);
+}
+
+// d = a @ b + c. `satf`: sums of integers stop at the ends of their range instead of wrapping round.
+template <int m, int n, int k, class T, class LayoutA, class LayoutB, class To, class From>
+SIMT_INLINE void mma_sync(fragment<accumulator, m, n, k, To>& d, const fragment<matrix_a, m, n, k, T, LayoutA>& a,
+                          const fragment<matrix_b, m, n, k, T, LayoutB>& b,
+                          const fragment<accumulator, m, n, k, From>& c, bool satf = false, int line = __builtin_LINE()) {
+    using A = fragment<matrix_a, m, n, k, T, LayoutA>;
+    using B = fragment<matrix_b, m, n, k, T, LayoutB>;
+    using C = fragment<accumulator, m, n, k, From>;
+    using D = fragment<accumulator, m, n, k, To>;
+    impl::Product<D, A, B, C> product{&d, &a, &b, &c, satf};
+    simt_meet(simt::PRODUCT, ~0u, &product, impl::multiply<m, n, k, T, To, From, D, A, B, C>, line);
+}
+
+}  // namespace wmma
+}  // namespace nvcuda

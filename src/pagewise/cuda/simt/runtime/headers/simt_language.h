@@ -18,17 +18,11 @@
 #include <type_traits>
 #include <utility>
 
-#define __global__ __attribute__((flatten, noinline))  // one body per kernel, as nvcc makes it: lines stay exact
-#define __device__
-#define __host__
-#define __constant__
-#define __managed__
-#define __grid_constant__
-#define __shared__ thread_local  // one OS thread runs one thread block at a time
+#ifndef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py)
+#include "simt_specifiers.h"
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __builtin_align__(n) __attribute__((aligned(n)))
 #define __align__(n) __attribute__((aligned(n)))
 #define alignas(n) __attribute__((aligned(n)))  // CUDA accepts it between __shared__ and the type, C++ does not
@@ -40,20 +34,20 @@
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_fp8.h"
+#include "driver_types.h"
 
 #define __CUDACC__ 1
 #define PAGEWISE_SIMT 1
 
 #define SIMT_REFUSE(what) _Pragma(what)
+#ifndef SIMT_PREPROCESS
 #define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
 #define __asm__ asm
-#define nvcuda SIMT_REFUSE("GCC error \"wmma (nvcuda::) runs on a GPU only: the CPU runner has no tensor cores\"")
-#define cooperative_groups \
-    SIMT_REFUSE("GCC error \"the CPU runner has no cooperative groups: use __syncthreads and warp functions\"")
-#define __pipeline_memcpy_async \
-    SIMT_REFUSE("GCC error \"cp.async runs on a GPU only: the CPU runner has no asynchronous copies\"")
+#endif
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
+#define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // what it touches is no memory of the kernel
+#define SIMT_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace simt {
 template <class T>

@@ -12,14 +12,35 @@ uint3 simt_grid_dim() __attribute__((const));
 unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
+void simt_grid_sync(int line);
 // values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
 unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t value, int source, uint64_t* values);
+// A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
+// of a lane that is not there) before any of them goes on. Lanes that name another function or another line of the
+// kernel have not come to the same meeting. PRODUCT and MATRIX need all 32 lanes. Orders no memory; returns the lanes.
+unsigned simt_meet(simt::Collective collective, unsigned mask, void* payload, void (*complete)(void** payloads), int line);
+[[noreturn]] void simt_refuse(unsigned lane, const char* message);  // what a lane of this warp has asked for
+void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
+uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
+void* simt_shared_base();
+bool simt_is_shared(const void* address);
+bool simt_is_local(const void* address);  // on the stack of a thread
+// The `id`-th of a thread block's sixteen barriers frees the threads that wait in it when so many have arrived (0: all).
+void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
+[[noreturn]] void simt_exit();  // this thread has left the kernel
+bool* simt_carry();  // of this thread's last sum or difference that keeps one (PTX: add.cc)
 void simt_fence();
 void simt_yield();
 long long simt_clock();
 void simt_atomic(const volatile void* address, int bytes);
 bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
+// This thread's asynchronous copies (async_copies.h). Of `bytes` (4, 8, 16) to shared memory the last `zeros` become 0.
+void simt_copy_async(void* to, const void* from, unsigned bytes, unsigned zeros);
+bool simt_copies_async(const void* to, const void* from);  // whether these are shared and global memory
+void simt_copies_commit();
+void simt_copies_wait(unsigned newest);  // until all batches but the newest so many have landed
+void simt_copies_wait_all();  // those that were not committed, too
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void simt_fail(const char* message);
 void* simt_memcpy(void* to, const void* from, size_t bytes);

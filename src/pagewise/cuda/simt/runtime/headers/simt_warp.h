@@ -53,8 +53,7 @@ SIMT_INLINE T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width =
 }
 
 SIMT_INLINE void __syncwarp(unsigned mask = 0xffffffff) {
-    uint64_t values[32];
-    simt_collective(simt::SYNCWARP, mask, 0, -1, values);
+    simt_collective(simt::SYNCWARP, mask, 0, -1, nullptr);
 }
 SIMT_INLINE unsigned __activemask() { return simt_activemask(); }
 SIMT_INLINE unsigned __ballot_sync(unsigned mask, int predicate) {

@@ -1,0 +1,111 @@
+// Asynchronous copies (cp.async): each thread has a list of them, in batches that it commits and waits for.
+//
+// A copy is done as late as the rules allow, at the wait that guarantees it; until then its target holds NaNs (bytes
+// 0xFF) and its source is not read. So a wait that is missing, or one too small, shows in every run. A checked launch
+// also reports whoever meets a copy under way, and treats its end as a write by the thread that waited for it: the
+// others may read after a barrier.
+#pragma once
+
+#include <cstdarg>
+#include <cstdio>
+
+#include "hooks.h"
+
+// Both ends of `c` are where nobody may meddle until it has landed. They are found by 16 bytes: a copy is aligned to its
+// size and lies in one such piece.
+static void take_off(Worker& w, const Thread& thread, const Copy& c) {
+    auto add = [&](const char* end, u32 bytes, Access access) {
+        if (bytes) w.job->in_flight.insert({(u64)end / 16, {end, bytes, access, w.block->number, thread.id, c.site}});
+    };
+    add(c.to, c.bytes, WRITE);
+    add(c.from, c.bytes - c.zeros, READ);
+}
+static void touch_down(Worker& w, const Thread& thread, const Copy& c) {
+    for (const char* end : {(const char*)c.to, c.from}) {
+        auto [at, last] = w.job->in_flight.equal_range((u64)end / 16);
+        auto own = [&](auto& entry) {
+            const Flight& f = entry.second;
+            return f.start == end && f.site == c.site && f.thread == thread.id && f.block == w.block->number;
+        };
+        auto found = std::find_if(at, last, own);
+        if (found != last) w.job->in_flight.erase(found);
+    }
+}
+
+// Complete this thread's copies of the batches before `batch`.
+static void land_before(Worker& w, u64 batch) {
+    Thread& me = *w.current;
+    size_t landed = 0;
+    for (; landed < me.copies.size() && me.copies[landed].batch < batch; ++landed) {
+        const Copy c = me.copies[landed];
+        if (w.job->launch.mode == CHECK) {
+            touch_down(w, me, c);
+            if (c.zeros < c.bytes) check(w, {c.from, c.bytes - c.zeros, READ, false, true, c.site}, 1);
+            check(w, {c.to, c.bytes, WRITE, false, true, c.site}, 1);
+        }
+        memcpy(c.to, c.from, c.bytes - c.zeros);
+        memset(c.to + c.bytes - c.zeros, 0, c.zeros);
+    }
+    me.copies.erase(me.copies.begin(), me.copies.begin() + (ptrdiff_t)landed);
+}
+
+// A thread that leaves the kernel waits for nothing: its copies never land.
+static void abandon_copies(Worker& w) {
+    Thread& me = *w.current;
+    if (me.copies.empty()) return;
+    if (w.job->launch.mode == CHECK) {
+        const Copy first = me.copies.front();
+        for (const Copy& c : me.copies) touch_down(w, me, c);
+        Place place = place_of(*w.job, *w.block, first.to);
+        raise_error(w, access_error(w, COPY_PENDING, first.site, first.to, first.bytes, WRITE, place));
+    }
+    me.copies.clear();
+}
+
+static void raise_argument(Worker& w, void* site, const char* format, ...) {
+    Error e = new_error(w, ARGUMENT, site);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(e.text, sizeof(e.text), format, arguments);
+    va_end(arguments);
+    raise_error(w, e);
+}
+
+static bool is_shared(const Worker& w, const void* p) {
+    const Shadow& s = w.block->shared;
+    return p >= s.arena && p < s.arena + s.arena_bytes;
+}
+static bool is_local(const Worker& w, const void* p) {
+    const Stacks& s = w.block->stacks;
+    return p >= s.start && p < s.start + STACK * s.threads;
+}
+
+extern "C" {
+bool simt_copies_async(const void* to, const void* from) {
+    const Worker& w = *worker;
+    return is_shared(w, to) && !is_shared(w, from) && !is_local(w, from);
+}
+void simt_copy_async(void* to, const void* from, u32 bytes, u32 zeros) {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    if (bytes != 4 && bytes != 8 && bytes != 16)
+        raise_argument(w, CALLER, "copies %u bytes asynchronously: it must be 4, 8 or 16", bytes);
+    if (zeros > bytes) raise_argument(w, CALLER, "fills %u bytes of an asynchronous copy of %u with zeros", zeros, bytes);
+    if (!is_shared(w, to)) raise_argument(w, CALLER, "copies asynchronously to what is not shared memory");
+    if (zeros < bytes && !simt_copies_async(to, from))
+        raise_argument(w, CALLER, "copies asynchronously from what is not global memory");
+    if (zeros < bytes) announce({(const char*)from, bytes - zeros, READ, false, true, CALLER}, bytes);
+    announce({(const char*)to, bytes, WRITE, false, true, CALLER}, bytes);
+    if ((u64)to % bytes || (zeros < bytes && (u64)from % bytes))
+        raise_argument(w, CALLER, "copies %u bytes asynchronously: both addresses must be multiples of it", bytes);
+    me.copies.push_back({(char*)to, (const char*)from, bytes, zeros, me.batches, CALLER});
+    if (w.job->launch.mode == CHECK) take_off(w, me, me.copies.back());
+    memset(to, 0xFF, bytes);
+}
+void simt_copies_commit() { worker->current->batches++; }
+void simt_copies_wait(u32 newest) {
+    u64 batches = worker->current->batches;
+    land_before(*worker, batches - std::min<u64>(newest, batches));
+}
+void simt_copies_wait_all() { land_before(*worker, ~0ull); }
+}

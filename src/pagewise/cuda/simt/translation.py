@@ -1,0 +1,77 @@
+"""A CUDA source as the C++ that the host's compiler takes: as it stands, or only what one kernel needs of it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pagewise.cuda.build import CompileError
+from pagewise.cuda.declarations import unconditional
+from pagewise.cuda.device_code import DeviceCode, Piece
+from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.cuda.simt.preprocess import line_at, preprocess
+from pagewise.cuda.tokens import strip_comments
+from pagewise.cuda.variables import Variable, variables_in, variables_of
+
+_ONLY_CUT = re.compile(r"<<<|\b(?:asm|__asm|__asm__)\b")  # no compiler takes it as it stands
+_DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
+
+
+_GPU_ONLY = dict.fromkeys(("asm", "__asm", "__asm__"), "inline PTX (asm)")
+_GPU_ONLY |= {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
+_GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
+
+
+class Translation(NamedTuple):
+    """C++ and the header that must precede it."""
+
+    text: str
+    header: str
+
+
+def must_be_cut(texts: Sequence[str]) -> bool:
+    """Whether the host's compiler is certain to refuse a file and what it includes."""
+    return any(_ONLY_CUT.search(text) and _ONLY_CUT.search(strip_comments(text)) for text in texts)
+
+
+def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
+    """All of `source`; `texts` are the file and what it includes."""
+    variables = variables_of(unconditional(texts[0]))
+    return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
+
+
+def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign: Sequence[Path]) -> Translation:
+    """What kernel `name` needs of `source`, preprocessed by `command`. `foreign` holds no header of the user's."""
+    before = [*command, "-DSIMT_PREPROCESS", "-include", "simt.h"]
+    preprocessed = preprocess(before, source, foreign)
+    code = DeviceCode(preprocessed.text, preprocessed.lexemes)
+    needed = code.needed_by(name)
+    _refuse(code, needed)
+    text = code.only(needed)
+    return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
+
+
+def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:
+    """CompileError for what the CPU runner will not have."""
+    for piece in pieces:
+        tokens = code.tokens[piece.start : piece.end]
+        for i, token in enumerate(tokens):
+            launch = token == "<" and tokens[i : i + 3] == ["<", "<", "<"]
+            if why := "a kernel launches another (<<<…>>>), which" if launch else _GPU_ONLY.get(token):
+                file, line = line_at(code.text, code.lexemes[piece.start + i].place)
+                raise CompileError(f"{file}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
+
+
+def _dynamic(text: str) -> str:
+    """The memory of `extern __shared__` arrays, which `build` gives out, if there are any."""
+    if not _DYNAMIC.search(text):
+        return ""
+    aligned = "__attribute__((used, aligned(1024)))"
+    return f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}\n'
+
+
+def _table(variables: Iterable[Variable]) -> str:
+    """Where the variables lie, for `Library.variables`. Since they are listed, none is folded into the code."""
+    rows = [f'{{"{each.name}", (void*)&::{each.name}, sizeof(::{each.name})}}, ' for each in variables]
+    row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
+    return f'extern "C" {{ {row} simt_variables[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}\n'
