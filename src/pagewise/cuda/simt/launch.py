@@ -165,10 +165,9 @@ class CpuKernel:
     @functools.cached_property
     def _watched(self) -> dict[str, Tensor]:
         """The variables of the instrumented build, in place, as the source declares them."""
-        of_library = {
-            each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in self.library(True).variables
-        }
-        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in of_library.items()}
+        variables = self.library(True).variables
+        lie = {each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in variables}
+        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in lie.items()}
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
