@@ -162,7 +162,7 @@ def _with_gaps(assembly: str) -> str:
     for line in assembly.splitlines():
         if re.match(r"\s*\.(section|text|data|bss)\b", line):
             in_zeros = "bss" in line
-        lines.append(re.sub(r"^(\s*\.comm\s+\S+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
+        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
         if in_zeros and re.match(r"\s*\.zero\b", line):
             lines.append("\t.zero\t256")
     return "\n".join(lines) + "\n"
