@@ -1,5 +1,6 @@
 """`simt.check(stop=False)`: all that is wrong with a kernel, each place once; and rules that are switched."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from pagewise.cuda import CudaKernel, simt
 from pagewise.cuda.simt.abi import Finding
-from pagewise.cuda.simt.rules import RULES, declares_return
+from pagewise.cuda.simt.library import RUNTIME
+from pagewise.cuda.simt.rules import ENDINGS, RULES, declares_return
 
 FINDINGS, PLANTED = (Path(__file__).parent / name for name in ("findings.cu", "planted_bugs.cu"))
 SEEDS = (None, 0, 1, 2)
@@ -148,6 +150,11 @@ def test_every_finding_has_a_rule_with_a_name_of_its_own():
     assert set(RULES) == set(Finding) - {Finding.NOTHING, Finding.INTERRUPTED}  # the latter is a KeyboardInterrupt
     names = [rule.name for rule in RULES.values()]
     assert len(set(names)) == len(names)
+
+
+def test_python_and_the_runtime_agree_on_what_ends_a_launch():
+    (cases,) = re.findall(r"static bool ends_launch.*?\{(.*?)return true", (RUNTIME / "block.h").read_text(), re.DOTALL)
+    assert {Finding[name] for name in re.findall(r"case (\w+):", cases)} == ENDINGS | {Finding.INTERRUPTED}
 
 
 @pytest.mark.parametrize(
