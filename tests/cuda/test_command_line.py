@@ -66,6 +66,15 @@ def test_an_output_that_is_not_all_written_is_a_finding(capsys):
     assert "no thread writes 128 of the 512 elements of out, the first of them out[3, 0]" in out
 
 
+def test_a_kernel_that_hangs_is_a_finding_that_says_who_waits_where(capsys):
+    command = ["never_hangs.cu", "barrier_behind_a_spin", "--block", "64", "--time-limit", "0.3", "--scalar", "n=0"]
+    tensors = [f"--tensor={name}=float32[64]" for name in ("x", "out")]
+    status, out, _ = checked(*command, *tensors, "--tensor=flag=int32[1]:zeros", capsys=capsys)
+    assert status == 1
+    assert ": hang: thread (0, 0, 0) of thread block (0, 0, 0) gets no further" in out
+    assert "thread (32, 0, 0) and 31 more in line" in out
+
+
 def test_the_status_is_the_processes_own():
     command = [sys.executable, "-m", "pagewise.cuda.simt", "check", *MISSING_BARRIER, "--scalar", "planted=true"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)

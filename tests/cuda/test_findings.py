@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pagewise.cuda import CudaKernel, simt
+from pagewise.cuda.declarations import kernel_names
 from pagewise.cuda.simt.abi import Finding
 from pagewise.cuda.simt.library import RUNTIME
 from pagewise.cuda.simt.rules import ENDINGS, RULES, declares_return
@@ -170,3 +171,9 @@ def test_python_and_the_runtime_agree_on_what_ends_a_launch():
 def test_a_return_in_a_kernels_body_is_seen(body, expected):
     source = f"#define LEAVE(i) \\\n    if (i) return;\n__global__ void k(int i) {body}\nvoid host() {{ return; }}"
     assert declares_return(source, "k") == expected
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_kernels_with_mistakes_are_cuda_too(arch):
+    for name in kernel_names(FINDINGS.read_text()):
+        assert CudaKernel(FINDINGS, name).resources(arch).spilled_bytes == 0

@@ -21,7 +21,7 @@ from pagewise.cuda.kernel import CudaKernel
 from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt.errors import SimtError, merged
 from pagewise.cuda.simt.given import CONTENTS, given_scalar, given_schedules, given_shape, given_tensor
-from pagewise.cuda.simt.launch import check, observe
+from pagewise.cuda.simt.launch import check, observe, time_limit
 from pagewise.cuda.simt.report import Report
 from pagewise.cuda.simt.rules import RULES
 from pagewise.cuda.simt.sarif import sarif_log, uri
@@ -52,9 +52,10 @@ def _check(options: argparse.Namespace) -> int:
     first_seed: dict[tuple, int | None] = {}
     for seed in options.schedule:
         arguments, outputs = _arguments(kernel, options)
-        with check(
+        checking = check(
             outputs=list(outputs.values()), schedule=seed, stop=False, ignore=options.ignore, also=options.also
-        ) as report:
+        )
+        with time_limit(options.time_limit), checking as report:
             kernel[options.grid, options.block, options.shared](*arguments)
         here = report.findings or _never_written(kernel, report, outputs)
         for finding in here:
@@ -72,7 +73,7 @@ def _observe(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     arguments, _ = _arguments(kernel, options)
     try:
-        with observe() as report:
+        with time_limit(options.time_limit), observe() as report:
             kernel[options.grid, options.block, options.shared](*arguments)
     except SimtError as error:
         _print(error, None)
@@ -190,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; {about_tensor}"
     add("--tensor", type=given_tensor, action="append", default=[], metavar=tensor, help=about_tensor)
     add("--scalar", type=given_scalar, action="append", default=[], metavar="NAME=VALUE", help="a number, or true")
+    add("--time-limit", type=float, default=30.0, metavar="SECONDS", help="without progress (default: 30)")
     add("--define", action="append", default=[], metavar="NAME[=VALUE]", help="as a compiler's -D")
     add("--include", action="append", default=[], metavar="FOLDER", help="as a compiler's -I")
     add("--option", action="append", default=[], help="another option of the compiler: --option=--std=c++20")
