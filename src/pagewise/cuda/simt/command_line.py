@@ -52,10 +52,11 @@ def _check(options: argparse.Namespace) -> int:
     first_seed: dict[tuple, int | None] = {}
     for seed in options.schedule:
         arguments, outputs = _arguments(kernel, options)
-        checking = check(
-            outputs=list(outputs.values()), schedule=seed, stop=False, ignore=options.ignore, also=options.also
-        )
-        with time_limit(options.time_limit), checking as report:
+        switches = {"ignore": options.ignore, "also": options.also}
+        with (
+            time_limit(options.time_limit),
+            check(outputs=list(outputs.values()), schedule=seed, stop=False, **switches) as report,
+        ):
             kernel[options.grid, options.block, options.shared](*arguments)
         here = report.findings or _never_written(kernel, report, outputs)
         for finding in here:
