@@ -14,13 +14,12 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
-from pagewise.cuda.arguments import POINTEES
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import kernels_of
 from pagewise.cuda.kernel import CudaKernel
 from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt.errors import SimtError, merged
-from pagewise.cuda.simt.given import CONTENTS, given_scalar, given_schedules, given_shape, given_tensor
+from pagewise.cuda.simt.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
 from pagewise.cuda.simt.launch import check, observe, time_limit
 from pagewise.cuda.simt.report import Report
 from pagewise.cuda.simt.rules import RULES
@@ -129,9 +128,7 @@ def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[ob
 
 def _remedy(parameter: Parameter) -> str:
     if parameter.pointer:
-        dtypes = POINTEES[parameter.ctype].dtypes if parameter.ctype in POINTEES else ()
-        dtype = str(dtypes[0]).removeprefix("torch.") if dtypes else "DTYPE"
-        return f"  --tensor {parameter.name}={dtype}[SIZES]   for `{parameter.ctype}* {parameter.name}`"
+        return f"  --tensor {parameter.name}=DTYPE[SIZES]   for `{parameter.ctype}* {parameter.name}`"
     return f"  --scalar {parameter.name}=VALUE   for `{parameter.ctype} {parameter.name}`"
 
 
@@ -191,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     tensor, about_tensor = "NAME=DTYPE[SIZES][:CONTENTS][:output]", "an output must be written, all of it"
     about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; {about_tensor}"
     add("--tensor", type=given_tensor, action="append", default=[], metavar=tensor, help=about_tensor)
-    add("--scalar", type=given_scalar, action="append", default=[], metavar="NAME=VALUE", help="a number, or true")
+    add("--scalar", type=given_value, action="append", default=[], metavar="NAME=VALUE", help=VALUES)
     add("--time-limit", type=float, default=30.0, metavar="SECONDS", help="without progress (default: 30)")
     add("--define", action="append", default=[], metavar="NAME[=VALUE]", help="as a compiler's -D")
     add("--include", action="append", default=[], metavar="FOLDER", help="as a compiler's -I")
