@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 import torch
 
 from pagewise.cuda import CudaKernel

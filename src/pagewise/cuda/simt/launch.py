@@ -35,6 +35,7 @@ from pagewise.cuda.simt.limits import blocks_at_once, check_grid, check_shared
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
 from pagewise.cuda.simt.rules import declares_return, ignored
+from pagewise.cuda.variables import as_declared
 
 # ------------------------------------------------------------------------------------------------ observing, checking
 
@@ -151,7 +152,8 @@ class CpuKernel:
     @contextlib.contextmanager
     def _same_variables(self, library: Library) -> Iterator[None]:
         """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
-        pairs = [*zip(library.variables, self.library(False).variables, strict=True)] if library.variables else []
+        plain = self.library(False) if library.variables else library
+        pairs = [] if plain is library else [*zip(library.variables, plain.variables, strict=True)]
         for own, kept in pairs:
             _memory(own)[:] = _memory(kept)
         try:
@@ -159,6 +161,14 @@ class CpuKernel:
         finally:
             for own, kept in pairs:
                 _memory(kept)[:] = _memory(own)
+
+    @functools.cached_property
+    def _watched(self) -> dict[str, Tensor]:
+        """The variables of the instrumented build, in place, as the source declares them."""
+        of_library = {
+            each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in self.library(True).variables
+        }
+        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in of_library.items()}
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
@@ -173,7 +183,7 @@ class CpuKernel:
         check_shared(self.name, library, shared_bytes)
         values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        memory = Memory(tensors)
+        memory = Memory(tensors, self._watched if run.mode == Mode.CHECK else {})
 
         request = LAUNCH()
         request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
