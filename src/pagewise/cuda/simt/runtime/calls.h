@@ -15,6 +15,9 @@ Dim simt_grid_dim() { return worker->job->grid; }
 u32 simt_lane() { return worker->current->lane; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+char* simt_shared_base() { return (char*)worker->job->launch.anchor(); }
+bool simt_is_shared(const void* address) { return std::abs((char*)address - simt_shared_base()) < 1 << 20; }
+bool simt_is_global(const void* address) { return !simt_is_shared(address); }
 void simt_yield() {
     spin(*worker, CALLER);
     let_others_run(*worker);

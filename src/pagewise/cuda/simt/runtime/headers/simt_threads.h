@@ -23,6 +23,9 @@ unsigned simt_meet(simt::Collective collective, unsigned mask, void* payload, vo
 void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
 uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
+char* simt_shared_base();
+bool simt_is_shared(const void* address);
+bool simt_is_global(const void* address);
 void simt_fence();
 void simt_yield();
 long long simt_clock();
