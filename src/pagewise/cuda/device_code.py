@@ -82,12 +82,12 @@ class DeviceCode:
                 follow(self._words(piece))
         return sorted(needed.values())
 
-    def only(self, pieces: Sequence[Piece]) -> str:
-        """The text with every other piece, and what `pieces` drop of their classes, left blank."""
+    def only(self, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, str]] = ()) -> str:
+        """The text, with `changes`, and with every other piece and what `pieces` drop of their classes left blank."""
         kept = {piece.start for piece in pieces}
         blank = [(piece.start, piece.end) for piece in self.pieces if piece.start not in kept]
         blank += [span for piece in pieces for span in piece.dropped]
-        return replaced(self.text, [(*self.place(*span), "") for span in blank])
+        return replaced(self.text, [*changes, *((*self.place(*span), "") for span in blank)])
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """Where lexemes start to end lie in the text."""

@@ -9,6 +9,7 @@ from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.cuda.simt import ptx
 from pagewise.cuda.simt.preprocess import line_at, preprocess
 from pagewise.cuda.tokens import strip_comments
 from pagewise.cuda.variables import Variable, variables_in, variables_of
@@ -17,8 +18,7 @@ _ONLY_CUT = re.compile(r"<<<|\b(?:asm|__asm|__asm__)\b")  # no compiler takes it
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
-_GPU_ONLY = dict.fromkeys(("asm", "__asm", "__asm__"), "inline PTX (asm)")
-_GPU_ONLY |= {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
+_GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
 
@@ -47,7 +47,8 @@ def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign:
     code = DeviceCode(preprocessed.text, preprocessed.lexemes)
     needed = code.needed_by(name)
     _refuse(code, needed)
-    text = code.only(needed)
+    asm = (each for piece in needed for each in code.lexemes[piece.start : piece.end] if each.token in ptx.KEYWORDS)
+    text = code.only(needed, ptx.statements(code.text, [each.place for each in asm]))
     return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
 
 

@@ -7,9 +7,8 @@ are those of `ptx.arithmetic`, `memory` and `threads`; one that is not known the
 """
 
 import ast
-import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
@@ -21,7 +20,7 @@ _TOKEN = re.compile(
     | [A-Za-z_]\w* | \d[\w.']* | ^[ \t]*\#[^\n]* | \S""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-_KEYWORDS = ("asm", "__asm__", "__asm")
+KEYWORDS = ("asm", "__asm__", "__asm")
 _QUALIFIERS = ("volatile", "__volatile__", "inline", "__inline__")
 _TYPES = {"h": "uint16_t", "r": "uint32_t", "l": "uint64_t", "q": "unsigned __int128", "f": "float", "d": "double"}
 _TYPES |= dict.fromkeys("ni", "const uint64_t")
@@ -33,26 +32,20 @@ class _Operand(NamedTuple):
     expression: str
 
 
-def translate(text: str) -> str:
-    """`text`, as the preprocessor leaves it, without `asm`. What follows a statement keeps its line.
+def statements(text: str, places: Iterable[int]) -> Iterator[tuple[int, int, str]]:
+    """Where each `asm` statement begins and ends, and the C++ for it. `places` are those of the keywords in `text`.
 
     Raises:
         CompileError: an asm statement that no compiler would take.
     """
-    done, labels = [], itertools.count()
-    start, tokens = 0, _TOKEN.finditer(text)
-    for token in tokens:
-        if token[0] not in _KEYWORDS:
-            continue
+    for number, place in enumerate(places):
+        tokens = _TOKEN.finditer(text, place)
+        next(tokens)
         try:
             parts, end = _parts(text, tokens)
-            replaced = _statement(*parts, next(labels))
+            yield place, end, _statement(*parts, number)
         except Malformed as error:
-            raise CompileError(f"{_place(text, token.start())}: asm: {error}") from None
-        lines = re.findall(r"^[ \t]*#[^\n]*|\n", text[token.start() : end], re.MULTILINE)
-        done += [text[start : token.start()], replaced, *lines]
-        start = end
-    return "".join([*done, text[start:]])
+            raise CompileError(f"{_place(text, place)}: asm: {error}") from None
 
 
 def _place(text: str, position: int) -> str:
