@@ -18,6 +18,7 @@ _ONLY_CUT = re.compile(r"<<<|\b(?:asm|__asm|__asm__)\b")  # no compiler takes it
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
+_RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_specifiers.h
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
@@ -47,8 +48,10 @@ def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign:
     code = DeviceCode(preprocessed.text, preprocessed.lexemes)
     needed = code.needed_by(name)
     _refuse(code, needed)
-    asm = (each for piece in needed for each in code.lexemes[piece.start : piece.end] if each.token in ptx.KEYWORDS)
-    text = code.only(needed, ptx.statements(code.text, [each.place for each in asm]))
+    lexemes = [lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end]]
+    asm = ptx.statements(code.text, [place for token, place in lexemes if token in ptx.KEYWORDS])
+    renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
+    text = code.only(needed, [*asm, *renamed])
     return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
 
 
