@@ -23,8 +23,8 @@ from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
 from pagewise.cuda.simt.translation import Translation, as_it_stands, must_be_cut, only_what_is_needed
 
 COMMON_FLAGS = (
-    "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-strict-aliasing", "-g1",
-    "-Wno-attributes", "-Wno-unknown-pragmas",
+    "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-finite-loops",
+    "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")

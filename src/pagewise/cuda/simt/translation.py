@@ -9,12 +9,14 @@ from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
-from pagewise.cuda.simt import ptx
 from pagewise.cuda.simt.preprocess import line_at, preprocess
+from pagewise.cuda.simt.ptx import translate
 from pagewise.cuda.tokens import strip_comments
 from pagewise.cuda.variables import Variable, variables_in, variables_of
 
-_ONLY_CUT = re.compile(r"<<<|\b(?:asm|__asm|__asm__)\b")  # no compiler takes it as it stands
+_ONLY_CUT = re.compile(r"<<<")  # no compiler takes it as it stands
+_PTX = re.compile(r"\b(?:asm|__asm|__asm__)\b")
+_PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm|__asm__)\b", re.MULTILINE)
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
@@ -32,12 +34,15 @@ class Translation(NamedTuple):
 
 def must_be_cut(texts: Sequence[str]) -> bool:
     """Whether the host's compiler is certain to refuse a file and what it includes."""
-    return any(_ONLY_CUT.search(text) and _ONLY_CUT.search(strip_comments(text)) for text in texts)
+    source, *included = texts
+    whys = [(_ONLY_CUT, texts), (_PTX_IN_MACRO, [source]), (_PTX, included)]
+    return any(why.search(text) and why.search(strip_comments(text)) for why, those in whys for text in those)
 
 
 def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
     """All of `source`; `texts` are the file and what it includes."""
     variables = variables_of(unconditional(texts[0]))
+    source = translate(source) if _PTX.search(source) else source
     return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
 
 
@@ -48,10 +53,9 @@ def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign:
     code = DeviceCode(preprocessed.text, preprocessed.lexemes)
     needed = code.needed_by(name)
     _refuse(code, needed)
-    lexemes = [lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end]]
-    asm = ptx.statements(code.text, [place for token, place in lexemes if token in ptx.KEYWORDS])
+    lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
     renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
-    text = code.only(needed, [*asm, *renamed])
+    text = translate(code.only(needed, renamed))
     return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
 
 

@@ -1,26 +1,29 @@
-"""Inline PTX on the CPU: every `asm` statement of a source becomes C++ that does the same (runtime/headers/simt_ptx.h).
+"""Inline PTX on the CPU: every `asm` statement of a source becomes C++ that does the same.
 
     asm volatile("add.s32 %0, %1, 7;" : "=r"(sum) : "r"(x));
 
 An operand is a variable of the constraint's size, and so is a register that the statement declares. The instructions
-are those of `ptx.arithmetic`, `memory` and `threads`; one that is not known there stops the kernel with its name, but only where it is reached.
+are those of `arithmetic`, `memory`, `threads` and `matrix`; one that is not known there stops the kernel with its
+name, but only where it is reached.
 """
 
 import ast
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.simt.ptx.body import body
-from pagewise.cuda.simt.ptx.calls import Malformed
+from pagewise.cuda.simt.ptx.scope import Malformed
 
 _TOKEN = re.compile(
     r"""R"(?P<mark>[^()\s\\]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+' | //[^\n]* | /\*.*?\*/
     | [A-Za-z_]\w* | \d[\w.']* | ^[ \t]*\#[^\n]* | \S""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-KEYWORDS = ("asm", "__asm__", "__asm")
+_MARKER = re.compile(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"(.*)')
+_KEYWORDS = ("asm", "__asm__", "__asm")
 _QUALIFIERS = ("volatile", "__volatile__", "inline", "__inline__")
 _TYPES = {"h": "uint16_t", "r": "uint32_t", "l": "uint64_t", "q": "unsigned __int128", "f": "float", "d": "double"}
 _TYPES |= dict.fromkeys("ni", "const uint64_t")
@@ -32,27 +35,35 @@ class _Operand(NamedTuple):
     expression: str
 
 
-def statements(text: str, places: Iterable[int]) -> Iterator[tuple[int, int, str]]:
-    """Where each `asm` statement begins and ends, and the C++ for it. `places` are those of the keywords in `text`.
+def translate(text: str) -> str:
+    """`text` without `asm`, but in a system's headers. What follows a statement keeps its line.
 
     Raises:
         CompileError: an asm statement that no compiler would take.
     """
-    for number, place in enumerate(places):
-        tokens = _TOKEN.finditer(text, place)
-        next(tokens)
+    done, labels = [], itertools.count()
+    start, tokens, in_system = 0, _TOKEN.finditer(text), False
+    for token in tokens:
+        if marker := _MARKER.match(token[0]):
+            in_system = "3" in marker[3].split()
+        if token[0] not in _KEYWORDS or in_system:
+            continue
         try:
             parts, end = _parts(text, tokens)
-            yield place, end, _statement(*parts, number)
+            replaced = _statement(*parts, next(labels))
         except Malformed as error:
-            raise CompileError(f"{_place(text, place)}: asm: {error}") from None
+            raise CompileError(f"{_place(text, token.start())}: asm: {error}") from None
+        lines = re.findall(r"^[ \t]*#[^\n]*|\n", text[token.start() : end], re.MULTILINE)
+        done += [text[start : token.start()], replaced, *lines]
+        start = end
+    return "".join([*done, text[start:]])
 
 
 def _place(text: str, position: int) -> str:
     """File and line, by the preprocessor's markers."""
     line, file = 1, "asm"
     for row in text[:position].splitlines()[:-1]:
-        marker = re.match(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"', row)
+        marker = _MARKER.match(row)
         line, file = (int(marker[1]), marker[2]) if marker else (line + 1, file)
     return f"{file}, line {line}"
 

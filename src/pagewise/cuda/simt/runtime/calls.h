@@ -15,9 +15,6 @@ Dim simt_grid_dim() { return worker->job->grid; }
 u32 simt_lane() { return worker->current->lane; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-char* simt_shared_base() { return worker->block->shared.start; }
-bool simt_is_shared(const void* address) { return std::abs((char*)address - simt_shared_base()) < 1 << 20; }
-bool simt_is_global(const void* address) { return !simt_is_shared(address); }
 void simt_yield() {
     spin(*worker, CALLER);
     let_others_run(*worker);
@@ -29,6 +26,16 @@ void simt_fence() {
 // Kernels call it where a compiler would ask for the address of a thread-local variable: simt/build.py sees to that.
 struct ThreadLocal { u64 module, offset; };
 void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }
+void* simt_shared_base() { return worker->block->shared.start; }
+bool simt_is_shared(const void* address) {
+    const Shadow& shared = worker->block->shared;
+    return address >= shared.arena && address < shared.arena + shared.arena_bytes;
+}
+bool simt_is_local(const void* address) {
+    const char* stacks = worker->block->stacks.start;
+    return address >= stacks && address < stacks + STACK * MAX_THREADS;
+}
+bool* simt_carry() { return &worker->current->carry; }
 
 int simt_printf(const char* format, ...) {
     char line[1024];
