@@ -30,6 +30,10 @@ class Preprocessed(NamedTuple):
         return "".join(text for _, text in self.parts)
 
     @property
+    def own_text(self) -> str:
+        return "".join(text for is_own, text in self.parts if is_own)
+
+    @property
     def lexemes(self) -> list[Lexeme]:
         """Of the user's own parts, with their places in `text`."""
         found, at = [], 0

@@ -9,7 +9,8 @@ from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
-from pagewise.cuda.simt.preprocess import line_at, preprocess
+from pagewise.cuda.simt.compiler import find_compiler
+from pagewise.cuda.simt.preprocess import Preprocessed, line_at, preprocess
 from pagewise.cuda.tokens import strip_comments
 from pagewise.cuda.variables import Variable, variables_in, variables_of
 
@@ -40,11 +41,16 @@ def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
     return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
 
 
-def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign: Sequence[Path]) -> Translation:
-    """What kernel `name` needs of `source`, preprocessed by `command`. `foreign` holds no header of the user's."""
-    before = [*command, "-DSIMT_PREPROCESS", "-include", "simt.h"]
-    preprocessed = preprocess(before, source, foreign)
-    code = DeviceCode(preprocessed.text, preprocessed.lexemes)
+def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> Preprocessed:
+    """`source` with CUDA's words left in it. `foreign` are the folders of headers that are not the user's."""
+    compiler, _ = find_compiler()
+    return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
+
+
+def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> Translation:
+    """What kernel `name` needs of `source`. CompileError if that cannot run here."""
+    file = preprocessed(source, flags, foreign)
+    code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
     _refuse(code, needed)
     text = code.only(needed)
