@@ -175,7 +175,8 @@ def test_a_choice_that_cannot_be_told_is_refused(condition):
     with pytest.raises(ValueError, match=r'several kernels .* "k\(float\*, float\)" or "k\(float\*, double\)"'):
         read_signature(source, "k")
     parameter = read_signature(CHOSEN_TYPE.replace("ifdef F64", condition), "k").parameters[1]
-    assert parameter.ctype == "T" and not is_understood(parameter)
+    assert parameter.ctype == "T"
+    assert not is_understood(parameter)
 
 
 def test_equal_declarations_are_no_choice():
@@ -366,7 +367,7 @@ def test_all_tensors_must_be_on_one_device():
 def test_a_value_of_a_type_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="kernel f: x is declared `Config` and passed by value"):
         binder("Config x")
-    with pytest.raises(CompileError, match="f.cu:1:19: error: .Config. was not declared"):
+    with pytest.raises(CompileError, match=r"f.cu:1:19: error: .Config. was not declared"):
         CudaKernel("__global__ void f(Config x) { }", "f")
 
 

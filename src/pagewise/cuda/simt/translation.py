@@ -10,7 +10,8 @@ from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
 from pagewise.cuda.simt.compiler import find_compiler
-from pagewise.cuda.simt.preprocess import Preprocessed, line_at, preprocess
+from pagewise.cuda.simt.missing import with_traps
+from pagewise.cuda.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
 from pagewise.cuda.tokens import strip_comments
 from pagewise.cuda.variables import Variable, variables_in, variables_of
 
@@ -54,6 +55,12 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     needed = code.needed_by(name)
     _refuse(code, needed)
     text = code.only(needed)
+    if file.missing:
+        compiler, _ = find_compiler()
+        command = [*compiler, *flags, "-include", "simt_specifiers.h"]
+        text = with_traps(
+            text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
+        )
     return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
 
 
