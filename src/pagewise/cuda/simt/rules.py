@@ -133,7 +133,7 @@ RULES = {
 # not all threads take. Without a `return` in the kernel nobody can have left early: then it is that.
 OFF = {Finding.LEFT_BEFORE_BARRIER}
 # After these a launch cannot go on.
-ENDINGS = {"deadlock", "assertion", "fault"}
+ENDINGS = {"deadlock", "assertion", "argument", "lanes missing", "fault"}
 
 
 def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
