@@ -43,8 +43,8 @@ __global__ void spin_shared(float* x, float* out, int* flag, int setter) {
     out[i] = 1.0f;
 }
 
-__global__ void endless(float* x, float* out, int* flag, int n) {
-    volatile unsigned k = threadIdx.x | 1;
+__global__ void endless(float* x, float* out, int* flag, int n) {  // END endless
+    unsigned k = threadIdx.x | 1;
     while (k != 0) k = 2 * k + 1;  // END endless
     out[threadIdx.x] = k;
 }

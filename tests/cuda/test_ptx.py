@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 import torch
 
 from pagewise.cuda import CudaKernel
@@ -302,7 +301,9 @@ def rows() -> list[Row]:
     for real in ROUNDED:
         result, *forms = real.forms
         numbers = zip(*(REALS[7 * i :] for i in range(len(forms))), strict=False)
-        patterns = [tuple(encode(float(rounded(Fraction(x), form)), form) for x, form in zip(each, forms)) for each in numbers]
+        patterns = [
+            tuple(encode(float(rounded(Fraction(x), form)), form) for x, form in zip(each, forms)) for each in numbers
+        ]
 
         def is_rounded(operands: tuple[int, ...], found: int, real: Real = real) -> bool:
             exact = real.model(*(Fraction(decode(x, form)) for x, form in zip(operands, real.forms[1:])))
@@ -310,7 +311,9 @@ def rows() -> list[Row]:
 
         constraints = real.forms.replace("e", "h").replace("b", "h")
         found.append(Row(real.instruction, constraints, patterns, is_rounded))
-    found += [Row(name, kinds, [x], lambda _, y, expected=expected: y == expected) for name, kinds, x, expected in SINGLE]
+    found += [
+        Row(name, kinds, [x], lambda _, y, expected=expected: y == expected) for name, kinds, x, expected in SINGLE
+    ]
     return found
 
 
@@ -328,7 +331,9 @@ def source_of(rows: list[Row]) -> str:
         reads = [READ.get(kind, f"({TYPES[kind]}){{}}").format(f"x[{i}]") for i, kind in enumerate(kinds)]
         inputs = ", ".join(f'"{kind}"({read})' for kind, read in zip(kinds, reads))
         statement = f'asm("{row.instruction} {slots};" : "={result}"(d) : {inputs});'
-        lines.append(f"    {{ {TYPES[result]} d; {statement} *out = {WRITTEN.get(result, 'd')}; x += 4 * n, out += n; }}")
+        lines.append(
+            f"    {{ {TYPES[result]} d; {statement} *out = {WRITTEN.get(result, 'd')}; x += 4 * n, out += n; }}"
+        )
     body = "\n".join(lines)
     return f"""__global__ void instructions(const unsigned long long* x, unsigned long long* out, int n) {{
     int i = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,9 +1,9 @@
 """What the runtime found wrong in a kernel, in words."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pagewise.cuda.simt.abi import ERROR, Collective, Finding, Space
+from pagewise.cuda.simt.abi import ERROR, WAITER, Collective, Finding, Space
 from pagewise.cuda.simt.library import Library, SharedArray
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.rules import RULES
@@ -96,15 +96,7 @@ def error_of(
         other_block=f" of thread block {other_block}" if other_block != block else "",
         text=error.text.decode(errors="replace"), tensor=tensor,
     )  # fmt: skip
-    for w in waiters:
-        who = f"thread {_dim(w.thread)}" + (f" and {w.count - 1} more" if w.count > 1 else "")
-        where = f"in line {w.line or lines[w.site][1]}" if w.site else "at its start"
-        if w.running:
-            did += f"\n  {who} {where}, running"
-            continue
-        warp_wide = w.collective in _FUNCTIONS
-        function = f"{_FUNCTIONS[w.collective]} with mask {w.mask:#010x}" if warp_wide else _BARRIERS[w.collective]
-        did += f"\n  {who} {where} in {function}"
+    did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     file, line = lines[error.site]
     code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
     return SimtError(
@@ -112,6 +104,23 @@ def error_of(
         line=line, code=code, other_file=other_file, other_line=other_line, thread_block=block, thread=thread,
         tensor=tensor, element=element, count=error.count,
     )  # fmt: skip
+
+
+def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:
+    """Who waits where: those of one line and in one function together."""
+    groups: dict[str, list[WAITER]] = {}
+    for w in waiters:
+        if w.running:
+            doing = ", running"
+        elif w.collective in _FUNCTIONS:
+            doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
+        else:
+            doing = f" in {_BARRIERS[w.collective]}"
+        where = f"in line {w.line or lines[w.site][1]}" if w.site else "at its start"
+        groups.setdefault(where + doing, []).append(w)
+    for where, group in groups.items():
+        others = sum(w.count for w in group) - 1
+        yield f"thread {_dim(group[0].thread)}{f' and {others} more' if others else ''} {where}"
 
 
 def _dim(dim: object) -> tuple[int, int, int]:

@@ -1,9 +1,10 @@
-"""Inline PTX on the CPU: every `asm` statement of a source becomes C++ that does the same (runtime/headers/simt_ptx.h).
+"""Inline PTX on the CPU: every `asm` statement of a source becomes C++ that does the same.
 
     asm volatile("add.s32 %0, %1, 7;" : "=r"(sum) : "r"(x));
 
 An operand is a variable of the constraint's size, and so is a register that the statement declares. The instructions
-are those of `ptx.arithmetic`, `memory` and `threads`; one that is not known there stops the kernel with its name, but only where it is reached.
+are those of `arithmetic`, `memory`, `threads` and `matrix`; one that is not known there stops the kernel with its
+name, but only where it is reached.
 """
 
 import ast
@@ -14,13 +15,14 @@ from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.simt.ptx.body import body
-from pagewise.cuda.simt.ptx.calls import Malformed
+from pagewise.cuda.simt.ptx.scope import Malformed
 
 _TOKEN = re.compile(
     r"""R"(?P<mark>[^()\s\\]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+' | //[^\n]* | /\*.*?\*/
     | [A-Za-z_]\w* | \d[\w.']* | ^[ \t]*\#[^\n]* | \S""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
+_MARKER = re.compile(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"(.*)')
 _KEYWORDS = ("asm", "__asm__", "__asm")
 _QUALIFIERS = ("volatile", "__volatile__", "inline", "__inline__")
 _TYPES = {"h": "uint16_t", "r": "uint32_t", "l": "uint64_t", "q": "unsigned __int128", "f": "float", "d": "double"}
@@ -34,15 +36,17 @@ class _Operand(NamedTuple):
 
 
 def translate(text: str) -> str:
-    """`text`, as the preprocessor leaves it, without `asm`. What follows a statement keeps its line.
+    """`text` without `asm`, but in a system's headers. What follows a statement keeps its line.
 
     Raises:
         CompileError: an asm statement that no compiler would take.
     """
     done, labels = [], itertools.count()
-    start, tokens = 0, _TOKEN.finditer(text)
+    start, tokens, in_system = 0, _TOKEN.finditer(text), False
     for token in tokens:
-        if token[0] not in _KEYWORDS:
+        if marker := _MARKER.match(token[0]):
+            in_system = "3" in marker[3].split()
+        if token[0] not in _KEYWORDS or in_system:
             continue
         try:
             parts, end = _parts(text, tokens)
@@ -59,7 +63,7 @@ def _place(text: str, position: int) -> str:
     """File and line, by the preprocessor's markers."""
     line, file = 1, "asm"
     for row in text[:position].splitlines()[:-1]:
-        marker = re.match(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"', row)
+        marker = _MARKER.match(row)
         line, file = (int(marker[1]), marker[2]) if marker else (line + 1, file)
     return f"{file}, line {line}"
 

@@ -14,9 +14,6 @@ from pagewise.cuda.simt.ptx.calls import (
     INTEGERS,
     SCALARS,
     Instruction,
-    P,
-    Scope,
-    Unknown,
     assign,
     call,
     elements,
@@ -24,7 +21,8 @@ from pagewise.cuda.simt.ptx.calls import (
     flags,
     names,
     vector,
-)  # fmt: skip
+)
+from pagewise.cuda.simt.ptx.scope import P, Scope, Unknown
 
 
 class _Form(NamedTuple):

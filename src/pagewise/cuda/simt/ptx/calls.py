@@ -2,37 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
-
-class Malformed(ValueError):
-    """No asm statement that a compiler would take."""
-
-
-class Unknown(LookupError):
-    """PTX, but none that the CPU runner has: an instruction, or a register."""
-
-
-class Scope(Protocol):
-    """Where an instruction stands."""
-
-    def variable(self, written: str) -> str:
-        """The C++ variable of a register."""
-
-    def value(self, written: str) -> str:
-        """An operand that is read: something that turns into the type it is needed in."""
-
-    def address(self, written: str) -> tuple[str, str]:
-        """`[register + offset]` as what is read, and the offset."""
-
-    def label(self, name: str) -> str:
-        """The C++ label of a label."""
-
+from pagewise.cuda.simt.ptx.scope import Malformed, P, Scope, Unknown
 
 # (name, its words after the first, operands, scope) -> a C++ statement
 Instruction = Callable[[str, list[str], list[str], Scope], str]
 
-P = "simt::ptx::"
 INTEGERS = "u16 u32 u64 s16 s32 s64"
 BITS = "b16 b32 b64"
 HALVES = "f16 f16x2 bf16 bf16x2"

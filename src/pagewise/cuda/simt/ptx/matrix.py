@@ -2,18 +2,8 @@
 
 import re
 
-from pagewise.cuda.simt.ptx.calls import (
-    Instruction,
-    P,
-    Scope,
-    Unknown,
-    assign,
-    call,
-    expect,
-    flags,
-    names,
-    vector,
-)  # fmt: skip
+from pagewise.cuda.simt.ptx.calls import Instruction, assign, call, expect, flags, names, vector
+from pagewise.cuda.simt.ptx.scope import P, Scope, Unknown
 
 _INTEGERS = names("s8 u8 s4 u4")
 _SHAPES = {

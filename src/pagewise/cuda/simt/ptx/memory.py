@@ -3,21 +3,8 @@
 ld.global.nc.v4.f32 {a, b, c, d}, [p + 16];
 """
 
-from pagewise.cuda.simt.ptx.calls import (
-    HALVES,
-    SCALARS,
-    Instruction,
-    Malformed,
-    P,
-    Scope,
-    Unknown,
-    assign,
-    call,
-    elements,
-    expect,
-    names,
-    vector,
-)  # fmt: skip
+from pagewise.cuda.simt.ptx.calls import HALVES, SCALARS, Instruction, assign, call, elements, expect, names, vector
+from pagewise.cuda.simt.ptx.scope import Malformed, P, Scope, Unknown
 
 _SPACES = {"global": "generic", "const": "generic", "local": "generic", "shared": "shared", "shared::cta": "shared"}
 _STRONG = names("relaxed acquire release acq_rel mmio")

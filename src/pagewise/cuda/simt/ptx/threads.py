@@ -1,36 +1,7 @@
 """PTX instructions about threads: who they are, where they wait for each other, what the lanes of a warp exchange."""
 
-from pagewise.cuda.simt.ptx.calls import Instruction, P, Scope, Unknown, assign, call, expect
-
-SPECIAL_REGISTERS = {
-    f"%{name}.{axis}": f"simt_{function}().{axis}"
-    for name, function in {
-        "tid": "thread_idx", "ntid": "block_dim", "ctaid": "block_idx", "nctaid": "grid_dim",
-    }.items()
-    for axis in "xyz"
-}  # fmt: skip
-SPECIAL_REGISTERS |= {
-    "%laneid": "simt_lane()",
-    "%warpid": f"{P}warp()",
-    "%nwarpid": f"{P}warps()",
-    "WARP_SZ": "32u",
-    "%smid": "0u",
-    "%nsmid": "1u",
-    "%gridid": "(uint64_t)0",
-    "%clock": "(uint32_t)simt_clock()",
-    "%clock_hi": "(uint32_t)(simt_clock() >> 32)",
-    "%clock64": "(uint64_t)simt_clock()",
-    "%globaltimer": "(uint64_t)simt_clock()",
-    "%globaltimer_lo": "(uint32_t)simt_clock()",
-    "%globaltimer_hi": "(uint32_t)(simt_clock() >> 32)",
-    "%lanemask_eq": "(1u << simt_lane())",
-    "%lanemask_lt": "((1u << simt_lane()) - 1)",
-    "%lanemask_le": "((2u << simt_lane()) - 1)",
-    "%lanemask_gt": "(-2u << simt_lane())",
-    "%lanemask_ge": "(-1u << simt_lane())",
-    "%cluster_ctarank": "0u",  # every thread block is a cluster of its own
-    "%cluster_nctarank": "1u",
-}
+from pagewise.cuda.simt.ptx.calls import Instruction, assign, call, expect
+from pagewise.cuda.simt.ptx.scope import P, Scope, Unknown
 
 
 def shuffle(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

@@ -112,8 +112,8 @@ static void divert(Worker& w, const char* p, u32 bytes, Access access) {
     Shadow* near = within(w.block->shared) ? &w.block->shared : nullptr;
     for (Shadow& s : w.job->tensors)
         if (within(s)) near = &s;
-    if (!near) return;  // the fault that follows ends the launch
-    if (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared)
+    if (!near && !in_module(*w.job, p)) return;  // the fault that follows ends the launch
+    if (near && (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared))
         mprotect((void*)page, length, PROT_READ | PROT_WRITE), near->spoiled = true;
     if (access == READ) return;
     Pending& pending = w.pending;
@@ -140,6 +140,15 @@ static void check_in_flight(Worker& w, const Announced& a, Place place) {
             return raise_error(w, e);
         }
     }
+}
+
+// The variable of the compiled file that a stray address comes after.
+static Place nearest_variable(const Job& job, const char* p, Place place) {
+    for (u32 i = 0; i < job.tensors.size(); ++i)
+        if (job.launch.regions[i].in_place && job.tensors[i].start <= p)
+            if (place.region < 0 || job.tensors[i].start > job.tensors[place.region].start)
+                place = {GLOBAL, (int32_t)i, p - job.tensors[i].start};
+    return place;
 }
 
 static void check(Worker& w, const Announced& a, u32 alignment) {
@@ -173,7 +182,10 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
             for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
                 if (a.p >= job.tensors[i].arena && a.p < job.tensors[i].arena + job.tensors[i].arena_bytes)
                     place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
-            if (place.region < 0 && in_module(job, a.p)) return;
+            if (place.region < 0 && in_module(job, a.p)) {
+                if (a.access == READ) return;  // of a constant
+                place = nearest_variable(job, a.p, place);
+            }
         }
         return reject(w, OUTSIDE_GLOBAL, a, place);
     }

@@ -56,7 +56,7 @@ static Error waiting_error(Worker& w, Finding finding, const std::vector<Block*>
             while (k < e.num_waiters && !same(e.waiters[k])) ++k;
             if (k == 8) continue;
             if (k == e.num_waiters) {
-                if (!k) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
                 e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, line, t.index};
             }
             e.waiters[k].count++;
