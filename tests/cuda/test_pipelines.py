@@ -48,7 +48,7 @@ def test_the_correct_twin_is_clean_under_any_schedule(name):
 
 def test_who_waits_at_a_barrier_for_ever_is_told():
     args, _, _ = row(1)
-    with pytest.raises(simt.SimtError, match="63 more in line [0-9]+ in a cuda::barrier"):
+    with pytest.raises(simt.SimtError, match=r"63 more in line [0-9]+ in a cuda::barrier"):
         CudaKernel(FILE, "one_too_few")[1, THREADS](*args, True)
 
 
