@@ -18,7 +18,7 @@ from pagewise.cuda.build import cache_dir, included_files
 from pagewise.cuda.declarations import kernel_names
 from pagewise.cuda.nvrtc import Resources
 from pagewise.cuda.parameters import Parameter
-from pagewise.cuda.rules import is_understood
+from pagewise.cuda.values import is_understood
 from pagewise.cuda.signature import read_signature
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")

@@ -782,7 +782,7 @@ def checked(name: str, bad: bool, seed: int | None):
     shape = {"grid": 1, "block": 64, **ALIKE.get(name, {})}
     x, out = torch.randn(40), zeros(80 if name == "same_place" else 40)
     outputs = [out] if name == "unwritten_output" else []
-    with simt.check(outputs=outputs, schedule=seed) as report:
+    with simt.check(outputs=outputs, schedule=seed, also=["left before barrier"]) as report:
         run(CHECKED, name, shape["grid"], shape["block"], x=x, out=out, n=40, bad=int(bad), shared_bytes=256)
     return report, out
 

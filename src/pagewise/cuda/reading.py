@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.declarations import kernel_names as names_in
 from pagewise.cuda.parameters import Parameter, type_of
-from pagewise.cuda.rules import is_understood
+from pagewise.cuda.values import is_understood
 from pagewise.cuda.signature import Signature, read_signature
 from pagewise.cuda.simt.build import own_text
 from pagewise.cuda.simt.launch import CpuKernel

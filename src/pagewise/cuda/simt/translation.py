@@ -9,18 +9,21 @@ from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.compiler import find_compiler
 from pagewise.cuda.simt.missing import with_traps
 from pagewise.cuda.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
+from pagewise.cuda.simt.ptx import translate
 from pagewise.cuda.tokens import strip_comments
 from pagewise.cuda.variables import Variable, variables_in, variables_of
 
-_ONLY_CUT = re.compile(r"<<<|\b(?:asm|__asm|__asm__)\b")  # no compiler takes it as it stands
+_ONLY_CUT = re.compile(r"<<<")  # no compiler takes it as it stands
+_PTX = re.compile(r"\b(?:asm|__asm|__asm__)\b")
+_PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm|__asm__)\b", re.MULTILINE)
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
-_GPU_ONLY = dict.fromkeys(("asm", "__asm", "__asm__"), "inline PTX (asm)")
-_GPU_ONLY |= {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
+_GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
 
@@ -33,12 +36,15 @@ class Translation(NamedTuple):
 
 def must_be_cut(texts: Sequence[str]) -> bool:
     """Whether the host's compiler is certain to refuse a file and what it includes."""
-    return any(_ONLY_CUT.search(text) and _ONLY_CUT.search(strip_comments(text)) for text in texts)
+    source, *included = texts
+    whys = [(_ONLY_CUT, texts), (_PTX_IN_MACRO, [source]), (_PTX, included)]
+    return any(why.search(text) and why.search(strip_comments(text)) for why, those in whys for text in those)
 
 
 def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
     """All of `source`; `texts` are the file and what it includes."""
     variables = variables_of(unconditional(texts[0]))
+    source = translate(source) if _PTX.search(source) else source
     return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
 
 
@@ -53,8 +59,15 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     file = preprocessed(source, flags, foreign)
     code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
+    function = base_name(name)
+    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.body] for piece in needed):
+        raise CompileError(
+            f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
+            f"choose by a name in `defines`"
+        )
     _refuse(code, needed)
-    text = code.only(needed)
+    parts = parts_of(code.only(needed), foreign)
+    text = "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
     if file.missing:
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", "simt_specifiers.h"]

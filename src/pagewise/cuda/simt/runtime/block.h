@@ -24,7 +24,7 @@
 constexpr int MAX_THREADS = SIMT_MAX_THREADS;  // cuda/limits.py
 constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that stores nothing, until others have a turn
 
-enum State : u8 { READY, AT_BARRIER, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
 // What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
@@ -45,6 +45,7 @@ struct Thread {
     u16 id;
     u8 lane;
     State state;
+    bool carry;
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
     void* site;  // where it waits, and for what
     Collective collective;
@@ -94,6 +95,12 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
 
 struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
 
+struct NumberedBarrier {
+    u32 arrived = 0;
+    std::vector<Thread*> waiting;
+    std::shared_ptr<const Acquired> known;  // what happens before those that it frees
+};
+
 struct Block {  // a thread block in flight
     Dim index;
     u32 number = 0, rank = 0, live = 0, arrived = 0, at_grid = 0, idle_rounds = 0;
@@ -102,6 +109,7 @@ struct Block {  // a thread block in flight
     std::vector<Warp> warps;
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
+    std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::string output;
@@ -209,13 +217,15 @@ static bool ends_launch(const Job& job, u32 finding) {
 // Keep what was found. If it ends the launch, a fiber does not return from here.
 static void raise_error(Worker& w, Error error) {
     Job& job = *w.job;
-    if (job.launch.ignored >> error.finding & 1) return;
     Block* b = w.block;
-    if (b && b->unwritten_read.finding && error.finding != RACE && error.finding != b->unwritten_read.finding) {
+    bool ignored = job.launch.ignored >> error.finding & 1, ends = !ignored && ends_launch(job, error.finding);
+    if (b && b->unwritten_read.finding) {
         Error earlier = b->unwritten_read;
-        b->unwritten_read.finding = NOTHING;
-        raise_error(w, earlier);
+        bool is_a_race = error.finding == RACE && (!job.launch.keep_going || earlier.site == error.other_site);
+        if (is_a_race || ends) b->unwritten_read.finding = NOTHING;
+        if (!is_a_race && ends) raise_error(w, earlier);
     }
+    if (ignored) return;
     {
         std::lock_guard<std::mutex> guard(job.lock);
         Found* same = nullptr;
@@ -225,7 +235,7 @@ static void raise_error(Worker& w, Error error) {
         if (same) same->error.count++;
         else job.found.push_back({b ? b->rank : 0, error});
     }
-    if (!ends_launch(job, error.finding)) return;
+    if (!ends) return;
     job.failed = true;
     if (w.current) go_to_scheduler(w);
 }
@@ -278,5 +288,6 @@ static void spin(Worker& w, void* site) {
     Thread& me = *w.current;
     if (me.progress != w.progress) me.progress = w.progress, me.spins = 0;
     ++me.spins;
-    if (has_spun(w, me, w.block->live)) me.site = site, w.spinning = site;
+    me.site = site;
+    if (has_spun(w, me, w.block->live)) w.spinning = site;
 }

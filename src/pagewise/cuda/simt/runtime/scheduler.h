@@ -5,6 +5,7 @@
 #include "async_copies.h"
 #include "collectives.h"
 #include "memory.h"
+#include "numbered_barriers.h"
 #include "observe.h"
 
 static void leave_kernel(Worker& w) {
@@ -28,12 +29,17 @@ static void leave_kernel(Worker& w) {
     w.current = &me;
 }
 
-static void start_thread() {
+extern "C" [[noreturn]] void simt_exit() {
     Worker& w = *worker;
-    w.job->launch.entry(w.job->launch.arguments);
     leave_kernel(w);
     switch_to(w.current->context, w.scheduler);
     __builtin_unreachable();
+}
+
+static void start_thread() {
+    Worker& w = *worker;
+    w.job->launch.entry(w.job->launch.arguments);
+    simt_exit();
 }
 
 // Who waits where, of the thread blocks in flight.
@@ -49,7 +55,7 @@ static Error waiting_error(Worker& w, Finding finding, const std::vector<Block*>
             while (k < e.num_waiters && !same(e.waiters[k])) ++k;
             if (k == 8) continue;
             if (k == e.num_waiters) {
-                if (!k) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
                 e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, t.index};
             }
             e.waiters[k].count++;
@@ -86,6 +92,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.live = job.num_threads;
     b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
     b.unwritten_read.finding = NOTHING;
+    b.numbered_barriers.clear();
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {

@@ -8,12 +8,13 @@
 #include "simt_atomics.h"
 #include "simt_language.h"
 #include "simt_mathematics.h"
+#include "simt_ptx.h"
 #include "simt_threads.h"
 #include "simt_warp.h"
+#include "simt_words.h"
 
 // ---------------------------------------------------------------------------------------------- how a launch gets in
 
-#define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // its arguments are no memory of the kernel
 namespace simt {
 template <class... P, size_t... I>
 SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {

@@ -1,7 +1,8 @@
-// CUDA's mathematics: functions with its names, conversions with its rounding, integers bit by bit.
+// CUDA's mathematics: functions with its names, conversions with its rounding.
 #pragma once
 
-#include "simt_language.h"
+#include "simt_integers.h"
+#include "simt_rounding.h"
 
 using std::isfinite;
 using std::isinf;
@@ -68,15 +69,6 @@ SIMT_MATH(double, __fma_rn, (double x, double y, double z), std::fma(x, y, z))
 SIMT_MATH(double, __dadd_rn, (double x, double y), x + y)
 SIMT_MATH(double, __dmul_rn, (double x, double y), x * y)
 
-namespace simt {
-template <class To, class From>
-SIMT_INLINE To to_integer(From x) {  // as the hardware converts: saturating, NaN gives 0
-    if (std::isnan(x)) return 0;
-    constexpr To lowest = std::numeric_limits<To>::lowest(), highest = std::numeric_limits<To>::max();
-    if (x <= (From)lowest) return lowest;
-    return x >= (From)highest ? highest : (To)x;
-}
-}  // namespace simt
 #define SIMT_ROUND(name, To, From)                                                                       \
     SIMT_MATH(To, name##_rn, (From x), simt::to_integer<To>(std::nearbyint(x)))                          \
     SIMT_MATH(To, name##_rz, (From x), simt::to_integer<To>(std::trunc(x)))                              \
@@ -100,36 +92,6 @@ SIMT_MATH(float, __int_as_float, (int x), simt::from_bits<float>(simt::bits(x)))
 SIMT_MATH(float, __uint_as_float, (unsigned x), simt::from_bits<float>(simt::bits(x)))
 SIMT_MATH(long long, __double_as_longlong, (double x), simt::from_bits<long long>(simt::bits(x)))
 SIMT_MATH(double, __longlong_as_double, (long long x), simt::from_bits<double>(simt::bits(x)))
-SIMT_MATH(int, __popc, (unsigned x), __builtin_popcount(x))
-SIMT_MATH(int, __popcll, (unsigned long long x), __builtin_popcountll(x))
-SIMT_MATH(int, __clz, (unsigned x), x ? __builtin_clz(x) : 32)
-SIMT_MATH(int, __clzll, (unsigned long long x), x ? __builtin_clzll(x) : 64)
-SIMT_MATH(int, __ffs, (unsigned x), __builtin_ffs((int)x))
-SIMT_MATH(int, __ffsll, (unsigned long long x), __builtin_ffsll((long long)x))
-SIMT_MATH(int, __mul24, (int x, int y), (x << 8 >> 8) * (y << 8 >> 8))
-SIMT_MATH(int, __mulhi, (int x, int y), (int)((long long)x * y >> 32))
-SIMT_MATH(unsigned, __umulhi, (unsigned x, unsigned y), (unsigned)((unsigned long long)x * y >> 32))
-SIMT_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned n) {
-    return (unsigned)((((uint64_t)high << 32 | low) << (n & 31)) >> 32);
-}
-SIMT_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned n) {
-    return (unsigned)(((uint64_t)high << 32 | low) >> (n & 31));
-}
-SIMT_INLINE unsigned __brev(unsigned x) {
-    unsigned out = 0;
-    for (int bit = 0; bit < 32; ++bit) out |= (x >> bit & 1) << (31 - bit);
-    return out;
-}
-SIMT_INLINE unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-    uint64_t bytes = (uint64_t)y << 32 | x;
-    unsigned out = 0;
-    for (int i = 0; i < 4; ++i) out |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-    return out;
-}
-SIMT_INLINE int __dp4a(int x, int y, int sum) {
-    for (int i = 0; i < 4; ++i) sum += (int8_t)(x >> 8 * i) * (int8_t)(y >> 8 * i);
-    return sum;
-}
 
 // What NVIDIA's half and bfloat16 have on the device only. Products of two halves are exact in double.
 #define SIMT_HALF1(H, name, expression)                                          \

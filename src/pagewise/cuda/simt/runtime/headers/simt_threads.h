@@ -23,6 +23,13 @@ unsigned simt_meet(simt::Collective collective, unsigned mask, void* payload, vo
 void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
 uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
+void* simt_shared_base();
+bool simt_is_shared(const void* address);
+bool simt_is_local(const void* address);  // on the stack of a thread
+// The `id`-th of a thread block's sixteen barriers frees the threads that wait in it when so many have arrived (0: all).
+void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
+[[noreturn]] void simt_exit();  // this thread has left the kernel
+bool* simt_carry();  // of this thread's last sum or difference that keeps one (PTX: add.cc)
 void simt_fence();
 void simt_yield();
 long long simt_clock();

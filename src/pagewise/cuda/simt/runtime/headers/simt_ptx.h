@@ -1,0 +1,7 @@
+// Inline PTX: what simt/ptx calls for the instructions of an asm statement.
+#pragma once
+
+#include "simt_ptx_floats.h"
+#include "simt_ptx_matrix.h"
+#include "simt_ptx_memory.h"
+#include "simt_ptx_warp.h"

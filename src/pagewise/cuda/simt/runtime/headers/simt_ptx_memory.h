@@ -1,0 +1,59 @@
+// PTX instructions on memory: addresses of the state spaces, loads, stores, atomics.
+#pragma once
+
+#include "simt_addresses.h"
+#include "simt_atomics.h"
+#include "simt_ptx_operands.h"
+
+namespace simt::ptx {
+
+// A generic address is a pointer. One of shared memory is 32 bits that count from the thread block's own.
+SIMT_INLINE char* generic_address(u64 address, int64_t offset) { return (char*)address + offset; }
+SIMT_INLINE char* shared_address(u32 address, int64_t offset) { return (char*)__cvta_shared_to_generic(address) + offset; }
+SIMT_INLINE u64 cvta_to_shared(u64 address) { return __cvta_generic_to_shared((void*)address); }
+SIMT_INLINE u64 cvta_shared(u32 address) { return (u64)__cvta_shared_to_generic(address); }
+SIMT_INLINE u64 cvta_global(u64 address) { return address; }
+SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
+SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
+
+template <class T, int N>
+SIMT_INLINE Vector<T, N> load(const char* address) { return *(const Vector<T, N>*)address; }
+template <class T, int N>
+SIMT_INLINE void store(char* address, Vector<T, N> value) { *(Vector<T, N>*)address = value; }
+
+// .relaxed, .acquire, .release and .mmio do not race with atomics, and are ones: element by element.
+template <class T, int N>
+SIMT_INLINE Vector<T, N> load_strong(const char* address) {
+    Vector<T, N> out;
+    for (int i = 0; i < N; ++i) out.x[i] = simt::atomic((T*)address + i, [](T old) { return old; });
+    return out;
+}
+template <class T, int N>
+SIMT_INLINE void store_strong(char* address, Vector<T, N> value) {
+    for (int i = 0; i < N; ++i) simt::atomic((T*)address + i, [&](T) { return value.x[i]; });
+}
+
+enum class Atomic { add, min, max, inc, dec, and_, or_, xor_, exch, cas };
+template <Atomic op, class T, int N>
+SIMT_INLINE Vector<T, N> atom(char* address, Vector<T, N> value, Vector<T, N> other = {}) {
+    Vector<T, N> out;
+    for (int i = 0; i < N; ++i) {
+        T *p = (T*)address + i, v = value.x[i];
+        if constexpr (op == Atomic::add) out.x[i] = atomicAdd(p, v);
+        else if constexpr (op == Atomic::min) out.x[i] = atomicMin(p, v);
+        else if constexpr (op == Atomic::max) out.x[i] = atomicMax(p, v);
+        else if constexpr (op == Atomic::inc) out.x[i] = atomicInc(p, v);
+        else if constexpr (op == Atomic::dec) out.x[i] = atomicDec(p, v);
+        else if constexpr (op == Atomic::and_) out.x[i] = atomicAnd(p, v);
+        else if constexpr (op == Atomic::or_) out.x[i] = atomicOr(p, v);
+        else if constexpr (op == Atomic::xor_) out.x[i] = atomicXor(p, v);
+        else if constexpr (op == Atomic::exch) out.x[i] = atomicExch(p, v);
+        else out.x[i] = atomicCAS(p, v, other.x[i]);
+    }
+    return out;
+}
+
+SIMT_INLINE void copy_async(char* to, const char* from, u32 bytes, u32 from_source) {
+    simt_copy_async(to, from, bytes, bytes - std::min(bytes, from_source));
+}
+}  // namespace simt::ptx

@@ -1,0 +1,44 @@
+// The barriers of a thread block that have a number (PTX: bar.sync, bar.arrive): of so many threads, not of all.
+#pragma once
+
+#include "collectives.h"
+#include "order.h"
+
+extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
+    Worker& w = *worker;
+    Block& b = *w.block;
+    Thread& me = *w.current;
+    if (id >= 16 || threads % 32) {
+        Error e = new_error(w, ARGUMENT, CALLER);
+        snprintf(e.text, sizeof(e.text), "comes to barrier %u for %u threads: there are 16, for whole warps", id, threads);
+        raise_error(w, e);
+        return;
+    }
+    if (!threads || threads > w.job->num_threads) threads = w.job->num_threads;
+    NumberedBarrier& barrier = b.numbered_barriers[id];
+    if (w.job->launch.mode == CHECK) {
+        u32 fenced = me.fenced;
+        fence(me);
+        acquire(barrier.known, known_to(b, me));
+        me.fenced = fenced;
+    }
+    w.progress++;
+    if (++barrier.arrived < threads) {
+        if (!waits) return;
+        barrier.waiting.push_back(&me);
+        me.collective = NUMBERED, me.mask = 0;
+        me.state = AT_NUMBERED;
+        me.site = CALLER;
+        leave_ready(w, b, me);
+        wait(w, AT_NUMBERED, CALLER);
+        return;
+    }
+    count(w, CALLER, BARRIER);
+    w.milestones++;
+    if (waits) acquire(me.acquired, barrier.known);
+    for (Thread* t : barrier.waiting) {
+        acquire(t->acquired, barrier.known);
+        wake(w, b, *t);
+    }
+    b.numbered_barriers.erase(id);
+}
