@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pagewise.cuda.simt.command_line import main
-from pagewise.cuda.simt.given import given_tensor
+from pagewise.cuda.simt.given import given_tensor, given_value
 from pagewise.cuda.simt.rules import RULES
 
 FOLDER = Path(__file__).parent
@@ -66,6 +66,15 @@ def test_an_output_that_is_not_all_written_is_a_finding(capsys):
     assert "no thread writes 128 of the 512 elements of out, the first of them out[3, 0]" in out
 
 
+def test_a_kernel_that_hangs_is_a_finding_that_says_who_waits_where(capsys):
+    command = ["never_hangs.cu", "barrier_behind_a_spin", "--block", "64", "--time-limit", "0.3", "--scalar", "n=0"]
+    tensors = [f"--tensor={name}=float32[64]" for name in ("x", "out")]
+    status, out, _ = checked(*command, *tensors, "--tensor=flag=int32[1]:zeros", capsys=capsys)
+    assert status == 1
+    assert ": hang: thread (0, 0, 0) of thread block (0, 0, 0) gets no further" in out
+    assert "thread (32, 0, 0) and 31 more in line" in out
+
+
 def test_the_status_is_the_processes_own():
     command = [sys.executable, "-m", "pagewise.cuda.simt", "check", *MISSING_BARRIER, "--scalar", "planted=true"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
@@ -77,7 +86,7 @@ def test_the_status_is_the_processes_own():
     ("arguments", "sentence"),
     [
         (["planted_bugs.cu", "missing_barrier", "--block", "128", "--tensor", "in=float32[3,128]"],
-         "--tensor out=float32[SIZES]   for `float* out`\n  --scalar planted=VALUE   for `bool planted`"),
+         "--tensor out=DTYPE[SIZES]   for `float* out`\n  --scalar planted=VALUE   for `bool planted`"),
         ([*MISSING_BARRIER, "--scalar", "plant=true"], "no parameter 'plant': it has in, out, planted"),
         ([*MISSING_BARRIER, "--scalar", "planted=1"], "planted must be True or False"),
         (["planted_bugs.cu", "--block", "128"], "missing_barrier(const float* __restrict__ in,"),
@@ -126,6 +135,13 @@ def test_contents_of_tensors(tmp_path):
         assert given.is_output == text.endswith("output")
         torch.testing.assert_close(given.make(), tensor, rtol=0, atol=0)
     assert given_tensor("x=null").make() is None
+
+
+def test_values_of_scalars_vectors_and_structs():
+    values = {"7": 7, "-0x1e": -30, "0.5": 0.5, "1e-3": 0.001, "inf": float("inf"), "true": True, "1,2.5": (1, 2.5)}
+    assert {text: given_value(f"n={text}")[1] for text in values} == values
+    assert [type(given_value(f"n={text}")[1]) for text in ("7", "7.0", "true")] == [int, float, bool]
+    assert given_value("pair=hex:01000000 ff") == ("pair", b"\x01\0\0\0\xff")
 
 
 def test_tensors_of_one_shape_have_different_random_contents_the_same_in_each_run():

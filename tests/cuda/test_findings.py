@@ -1,13 +1,16 @@
 """`simt.check(stop=False)`: all that is wrong with a kernel, each place once; and rules that are switched."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from pagewise.cuda import CudaKernel, simt
+from pagewise.cuda.declarations import kernel_names
 from pagewise.cuda.simt.abi import Finding
-from pagewise.cuda.simt.rules import RULES, declares_return
+from pagewise.cuda.simt.library import RUNTIME
+from pagewise.cuda.simt.rules import ENDINGS, RULES, declares_return
 
 FINDINGS, PLANTED = (Path(__file__).parent / name for name in ("findings.cu", "planted_bugs.cu"))
 SEEDS = (None, 0, 1, 2)
@@ -150,6 +153,11 @@ def test_every_finding_has_a_rule_with_a_name_of_its_own():
     assert len(set(names)) == len(names)
 
 
+def test_python_and_the_runtime_agree_on_what_ends_a_launch():
+    (cases,) = re.findall(r"static bool ends_launch.*?\{(.*?)return true", (RUNTIME / "block.h").read_text(), re.DOTALL)
+    assert {Finding[name] for name in re.findall(r"case (\w+):", cases)} == ENDINGS | {Finding.INTERRUPTED}
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -163,3 +171,9 @@ def test_every_finding_has_a_rule_with_a_name_of_its_own():
 def test_a_return_in_a_kernels_body_is_seen(body, expected):
     source = f"#define LEAVE(i) \\\n    if (i) return;\n__global__ void k(int i) {body}\nvoid host() {{ return; }}"
     assert declares_return(source, "k") == expected
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_kernels_with_mistakes_are_cuda_too(arch):
+    for name in kernel_names(FINDINGS.read_text()):
+        assert CudaKernel(FINDINGS, name).resources(arch).spilled_bytes == 0

@@ -83,12 +83,12 @@ class DeviceCode:
                 follow(self._words(piece))
         return sorted(needed.values())
 
-    def only(self, pieces: Sequence[Piece]) -> str:
-        """The text with every other piece, and what `pieces` drop of their classes, left blank."""
+    def only(self, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, str]] = ()) -> str:
+        """The text, with `changes`, and with every other piece and what `pieces` drop of their classes left blank."""
         kept = {piece.start for piece in pieces}
         blank = [(piece.start, piece.end) for piece in self.pieces if piece.start not in kept]
         blank += [span for piece in pieces for span in piece.dropped]
-        return replaced(self.text, [(*self.place(*span), "") for span in blank])
+        return replaced(self.text, [*changes, *((*self.place(*span), "") for span in blank)])
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """Where lexemes start to end lie in the text."""
@@ -272,9 +272,11 @@ _BLANKED = re.compile(r"^([ \t]*#(?![ \t]*pragma)(?:\\\n|[^\n])*)|[^\n]+", re.MU
 
 
 def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
-    """`text` with each (start, end, new) put in; of what was there the lines and the directives stay."""
+    """`text` with each (start, end, new) put in, the outer one of two; of what was there lines and directives stay."""
     parts, at = [], 0
-    for start, end, new in sorted(changes):
+    for start, end, new in sorted(changes, key=lambda change: (change[0], -change[1])):
+        if start < at:
+            continue
         parts += [text[at:start], new, _BLANKED.sub(lambda match: match[1] or "", text[start:end])]
         at = end
     return "".join((*parts, text[at:]))

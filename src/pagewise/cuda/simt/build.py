@@ -186,13 +186,13 @@ def _with_shared(assembly: str) -> str:
 
 
 def _with_gaps(assembly: str) -> str:
-    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next."""
-    lines, in_shared = [], False
+    """256 bytes of nothing after every shared array and variable, so that who overruns one does not meet the next."""
+    lines, in_zeros = [], False
     for line in assembly.splitlines():
         if re.match(r"\s*\.(section|text|data|bss)\b", line):
-            in_shared = ".tbss" in line
-        lines.append(line)
-        if in_shared and re.match(r"\s*\.zero\b", line):
+            in_zeros = "bss" in line
+        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
+        if in_zeros and re.match(r"\s*\.zero\b", line):
             lines.append("\t.zero\t256")
     return "\n".join(lines) + "\n"
 

@@ -14,14 +14,13 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
-from pagewise.cuda.arguments import POINTEES
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import kernels_of
 from pagewise.cuda.kernel import CudaKernel
 from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt.errors import SimtError, merged
-from pagewise.cuda.simt.given import CONTENTS, given_scalar, given_schedules, given_shape, given_tensor
-from pagewise.cuda.simt.launch import check, observe
+from pagewise.cuda.simt.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
+from pagewise.cuda.simt.launch import check, observe, time_limit
 from pagewise.cuda.simt.report import Report
 from pagewise.cuda.simt.rules import RULES
 from pagewise.cuda.simt.sarif import sarif_log, uri
@@ -52,9 +51,11 @@ def _check(options: argparse.Namespace) -> int:
     first_seed: dict[tuple, int | None] = {}
     for seed in options.schedule:
         arguments, outputs = _arguments(kernel, options)
-        with check(
-            outputs=list(outputs.values()), schedule=seed, stop=False, ignore=options.ignore, also=options.also
-        ) as report:
+        switches = {"ignore": options.ignore, "also": options.also}
+        with (
+            time_limit(options.time_limit),
+            check(outputs=list(outputs.values()), schedule=seed, stop=False, **switches) as report,
+        ):
             kernel[options.grid, options.block, options.shared](*arguments)
         here = report.findings or _never_written(kernel, report, outputs)
         for finding in here:
@@ -72,7 +73,7 @@ def _observe(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     arguments, _ = _arguments(kernel, options)
     try:
-        with observe() as report:
+        with time_limit(options.time_limit), observe() as report:
             kernel[options.grid, options.block, options.shared](*arguments)
     except SimtError as error:
         _print(error, None)
@@ -127,9 +128,7 @@ def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[ob
 
 def _remedy(parameter: Parameter) -> str:
     if parameter.pointer:
-        dtypes = POINTEES[parameter.ctype].dtypes if parameter.ctype in POINTEES else ()
-        dtype = str(dtypes[0]).removeprefix("torch.") if dtypes else "DTYPE"
-        return f"  --tensor {parameter.name}={dtype}[SIZES]   for `{parameter.ctype}* {parameter.name}`"
+        return f"  --tensor {parameter.name}=DTYPE[SIZES]   for `{parameter.ctype}* {parameter.name}`"
     return f"  --scalar {parameter.name}=VALUE   for `{parameter.ctype} {parameter.name}`"
 
 
@@ -189,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
     tensor, about_tensor = "NAME=DTYPE[SIZES][:CONTENTS][:output]", "an output must be written, all of it"
     about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; {about_tensor}"
     add("--tensor", type=given_tensor, action="append", default=[], metavar=tensor, help=about_tensor)
-    add("--scalar", type=given_scalar, action="append", default=[], metavar="NAME=VALUE", help="a number, or true")
+    add("--scalar", type=given_value, action="append", default=[], metavar="NAME=VALUE", help=VALUES)
+    add("--time-limit", type=float, default=30.0, metavar="SECONDS", help="without progress (default: 30)")
     add("--define", action="append", default=[], metavar="NAME[=VALUE]", help="as a compiler's -D")
     add("--include", action="append", default=[], metavar="FOLDER", help="as a compiler's -I")
     add("--option", action="append", default=[], help="another option of the compiler: --option=--std=c++20")

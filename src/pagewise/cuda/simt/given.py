@@ -5,13 +5,14 @@ import math
 import re
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 CONTENTS = "random (the default: normal, integers 0 to 9), zeros, ones, arange, a number, or below=N (integers)"
+VALUES = "a number, true or false; 1,2,3 for a vector; hex:… for the bytes of a struct"
 
 _SHAPED = re.compile(r"(\w+)\[([\d, ]*)\]")
 
@@ -69,15 +70,25 @@ def _filled(name: str, dtype_name: str, sizes: list[int], contents: str = "rando
     return torch.full(sizes, number, dtype=torch.float64).to(dtype)
 
 
-def given_scalar(text: str) -> tuple[str, int | float | bool]:
-    """Reads NAME=VALUE."""
+def given_value(text: str) -> tuple[str, Any]:
+    """Reads NAME=VALUE, where VALUE is as VALUES says."""
     name, _, value = text.partition("=")
-    for read in ({"true": True, "false": False}.__getitem__, lambda value: int(value, 0), float):
-        try:
-            return name, read(value)
-        except (KeyError, ValueError):
-            continue
-    raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, a number or true or false")
+    try:
+        if value.startswith("hex:"):
+            return name, bytes.fromhex(value.removeprefix("hex:"))
+        numbers = tuple(map(_number, value.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, {VALUES}") from None
+    return name, numbers if len(numbers) > 1 else numbers[0]
+
+
+def _number(text: str) -> int | float | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        return int(text, 0)
+    except ValueError:
+        return float(text)
 
 
 def given_shape(text: str) -> tuple[int, ...]:

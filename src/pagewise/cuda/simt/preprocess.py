@@ -67,9 +67,12 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
+    owned: dict[
+        str, bool
+    ] = {}  # by a file's first marker: later ones may speak of a macro's expansion, not of the file
     for marker in _MARKER.finditer(text):
         _, file, flags = marker.groups()
-        if is_own != (_SYSTEM not in flags.split() and not file.startswith(others)):
+        if is_own != owned.setdefault(file, _SYSTEM not in flags.split() and not file.startswith(others)):
             yield is_own, text[start : marker.start()]
             start, is_own = marker.start(), not is_own
     yield is_own, text[start:]

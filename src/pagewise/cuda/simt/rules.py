@@ -132,8 +132,11 @@ RULES = {
 # programming guide says the same of compute capability 7.0 and later; what it forbids is a barrier in a branch that
 # not all threads take. Without a `return` in the kernel nobody can have left early: then it is that.
 OFF = {Finding.LEFT_BEFORE_BARRIER}
-# After these a launch cannot go on.
-ENDINGS = {"deadlock", "assertion", "fault"}
+# After these a launch cannot go on (runtime/block.h knows them too).
+ENDINGS = {
+    Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING, Finding.LANES_MISSING, Finding.ARGUMENT, Finding.FAILED,
+    Finding.FAULT, Finding.STACK_OVERFLOW, Finding.DIVIDED_BY_ZERO, Finding.STOPPED,
+}  # fmt: skip
 
 
 def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
@@ -142,13 +145,13 @@ def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
     Raises:
         ValueError: a name that no rule and no family has, or one after which a launch cannot go on.
     """
-    named = {finding: {rule.what, rule.name} for finding, rule in RULES.items()}
-    can_be_ignored = {name for names in named.values() if not names & ENDINGS for name in names}
+    named = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if finding not in ENDINGS}
+    can_be_switched = sorted(set().union(*named.values()))
     for argument, names in (("ignore", ignore), ("also", also)):
         if isinstance(names, str):
             raise TypeError(f'{argument} must be a tuple of names, as in ("{names}",), got {names!r}')
-        if unknown := [name for name in names if name not in can_be_ignored]:
-            raise ValueError(f"{argument} must name what can be switched, {sorted(can_be_ignored)}, got {unknown[0]!r}")
+        if unknown := [name for name in names if name not in can_be_switched]:
+            raise ValueError(f"{argument} must name what can be switched, {can_be_switched}, got {unknown[0]!r}")
     off = {finding for finding, names in named.items() if names & set(ignore)}
     off |= {finding for finding in OFF if not named[finding] & set(also)}
     return sum(1 << finding for finding in off)

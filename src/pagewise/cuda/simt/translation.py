@@ -23,6 +23,7 @@ _PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
+_RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_specifiers.h
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
@@ -66,7 +67,9 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
             f"choose by a name in `defines`"
         )
     _refuse(code, needed)
-    parts = parts_of(code.only(needed), foreign)
+    lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
+    renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
+    parts = parts_of(code.only(needed, renamed), foreign)
     text = "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
     if file.missing:
         compiler, _ = find_compiler()
