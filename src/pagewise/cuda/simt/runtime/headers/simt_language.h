@@ -36,6 +36,9 @@
 #include "cuda_fp8.h"
 #include "driver_types.h"
 
+#define __builtin_assume(condition) ((void)0)
+#define __assume(condition) ((void)0)
+#define __brkpt() ((void)0)
 #define __CUDACC__ 1
 #define PAGEWISE_SIMT 1
 
