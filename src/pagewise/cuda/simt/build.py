@@ -37,6 +37,12 @@ INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment
 GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
 CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
+# What decides what is compiled, beside the runtime's own headers.
+_TRANSLATORS = (
+    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../statements.py",
+    "../tokens.py", "../variables.py",
+)  # fmt: skip
+
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
@@ -130,7 +136,9 @@ def _header_folder() -> Path:
 
 @functools.cache
 def _own_sources() -> str:
-    files = sorted(path for path in (*RUNTIME.rglob("*"), Path(__file__)) if path.is_file())
+    here = Path(__file__).parent
+    translators = [*_TRANSLATORS, *here.glob("ptx/*.py")]
+    files = sorted(path for path in (*RUNTIME.rglob("*"), *(here / name for name in translators)) if path.is_file())
     return digest(*(path.read_text() for path in files))
 
 
@@ -178,13 +186,13 @@ def _with_shared(assembly: str) -> str:
 
 
 def _with_gaps(assembly: str) -> str:
-    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next."""
-    lines, in_shared = [], False
+    """256 bytes of nothing after every shared array and variable, so that who overruns one does not meet the next."""
+    lines, in_zeros = [], False
     for line in assembly.splitlines():
         if re.match(r"\s*\.(section|text|data|bss)\b", line):
-            in_shared = ".tbss" in line
-        lines.append(line)
-        if in_shared and re.match(r"\s*\.zero\b", line):
+            in_zeros = "bss" in line
+        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
+        if in_zeros and re.match(r"\s*\.zero\b", line):
             lines.append("\t.zero\t256")
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ names the header; a declaration with one is left out, and so is what needs that 
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pagewise.cuda.device_code import DeviceCode, Piece, replaced
 from pagewise.cuda.statements import Statements
@@ -42,7 +42,7 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
                 changes.setdefault(code.place(*span), trap if is_statement else "")
         if not changes:
             break
-        text = replaced(text, [(*span, new) for span, new in _outermost(changes)])
+        text = replaced(text, [(*span, new) for span, new in changes.items()])
     return text
 
 
@@ -85,11 +85,3 @@ def _change(code: DeviceCode, place: int) -> tuple[tuple[int, int], bool] | None
 
 def _innermost(pieces: Sequence[Piece], at: int) -> Piece | None:
     return next((piece for piece in pieces if piece.start <= at < piece.end), None)
-
-
-def _outermost(changes: dict[tuple[int, int], str]) -> Iterator[tuple[tuple[int, int], str]]:
-    end = -1
-    for span, new in sorted(changes.items(), key=lambda change: (change[0][0], -change[0][1])):
-        if span[0] >= end:
-            yield span, new
-            end = span[1]
