@@ -71,7 +71,7 @@ void simt_phases_wait(void* at, u64 number) {
     accessed(at, 8, ATOMIC, CALLER, 8);
     Phases& p = phases_at(w, at, CALLER);
     while (p.number <= number) {
-        me.collective = PHASE, me.mask = 0, me.payload = at;
+        me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
         me.state = AT_PHASE;
         leave_ready(w, *w.block, me);
         wait(w, AT_PHASE, CALLER);
