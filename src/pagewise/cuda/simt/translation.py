@@ -61,7 +61,7 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
     function = base_name(name)
-    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.body] for piece in needed):
+    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.end] for piece in needed):
         raise CompileError(
             f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
             f"choose by a name in `defines`"
