@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 import torch
 
 from pagewise.cuda import CudaKernel, simt

@@ -14,13 +14,16 @@ Mode = IntEnum("Mode", "PLAIN OBSERVE CHECK", start=0)
 Space = IntEnum("Space", "GLOBAL SHARED OTHER", start=0)
 Access = IntEnum("Access", "READ WRITE ATOMIC BARRIER SHUFFLE MMA", start=0)
 Collective = IntEnum(
-    "Collective", "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS SYNCGRID NUMBERED EXCHANGE PRODUCT MATRIX", start=0
+    "Collective",
+    "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS SYNCGRID NUMBERED PHASE EXCHANGE PRODUCT MATRIX",
+    start=0,
 )
 Finding = IntEnum(
     "Finding",
     "NOTHING DEADLOCK OUTSIDE_GLOBAL OUTSIDE_SHARED MISALIGNED RACE BARRIER_NOT_REACHED LANE_GONE LANE_NOT_IN_MASK "
     "UNINITIALISED_SHARED UNINITIALISED_GLOBAL FAILED FAULT SPINNING BARRIERS_DIFFER DIVIDED_BY_ZERO STOPPED "
-    "HANGING INTERRUPTED STACK_OVERFLOW OVERRUN SAME_VALUE LANES_MISSING ARGUMENT COPY_IN_FLIGHT COPY_PENDING",
+    "HANGING INTERRUPTED STACK_OVERFLOW OVERRUN SAME_VALUE LEFT_BEFORE_BARRIER LANES_MISSING ARGUMENT "
+    "COPY_IN_FLIGHT COPY_PENDING",
     start=0,
 )
 SPACES, ACCESSES = ([kind.name.lower() for kind in kinds] for kinds in (Space, Access))
@@ -72,8 +75,9 @@ LAUNCH = _structure(
     ("guards", ctypes.POINTER(SHARED_ARRAY)), ("shared_segment", u64), ("dynamic_offset", i64), ("dynamic_bytes", u64),
     *((name, u32) for name in ("num_regions", "num_shared", "num_guards", "num_pointers")),
     ("pointers", ctypes.POINTER(u32)), ("pointer_regions", ctypes.POINTER(u32)), ("max_events", u64),
-    ("max_blocks", u32), ("num_errors", u32), ("errors", ctypes.POINTER(ERROR)), ("counts", ctypes.POINTER(COUNT)),
-    ("num_counts", u64), ("events", pointer), ("num_events", u64), ("output", pointer), ("num_output", u64),
+    ("max_blocks", u32), ("may_return", u32), ("num_errors", u32), ("errors", ctypes.POINTER(ERROR)),
+    ("counts", ctypes.POINTER(COUNT)), ("num_counts", u64), ("events", pointer), ("num_events", u64),
+    ("output", pointer), ("num_output", u64),
 )  # fmt: skip
 
 

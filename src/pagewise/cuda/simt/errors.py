@@ -1,108 +1,45 @@
 """What the runtime found wrong in a kernel, in words."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pagewise.cuda.simt.abi import ERROR, Collective, Finding, Space
+from pagewise.cuda.simt.abi import ERROR, WAITER, Collective, Finding, Space
 from pagewise.cuda.simt.library import Library, SharedArray
 from pagewise.cuda.simt.memory import Memory
+from pagewise.cuda.simt.rules import RULES
 
 
 class SimtError(RuntimeError):
-    """What went wrong in a kernel, and where.
+    """What went wrong in a kernel, and where. As a string it says everything; `sentence` leaves out the place.
 
-    kernel, line: where in the source            thread_block, thread: who, as (x, y, z)
+    kernel, file, line: where in the source      thread_block, thread: who, as (x, y, z)
+    other_file, other_line: where the other thread was, of a race or a barrier; "" and 0 if there is none
     tensor, element: the tensor or shared array and the element in it, if memory is concerned
-    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised",
-          "argument", "copy", "assertion", "fault"
+    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "argument", "copy",
+          "assertion", "fault"
+    rule: the rule of that family that was broken (rules.py)
+    count: how often, under `simt.check(stop=False)`; thread and element are the first's
     """
 
     def __init__(
-        self, message: str, *, kernel: str, what: str, line: int, thread_block: tuple[int, int, int],
-        thread: tuple[int, int, int], tensor: str | None = None, element: int | None = None,
+        self, sentence: str, *, kernel: str, what: str, rule: str, file: str, line: int, code: str = "",
+        other_file: str = "", other_line: int = 0, thread_block: tuple[int, int, int], thread: tuple[int, int, int],
+        tensor: str | None = None, element: int | None = None, count: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__(message)
-        self.kernel, self.what, self.line = kernel, what, line
+        at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
+        super().__init__(f"{kernel}{at}: {sentence}")
+        self.sentence, self.kernel, self.what, self.rule = sentence, kernel, what, rule
+        self.file, self.line, self.other_file, self.other_line = file, line, other_file, other_line
         self.thread_block, self.thread, self.tensor, self.element = thread_block, thread, tensor, element
+        self.count = count
+
+    @property
+    def place(self) -> tuple:
+        """What makes two findings one: the rule and the lines, of a race in either order."""
+        lines = (self.file, self.line), (self.other_file, self.other_line)
+        return self.kernel, self.rule, frozenset(lines) if self.what == "race" else lines
 
 
-_TEXTS = {
-    Finding.DEADLOCK: ("deadlock", "waits for threads that never come: the thread block cannot go on"),
-    Finding.OUTSIDE_GLOBAL: ("out of bounds", "{verb} {place}"),
-    Finding.OUTSIDE_SHARED: ("out of bounds", "{verb} {place}, outside of it"),
-    Finding.MISALIGNED: ("misaligned", "{verb} {bytes} bytes at {place}: the address is no multiple of {bytes}"),
-    Finding.RACE: (
-        "race",
-        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier "
-        "between",
-    ),
-    Finding.BARRIER_NOT_REACHED: (
-        "barrier",
-        "has left the kernel while {waiting} threads wait here, the first of them {other}: every thread must reach the "
-        "barrier",
-    ),
-    Finding.LANE_GONE: (
-        "lane",
-        "shuffles from lane {lane}, which has left the kernel or is not there: the value is undefined",
-    ),
-    Finding.LANE_NOT_IN_MASK: ("lane", "uses lane {lane}, which the mask does not name: the value is undefined"),
-    Finding.UNINITIALISED_SHARED: (
-        "uninitialised",
-        "{verb} {place}, which no thread of this thread block has written",
-    ),
-    Finding.UNINITIALISED_GLOBAL: ("uninitialised", "{verb} {place}, an output that nobody has written yet"),
-    Finding.FAILED: ("assertion", "stopped: {text}"),
-    Finding.FAULT: (
-        "fault",
-        "touched memory that is not there, or a vector at an address that is no multiple of its size: run under "
-        "simt.check(), which says which",
-    ),
-    Finding.SPINNING: (
-        "deadlock",
-        "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
-    ),
-    Finding.HANGING: (
-        "deadlock",
-        "gets no further: for the time that simt.time_limit() gives, no thread has ended or passed a barrier",
-    ),
-    Finding.STACK_OVERFLOW: (
-        "fault",
-        "overflows its stack: CUDA allows a thread 512 KB of local memory",
-    ),
-    Finding.OVERRUN: (
-        "out of bounds",
-        "has written just outside of {tensor}, or another one did: run under simt.check(), which says who",
-    ),
-    Finding.SAME_VALUE: (
-        "race",
-        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier "
-        "between (the same value)",
-    ),
-    Finding.BARRIERS_DIFFER: (
-        "barrier",
-        "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of a thread "
-        "block must reach the same",
-    ),
-    Finding.DIVIDED_BY_ZERO: (
-        "fault",
-        "divides an integer by zero (or the least integer by -1): the result is undefined",
-    ),
-    Finding.STOPPED: ("fault", "stopped: __builtin_trap() or abort()"),
-    Finding.LANES_MISSING: (
-        "lane",
-        "is in {function}, which all 32 lanes of a warp must reach: lane {lane} has left the kernel or is not there",
-    ),
-    Finding.ARGUMENT: ("argument", "{text}"),
-    Finding.COPY_IN_FLIGHT: (
-        "race",
-        "{verb} {place} while the asynchronous copy that thread {other}{other_block} began in line {other_line} may "
-        "still {other_access} it: no wait for that copy lies between",
-    ),
-    Finding.COPY_PENDING: (
-        "copy",
-        "leaves the kernel while its asynchronous copy to {place} is under way: no wait completes it",
-    ),
-}
 # by Access
 _READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
 _FUNCTIONS = {
@@ -119,22 +56,19 @@ _BARRIERS = {
     Collective.SYNCTHREADS: "__syncthreads",
     Collective.SYNCGRID: "the grid's barrier",
     Collective.NUMBERED: "bar.sync",
+    Collective.PHASE: "a cuda::barrier",
 }
 
-CLASSES = {"same value": {Finding.SAME_VALUE}, "left before barrier": {Finding.BARRIER_NOT_REACHED}}
 
-
-def checked_classes(ignore: Sequence[str]) -> tuple[str, ...]:
-    """`ignore`, or ValueError if it names a class that there is not."""
-    unknown = [name for name in ignore if name not in CLASSES]
-    if unknown or isinstance(ignore, str):
-        raise ValueError(f"ignore must name classes of findings ({', '.join(CLASSES)}), got {ignore!r}")
-    return tuple(ignore)
-
-
-def findings_of(ignore: Sequence[str]) -> set[Finding]:
-    """The kinds that belong to these classes."""
-    return set().union(*(CLASSES[name] for name in ignore))
+def merged(findings: Iterable[SimtError]) -> list[SimtError]:
+    """`findings`, each place once and with the sum of the counts, in their order."""
+    first: dict[tuple, SimtError] = {}
+    for finding in findings:
+        if finding.place in first:
+            first[finding.place].count += finding.count
+        else:
+            first[finding.place] = finding
+    return list(first.values())
 
 
 def error_of(
@@ -153,30 +87,40 @@ def error_of(
     elif error.region >= 0:
         tensor, element, place = memory.element_at(error.region, error.offset)
     block, thread, other_block = _dim(error.block), _dim(error.thread), _dim(error.other_block)
-    what, text = _TEXTS[error.finding]
-    text = text.format(
+    other_file, other_line = lines[error.other_site]
+    rule = RULES[error.finding]
+    did = rule.sentence.format(
         verb=_READS[error.access], place=place, bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread),
-        waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=lines[error.other_site][1],
+        waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=other_line,
         other_access=_ACCESS[error.other_access], function=_FUNCTIONS.get(error.waiters[0].collective),
         other_block=f" of thread block {other_block}" if other_block != block else "",
         text=error.text.decode(errors="replace"), tensor=tensor,
     )  # fmt: skip
-    for w in waiters:
-        who = f"thread {_dim(w.thread)}" + (f" and {w.count - 1} more" if w.count > 1 else "")
-        where = f"in line {lines[w.site][1]}" if w.site else "at its start"
-        if w.running:
-            text += f"\n  {who} {where}, running"
-            continue
-        warp_wide = w.collective in _FUNCTIONS
-        function = f"{_FUNCTIONS[w.collective]} with mask {w.mask:#010x}" if warp_wide else _BARRIERS[w.collective]
-        text += f"\n  {who} {where} in {function}"
+    did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     file, line = lines[error.site]
     code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
-    at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
-    message = f"{kernel}{at}: thread {thread} of thread block {block} {text}"
     return SimtError(
-        message, kernel=kernel, what=what, line=line, thread_block=block, thread=thread, tensor=tensor, element=element
-    )
+        f"thread {thread} of thread block {block} {did}", kernel=kernel, what=rule.what, rule=rule.name, file=file,
+        line=line, code=code, other_file=other_file, other_line=other_line, thread_block=block, thread=thread,
+        tensor=tensor, element=element, count=error.count,
+    )  # fmt: skip
+
+
+def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:
+    """Who waits where: those of one line and in one function together."""
+    groups: dict[str, list[WAITER]] = {}
+    for w in waiters:
+        if w.running:
+            doing = ", running"
+        elif w.collective in _FUNCTIONS:
+            doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
+        else:
+            doing = f" in {_BARRIERS[w.collective]}"
+        where = f"in line {lines[w.site][1]}" if w.site else "at its start"
+        groups.setdefault(where + doing, []).append(w)
+    for where, group in groups.items():
+        others = sum(w.count for w in group) - 1
+        yield f"thread {_dim(group[0].thread)}{f' and {others} more' if others else ''} {where}"
 
 
 def _dim(dim: object) -> tuple[int, int, int]:

@@ -26,14 +26,16 @@ import torch
 from torch import Tensor
 
 from pagewise.cuda.build import Source
-from pagewise.cuda.signature import Parameter
+from pagewise.cuda.parameters import Parameter
 from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Finding, Mode, runtime
 from pagewise.cuda.simt.build import build, entry_symbol
-from pagewise.cuda.simt.errors import checked_classes, error_of, findings_of
-from pagewise.cuda.simt.library import Library, SharedArray, Variable
+from pagewise.cuda.simt.errors import error_of
+from pagewise.cuda.simt.library import Library, ParameterType, SharedArray, Variable
 from pagewise.cuda.simt.limits import blocks_at_once, check_grid, check_shared
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
+from pagewise.cuda.simt.rules import declares_return, ignored
+from pagewise.cuda.variables import as_declared
 
 # ------------------------------------------------------------------------------------------------ observing, checking
 
@@ -45,7 +47,7 @@ class _Run(NamedTuple):
     outputs: Sequence[Tensor] = ()
     trace_limit: int = 0
     stop: bool = True
-    ignore: tuple[str, ...] = ()
+    ignored: int = 0  # findings, bit by bit
     time_limit: float = 30.0
 
 
@@ -83,23 +85,28 @@ def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> con
 
 
 def check(
-    *, outputs: Sequence[Tensor] = (), schedule: int | None = None, stop: bool = True, ignore: Sequence[str] = ()
+    *,
+    outputs: Sequence[Tensor] = (),
+    schedule: int | None = None,
+    stop: bool = True,
+    ignore: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> contextlib.AbstractContextManager[Report]:
     """Hold every access of CPU launches inside against the rules; the first that breaks one raises SimtError.
 
     With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
-    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names classes that are no finding
-    (errors.CLASSES).
+    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
+    that shall find nothing, `also` those that are off unless asked for (rules.py).
 
     Reading an element of `outputs` before a launch inside has written it is an error too. The kernel's tensors lie
     elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
     `report.unwritten(tensor)` lists the elements that were never written.
 
-    Limits: lanes of one warp that synchronise by volatile flags are reported as a race; an access narrower than an
-    element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives what it
-    gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
+    than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
+    what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
-    run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignore=checked_classes(ignore))
+    run = _Run(Mode.CHECK, schedule, Report(), tuple(outputs), stop=stop, ignored=ignored(ignore, also))
     return _within(run._replace(time_limit=_run.get().time_limit))
 
 
@@ -122,6 +129,10 @@ class CpuKernel:
         self._lines = source.text.splitlines()
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
 
+    @functools.cached_property
+    def _may_return(self) -> bool:
+        return declares_return(self.source.text, self.name.partition("<")[0].rpartition("::")[2].strip())
+
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
         self.library(_run.get().mode != Mode.PLAIN)
@@ -138,10 +149,15 @@ class CpuKernel:
             raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
         return torch.frombuffer(_memory(variables[name]), dtype=torch.uint8)
 
+    def parameter_types(self) -> list[ParameterType]:
+        """What the compiler knows of the kernel's parameters."""
+        return self.library(False).parameters(entry_symbol(self.name))
+
     @contextlib.contextmanager
     def _same_variables(self, library: Library) -> Iterator[None]:
         """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
-        pairs = [*zip(library.variables, self.library(False).variables, strict=True)] if library.variables else []
+        plain = self.library(False) if library.variables else library
+        pairs = [] if plain is library else [*zip(library.variables, plain.variables, strict=True)]
         for own, kept in pairs:
             _memory(own)[:] = _memory(kept)
         try:
@@ -149,6 +165,13 @@ class CpuKernel:
         finally:
             for own, kept in pairs:
                 _memory(kept)[:] = _memory(own)
+
+    @functools.cached_property
+    def _watched(self) -> dict[str, Tensor]:
+        """The variables of the instrumented build, in place, as the source declares them."""
+        variables = self.library(True).variables
+        lie = {each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in variables}
+        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in lie.items()}
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
@@ -161,9 +184,9 @@ class CpuKernel:
         run = _run.get()
         library = self.library(run.mode != Mode.PLAIN)
         check_shared(self.name, library, shared_bytes)
-        values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
+        values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        memory = Memory(tensors)
+        memory = Memory(tensors, self._watched if run.mode == Mode.CHECK else {})
 
         request = LAUNCH()
         request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
@@ -176,7 +199,7 @@ class CpuKernel:
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)
         request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
-        request.ignored = sum(1 << finding for finding in findings_of(run.ignore))
+        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
         shared = [*library.shared]
@@ -189,7 +212,7 @@ class CpuKernel:
         try:
             with self._same_variables(library):
                 calls.simt_launch(ctypes.byref(request))
-            assert kept is not None  # the arrays live until the launch has ended
+            del kept  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             errors = request.errors[: request.num_errors]
@@ -198,8 +221,8 @@ class CpuKernel:
             found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
             if found and run.stop:
                 raise found[0]
-            if run.mode != Mode.PLAIN:
-                run.report.findings += found
+            if run.mode == Mode.CHECK:
+                run.report.add_checked(found)
             if run.mode == Mode.OBSERVE:
                 run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
         finally:

@@ -9,10 +9,11 @@ from pagewise.cuda.simt.abi import REGION, SHARED_ARRAY, Mode, Space
 
 
 class Memory:
-    """The tensors of a launch as regions: those that overlap are one."""
+    """The tensors of a launch as regions: those that overlap are one. `variables` belong to the compiled file."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = {name: t for name, t in tensors.items() if t is not None and t.numel()}
+    def __init__(self, tensors: dict[str, Tensor], variables: dict[str, Tensor]) -> None:
+        self._variables = frozenset(variables)
+        self.tensors = {name: t for name, t in (tensors | variables).items() if t is not None and t.numel()}
         self.names = tuple(self.tensors)
         self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
         for name, t in sorted(self.tensors.items(), key=lambda item: item[1].data_ptr()):
@@ -30,7 +31,8 @@ class Memory:
         regions = (REGION * len(self.regions))()
         for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
             region.start, region.bytes, region.granule = start, end - start, granule
-            region.constant = written_to.isdisjoint(names)
+            region.in_place = not self._variables.isdisjoint(names)
+            region.constant = not region.in_place and written_to.isdisjoint(names)
             if run.mode == Mode.CHECK:
                 written = run.report.written_map(start, granule, (end - start) // granule)
                 region.written = written.data_ptr()

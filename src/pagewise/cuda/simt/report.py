@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagewise.cuda.simt.errors import SimtError
+from pagewise.cuda.simt.errors import SimtError, merged
 
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
 # `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
@@ -100,11 +100,12 @@ class Launch:
 
 
 class Report:
-    """What `simt.observe()` or `simt.check()` saw: its launches, in order."""
+    """What `simt.observe()` or `simt.check()` saw: the `launches` of one, in order, or the `findings` of the other."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.findings: list[SimtError] = []
+        self.num_checked = 0  # launches
         self._written: list[tuple[int, int, Tensor]] = []  # where a map starts, bytes of its elements, the map
 
     def count(self, access: str | None = None, space: str | None = None, line: int | None = None) -> LineCount:
@@ -122,6 +123,11 @@ class Report:
     def unwritten(self, tensor: Tensor) -> Tensor:
         """Indices [n, dimensions] of the elements of `tensor` that no checked launch wrote."""
         return (~self._is_written(tensor)).nonzero()
+
+    def add_checked(self, findings: Sequence[SimtError]) -> None:
+        """A launch was checked, and this was found."""
+        self.findings = merged([*self.findings, *findings])
+        self.num_checked += 1
 
     def written_map(self, start: int, granule: int, elements: int) -> Tensor:
         """The map of what was written, one byte per element, that a launch on this memory reads and extends."""
@@ -145,6 +151,10 @@ class Report:
         return written
 
     def __str__(self) -> str:
+        if self.findings:
+            return "\n".join(f"{found.rule}, {found.count:,} ×: {found}" for found in self.findings)
+        if self.num_checked:
+            return f"{self.num_checked} launch{'es' * (self.num_checked > 1)} checked, nothing found"
         return "\n\n".join(map(str, self.launches)) or "no launch"
 
 

@@ -24,7 +24,7 @@
 constexpr int MAX_THREADS = SIMT_MAX_THREADS;  // cuda/limits.py
 constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that stores nothing, until others have a turn
 
-enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_PHASE, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
 // What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
@@ -60,6 +60,14 @@ struct Thread {
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     std::shared_ptr<const Acquired> acquired;
+};
+
+// A barrier that the kernel has made itself: as many arrivals as are expected end a phase of it.
+struct Phases {
+    u32 expected, pending;
+    u64 number;  // phases that have ended
+    std::shared_ptr<const Acquired> arriving, arrived;  // what happened before the arrivals; before those of ended phases
+    std::vector<std::pair<const Thread*, Copy>> copies;  // that the phase waits for
 };
 
 struct Warp {
@@ -110,6 +118,7 @@ struct Block {  // a thread block in flight
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
     std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
+    std::unordered_map<u64, Phases> phases;  // by address
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::string output;
@@ -217,13 +226,15 @@ static bool ends_launch(const Job& job, u32 finding) {
 // Keep what was found. If it ends the launch, a fiber does not return from here.
 static void raise_error(Worker& w, Error error) {
     Job& job = *w.job;
-    if (job.launch.ignored >> error.finding & 1) return;
     Block* b = w.block;
-    if (b && b->unwritten_read.finding && error.finding != RACE && error.finding != b->unwritten_read.finding) {
+    bool ignored = job.launch.ignored >> error.finding & 1, ends = !ignored && ends_launch(job, error.finding);
+    if (b && b->unwritten_read.finding) {
         Error earlier = b->unwritten_read;
-        b->unwritten_read.finding = NOTHING;
-        raise_error(w, earlier);
+        bool is_a_race = error.finding == RACE && (!job.launch.keep_going || earlier.site == error.other_site);
+        if (is_a_race || ends) b->unwritten_read.finding = NOTHING;
+        if (!is_a_race && ends) raise_error(w, earlier);
     }
+    if (ignored) return;
     {
         std::lock_guard<std::mutex> guard(job.lock);
         Found* same = nullptr;
@@ -233,7 +244,7 @@ static void raise_error(Worker& w, Error error) {
         if (same) same->error.count++;
         else job.found.push_back({b ? b->rank : 0, error});
     }
-    if (!ends_launch(job, error.finding)) return;
+    if (!ends) return;
     job.failed = true;
     if (w.current) go_to_scheduler(w);
 }
@@ -286,5 +297,6 @@ static void spin(Worker& w, void* site) {
     Thread& me = *w.current;
     if (me.progress != w.progress) me.progress = w.progress, me.spins = 0;
     ++me.spins;
-    if (has_spun(w, me, w.block->live)) me.site = site, w.spinning = site;
+    me.site = site;
+    if (has_spun(w, me, w.block->live)) w.spinning = site;
 }

@@ -38,11 +38,11 @@ struct Announced {
     memcpy(pending.before, a.p, a.bytes);
 }
 
-// Two accesses without an order are none the worse for it if both are atomic, or a flag: volatile, and not within one
-// warp, whose lanes do not run in step.
-static bool may_meet(const Stamp& s, const Stamp& mine) {
+// Two accesses without an order are none the worse for it if both are atomic or volatile. But the lanes of a warp that
+// pass values on in volatile shared memory take it that they run in step, which they have not since sm_70.
+static bool may_meet(const Stamp& s, const Stamp& mine, bool is_shared) {
     if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
-    return (s.atomic && mine.atomic) || s.block != mine.block || s.thread / 32 != mine.thread / 32;
+    return (s.atomic && mine.atomic) || !is_shared || s.thread / 32 != mine.thread / 32;
 }
 
 // The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
@@ -83,9 +83,9 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
         }
         auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
         bool after_write = before_me(cell.write);
-        if (!after_write && !raced && !may_meet(cell.write, mine)) raise_race(w, cell.write, a, at), raced = true;
+        if (!after_write && !raced && !may_meet(cell.write, mine, is_shared)) raise_race(w, cell.write, a, at), raced = true;
         for (Stamp& read : cell.read)
-            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine))
+            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine, is_shared))
                 raise_race(w, read, a, at), raced = true;
         if (access == READ) {
             Stamp* slot = nullptr;
@@ -112,8 +112,8 @@ static void divert(Worker& w, const char* p, u32 bytes, Access access) {
     Shadow* near = within(w.block->shared) ? &w.block->shared : nullptr;
     for (Shadow& s : w.job->tensors)
         if (within(s)) near = &s;
-    if (!near) return;  // the fault that follows ends the launch
-    if (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared)
+    if (!near && !in_module(*w.job, p)) return;  // the fault that follows ends the launch
+    if (near && (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared))
         mprotect((void*)page, length, PROT_READ | PROT_WRITE), near->spoiled = true;
     if (access == READ) return;
     Pending& pending = w.pending;
@@ -140,6 +140,15 @@ static void check_in_flight(Worker& w, const Announced& a, Place place) {
             return raise_error(w, e);
         }
     }
+}
+
+// The variable of the compiled file that a stray address comes after.
+static Place nearest_variable(const Job& job, const char* p, Place place) {
+    for (u32 i = 0; i < job.tensors.size(); ++i)
+        if (job.launch.regions[i].in_place && job.tensors[i].start <= p)
+            if (place.region < 0 || job.tensors[i].start > job.tensors[place.region].start)
+                place = {GLOBAL, (int32_t)i, p - job.tensors[i].start};
+    return place;
 }
 
 static void check(Worker& w, const Announced& a, u32 alignment) {
@@ -173,7 +182,10 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
             for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
                 if (a.p >= job.tensors[i].arena && a.p < job.tensors[i].arena + job.tensors[i].arena_bytes)
                     place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
-            if (place.region < 0 && in_module(job, a.p)) return;
+            if (place.region < 0 && in_module(job, a.p)) {
+                if (a.access == READ) return;  // of a constant
+                place = nearest_variable(job, a.p, place);
+            }
         }
         return reject(w, OUTSIDE_GLOBAL, a, place);
     }

@@ -11,7 +11,7 @@ static void check_barrier(Worker& w, Block& b) {
     if (b.live < w.job->num_threads) {
         const Thread *gone = nullptr, *waiting = nullptr;
         for (u32 i = w.job->num_threads; i--;) (b.threads[i].state == GONE ? gone : waiting) = &b.threads[i];
-        Error e = new_error(w, BARRIER_NOT_REACHED, waiting->site);
+        Error e = new_error(w, w.job->launch.may_return ? LEFT_BEFORE_BARRIER : BARRIER_NOT_REACHED, waiting->site);
         e.thread = gone->index, e.other_thread = waiting->index;
         e.num_waiters = b.live;
         raise_error(w, e);

@@ -2,11 +2,11 @@
 // has nothing left but to wait for what another one does.
 #pragma once
 
-#include "async_copies.h"
 #include "collectives.h"
 #include "memory.h"
 #include "numbered_barriers.h"
 #include "observe.h"
+#include "phases.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);
@@ -55,7 +55,7 @@ static Error waiting_error(Worker& w, Finding finding, const std::vector<Block*>
             while (k < e.num_waiters && !same(e.waiters[k])) ++k;
             if (k == 8) continue;
             if (k == e.num_waiters) {
-                if (!k) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
                 e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, t.index};
             }
             e.waiters[k].count++;
@@ -93,6 +93,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
     b.unwritten_read.finding = NOTHING;
     b.numbered_barriers.clear();
+    b.phases.clear();
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
@@ -147,6 +148,7 @@ static void finish_block(Worker& w, Block& b) {
         b.unwritten_read.finding = NOTHING;
         raise_error(w, e);
     }
+    check_landed(w, b);
     if (job.launch.mode == OBSERVE) finish_block_events(w, b);
     if (!b.output.empty()) {
         std::lock_guard<std::mutex> guard(job.lock);
