@@ -51,6 +51,7 @@ static void check_landed(Worker& w, const Block& b) {
 extern "C" {
 void simt_phases_init(void* at, u32 expected) {
     accessed(at, 8, WRITE, CALLER, 8);
+    *(u64*)at = expected;
     worker->block->phases[(u64)at] = {expected, expected, 0, {}, {}, {}};
 }
 u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
