@@ -37,7 +37,15 @@
 #include "cuda_fp8.h"
 #include "driver_types.h"
 
+#define __builtin_assume(condition) ((void)0)
+#define __assume(condition) ((void)0)
+#define __brkpt() ((void)0)
 #define __CUDACC__ 1
+#define __CUDACC_VER_MAJOR__ 12
+#define __CUDACC_VER_MINOR__ 8
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 12080
+#endif
 #define PAGEWISE_SIMT 1
 
 #define SIMT_REFUSE(what) _Pragma(what)
