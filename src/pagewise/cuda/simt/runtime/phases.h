@@ -1,6 +1,6 @@
 // Barriers that a kernel makes itself (cuda::barrier): threads arrive, and go on; others, or they, wait for the end of
-// the phase. What a thread did before it arrived happens before what follows the wait. Copies can take part: a phase does
-// not end before they have landed, which they do here when all the others have arrived.
+// the phase. What a thread did before it arrived happens before what follows the wait. Copies can take part: a phase
+// does not end before they have landed, which they do here when all the others have arrived.
 #pragma once
 
 #include "async_copies.h"

@@ -1,8 +1,8 @@
 // Cooperative groups: the thread block, the grid, and parts of a warp, with names for what they do together.
 //
 // A part of a warp is a mask of lanes; a thread's rank is its lane's place among them. Where a GPU needs several
-// shuffles for what a group does at once (a reduction, a scan, a value of more than 8 bytes) the lanes meet once, and one
-// shuffle is counted. A group's sync orders the memory of its own threads, and of nobody else.
+// shuffles for what a group does at once (a reduction, a scan, a value of more than 8 bytes) the lanes meet once, and
+// one shuffle is counted. A group's sync orders the memory of its own threads, and of nobody else.
 #pragma once
 
 #include "simt.h"
