@@ -49,6 +49,13 @@ _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
 )
 
+# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
+_ASSIGN_RAW = re.compile(
+    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
+    r"(?:;|\{.*?\n\})",
+    re.S,
+)
+
 
 def build(source: Source, name: str, *, instrumented: bool) -> Library:
     """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError.
@@ -120,7 +127,9 @@ def entry_symbol(name: str) -> str:
 def _header_folder() -> Path:
     """A folder of those of NVIDIA's headers that need a word changed."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    headers = {name: _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text()) for name in names}
+    headers = {
+        name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
+    }
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))
