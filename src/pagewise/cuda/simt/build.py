@@ -40,8 +40,8 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # What decides what is compiled, beside the runtime's own headers.
 _TRANSLATORS = (
-    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../statements.py",
-    "../tokens.py", "../variables.py",
+    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../outline.py",
+    "../statements.py", "../tokens.py", "../variables.py",
 )  # fmt: skip
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
-from pagewise.cuda.device_code import DeviceCode, Piece
+from pagewise.cuda.device_code import DeviceCode
 from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.cuda.outline import Piece
 from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.compiler import find_compiler
 from pagewise.cuda.simt.missing import with_traps
