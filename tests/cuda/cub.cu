@@ -1,7 +1,7 @@
 // What kernels use of cub, and what they get wrong with it.
 #include <cub/cub.cuh>
 
-__global__ void reductions(const float* x, float* out, int n) {  // [sum of all, of the first n, largest of 4 each, argmax]
+__global__ void reductions(const float* x, float* out, int n) {  // sum of all, of the first n; largest; argmax
     using Reduce = cub::BlockReduce<float, 80>;
     using Pair = cub::KeyValuePair<int, float>;
     using Largest = cub::BlockReduce<Pair, 80>;
