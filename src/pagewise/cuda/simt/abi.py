@@ -23,7 +23,7 @@ Finding = IntEnum(
     "NOTHING DEADLOCK OUTSIDE_GLOBAL OUTSIDE_SHARED MISALIGNED RACE BARRIER_NOT_REACHED LANE_GONE LANE_NOT_IN_MASK "
     "UNINITIALISED_SHARED UNINITIALISED_GLOBAL FAILED FAULT SPINNING BARRIERS_DIFFER DIVIDED_BY_ZERO STOPPED "
     "HANGING INTERRUPTED STACK_OVERFLOW OVERRUN SAME_VALUE LEFT_BEFORE_BARRIER LANES_MISSING ARGUMENT "
-    "COPY_IN_FLIGHT COPY_PENDING",
+    "COPY_IN_FLIGHT COPY_PENDING READ_ONLY",
     start=0,
 )
 SPACES, ACCESSES = ([kind.name.lower() for kind in kinds] for kinds in (Space, Access))
@@ -51,7 +51,10 @@ REGION = _structure(
 )
 SHARED_ARRAY = _structure("SharedArray", ("offset", i64), ("bytes", u64))
 WAITER = _structure(
-    "Waiter", ("site", u64), *((name, u32) for name in ("collective", "mask", "count", "running")), ("thread", DIM)
+    "Waiter",
+    ("site", u64),
+    *((name, u32) for name in ("collective", "mask", "count", "running", "line")),
+    ("thread", DIM),
 )
 ERROR = _structure(
     "_Error", *((name, u32) for name in ("finding", "access", "space", "bytes")),

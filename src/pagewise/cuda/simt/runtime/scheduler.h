@@ -48,15 +48,16 @@ static Error waiting_error(Worker& w, Finding finding, const std::vector<Block*>
     for (Block* b : blocks)
         for (Thread& t : b->threads) {
             if (t.state == GONE) continue;
-            u32 k = 0, running = t.state == READY;
+            u32 k = 0, running = t.state == READY, line = running ? 0 : (u32)t.line;
             auto same = [&](const Waiter& w) {
-                return w.site == (u64)t.site && w.running == running && w.collective == t.collective && w.mask == t.mask;
+                return w.site == (u64)t.site && w.line == line && w.running == running && w.collective == t.collective &&
+                       w.mask == t.mask;
             };
             while (k < e.num_waiters && !same(e.waiters[k])) ++k;
             if (k == 8) continue;
             if (k == e.num_waiters) {
                 if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
-                e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, t.index};
+                e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, line, t.index};
             }
             e.waiters[k].count++;
         }
@@ -86,7 +87,7 @@ static Block& start_block(Worker& w, u32 rank) {
     Job& job = *w.job;
     Launch& launch = job.launch;
     Block& b = make_block(w);
-    u32 number = job.order[rank];
+    u32 number = job.at(rank);
     b.index = {number % job.grid.x, number / job.grid.x % job.grid.y, number / job.grid.x / job.grid.y};
     b.number = number, b.rank = rank;
     b.live = job.num_threads;
@@ -171,9 +172,9 @@ static bool nobody_can_go_on(Worker& w) {
 static Block* next_block(Worker& w) {
     Job& job = *w.job;
     bool full = w.waiting.size() >= job.launch.max_blocks;
-    if (!full && job.next < job.order.size()) {
-        u32 rank = job.next++;
-        if (rank < job.order.size()) return &start_block(w, rank);
+    if (!full && job.next < job.num_blocks) {
+        u64 rank = job.next++;
+        if (rank < job.num_blocks) return &start_block(w, (u32)rank);
     }
     if (w.waiting.empty()) return nullptr;
     complete_grid(w);
