@@ -1,6 +1,7 @@
 // What cub's collectives combine with, pairs of a key and a value, and room for values in shared memory.
 #pragma once
 
+#include "../cuda/functional"
 #include "../simt.h"
 
 namespace cub {
