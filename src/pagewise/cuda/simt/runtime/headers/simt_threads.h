@@ -26,7 +26,7 @@ unsigned simt_activemask();
 void* simt_shared_base();
 bool simt_is_shared(const void* address);
 bool simt_is_local(const void* address);  // on the stack of a thread
-// The `id`-th of a thread block's sixteen barriers frees the threads that wait in it when so many have arrived (0: all).
+// The `id`-th of a thread block's sixteen barriers frees who waits in it when so many threads have arrived (0: all).
 void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
 [[noreturn]] void simt_exit();  // this thread has left the kernel
 bool simt_carry();  // what this thread's last sum or difference that keeps it left over (PTX: add.cc)
