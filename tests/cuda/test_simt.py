@@ -15,7 +15,7 @@ import torch
 from pagewise.cuda import simt
 from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.declarations import plain_kernels
-from pagewise.cuda.signature import Parameter
+from pagewise.cuda.parameters import Parameter
 from pagewise.cuda.simt import abi as simt_abi
 from pagewise.cuda.simt.launch import CpuKernel
 from pagewise.cuda.simt.library import RUNTIME

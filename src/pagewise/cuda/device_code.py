@@ -37,6 +37,7 @@ class Piece(NamedTuple):
     is_function: bool = False
     is_variable: bool = False
     body: int | None = None  # the brace that opens the body of a function
+    class_body: int | None = None
     parameters: int | None = None  # the bracket that opens the parameters of a function
     always: bool = False
     dropped: tuple[tuple[int, int], ...] = ()  # the members of a class that are for the host
@@ -52,7 +53,7 @@ class DeviceCode:
     def __init__(self, text: str, lexemes: Sequence[Lexeme], is_device: Iterable[str] = ()) -> None:
         self.text, self.lexemes = text, lexemes
         self.tokens = [lexeme.token for lexeme in lexemes]
-        self._close = partners(self.tokens)
+        self.close = partners(self.tokens)
         self._device_words = DEVICE_WORDS.union(is_device)
         self.pieces = list(self._pieces(0, len(self.tokens)))
 
@@ -82,12 +83,12 @@ class DeviceCode:
                 follow(self._words(piece))
         return sorted(needed.values())
 
-    def only(self, pieces: Sequence[Piece]) -> str:
-        """The text with every other piece, and what `pieces` drop of their classes, left blank."""
+    def only(self, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, str]] = ()) -> str:
+        """The text, with `changes`, and with every other piece and what `pieces` drop of their classes left blank."""
         kept = {piece.start for piece in pieces}
         blank = [(piece.start, piece.end) for piece in self.pieces if piece.start not in kept]
         blank += [span for piece in pieces for span in piece.dropped]
-        return replaced(self.text, [(*self.place(*span), "") for span in blank])
+        return replaced(self.text, [*changes, *((*self.place(*span), "") for span in blank)])
 
     def place(self, start: int, end: int) -> tuple[int, int]:
         """Where lexemes start to end lie in the text."""
@@ -103,7 +104,7 @@ class DeviceCode:
             at = end
 
     def _types(self, operator: Piece, declared: Iterable[str]) -> set[str]:
-        parameters = self.tokens[operator.parameters : self._close[operator.parameters]]
+        parameters = self.tokens[operator.parameters : self.close[operator.parameters]]
         own = set(self.tokens[operator.start : operator.parameters])  # its template parameters are not declared outside
         return {word for word in parameters if word in declared and word not in own}
 
@@ -135,7 +136,7 @@ class DeviceCode:
             return None
         i += 1
         while i < len(self.tokens) and (self.tokens[i] in ("::", "[") or NAME.fullmatch(self.tokens[i])):
-            i = self._close.get(i, i) + 1  # its name, attributes
+            i = self.close.get(i, i) + 1  # its name, attributes
         return i + 1 if self.tokens[i : i + 1] == ["{"] else None
 
     def _piece(self, start: int, stop: int, in_class: bool = False) -> Piece:
@@ -186,7 +187,7 @@ class DeviceCode:
             return Piece(start, i, frozenset(), True, always=True)
         if class_body is not None:
             names, dropped = self._class(outer, class_body)
-            return Piece(start, i, names, True, dropped=dropped)
+            return Piece(start, i, names, True, dropped=dropped, class_body=class_body)
         is_device = not self._device_words.isdisjoint(words)
         if words[0] in ("using", "typedef", "namespace") or (words[0] in _CLASS_KEYS and parameters is None):
             return Piece(start, i, self._declared(start, i, outer), True)
@@ -197,7 +198,7 @@ class DeviceCode:
         return Piece(start, i, self._declared(start, i, outer), is_device or is_constant, is_variable=True)
 
     def _class(self, outer: Sequence[int], body: int) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:
-        tokens, end = self.tokens, self._close.get(body, len(self.tokens))
+        tokens, end = self.tokens, self.close.get(body, len(self.tokens))
         key = next(j for j in outer if tokens[j] in _CLASS_KEYS)
         colon = next((j for j in outer if j > key and tokens[j] == ":"), body)
         name = [tokens[j] for j in outer if key < j < min(colon, body) and NAME.fullmatch(tokens[j])]
@@ -205,20 +206,30 @@ class DeviceCode:
         names |= {tokens[j] for j in outer if j > end and NAME.fullmatch(tokens[j])}
         if tokens[key] == "enum":
             return frozenset(names | set(filter(NAME.fullmatch, tokens[body:end]))), ()
-        return frozenset(names), tuple(self._host_members(body + 1, end))
+        return frozenset(names), tuple(self._host_members(body, end))
 
-    def _host_members(self, i: int, stop: int) -> Iterator[tuple[int, int]]:
+    def members(self, piece: Piece) -> list[Piece]:
+        """The members of a class; of any other piece none."""
+        if piece.class_body is None:
+            return []
+        return list(self._members(piece.class_body + 1, self.close.get(piece.class_body, piece.end)))
+
+    def _members(self, i: int, stop: int) -> Iterator[Piece]:
         while i < stop:
-            if self.tokens[i] in ("public", "private", "protected", "signals") or self.tokens[i] in (";", ":", "}"):
+            if self.tokens[i] in ("public", "private", "protected", ";", ":", "}"):
                 i += 1
                 continue
             piece = self._piece(i, stop, in_class=True)
+            yield piece
+            i = max(piece.end, i + 1)
+
+    def _host_members(self, body: int, stop: int) -> Iterator[tuple[int, int]]:
+        for piece in self._members(body + 1, stop):
             words = self.tokens[piece.start : piece.body or piece.end]
             if piece.dropped:
                 yield from piece.dropped
             elif piece.is_function and not piece.on_device and _STAY_IN_CLASS.isdisjoint(words):
                 yield piece.start, piece.end
-            i = max(piece.end, i + 1)
 
     def _function_names(self, outer: Sequence[int], parameters: int) -> frozenset[str]:
         """The words of a function's name: `f`, `operator`; of a member defined outside, the class if that says more."""
@@ -244,7 +255,7 @@ class DeviceCode:
     # -------------------------------------------------------------------------------------------- brackets
 
     def _after(self, opening: int, stop: int) -> int:
-        return min(self._close.get(opening, stop), stop - 1) + 1
+        return min(self.close.get(opening, stop), stop - 1) + 1
 
     def _after_angle(self, i: int, stop: int) -> int:
         """What follows the > that closes the < at `i`; i + 1 if it is a comparison."""

@@ -24,7 +24,8 @@ from pagewise.cuda.build import Source
 from pagewise.cuda.gpu import GpuKernel
 from pagewise.cuda.limits import LaunchShape, read_launch
 from pagewise.cuda.nvrtc import Cubin, Resources, compile_cubin
-from pagewise.cuda.signature import read_signature
+from pagewise.cuda.reading import read_kernel
+from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.launch import CpuKernel
 from pagewise.cuda.variables import as_declared
 
@@ -34,13 +35,15 @@ class CudaKernel:
 
     Args:
         source: a file (a relative path is looked up from the current folder), or the source text itself.
-        name: the function, or an instantiation of its template: "scale", "softmax<float, 128>".
+        name: the function, an instantiation of its template, or one of several of its name: "scale",
+            "softmax<float, 128>", "scale(float*, int)".
         defines: "NAME" or "NAME=VALUE", as after the compiler's -D.
         options: "-I<folder>", "--std=c++20"; and for the GPU "--use_fast_math", "--maxrregcount=64", …
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the source has no such kernel, or a parameter of a type that cannot be passed.
+        CompileError: what a parameter's type is only the host's compiler could tell, and it refuses the source.
     """
 
     def __init__(
@@ -53,10 +56,9 @@ class CudaKernel:
         path = _path(source)
         text = path.read_text() if path else str(source)
         written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
-        self._everything = "\n".join([*(included for _, included in written.included()), text])
         self.name = name
-        self.function, self.parameters, self._max_threads = read_signature(self._everything, name, defines)
-        self.source = written._replace(filename=written.filename or f"{self.function}.cu")
+        self.source = written._replace(filename=written.filename or f"{base_name(name)}.cu")
+        self.function, self.parameters, self._max_threads, self._text = read_kernel(self.source, name)
         self._binder = Binder(self.function, self.parameters)
         self._on_gpu: dict[int, GpuKernel] = {}
         self._launches: dict[Any, Callable[..., None]] = {}
@@ -70,7 +72,7 @@ class CudaKernel:
         """`kernel[grid, block]` or `kernel[grid, block, shared_bytes]`: a function of the kernel's arguments.
 
         `grid` and `block` are ints or tuples of up to three, x first; `shared_bytes` is dynamic shared memory.
-        All arguments are passed, by position: C++'s default arguments are not applied.
+        Arguments are passed by position; trailing ones that have a default in C++ may be left out.
         """
         key = _typed(launch)
         try:
@@ -110,7 +112,7 @@ class CudaKernel:
         """
         device = torch.device(device or _default_device())
         memory = self._load(device).variable(name) if device.type == "cuda" else self._on_cpu.variable(name)
-        return as_declared(memory, name, self._everything, self.source.defines)
+        return as_declared(memory, name, self._text, self.source.defines)
 
     # -------------------------------------------------------------------------------------------- compiling
 

@@ -17,8 +17,8 @@ from pagewise.cuda.variables import variables_of
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
 _HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
-# what lies in the folder cccl of NVIDIA's headers, or needs it
-_CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/)')
+# those of NVIDIA's headers that declare int64_t as long long, for NVRTC only
+_LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|cuda_(pipeline|awbarrier))')
 
 _OPTIONS: dict[str, tuple[str, type]] = {
     "std": ("std", str),
@@ -93,7 +93,7 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> 
     nvidia = nvidia_headers()  # cooperative groups include what lies in cccl
     folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia, nvidia / "cccl"]
     texts = [source.text, *(text for _, text in source.included())]
-    defines = [*source.defines, *(["PAGEWISE_CCCL"] if any(map(_CCCL.search, texts)) else [])]
+    defines = [*source.defines, *(["PAGEWISE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
     program_options = core.ProgramOptions(
         name=source.filename,
         arch=arch,

@@ -13,24 +13,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pagewise.cuda.declarations import ATTRIBUTES, Declaration, find_kernel
-from pagewise.cuda.names import AMBIGUOUS, read_names
-from pagewise.cuda.tokens import NAME, Tokens, evaluate, matching, split, substitute, tokens_of
-
-_QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register"}
-_FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
-_PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
-_PLAIN |= {"bool", "float", "double", "void"}
-_ABBREVIATED = {"half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16", "nv_bfloat162": "__nv_bfloat162"}
-
-
-class Parameter(NamedTuple):
-    """A parameter of a kernel as the source declares it."""
-
-    name: str
-    ctype: str  # "int", "__half", …; of a pointer, what it points to
-    pointer: bool
-    const: bool
+from pagewise.cuda.declarations import Declaration, find_kernel
+from pagewise.cuda.names import read_names
+from pagewise.cuda.parameters import Parameter, read_parameter, spelled
+from pagewise.cuda.tokens import NAME, Tokens, evaluate, split, substitute, tokens_of
 
 
 class Signature(NamedTuple):
@@ -42,51 +28,93 @@ class Signature(NamedTuple):
 
 
 def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signature:
-    """The signature of kernel `name` ("scale", "softmax<float, 128>") in `source`; `defines` as for the compiler.
+    """The signature of kernel `name` in `source`; `defines` as for the compiler.
 
     Raises:
-        ValueError: no `__global__` function has this name (the message lists those there are), template arguments do
-            not fit, or a parameter's type cannot be told.
+        ValueError: no `__global__` function has this name (the message lists those there are), several have it, or
+            template arguments do not fit.
     """
-    path, arguments = _split_instantiation(name)
+    base, path, arguments, overload = _split_name(name)
     tokens, named = read_names(source, defines)
-    read, attributes, known = [], {}, named
-    for declaration in find_kernel(tokens, path, name):
-        known = {**named, **_template_arguments(name, declaration.template, arguments)}
-        read.append(_parameters(declaration, known))
-        attributes |= declaration.attributes
-    if different := [each for each in read if _types(each) != _types(read[0])]:
-        first, second = (
-            ", ".join(f"{p.ctype}{'*' * p.pointer} {p.name}" for p in each) for each in (read[0], different[0])
-        )
+    read: list[tuple[tuple[Parameter, ...], Declaration, dict[str, Tokens]]] = []
+    refused: list[ValueError] = []
+    for declaration in find_kernel(tokens, path, base):
+        try:
+            known = {**named, **_template_arguments(base, declaration.template, arguments)}
+        except ValueError as error:  # of several it may be another that is meant
+            refused.append(error)
+        else:
+            read.append((_parameters(split(declaration.parameters), declaration.function, known), declaration, known))
+    if not read:
+        raise refused[0]
+    if overload is not None:
+        wanted = _types(_parameters(overload, path[-1], read[0][2]))
+        read = [each for each in read if _types(each[0]) == wanted] or read
+    overloads = {tuple(_types(parameters)): parameters for parameters, *_ in read}
+    if len(overloads) > 1:
+        choices = " or ".join(f'"{base}({", ".join(map(spelled, each))})"' for each in overloads.values())
         raise ValueError(
-            f"name: kernel {path[-1]!r} is declared more than once with different parameters, ({first}) and "
-            f"({second}): rename one, or choose by #ifdef of a name that is given in `defines`"
+            f"name: there are several kernels {path[-1]!r} with different parameters: name one, {choices}, or choose "
+            f"by #ifdef of a name that is given in `defines`"
         )
-    bounds = split(attributes.get("__launch_bounds__", []))
-    max_threads = evaluate(" ".join(substitute(bounds[0], known))) if bounds else None
-    return Signature(path[-1], read[-1], max_threads)
+    written = zip(*([parameter.default for parameter in parameters] for parameters, *_ in read), strict=True)
+    parameters = tuple(
+        parameter._replace(default=next(filter(None, defaults), ""))
+        for parameter, defaults in zip(read[-1][0], written, strict=True)
+    )
+    attributes = {key: (value, known) for _, each, known in read for key, value in each.attributes.items()}
+    bounds, known = attributes.get("__launch_bounds__", ([], {}))
+    max_threads = evaluate(" ".join(substitute(split(bounds)[0], known))) if bounds else None
+    return Signature(path[-1], parameters, max_threads)
 
 
-def _parameters(declaration: Declaration, known: Mapping[str, Tokens]) -> tuple[Parameter, ...]:
+def address_of(name: str) -> str:
+    """The C++ expression for the address of kernel `name`."""
+    base, _, _, overload = _split_name(name)
+    if overload is None:
+        return f"&{base}"
+    return f"static_cast<void (*)({', '.join(' '.join(each) for each in overload)})>(&{base})"
+
+
+class _Name(NamedTuple):
+    """A kernel's name in parts: "ns::f<float>(int)" is ns::f<float>, (ns, f), [[float]] and [[int]]."""
+
+    base: str
+    path: tuple[str, ...]
+    arguments: list[Tokens]
+    overload: list[Tokens] | None  # the types of its parameters, if they are named
+
+
+def _split_name(name: str) -> _Name:
+    pattern = r"\s*((?:::)?((?:\w+\s*::\s*)*[A-Za-z_]\w*)\s*(<.*>)?)\s*(\(.*\))?\s*"
+    match = re.fullmatch(pattern, name, re.DOTALL)
+    if not match:
+        raise ValueError(
+            f'name must be a kernel ("scale"), an instantiation ("softmax<float, 128>") or an overload '
+            f'("scale(float*, int)"), got {name!r}'
+        )
+    base, path, arguments, overload = match.groups()
+    return _Name(
+        base, tuple(re.findall(r"\w+", path)), split(tokens_of(arguments)[1:-1]) if arguments else [],
+        split(tokens_of(overload)[1:-1]) if overload else None,
+    )  # fmt: skip
+
+
+def base_name(name: str) -> str:
+    """The function that `name` means, without namespace, template arguments and parameters."""
+    return _split_name(name).path[-1]
+
+
+def _parameters(declared: Sequence[Tokens], function: str, known: Mapping[str, Tokens]) -> tuple[Parameter, ...]:
     return tuple(
-        _parameter(position, declared, declaration.function, known)
-        for position, declared in enumerate(split(declaration.parameters))
-        if declared != ["void"]
+        read_parameter(position, tokens, function, known)
+        for position, tokens in enumerate(declared)
+        if tokens != ["void"]
     )
 
 
-def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool]]:
-    return [(parameter.ctype, parameter.pointer) for parameter in parameters]
-
-
-def _split_instantiation(name: str) -> tuple[tuple[str, ...], list[Tokens]]:
-    """Split "ns::softmax<float, 128>" into ("ns", "softmax") and [["float"], ["128"]]."""
-    match = re.fullmatch(r"\s*(?:::)?((?:\w+\s*::\s*)*[A-Za-z_]\w*)\s*(<.*>)?\s*", name, re.DOTALL)
-    if not match:
-        raise ValueError(f'name must be a kernel ("scale") or an instantiation ("softmax<float, 128>"), got {name!r}')
-    arguments = tokens_of(match[2])[1:-1] if match[2] else []
-    return tuple(re.findall(r"\w+", match[1])), split(arguments)
+def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool, bool]]:
+    return [(parameter.ctype, parameter.pointer, parameter.pointer and parameter.const) for parameter in parameters]
 
 
 def _template_arguments(name: str, template: Tokens | None, arguments: list[Tokens]) -> dict[str, Tokens]:
@@ -113,58 +141,3 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
     if "<" not in name:
         raise ValueError(f'name: {name!r} is a template {wanted}: name it "{name.strip()}<>"')
     return values
-
-
-# ------------------------------------------------------------------------------------------------ one parameter
-
-
-def _parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens]) -> Parameter:
-    tokens = declared[: declared.index("=")] if "=" in declared else list(declared)
-    while tokens[:2] == ["[", "["]:
-        del tokens[: matching(tokens, 0) + 1]
-    for attribute in ATTRIBUTES & set(tokens):
-        start = tokens.index(attribute)
-        del tokens[start : matching(tokens, start + 1) + 1]
-    is_array = "[" in tokens
-    tokens = tokens[: tokens.index("[")] if is_array else tokens
-    tokens = [token for token in tokens if token not in _QUALIFIERS]
-
-    bare = [token for token in tokens if token not in ("const", "*", "&")]
-    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and bare[-2] != "::"
-    name = bare[-1] if has_name else f"#{position}"
-    written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
-    tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
-    tokens = [token for token in tokens if token not in _QUALIFIERS]
-
-    def refuse(why: str) -> ValueError:
-        return ValueError(f"kernel {function}: parameter {name} is declared `{written}`, {why}")
-
-    if "&" in tokens:
-        raise refuse("a reference, which a kernel cannot take: pass the value or a pointer")
-    stars = tokens.count("*")
-    if stars > 1:
-        raise refuse("a pointer to pointers: pass one tensor and an offset into it")
-    pointee = tokens[: tokens.index("*")] if stars else tokens
-    ctype = canonical_type([token for token in pointee if token != "const"])
-    if AMBIGUOUS in tokens:
-        raise refuse("which the source defines more than once and differently: give the types different names")
-    if ctype is None:
-        raise refuse("whose type cannot be told from the source: use a plain type, `using` or a template parameter")
-    if ctype == "void" and not stars:
-        raise refuse("which is no type of a value")
-    return Parameter(name, ctype, bool(stars), "const" in pointee)
-
-
-def canonical_type(tokens: Tokens) -> str | None:
-    """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for what is no plain type."""
-    if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
-        tokens = tokens[1 + (tokens[0] == "std") :]
-    if tokens and all(token in _FUNDAMENTAL for token in tokens):
-        if sorted(tokens) == ["char", "signed"]:
-            return "signed char"
-        name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
-        name = f"{name} int".strip() if name in ("", "unsigned") else name
-        return name if name in _PLAIN else None
-    if len(tokens) == 1 and NAME.fullmatch(tokens[0]):
-        return _ABBREVIATED.get(tokens[0], tokens[0])
-    return None

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pagewise.cuda.arguments import POINTEES
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.names import read_names
-from pagewise.cuda.signature import canonical_type
+from pagewise.cuda.parameters import canonical_type
 from pagewise.cuda.tokens import NAME, Tokens, evaluate, lexemes_of, matching, substitute
+from pagewise.cuda.types import POINTEES
 
 _KINDS = {"__constant__", "__device__", "__managed__"}
 _NO_TYPE = _KINDS | {"static", "inline", "volatile"}

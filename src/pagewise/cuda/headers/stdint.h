@@ -2,7 +2,7 @@
 typedef signed char int8_t;
 typedef short int16_t;
 typedef int int32_t;
-#ifdef PAGEWISE_CCCL  // whose headers declare these too, as long long
+#ifdef PAGEWISE_LONG_LONG  // as headers of NVIDIA's declare them too: nvrtc.py
 typedef long long int64_t, intptr_t;
 typedef unsigned long long uint64_t, uintptr_t;
 #else

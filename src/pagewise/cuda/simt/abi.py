@@ -14,7 +14,9 @@ Mode = IntEnum("Mode", "PLAIN OBSERVE CHECK", start=0)
 Space = IntEnum("Space", "GLOBAL SHARED OTHER", start=0)
 Access = IntEnum("Access", "READ WRITE ATOMIC BARRIER SHUFFLE MMA", start=0)
 Collective = IntEnum(
-    "Collective", "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS SYNCGRID NUMBERED EXCHANGE PRODUCT MATRIX", start=0
+    "Collective",
+    "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS SYNCGRID NUMBERED PHASE EXCHANGE PRODUCT MATRIX",
+    start=0,
 )
 Finding = IntEnum(
     "Finding",

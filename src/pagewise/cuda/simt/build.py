@@ -18,9 +18,10 @@ from pathlib import Path
 from pagewise.cuda.build import CompileError, Source, cache_dir, digest, included_files, nvidia_headers
 from pagewise.cuda.declarations import plain_kernels
 from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_THREADS
+from pagewise.cuda.signature import address_of
 from pagewise.cuda.simt.compiler import find_compiler, run_compiler
 from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
-from pagewise.cuda.simt.translation import Translation, as_it_stands, must_be_cut, only_what_is_needed
+from pagewise.cuda.simt.translation import Translation, as_it_stands, must_be_cut, only_what_is_needed, preprocessed
 
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-finite-loops",
@@ -48,11 +49,38 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     A file that the compiler takes as it stands is built whole, for all its plain kernels at once. Of any other only
     what kernel `name` needs is built.
     """
-    compiler, identity = find_compiler()
-    folders = [Path(source.filename).parent, *source.include_path]
+    folders = _folders(source)
     texts = [source.text, *(text for _, text in included_files(source.text, folders[0], folders))]
     together = plain_kernels(source.text)
-    foreign = (_header_folder(), HEADERS, nvidia_headers())
+    entries = together if name in together else [name]
+    flags, foreign = _flags(source, instrumented=instrumented)
+
+    def path(*entries: str) -> Path:
+        key = digest(*texts, source.filename, *entries, *flags, find_compiler()[1], _own_sources())
+        return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+
+    whole, cut = path(*entries), path("only", name)
+    if not whole.exists() and not cut.exists():
+        with contextlib.suppress(CompileError):
+            if not must_be_cut(texts):
+                translation = as_it_stands(_written(source) + _epilogue(entries), texts)
+                _compile(translation, flags, whole, gaps=instrumented)
+        if not whole.exists():
+            translation = only_what_is_needed(_written(source) + _epilogue([name]), name, flags, foreign)
+            _compile(translation, flags, cut, gaps=instrumented)
+    runtime()
+    return load(whole if whole.exists() else cut, source.filename)
+
+
+def own_text(source: Source) -> str:
+    """What the preprocessor makes of `source` and of the user's own headers. Raises CompileError."""
+    return preprocessed(_written(source), *_flags(source, instrumented=False)).own_text
+
+
+def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
+    """The compiler's flags, and the folders of headers that are not the user's."""
+    compiler, _ = find_compiler()
+    foreign = [_header_folder(), HEADERS, nvidia_headers()]
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
     clang = "clang" in compiler[0]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
@@ -61,24 +89,16 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     flags += [f"-D{define}" for define in source.defines]
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
-    flags += [f"-I{folder}" for folder in (*foreign[:2], *folders, foreign[2])]
+    flags += [f"-I{folder}" for folder in (*foreign[:2], *_folders(source), foreign[2])]
+    return flags, foreign
 
-    def path(*entries: str) -> Path:
-        key = digest(*texts, source.filename, *entries, *flags, identity, _own_sources())
-        return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
 
-    entries = together if name in together else [name]
-    whole, cut = path(*entries), path("only", name)
-    if not whole.exists() and not cut.exists():
-        written = f'#line 1 "{source.filename}"\n{source.text}\n'
-        with contextlib.suppress(CompileError):
-            if not must_be_cut(texts):
-                _compile(compiler, as_it_stands(written + _epilogue(entries), texts), flags, whole, gaps=instrumented)
-        if not whole.exists():
-            needed = only_what_is_needed(written + _epilogue([name]), name, [*compiler, *flags], foreign)
-            _compile(compiler, needed, flags, cut, gaps=instrumented)
-    runtime()
-    return load(whole if whole.exists() else cut, source.filename)
+def _folders(source: Source) -> list[Path]:
+    return [Path(source.filename).parent, *source.include_path]
+
+
+def _written(source: Source) -> str:
+    return f'#line 1 "{source.filename}"\n{source.text}\n'
 
 
 def entry_symbol(name: str) -> str:
@@ -117,18 +137,19 @@ def _own_sources() -> str:
 @functools.cache
 def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
-    compiler, identity = find_compiler()
+    _, identity = find_compiler()
     source = Translation((RUNTIME / "runtime.cpp").read_text(), "")
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
     flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
     path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
-        _compile(compiler, source, flags, path)
+        _compile(source, flags, path)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(compiler: list[str], source: Translation, flags: list[str], path: Path, *, gaps: bool = False) -> None:
+def _compile(source: Translation, flags: list[str], path: Path, *, gaps: bool = False) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
+    compiler, _ = find_compiler()
     if source.header:
         flags = [*flags, "-include", str(HEADERS / source.header)]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -157,13 +178,13 @@ def _with_shared(assembly: str) -> str:
 
 
 def _with_gaps(assembly: str) -> str:
-    """256 bytes of nothing after every shared array, so that who overruns one does not meet the next."""
-    lines, in_shared = [], False
+    """256 bytes of nothing after every shared array and variable, so that who overruns one does not meet the next."""
+    lines, in_zeros = [], False
     for line in assembly.splitlines():
         if re.match(r"\s*\.(section|text|data|bss)\b", line):
-            in_shared = ".tbss" in line
-        lines.append(line)
-        if in_shared and re.match(r"\s*\.zero\b", line):
+            in_zeros = "bss" in line
+        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
+        if in_zeros and re.match(r"\s*\.zero\b", line):
             lines.append("\t.zero\t256")
     return "\n".join(lines) + "\n"
 
@@ -171,6 +192,6 @@ def _with_gaps(assembly: str) -> str:
 def _epilogue(entries: Sequence[str]) -> str:
     """What follows the file: a C function per kernel, and where the runtime finds its shared memory."""
     lines = ['#line 1 "<pagewise>"', "#undef asm", "#undef __asm__"]
-    lines += [f"SIMT_ENTRY({entry_symbol(name)}, {name})" for name in entries]
+    lines += [f"SIMT_ENTRY({entry_symbol(name)}, {address_of(name)})" for name in entries]
     lines.append('extern "C" { void simt_base() {} }  // tells where the file is loaded')
     return "\n".join(lines) + "\n"

@@ -56,6 +56,7 @@ _BARRIERS = {
     Collective.SYNCTHREADS: "__syncthreads",
     Collective.SYNCGRID: "the grid's barrier",
     Collective.NUMBERED: "bar.sync",
+    Collective.PHASE: "a cuda::barrier",
 }
 
 

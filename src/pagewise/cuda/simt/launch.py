@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from pagewise.cuda.build import Source
-from pagewise.cuda.signature import Parameter
+from pagewise.cuda.parameters import Parameter
 from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Finding, Mode, runtime
 from pagewise.cuda.simt.build import build, entry_symbol
 from pagewise.cuda.simt.errors import error_of
-from pagewise.cuda.simt.library import Library, SharedArray, Variable
+from pagewise.cuda.simt.library import Library, ParameterType, SharedArray, Variable
 from pagewise.cuda.simt.limits import blocks_at_once, check_grid, check_shared
 from pagewise.cuda.simt.memory import Memory
 from pagewise.cuda.simt.report import TRACE, Launch, LineCount, Report
@@ -149,6 +149,10 @@ class CpuKernel:
             raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
         return torch.frombuffer(_memory(variables[name]), dtype=torch.uint8)
 
+    def parameter_types(self) -> list[ParameterType]:
+        """What the compiler knows of the kernel's parameters."""
+        return self.library(False).parameters(entry_symbol(self.name))
+
     @contextlib.contextmanager
     def _same_variables(self, library: Library) -> Iterator[None]:
         """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
@@ -165,10 +169,9 @@ class CpuKernel:
     @functools.cached_property
     def _watched(self) -> dict[str, Tensor]:
         """The variables of the instrumented build, in place, as the source declares them."""
-        of_library = {
-            each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in self.library(True).variables
-        }
-        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in of_library.items()}
+        variables = self.library(True).variables
+        lie = {each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in variables}
+        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in lie.items()}
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
@@ -181,7 +184,7 @@ class CpuKernel:
         run = _run.get()
         library = self.library(run.mode != Mode.PLAIN)
         check_shared(self.name, library, shared_bytes)
-        values = [a if isinstance(a, ctypes._SimpleCData) else ctypes.c_void_p(a) for a in args]
+        values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         memory = Memory(tensors, self._watched if run.mode == Mode.CHECK else {})
 

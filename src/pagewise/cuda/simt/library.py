@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import json
 import os
 import re
@@ -33,6 +34,21 @@ class Variable(NamedTuple):
     bytes: int
 
 
+class ParameterType(NamedTuple):
+    """A parameter's type in full, the size and the alignment of it or, if it is a pointer, of what it points to."""
+
+    spelled: str
+    bytes: int  # 0: it is declared and not defined
+    alignment: int
+
+
+_TYPE = re.compile(r"T = (.*?)(?:\]|; |$)")  # of __PRETTY_FUNCTION__
+
+
+class _ParameterRow(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_char_p), ("bytes", ctypes.c_uint64), ("alignment", ctypes.c_uint64))
+
+
 class Library(NamedTuple):
     """A compiled file, loaded."""
 
@@ -48,6 +64,13 @@ class Library(NamedTuple):
     has_atomics: bool
     has_grid_sync: bool
     variables: tuple[Variable, ...]
+
+    def parameters(self, entry: str) -> list[ParameterType]:
+        """What the compiler knows of the parameters of the kernel behind symbol `entry`."""
+        function = getattr(self.handle, f"{entry}_parameters")
+        function.restype = ctypes.POINTER(_ParameterRow)
+        rows = itertools.takewhile(lambda row: row.type, function())
+        return [ParameterType(_TYPE.search(row.type.decode())[1], row.bytes, row.alignment) for row in rows]
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
         """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""

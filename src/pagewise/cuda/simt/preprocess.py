@@ -7,7 +7,7 @@ when the text is compiled. A header that is not there is taken for an empty one,
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,14 +30,12 @@ class Preprocessed(NamedTuple):
         return "".join(text for _, text in self.parts)
 
     @property
+    def own_text(self) -> str:
+        return "".join(text for is_own, text in self.parts if is_own)
+
+    @property
     def lexemes(self) -> list[Lexeme]:
-        """Of the user's own parts, with their places in `text`."""
-        found, at = [], 0
-        for is_own, text in self.parts:
-            if is_own:
-                found += [lexeme._replace(place=at + lexeme.place) for lexeme in lexemes_of(text)]
-            at += len(text)
-        return found
+        return own_lexemes(self.parts)
 
 
 def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> Preprocessed:
@@ -69,12 +67,23 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
+    owned: dict[str, bool] = {}  # by a file's first marker: later ones may speak of a macro's expansion, not of the file
     for marker in _MARKER.finditer(text):
         _, file, flags = marker.groups()
-        if is_own != (_SYSTEM not in flags.split() and not file.startswith(others)):
+        if is_own != owned.setdefault(file, _SYSTEM not in flags.split() and not file.startswith(others)):
             yield is_own, text[start : marker.start()]
             start, is_own = marker.start(), not is_own
     yield is_own, text[start:]
+
+
+def own_lexemes(parts: Iterable[tuple[bool, str]]) -> list[Lexeme]:
+    """The lexemes of the user's own parts, with their places in the whole."""
+    found, at = [], 0
+    for is_own, text in parts:
+        if is_own:
+            found += [lexeme._replace(place=at + lexeme.place) for lexeme in lexemes_of(text)]
+        at += len(text)
+    return found
 
 
 def line_at(text: str, place: int) -> tuple[str, int]:

@@ -9,7 +9,9 @@ from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
-from pagewise.cuda.simt.preprocess import line_at, preprocess
+from pagewise.cuda.simt.compiler import find_compiler
+from pagewise.cuda.simt.missing import with_traps
+from pagewise.cuda.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
 from pagewise.cuda.simt.ptx import translate
 from pagewise.cuda.tokens import strip_comments
 from pagewise.cuda.variables import Variable, variables_in, variables_of
@@ -20,6 +22,7 @@ _PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
+_RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_specifiers.h
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
@@ -45,14 +48,27 @@ def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
     return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
 
 
-def only_what_is_needed(source: str, name: str, command: Sequence[str], foreign: Sequence[Path]) -> Translation:
-    """What kernel `name` needs of `source`, preprocessed by `command`. `foreign` holds no header of the user's."""
-    before = [*command, "-DSIMT_PREPROCESS", "-include", "simt.h"]
-    preprocessed = preprocess(before, source, foreign)
-    code = DeviceCode(preprocessed.text, preprocessed.lexemes)
+def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> Preprocessed:
+    """`source` with CUDA's words left in it. `foreign` are the folders of headers that are not the user's."""
+    compiler, _ = find_compiler()
+    return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
+
+
+def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> Translation:
+    """What kernel `name` needs of `source`. CompileError if that cannot run here."""
+    file = preprocessed(source, flags, foreign)
+    code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
     _refuse(code, needed)
-    text = translate(code.only(needed))
+    lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
+    renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
+    text = translate(code.only(needed, renamed))
+    if file.missing:
+        compiler, _ = find_compiler()
+        command = [*compiler, *flags, "-include", "simt_specifiers.h"]
+        text = with_traps(
+            text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
+        )
     return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
 
 

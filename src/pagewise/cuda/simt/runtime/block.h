@@ -24,7 +24,7 @@
 constexpr int MAX_THREADS = SIMT_MAX_THREADS;  // cuda/limits.py
 constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that stores nothing, until others have a turn
 
-enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
+enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_PHASE, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
 // What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
@@ -60,6 +60,14 @@ struct Thread {
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     std::shared_ptr<const Acquired> acquired;
+};
+
+// A barrier that the kernel has made itself: as many arrivals as are expected end a phase of it.
+struct Phases {
+    u32 expected, pending;
+    u64 number;  // phases that have ended
+    std::shared_ptr<const Acquired> arriving, arrived;  // what happened before the arrivals; before those of ended phases
+    std::vector<std::pair<const Thread*, Copy>> copies;  // that the phase waits for
 };
 
 struct Warp {
@@ -110,6 +118,7 @@ struct Block {  // a thread block in flight
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
     std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
+    std::unordered_map<u64, Phases> phases;  // by address
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::string output;

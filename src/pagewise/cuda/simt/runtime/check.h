@@ -142,6 +142,15 @@ static void check_in_flight(Worker& w, const Announced& a, Place place) {
     }
 }
 
+// The variable of the compiled file that a stray address comes after.
+static Place nearest_variable(const Job& job, const char* p, Place place) {
+    for (u32 i = 0; i < job.tensors.size(); ++i)
+        if (job.launch.regions[i].in_place && job.tensors[i].start <= p)
+            if (place.region < 0 || job.tensors[i].start > job.tensors[place.region].start)
+                place = {GLOBAL, (int32_t)i, p - job.tensors[i].start};
+    return place;
+}
+
 static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
     Block& b = *w.block;
@@ -173,7 +182,10 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
             for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
                 if (a.p >= job.tensors[i].arena && a.p < job.tensors[i].arena + job.tensors[i].arena_bytes)
                     place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
-            if (place.region < 0 && a.access == READ && in_module(job, a.p)) return;  // a constant
+            if (place.region < 0 && in_module(job, a.p)) {
+                if (a.access == READ) return;  // of a constant
+                place = nearest_variable(job, a.p, place);
+            }
         }
         return reject(w, OUTSIDE_GLOBAL, a, place);
     }

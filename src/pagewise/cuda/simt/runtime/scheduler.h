@@ -2,11 +2,11 @@
 // has nothing left but to wait for what another one does.
 #pragma once
 
-#include "async_copies.h"
 #include "collectives.h"
 #include "memory.h"
 #include "numbered_barriers.h"
 #include "observe.h"
+#include "phases.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);
@@ -93,6 +93,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
     b.unwritten_read.finding = NOTHING;
     b.numbered_barriers.clear();
+    b.phases.clear();
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
@@ -147,6 +148,7 @@ static void finish_block(Worker& w, Block& b) {
         b.unwritten_read.finding = NOTHING;
         raise_error(w, e);
     }
+    check_landed(w, b);
     if (job.launch.mode == OBSERVE) finish_block_events(w, b);
     if (!b.output.empty()) {
         std::lock_guard<std::mutex> guard(job.lock);

@@ -24,8 +24,32 @@ template <class... P>
 SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments) {
     call(kernel, arguments, std::index_sequence_for<P...>{});
 }
+
+// What the compiler knows of a parameter's type. Of a pointer it is what it points to; 0 bytes: nobody knows.
+struct Parameter { const char* type; uint64_t bytes, alignment; };
+template <class T>
+constexpr const char* type_name() { return __PRETTY_FUNCTION__; }
+template <class T, class = void>
+struct Known { static constexpr uint64_t bytes = 0, alignment = 1; };
+template <class T>
+struct Known<T, std::void_t<decltype(sizeof(T))>> { static constexpr uint64_t bytes = sizeof(T), alignment = alignof(T); };
+template <class T, bool is_enum = std::is_enum_v<T>>
+struct Number { using type = T; };
+template <class T>
+struct Number<T, true> { using type = std::underlying_type_t<T>; };
+template <class P>
+constexpr Parameter parameter() {
+    using T = std::remove_pointer_t<P>;
+    return {type_name<typename Number<P>::type>(), Known<T>::bytes, Known<T>::alignment};
+}
+template <class... P>
+const Parameter* parameters(void (*)(P...)) {
+    static constexpr Parameter list[] = {parameter<P>()..., {nullptr, 0, 0}};
+    return list;
+}
 }  // namespace simt
-#define SIMT_ENTRY(symbol, ...) \
-    extern "C" SIMT_UNSEEN void symbol(void** arguments) { simt::call(&__VA_ARGS__, arguments); }
+#define SIMT_ENTRY(symbol, ...)                                                                          \
+    extern "C" SIMT_UNSEEN void symbol(void** arguments) { simt::call(__VA_ARGS__, arguments); }         \
+    extern "C" const simt::Parameter* symbol##_parameters() { return simt::parameters(__VA_ARGS__); }
 
 #define __CUDA_ARCH__ 900  // from here on: NVIDIA's own headers are to take the host's way

@@ -20,12 +20,12 @@
 
 #ifndef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py)
 #include "simt_specifiers.h"
+#define __noinline__ SIMT_NOINLINE
+#define alignas SIMT_ALIGNAS
 #endif
-#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __builtin_align__(n) __attribute__((aligned(n)))
 #define __align__(n) __attribute__((aligned(n)))
-#define alignas(n) __attribute__((aligned(n)))  // CUDA accepts it between __shared__ and the type, C++ does not
 #define __device_builtin__
 #define __cudart_builtin__
 

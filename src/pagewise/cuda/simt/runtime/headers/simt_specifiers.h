@@ -11,3 +11,7 @@
 #define __shared__ thread_local __attribute__((aligned(32)))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
+
+// What else has these names in a system's headers has another meaning there: simt/translation.py renames the user's.
+#define SIMT_NOINLINE __attribute__((noinline))
+#define SIMT_ALIGNAS(n) __attribute__((aligned(n)))  // CUDA accepts it between __shared__ and the type, C++ does not

@@ -41,6 +41,12 @@ bool simt_copies_async(const void* to, const void* from);  // whether these are 
 void simt_copies_commit();
 void simt_copies_wait(unsigned newest);  // until all batches but the newest so many have landed
 void simt_copies_wait_all();  // those that were not committed, too
+// A barrier at `at` (8 bytes) that the kernel makes itself: `expected` arrivals end a phase (phases.h).
+void simt_phases_init(void* at, unsigned expected);
+uint64_t simt_phases_arrive(void* at, unsigned arrivals, unsigned dropped);  // which phase it was; fewer are expected then
+void simt_phases_wait(void* at, uint64_t phase);
+bool simt_phases_ended(void* at, uint64_t phase);
+void simt_phases_await_copies(void* at);  // what this thread has begun since its last commit belongs to the phase
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void simt_fail(const char* message);
 void* simt_memcpy(void* to, const void* from, size_t bytes);

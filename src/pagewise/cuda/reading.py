@@ -1,0 +1,69 @@
+"""A kernel's signature, from whoever can tell it: the source's text, its text after the preprocessor, the compiler.
+
+Most kernels say themselves what they take, and reading that takes milliseconds. One that a macro makes, or that stands
+under a condition, is plain after the preprocessor; the size of a struct and what a trait stands for, only the host's
+compiler knows, and then the build that tells is the one that a launch on the CPU uses.
+"""
+
+from typing import NamedTuple
+
+from pagewise.cuda.build import CompileError, Source
+from pagewise.cuda.declarations import kernel_names as names_in
+from pagewise.cuda.parameters import Parameter, type_of
+from pagewise.cuda.rules import is_understood
+from pagewise.cuda.signature import Signature, read_signature
+from pagewise.cuda.simt.build import own_text
+from pagewise.cuda.simt.launch import CpuKernel
+from pagewise.cuda.simt.library import ParameterType
+from pagewise.cuda.tokens import tokens_of
+
+
+class Reading(NamedTuple):
+    """A kernel as it is declared, and the text that said so: the source and the user's headers."""
+
+    function: str
+    parameters: tuple[Parameter, ...]
+    max_threads: int | None
+    text: str
+
+
+def read_kernel(source: Source, name: str) -> Reading:
+    """The signature of kernel `name` of `source`.
+
+    Raises:
+        ValueError: the source has no such kernel, or several.
+        CompileError: only the compiler could tell what the kernel takes, and it refuses the source.
+    """
+    text, signature = _read(source, name)
+    if not all(map(is_understood, signature.parameters)):
+        types = CpuKernel(source, name, ()).parameter_types()
+        parameters = tuple(_completed(*both) for both in zip(signature.parameters, types, strict=True))
+        signature = signature._replace(parameters=parameters)
+    return Reading(*signature, text)
+
+
+def kernel_names(source: Source) -> list[str]:
+    """The names of all kernels of `source`: those that its text shows, or, if there are none, that macros make."""
+    return names_in(source.text) or names_in(own_text(source))
+
+
+def _read(source: Source, name: str) -> tuple[str, Signature]:
+    text = "\n".join([*(included for _, included in source.included()), source.text])
+    try:
+        return text, read_signature(text, name, source.defines)
+    except ValueError as unread:
+        try:
+            text = own_text(source)
+        except CompileError:  # no compiler, or one that refuses even this
+            raise unread from None
+        return text, read_signature(text, name, source.defines)
+
+
+def _completed(parameter: Parameter, known: ParameterType) -> Parameter:
+    if is_understood(parameter):
+        return parameter
+    ctype, pointer, const = type_of(tokens_of(known.spelled))
+    if pointer and not known.bytes:  # a handle, for example
+        ctype = "void"
+    plain = parameter._replace(ctype=ctype, pointer=pointer, const=const)
+    return plain if is_understood(plain) else plain._replace(bytes=known.bytes, alignment=known.alignment)

@@ -1,0 +1,101 @@
+// Barriers that a kernel makes itself (cuda::barrier): threads arrive, and go on; others, or they, wait for the end of the
+// phase. What a thread did before it arrived happens before what follows the wait. Copies can take part: a phase does not
+// end before they have landed, which they do here when all the others have arrived.
+#pragma once
+
+#include "async_copies.h"
+
+static Phases& phases_at(Worker& w, void* at, void* site) {
+    auto found = w.block->phases.find((u64)at);
+    if (found == w.block->phases.end()) raise_argument(w, site, "uses a barrier that nobody has initialised");
+    return found->second;
+}
+
+static void release(Worker& w, Phases& p) {
+    if (w.job->launch.mode != CHECK) return;
+    Thread& me = *w.current;
+    u32 fenced = me.fenced;
+    fence(me);
+    acquire(p.arriving, known_to(*w.block, me));
+    me.fenced = fenced;
+}
+
+static void end_phase(Worker& w, void* at, Phases& p) {
+    Block& b = *w.block;
+    for (const auto& [thread, copy] : p.copies) {
+        if (w.job->launch.mode == CHECK) touch_down(w, *thread, copy);
+        land(copy);
+    }
+    p.copies.clear();
+    p.number++;
+    p.pending = p.expected;
+    p.arrived = p.arriving;
+    for (Thread& t : b.threads)
+        if (t.state == AT_PHASE && t.payload == at) wake(w, b, t);
+    w.milestones++;
+    w.progress++;
+}
+
+// Of a thread block that has ended.
+static void check_landed(Worker& w, const Block& b) {
+    for (const auto& [at, p] : b.phases)
+        if (!p.copies.empty() && w.job->launch.mode == CHECK) {
+            const auto& [thread, copy] = p.copies.front();
+            Error e = access_error(w, COPY_PENDING, copy.site, copy.to, copy.bytes, WRITE, place_of(*w.job, b, copy.to));
+            e.thread = thread->index;
+            raise_error(w, e);
+            for (const auto& [thread, copy] : p.copies) touch_down(w, *thread, copy);
+        }
+}
+
+extern "C" {
+void simt_phases_init(void* at, u32 expected) {
+    accessed(at, 8, WRITE, CALLER, 8);
+    worker->block->phases[(u64)at] = {expected, expected, 0, {}, {}, {}};
+}
+u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
+    Worker& w = *worker;
+    accessed(at, 8, ATOMIC, CALLER, 8);
+    Phases& p = phases_at(w, at, CALLER);
+    if (arrivals > p.pending) raise_argument(w, CALLER, "arrives at a barrier at which %u more are expected", p.pending);
+    release(w, p);
+    if (p.pending == p.expected) count(w, CALLER, BARRIER);
+    u64 number = p.number;
+    p.pending -= arrivals, p.expected -= dropped;
+    if (!p.pending) end_phase(w, at, p);
+    return number;
+}
+void simt_phases_wait(void* at, u64 number) {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    accessed(at, 8, ATOMIC, CALLER, 8);
+    Phases& p = phases_at(w, at, CALLER);
+    while (p.number <= number) {
+        me.collective = PHASE, me.mask = 0, me.payload = at;
+        me.state = AT_PHASE;
+        leave_ready(w, *w.block, me);
+        wait(w, AT_PHASE, CALLER);
+    }
+    if (w.job->launch.mode == CHECK) acquire(me.acquired, p.arrived);
+}
+bool simt_phases_ended(void* at, u64 number) {
+    Worker& w = *worker;
+    accessed(at, 8, ATOMIC, CALLER, 8);
+    Phases& p = phases_at(w, at, CALLER);
+    bool ended = p.number > number;
+    if (ended && w.job->launch.mode == CHECK) acquire(w.current->acquired, p.arrived);
+    if (!ended) let_others_run(w);
+    return ended;
+}
+// The copies that this thread has begun since its last commit belong to the phase.
+void simt_phases_await_copies(void* at) {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    Phases& p = phases_at(w, at, CALLER);
+    release(w, p);
+    while (!me.copies.empty() && me.copies.back().batch == me.batches) {
+        p.copies.emplace_back(&me, me.copies.back());
+        me.copies.pop_back();
+    }
+}
+}
