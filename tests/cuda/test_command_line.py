@@ -193,3 +193,21 @@ def test_list_prints_kernels_as_they_are_declared(capsys):
         "template <typename T, int THREADS = 128> "
         "softmax(const T* __restrict__ x, T* __restrict__ out, int n, float scale)\n"
     )
+
+
+def test_list_finds_kernels_that_a_macro_makes(capsys, tmp_path):
+    (tmp_path / "made.cu").write_text("#define MAKE(name) __global__ void name(int* x) {}\nMAKE(one)\nMAKE(two)\n")
+    assert main(["list", str(tmp_path / "made.cu")]) == 0
+    assert capsys.readouterr().out == "one(int* x)\ntwo(int* x)\n"
+
+
+def test_arguments_with_a_default_may_be_left_out(capsys, tmp_path):
+    (tmp_path / "fill.cu").write_text(
+        "__global__ void fill(float* x, int n, float value = 2, int step = 1) {\n"
+        "    for (int i = threadIdx.x; i < n; i += 32 * step) x[i] = value;\n}\n"
+    )
+    command = [str(tmp_path / "fill.cu"), "fill", "--block", "32", "--tensor", "x=float32[70]:output"]
+    assert checked(*command, "--scalar", "n=70", capsys=capsys)[0] == 0
+    assert checked(*command, "--scalar", "n=70", "--scalar", "value=3", capsys=capsys)[0] == 0
+    status, _, err = checked(*command, "--scalar", "step=2", capsys=capsys)
+    assert (status, "--scalar n=VALUE" in err, "--scalar value=VALUE" in err) == (2, True, True)

@@ -14,10 +14,11 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
-from pagewise.cuda.build import CompileError
+from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.declarations import kernels_of
 from pagewise.cuda.kernel import CudaKernel
-from pagewise.cuda.signature import Parameter
+from pagewise.cuda.parameters import Parameter, spelled
+from pagewise.cuda.simt.build import own_text
 from pagewise.cuda.simt.errors import SimtError, merged
 from pagewise.cuda.simt.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
 from pagewise.cuda.simt.launch import check, observe, time_limit
@@ -89,9 +90,11 @@ def _list(options: argparse.Namespace) -> int:
 
 def _declarations(file: str) -> list[str]:
     """Its kernels as their source declares them, each once."""
-    tokens = tokens_of(strip_comments(Path(file).read_text()))
+    path = Path(file).absolute()
+    source = Source(path.read_text(), str(path), path.parent, (), ())
+    kernels = list(kernels_of(tokens_of(strip_comments(source.text))))
     written = []
-    for kernel in kernels_of(tokens):
+    for kernel in kernels or kernels_of(tokens_of(own_text(source))):  # those that macros make
         template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
         name = "::".join((*kernel.namespace, kernel.function))
         written.append(f"{template}{name}({_written(kernel.parameters)})")
@@ -119,17 +122,18 @@ def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[ob
     names = [parameter.name for parameter in kernel.parameters]
     if unknown := sorted(given.keys() - set(names)):
         raise ValueError(f"kernel {kernel.name} has no parameter {unknown[0]!r}: it has {', '.join(names)}")
-    missing = [parameter for parameter in kernel.parameters if parameter.name not in given]
-    if missing:
+    passed = list(kernel.parameters)
+    while passed and passed[-1].default and passed[-1].name not in given:
+        passed.pop()
+    if missing := [parameter for parameter in passed if parameter.name not in given]:
         raise ValueError("\n".join([f"kernel {kernel.name} lacks arguments; add", *map(_remedy, missing)]))
     outputs = {tensor.name: given[tensor.name] for tensor in options.tensor if tensor.is_output}
-    return [given[name] for name in names], outputs
+    return [given[parameter.name] for parameter in passed], outputs
 
 
 def _remedy(parameter: Parameter) -> str:
-    if parameter.pointer:
-        return f"  --tensor {parameter.name}=DTYPE[SIZES]   for `{parameter.ctype}* {parameter.name}`"
-    return f"  --scalar {parameter.name}=VALUE   for `{parameter.ctype} {parameter.name}`"
+    option, value = ("--tensor", "DTYPE[SIZES]") if parameter.pointer else ("--scalar", "VALUE")
+    return f"  {option} {parameter.name}={value}   for `{spelled(parameter)} {parameter.name}`"
 
 
 # ------------------------------------------------------------------------------------------------ what is said

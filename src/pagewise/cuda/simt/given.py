@@ -34,7 +34,7 @@ def given_tensor(text: str) -> GivenTensor:
     what, *suffixes = described.split(":")
     contents = [suffix for suffix in suffixes if suffix != "output"]
     shaped = _SHAPED.fullmatch(what)
-    if not name.isidentifier() or len(contents) > (shaped is not None):
+    if not described or len(contents) > (shaped is not None):
         raise argparse.ArgumentTypeError(
             f"{text!r} must be NAME=DTYPE[SIZES], NAME=FILE.npy or NAME=null; of the first with :CONTENTS, which are "
             f"{CONTENTS}; and with :output, if the kernel shall write all of it"
