@@ -18,8 +18,8 @@ from pagewise.cuda.build import cache_dir, included_files
 from pagewise.cuda.declarations import kernel_names
 from pagewise.cuda.nvrtc import Resources
 from pagewise.cuda.parameters import Parameter
-from pagewise.cuda.rules import is_understood
 from pagewise.cuda.signature import read_signature
+from pagewise.cuda.values import is_understood
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 
@@ -609,8 +609,8 @@ def test_a_syntax_error_is_shown_with_file_and_line(tmp_path, empty_cache, as_fi
 
 
 def test_an_error_in_an_included_file_names_that_file(tmp_path, empty_cache):
-    (tmp_path / "broken.cuh").write_text("\n\nint x = ;\n")
-    (tmp_path / "kernel.cu").write_text('#include "broken.cuh"\n__global__ void f(int n) { }')
+    (tmp_path / "broken.cuh").write_text("\n\nconstexpr int x = ;\n")
+    (tmp_path / "kernel.cu").write_text('#include "broken.cuh"\n__global__ void f(int n) { n = x; }')
     with pytest.raises(CompileError, match=rf"{tmp_path}/broken.cuh\(3\): error"):
         CudaKernel(tmp_path / "kernel.cu", "f").resources()
 

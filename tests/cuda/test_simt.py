@@ -418,18 +418,6 @@ def test_shared_memory_is_held_against_its_limit_before_the_launch():
 # ------------------------------------------------------------------------------------------------ compiling
 
 
-@pytest.mark.parametrize(
-    ("body", "sentence"),
-    [
-        ('asm volatile("bar.sync 0;");', "inline PTX .* runs on a GPU only"),
-    ],
-)
-def test_what_only_a_gpu_has_is_refused_by_the_compiler(body, sentence):
-    with pytest.raises(CompileError, match=sentence) as error:
-        run("\n\n__global__ void k() {\n" + body + "\n}", "k", 1, 1)
-    assert "test.cu:4" in str(error.value)
-
-
 def test_a_compile_error_has_the_kernels_file_and_line():
     with pytest.raises(CompileError, match=r"test.cu:2:\d+: error: .*nonsense"):
         run("__global__ void k(float* x) {\n  x[0] = nonsense;\n}", "k", 1, 1, x=zeros(1))

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from pagewise.cuda.parameters import Parameter, spelled
-from pagewise.cuda.rules import rule_for, size_of
 from pagewise.cuda.tokens import evaluate
+from pagewise.cuda.values import rule_for, size_of
 
 
 class Bound(NamedTuple):

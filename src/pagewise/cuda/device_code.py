@@ -165,7 +165,7 @@ class DeviceCode:
                 i = self._after(i, stop)
                 is_macro = parameters == start + 1 and not in_class
                 if is_macro and i < stop and NAME.fullmatch(tokens[i]) and tokens[i] not in _AFTER_PARAMETERS:
-                    return Piece(start, i, frozenset(), False)  # a macro's call, and no ; behind it
+                    return Piece(start, i, frozenset(), False)  # a macro's call, with no ; behind it
             elif token == "{":
                 has_class = parameters is None and not assigned
                 if has_class and class_body is None and any(tokens[j] in _CLASS_KEYS for j in outer):
@@ -268,13 +268,13 @@ class DeviceCode:
         return i + 1
 
 
-_BLANKED = re.compile(r"^(?![ \t]*#(?![ \t]*pragma)).*$", re.MULTILINE)
+_BLANKED = re.compile(r"^([ \t]*#(?![ \t]*pragma)(?:\\\n|[^\n])*)|[^\n]+", re.MULTILINE)
 
 
 def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
     """`text` with each (start, end, new) put in; of what was there the lines and the directives stay."""
     parts, at = [], 0
     for start, end, new in sorted(changes):
-        parts += [text[at:start], new, _BLANKED.sub("", text[start:end])]
+        parts += [text[at:start], new, _BLANKED.sub(lambda match: match[1] or "", text[start:end])]
         at = end
     return "".join((*parts, text[at:]))

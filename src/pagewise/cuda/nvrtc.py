@@ -3,6 +3,7 @@
 One cubin per kernel instantiation, about 0.2 s each, kept on disk. What ptxas says about it is kept with it.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 from pagewise.cuda.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
 from pagewise.cuda.declarations import unconditional
+from pagewise.cuda.device_text import device_text
+from pagewise.cuda.signature import address_of
 from pagewise.cuda.variables import variables_of
 
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
@@ -81,7 +84,12 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
         return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
     except (FileNotFoundError, KeyError, ValueError):  # not built yet, not whole, or by an earlier version
         pass
-    cubin = _compile(source, name, arch, settings)
+    cubin = None
+    with contextlib.suppress(CompileError):
+        cubin = _compile(source, name, arch, settings)
+    if cubin is None:  # because of its host code, perhaps
+        source = source._replace(text=device_text(source, name, _folders()))
+        cubin = _compile(source, name, arch, settings)
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
     about["variables"] = cubin.variables
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
@@ -90,8 +98,7 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
 
 def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:
     core = cuda_core()
-    nvidia = nvidia_headers()  # cooperative groups include what lies in cccl
-    folders = [*([source.folder] if source.folder else []), *source.include_path, _HEADERS, nvidia, nvidia / "cccl"]
+    folders = [*([source.folder] if source.folder else []), *source.include_path, *_folders()]
     texts = [source.text, *(text for _, text in source.included())]
     defines = [*source.defines, *(["PAGEWISE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
     program_options = core.ProgramOptions(
@@ -105,18 +112,24 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> 
         **{"std": "c++17", **settings},
     )
     log = _Log()
+    expression = address_of(name)
     addresses = {f"&{each.name}": each.name for each in variables_of(unconditional(source.text))}
     try:
         program = core.Program(source.text, "c++", program_options)
-        result = program.compile("cubin", name_expressions=(name, *addresses), logs=log)
+        result = program.compile("cubin", name_expressions=(expression, *addresses), logs=log)
     except Exception as error:
         if type(error).__name__ != "NVRTCError":
             raise
         message = re.sub(r"^.*?compilation log:\s*", "", str(error), flags=re.DOTALL).strip()
         raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}") from None
-    symbols = {name: s.decode() if isinstance(s, bytes) else s for name, s in result.symbol_mapping.items()}
+    symbols = {key: s.decode() if isinstance(s, bytes) else s for key, s in result.symbol_mapping.items()}
     variables = {variable: symbols[address] for address, variable in addresses.items()}
-    return Cubin(bytes(result.code), symbols[name], _read_resources(log.text, symbols[name]), variables)
+    return Cubin(bytes(result.code), symbols[expression], _read_resources(log.text, symbols[expression]), variables)
+
+
+def _folders() -> list[Path]:
+    """Where the headers are that are not the user's."""
+    return [_HEADERS, nvidia_headers(), nvidia_headers() / "cccl"]  # cooperative groups include what lies in cccl
 
 
 class _Log:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.declarations import kernel_names as names_in
 from pagewise.cuda.parameters import Parameter, type_of
-from pagewise.cuda.rules import is_understood
 from pagewise.cuda.signature import Signature, read_signature
 from pagewise.cuda.simt.build import own_text
 from pagewise.cuda.simt.launch import CpuKernel
 from pagewise.cuda.simt.library import ParameterType
 from pagewise.cuda.tokens import tokens_of
+from pagewise.cuda.values import is_understood
 
 
 class Reading(NamedTuple):

@@ -42,6 +42,12 @@ INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment
 GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
 CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
+# What decides what is compiled, beside the runtime's own headers.
+_TRANSLATORS = (
+    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../statements.py",
+    "../tokens.py", "../variables.py",
+)  # fmt: skip
+
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
@@ -135,7 +141,9 @@ def _header_folder() -> Path:
 
 @functools.cache
 def _own_sources() -> str:
-    files = sorted(path for path in (*RUNTIME.rglob("*"), Path(__file__)) if path.is_file())
+    here = Path(__file__).parent
+    translators = [*_TRANSLATORS, *here.glob("ptx/*.py")]
+    files = sorted(path for path in (*RUNTIME.rglob("*"), *(here / name for name in translators)) if path.is_file())
     return digest(*(path.read_text() for path in files))
 
 

@@ -9,6 +9,7 @@ from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
 from pagewise.cuda.device_code import DeviceCode, Piece
 from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.compiler import find_compiler
 from pagewise.cuda.simt.missing import with_traps
 from pagewise.cuda.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
@@ -59,6 +60,12 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     file = preprocessed(source, flags, foreign)
     code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
+    function = base_name(name)
+    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.body] for piece in needed):
+        raise CompileError(
+            f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
+            f"choose by a name in `defines`"
+        )
     _refuse(code, needed)
     lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
     renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
