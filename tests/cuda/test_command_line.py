@@ -75,6 +75,16 @@ def test_a_kernel_that_hangs_is_a_finding_that_says_who_waits_where(capsys):
     assert "thread (32, 0, 0) and 31 more in line" in out
 
 
+def test_a_kernel_that_reaches_what_only_a_gpu_has_is_status_2_and_no_mistake_of_the_kernel(capsys, tmp_path):
+    kernel = '__global__ void waits(int n) { if (n > 0) asm volatile("tcgen05.wait::ld.sync.aligned;"); }'
+    (tmp_path / "waits.cu").write_text(kernel)
+    command = [str(tmp_path / "waits.cu"), "waits", "--block", "32"]
+    assert checked(*command, "--scalar", "n=0", capsys=capsys)[0] == 0
+    status, out, _ = checked(*command, "--scalar", "n=1", capsys=capsys)
+    assert status == 2
+    assert ":1: not supported: thread (0, 0, 0) of thread block (0, 0, 0) stopped: inline PTX: " in out
+
+
 def test_the_status_is_the_processes_own():
     command = [sys.executable, "-m", "pagewise.cuda.simt", "check", *MISSING_BARRIER, "--scalar", "planted=true"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)

@@ -1,6 +1,7 @@
 """The checker from a shell and in CI: `python -m pagewise.cuda.simt check file.cu "kernel<float>" …`.
 
-Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled.
+Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled, or the
+kernel reached what the CPU runner does not have.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.sarif:
         Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
     print(f"{kernel.name}: {_count(len(found), 'finding')} in {_count(len(options.schedule), 'schedule')}")
-    return FOUND if found else CLEAN
+    return _status(found)
 
 
 def _observe(options: argparse.Namespace) -> int:
@@ -78,9 +79,15 @@ def _observe(options: argparse.Namespace) -> int:
             kernel[options.grid, options.block, options.shared](*arguments)
     except SimtError as error:
         _print(error, None)
-        return FOUND
+        return _status([error])
     print(report)
     return CLEAN
+
+
+def _status(found: Sequence[SimtError]) -> int:
+    if any(finding.what == "not supported" for finding in found):
+        return NOT_UNDERSTOOD
+    return FOUND if found else CLEAN
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -179,7 +186,7 @@ def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Tensor
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pagewise.cuda.simt", description="CUDA kernels on the CPU: checked, observed, listed.",
-        epilog="exit status: 0 nothing was found, 1 something was, 2 the command or the kernel is not understood",
+        epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported",
     )  # fmt: skip
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("file", help="a .cu file")

@@ -38,7 +38,7 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
                 span, is_statement = found
                 blamed |= {word: headers for word in code.tokens[slice(*span)] if NAME.fullmatch(word)}
                 sentence = f"{' or '.join(headers)} is missing, and this line needs it: {message}"
-                trap = f"simt_fail({json.dumps(sentence, ensure_ascii=False)});"
+                trap = f"simt_lacks({json.dumps(sentence, ensure_ascii=False)});"
                 changes.setdefault(code.place(*span), trap if is_statement else "")
         if not changes:
             break

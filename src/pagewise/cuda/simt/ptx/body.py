@@ -57,7 +57,7 @@ def _instruction(text: str, scope: Scope) -> str:
         statement = _INSTRUCTIONS.get(first, compute)(name, words, _split(operands), scope)
     except Unknown as error:
         what = f"inline PTX: the CPU runner does not know {error}"
-        statement = f'simt_fail("{what}");'
+        statement = f'simt_lacks("{what}");'
     return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
 
 
