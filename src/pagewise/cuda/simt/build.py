@@ -21,6 +21,7 @@ from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_THREADS
 from pagewise.cuda.signature import address_of
 from pagewise.cuda.simt.compiler import find_compiler, run_compiler
 from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
+from pagewise.cuda.simt.precompiled import precompiled
 from pagewise.cuda.simt.translation import Translation, as_it_stands, must_be_cut, only_what_is_needed, preprocessed
 
 COMMON_FLAGS = (
@@ -164,7 +165,7 @@ def _compile(source: Translation, flags: list[str], path: Path, *, gaps: bool = 
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
     compiler, _ = find_compiler()
     if source.header:
-        flags = [*flags, "-include", str(HEADERS / source.header)]
+        flags = [*flags, "-include", str(precompiled(source.header, flags))]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source.text)
