@@ -69,11 +69,7 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     start, is_own = 0, False
     owned: dict[
         str, bool
-<<<<<<< HEAD
-    ] = {}  # by a file's first marker: later ones may speak of a macro's expansion, not of the file
-=======
     ] = {}  # by a file's first marker: later ones may speak of a macro's expansion
->>>>>>> eef5971119cb26e8b1866dfacd0f154c7a7007b3
     for marker in _MARKER.finditer(text):
         _, file, flags = marker.groups()
         if is_own != owned.setdefault(file, _SYSTEM not in flags.split() and not file.startswith(others)):
