@@ -98,7 +98,7 @@ def _list(options: argparse.Namespace) -> int:
 def _declarations(file: str) -> list[str]:
     """Its kernels as their source declares them, each once."""
     path = Path(file).absolute()
-    source = Source(path.read_text(), str(path), path.parent, (), ())
+    source = Source(path.read_text(errors="replace"), str(path), path.parent, (), ())
     kernels = list(kernels_of(tokens_of(strip_comments(source.text))))
     written = []
     for kernel in kernels or kernels_of(tokens_of(own_text(source))):  # those that macros make
