@@ -117,6 +117,7 @@ def test_what_cannot_be_understood_has_status_2_and_says_what_to_do(arguments, s
     [
         ("--tensor", "x=float33[4]", "no dtype of torch"),
         ("--tensor", "x=float32[4]:many", "the contents must be random"),
+        ("--tensor", "x=float32[99999999999999]", "memory"),
         ("--tensor", "x=nothing.npy", "nor a .npy file"),
         ("--tensor", "float32[4]", "must be NAME=DTYPE[SIZES]"),
         ("--scalar", "n=many", "must be NAME=VALUE"),

@@ -152,7 +152,7 @@ def _print(finding: SimtError, seed: int | None) -> None:
     remarks = [f"{finding.count:,} times"] if finding.count > 1 else []
     remarks += [] if seed is None else [f"first with --schedule {seed}"]
     print(f"{place}: {finding.rule}: {finding.sentence}" + (f" ({', '.join(remarks)})" if remarks else ""))
-    for file, line in ((finding.file, finding.line), (finding.other_file, finding.other_line)):
+    for file, line in dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)]):
         if code := linecache.getline(file, line).rstrip():
             print(f"{line:5} | {code}")
 

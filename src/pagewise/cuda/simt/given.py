@@ -40,7 +40,11 @@ def given_tensor(text: str) -> GivenTensor:
             f"{CONTENTS}; and with :output, if the kernel shall write all of it"
         )
     if shaped:
-        initial = _filled(name, shaped[1], [int(size) for size in shaped[2].split(",") if size.strip()], *contents)
+        sizes = [int(size) for size in shaped[2].split(",") if size.strip()]
+        try:
+            initial = _filled(name, shaped[1], sizes, *contents)
+        except RuntimeError as error:  # too large, or no such contents of this dtype
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     elif what.endswith(".npy") and Path(what).is_file():
         initial = torch.from_numpy(np.ascontiguousarray(np.load(what)))
     elif what == "null":
