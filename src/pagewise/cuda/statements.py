@@ -15,6 +15,13 @@ class Statements:
         """Start and end of the smallest statement round token `target`, in the function whose body opens at `body`."""
         return self._within(body, self._close[body] + 1, target) or (body + 1, self._close[body])
 
+    def is_always_reached(self, body: int, start: int) -> bool:
+        """Whether the statement that begins at `start` stands in the body itself, under no condition."""
+        at = body + 1
+        while at < start:
+            at = self._end(at)
+        return at == start
+
     def _within(self, start: int, end: int, target: int) -> tuple[int, int] | None:
         """The smallest statement round `target` inside of the statement start to end; None if it is that one itself."""
         token = self._tokens[start]

@@ -1,15 +1,19 @@
 """What a kernel uses of headers that are missing: a trap where it is reached, and no error where it is not.
 
 The compiler says which names nobody has declared. A statement with such a name becomes a call that stops the kernel and
-names the header; a declaration with one is left out, and so is what needs that in turn.
+names the header; a declaration with one is left out, and so is what needs that in turn. A statement that stands in the
+kernel itself under no condition is reached for certain: that is an error at once.
 """
 
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from pagewise.cuda.build import CompileError
 from pagewise.cuda.device_code import DeviceCode, Piece, replaced
+from pagewise.cuda.simt.preprocess import line_at
 from pagewise.cuda.statements import Statements
 from pagewise.cuda.tokens import NAME
 
@@ -25,36 +29,46 @@ _MARKER = re.compile(r"^# \d+ .*$", re.MULTILINE)
 
 
 def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: Callable[[str], DeviceCode]) -> str:
-    """`text`, which lacks the headers `missing`, as `command` takes it; `cut` makes declarations of it."""
-    blamed: dict[str, tuple[str, ...]] = {}  # of what was left out, the headers it needs
+    """`text`, which lacks the headers `missing`, as `command` takes it; `cut` makes declarations of it.
+
+    Raises:
+        CompileError: the kernel always needs what is missing.
+    """
+    whys: dict[str, str] = {}  # for the names in what was left out
     for number in range(_ROUNDS):
         code = cut(text)
         changes: dict[tuple[int, int], str] = {}
         for place, message in _errors(text, command):
-            headers = _headers(message, missing, blamed)
+            names = _names(message)
+            headers = _headers(names, missing)
             if number == 0 and not (headers and _UNKNOWN.search(message)):
                 continue  # the user's own mistake. In later rounds it follows from what was left out
             if (found := _change(code, place)) is not None:
-                span, is_statement = found
-                blamed |= {word: headers for word in code.tokens[slice(*span)] if NAME.fullmatch(word)}
-                sentence = f"{' or '.join(headers)} is missing, and this line needs it: {message}"
-                trap = f"simt_lacks({json.dumps(sentence, ensure_ascii=False)});"
-                changes.setdefault(code.place(*span), trap if is_statement else "")
+                what, where = message.partition(";")[0], " or ".join(headers)
+                said = f"{what}: it may come from {where}, which is missing, or from `defines`"
+                why = next((whys[name] for name in names if name in whys), said)
+                if found.is_reached:
+                    file, line = line_at(text, place)
+                    raise CompileError(f"{file}:{line}: error: {why}")
+                whys = {word: why for word in code.tokens[slice(*found.span)] if NAME.fullmatch(word)} | whys
+                trap = f"simt_lacks({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
+                changes.setdefault(code.place(*found.span), trap)
         if not changes:
             break
-        text = replaced(text, [(*span, new) for span, new in _outermost(changes)])
+        text = replaced(text, [(*span, new) for span, new in changes.items()])
     return text
 
 
-def _headers(message: str, missing: Sequence[str], blamed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Those of the missing headers that may declare what `message` misses."""
-    names = [word for quoted in re.findall("[‘'](.*?)[’']", message) for word in NAME.findall(quoted)]
-    known = next((blamed[name] for name in names if name in blamed), ())
+def _names(message: str) -> list[str]:
+    return [name for quoted in re.findall("[‘'](.*?)[’']", message) for name in NAME.findall(quoted)]
+
+
+def _headers(names: Sequence[str], missing: Sequence[str]) -> list[str]:
+    """Those of the missing headers that may declare one of `names`."""
     alike = [h for h in missing if any(len(name) > 2 and name.lower() in h.lower() for name in names)]
     for_host = {h: match[1] for h in missing if (match := _FOR_HOST.search(h))}
     alike += [h for h, library in for_host.items() if any(name.startswith(library) for name in names)]
-    others = [h for h in missing if h not in for_host]
-    return known or tuple(f"<{header}>" for header in alike or others[:3])
+    return [f"<{header}>" for header in alike or [h for h in missing if h not in for_host][:3]]
 
 
 def _errors(text: str, command: Sequence[str]) -> list[tuple[int, str]]:
@@ -66,30 +80,31 @@ def _errors(text: str, command: Sequence[str]) -> list[tuple[int, str]]:
     return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in _ERROR.findall(done.stderr)]
 
 
-def _change(code: DeviceCode, place: int) -> tuple[tuple[int, int], bool] | None:
-    """The lexemes to be replaced for an error at `place`, and whether they are a statement that may be reached."""
+class _Change(NamedTuple):
+    """The lexemes that an error is about."""
+
+    span: tuple[int, int]
+    is_statement: bool  # one that does something
+    is_reached: bool  # whenever the kernel runs
+
+
+def _change(code: DeviceCode, place: int) -> _Change | None:
+    """What is to be left out for an error at `place`; None if nothing can be."""
     at = max((i for i, lexeme in enumerate(code.lexemes) if lexeme.place <= place), default=-1)
     piece = _innermost(code.pieces, at)
     while piece is not None and (member := _innermost(code.members(piece), at)) is not None:
         piece = member
-    is_kernel = piece is not None and piece.body and "__global__" in code.tokens[piece.start : piece.body]
-    if piece is None or (is_kernel and at < piece.body):  # the kernel's own parameters
+    if piece is None:
         return None
+    is_kernel = "__global__" in code.tokens[piece.start : piece.body or piece.end]
     if piece.body is None or at <= piece.body:
-        return (piece.start, piece.end), False
-    start, end = Statements(code.tokens, code.close).around(piece.body, at)
+        return _Change((piece.start, piece.end), False, is_kernel)
+    statements = Statements(code.tokens, code.close)
+    start, end = statements.around(piece.body, at)
     words = code.tokens[start:end]
-    only_declares = words[:1] in (["using"], ["typedef"]) or not {"(", "=", "return", "{"} & set(words)
-    return (start, end), not only_declares
+    does = words[0] not in ("using", "typedef") and not {"(", "=", "return", "{"}.isdisjoint(words)
+    return _Change((start, end), does, does and is_kernel and statements.is_always_reached(piece.body, start))
 
 
 def _innermost(pieces: Sequence[Piece], at: int) -> Piece | None:
     return next((piece for piece in pieces if piece.start <= at < piece.end), None)
-
-
-def _outermost(changes: dict[tuple[int, int], str]) -> Iterator[tuple[tuple[int, int], str]]:
-    end = -1
-    for span, new in sorted(changes.items(), key=lambda change: (change[0][0], -change[0][1])):
-        if span[0] >= end:
-            yield span, new
-            end = span[1]

@@ -61,7 +61,7 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
     function = base_name(name)
-    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.body] for piece in needed):
+    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.end] for piece in needed):
         raise CompileError(
             f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
             f"choose by a name in `defines`"
@@ -69,7 +69,8 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     _refuse(code, needed)
     lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
     renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
-    text = translate(code.only(needed, renamed))
+    parts = parts_of(code.only(needed, renamed), foreign)
+    text = "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
     if file.missing:
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", "simt_specifiers.h"]

@@ -37,6 +37,11 @@
 #include "driver_types.h"
 
 #define __CUDACC__ 1
+#define __CUDACC_VER_MAJOR__ 12
+#define __CUDACC_VER_MINOR__ 8
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 12080
+#endif
 #define PAGEWISE_SIMT 1
 
 #define SIMT_REFUSE(what) _Pragma(what)
