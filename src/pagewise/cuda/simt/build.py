@@ -29,6 +29,11 @@ COMMON_FLAGS = (
     "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
+# A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
+READ_AT_EACH_TURN = (
+    "-O1", "-fno-tree-fre", "-fno-tree-loop-im", "-fno-tree-dominator-opts", "-fno-move-loop-invariants",
+)  # fmt: skip
+_EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
@@ -173,6 +178,8 @@ def _compile(source: Translation, flags: list[str], path: Path, *, gaps: bool = 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source.text)
+        if _EMPTY_LOOP.search(Path(assembly).read_text()):
+            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source.text)
         if source.header:
             text = _with_shared(_with_dynamic(Path(assembly).read_text()))
             Path(assembly).write_text(_with_gaps(text) if gaps else text)
