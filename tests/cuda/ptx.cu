@@ -232,9 +232,9 @@ __device__ __forceinline__ void product(const __half* a, const __half* b, float*
     int lane = threadIdx.x, stages = k / 16;
     float sum[4] = {};
     auto fetch = [&](int stage) {
-        copy16(shared_address(&as[stage % 2][lane / 2][lane % 2 * 8]), a + lane / 2 * k + 16 * stage + lane % 2 * 8, true);
-        if (lane < 16)
-            copy16(shared_address(&bs[stage % 2][lane / 2][lane % 2 * 8]), b + lane / 2 * k + 16 * stage + lane % 2 * 8, true);
+        int row = lane / 2, part = lane % 2 * 8, from = row * k + 16 * stage + part;
+        copy16(shared_address(&as[stage % 2][row][part]), a + from, true);
+        if (row < 8) copy16(shared_address(&bs[stage % 2][row][part]), b + from, true);
     };
     fetch(0);
     commit();
@@ -251,7 +251,8 @@ __device__ __forceinline__ void product(const __half* a, const __half* b, float*
                      : "=r"(rb[0]), "=r"(rb[1])
                      : "r"(shared_address(&bs[stage % 2][lane % 8][lane / 8 % 2 * 8])));
         if (all_lanes || lane < 31)
-            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                          : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
                          : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
         __syncwarp();
@@ -278,13 +279,14 @@ __global__ void transposes(const unsigned short* x, unsigned short* out) {  // [
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(b) : "r"(a));
     *(unsigned*)&out[64 + 2 * lane] = b;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(shared_address(&turned[lane % 8][0])), "r"(a));
+    row = shared_address(&turned[lane % 8][0]);
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(row), "r"(a));
     __syncwarp();
     for (int i = lane; i < 64; i += 32) out[128 + i] = turned[i / 8][i % 8];
 #endif
 }
 
-// ---------------------------------------------------------------------------------------------- what is refused, and bugs
+// ---------------------------------------------------------------------------------------------- refused, and bugs
 
 __global__ void knows_most(int* out, int use_what_is_not_known) {
     __shared__ unsigned long long barrier;

@@ -82,12 +82,12 @@ class Binder:
 def _value(function: str, parameter: Parameter) -> object:
     """The default of a parameter: a literal, or an expression of integers."""
     words = {"nullptr": None, "NULL": None, "true": True, "false": False}
-    written = parameter.default.replace("- ", "-")
+    written = parameter.default.replace(" ", "")
     if written in words:
         return words[written]
     if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fF]?", written) and not written.lstrip("-").isdigit():
         return float(written.rstrip("fF"))
-    value = evaluate(written)
+    value = evaluate(parameter.default)
     if value is None:
         raise TypeError(
             f"kernel {function}: the default of {parameter.name}, {parameter.default}, cannot be told from the source: "

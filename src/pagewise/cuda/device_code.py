@@ -61,7 +61,7 @@ class DeviceCode:
         """The pieces that kernel `name` needs, itself among them, and those that are always kept."""
         by_name: dict[str, list[Piece]] = {}
         for piece in self.pieces:
-            for word in piece.names if piece.on_device else ():
+            for word in piece.names if piece.on_device and not piece.is_operator else ():
                 by_name.setdefault(word, []).append(piece)
         needed = {piece.start: piece for piece in self.pieces if piece.always}
         seen: set[str] = set()
@@ -105,7 +105,8 @@ class DeviceCode:
 
     def _types(self, operator: Piece, declared: Iterable[str]) -> set[str]:
         parameters = self.tokens[operator.parameters : self.close[operator.parameters]]
-        own = set(self.tokens[operator.start : operator.parameters])  # its template parameters are not declared outside
+        first = self.tokens[operator.start : operator.start + 2] == ["template", "<"]
+        own = self.tokens[operator.start : self._after_angle(operator.start + 1, operator.end)] if first else []
         return {word for word in parameters if word in declared and word not in own}
 
     # -------------------------------------------------------------------------------------------- declarations
@@ -183,6 +184,8 @@ class DeviceCode:
                 initialising |= token == ":" and parameters is not None
                 i += 1
         words = [tokens[j] for j in outer]
+        while words[:2] == ["template", "<"]:
+            del words[:2]
         if is_instance or words[:1] in (["static_assert"], ["asm"], ["__asm__"]):
             return Piece(start, i, frozenset(), False)
         if words[:2] == ["using", "namespace"]:
@@ -247,6 +250,9 @@ class DeviceCode:
     def _declared(self, start: int, end: int, outer: Sequence[int]) -> frozenset[str]:
         """The names that a variable, an alias or a forward declaration introduces, and perhaps a few more."""
         tokens = self.tokens
+        if "using" in (tokens[j] for j in outer):
+            words = [tokens[j] for j in outer if NAME.fullmatch(tokens[j])]
+            return frozenset({words[words.index("using") + 1] if "=" in tokens[start:end] else words[-1]})
         names = {
             tokens[j] for j in outer
             if NAME.fullmatch(tokens[j]) and tokens[j] not in _NO_NAME and tokens[j + 1] in _AFTER_NAME

@@ -181,8 +181,19 @@ def _with_dynamic(assembly: str) -> str:
     return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
 
 
+_OURS = {
+    "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit", "__cxa_throw": "simt_throw",
+    "malloc|_Zn[wa]m": "simt_malloc", "free|_Zd[la]Pvm?": "simt_free_memory",
+}  # fmt: skip
+
+
 def _with_shared(assembly: str) -> str:
-    """With the runtime asked where a thread-local variable lies, for each thread block has memory of its own."""
+    """With the runtime asked where a thread-local variable lies, for each thread block has memory of its own.
+
+    And asked for memory, so that it knows what a kernel may touch; and for an end, which is the launch's alone.
+    """
+    for host, ours in _OURS.items():
+        assembly = re.sub(rf"\b(?:{host})@PLT", f"{ours}@PLT", assembly)
     return assembly.replace("__tls_get_addr", "simt_shared_at")
 
 

@@ -16,8 +16,12 @@ def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
 
 
 def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
-    """A kernel whose thread blocks wait for each other at a grid barrier must fit at once, or ValueError."""
+    """ValueError for more thread blocks than can be, or than can wait for each other at a kernel's grid barrier."""
     blocks = grid[0] * grid[1] * grid[2]
+    if blocks >= 2**32:
+        raise ValueError(
+            f"kernel {name}: grid {grid} has {blocks} thread blocks, the CPU runner counts them in 32 bits"
+        )
     if library.has_grid_sync and blocks > at_once:
         raise ValueError(
             f"kernel {name}: grid {grid} has {blocks} thread blocks, but at a grid barrier all must run at once, and "

@@ -44,7 +44,8 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
             if number == 0 and not (headers and _UNKNOWN.search(message)):
                 continue  # the user's own mistake. In later rounds it follows from what was left out
             if (found := _change(code, place)) is not None:
-                said = f"{message.partition(';')[0]}: it may come from {' or '.join(headers)}, which is missing, or from `defines`"
+                what, where = message.partition(";")[0], " or ".join(headers)
+                said = f"{what}: it may come from {where}, which is missing, or from `defines`"
                 why = next((whys[name] for name in names if name in whys), said)
                 if found.is_reached:
                     file, line = line_at(text, place)

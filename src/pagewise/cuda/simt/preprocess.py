@@ -67,9 +67,7 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
-    owned: dict[
-        str, bool
-    ] = {}  # by a file's first marker: later ones may speak of a macro's expansion
+    owned: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
     for marker in _MARKER.finditer(text):
         _, file, flags = marker.groups()
         if is_own != owned.setdefault(file, _SYSTEM not in flags.split() and not file.startswith(others)):

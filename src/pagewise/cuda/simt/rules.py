@@ -119,6 +119,10 @@ RULES = {
         "out of bounds", "overrun", "Something was written just outside of a tensor.",
         "has written just outside of {tensor}, or another one did: run it under simt.check(), which says who",
     ),
+    Finding.READ_ONLY: Rule(
+        "fault", "read-only", "A tensor whose memory may not be written was written.",
+        "has written to {tensor}, or another one did, and its memory may not be written: pass a copy",
+    ),
     Finding.DIVIDED_BY_ZERO: Rule(
         "fault", "division by zero", "An integer division without a result.",
         "divides an integer by zero (or the least integer by -1): the result is undefined",
@@ -135,7 +139,7 @@ OFF = {Finding.LEFT_BEFORE_BARRIER}
 # After these a launch cannot go on (runtime/block.h knows them too).
 ENDINGS = {
     Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING, Finding.LANES_MISSING, Finding.ARGUMENT, Finding.FAILED,
-    Finding.FAULT, Finding.STACK_OVERFLOW, Finding.DIVIDED_BY_ZERO, Finding.STOPPED,
+    Finding.FAULT, Finding.STACK_OVERFLOW, Finding.DIVIDED_BY_ZERO, Finding.STOPPED, Finding.READ_ONLY,
 }  # fmt: skip
 
 

@@ -143,8 +143,9 @@ struct Job {
     Launch& launch;
     Dim grid, size;
     u32 num_blocks, num_threads;
-    std::vector<u32> order;  // of the thread blocks
-    std::atomic<u32> next{0};
+    std::vector<u32> order;  // of the thread blocks, if it is not their own
+    std::atomic<u64> next{0};
+    u32 at(u64 rank) const { return order.empty() ? (u32)rank : order[rank]; }
     std::atomic<bool> failed{false};
     std::atomic<u32> stop{NOTHING};  // HANGING or INTERRUPTED: end as soon as can be
     std::atomic<u64> last_milestone{0};  // when a thread last ended or passed a barrier, in nanoseconds
@@ -165,6 +166,7 @@ struct Job {
     std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag
     std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet
+    std::map<u64, u64> heap;  // what the kernel has allocated: start and bytes
 
     explicit Job(Launch& l)
         : launch(l), grid{l.grid[0], l.grid[1], l.grid[2]}, size{l.block[0], l.block[1], l.block[2]},

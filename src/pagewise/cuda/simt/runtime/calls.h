@@ -38,13 +38,15 @@ bool simt_is_local(const void* address) {
 bool simt_carry() { return worker->current->carry; }
 void simt_keep_carry(bool carry) { worker->current->carry = carry; }
 
+constexpr size_t MAX_OUTPUT = 1 << 20;  // bytes that a thread block may print; CUDA has as much for all of them
 int simt_printf(const char* format, ...) {
     char line[1024];
     va_list arguments;
     va_start(arguments, format);
     int length = vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
-    worker->block->output += line;
+    std::string& output = worker->block->output;
+    if (output.size() < MAX_OUTPUT) output += line;
     return length;
 }
 
@@ -67,6 +69,21 @@ void simt_refuse(u32 lane, const char* message) {
 
 void simt_access(const volatile void* address, u32 bytes, Access access) {
     announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
+}
+
+// Kernels call it in place of exit and its like: simt/build.py sees to that.
+void simt_host_exit(int) { simt_fail("exit() is no function of a kernel"); }
+void simt_throw() { simt_fail("a kernel throws no exceptions"); }
+
+// Memory that a kernel allocates itself: it may touch it, and so may later thread blocks, until it is freed.
+void* simt_malloc(size_t bytes) {
+    void* p = malloc(bytes);
+    if (p && worker && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
+    return p;
+}
+void simt_free_memory(void* p) {
+    if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
+    free(p);
 }
 
 void simt_atomic(const volatile void* address, int bytes) {

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <cstring>
@@ -150,19 +153,28 @@ static bool is_intact(const char* from, const char* to) {
     return true;
 }
 
-// Take the results back. False: something was written beside the tensor.
-static bool unmap_tensor(Shadow& s) {
+// Copy where that changes something. False: the memory may not be written, and a tensor that lies there neither.
+static bool copy_back(char* to, const char* from, size_t bytes) {
+    if (!bytes || memcmp(to, from, bytes) == 0) return true;
+    iovec source{(void*)from, bytes}, target{to, bytes};
+    if (process_vm_writev(getpid(), &source, 1, &target, 1, 0) == (ssize_t)bytes) return true;
+    if (errno == EFAULT) return false;
+    memcpy(to, from, bytes);  // the system has no such call for us
+    return true;
+}
+
+// Take the results back.
+static Finding unmap_tensor(Shadow& s) {
     char *end = s.start + s.bytes, *first = s.original + s.bytes, *last = first;
     if (s.moved) first = (char*)up((u64)s.original, PAGE), last = first + s.moved;
     char *head = s.start + (first - s.original), *tail = s.start + (last - s.original);
     if (s.moved) mremap(head, s.moved, s.moved, MREMAP_MAYMOVE | MREMAP_FIXED, first);
-    if (!s.constant) {
-        memcpy(s.original, s.start, (size_t)(head - s.start));
-        memcpy(last, tail, (size_t)(end - tail));
-    }
-    bool intact = is_intact(s.pages, s.start) && is_intact(end, s.pages + s.page_bytes);
+    Finding found = NOTHING;
+    if (!s.constant && !copy_back(s.original, s.start, (size_t)(head - s.start))) found = READ_ONLY;
+    if (!s.constant && !copy_back(last, tail, (size_t)(end - tail))) found = READ_ONLY;
+    if (!is_intact(s.pages, s.start) || !is_intact(end, s.pages + s.page_bytes)) found = OVERRUN;
     give_back(s);
-    return intact;
+    return found;
 }
 
 // Launches that share a tensor, and one of which may write it, take turns.
@@ -207,18 +219,19 @@ static void map_tensors(Job& job) {
     }
 }
 
-// The first tensor beside which something was written, or -1.
-static int unmap_tensors(Job& job) {
-    int overrun = -1;
+// What came to light about the tensors: of the first, if there is any.
+static Error unmap_tensors(Job& job) {
+    Error error{};
     for (u32 i = 0; i < job.tensors.size(); ++i) {
         Shadow& s = job.tensors[i];
         if (s.cells) munmap(s.cells, s.cell_bytes);
-        if (s.arena && !unmap_tensor(s) && overrun < 0) overrun = (int)i;
+        Finding found = s.arena ? unmap_tensor(s) : NOTHING;
+        if (found && !error.finding) error.finding = found, error.region = (int)i, error.count = 1;
     }
     std::lock_guard<std::mutex> guard(use_lock);
     in_use.erase(std::remove_if(in_use.begin(), in_use.end(), [&](const InUse& u) { return u.job == &job; }), in_use.end());
     use_ended.notify_all();
-    return overrun;
+    return error;
 }
 
 // ---------------------------------------------------------------------------------------------- what an address is
@@ -232,6 +245,13 @@ static bool in_module(Job& job, const char* p) {
     if (!dladdr(p, &info)) return false;
     job.module_page = (u64)p >> 12;
     return true;
+}
+
+static bool is_allocated(const Job& job, const char* p, u32 bytes) {
+    auto after = job.heap.upper_bound((u64)p);
+    if (after == job.heap.begin()) return false;
+    auto [start, size] = *--after;
+    return (u64)p + bytes <= start + size;
 }
 
 static Place place_of(const Job& job, const Block& b, const char* p) {

@@ -10,6 +10,7 @@
 //               the same bytes: two of them race unless one happens before the other (order.h).
 //
 // Observed and checked launches run on one OS thread. simt/build.py compiles this file once and calls simt_launch.
+#include <numeric>
 #include <thread>
 
 #include "calls.h"
@@ -61,6 +62,8 @@ static void hand_over(Job& job) {
     launch.counts = hand_over(counts), launch.num_counts = counts.size();
     launch.events = hand_over(job.trace), launch.num_events = job.trace.size();
     std::string output;
+    if (job.order.empty())
+        for (const auto& [number, text] : job.outputs) output += text;
     for (u32 number : job.order) {
         auto found = job.outputs.find(number);
         if (found != job.outputs.end()) output += found->second;
@@ -71,9 +74,11 @@ static void hand_over(Job& job) {
 
 extern "C" void simt_launch(Launch* launch) {
     Job job(*launch);
-    job.order.resize(job.num_blocks);
-    for (u32 i = 0; i < job.num_blocks; ++i) job.order[i] = i;
-    if (launch->shuffled) std::shuffle(job.order.begin(), job.order.end(), std::mt19937_64(launch->seed));
+    if (launch->shuffled) {
+        job.order.resize(job.num_blocks);
+        std::iota(job.order.begin(), job.order.end(), 0);
+        std::shuffle(job.order.begin(), job.order.end(), std::mt19937_64(launch->seed));
+    }
     job.last_milestone = now();
     find_code(job);
     map_tensors(job);
@@ -86,12 +91,8 @@ extern "C" void simt_launch(Launch* launch) {
         work(job);
         for (std::thread& helper : helpers) helper.join();
     }
-    int overrun = unmap_tensors(job);
-    if (overrun >= 0 && job.found.empty()) {
-        Error e{};
-        e.finding = OVERRUN, e.region = overrun, e.count = 1;
-        job.found.push_back({0, e});
-    }
+    Error error = unmap_tensors(job);
+    if (error.finding && job.found.empty()) job.found.push_back({0, error});
     hand_over(job);
 }
 

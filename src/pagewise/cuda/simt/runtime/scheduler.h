@@ -87,7 +87,7 @@ static Block& start_block(Worker& w, u32 rank) {
     Job& job = *w.job;
     Launch& launch = job.launch;
     Block& b = make_block(w);
-    u32 number = job.order[rank];
+    u32 number = job.at(rank);
     b.index = {number % job.grid.x, number / job.grid.x % job.grid.y, number / job.grid.x / job.grid.y};
     b.number = number, b.rank = rank;
     b.live = job.num_threads;
@@ -172,9 +172,9 @@ static bool nobody_can_go_on(Worker& w) {
 static Block* next_block(Worker& w) {
     Job& job = *w.job;
     bool full = w.waiting.size() >= job.launch.max_blocks;
-    if (!full && job.next < job.order.size()) {
-        u32 rank = job.next++;
-        if (rank < job.order.size()) return &start_block(w, rank);
+    if (!full && job.next < job.num_blocks) {
+        u64 rank = job.next++;
+        if (rank < job.num_blocks) return &start_block(w, (u32)rank);
     }
     if (w.waiting.empty()) return nullptr;
     complete_grid(w);
