@@ -75,7 +75,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     flags, foreign = _flags(source, instrumented=instrumented)
 
     def path(*entries: str) -> Path:
-        key = digest(*texts, source.filename, *entries, *flags, find_compiler()[1], _own_sources())
+        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], _own_sources())
         return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
 
     whole, cut = path(*entries), path("only", name)
@@ -105,7 +105,6 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
     if instrumented:
         flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
-    flags += [f"-D{define}" for define in source.defines]
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
     flags += [f"-I{folder}" for folder in (*foreign[:2], *_folders(source), foreign[2])]
@@ -117,7 +116,10 @@ def _folders(source: Source) -> list[Path]:
 
 
 def _written(source: Source) -> str:
-    return f'#line 1 "{source.filename}"\n{source.text}\n'
+    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
+    parted = (define.partition("=") for define in source.defines)
+    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
+    return f'{defines}#line 1 "{source.filename}"\n{source.text}\n'
 
 
 def entry_symbol(name: str) -> str:

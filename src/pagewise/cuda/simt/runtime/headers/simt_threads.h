@@ -90,5 +90,8 @@ SIMT_INLINE void __threadfence() { simt_fence(); }
 SIMT_INLINE void __threadfence_block() { simt_fence(); }
 SIMT_INLINE void __threadfence_system() { simt_fence(); }
 SIMT_INLINE void __nanosleep(unsigned) { simt_yield(); }
+// Launches do not overlap here: what a kernel depends on is done when it starts.
+SIMT_INLINE void cudaGridDependencySynchronize() {}
+SIMT_INLINE void cudaTriggerProgrammaticLaunchCompletion() {}
 SIMT_INLINE long long clock64() { return simt_clock(); }
 #define clock clock64
