@@ -40,13 +40,20 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # What decides what is compiled, beside the runtime's own headers.
 _TRANSLATORS = (
-    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../statements.py",
-    "../tokens.py", "../variables.py",
+    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../outline.py",
+    "../statements.py", "../tokens.py", "../variables.py",
 )  # fmt: skip
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
+
+# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
+_ASSIGN_RAW = re.compile(
+    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
+    r"(?:;|\{.*?\n\})",
+    re.S,
 )
 
 
@@ -120,7 +127,9 @@ def entry_symbol(name: str) -> str:
 def _header_folder() -> Path:
     """A folder of those of NVIDIA's headers that need a word changed."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    headers = {name: _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text()) for name in names}
+    headers = {
+        name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
+    }
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))

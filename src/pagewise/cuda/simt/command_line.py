@@ -14,9 +14,9 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
-from pagewise.cuda.build import CompileError
-from pagewise.cuda.declarations import kernels_of
+from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.kernel import CudaKernel
+from pagewise.cuda.reading import declared_kernels
 from pagewise.cuda.signature import Parameter
 from pagewise.cuda.simt.errors import SimtError, merged
 from pagewise.cuda.simt.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
@@ -24,7 +24,7 @@ from pagewise.cuda.simt.launch import check, observe, time_limit
 from pagewise.cuda.simt.report import Report
 from pagewise.cuda.simt.rules import RULES
 from pagewise.cuda.simt.sarif import sarif_log, uri
-from pagewise.cuda.tokens import Tokens, strip_comments, tokens_of
+from pagewise.cuda.tokens import Tokens
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
 NEVER_WRITTEN = "never written"  # the one rule that the command line adds: it knows when the last launch has ended
@@ -89,9 +89,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _declarations(file: str) -> list[str]:
     """Its kernels as their source declares them, each once."""
-    tokens = tokens_of(strip_comments(Path(file).read_text()))
+    path = Path(file)
     written = []
-    for kernel in kernels_of(tokens):
+    for kernel in declared_kernels(Source(path.read_text(), str(path), path.parent, (), ())):
         template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
         name = "::".join((*kernel.namespace, kernel.function))
         written.append(f"{template}{name}({_written(kernel.parameters)})")
