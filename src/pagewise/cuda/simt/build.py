@@ -29,6 +29,11 @@ COMMON_FLAGS = (
     "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
+# A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
+READ_AT_EACH_TURN = (
+    "-O1", "-fno-tree-fre", "-fno-tree-loop-im", "-fno-tree-dominator-opts", "-fno-move-loop-invariants",
+)  # fmt: skip
+_EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
@@ -70,7 +75,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     flags, foreign = _flags(source, instrumented=instrumented)
 
     def path(*entries: str) -> Path:
-        key = digest(*texts, source.filename, *entries, *flags, find_compiler()[1], _own_sources())
+        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], _own_sources())
         return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
 
     whole, cut = path(*entries), path("only", name)
@@ -100,7 +105,6 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
     if instrumented:
         flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
-    flags += [f"-D{define}" for define in source.defines]
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
     flags += [f"-I{folder}" for folder in (*foreign[:2], *_folders(source), foreign[2])]
@@ -112,7 +116,10 @@ def _folders(source: Source) -> list[Path]:
 
 
 def _written(source: Source) -> str:
-    return f'#line 1 "{source.filename}"\n{source.text}\n'
+    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
+    parted = (define.partition("=") for define in source.defines)
+    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
+    return f'{defines}#line 1 "{source.filename}"\n{source.text}\n'
 
 
 def entry_symbol(name: str) -> str:
@@ -173,6 +180,8 @@ def _compile(source: Translation, flags: list[str], path: Path, *, gaps: bool = 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source.text)
+        if _EMPTY_LOOP.search(Path(assembly).read_text()):
+            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source.text)
         if source.header:
             text = _with_shared(_with_dynamic(Path(assembly).read_text()))
             Path(assembly).write_text(_with_gaps(text) if gaps else text)

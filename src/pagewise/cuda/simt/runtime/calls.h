@@ -50,12 +50,14 @@ int simt_printf(const char* format, ...) {
     return length;
 }
 
-void simt_fail(const char* message) {
-    Error e = new_error(*worker, FAILED, CALLER);
+static void stop(Finding finding, const char* message, void* site) {
+    Error e = new_error(*worker, finding, site);
     snprintf(e.text, sizeof(e.text), "%s", message);
     raise_error(*worker, e);
     __builtin_unreachable();
 }
+void simt_fail(const char* message) { stop(FAILED, message, CALLER); }
+void simt_lacks(const char* message) { stop(NOT_SUPPORTED, message, CALLER); }
 
 void simt_refuse(u32 lane, const char* message) {
     Worker& w = *worker;

@@ -51,6 +51,7 @@ bool simt_phases_ended(void* at, uint64_t phase);
 void simt_phases_await_copies(void* at);  // what this thread has begun since its last commit belongs to the phase
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void simt_fail(const char* message);
+[[noreturn]] void simt_lacks(const char* message);  // what the runner does not have, and the kernel reached
 void* simt_memcpy(void* to, const void* from, size_t bytes);
 void* simt_memset(void* to, int value, size_t bytes);
 }
@@ -89,5 +90,8 @@ SIMT_INLINE void __threadfence() { simt_fence(); }
 SIMT_INLINE void __threadfence_block() { simt_fence(); }
 SIMT_INLINE void __threadfence_system() { simt_fence(); }
 SIMT_INLINE void __nanosleep(unsigned) { simt_yield(); }
+// Launches do not overlap here: what a kernel depends on is done when it starts.
+SIMT_INLINE void cudaGridDependencySynchronize() {}
+SIMT_INLINE void cudaTriggerProgrammaticLaunchCompletion() {}
 SIMT_INLINE long long clock64() { return simt_clock(); }
 #define clock clock64
