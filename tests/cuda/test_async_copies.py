@@ -122,7 +122,10 @@ def test_the_correct_twin_is_clean_under_any_schedule(name):
 
 def test_a_race_with_a_copy_names_both_lines():
     (x, out), _, _ = reversed_row()
-    with pytest.raises(simt.SimtError, match="while the asynchronous copy .* may still write it") as caught, simt.check():
+    with (
+        pytest.raises(simt.SimtError, match=r"while the asynchronous copy .* may still write it") as caught,
+        simt.check(),
+    ):
         CudaKernel(FILE, "missing_commit")[1, THREADS](x, out, True)
     lines = FILE.read_text().splitlines()
     assert "__pipeline_memcpy_async(&row[i], x + i, 4)" in lines[caught.value.other_line - 1]

@@ -158,6 +158,8 @@ class DeviceCode:
                 i += 3 if tokens[i + 1 : i + 3] == ["(", ")"] else 1
                 while i < stop and tokens[i] not in ("(", ";"):
                     i += 1
+            elif token == "[":  # the length of an array may be in parentheses, which are no function's then
+                i = self._after(i, stop)
             elif token == "<" and not assigned:
                 i = self._after_angle(i, stop)
             elif token == "(":

@@ -51,7 +51,10 @@ REGION = _structure(
 )
 SHARED_ARRAY = _structure("SharedArray", ("offset", i64), ("bytes", u64))
 WAITER = _structure(
-    "Waiter", ("site", u64), *((name, u32) for name in ("collective", "mask", "count", "running")), ("thread", DIM)
+    "Waiter",
+    ("site", u64),
+    *((name, u32) for name in ("collective", "mask", "count", "running", "line")),
+    ("thread", DIM),
 )
 ERROR = _structure(
     "_Error", *((name, u32) for name in ("finding", "access", "space", "bytes")),

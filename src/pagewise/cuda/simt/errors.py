@@ -116,7 +116,7 @@ def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) ->
             doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
         else:
             doing = f" in {_BARRIERS[w.collective]}"
-        where = f"in line {lines[w.site][1]}" if w.site else "at its start"
+        where = f"in line {w.line or lines[w.site][1]}" if w.site else "at its start"
         groups.setdefault(where + doing, []).append(w)
     for where, group in groups.items():
         others = sum(w.count for w in group) - 1

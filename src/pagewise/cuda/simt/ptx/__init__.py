@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
-from pagewise.cuda.simt.ptx.body import body
+from pagewise.cuda.simt.ptx.body import body, stop
 from pagewise.cuda.simt.ptx.scope import Malformed
 
 _TOKEN = re.compile(
@@ -30,7 +30,6 @@ _TYPES |= dict.fromkeys("ni", "const uint64_t")
 
 
 class _Operand(NamedTuple):
-    name: str
     constraint: str
     expression: str
 
@@ -76,24 +75,26 @@ def _parts(text: str, tokens: Iterator[re.Match]) -> tuple[tuple[str, list[_Oper
     token = next((each for each in tokens if each[0] not in _QUALIFIERS), None)
     if token is None or token[0] != "(":
         raise Malformed("a parenthesis must follow")
-    sections, depth = [[]], 1
+    sections, depth, end = [""], 1, token.end()
     for token in tokens:
         depth += (token[0] in "([{") - (token[0] in ")]}")
         if depth == 0:
             break
         if depth == 1 and token[0] == ":":
-            sections.append([])
-        elif not token[0].startswith(("//", "/*")) and not re.match(r"\s*#", token[0]):
-            sections[-1].append(token[0])
+            sections.append("")
+        elif re.match(r"[ \t]*#", token[0]) and not _MARKER.match(token[0]):
+            raise Malformed("a directive stands in it")
+        elif not token[0].startswith(("//", "/*")) and not _MARKER.match(token[0]):
+            sections[-1] += " " * (token.start() > end) + token[0]
+        end = token.end()
     else:
         raise Malformed("its parenthesis is not closed")
-    end = token.end()
-    semicolon = re.compile(r"\s*;").match(text, end)
-    template = "".join(map(_unquoted, sections[0]))
-    outputs, inputs = (_operands(section) for section in (*sections[1:3], [], [])[:2])
-    if len(sections) == 1:
-        template = template.replace("%", "%%")  # nothing is to be filled in
-    return (template, outputs, inputs), semicolon.end() if semicolon else end
+    semicolon = re.compile(r"\s*;").match(text, token.end())
+    template = "".join(_unquoted(each[0]) for each in _TOKEN.finditer(sections[0]))
+    outputs, inputs = map(_operands, (*sections[1:3], "", "")[:2])
+    if len(sections) > 1:
+        template = template.replace("%%", "%")
+    return (template, outputs, inputs), semicolon.end() if semicolon else token.end()
 
 
 def _unquoted(literal: str) -> str:
@@ -104,11 +105,11 @@ def _unquoted(literal: str) -> str:
     return ast.literal_eval(literal)
 
 
-def _operands(tokens: list[str]) -> list[_Operand]:
-    """[name] "constraint" (expression), …"""
-    found, rest = [], " ".join(tokens)
+def _operands(rest: str) -> list[_Operand]:
+    """Operands, each written as "constraint" (expression)."""
+    found, rest = [], rest.strip()
     while rest:
-        match = re.match(r'(?:\[ (\w+) \] )?("[^"]*" )+\( ', rest)
+        match = re.match(r'("[^"]*")\s*\(', rest)
         if not match:
             raise Malformed(f'an operand is written "constraint" (expression), got {rest}')
         depth, end = 1, match.end()
@@ -117,11 +118,8 @@ def _operands(tokens: list[str]) -> list[_Operand]:
             if depth == 0:
                 end = token.start()
                 break
-        found.append(_Operand(match[1] or "", _unquoted(match[2].strip()), rest[match.end() : end]))
-        rest = rest[end + 1 :].strip()
-        if rest and not rest.startswith(","):
-            raise Malformed(f"a comma must follow an operand, got {rest}")
-        rest = rest[1:].strip()
+        found.append(_Operand(_unquoted(match[1]), rest[match.end() : end]))
+        rest = rest[end + 1 :].strip().removeprefix(",").strip()  # nvcc asks for no comma
     return found
 
 
@@ -131,10 +129,8 @@ def _statement(template: str, outputs: list[_Operand], inputs: list[_Operand], n
     for i, operand in enumerate((*outputs, *inputs)):
         kind = _TYPES.get(operand.constraint.strip("=+&%")[:1])
         if kind is None:
-            raise Malformed(f'constraint "{operand.constraint}" is none of {" ".join(_TYPES)}')
+            return stop(f'the constraint "{operand.constraint}"')
         register = names[f"%{i}"] = f"simt_{i}"
-        if operand.name:
-            names[f"%[{operand.name}]"] = register
         if i < len(outputs):
             before.append(f"auto&& simt_out_{i} = ({operand.expression});")
             after.append(f"simt::ptx::output(simt_out_{i}, {register});")

@@ -83,6 +83,8 @@ _COMPARISONS = names("eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num 
 
 def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """An instruction of the table."""
+    if "cc" in words:
+        return with_carry(name, words, operands, scope)
     first = name.partition(".")[0]
     if first == "shf" and words:
         first, words = f"shf.{words[0]}", words[1:]
@@ -96,6 +98,20 @@ def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
     expect(name, operands, 1 + form.sources)
     value = call(first, [*map(P.__add__, types), flags(words)], map(scope.value, operands[1:]))
     return assign(operands[0], value, scope)
+
+
+def with_carry(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`add.cc.u32 d, a, b;` keeps the carry, `addc.cc.u32` adds the one that was kept: sums of many words."""
+    first, kind = name.partition(".")[0], words[-1]
+    base, takes = first[:3], len(first) == 4
+    parts = [word for word in words[:-1] if word in ("hi", "lo")]
+    keeps = "cc" in words
+    known = base in ("add", "sub", "mad") and len(parts) == (base == "mad") and kind in ("u32", "s32", "u64", "s64")
+    if not known or len(words) != 1 + keeps + len(parts):
+        raise Unknown(name)
+    expect(name, operands, 4 if base == "mad" else 3)
+    arguments = [P + kind, flags([*parts, *["cc"] * keeps]), "true" if takes else "false"]
+    return assign(operands[0], call(f"{base}_with_carry", arguments, map(scope.value, operands[1:])), scope)
 
 
 def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -186,5 +202,6 @@ def test(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
 
 
 ARITHMETIC: dict[str, Instruction] = {
+    **dict.fromkeys(("addc", "subc", "madc"), with_carry),
     "mov": move, "setp": set_predicate, "set": set_value, "cvt": convert, "prmt": permute, "testp": test,
 }  # fmt: skip

@@ -50,15 +50,20 @@ def body(template: str, names: Mapping[str, str], number: int) -> str:
 def _instruction(text: str, scope: Scope) -> str:
     match = _INSTRUCTION.fullmatch(text)
     if not match:
-        raise Malformed(f"{text} is no instruction")
+        return stop(text)
     negated, predicate, name, operands = match.groups()
     try:
         first, *words = name.split(".")
         statement = _INSTRUCTIONS.get(first, compute)(name, words, _split(operands), scope)
     except Unknown as error:
-        what = f"inline PTX: the CPU runner does not know {error}"
-        statement = f'simt_lacks("{what}");'
+        statement = stop(str(error))
     return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
+
+
+def stop(what: str) -> str:
+    """The kernel ends where it gets to what is not known."""
+    written = what.replace("\\", " ").replace('"', "'").replace("\n", " ")
+    return f'simt_lacks("inline PTX: the CPU runner does not know {written}");'
 
 
 def _split(operands: str) -> list[str]:

@@ -20,7 +20,9 @@ def names(written: str) -> frozenset[str]:
 
 _FLAGS = {
     word: P + word.upper()
-    for word in names("rn rz rm rp rni rzi rmi rpi rna ftz sat satfinite relu hi lo wide clamp wrap shiftamt xorsign")
+    for word in names(
+        "rn rz rm rp rni rzi rmi rpi rna ftz sat satfinite relu hi lo wide clamp wrap shiftamt xorsign cc"
+    )
 }
 _FLAGS |= {"NaN": f"{P}NAN_WINS"} | dict.fromkeys(("approx", "full", "abs"), "0")  # the latter change nothing here
 

@@ -34,7 +34,7 @@ SPECIAL_REGISTERS |= {
     "%cluster_nctarank": "1u",
 }
 
-_ADDRESS = re.compile(r"\[\s*(%\[\w+\]|[^\s+\-\[\]]+)\s*(?:([+-])\s*([^\s\]]+))?\s*\]")
+_ADDRESS = re.compile(r"\[\s*([^\s+\-\[\]]+)\s*(?:([+-])\s*([^\s\]]+))?\s*\]")
 _BITS = {
     "pred": "bool",
     "8": "uint8_t",

@@ -54,6 +54,7 @@ def active_mask(name: str, words: list[str], operands: list[str], scope: Scope) 
 
 def barrier(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`bar.sync 0;`, `bar.sync id, threads;`, `bar.arrive id, threads;`, `bar.red.popc.u32 d, 0, p;`"""
+    together = name.startswith("bar.") or "aligned" in words  # the lanes of a warp come at once
     words = [word for word in words if word not in ("cta", "aligned")]
     if words == ["warp", "sync"]:
         expect(name, operands, 1)
@@ -71,7 +72,8 @@ def barrier(name: str, words: list[str], operands: list[str], scope: Scope) -> s
     if words not in (["sync"], ["arrive"]) or not operands:
         raise Unknown(name)
     threads = scope.value(operands[1]) if operands[1:] else "0"
-    return f"simt_numbered_barrier({scope.value(operands[0])}, {threads}, {'true' if words == ['sync'] else 'false'});"
+    waits = "true" if words == ["sync"] else "false"
+    return f"{'__syncwarp(); ' * together}simt_numbered_barrier({scope.value(operands[0])}, {threads}, {waits});"
 
 
 def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

@@ -35,7 +35,8 @@ bool simt_is_local(const void* address) {
     const char* stacks = worker->block->stacks.start;
     return address >= stacks && address < stacks + STACK * MAX_THREADS;
 }
-bool* simt_carry() { return &worker->current->carry; }
+bool simt_carry() { return worker->current->carry; }
+void simt_keep_carry(bool carry) { worker->current->carry = carry; }
 
 constexpr size_t MAX_OUTPUT = 1 << 20;  // bytes that a thread block may print; CUDA has as much for all of them
 int simt_printf(const char* format, ...) {

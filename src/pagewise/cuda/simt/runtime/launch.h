@@ -23,7 +23,7 @@ struct Region {  // a tensor, or overlapping tensors together; or a variable of 
 
 struct SharedArray { int64_t offset; u64 bytes; };  // offset from the start of the thread block's shared memory
 
-struct Waiter { u64 site; u32 collective, mask, count, running; Dim thread; };
+struct Waiter { u64 site; u32 collective, mask, count, running, line; Dim thread; };  // line 0: that of the site
 
 struct Error {
     u32 finding, access, space, bytes;

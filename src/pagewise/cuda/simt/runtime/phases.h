@@ -51,6 +51,7 @@ static void check_landed(Worker& w, const Block& b) {
 extern "C" {
 void simt_phases_init(void* at, u32 expected) {
     accessed(at, 8, WRITE, CALLER, 8);
+    *(u64*)at = expected;
     worker->block->phases[(u64)at] = {expected, expected, 0, {}, {}, {}};
 }
 u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
@@ -71,7 +72,7 @@ void simt_phases_wait(void* at, u64 number) {
     accessed(at, 8, ATOMIC, CALLER, 8);
     Phases& p = phases_at(w, at, CALLER);
     while (p.number <= number) {
-        me.collective = PHASE, me.mask = 0, me.payload = at;
+        me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
         me.state = AT_PHASE;
         leave_ready(w, *w.block, me);
         wait(w, AT_PHASE, CALLER);

@@ -48,15 +48,16 @@ static Error waiting_error(Worker& w, Finding finding, const std::vector<Block*>
     for (Block* b : blocks)
         for (Thread& t : b->threads) {
             if (t.state == GONE) continue;
-            u32 k = 0, running = t.state == READY;
+            u32 k = 0, running = t.state == READY, line = running ? 0 : (u32)t.line;
             auto same = [&](const Waiter& w) {
-                return w.site == (u64)t.site && w.running == running && w.collective == t.collective && w.mask == t.mask;
+                return w.site == (u64)t.site && w.line == line && w.running == running && w.collective == t.collective &&
+                       w.mask == t.mask;
             };
             while (k < e.num_waiters && !same(e.waiters[k])) ++k;
             if (k == 8) continue;
             if (k == e.num_waiters) {
                 if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
-                e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, t.index};
+                e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, line, t.index};
             }
             e.waiters[k].count++;
         }

@@ -102,8 +102,14 @@ struct Move {  // a matrix between memory and fragments, as a lane asks for it
     layout_t layout;
 
     __forceinline__ void announce(simt::Access access) const {
-        constexpr unsigned size = sizeof(typename Fragment::element_type);
-        if ((uint64_t)memory % 32) simt_refuse(simt_lane(), "passes a matrix whose address is no multiple of 32 bytes");
+        // the PTX ISA wants the alignment of a lane's part, which is the programming guide's 32 bytes for half and float
+        constexpr unsigned size = sizeof(typename Fragment::element_type), part = size * Fragment::num_elements;
+        constexpr unsigned alignment = part < 32 ? part : 32;
+        if ((uint64_t)memory % alignment) {
+            char message[80];
+            snprintf(message, sizeof(message), "passes a matrix whose address is no multiple of %u bytes", alignment);
+            simt_refuse(simt_lane(), message);
+        }
         if (stride * size % 16) simt_refuse(simt_lane(), "passes a leading dimension that is no multiple of 16 bytes");
 #ifdef SIMT_INSTRUMENTED
         unsigned lines = layout == mem_row_major ? Fragment::rows : Fragment::columns;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "simt_atomics.h"
+#include "simt_half.h"
 #include "simt_language.h"
 #include "simt_mathematics.h"
 #include "simt_ptx.h"

@@ -45,6 +45,14 @@ SIMT_INLINE T atomicCAS(T* address, simt::value_of<T> compare, simt::value_of<T>
     return simt::atomic(address, [&](T old) -> T { return simt::bits(old) == simt::bits(compare) ? value : old; });
 }
 
+SIMT_INLINE float2 atomicAdd(float2* address, float2 value) {  // element by element
+    return {atomicAdd(&address->x, value.x), atomicAdd(&address->y, value.y)};
+}
+SIMT_INLINE float4 atomicAdd(float4* address, float4 value) {
+    float* p = &address->x;
+    return {atomicAdd(p, value.x), atomicAdd(p + 1, value.y), atomicAdd(p + 2, value.z), atomicAdd(p + 3, value.w)};
+}
+
 // ---------------------------------------------------------------------------------------------- loads with a hint
 
 #define SIMT_LOAD(name) \

@@ -31,11 +31,15 @@
 
 // NVIDIA's own types: float4, half, bfloat16, fp8, with the conversions and the arithmetic they have for the host.
 #define __CUDA_RUNTIME_API_H__  // their host API is not wanted
+#define __HOST_DEFINES_H__  // nor their own words: nvidia-cuda-crt, where it is installed, has crt/host_defines.h
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
 #include "cuda_fp8.h"
 #include "driver_types.h"
 
+#define __builtin_assume(condition) ((void)0)
+#define __assume(condition) ((void)0)
+#define __brkpt() ((void)0)
 #define __CUDACC__ 1
 #define __CUDACC_VER_MAJOR__ 12
 #define __CUDACC_VER_MINOR__ 8

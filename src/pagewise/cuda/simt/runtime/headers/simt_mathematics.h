@@ -1,8 +1,7 @@
-// CUDA's mathematics: functions with its names, conversions with its rounding.
+// CUDA's mathematics: the functions that the C library lacks, or has under another name.
 #pragma once
 
-#include "simt_integers.h"
-#include "simt_rounding.h"
+#include "simt_language.h"
 
 using std::isfinite;
 using std::isinf;
@@ -51,67 +50,61 @@ SIMT_MATH(float, __fdividef, (float x, float y), x / y)
 SIMT_MATH(float, __saturatef, (float x), x > 0 ? (x < 1 ? x : 1.0f) : 0.0f)
 SIMT_MATH(float, rsqrtf, (float x), 1.0f / std::sqrt(x))
 SIMT_MATH(double, rsqrt, (double x), 1.0 / std::sqrt(x))
-SIMT_MATH(float, rcbrtf, (float x), 1.0f / std::cbrt(x))
-SIMT_MATH(float, sinpif, (float x), std::sin(x * 3.14159265358979323846f))
-SIMT_MATH(float, cospif, (float x), std::cos(x * 3.14159265358979323846f))
-SIMT_MATH(float, normcdff, (float x), 0.5f * std::erfc(-x * 0.70710678118654752440f))
 SIMT_MATH(float, fdividef, (float x, float y), x / y)
 SIMT_INLINE void simt_sincosf(float x, float* s, float* c) { *s = std::sin(x), *c = std::cos(x); }
-SIMT_MATH(float, __frcp_rn, (float x), 1.0f / x)
-SIMT_MATH(float, __fsqrt_rn, (float x), std::sqrt(x))
-SIMT_MATH(float, __frsqrt_rn, (float x), 1.0f / std::sqrt(x))
-SIMT_MATH(float, __fadd_rn, (float x, float y), x + y)
-SIMT_MATH(float, __fsub_rn, (float x, float y), x - y)
-SIMT_MATH(float, __fmul_rn, (float x, float y), x * y)
-SIMT_MATH(float, __fdiv_rn, (float x, float y), x / y)
-SIMT_MATH(float, __fmaf_rn, (float x, float y, float z), std::fma(x, y, z))
-SIMT_MATH(double, __fma_rn, (double x, double y, double z), std::fma(x, y, z))
-SIMT_MATH(double, __dadd_rn, (double x, double y), x + y)
-SIMT_MATH(double, __dmul_rn, (double x, double y), x * y)
 
-#define SIMT_ROUND(name, To, From)                                                                       \
-    SIMT_MATH(To, name##_rn, (From x), simt::to_integer<To>(std::nearbyint(x)))                          \
-    SIMT_MATH(To, name##_rz, (From x), simt::to_integer<To>(std::trunc(x)))                              \
-    SIMT_MATH(To, name##_rd, (From x), simt::to_integer<To>(std::floor(x)))                              \
-    SIMT_MATH(To, name##_ru, (From x), simt::to_integer<To>(std::ceil(x)))
-SIMT_ROUND(__float2int, int, float)
-SIMT_ROUND(__float2uint, unsigned, float)
-SIMT_ROUND(__float2ll, long long, float)
-SIMT_ROUND(__float2ull, unsigned long long, float)
-SIMT_ROUND(__double2int, int, double)
-SIMT_ROUND(__double2ll, long long, double)
-#undef SIMT_ROUND
-SIMT_MATH(float, __int2float_rn, (int x), (float)x)
-SIMT_MATH(float, __uint2float_rn, (unsigned x), (float)x)
-SIMT_MATH(float, __ll2float_rn, (long long x), (float)x)
-SIMT_MATH(double, __int2double_rn, (int x), (double)x)
-SIMT_MATH(float, __double2float_rn, (double x), (float)x)
-SIMT_MATH(int, __float_as_int, (float x), simt::from_bits<int>(simt::bits(x)))
-SIMT_MATH(unsigned, __float_as_uint, (float x), simt::from_bits<unsigned>(simt::bits(x)))
-SIMT_MATH(float, __int_as_float, (int x), simt::from_bits<float>(simt::bits(x)))
-SIMT_MATH(float, __uint_as_float, (unsigned x), simt::from_bits<float>(simt::bits(x)))
-SIMT_MATH(long long, __double_as_longlong, (double x), simt::from_bits<long long>(simt::bits(x)))
-SIMT_MATH(double, __longlong_as_double, (long long x), simt::from_bits<double>(simt::bits(x)))
+// sin(pi x) and the like: the rest of x after whole turns is exact.
+#define SIMT_BOTH(name, ...) \
+    SIMT_MATH(double, name, (double x), (__VA_ARGS__)) SIMT_MATH(float, name##f, (float x), (float)name((double)x))
+SIMT_BOTH(sinpi, std::sin((x - 2 * std::nearbyint(x / 2)) * 3.14159265358979323846))
+SIMT_BOTH(cospi, std::cos((x - 2 * std::nearbyint(x / 2)) * 3.14159265358979323846))
+SIMT_BOTH(rcbrt, 1 / std::cbrt(x))
+SIMT_BOTH(cyl_bessel_i0, std::cyl_bessel_i(0.0, std::fabs(x)))
+SIMT_BOTH(cyl_bessel_i1, std::copysign(std::cyl_bessel_i(1.0, std::fabs(x)), x))
+SIMT_INLINE void sincospi(double x, double* s, double* c) { *s = sinpi(x), *c = cospi(x); }
+SIMT_INLINE void sincospif(float x, float* s, float* c) { *s = sinpif(x), *c = cospif(x); }
+SIMT_MATH(double, rhypot, (double x, double y), 1 / std::hypot(x, y))
+SIMT_MATH(float, rhypotf, (float x, float y), 1 / std::hypot(x, y))
+SIMT_MATH(double, norm3d, (double x, double y, double z), std::hypot(x, y, z))
+SIMT_MATH(float, norm3df, (float x, float y, float z), std::hypot(x, y, z))
+SIMT_MATH(double, rnorm3d, (double x, double y, double z), 1 / std::hypot(x, y, z))
+SIMT_MATH(float, rnorm3df, (float x, float y, float z), 1 / std::hypot(x, y, z))
+SIMT_MATH(double, norm4d, (double x, double y, double z, double w), std::hypot(std::hypot(x, y), std::hypot(z, w)))
+SIMT_MATH(float, norm4df, (float x, float y, float z, float w), (float)norm4d(x, y, z, w))
 
-// What NVIDIA's half and bfloat16 have on the device only. Products of two halves are exact in double.
-#define SIMT_HALF1(H, name, expression)                                          \
-    SIMT_INLINE H h##name(H a) { float x = (float)a; return H(float(expression)); } \
-    SIMT_INLINE H##2_ h2##name(H##2_ a) { return H##2_(h##name(a.x), h##name(a.y)); }
-#define SIMT_HALF(H)                                                                                              \
-    SIMT_HALF1(H, exp, std::exp(x)) SIMT_HALF1(H, exp2, std::exp2(x)) SIMT_HALF1(H, exp10, std::pow(10.0f, x))     \
-    SIMT_HALF1(H, log, std::log(x)) SIMT_HALF1(H, log2, std::log2(x)) SIMT_HALF1(H, log10, std::log10(x))          \
-    SIMT_HALF1(H, sqrt, std::sqrt(x)) SIMT_HALF1(H, rsqrt, 1 / std::sqrt(x)) SIMT_HALF1(H, rcp, 1 / x)             \
-    SIMT_HALF1(H, sin, std::sin(x)) SIMT_HALF1(H, cos, std::cos(x)) SIMT_HALF1(H, tanh, std::tanh(x))              \
-    SIMT_HALF1(H, floor, std::floor(x)) SIMT_HALF1(H, ceil, std::ceil(x))                                          \
-    SIMT_HALF1(H, trunc, std::trunc(x)) SIMT_HALF1(H, rint, std::nearbyint(x))                                     \
-    SIMT_INLINE H __hfma(H a, H b, H c) { return H((double)(float)a * (double)(float)b + (double)(float)c); }      \
-    SIMT_INLINE H##2_ __hfma2(H##2_ a, H##2_ b, H##2_ c) { return H##2_(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)); }
-using __half2_ = __half2;
-using __nv_bfloat162_ = __nv_bfloat162;
-SIMT_HALF(__half)
-SIMT_HALF(__nv_bfloat16)
-SIMT_MATH(int, __half2int_rn, (__half x), __float2int_rn(__half2float(x)))
-SIMT_MATH(int, __bfloat162int_rn, (__nv_bfloat16 x), __float2int_rn(__bfloat162float(x)))
-SIMT_MATH(unsigned, __half2uint_rn, (__half x), __float2uint_rn(__half2float(x)))
-#undef SIMT_HALF
-#undef SIMT_HALF1
+// The error function's relatives, by Halley's iteration on erfc where a formula is lacking.
+SIMT_INLINE double erfcinv(double y) {
+    if (!(y >= 0 && y <= 2)) return NAN;
+    if (y == 0 || y == 2) return y == 0 ? INFINITY : -INFINITY;
+    double tail = y > 1 ? 2 - y : y, x = tail > 0.3 ? (1 - tail) * 0.886 : std::sqrt(-std::log(tail * 1.77));
+    for (int i = 0; i < 6; ++i) {
+        double step = (std::erfc(x) - tail) / (1.12837916709551257390 * std::exp(-x * x));
+        x += step / (1 - x * step);
+    }
+    return y > 1 ? -x : x;
+}
+SIMT_INLINE double erfinv(double y) {
+    if (!(std::fabs(y) < 0.5)) return std::copysign(erfcinv(1 - std::fabs(y)), y);
+    double x = y * 0.886;
+    for (int i = 0; i < 4; ++i) {
+        double step = (std::erf(x) - y) / (1.12837916709551257390 * std::exp(-x * x));
+        x -= step / (1 + x * step);
+    }
+    return x;
+}
+SIMT_INLINE double erfcx(double x) {  // exp(x^2) erfc(x)
+    if (x < 10) {
+        double square = x * x;
+        return std::exp(square) * (1 + std::fma(x, x, -square)) * std::erfc(x);
+    }
+    double sum = 1, term = 1;
+    for (int n = 1; n < 12; ++n) sum += term *= -(2 * n - 1) / (2 * x * x);
+    return sum * 0.56418958354775628695 / x;
+}
+SIMT_MATH(float, erfcinvf, (float x), (float)erfcinv(x))
+SIMT_MATH(float, erfinvf, (float x), (float)erfinv(x))
+SIMT_MATH(float, erfcxf, (float x), (float)erfcx(x))
+SIMT_BOTH(normcdf, 0.5 * std::erfc(-x * 0.70710678118654752440))
+SIMT_BOTH(normcdfinv, -1.41421356237309504880 * erfcinv(2 * x))
+#undef SIMT_BOTH
+#undef SIMT_MATH

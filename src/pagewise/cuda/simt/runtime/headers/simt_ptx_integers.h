@@ -40,6 +40,24 @@ SIMT_INLINE auto product(T a, T b) {
     else return (T)((u64)a * (u64)b);
 }
 
+// a + b + in, and what goes beyond the type's bits; a - b - in, and whether it borrowed.
+template <class T, unsigned F, bool in>
+SIMT_INLINE T add_with_carry(T a, T b) {
+    using U = std::make_unsigned_t<T>;
+    unsigned __int128 total = (unsigned __int128)(U)a + (U)b + (in && simt_carry());
+    if (F & CC) simt_keep_carry(total >> 8 * sizeof(T));
+    return (T)total;
+}
+template <class T, unsigned F, bool in>
+SIMT_INLINE T sub_with_carry(T a, T b) {
+    using U = std::make_unsigned_t<T>;
+    unsigned __int128 total = (unsigned __int128)(U)a - (U)b - (in && simt_carry());
+    if (F & CC) simt_keep_carry(total >> 8 * sizeof(T) & 1);
+    return (T)total;
+}
+template <class T, unsigned F, bool in>
+SIMT_INLINE T mad_with_carry(T a, T b, T c) { return add_with_carry<T, F, in>(product<T, F>(a, b), c); }
+
 #define SIMT_PTX_OF(name, parameters, expression) \
     template <class T, unsigned F = 0>            \
     SIMT_INLINE auto name parameters { return expression; }

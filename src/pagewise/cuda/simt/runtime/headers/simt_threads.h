@@ -29,7 +29,8 @@ bool simt_is_local(const void* address);  // on the stack of a thread
 // The `id`-th of a thread block's sixteen barriers frees the threads that wait in it when so many have arrived (0: all).
 void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
 [[noreturn]] void simt_exit();  // this thread has left the kernel
-bool* simt_carry();  // of this thread's last sum or difference that keeps one (PTX: add.cc)
+bool simt_carry();  // what this thread's last sum or difference that keeps it left over (PTX: add.cc)
+void simt_keep_carry(bool carry);
 void simt_fence();
 void simt_yield();
 long long simt_clock();

@@ -1,0 +1,1 @@
+#include "warp_reduce.cuh"
