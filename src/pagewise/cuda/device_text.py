@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagewise.cuda.build import Source
-from pagewise.cuda.device_code import CONSTANT_WORDS, DEVICE_WORDS, DeviceCode
+from pagewise.cuda.device_code import DeviceCode
+from pagewise.cuda.outline import CONSTANT_WORDS, DEVICE_WORDS
 from pagewise.cuda.tokens import NAME, lexemes_of
 
 _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)([<"])([^>"\n]+)[>"].*$', re.MULTILINE)

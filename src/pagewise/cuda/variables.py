@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pagewise.cuda.device_code import DeviceCode, Piece
+from pagewise.cuda.device_code import DeviceCode
 from pagewise.cuda.names import read_names
+from pagewise.cuda.outline import Piece
 from pagewise.cuda.parameters import canonical_type
 from pagewise.cuda.tokens import NAME, Tokens, evaluate, lexemes_of, matching, substitute
 from pagewise.cuda.types import POINTEES
@@ -34,7 +35,7 @@ def variables_in(code: DeviceCode, pieces: Sequence[Piece]) -> Iterator[Variable
         first, *more = _declarators(tokens)
         end = first.index("[") if "[" in first else len(first)
         kind = [token for token in first[: end - 1] if token not in _NO_TYPE]
-        if not kind or "(" in first or ("const" in kind and "*" not in kind) or "constexpr" in kind:
+        if not kind or "(" in first[:end] or ("const" in kind and "*" not in kind) or "constexpr" in kind:
             continue
         for name, *lengths in (first[end - 1 :], *more):
             if NAME.fullmatch(name):

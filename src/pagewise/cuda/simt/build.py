@@ -45,13 +45,20 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # What decides what is compiled, beside the runtime's own headers.
 _TRANSLATORS = (
-    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../statements.py",
-    "../tokens.py", "../variables.py",
+    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../outline.py",
+    "../statements.py", "../tokens.py", "../variables.py",
 )  # fmt: skip
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
+
+# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
+_ASSIGN_RAW = re.compile(
+    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
+    r"(?:;|\{.*?\n\})",
+    re.S,
 )
 
 
@@ -68,7 +75,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     flags, foreign = _flags(source, instrumented=instrumented)
 
     def path(*entries: str) -> Path:
-        key = digest(*texts, source.filename, *entries, *flags, find_compiler()[1], _own_sources())
+        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], _own_sources())
         return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
 
     whole, cut = path(*entries), path("only", name)
@@ -98,7 +105,6 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
     if instrumented:
         flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
-    flags += [f"-D{define}" for define in source.defines]
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
     flags += [f"-I{folder}" for folder in (*foreign[:2], *_folders(source), foreign[2])]
@@ -110,7 +116,10 @@ def _folders(source: Source) -> list[Path]:
 
 
 def _written(source: Source) -> str:
-    return f'#line 1 "{source.filename}"\n{source.text}\n'
+    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
+    parted = (define.partition("=") for define in source.defines)
+    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
+    return f'{defines}#line 1 "{source.filename}"\n{source.text}\n'
 
 
 def entry_symbol(name: str) -> str:
@@ -125,7 +134,9 @@ def entry_symbol(name: str) -> str:
 def _header_folder() -> Path:
     """A folder of those of NVIDIA's headers that need a word changed."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    headers = {name: _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text()) for name in names}
+    headers = {
+        name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
+    }
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))

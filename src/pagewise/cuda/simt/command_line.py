@@ -16,17 +16,16 @@ from urllib.parse import unquote
 from torch import Tensor
 
 from pagewise.cuda.build import CompileError, Source
-from pagewise.cuda.declarations import kernels_of
 from pagewise.cuda.kernel import CudaKernel
 from pagewise.cuda.parameters import Parameter, spelled
-from pagewise.cuda.simt.build import own_text
+from pagewise.cuda.reading import declared_kernels
 from pagewise.cuda.simt.errors import SimtError, merged
 from pagewise.cuda.simt.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
 from pagewise.cuda.simt.launch import check, observe, time_limit
 from pagewise.cuda.simt.report import Report
 from pagewise.cuda.simt.rules import RULES
 from pagewise.cuda.simt.sarif import sarif_log, uri
-from pagewise.cuda.tokens import Tokens, strip_comments, tokens_of
+from pagewise.cuda.tokens import Tokens
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
 NEVER_WRITTEN = "never written"  # the one rule that the command line adds: it knows when the last launch has ended
@@ -98,10 +97,8 @@ def _list(options: argparse.Namespace) -> int:
 def _declarations(file: str) -> list[str]:
     """Its kernels as their source declares them, each once."""
     path = Path(file).absolute()
-    source = Source(path.read_text(errors="replace"), str(path), path.parent, (), ())
-    kernels = list(kernels_of(tokens_of(strip_comments(source.text))))
     written = []
-    for kernel in kernels or kernels_of(tokens_of(own_text(source))):  # those that macros make
+    for kernel in declared_kernels(Source(path.read_text(errors="replace"), str(path), path.parent, (), ())):
         template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
         name = "::".join((*kernel.namespace, kernel.function))
         written.append(f"{template}{name}({_written(kernel.parameters)})")

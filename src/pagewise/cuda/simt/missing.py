@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
-from pagewise.cuda.device_code import DeviceCode, Piece, replaced
+from pagewise.cuda.device_code import DeviceCode, replaced
+from pagewise.cuda.outline import Piece
 from pagewise.cuda.simt.preprocess import line_at
 from pagewise.cuda.statements import Statements
 from pagewise.cuda.tokens import NAME

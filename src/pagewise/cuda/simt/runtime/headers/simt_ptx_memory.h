@@ -9,7 +9,9 @@ namespace simt::ptx {
 
 // A generic address is a pointer. One of shared memory is 32 bits that count from the thread block's own.
 SIMT_INLINE char* generic_address(u64 address, int64_t offset) { return (char*)address + offset; }
-SIMT_INLINE char* shared_address(u32 address, int64_t offset) { return (char*)__cvta_shared_to_generic(address) + offset; }
+SIMT_INLINE char* shared_address(u32 address, int64_t offset) {
+    return (char*)__cvta_shared_to_generic(address) + offset;
+}
 SIMT_INLINE u64 cvta_to_shared(u64 address) { return __cvta_generic_to_shared((void*)address); }
 SIMT_INLINE u64 cvta_shared(u32 address) { return (u64)__cvta_shared_to_generic(address); }
 SIMT_INLINE u64 cvta_global(u64 address) { return address; }

@@ -1,0 +1,1 @@
+// What it declares is in simt.h.
