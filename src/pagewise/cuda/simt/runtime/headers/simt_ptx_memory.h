@@ -18,10 +18,22 @@ SIMT_INLINE u64 cvta_global(u64 address) { return address; }
 SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
 SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
 
+// An access happens as often as it is written: a thread may wait for what another one stores.
+SIMT_INLINE void as_written() {
+#ifndef SIMT_INSTRUMENTED  // there a hook stands before every access
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+#endif
+}
 template <class T, int N>
-SIMT_INLINE Vector<T, N> load(const char* address) { return *(const Vector<T, N>*)address; }
+SIMT_INLINE Vector<T, N> load(const char* address) {
+    as_written();
+    return *(const Vector<T, N>*)address;
+}
 template <class T, int N>
-SIMT_INLINE void store(char* address, Vector<T, N> value) { *(Vector<T, N>*)address = value; }
+SIMT_INLINE void store(char* address, Vector<T, N> value) {
+    *(Vector<T, N>*)address = value;
+    as_written();
+}
 
 // .relaxed, .acquire, .release and .mmio do not race with atomics, and are ones: element by element.
 template <class T, int N>
