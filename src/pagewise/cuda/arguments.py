@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pagewise.cuda.parameters import Parameter, spelled
 from pagewise.cuda.tokens import evaluate
-from pagewise.cuda.values import rule_for, size_of
+from pagewise.cuda.values import is_struct, rule_for, size_of
 
 
 class Bound(NamedTuple):
@@ -44,6 +44,7 @@ class Binder:
         self.parameters = tuple(parameters)
         self._function = function
         self._rules = [rule_for(function, parameter) for parameter in self.parameters]
+        self.has_structs = any(is_struct(parameter) for parameter in self.parameters)
         self.sizes = [8 if p.pointer else size_of(p) for p in self.parameters]
 
     def bind(self, args: Sequence[object]) -> Bound:

@@ -1,5 +1,6 @@
 """A compiled kernel on one GPU: loaded and launched through cuda-core, on torch's current stream."""
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -15,14 +16,19 @@ _thread = threading.local()
 
 
 class GpuKernel:
-    """`cubin` on `device`. `sizes` are the bytes of each parameter, which must be those that the compiler saw."""
+    """`cubin` on `device`. `sizes` are the bytes of each parameter, which must be those that the compiler saw.
 
-    def __init__(self, function: str, cubin: Cubin, sizes: Sequence[int], device: torch.device) -> None:
+    `has_structs`: a parameter is a struct or a vector by value.
+    """
+
+    def __init__(
+        self, function: str, cubin: Cubin, sizes: Sequence[int], device: torch.device, *, has_structs: bool
+    ) -> None:
         from cuda.bindings import driver
 
         self._driver, self._core = driver, cuda_core()
         self._function, self._index = function, device.index
-        self._symbols = cubin.variables
+        self._symbols, self._has_structs = cubin.variables, has_structs
         self._static_bytes = cubin.resources.shared_bytes
         with torch.cuda.device(device):
             self._device = self._core.Device(device.index)
@@ -54,12 +60,25 @@ class GpuKernel:
         config = self._configs.get((grid, block, shared_bytes)) or self._prepare(grid, block, shared_bytes)
         if torch.cuda.current_device() != self._index:
             with torch.cuda.device(self._index):
-                self._core.launch(self._stream(), config, self._kernel, *args)
+                self._start(config, args)
             return
         if not hasattr(_thread, "has_context"):  # a new thread has none before torch needs one there
             self._device.set_current()
             _thread.has_context = True
-        self._core.launch(self._stream(), config, self._kernel, *args)
+        self._start(config, args)
+
+    def _start(self, config: Any, args: Sequence[Any]) -> None:
+        if not self._has_structs:
+            self._core.launch(self._stream(), config, self._kernel, *args)
+            return
+        # cuda-core packs no structs; the driver takes every argument by its address
+        values = [ctypes.c_void_p(arg) if isinstance(arg, int) else arg for arg in args]
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        shape = (*config.grid, *config.block, config.shmem_size)
+        (status,) = self._driver.cuLaunchKernel(self._handle, *shape, stream, ctypes.addressof(places), 0)
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"kernel {self._function}: launching it on GPU {self._index}: {status.name}")
 
     def variable(self, name: str) -> torch.Tensor:
         """The bytes of variable `name`, in place. ValueError if the source has no such variable."""
@@ -106,9 +125,9 @@ class GpuKernel:
     def _load(self) -> None:
         """Load the code now: the driver would wait for the first launch, and cannot load while a graph is captured."""
         driver = self._driver
-        status, function = driver.cuKernelGetFunction(self._kernel.handle)
+        status, self._handle = driver.cuKernelGetFunction(self._kernel.handle)
         if status == driver.CUresult.CUDA_SUCCESS:
-            (status,) = driver.cuFuncLoad(function)
+            (status,) = driver.cuFuncLoad(self._handle)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"kernel {self._function}: loading it on GPU {self._index}: {status.name}")
 

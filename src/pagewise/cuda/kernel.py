@@ -157,7 +157,9 @@ class CudaKernel:
         if device.index not in self._on_gpu:
             major, minor = torch.cuda.get_device_capability(device)
             cubin = self._cubin(f"sm_{major}{minor}")
-            self._on_gpu[device.index] = GpuKernel(self.function, cubin, self._binder.sizes, device)
+            self._on_gpu[device.index] = GpuKernel(
+                self.function, cubin, self._binder.sizes, device, has_structs=self._binder.has_structs
+            )
         return self._on_gpu[device.index]
 
 

@@ -27,11 +27,18 @@ def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
         return _pointer_rule(function, parameter)
     if parameter.ctype in C_TYPES:
         return _scalar_rule(function, parameter)
-    if parameter.ctype in VECTORS or parameter.bytes:
+    if is_struct(parameter):
         return _struct_rule(function, parameter)
     raise ValueError(
         f"kernel {function}: {parameter.name} is declared `{parameter.ctype}` and passed by value, "
         f"which is not understood"
+    )
+
+
+def is_struct(parameter: Parameter) -> bool:
+    """Whether it is a struct or a vector, passed by value."""
+    return (
+        not parameter.pointer and parameter.ctype not in C_TYPES and bool(parameter.bytes or parameter.ctype in VECTORS)
     )
 
 
