@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.cuda import simt
+from pagewise.cuda import CudaKernel, simt
 from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.declarations import plain_kernels
 from pagewise.cuda.parameters import Parameter
@@ -1093,3 +1093,24 @@ def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():
         leaves = {path for path, others in includes.items() if not others & includes.keys()}
         assert leaves, f"in a circle: {[path.name for path in includes]}"
         includes = {path: others for path, others in includes.items() if path not in leaves}
+
+
+def test_an_object_with_virtual_functions_lies_in_shared_memory():
+    """Its table of functions is written by its constructor and read by a call, like any other member."""
+    source = """
+        #include <new>
+        struct Shape { __device__ virtual int sides() = 0; };
+        struct Square : Shape { __device__ int sides() override { return 4; } };
+        __global__ void polymorphic(int* out) {
+            __shared__ __align__(8) char room[sizeof(Square)];
+            Shape* shape = threadIdx.x ? (Shape*)room : new (room) Square;
+            BARRIER;
+            out[threadIdx.x] = shape->sides();
+        }
+    """
+    out = torch.zeros(2, dtype=torch.int32)
+    with simt.check():
+        CudaKernel(source, "polymorphic", defines=["BARRIER=__syncthreads()"])[1, 2](out)
+    assert out.tolist() == [4, 4]
+    with pytest.raises(simt.SimtError, match="room"), simt.check():
+        CudaKernel(source, "polymorphic", defines=["BARRIER="])[1, 2](out)

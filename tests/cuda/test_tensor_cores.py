@@ -109,7 +109,7 @@ def test_counters_of_a_product_equal_those_derived_by_hand():
     steps = 2 * 3 * 80 // TILE
     read, write = report.count("read", "global"), report.count("write", "global")
     assert report.count("mma").requests == steps
-    # a tile of 16 rows of 32 bytes is 32 pieces of 16 bytes: one request; a row is one sector. One of floats is twice that.
+    # a tile of 16 rows of 32 bytes is 32 pieces of 16 bytes: one request; a row is one sector; of floats, twice that
     assert read.requests == 2 * steps + 6 * 2
     assert read.bytes == 2 * steps * 512 + 6 * 1024
     assert read.sectors == 2 * steps * 16 + 6 * 32

@@ -32,9 +32,11 @@ static void touch_down(Worker& w, const Thread& thread, const Copy& c) {
     }
 }
 
-static void land(const Copy& c) {
+static void land(Worker& w, const Copy& c) {
+    w.landing = c.site;
     memcpy(c.to, c.from, c.bytes - c.zeros);
     memset(c.to + c.bytes - c.zeros, 0, c.zeros);
+    w.landing = nullptr;
 }
 
 // Complete this thread's copies of the batches before `batch`.
@@ -48,7 +50,7 @@ static void land_before(Worker& w, u64 batch) {
             if (c.zeros < c.bytes) check(w, {c.from, c.bytes - c.zeros, READ, false, true, c.site}, 1);
             check(w, {c.to, c.bytes, WRITE, false, true, c.site}, 1);
         }
-        land(c);
+        land(w, c);
     }
     me.copies.erase(me.copies.begin(), me.copies.begin() + (ptrdiff_t)landed);
 }

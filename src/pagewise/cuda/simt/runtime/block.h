@@ -185,6 +185,7 @@ struct Worker {  // an OS thread, which runs thread blocks: one after another, o
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
     u64 clock_preempted_at = ~0ull;
     void* spinning = nullptr;  // where a thread has spun for long
+    void* landing = nullptr;  // the site of the copy that is landing
     Pending pending{};
     sigjmp_buf escape;  // out of a fault
     u64 fault_site = 0;

@@ -79,13 +79,15 @@ void simt_throw() { simt_fail("a kernel throws no exceptions"); }
 
 // Memory that a kernel allocates itself: it may touch it, and so may later thread blocks, until it is freed.
 void* simt_malloc(size_t bytes) {
-    void* p = malloc(bytes);
-    if (p && worker && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
+    if (!worker) return malloc(bytes);
+    void* p = allocate(bytes);
+    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
     return p;
 }
 void simt_free_memory(void* p) {
+    if (!is_in_heap(p)) return worker && p ? simt_fail("free() of what malloc() has not given") : free(p);
     if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
-    free(p);
+    if (live_allocations) live_allocations--;
 }
 
 void simt_atomic(const volatile void* address, int bytes) {

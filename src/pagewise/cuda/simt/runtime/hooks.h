@@ -75,8 +75,8 @@ void __tsan_unaligned_read16(void* p) { accessed(p, 16, READ, CALLER, 1); }
 void __tsan_unaligned_write16(void* p) { accessed(p, 16, WRITE, CALLER, 1); }
 void __tsan_read_range(void* p, size_t bytes) { range_accessed(p, bytes, READ, CALLER); }
 void __tsan_write_range(void* p, size_t bytes) { range_accessed(p, bytes, WRITE, CALLER); }
-void __tsan_vptr_update(void**, void*) {}
-void __tsan_vptr_read(void**) {}
+void __tsan_vptr_update(void** p, void*) { accessed(p, 8, WRITE, CALLER, 8); }
+void __tsan_vptr_read(void** p) { accessed(p, 8, READ, CALLER, 8); }
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}

@@ -80,7 +80,7 @@ static void on_fault(int number, siginfo_t* info, void* state) {
         if (address >= stack - GUARD && address < stack + GUARD) w->fault = STACK_OVERFLOW;
     }
     bool meets = w->current && w->current->state == AT_COLLECTIVE;  // in what a meeting's last lane does for all
-    w->fault_site = meets ? (u64)w->current->site : program_counter(state) + 1;
+    w->fault_site = w->landing ? (u64)w->landing : meets ? (u64)w->current->site : program_counter(state) + 1;
     siglongjmp(w->escape, 1);
 }
 

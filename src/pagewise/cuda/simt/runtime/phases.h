@@ -24,7 +24,7 @@ static void end_phase(Worker& w, void* at, Phases& p) {
     Block& b = *w.block;
     for (const auto& [thread, copy] : p.copies) {
         if (w.job->launch.mode == CHECK) touch_down(w, *thread, copy);
-        land(copy);
+        land(w, copy);
     }
     p.copies.clear();
     p.number++;
