@@ -18,7 +18,8 @@ static bool is_guard(const Job& job, const Block& b, const char* p) {
 // A thread that has made many accesses and stored nothing may wait for what another one stores.
 static void take_turns(Worker& w, Access access, void* site) {
     Thread& me = *w.current;
-    if (w.job->stop || w.job->failed) return me.site = site, let_others_run(w);
+    if (w.job->stop.load(std::memory_order_relaxed) || w.job->failed.load(std::memory_order_relaxed))
+        return me.site = site, let_others_run(w);
     if (access == WRITE) me.accesses = 0;
     else if (++me.accesses > me.budget) {
         me.accesses = 0;
@@ -29,7 +30,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     }
 }
 
-static void announce(const Announced& a, u32 alignment) {
+[[gnu::always_inline]] static inline void announce(const Announced& a, u32 alignment) {
     Worker* w = worker;
     if (!w || !w->current || !a.bytes) return;
     Block& b = *w->block;
