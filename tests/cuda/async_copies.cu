@@ -116,6 +116,22 @@ __global__ void others_copy(const float* __restrict__ x,  // [THREADS]
     out[i] = row[THREADS - 1 - i];  // BUG others_copy
 }
 
+// One thread copies for all: a barrier before its wait is too early.
+__global__ void barrier_too_early(const float* __restrict__ x,  // [THREADS]
+                                  float* __restrict__ out,      // [THREADS]
+                                  bool planted) {
+    __shared__ float row[THREADS];
+    const int i = threadIdx.x;
+    for (int j = 0; j < THREADS && i == THREADS - 1; ++j) {
+        __pipeline_memcpy_async(&row[j], x + j, 4);  // BUG barrier_too_early
+    }
+    __pipeline_commit();
+    if (planted) __syncthreads();
+    __pipeline_wait_prior(0);
+    if (!planted) __syncthreads();
+    out[i] = row[THREADS - 1 - i];  // BUG barrier_too_early
+}
+
 // Moves x to out, and leaves zeros in x.
 __global__ void source_overwritten(float* __restrict__ x,    // [THREADS]
                                    float* __restrict__ out,  // [THREADS]

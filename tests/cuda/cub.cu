@@ -1,7 +1,7 @@
 // What kernels use of cub, and what they get wrong with it.
 #include <cub/cub.cuh>
 
-__global__ void reductions(const float* x, float* out, int n) {  // [sum of all, of the first n, largest of 4 each, argmax]
+__global__ void reductions(const float* x, float* out, int n) {  // sum of all, of the first n; largest; argmax
     using Reduce = cub::BlockReduce<float, 80>;
     using Pair = cub::KeyValuePair<int, float>;
     using Largest = cub::BlockReduce<Pair, 80>;
@@ -11,7 +11,7 @@ __global__ void reductions(const float* x, float* out, int n) {  // [sum of all,
     float all = Reduce(a).Sum(x[t]), first = Reduce(b).Sum(x[t], n);
     __syncthreads();
     float four[4] = {x[t], x[t] + 1, x[t] - 1, 0};
-    float most = Reduce(a).Reduce(four, cub::Max());
+    float most = Reduce(a).Reduce(four, cuda::maximum<>());
     Pair pair = Largest(c).Reduce(Pair{t, x[t]}, cub::ArgMax());
     if (t == 0) out[0] = all, out[1] = first, out[2] = most, out[3] = pair.key;
 }

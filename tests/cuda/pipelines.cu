@@ -26,7 +26,8 @@ __global__ void thread_pipeline(const float* __restrict__ x,  // [rows, THREADS]
     for (int row = 0, fetched = 0; row < rows; ++row) {
         for (; fetched < rows && fetched < row + STAGES; ++fetched) {
             pipe.producer_acquire();
-            cuda::memcpy_async(&stages[fetched % STAGES][i], x + fetched * THREADS + i, cuda::aligned_size_t<4>(4), pipe);
+            const float* from = x + fetched * THREADS + i;
+            cuda::memcpy_async(&stages[fetched % STAGES][i], from, cuda::aligned_size_t<4>(4), pipe);
             pipe.producer_commit();
         }
         if (!planted) pipe.consumer_wait();

@@ -179,6 +179,15 @@ __global__ void flag(int* data, int* ready, int* out) {
         out[threadIdx.x] = data[threadIdx.x];
     }
 }
+__global__ void volatile_flag(int* ready, int* out) {
+    if (blockIdx.x == 1) {
+        asm volatile("st.volatile.global.b32 [%0], 5;" ::"l"(ready) : "memory");
+        return;
+    }
+    int seen = 0;
+    while (!seen) asm volatile("ld.volatile.global.b32 %0, [%1];" : "=r"(seen) : "l"(ready));
+    *out = seen;
+}
 __global__ void flag_not_released(int* data, int* ready, int* out) {
     if (blockIdx.x == 0) {
         data[threadIdx.x] = 10 + threadIdx.x;

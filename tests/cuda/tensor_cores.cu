@@ -81,22 +81,24 @@ __global__ void tf32_rounding(const float* x, float* out) {
     if (threadIdx.x == 0) out[0] = wmma::__float_to_tf32(x[0]), out[1] = tile[0];
 }
 
-// d = scale · (a @ b), tile by tile, a warp per tile of 16 × 16: what does the same to every element works.
+// d = scale · (a @ b) + c, tile by tile, a warp per tile of 16 × 16: what does the same to every element works.
 __global__ void gemm(const __half* __restrict__ a,  // [M, K]
                      const __half* __restrict__ b,  // [K, N]
+                     const float* __restrict__ c,   // [M, N]
                      float* __restrict__ d,         // [M, N]
                      int N, int K, float scale) {
     const int row = blockIdx.y * TILE, column = blockIdx.x * TILE;
     A fragment_a;
     B fragment_b;
-    Sum sum;
+    Sum sum, own;
     wmma::fill_fragment(sum, 0.0f);
     for (int k = 0; k < K; k += TILE) {
         wmma::load_matrix_sync(fragment_a, a + row * K + k, K);
         wmma::load_matrix_sync(fragment_b, b + k * N + column, N);
         wmma::mma_sync(sum, fragment_a, fragment_b, sum);
     }
-    for (int i = 0; i < sum.num_elements; ++i) sum.x[i] *= scale;
+    wmma::load_matrix_sync(own, c + row * N + column, N, wmma::mem_row_major);
+    for (int i = 0; i < sum.num_elements; ++i) sum.x[i] = scale * sum.x[i] + own.x[i];
     wmma::store_matrix_sync(d + row * N + column, sum, N, wmma::mem_row_major);
 }
 

@@ -99,6 +99,7 @@ BUGS = {
     "wait_too_small": Planted("race", (1, THREADS), lambda: reversed_sum(2), "rows"),
     "never_waited": Planted("copy", (1, THREADS), reversed_row, "row"),
     "others_copy": Planted("race", (1, THREADS), reversed_row, "row"),
+    "barrier_too_early": Planted("race", (1, THREADS), reversed_row, "row"),
     "source_overwritten": Planted("race", (1, THREADS), reversed_row, "x"),
     "target_overwritten": Planted("race", (1, THREADS), every_other, "row"),
     "reused_too_early": Planted("race", (1, THREADS), lambda: reversed_sum(4), "row"),

@@ -75,6 +75,16 @@ def test_a_kernel_that_hangs_is_a_finding_that_says_who_waits_where(capsys):
     assert "thread (32, 0, 0) and 31 more in line" in out
 
 
+def test_a_kernel_that_reaches_what_only_a_gpu_has_is_status_2_and_no_mistake_of_the_kernel(capsys, tmp_path):
+    kernel = '__global__ void waits(int n) { if (n > 0) asm volatile("tcgen05.wait::ld.sync.aligned;"); }'
+    (tmp_path / "waits.cu").write_text(kernel)
+    command = [str(tmp_path / "waits.cu"), "waits", "--block", "32"]
+    assert checked(*command, "--scalar", "n=0", capsys=capsys)[0] == 0
+    status, out, _ = checked(*command, "--scalar", "n=1", capsys=capsys)
+    assert status == 2
+    assert ":1: not supported: thread (0, 0, 0) of thread block (0, 0, 0) stopped: inline PTX: " in out
+
+
 def test_the_status_is_the_processes_own():
     command = [sys.executable, "-m", "pagewise.cuda.simt", "check", *MISSING_BARRIER, "--scalar", "planted=true"]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
@@ -107,6 +117,7 @@ def test_what_cannot_be_understood_has_status_2_and_says_what_to_do(arguments, s
     [
         ("--tensor", "x=float33[4]", "no dtype of torch"),
         ("--tensor", "x=float32[4]:many", "the contents must be random"),
+        ("--tensor", "x=float32[99999999999999]", "memory"),
         ("--tensor", "x=nothing.npy", "nor a .npy file"),
         ("--tensor", "float32[4]", "must be NAME=DTYPE[SIZES]"),
         ("--scalar", "n=many", "must be NAME=VALUE"),
@@ -193,3 +204,21 @@ def test_list_prints_kernels_as_they_are_declared(capsys):
         "template <typename T, int THREADS = 128> "
         "softmax(const T* __restrict__ x, T* __restrict__ out, int n, float scale)\n"
     )
+
+
+def test_list_finds_kernels_that_a_macro_makes(capsys, tmp_path):
+    (tmp_path / "made.cu").write_text("#define MAKE(name) __global__ void name(int* x) {}\nMAKE(one)\nMAKE(two)\n")
+    assert main(["list", str(tmp_path / "made.cu")]) == 0
+    assert capsys.readouterr().out == "one(int* x)\ntwo(int* x)\n"
+
+
+def test_arguments_with_a_default_may_be_left_out(capsys, tmp_path):
+    (tmp_path / "fill.cu").write_text(
+        "__global__ void fill(float* x, int n, float value = 2, int step = 1) {\n"
+        "    for (int i = threadIdx.x; i < n; i += 32 * step) x[i] = value;\n}\n"
+    )
+    command = [str(tmp_path / "fill.cu"), "fill", "--block", "32", "--tensor", "x=float32[70]:output"]
+    assert checked(*command, "--scalar", "n=70", capsys=capsys)[0] == 0
+    assert checked(*command, "--scalar", "n=70", "--scalar", "value=3", capsys=capsys)[0] == 0
+    status, _, err = checked(*command, "--scalar", "step=2", capsys=capsys)
+    assert (status, "--scalar n=VALUE" in err, "--scalar value=VALUE" in err) == (2, True, True)

@@ -11,7 +11,7 @@ from pagewise.cuda import CompileError, CudaKernel
 from pagewise.cuda.build import Source
 from pagewise.cuda.device_code import DeviceCode
 from pagewise.cuda.parameters import Parameter
-from pagewise.cuda.reading import kernel_names
+from pagewise.cuda.reading import declared_kernels
 from pagewise.cuda.simt import SimtError, check
 from pagewise.cuda.statements import Statements
 from pagewise.cuda.tokens import lexemes_of, partners, tokens_of
@@ -149,7 +149,7 @@ def test_a_macro_makes_kernels():
     CudaKernel(FILE, "add_int")[1, 2](x, 5)
     assert x.tolist() == [6, 7]
     made = "#define MAKE(name) __global__ void name(int n) { }\nMAKE(a)\nMAKE(b)"
-    assert kernel_names(Source(made, "made.cu", None, (), ())) == ["a", "b"]
+    assert [kernel.function for kernel in declared_kernels(Source(made, "made.cu", None, (), ()))] == ["a", "b"]
 
 
 class Params(ctypes.Structure):

@@ -2,9 +2,10 @@
 
 import math
 import re
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -62,33 +63,46 @@ CALLS += [
 ]
 
 
-def kernel_of(calls: list[str], types: str, result: str = "unsigned") -> CudaKernel:
-    """out[i, j] = the i-th call of a[j], b[j], c[j]."""
-    lines = "\n".join(f"    out[{i} * n + j] = {call};" for i, call in enumerate(calls))
-    names = list(zip(types.split(), "abc", strict=False))
-    pointers = ", ".join(f"const {kind}* {name}s" for kind, name in names)
-    reads = " ".join(f"{kind} {name} = {name}s[j];" for kind, name in names)
-    return CudaKernel(
-        f"__global__ void calls({pointers}, {result}* out, int n) {{\n"
-        f"    int j = blockIdx.x * blockDim.x + threadIdx.x;\n    if (j >= n) return;\n    {reads}\n{lines}\n}}\n",
-        "calls",
-    )
+class Calls(NamedTuple):
+    """A kernel: out[i, j] is the i-th call of a[j], b[j], c[j], which have these types."""
+
+    calls: Sequence[str]
+    types: str
+    result: str = "unsigned"
+
+    def source(self, name: str) -> str:
+        lines = "\n".join(f"    out[{i} * n + j] = {call};" for i, call in enumerate(self.calls))
+        names = list(zip(self.types.split(), "abc", strict=False))
+        pointers = ", ".join(f"const {kind}* {name}s" for kind, name in names)
+        reads = " ".join(f"{kind} {name} = {name}s[j];" for kind, name in names)
+        return (
+            f"__global__ void {name}({pointers}, {self.result}* out, int n) {{\n"
+            f"    int j = blockIdx.x * blockDim.x + threadIdx.x;\n    if (j >= n) return;\n    {reads}\n{lines}\n}}\n"
+        )
 
 
-def run(kernel: CudaKernel, calls: int, *inputs: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All kernels in one file, which is compiled once."""
+    path = tmp_path_factory.mktemp("intrinsics") / "intrinsics.cu"
+    sources = [kernel.source(name) for name, kernel in KERNELS.items()]
+    path.write_text("#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n" + "".join(sources))
+    return path
+
+
+def run(file: Path, name: str, *inputs: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     n = inputs[0].numel()
-    out = torch.zeros(calls, n, dtype=dtype)
-    kernel[-(-n // 128), 128](*inputs, out, n)
+    out = torch.zeros(len(KERNELS[name].calls), n, dtype=dtype)
+    CudaKernel(file, name)[-(-n // 128), 128](*inputs, out, n)
     return out
 
 
-def test_words_of_bytes_and_halves_lane_by_lane():
+def test_words_of_bytes_and_halves_lane_by_lane(file):
     low, high = np.divmod(np.arange(2**16), 256)  # every pair of bytes in the lowest lane, others elsewhere
     a = low | (high ^ 0x5A) << 8 | (255 - low) << 16 | (low * 7 + high & 255) << 24
     b = high | (low * 3 & 255) << 8 | (high ^ low) << 16 | (high + 128 & 255) << 24
     inputs = [torch.from_numpy(x.astype(np.uint32).view(np.int32)) for x in (a, b)]
-    kernel = kernel_of([call for call, *_ in CALLS], "unsigned unsigned")
-    out = run(kernel, len(CALLS), *inputs).numpy().view(np.uint32)
+    out = run(file, "words", *inputs).numpy().view(np.uint32)
     for (call, lanes, is_signed, model), found in zip(CALLS, out, strict=True):
         bits = 32 // lanes
         expected = np.zeros_like(a)
@@ -97,7 +111,6 @@ def test_words_of_bytes_and_halves_lane_by_lane():
             x, y = (signed(part, bits) if is_signed else part for part in parts)
             expected |= model(x, y, bits) % 2**bits << bits * lane
         assert np.array_equal(found, expected), call
-    kernel.resources("sm_90")
 
 
 # ------------------------------------------------------------------------------------------------ integers
@@ -112,6 +125,10 @@ def s32(x: int) -> int:
 def parts(x: int, bits: int, is_signed: bool) -> list[int]:
     found = [x >> at & 2**bits - 1 for at in range(0, 32, bits)]
     return [y - 2**bits if is_signed and y >> bits - 1 else y for y in found]
+
+
+def distance(a: list[int], b: list[int]) -> int:
+    return sum(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
 def dot(a: int, b: int, c: int, is_signed: bool) -> int:
@@ -153,8 +170,8 @@ INTEGERS: dict[str, Callable[[int, int, int], int]] = {
     "__rhadd((int)a, (int)b)": lambda a, b, c: s32(a) + s32(b) + 1 >> 1,
     "__uhadd(a, b)": lambda a, b, c: a + b >> 1,
     "__urhadd(a, b)": lambda a, b, c: a + b + 1 >> 1,
-    "__vsadu4(a, b)": lambda a, b, c: sum(abs(x - y) for x, y in zip(parts(a, 8, False), parts(b, 8, False), strict=True)),
-    "__vsads2(a, b)": lambda a, b, c: sum(abs(x - y) for x, y in zip(parts(a, 16, True), parts(b, 16, True), strict=True)),
+    "__vsadu4(a, b)": lambda a, b, c: distance(parts(a, 8, False), parts(b, 8, False)),
+    "__vsads2(a, b)": lambda a, b, c: distance(parts(a, 16, True), parts(b, 16, True)),
     "__brev(a)": lambda a, b, c: int(f"{a:032b}"[::-1], 2),
     "__clz(a)": lambda a, b, c: 32 - a.bit_length(),
     "__ffs(a)": lambda a, b, c: (a & -a).bit_length(),
@@ -165,14 +182,12 @@ INTEGERS: dict[str, Callable[[int, int, int], int]] = {
 }
 
 
-def test_integer_functions():
+def test_integer_functions(file):
     triples = [(a, b, PATTERNS[(i + 4 * j) % 13]) for i, a in enumerate(PATTERNS) for j, b in enumerate(PATTERNS)]
     inputs = [torch.tensor([s32(x) for x in column], dtype=torch.int32) for column in zip(*triples, strict=True)]
-    kernel = kernel_of(list(INTEGERS), "unsigned unsigned unsigned")
-    out = run(kernel, len(INTEGERS), *inputs).numpy().view(np.uint32).tolist()
+    out = run(file, "integers", *inputs).numpy().view(np.uint32).tolist()
     for (call, model), found in zip(INTEGERS.items(), out, strict=True):
         assert found == [model(*triple) % 2**32 for triple in triples], call
-    kernel.resources("sm_90")
 
 
 # ------------------------------------------------------------------------------------------------ rounding
@@ -217,38 +232,41 @@ ROUNDED: dict[str, Callable] = {  # the sign of the exact result less x
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_arithmetic_rounds_as_its_name_says(dtype):
-    prefix, kind = ("__f", "float") if dtype == torch.float32 else ("__d", "double")
-    arguments = {"rcp": "a", "sqrt": "fabs(a)", "fma": "a, b, c"}
-    names = {"fma": "__fmaf" if dtype == torch.float32 else "__fma"}
-    table = [(name, mode) for name in ROUNDED for mode in MODES]
-    calls = [f"{names.get(name, prefix + name)}_{mode}({arguments.get(name, 'a, b')})" for name, mode in table]
+ARGUMENTS = {"rcp": "a", "sqrt": "fabs(a)", "fma": "a, b, c"}
+IN_MODES = [(name, mode) for name in ROUNDED for mode in MODES]
+SINGLE = [f"__{'fmaf' if op == 'fma' else 'f' + op}_{mode}({ARGUMENTS.get(op, 'a, b')})" for op, mode in IN_MODES]
+DOUBLE = [f"__{'fma' if op == 'fma' else 'd' + op}_{mode}({ARGUMENTS.get(op, 'a, b')})" for op, mode in IN_MODES]
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("single", torch.float32), ("double_", torch.float64)])
+def test_arithmetic_rounds_as_its_name_says(file, name, dtype):
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(40, generator=generator, dtype=torch.float64).mul(2.0**scale).to(dtype) for scale in (0, 9, -3)]
-    out = run(kernel_of(calls, f"{kind} {kind} {kind}", kind), len(calls), *inputs, dtype=dtype)
-    for (name, mode), call, found in zip(table, calls, out.tolist(), strict=True):
+    scales = (1.0, 512.0, 0.125)
+    inputs = [(scale * torch.randn(40, generator=generator, dtype=torch.float64)).to(dtype) for scale in scales]
+    out = run(file, name, *inputs, dtype=dtype)
+    for (operation, mode), call, found in zip(IN_MODES, KERNELS[name].calls, out.tolist(), strict=True):
         for a, b, c, y in zip(*(map(Fraction, x.tolist()) for x in inputs), found, strict=True):
-            exact = lambda x: ROUNDED[name](a, b, c, x)  # noqa: B023, E731
+            exact = lambda x: ROUNDED[operation](a, b, c, x)  # noqa: B023, E731
             assert is_rounded(y, exact, mode, np.float32 if dtype == torch.float32 else np.float64), (call, a, b, c)
 
 
-def test_conversions():
-    calls = {
-        "__float2int_rn(a)": [2, 3 - 1, -2, 2**31 - 1, 0],
-        "__float2int_ru(a)": [3, 2, -2, 2**31 - 1, 0],
-        "__float2uint_rz(a)": [2, 1, 0, 2**32 - 1 - 2**32, 0],
-        "(int)(__float2ll_rd(a) >> 32)": [0, 0, -1, 2**31 - 1, -(2**31)],
-        "__half2int_rd(__float2half(a))": [2, 1, -3, 2**31 - 1, 0],
-        "__bfloat162short_rn(__float2bfloat16(a))": [2, 2, -2, 2**15 - 1, 0],
-        "__float_as_int(__int2float_rz(0x7fffffff))": [0x4EFFFFFF] * 5,
-        "__float_as_int(__uint2float_ru(0x80000001u))": [0x4F000001] * 5,
-        "__float_as_int(__double2float_rd(0.1))": [0x3DCCCCCC] * 5,
-        "__double2hiint(__hiloint2double(0x40080000, 7)) + __double2loint(__hiloint2double(0, 7))": [0x40080007] * 5,
-    }
+CONVERSIONS = {
+    "__float2int_rn(a)": [2, 3 - 1, -2, 2**31 - 1, 0],
+    "__float2int_ru(a)": [3, 2, -2, 2**31 - 1, 0],
+    "__float2uint_rz(a)": [2, 1, 0, 2**32 - 1 - 2**32, 0],
+    "(int)(__float2ll_rd(a) >> 32)": [0, 0, -1, 2**31 - 1, -(2**31)],
+    "__half2int_rd(__float2half(a))": [2, 1, -3, 2**31 - 1, 0],
+    "__bfloat162short_rn(__float2bfloat16(a))": [2, 2, -2, 2**15 - 1, 0],
+    "__float_as_int(__int2float_rz(0x7fffffff))": [0x4EFFFFFF] * 5,
+    "__float_as_int(__uint2float_ru(0x80000001u))": [0x4F000001] * 5,
+    "__float_as_int(__double2float_rd(0.1))": [0x3DCCCCCC] * 5,
+    "__double2hiint(__hiloint2double(0x40080000, 7)) + __double2loint(__hiloint2double(0, 7))": [0x40080007] * 5,
+}
+
+
+def test_conversions(file):
     x = torch.tensor([2.5, 1.5, -2.25, 1e20, math.nan])
-    out = run(kernel_of(list(calls), "float", "int"), len(calls), x).tolist()
-    assert out == list(calls.values())
+    assert run(file, "conversions", x).tolist() == list(CONVERSIONS.values())
 
 
 # ------------------------------------------------------------------------------------------------ functions
@@ -272,32 +290,56 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def test_functions_that_the_c_library_lacks():
-    out = run(kernel_of(list(FUNCTIONS), "double", "double"), len(FUNCTIONS), POINTS, dtype=torch.float64)
-    for (call, model), found in zip(FUNCTIONS.items(), out, strict=True):
-        assert torch.allclose(found, model(POINTS), rtol=1e-12, atol=1e-15), call
-    single = [re.sub(r"^(\w+)\(", r"\1f(", call).replace("2.0", "2.0f") for call in FUNCTIONS if "1e6" not in call]
-    exact = [model for call, model in FUNCTIONS.items() if "1e6" not in call]
+IN_FLOAT = {
+    re.sub(r"^(\w+)\(", r"\1f(", call).replace("2.0", "2.0f"): model
+    for call, model in FUNCTIONS.items()
+    if "1e6" not in call
+}
+
+
+def test_functions_that_the_c_library_lacks(file):
+    for call, found in zip(FUNCTIONS, run(file, "functions", POINTS, dtype=torch.float64), strict=True):
+        assert torch.allclose(found, FUNCTIONS[call](POINTS), rtol=1e-12, atol=1e-15), call
     x = POINTS.float()
-    for call, model, found in zip(single, exact, run(kernel_of(single, "float", "float"), len(single), x, dtype=torch.float32), strict=True):
-        assert torch.allclose(found.double(), model(x.double()), rtol=1e-6, atol=1e-37), call
+    for call, found in zip(IN_FLOAT, run(file, "functions_in_float", x, dtype=torch.float32), strict=True):
+        assert torch.allclose(found.double(), IN_FLOAT[call](x.double()), rtol=1e-6, atol=1e-37), call
 
 
-def test_halves_have_what_only_the_device_has():
-    calls = {
-        "__hfma_relu(a, b, c)": 0.0,
-        "__hfma_sat(a, a, c)": 1.0,
-        "__low2half(__hfma2_relu(__halves2half2(a, a), __halves2half2(a, b), __halves2half2(c, c)))": 7.0,
-        "__high2half(__hfma2_sat(__halves2half2(a, a), __halves2half2(a, b), __halves2half2(c, c)))": 0.0,
-        "__low2half(__hcmadd(__halves2half2(a, b), __halves2half2(c, a), __halves2half2(c, c)))": 9.0,  # (2-3i)(3+2i)+3+3i
-        "__high2half(__hcmadd(__halves2half2(a, b), __halves2half2(c, a), __halves2half2(c, c)))": -2.0,
-        "htanh_approx(__float2half(20.0f))": 1.0,
-        "hexp2(c)": 8.0,
-        "__hmax(a, b)": 2.0,
-        "__hmin_nan(a, __ushort_as_half(0x7fff))": math.nan,
-    }
+HALVES = {
+    "__hfma_relu(a, b, c)": 0.0,
+    "__hfma_sat(a, a, c)": 1.0,
+    "__low2half(__hfma2_relu(__halves2half2(a, a), __halves2half2(a, b), __halves2half2(c, c)))": 7.0,
+    "__high2half(__hfma2_sat(__halves2half2(a, a), __halves2half2(a, b), __halves2half2(c, c)))": 0.0,
+    # (2 - 3 i) (3 + 2 i) + 3 + 3 i
+    "__low2half(__hcmadd(__halves2half2(a, b), __halves2half2(c, a), __halves2half2(c, c)))": 15.0,
+    "__high2half(__hcmadd(__halves2half2(a, b), __halves2half2(c, a), __halves2half2(c, c)))": -2.0,
+    "htanh_approx(__float2half(20.0f))": 1.0,
+    "hexp2(c)": 8.0,
+    "__hmax(a, b)": 2.0,
+    "__hmin_nan(a, __ushort_as_half(0x7fff))": math.nan,
+}
+
+
+def test_halves_have_what_only_the_device_has(file):
     inputs = [torch.tensor([x], dtype=torch.float16) for x in (2.0, -3.0, 3.0)]
-    kernel = kernel_of(list(calls), "__half __half __half", "__half")
-    out = run(kernel, len(calls), *inputs, dtype=torch.float16)[:, 0].float()
-    expected = torch.tensor(list(calls.values()))
-    assert torch.equal(out.nan_to_num(99.0), expected.nan_to_num(99.0)), list(zip(calls, out.tolist(), strict=True))
+    out = run(file, "halves", *inputs, dtype=torch.float16)[:, 0].float()
+    expected = torch.tensor(list(HALVES.values()))
+    assert torch.equal(out.nan_to_num(99.0), expected.nan_to_num(99.0)), list(zip(HALVES, out.tolist(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------ one file
+
+KERNELS = {
+    "words": Calls([call for call, *_ in CALLS], "unsigned unsigned"),
+    "integers": Calls(list(INTEGERS), "unsigned unsigned unsigned"),
+    "single": Calls(SINGLE, "float float float", "float"),
+    "double_": Calls(DOUBLE, "double double double", "double"),
+    "conversions": Calls(list(CONVERSIONS), "float", "int"),
+    "functions": Calls(list(FUNCTIONS), "double", "double"),
+    "functions_in_float": Calls(list(IN_FLOAT), "float", "float"),
+    "halves": Calls(list(HALVES), "__half __half __half", "__half"),
+}
+
+
+def test_a_gpu_has_the_same_functions(file):
+    CudaKernel(file, "words").resources("sm_90")

@@ -34,6 +34,14 @@ def test_a_cell_becomes_a_kernel_of_that_name(shell):
     assert x.tolist() == [3, 3, 3, 1]
 
 
+def test_a_cell_may_have_the_host_code_too(shell):
+    main = "#include <vector>\nint main() { std::vector<float> x(4); scale<float><<<1, 4>>>(x.data(), 4); }"
+    shell.run_cell(f"%%cuda scale<float> -DFACTOR=3\n{SCALE}{main}").raise_error()
+    x = torch.ones(2)
+    shell.user_ns["scale"][1, 2](x, 2)
+    assert x.tolist() == [3, 3]
+
+
 def test_a_compilers_complaint_names_the_line_of_the_cell_and_shows_no_traceback(shell, capsys):
     result = shell.run_cell("%%cuda scale<float>\n" + SCALE)  # no FACTOR
     assert isinstance(result.error_in_exec, CompileError)

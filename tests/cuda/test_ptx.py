@@ -118,6 +118,12 @@ def test_released_flag_orders_what_was_written_before(schedule):
     assert out.tolist() == list(range(10, 18))
 
 
+def test_load_in_a_loop_sees_what_another_thread_block_stores():
+    ready, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    CudaKernel(FILE, "volatile_flag")[2, 1](ready, out)
+    assert out.item() == 5
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_barriers_of_some_warps(schedule):
     x, out = torch.randn(128), torch.zeros(128)

@@ -49,11 +49,11 @@ def test_product_equals_torch_under_any_schedule(name):
 
 
 def test_tiles_of_a_larger_product_are_scaled_element_by_element():
-    a, b, d = whole(48, 80), whole(80, 32, seed=1), torch.empty(48, 32)
+    a, b, c, d = whole(48, 80), whole(80, 32, seed=1), whole(48, 32).float(), torch.empty(48, 32)
     for seed in SCHEDULES[:4]:
         with simt.check(schedule=seed, outputs=[d]):
-            CudaKernel(FILE, "gemm")[(2, 3), 32](a, b, d, 32, 80, 0.5)
-        assert torch.equal(d, 0.5 * (a.float() @ b.float()))
+            CudaKernel(FILE, "gemm")[(2, 3), 32](a, b, c, d, 32, 80, 0.5)
+        assert torch.equal(d, 0.5 * (a.float() @ b.float()) + c)
 
 
 def test_a_half_sum_is_rounded_once_per_product():
@@ -103,15 +103,16 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_counters_of_a_product_equal_those_derived_by_hand():
-    a, b, d = aligned(whole(48, 80)), aligned(whole(80, 32, seed=1)), aligned(torch.empty(48, 32))
+    a, b, c, d = map(aligned, (whole(48, 80), whole(80, 32), torch.zeros(48, 32), torch.empty(48, 32)))
     with simt.observe() as report:
-        CudaKernel(FILE, "gemm")[(2, 3), 32](a, b, d, 32, 80, 0.5)
+        CudaKernel(FILE, "gemm")[(2, 3), 32](a, b, c, d, 32, 80, 0.5)
     steps = 2 * 3 * 80 // TILE
     read, write = report.count("read", "global"), report.count("write", "global")
     assert report.count("mma").requests == steps
-    # a tile of 16 rows of 32 bytes is 32 pieces of 16 bytes: one request; a row is one sector
-    assert (read.requests, read.bytes, read.sectors) == (2 * steps, 2 * steps * 512, 2 * steps * 16)
-    # a tile of floats has 16 rows of 64 bytes: two requests
+    # a tile of 16 rows of 32 bytes is 32 pieces of 16 bytes: one request; a row is one sector; of floats, twice that
+    assert read.requests == 2 * steps + 6 * 2
+    assert read.bytes == 2 * steps * 512 + 6 * 1024
+    assert read.sectors == 2 * steps * 16 + 6 * 32
     assert (write.requests, write.bytes, write.sectors) == (6 * 2, 6 * 1024, 6 * 32)
 
 
@@ -159,13 +160,16 @@ def test_the_correct_twin_is_clean_under_any_schedule(name):
     assert_twin_is_clean(FILE, name, BUGS.get(name, Planted("", (1, 32), tile_product)))
 
 
-def test_code_that_counts_on_a_layout_of_fragments_is_wrong_under_every_schedule():
+def test_code_that_counts_on_a_layout_of_fragments_is_wrong_under_every_schedule_in_another_way():
+    arrangements = set()
     for seed in SCHEDULES:
         args, d, expected = tile_product()
         with simt.schedule(seed):
             CudaKernel(FILE, "counts_on_a_layout")[1, 32](*args, True)
         assert sorted(d.flatten().tolist()) == sorted(expected.flatten().tolist())  # all are there, elsewhere
         assert (d == expected).float().mean() < 0.2, f"schedule {seed}"
+        arrangements.add(tuple(d.flatten().tolist()))
+    assert len(arrangements) == len(SCHEDULES)
 
 
 def test_lanes_at_two_products_are_told_which_lanes_and_lines():

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pagewise.cuda.build import Source
-from pagewise.cuda.device_code import CONSTANT_WORDS, DEVICE_WORDS, DeviceCode
+from pagewise.cuda.device_code import DeviceCode
 from pagewise.cuda.tokens import NAME, lexemes_of
 
+_SPACES = {"__device__", "__global__", "__constant__", "__shared__", "__managed__"}
 _INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)([<"])([^>"\n]+)[>"].*$', re.MULTILINE)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.MULTILINE)
 
@@ -20,12 +21,15 @@ def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
     """What kernel `name` needs of `source`. `folders` are those in which NVRTC finds headers."""
     text = _with_included(source, folders)
     macros = dict(_DEFINE.findall(text))
-    makes_device_code = {
-        macro for macro, body in macros.items() if not (DEVICE_WORDS | CONSTANT_WORDS).isdisjoint(NAME.findall(body))
-    }
+    makes_device_code = set(_SPACES)
+    while new := {
+        macro for macro, body in macros.items()
+        if macro not in makes_device_code and not makes_device_code.isdisjoint(NAME.findall(body))
+    }:  # fmt: skip
+        makes_device_code |= new
     code = DeviceCode(text, list(lexemes_of(text)), makes_device_code)
     needed = code.needed_by(" ".join((name, *macros.values())))
-    calls = [piece for piece in code.pieces if code.tokens[piece.start] in makes_device_code]
+    calls = [piece for piece in code.pieces if code.tokens[piece.start] in makes_device_code - _SPACES]
     return code.only([*{piece.start: piece for piece in (*needed, *calls)}.values()])
 
 

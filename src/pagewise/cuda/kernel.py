@@ -1,7 +1,12 @@
 """`CudaKernel`: one CUDA C++ source that runs on the device of its tensors.
 
     scale = CudaKernel("scale.cu", "scale<float, 128>")        # a path, or the source itself
-    scale[grid, block, shared_bytes](x, n, 0.5)                # tensors, ints, floats, bools, None for a null pointer
+    scale[grid, block, shared_bytes](x, n, 0.5)                # tensors, ints, floats, … (arguments.py has the list)
+    scale.variable("weights").copy_(w)                         # a __constant__ or __device__ variable
+
+The source may be a file as people write it, with `main`, `<<<…>>>` and torch's headers: of a file that a compiler does
+not take as it stands, only what the kernel needs is compiled, and host code never is. A line that needs a header which
+is not there stops the kernel where it is reached.
 
 On a GPU the source is compiled by NVRTC at the first launch and kept on disk (`PAGEWISE_CACHE` moves it); on the CPU
 the same text is compiled by the host's C++ compiler and its threads run as fibers (`cuda/simt`). On a GPU a launch

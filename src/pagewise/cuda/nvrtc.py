@@ -88,8 +88,15 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
     with contextlib.suppress(CompileError):
         cubin = _compile(source, name, arch, settings)
     if cubin is None:  # because of its host code, perhaps
-        source = source._replace(text=device_text(source, name, _folders()))
-        cubin = _compile(source, name, arch, settings)
+        try:
+            device = source._replace(text=device_text(source, name, _folders()))
+            cubin = _compile(device, name, arch, settings)
+        except CompileError as error:
+            lacks_cccl = _LONG_LONG.search(source.text) and not (nvidia_headers() / "cccl").exists()
+            hint = (
+                "\nit includes headers of CCCL, which are not there: pip install nvidia-cuda-cccl" if lacks_cccl else ""
+            )
+            raise CompileError(f"{error}{hint}") from None
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
     about["variables"] = cubin.variables
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)

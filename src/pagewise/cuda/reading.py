@@ -8,13 +8,13 @@ compiler knows, and then the build that tells is the one that a launch on the CP
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError, Source
-from pagewise.cuda.declarations import kernel_names as names_in
+from pagewise.cuda.declarations import Declaration, kernels_of
 from pagewise.cuda.parameters import Parameter, type_of
 from pagewise.cuda.signature import Signature, read_signature
 from pagewise.cuda.simt.build import own_text
 from pagewise.cuda.simt.launch import CpuKernel
 from pagewise.cuda.simt.library import ParameterType
-from pagewise.cuda.tokens import tokens_of
+from pagewise.cuda.tokens import strip_comments, tokens_of
 from pagewise.cuda.values import is_understood
 
 
@@ -42,9 +42,10 @@ def read_kernel(source: Source, name: str) -> Reading:
     return Reading(*signature, text)
 
 
-def kernel_names(source: Source) -> list[str]:
-    """The names of all kernels of `source`: those that its text shows, or, if there are none, that macros make."""
-    return names_in(source.text) or names_in(own_text(source))
+def declared_kernels(source: Source) -> list[Declaration]:
+    """The kernels that the text of `source` declares or, if there are none, that its macros make."""
+    text = strip_comments(source.text)
+    return list(kernels_of(tokens_of(text))) or list(kernels_of(tokens_of(own_text(source))))
 
 
 def _read(source: Source, name: str) -> tuple[str, Signature]:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pagewise.cuda.device_code import DeviceCode, Piece
+from pagewise.cuda.device_code import DeviceCode
 from pagewise.cuda.names import read_names
+from pagewise.cuda.outline import Piece
 from pagewise.cuda.parameters import canonical_type
 from pagewise.cuda.tokens import NAME, Tokens, evaluate, lexemes_of, matching, substitute
 from pagewise.cuda.types import POINTEES

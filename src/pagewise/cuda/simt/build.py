@@ -29,6 +29,11 @@ COMMON_FLAGS = (
     "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas",
 )  # fmt: skip
 PLAIN_FLAGS = ("-O2",)
+# A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
+READ_AT_EACH_TURN = (
+    "-O1", "-fno-tree-fre", "-fno-tree-loop-im", "-fno-tree-dominator-opts", "-fno-move-loop-invariants",
+)  # fmt: skip
+_EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
@@ -40,13 +45,20 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # What decides what is compiled, beside the runtime's own headers.
 _TRANSLATORS = (
-    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../statements.py",
-    "../tokens.py", "../variables.py",
+    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../outline.py",
+    "../statements.py", "../tokens.py", "../variables.py",
 )  # fmt: skip
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
+
+# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
+_ASSIGN_RAW = re.compile(
+    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
+    r"(?:;|\{.*?\n\})",
+    re.S,
 )
 
 
@@ -122,7 +134,9 @@ def entry_symbol(name: str) -> str:
 def _header_folder() -> Path:
     """A folder of those of NVIDIA's headers that need a word changed."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    headers = {name: _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text()) for name in names}
+    headers = {
+        name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
+    }
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))
@@ -166,6 +180,8 @@ def _compile(source: Translation, flags: list[str], path: Path, *, gaps: bool = 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source.text)
+        if _EMPTY_LOOP.search(Path(assembly).read_text()):
+            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source.text)
         if source.header:
             text = _with_shared(_with_dynamic(Path(assembly).read_text()))
             Path(assembly).write_text(_with_gaps(text) if gaps else text)

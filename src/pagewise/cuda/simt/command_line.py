@@ -1,6 +1,7 @@
 """The checker from a shell and in CI: `python -m pagewise.cuda.simt check file.cu "kernel<float>" …`.
 
-Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled.
+Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled, or the
+kernel reached what the CPU runner does not have.
 """
 
 import argparse
@@ -14,17 +15,17 @@ from urllib.parse import unquote
 
 from torch import Tensor
 
-from pagewise.cuda.build import CompileError
-from pagewise.cuda.declarations import kernels_of
+from pagewise.cuda.build import CompileError, Source
 from pagewise.cuda.kernel import CudaKernel
-from pagewise.cuda.signature import Parameter
+from pagewise.cuda.parameters import Parameter, spelled
+from pagewise.cuda.reading import declared_kernels
 from pagewise.cuda.simt.errors import SimtError, merged
 from pagewise.cuda.simt.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
 from pagewise.cuda.simt.launch import check, observe, time_limit
 from pagewise.cuda.simt.report import Report
 from pagewise.cuda.simt.rules import RULES
 from pagewise.cuda.simt.sarif import sarif_log, uri
-from pagewise.cuda.tokens import Tokens, strip_comments, tokens_of
+from pagewise.cuda.tokens import Tokens
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
 NEVER_WRITTEN = "never written"  # the one rule that the command line adds: it knows when the last launch has ended
@@ -66,7 +67,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.sarif:
         Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
     print(f"{kernel.name}: {_count(len(found), 'finding')} in {_count(len(options.schedule), 'schedule')}")
-    return FOUND if found else CLEAN
+    return _status(found)
 
 
 def _observe(options: argparse.Namespace) -> int:
@@ -77,9 +78,15 @@ def _observe(options: argparse.Namespace) -> int:
             kernel[options.grid, options.block, options.shared](*arguments)
     except SimtError as error:
         _print(error, None)
-        return FOUND
+        return _status([error])
     print(report)
     return CLEAN
+
+
+def _status(found: Sequence[SimtError]) -> int:
+    if any(finding.what == "not supported" for finding in found):
+        return NOT_UNDERSTOOD
+    return FOUND if found else CLEAN
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -89,9 +96,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _declarations(file: str) -> list[str]:
     """Its kernels as their source declares them, each once."""
-    tokens = tokens_of(strip_comments(Path(file).read_text()))
+    path = Path(file).absolute()
     written = []
-    for kernel in kernels_of(tokens):
+    for kernel in declared_kernels(Source(path.read_text(errors="replace"), str(path), path.parent, (), ())):
         template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
         name = "::".join((*kernel.namespace, kernel.function))
         written.append(f"{template}{name}({_written(kernel.parameters)})")
@@ -119,17 +126,18 @@ def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[ob
     names = [parameter.name for parameter in kernel.parameters]
     if unknown := sorted(given.keys() - set(names)):
         raise ValueError(f"kernel {kernel.name} has no parameter {unknown[0]!r}: it has {', '.join(names)}")
-    missing = [parameter for parameter in kernel.parameters if parameter.name not in given]
-    if missing:
+    passed = list(kernel.parameters)
+    while passed and passed[-1].default and passed[-1].name not in given:
+        passed.pop()
+    if missing := [parameter for parameter in passed if parameter.name not in given]:
         raise ValueError("\n".join([f"kernel {kernel.name} lacks arguments; add", *map(_remedy, missing)]))
     outputs = {tensor.name: given[tensor.name] for tensor in options.tensor if tensor.is_output}
-    return [given[name] for name in names], outputs
+    return [given[parameter.name] for parameter in passed], outputs
 
 
 def _remedy(parameter: Parameter) -> str:
-    if parameter.pointer:
-        return f"  --tensor {parameter.name}=DTYPE[SIZES]   for `{parameter.ctype}* {parameter.name}`"
-    return f"  --scalar {parameter.name}=VALUE   for `{parameter.ctype} {parameter.name}`"
+    option, value = ("--tensor", "DTYPE[SIZES]") if parameter.pointer else ("--scalar", "VALUE")
+    return f"  {option} {parameter.name}={value}   for `{spelled(parameter)} {parameter.name}`"
 
 
 # ------------------------------------------------------------------------------------------------ what is said
@@ -141,7 +149,7 @@ def _print(finding: SimtError, seed: int | None) -> None:
     remarks = [f"{finding.count:,} times"] if finding.count > 1 else []
     remarks += [] if seed is None else [f"first with --schedule {seed}"]
     print(f"{place}: {finding.rule}: {finding.sentence}" + (f" ({', '.join(remarks)})" if remarks else ""))
-    for file, line in ((finding.file, finding.line), (finding.other_file, finding.other_line)):
+    for file, line in dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)]):
         if code := linecache.getline(file, line).rstrip():
             print(f"{line:5} | {code}")
 
@@ -175,7 +183,7 @@ def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Tensor
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pagewise.cuda.simt", description="CUDA kernels on the CPU: checked, observed, listed.",
-        epilog="exit status: 0 nothing was found, 1 something was, 2 the command or the kernel is not understood",
+        epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported",
     )  # fmt: skip
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("file", help="a .cu file")

@@ -16,7 +16,7 @@ class SimtError(RuntimeError):
     other_file, other_line: where the other thread was, of a race or a barrier; "" and 0 if there is none
     tensor, element: the tensor or shared array and the element in it, if memory is concerned
     what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "argument", "copy",
-          "assertion", "fault"
+          "assertion", "fault", "not supported"
     rule: the rule of that family that was broken (rules.py)
     count: how often, under `simt.check(stop=False)`; thread and element are the first's
     """

@@ -34,13 +34,17 @@ def given_tensor(text: str) -> GivenTensor:
     what, *suffixes = described.split(":")
     contents = [suffix for suffix in suffixes if suffix != "output"]
     shaped = _SHAPED.fullmatch(what)
-    if not name.isidentifier() or len(contents) > (shaped is not None):
+    if not described or len(contents) > (shaped is not None):
         raise argparse.ArgumentTypeError(
             f"{text!r} must be NAME=DTYPE[SIZES], NAME=FILE.npy or NAME=null; of the first with :CONTENTS, which are "
             f"{CONTENTS}; and with :output, if the kernel shall write all of it"
         )
     if shaped:
-        initial = _filled(name, shaped[1], [int(size) for size in shaped[2].split(",") if size.strip()], *contents)
+        sizes = [int(size) for size in shaped[2].split(",") if size.strip()]
+        try:
+            initial = _filled(name, shaped[1], sizes, *contents)
+        except RuntimeError as error:  # too large, or no such contents of this dtype
+            raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     elif what.endswith(".npy") and Path(what).is_file():
         initial = torch.from_numpy(np.ascontiguousarray(np.load(what)))
     elif what == "null":

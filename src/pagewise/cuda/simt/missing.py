@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
-from pagewise.cuda.device_code import DeviceCode, Piece, replaced
+from pagewise.cuda.device_code import DeviceCode, replaced
+from pagewise.cuda.outline import Piece
 from pagewise.cuda.simt.preprocess import line_at
 from pagewise.cuda.statements import Statements
 from pagewise.cuda.tokens import NAME
@@ -51,7 +52,7 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
                     file, line = line_at(text, place)
                     raise CompileError(f"{file}:{line}: error: {why}")
                 whys = {word: why for word in code.tokens[slice(*found.span)] if NAME.fullmatch(word)} | whys
-                trap = f"simt_fail({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
+                trap = f"simt_lacks({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
                 changes.setdefault(code.place(*found.span), trap)
         if not changes:
             break

@@ -20,7 +20,7 @@ _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
 
 
 class Preprocessed(NamedTuple):
-    """What the compiler sees of a file, in parts: the user's own, and those of headers of a system or of NVIDIA."""
+    """What follows simt.h, in parts: the user's own, and those of headers of a system or of NVIDIA."""
 
     parts: tuple[tuple[bool, str], ...]  # is it the user's own, and its text with the compiler's line markers
     missing: tuple[str, ...]
@@ -60,17 +60,19 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
                 stand_in.parent.mkdir(parents=True, exist_ok=True)
                 stand_in.touch()
             text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
-    return Preprocessed(tuple(parts_of(text, foreign)), tuple(missing))
+    _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
+    return Preprocessed(tuple(parts), tuple(missing))
 
 
 def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
-    owned: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
+    is_foreign: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
     for marker in _MARKER.finditer(text):
         _, file, flags = marker.groups()
-        if is_own != owned.setdefault(file, _SYSTEM not in flags.split() and not file.startswith(others)):
+        foreign_file = _SYSTEM in flags.split() or file.startswith(others) or file.endswith("//")  # the working folder
+        if is_own == is_foreign.setdefault(file, foreign_file):
             yield is_own, text[start : marker.start()]
             start, is_own = marker.start(), not is_own
     yield is_own, text[start:]

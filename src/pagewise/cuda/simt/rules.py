@@ -106,6 +106,9 @@ RULES = {
         "{verb} {place}, an output that nobody has written yet",
     ),
     Finding.FAILED: Rule("assertion", "assertion", "An assertion of the kernel failed.", "stopped: {text}"),
+    Finding.NOT_SUPPORTED: Rule(
+        "not supported", "not supported", "The kernel reached what the CPU runner does not have.", "stopped: {text}",
+    ),
     Finding.FAULT: Rule(
         "fault", "fault", "An access to memory that is not there.",
         "touched memory that is not there, or a vector at an address that is no multiple of its size: run it under "
@@ -140,6 +143,7 @@ OFF = {Finding.LEFT_BEFORE_BARRIER}
 ENDINGS = {
     Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING, Finding.LANES_MISSING, Finding.ARGUMENT, Finding.FAILED,
     Finding.FAULT, Finding.STACK_OVERFLOW, Finding.DIVIDED_BY_ZERO, Finding.STOPPED, Finding.READ_ONLY,
+    Finding.NOT_SUPPORTED,
 }  # fmt: skip
 
 

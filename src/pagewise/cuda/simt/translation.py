@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
-from pagewise.cuda.device_code import DeviceCode, Piece
+from pagewise.cuda.device_code import DeviceCode
 from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.cuda.outline import Piece
 from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.compiler import find_compiler
 from pagewise.cuda.simt.missing import with_traps
+from pagewise.cuda.simt.precompiled import precompiled
 from pagewise.cuda.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
 from pagewise.cuda.simt.ptx import translate
 from pagewise.cuda.tokens import strip_comments
@@ -24,6 +26,8 @@ _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
 _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_specifiers.h
+# the macros of simt.h that must not reach the system's headers after it; the text is expanded already
+_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", *_RENAMED))
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
@@ -70,14 +74,14 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
     renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
     parts = parts_of(code.only(needed, renamed), foreign)
-    text = "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
+    text = _UNDEFINED + "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
     if file.missing:
         compiler, _ = find_compiler()
-        command = [*compiler, *flags, "-include", "simt_specifiers.h"]
+        command = [*compiler, *flags, "-include", str(precompiled("simt.h", flags))]
         text = with_traps(
             text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
         )
-    return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt_specifiers.h")
+    return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt.h")
 
 
 def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:

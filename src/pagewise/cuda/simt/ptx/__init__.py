@@ -22,7 +22,7 @@ _TOKEN = re.compile(
     | [A-Za-z_]\w* | \d[\w.']* | ^[ \t]*\#[^\n]* | \S""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
-_MARKER = re.compile(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"(.*)')
+_MARKER = re.compile(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"')
 _KEYWORDS = ("asm", "__asm__", "__asm")
 _QUALIFIERS = ("volatile", "__volatile__", "inline", "__inline__")
 _TYPES = {"h": "uint16_t", "r": "uint32_t", "l": "uint64_t", "q": "unsigned __int128", "f": "float", "d": "double"}
@@ -35,17 +35,15 @@ class _Operand(NamedTuple):
 
 
 def translate(text: str) -> str:
-    """`text` without `asm`, but in a system's headers. What follows a statement keeps its line.
+    """`text` without `asm`. What follows a statement keeps its line.
 
     Raises:
         CompileError: an asm statement that no compiler would take.
     """
     done, labels = [], itertools.count()
-    start, tokens, in_system = 0, _TOKEN.finditer(text), False
+    start, tokens = 0, _TOKEN.finditer(text)
     for token in tokens:
-        if marker := _MARKER.match(token[0]):
-            in_system = "3" in marker[3].split()
-        if token[0] not in _KEYWORDS or in_system:
+        if token[0] not in _KEYWORDS:
             continue
         try:
             parts, end = _parts(text, tokens)

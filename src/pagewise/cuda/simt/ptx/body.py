@@ -63,7 +63,7 @@ def _instruction(text: str, scope: Scope) -> str:
 def stop(what: str) -> str:
     """The kernel ends where it gets to what is not known."""
     written = what.replace("\\", " ").replace('"', "'").replace("\n", " ")
-    return f'simt_fail("inline PTX: the CPU runner does not know {written}");'
+    return f'simt_lacks("inline PTX: the CPU runner does not know {written}");'
 
 
 def _split(operands: str) -> list[str]:

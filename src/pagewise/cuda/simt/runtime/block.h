@@ -185,6 +185,7 @@ struct Worker {  // an OS thread, which runs thread blocks: one after another, o
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
     u64 clock_preempted_at = ~0ull;
     void* spinning = nullptr;  // where a thread has spun for long
+    void* landing = nullptr;  // the site of the copy that is landing
     Pending pending{};
     sigjmp_buf escape;  // out of a fault
     u64 fault_site = 0;
@@ -220,7 +221,8 @@ static Error new_error(Worker& w, Finding finding, void* site) {
 static bool ends_launch(const Job& job, u32 finding) {
     switch (finding) {
         case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
-        case INTERRUPTED: case STACK_OVERFLOW: case LANES_MISSING: case ARGUMENT: return true;
+        case INTERRUPTED: case STACK_OVERFLOW: case NOT_SUPPORTED: case READ_ONLY: case LANES_MISSING:
+        case ARGUMENT: return true;
         default: return !job.launch.keep_going;
     }
 }

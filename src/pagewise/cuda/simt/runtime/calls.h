@@ -50,12 +50,14 @@ int simt_printf(const char* format, ...) {
     return length;
 }
 
-void simt_fail(const char* message) {
-    Error e = new_error(*worker, FAILED, CALLER);
+static void stop(Finding finding, const char* message, void* site) {
+    Error e = new_error(*worker, finding, site);
     snprintf(e.text, sizeof(e.text), "%s", message);
     raise_error(*worker, e);
     __builtin_unreachable();
 }
+void simt_fail(const char* message) { stop(FAILED, message, CALLER); }
+void simt_lacks(const char* message) { stop(NOT_SUPPORTED, message, CALLER); }
 
 void simt_refuse(u32 lane, const char* message) {
     Worker& w = *worker;
@@ -77,13 +79,15 @@ void simt_throw() { simt_fail("a kernel throws no exceptions"); }
 
 // Memory that a kernel allocates itself: it may touch it, and so may later thread blocks, until it is freed.
 void* simt_malloc(size_t bytes) {
-    void* p = malloc(bytes);
-    if (p && worker && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
+    if (!worker) return malloc(bytes);
+    void* p = allocate(bytes);
+    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
     return p;
 }
 void simt_free_memory(void* p) {
+    if (!is_in_heap(p)) return worker && p ? simt_fail("free() of what malloc() has not given") : free(p);
     if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
-    free(p);
+    if (live_allocations) live_allocations--;
 }
 
 void simt_atomic(const volatile void* address, int bytes) {

@@ -158,7 +158,8 @@ static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collect
     if (!present) return false;
     Thread& first = lanes[__builtin_ctz(present)];
     if (needs_whole_warp(collective) && present != ~0u) return raise_lanes_missing(w, first, present), false;
-    if (collective != MATRIX) count(w, first.site, collective == SYNCWARP ? BARRIER : collective == PRODUCT ? MMA : SHUFFLE);
+    Access counted = collective == SYNCWARP ? BARRIER : collective == PRODUCT ? MMA : SHUFFLE;
+    if (collective != MATRIX) count(w, first.site, counted);  // its accesses are
     if (first.complete) {
         void* payloads[32] = {};
         for (u32 lane = 0; lane < own.size; ++lane)

@@ -79,7 +79,8 @@ static void on_fault(int number, siginfo_t* info, void* state) {
         char* stack = w->block->stacks.start + w->current->id * STACK;
         if (address >= stack - GUARD && address < stack + GUARD) w->fault = STACK_OVERFLOW;
     }
-    w->fault_site = program_counter(state) + 1;
+    bool meets = w->current && w->current->state == AT_COLLECTIVE;  // in what a meeting's last lane does for all
+    w->fault_site = w->landing ? (u64)w->landing : meets ? (u64)w->current->site : program_counter(state) + 1;
     siglongjmp(w->escape, 1);
 }
 

@@ -68,6 +68,25 @@ static void place(Shadow& s, const Arena& arena) {
     s.arena = arena.start, s.arena_bytes = arena.bytes, s.pages = arena.pages, s.page_bytes = arena.page_bytes;
 }
 
+// ---------------------------------------------------------------------------------------------- a kernel's malloc
+
+// Kernels have a heap of their own, so that no stray index of theirs meets the process's. It is empty again when all that
+// was allocated has been freed.
+constexpr u64 HEAP = 4ull << 30;
+static char* heap = nullptr;
+static std::atomic<u64> heap_used{0}, live_allocations{0};
+
+static void* allocate(u64 bytes) {
+    static std::mutex lock;
+    std::lock_guard<std::mutex> guard(lock);
+    if (!heap && !(heap = reserve(HEAP, PROT_READ | PROT_WRITE))) return nullptr;
+    if (!live_allocations && heap_used) madvise(heap, up(heap_used, PAGE), MADV_DONTNEED), heap_used = 0;
+    if (bytes > HEAP - heap_used - 32) return nullptr;
+    live_allocations++;
+    return heap + heap_used.fetch_add(up(bytes, 16) + 16);
+}
+static bool is_in_heap(const void* p) { return heap && p >= heap && p < heap + HEAP; }
+
 // ---------------------------------------------------------------------------------------------- shared memory
 
 // Of the largest possible dynamic part, what this launch has not.

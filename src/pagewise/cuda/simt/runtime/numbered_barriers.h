@@ -10,7 +10,8 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
     Thread& me = *w.current;
     if (id >= 16 || threads % 32) {
         Error e = new_error(w, ARGUMENT, CALLER);
-        snprintf(e.text, sizeof(e.text), "comes to barrier %u for %u threads: there are 16, for whole warps", id, threads);
+        const char* format = "comes to barrier %u for %u threads: there are 16, for whole warps";
+        snprintf(e.text, sizeof(e.text), format, id, threads);
         raise_error(w, e);
         return;
     }

@@ -1,6 +1,6 @@
-// Barriers that a kernel makes itself (cuda::barrier): threads arrive, and go on; others, or they, wait for the end of the
-// phase. What a thread did before it arrived happens before what follows the wait. Copies can take part: a phase does not
-// end before they have landed, which they do here when all the others have arrived.
+// Barriers that a kernel makes itself (cuda::barrier): threads arrive, and go on; others, or they, wait for the end of
+// the phase. What a thread did before it arrived happens before what follows the wait. Copies can take part: a phase
+// does not end before they have landed, which they do here when all the others have arrived.
 #pragma once
 
 #include "async_copies.h"
@@ -24,7 +24,7 @@ static void end_phase(Worker& w, void* at, Phases& p) {
     Block& b = *w.block;
     for (const auto& [thread, copy] : p.copies) {
         if (w.job->launch.mode == CHECK) touch_down(w, *thread, copy);
-        land(copy);
+        land(w, copy);
     }
     p.copies.clear();
     p.number++;
@@ -41,7 +41,8 @@ static void check_landed(Worker& w, const Block& b) {
     for (const auto& [at, p] : b.phases)
         if (!p.copies.empty() && w.job->launch.mode == CHECK) {
             const auto& [thread, copy] = p.copies.front();
-            Error e = access_error(w, COPY_PENDING, copy.site, copy.to, copy.bytes, WRITE, place_of(*w.job, b, copy.to));
+            Place place = place_of(*w.job, b, copy.to);
+            Error e = access_error(w, COPY_PENDING, copy.site, copy.to, copy.bytes, WRITE, place);
             e.thread = thread->index;
             raise_error(w, e);
             for (const auto& [thread, copy] : p.copies) touch_down(w, *thread, copy);
@@ -58,7 +59,8 @@ u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
     Worker& w = *worker;
     accessed(at, 8, ATOMIC, CALLER, 8);
     Phases& p = phases_at(w, at, CALLER);
-    if (arrivals > p.pending) raise_argument(w, CALLER, "arrives at a barrier at which %u more are expected", p.pending);
+    if (arrivals > p.pending)
+        raise_argument(w, CALLER, "arrives %u times at a barrier at which %u more are expected", arrivals, p.pending);
     release(w, p);
     if (p.pending == p.expected) count(w, CALLER, BARRIER);
     u64 number = p.number;

@@ -1,8 +1,8 @@
 // Cooperative groups: the thread block, the grid, and parts of a warp, with names for what they do together.
 //
-// A part of a warp is a mask of lanes; a thread's rank is its lane's place among them. Where a GPU needs several shuffles
-// for what a group does at once (a reduction, a scan, a value of more than 8 bytes) the lanes meet once, and one shuffle
-// is counted. A group's sync orders the memory of its own threads, and of nobody else.
+// A part of a warp is a mask of lanes; a thread's rank is its lane's place among them. Where a GPU needs several
+// shuffles for what a group does at once (a reduction, a scan, a value of more than 8 bytes) the lanes meet once, and
+// one shuffle is counted. A group's sync orders the memory of its own threads, and of nobody else.
 #pragma once
 
 #include "simt.h"
@@ -96,6 +96,9 @@ public:
     }
 };
 
+template <unsigned MaxBlockSize = 1024>
+struct block_tile_memory {};  // a GPU needs some for tiles of several warps
+
 class thread_block : public thread_group {
     __forceinline__ thread_block() : thread_group(0) {}
     friend thread_block this_thread_block();
@@ -111,13 +114,17 @@ public:
     static __forceinline__ dim3 dim_threads() { return blockDim; }
 };
 __forceinline__ thread_block this_thread_block() { return {}; }
+template <unsigned MaxBlockSize>
+__forceinline__ thread_block this_thread_block(block_tile_memory<MaxBlockSize>&) { return this_thread_block(); }
 
 // All thread blocks of a launch, which must all be on the GPU at once (cudaLaunchCooperativeKernel).
 class grid_group {
 public:
     __forceinline__ bool is_valid() const { return true; }
     __forceinline__ void sync(int line = __builtin_LINE()) const { simt_grid_sync(line); }
-    static __forceinline__ unsigned long long num_blocks() { return (unsigned long long)gridDim.x * gridDim.y * gridDim.z; }
+    static __forceinline__ unsigned long long num_blocks() {
+        return (unsigned long long)gridDim.x * gridDim.y * gridDim.z;
+    }
     static __forceinline__ unsigned long long block_rank() { return impl::linear(blockIdx, gridDim); }
     static __forceinline__ unsigned long long num_threads() { return num_blocks() * impl::block_size(); }
     static __forceinline__ unsigned long long size() { return num_threads(); }
@@ -127,7 +134,9 @@ public:
     static __forceinline__ dim3 dim_blocks() { return gridDim; }
     static __forceinline__ dim3 group_dim() { return gridDim; }
     static __forceinline__ dim3 block_index() { return blockIdx; }
-    static __forceinline__ dim3 dim_threads() { return {gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z}; }
+    static __forceinline__ dim3 dim_threads() {
+        return {gridDim.x * blockDim.x, gridDim.y * blockDim.y, gridDim.z * blockDim.z};
+    }
     static __forceinline__ dim3 thread_index() {
         return {blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y,
                 blockIdx.z * blockDim.z + threadIdx.z};
@@ -211,7 +220,8 @@ protected:
     static __forceinline__ unsigned mask_of_tile() {
         return (unsigned)((1ull << Size) - 1) << simt_lane() / Size * Size & impl::lanes_of_warp();
     }
-    __forceinline__ thread_block_tile(unsigned meta_rank, unsigned meta_size) : lanes(mask_of_tile(), meta_rank, meta_size) {}
+    __forceinline__ thread_block_tile(unsigned meta_rank, unsigned meta_size)
+        : lanes(mask_of_tile(), meta_rank, meta_size) {}
 
 public:
     static __forceinline__ constexpr unsigned size() { return Size; }
@@ -232,7 +242,8 @@ public:
 
 template <unsigned Size, class Parent>
 __forceinline__ thread_block_tile<Size, Parent> tiled_partition(const Parent& parent) {
-    static_assert(!std::is_base_of<coalesced_group, Parent>::value, "a coalesced group is divided by tiled_partition(group, size)");
+    static_assert(!std::is_base_of<coalesced_group, Parent>::value,
+                  "a coalesced group is divided by tiled_partition(group, size)");
     return thread_block_tile<Size, Parent>(parent);
 }
 __forceinline__ thread_block_tile<1> this_thread() { return thread_block_tile<1, thread_block>(this_thread_block()); }

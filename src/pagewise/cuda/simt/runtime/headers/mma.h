@@ -4,8 +4,8 @@
 //                    type of fragment: what does the same to all x[i] works, what counts on an arrangement breaks.
 //   arithmetic       Products are exact; they are added in order of k, starting from c, in float32 (of doubles and
 //                    integers, in their own type). A half accumulator is rounded once per product. tf32 drops 13 bits.
-//   memory           A matrix moves in pieces of 16 bytes, 8 rows of a column of pieces after another, as ldmatrix does;
-//                    up to 32 pieces are a request. Nothing here orders memory: write, __syncwarp, load.
+//   memory           A matrix moves in pieces of 16 bytes, 8 rows of a column of pieces after another, as ldmatrix
+//                    does; up to 32 pieces are a request. Nothing here orders memory: write, __syncwarp, load.
 #pragma once
 
 #include "simt.h"
@@ -59,7 +59,8 @@ public:
     static constexpr bool sums = impl::is<Use, accumulator>;
     static_assert(sums ? impl::accumulates<T>(m, n, k) : impl::multiplies<T>(m, n, k),
                   "wmma: a fragment of this shape and type does not exist, or only on a GPU (sub-byte types)");
-    static_assert(sums == std::is_void<Layout>::value, "wmma: matrix_a and matrix_b have a layout, an accumulator has none");
+    static_assert(sums == std::is_void<Layout>::value,
+                  "wmma: matrix_a and matrix_b have a layout, an accumulator has none");
     static constexpr int rows = impl::is<Use, matrix_b> ? k : m, columns = impl::is<Use, matrix_a> ? k : n;
     // of a half, a lane holds 16, some of them twice; that is so since the first tensor cores
     static constexpr int num_elements = impl::is<T, __half> && !sums ? 16 : rows * columns / 32;
@@ -101,16 +102,11 @@ struct Move {  // a matrix between memory and fragments, as a lane asks for it
     unsigned stride;
     layout_t layout;
 
-    __forceinline__ void announce(simt::Access access) const {
-        // the PTX ISA wants the alignment of a lane's part, which is the programming guide's 32 bytes for half and float
-        constexpr unsigned size = sizeof(typename Fragment::element_type), part = size * Fragment::num_elements;
-        constexpr unsigned alignment = part < 32 ? part : 32;
-        if ((uint64_t)memory % alignment) {
-            char message[80];
-            snprintf(message, sizeof(message), "passes a matrix whose address is no multiple of %u bytes", alignment);
-            simt_refuse(simt_lane(), message);
-        }
-        if (stride * size % 16) simt_refuse(simt_lane(), "passes a leading dimension that is no multiple of 16 bytes");
+    static constexpr unsigned size = sizeof(typename Fragment::element_type), part = size * Fragment::num_elements;
+    // the PTX ISA asks for the alignment of a lane's part: the programming guide's 32 bytes, for half and float
+    static constexpr unsigned alignment = part < 32 ? part : 32;
+
+    __forceinline__ void announce([[maybe_unused]] simt::Access access) const {
 #ifdef SIMT_INSTRUMENTED
         unsigned lines = layout == mem_row_major ? Fragment::rows : Fragment::columns;
         unsigned bytes = Fragment::rows * Fragment::columns / lines * size, piece = bytes < 16 ? bytes : 16;
@@ -122,15 +118,23 @@ struct Move {  // a matrix between memory and fragments, as a lane asks for it
         const Move& first = *(Move*)lanes[0];
         for (int lane = 1; lane < 32; ++lane) {
             const Move& other = *(Move*)lanes[lane];
-            if (other.memory != first.memory) simt_refuse(lane, "passes another matrix than lane 0: all 32 lanes must pass the same");
+            if (other.memory != first.memory)
+                simt_refuse(lane, "passes another matrix than lane 0: all 32 lanes must pass the same");
             if (other.stride != first.stride || other.layout != first.layout)
-                simt_refuse(lane, "passes another leading dimension or layout than lane 0: all 32 lanes must pass the same");
+                simt_refuse(lane, "passes another leading dimension or layout than lane 0: all must pass the same");
         }
+        if ((uint64_t)first.memory % alignment) {
+            char message[80];
+            snprintf(message, sizeof(message), "passes a matrix whose address is no multiple of %u bytes", alignment);
+            simt_refuse(0, message);
+        }
+        if (first.stride * size % 16) simt_refuse(0, "passes a leading dimension that is no multiple of 16 bytes");
+        unsigned down = first.layout == mem_row_major ? first.stride : 1, right = first.stride + 1 - down;
         Places<Fragment> place;
         for (unsigned slot = 0; slot < 32 * Fragment::num_elements; ++slot) {
-            unsigned at = place(slot), row = at / Fragment::columns, column = at % Fragment::columns;
+            unsigned at = place(slot);
             auto& held = ((Move*)lanes[slot % 32])->fragment->x[slot / 32];
-            auto& kept = first.memory[first.layout == mem_row_major ? row * first.stride + column : column * first.stride + row];
+            auto& kept = first.memory[at / Fragment::columns * down + at % Fragment::columns * right];
             if (store) kept = held;
             else held = kept;
         }
@@ -222,7 +226,8 @@ SIMT_INLINE void store_matrix_sync(T* p, const fragment<accumulator, m, n, k, T>
 template <int m, int n, int k, class T, class LayoutA, class LayoutB, class To, class From>
 SIMT_INLINE void mma_sync(fragment<accumulator, m, n, k, To>& d, const fragment<matrix_a, m, n, k, T, LayoutA>& a,
                           const fragment<matrix_b, m, n, k, T, LayoutB>& b,
-                          const fragment<accumulator, m, n, k, From>& c, bool satf = false, int line = __builtin_LINE()) {
+                          const fragment<accumulator, m, n, k, From>& c, bool satf = false,
+                          int line = __builtin_LINE()) {
     using A = fragment<matrix_a, m, n, k, T, LayoutA>;
     using B = fragment<matrix_b, m, n, k, T, LayoutB>;
     using C = fragment<accumulator, m, n, k, From>;

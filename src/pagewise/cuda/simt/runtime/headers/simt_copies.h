@@ -14,8 +14,8 @@ struct aligned_size_t {  // so many bytes, at addresses that are multiples of `a
 }  // namespace cuda
 
 namespace simt {
-// The share of thread `rank` of `threads`: pieces of 16, 8 or 4 bytes, as wide as both addresses allow, in turns. What is
-// less than a piece, or does not go from global to shared memory, is copied at once.
+// The share of thread `rank` of `threads`: pieces of 16, 8 or 4 bytes, as wide as both addresses allow, in turns. What
+// is less than a piece, or does not go from global to shared memory, is copied at once.
 SIMT_INLINE void copy_share(unsigned rank, unsigned threads, void* to, const void* from, size_t bytes) {
     uint64_t low = (uint64_t)to | (uint64_t)from;
     unsigned piece = low % 16 == 0 ? 16 : low % 8 == 0 ? 8 : 4;

@@ -66,7 +66,9 @@ SIMT_INLINE unsigned dot2(unsigned a, unsigned b, unsigned sum) {
 SIMT_INLINE unsigned word(short2 v) { return (unsigned short)v.x | (unsigned)(unsigned short)v.y << 16; }
 SIMT_INLINE unsigned word(ushort2 v) { return v.x | (unsigned)v.y << 16; }
 template <class Four>
-SIMT_INLINE unsigned word(Four v) { return (uint8_t)v.x | (uint8_t)v.y << 8 | (uint8_t)v.z << 16 | (unsigned)(uint8_t)v.w << 24; }
+SIMT_INLINE unsigned word(Four v) {
+    return (uint8_t)v.x | (uint8_t)v.y << 8 | (uint8_t)v.z << 16 | (unsigned)(uint8_t)v.w << 24;
+}
 }  // namespace simt
 
 SIMT_FUNCTION(int, __mul24, (int x, int y), simt::product24(x, y))

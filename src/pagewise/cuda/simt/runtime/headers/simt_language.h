@@ -56,7 +56,7 @@
 
 #define SIMT_INLINE static inline __attribute__((always_inline, unused))
 #define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // what it touches is no memory of the kernel
-#define SIMT_INLINE_MEMBER inline __attribute__((always_inline))
+#define SIMT_METHOD inline __attribute__((always_inline))
 
 namespace simt {
 template <class T>

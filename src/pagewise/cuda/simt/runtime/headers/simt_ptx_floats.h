@@ -158,8 +158,10 @@ SIMT_INLINE D truth(bool holds) {
 }
 template <Compare C, class D, class T, unsigned F = 0>
 SIMT_INLINE D set(T a, T b) {
-    if constexpr (is_pair<D>) return D(set<C, decltype(D{}.x), decltype(T{}.x)>(a.x, b.x), set<C, decltype(D{}.x), decltype(T{}.x)>(a.y, b.y));
-    else if constexpr (is_pair<T>)
+    if constexpr (is_pair<D>) {
+        using H = decltype(D{}.x);
+        return D(truth<H>(compare<C>(a.x, b.x)), truth<H>(compare<C>(a.y, b.y)));
+    } else if constexpr (is_pair<T>)
         return truth<u32, true>(compare<C>(a.x, b.x)) | truth<u32, true>(compare<C>(a.y, b.y)) << 16;
     else return truth<D>(compare<C, T, F>(a, b));
 }
@@ -174,7 +176,8 @@ template <class H, unsigned F>
 SIMT_INLINE H narrow(float x) {
     x = limited<F>(x);
     if constexpr (std::is_same_v<H, f16>)
-        return F & RZ ? __float2half_rz(x) : F & RM ? __float2half_rd(x) : F & RP ? __float2half_ru(x) : __float2half_rn(x);
+        return F & RZ ? __float2half_rz(x) : F & RM ? __float2half_rd(x)
+            : F & RP ? __float2half_ru(x) : __float2half_rn(x);
     else
         return F & RZ ? __float2bfloat16_rz(x) : F & RM ? __float2bfloat16_rd(x)
             : F & RP ? __float2bfloat16_ru(x) : __float2bfloat16_rn(x);
@@ -182,7 +185,10 @@ SIMT_INLINE H narrow(float x) {
 template <unsigned F, class T>
 SIMT_INLINE T to_integral(T x) {
     if constexpr (is_integer<T>) return x;
-    else return F & RZI ? std::trunc(x) : F & RMI ? std::floor(x) : F & RPI ? std::ceil(x) : F & RNI ? std::nearbyint(x) : x;
+    else if constexpr (F & RZI) return std::trunc(x);
+    else if constexpr (F & RMI) return std::floor(x);
+    else if constexpr (F & RPI) return std::ceil(x);
+    else return F & RNI ? std::nearbyint(x) : x;
 }
 SIMT_INLINE tf32 to_tf32(float x, bool to_even) {  // 10 bits of mantissa; ties to even, or away from zero
     u32 bits = cast_bits<u32>(x);
@@ -216,7 +222,10 @@ SIMT_INLINE To cvt(From a) {
         else if constexpr (is_half<From>) return narrow<To, F>((float)a);
         else if constexpr (std::is_same_v<From, float>) return narrow<To, F>(a);
         else return To((double)a);
-    } else return limited<F>(flushed<F>(rounded<mode_of(F)>([](auto x) { return (To)x; }, to_integral<F>(flushed<F>(a)))));
+    } else {
+        auto narrowed = [](auto x) { return (To)x; };
+        return limited<F>(flushed<F>(rounded<mode_of(F)>(narrowed, to_integral<F>(flushed<F>(a)))));
+    }
 }
 template <class To, class From, unsigned F = 0>
 SIMT_INLINE u32 cvt_pack(From high, From low, u32 above) {

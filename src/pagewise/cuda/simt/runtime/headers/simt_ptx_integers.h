@@ -61,7 +61,6 @@ SIMT_INLINE T mad_with_carry(T a, T b, T c) { return add_with_carry<T, F, in>(pr
 #define SIMT_PTX_OF(name, parameters, expression) \
     template <class T, unsigned F = 0>            \
     SIMT_INLINE auto name parameters { return expression; }
-SIMT_PTX_OF(div_integer, (T a, T b), (T)(a / b))
 SIMT_PTX_OF(rem, (T a, T b), (T)(a % b))
 SIMT_PTX_OF(and_, (T a, T b), (T)(a & b))
 SIMT_PTX_OF(or_, (T a, T b), (T)(a | b))
@@ -76,6 +75,7 @@ SIMT_PTX_OF(clz, (T a), (u32)(a ? __builtin_clzll(a) - (64 - 8 * sizeof(T)) : 8 
 SIMT_PTX_OF(brev, (T a), (T)(__brevll(a) >> (64 - 8 * sizeof(T))))
 SIMT_PTX_OF(mul24, (T a, T b), (T)(F & HI ? simt::product24(a, b) >> 16 : simt::product24(a, b)))
 SIMT_PTX_OF(mad24, (T a, T b, T c), (T)((u64)(mul24<T, F>(a, b)) + (u64)c))
+#undef SIMT_PTX_OF
 
 // The place of the highest bit that differs from the sign; how far to shift it to the top.
 template <class T, unsigned F>

@@ -1,8 +1,9 @@
 // PTX instructions on matrices that the lanes of a warp hold together: mma, ldmatrix, stmatrix, movmatrix.
 //
-// Lane 4 g + t of a product holds, of an operand whose elements go p to a register: of A, in register r, row g + 8 (r % 2)
-// and the columns p t + 4 p (r / 2) onwards; of B the same rows of column g; of C and D row g + 8 (i / 2), column 2 t + i % 2.
-// Products are exact; they are added in order of k, starting from c, in float32 (doubles and integers: in their own type).
+// Lane 4 g + t of a product holds, of an operand whose elements go p to a register: of A, in register r, of the row
+// g + 8 (r % 2) the columns from p t + 4 p (r / 2) on; of B the same rows of column g; of C and D in register i row
+// g + 8 (i / 2), column 2 t + i % 2. Products are exact; they are added in order of k, starting from c, in float32
+// (doubles and integers: in their own type).
 #pragma once
 
 #include "simt_ptx_floats.h"
@@ -76,7 +77,7 @@ SIMT_INLINE auto mma(Vector<R, a> x, Vector<R, b> y, Vector<R, c> z, int line = 
     return out;
 }
 
-// ---------------------------------------------------------------------------------------------- 8 x 8 matrices of 16 bits
+// ---------------------------------------------------------------------------------- 8 x 8 matrices of 16 bits
 
 // Lane 8 i + r brings the address of row r of matrix i; lane 4 r + w holds the two elements from 2 w of row r.
 // Transposed, rows are columns.

@@ -9,17 +9,31 @@ namespace simt::ptx {
 
 // A generic address is a pointer. One of shared memory is 32 bits that count from the thread block's own.
 SIMT_INLINE char* generic_address(u64 address, int64_t offset) { return (char*)address + offset; }
-SIMT_INLINE char* shared_address(u32 address, int64_t offset) { return (char*)__cvta_shared_to_generic(address) + offset; }
+SIMT_INLINE char* shared_address(u32 address, int64_t offset) {
+    return (char*)__cvta_shared_to_generic(address) + offset;
+}
 SIMT_INLINE u64 cvta_to_shared(u64 address) { return __cvta_generic_to_shared((void*)address); }
 SIMT_INLINE u64 cvta_shared(u32 address) { return (u64)__cvta_shared_to_generic(address); }
 SIMT_INLINE u64 cvta_global(u64 address) { return address; }
 SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
 SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
 
+// An access happens as often as it is written: a thread may wait for what another one stores.
+SIMT_INLINE void as_written() {
+#ifndef SIMT_INSTRUMENTED  // there a hook stands before every access
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+#endif
+}
 template <class T, int N>
-SIMT_INLINE Vector<T, N> load(const char* address) { return *(const Vector<T, N>*)address; }
+SIMT_INLINE Vector<T, N> load(const char* address) {
+    as_written();
+    return *(const Vector<T, N>*)address;
+}
 template <class T, int N>
-SIMT_INLINE void store(char* address, Vector<T, N> value) { *(Vector<T, N>*)address = value; }
+SIMT_INLINE void store(char* address, Vector<T, N> value) {
+    *(Vector<T, N>*)address = value;
+    as_written();
+}
 
 // .relaxed, .acquire, .release and .mmio do not race with atomics, and are ones: element by element.
 template <class T, int N>

@@ -45,14 +45,14 @@ template <class R>
 struct Register {
     R bits;
     template <class T>
-    SIMT_INLINE_MEMBER operator T() const { return cast_bits<T>(bits); }
+    SIMT_METHOD operator T() const { return cast_bits<T>(bits); }
 };
 template <class R>
 SIMT_INLINE Register<R> in(R bits) { return {bits}; }
 struct Integer {
     uint64_t value;
     template <class T>
-    SIMT_INLINE_MEMBER operator T() const {
+    SIMT_METHOD operator T() const {
         if constexpr (std::is_floating_point_v<T>) return (T)(int64_t)value;
         else return cast_bits<T>(value);
     }
@@ -61,7 +61,7 @@ template <class F>
 struct Real {
     F value;
     template <class T>
-    SIMT_INLINE_MEMBER operator T() const {
+    SIMT_METHOD operator T() const {
         if constexpr (std::is_floating_point_v<T>) return (T)value;
         else return cast_bits<T>(value);
     }

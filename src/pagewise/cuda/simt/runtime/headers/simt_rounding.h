@@ -42,7 +42,9 @@ SIMT_INLINE To to_integer(From x) {
 #define SIMT_OF_ONE(suffix, mode, To, name, From, expression) \
     SIMT_INLINE To name##_##suffix(From x) { return simt::rounded<mode>([](From x) -> To { return expression; }, x); }
 #define SIMT_OF_TWO(suffix, mode, T, name, expression) \
-    SIMT_INLINE T name##_##suffix(T x, T y) { return simt::rounded<mode>([](T x, T y) -> T { return expression; }, x, y); }
+    SIMT_INLINE T name##_##suffix(T x, T y) {          \
+        return simt::rounded<mode>([](T x, T y) -> T { return expression; }, x, y); \
+    }
 #define SIMT_OF_THREE(suffix, mode, T, name, expression)                                       \
     SIMT_INLINE T name##_##suffix(T x, T y, T z) {                                             \
         return simt::rounded<mode>([](T x, T y, T z) -> T { return expression; }, x, y, z);    \

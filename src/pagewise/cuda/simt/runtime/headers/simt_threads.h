@@ -18,7 +18,8 @@ unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t va
 // A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
 // of a lane that is not there) before any of them goes on. Lanes that name another function or another line of the
 // kernel have not come to the same meeting. PRODUCT and MATRIX need all 32 lanes. Orders no memory; returns the lanes.
-unsigned simt_meet(simt::Collective collective, unsigned mask, void* payload, void (*complete)(void** payloads), int line);
+unsigned simt_meet(
+    simt::Collective collective, unsigned mask, void* payload, void (*complete)(void** payloads), int line);
 [[noreturn]] void simt_refuse(unsigned lane, const char* message);  // what a lane of this warp has asked for
 void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
 uint64_t simt_seed();  // of the schedule; 0 without one
@@ -26,7 +27,7 @@ unsigned simt_activemask();
 void* simt_shared_base();
 bool simt_is_shared(const void* address);
 bool simt_is_local(const void* address);  // on the stack of a thread
-// The `id`-th of a thread block's sixteen barriers frees the threads that wait in it when so many have arrived (0: all).
+// The `id`-th of a thread block's sixteen barriers frees who waits in it when so many threads have arrived (0: all).
 void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
 [[noreturn]] void simt_exit();  // this thread has left the kernel
 bool simt_carry();  // what this thread's last sum or difference that keeps it left over (PTX: add.cc)
@@ -44,12 +45,13 @@ void simt_copies_wait(unsigned newest);  // until all batches but the newest so 
 void simt_copies_wait_all();  // those that were not committed, too
 // A barrier at `at` (8 bytes) that the kernel makes itself: `expected` arrivals end a phase (phases.h).
 void simt_phases_init(void* at, unsigned expected);
-uint64_t simt_phases_arrive(void* at, unsigned arrivals, unsigned dropped);  // which phase it was; fewer are expected then
+uint64_t simt_phases_arrive(void* at, unsigned arrivals, unsigned dropped);  // in which phase; then expects fewer
 void simt_phases_wait(void* at, uint64_t phase);
 bool simt_phases_ended(void* at, uint64_t phase);
 void simt_phases_await_copies(void* at);  // what this thread has begun since its last commit belongs to the phase
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void simt_fail(const char* message);
+[[noreturn]] void simt_lacks(const char* message);  // what the runner does not have, and the kernel reached
 void* simt_memcpy(void* to, const void* from, size_t bytes);
 void* simt_memset(void* to, int value, size_t bytes);
 }

@@ -73,3 +73,4 @@ SIMT_FUNCTION(unsigned, __vsadu4, (unsigned a, unsigned b), simt::dot4<false, fa
 SIMT_FUNCTION(unsigned, __vsads4, (unsigned a, unsigned b), simt::dot4<false, false>(__vabsdiffs4(a, b), 0x01010101, 0))
 SIMT_FUNCTION(unsigned, __vsadu2, (unsigned a, unsigned b), simt::dot2<false, false>(__vabsdiffu2(a, b), 0x01010101, 0))
 SIMT_FUNCTION(unsigned, __vsads2, (unsigned a, unsigned b), simt::dot2<false, false>(__vabsdiffs2(a, b), 0x01010101, 0))
+#undef SIMT_FUNCTION

@@ -1,4 +1,4 @@
-// Stand-ins for what kernels use most of cub: reductions, scans, loads, stores and exchanges of warps and thread blocks.
+// Stand-ins for what kernels use most of cub: reductions, scans, loads, stores and exchanges.
 #pragma once
 
 #include "block/block_load.cuh"

@@ -1,15 +1,22 @@
-// What cub's collectives combine: sums, extremes, pairs of a key and a value; and how they keep values in shared memory.
+// What cub's collectives combine with, pairs of a key and a value, and room for values in shared memory.
 #pragma once
 
+#include "../cuda/functional"
 #include "../simt.h"
 
 namespace cub {
 
-struct Sum { template <class T> SIMT_INLINE_MEMBER T operator()(const T& a, const T& b) const { return a + b; } };
-struct Max { template <class T> SIMT_INLINE_MEMBER T operator()(const T& a, const T& b) const { return a < b ? b : a; } };
-struct Min { template <class T> SIMT_INLINE_MEMBER T operator()(const T& a, const T& b) const { return b < a ? b : a; } };
-struct Equality { template <class T> SIMT_INLINE_MEMBER bool operator()(const T& a, const T& b) const { return a == b; } };
-struct Inequality { template <class T> SIMT_INLINE_MEMBER bool operator()(const T& a, const T& b) const { return !(a == b); } };
+struct Sum { template <class T> SIMT_METHOD T operator()(const T& a, const T& b) const { return a + b; } };
+struct Max { template <class T> SIMT_METHOD T operator()(const T& a, const T& b) const { return a < b ? b : a; } };
+struct Min { template <class T> SIMT_METHOD T operator()(const T& a, const T& b) const { return b < a ? b : a; } };
+struct Equality {
+    template <class T>
+    SIMT_METHOD bool operator()(const T& a, const T& b) const { return a == b; }
+};
+struct Inequality {
+    template <class T>
+    SIMT_METHOD bool operator()(const T& a, const T& b) const { return !(a == b); }
+};
 
 template <class K, class V>
 struct KeyValuePair {
@@ -21,13 +28,13 @@ struct KeyValuePair {
 // Of equal values the one with the smaller key.
 struct ArgMax {
     template <class P>
-    SIMT_INLINE_MEMBER P operator()(const P& a, const P& b) const {
+    SIMT_METHOD P operator()(const P& a, const P& b) const {
         return a.value < b.value || (a.value == b.value && b.key < a.key) ? b : a;
     }
 };
 struct ArgMin {
     template <class P>
-    SIMT_INLINE_MEMBER P operator()(const P& a, const P& b) const {
+    SIMT_METHOD P operator()(const P& a, const P& b) const {
         return b.value < a.value || (a.value == b.value && b.key < a.key) ? b : a;
     }
 };
@@ -37,7 +44,7 @@ struct NullType {};
 template <class T, int N>
 struct Room {
     __align__(alignof(T)) char bytes[N * sizeof(T)];
-    SIMT_INLINE_MEMBER T& operator[](int i) { return ((T*)bytes)[i]; }
+    SIMT_METHOD T& operator[](int i) { return ((T*)bytes)[i]; }
 };
 
 SIMT_INLINE int thread_rank() {

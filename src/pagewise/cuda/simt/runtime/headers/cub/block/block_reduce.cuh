@@ -11,41 +11,43 @@ enum BlockReduceAlgorithm {
     BLOCK_REDUCE_WARP_REDUCTIONS_NONDETERMINISTIC,
 };
 
-template <class T, int X, BlockReduceAlgorithm = BLOCK_REDUCE_WARP_REDUCTIONS, int Y = 1, int Z = 1, int LEGACY_PTX_ARCH = 0>
+template <class T, int X, BlockReduceAlgorithm = BLOCK_REDUCE_WARP_REDUCTIONS, int Y = 1, int Z = 1,
+          int LEGACY_PTX_ARCH = 0>
 class BlockReduce {
     static constexpr int threads = X * Y * Z, warps = (threads + 31) / 32;
 
 public:
     struct TempStorage { Room<T, warps> of_warp; };
-    SIMT_INLINE_MEMBER BlockReduce(TempStorage& storage) : temp(storage) {}
-    SIMT_INLINE_MEMBER BlockReduce() : temp(own()) {}
+    SIMT_METHOD BlockReduce(TempStorage& storage) : temp(storage) {}
+    SIMT_METHOD BlockReduce() : temp(own()) {}
 
     // The result is thread 0's; of the threads, the first num_valid bring a value.
     template <class Op>
-    SIMT_INLINE_MEMBER T Reduce(T input, Op op, int num_valid = threads, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD T Reduce(T input, Op op, int num_valid = threads, Line line = {__builtin_LINE()}) {
         int rank = thread_rank(), warp = rank / 32;
         T result = Gathered<T, 32>(input, line).reduced(num_valid - 32 * warp, op);
         if (rank % 32 == 0) temp.of_warp[warp] = result;
         __syncthreads(line.number);
         if (rank == 0)
-            for (int other = 1; 32 * other < num_valid && other < warps; ++other) result = op(result, temp.of_warp[other]);
+            for (int other = 1; other < warps && 32 * other < num_valid; ++other)
+                result = op(result, temp.of_warp[other]);
         return result;
     }
     template <int N, class Op>
-    SIMT_INLINE_MEMBER T Reduce(T (&inputs)[N], Op op, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD T Reduce(T (&inputs)[N], Op op, Line line = {__builtin_LINE()}) {
         T own = inputs[0];
         for (int i = 1; i < N; ++i) own = op(own, inputs[i]);
         return Reduce(own, op, threads, line);
     }
-    SIMT_INLINE_MEMBER T Sum(T input, int num_valid = threads, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD T Sum(T input, int num_valid = threads, Line line = {__builtin_LINE()}) {
         return Reduce(input, cub::Sum(), num_valid, line);
     }
     template <int N>
-    SIMT_INLINE_MEMBER T Sum(T (&inputs)[N], Line line = {__builtin_LINE()}) { return Reduce(inputs, cub::Sum(), line); }
+    SIMT_METHOD T Sum(T (&inputs)[N], Line line = {__builtin_LINE()}) { return Reduce(inputs, cub::Sum(), line); }
 
 private:
     TempStorage& temp;
-    SIMT_INLINE_MEMBER static TempStorage& own() {
+    SIMT_METHOD static TempStorage& own() {
         __shared__ TempStorage storage;
         return storage;
     }

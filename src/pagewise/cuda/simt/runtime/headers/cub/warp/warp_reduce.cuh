@@ -17,7 +17,7 @@ struct Gathered {
                 if (lanes[to])
                     __builtin_memcpy(&((Gathered*)lanes[to])->values[from], &((Gathered*)lanes[from])->own, sizeof(T));
     }
-    SIMT_INLINE_MEMBER Gathered(const T& value, Line line) : own(value) {
+    SIMT_METHOD Gathered(const T& value, Line line) : own(value) {
         int first = simt_lane() / width * width;
         unsigned mask = (unsigned)(((1ull << width) - 1) << first);
         there = __builtin_popcount(simt_meet(simt::EXCHANGE, mask, this, exchange, line.number));
@@ -30,15 +30,16 @@ struct Gathered {
 
     // Combined as shuffles by 1, 2, 4, … combine them: all that come after this lane.
     template <class Op>
-    SIMT_INLINE_MEMBER T reduced(int valid, Op op) {
+    SIMT_METHOD T reduced(int valid, Op op) {
         valid = valid < there ? valid : there;
         for (int step = 1; step < valid; step *= 2)
-            for (int i = lane; i + step < valid; i += 2 * step) values_here[i] = op(values_here[i], values_here[i + step]);
+            for (int i = lane; i + step < valid; i += 2 * step)
+                values_here[i] = op(values_here[i], values_here[i + step]);
         return values_here[lane];
     }
     // values_here[i] becomes the combination of the first i + 1.
     template <class Op>
-    SIMT_INLINE_MEMBER void scan(Op op) {
+    SIMT_METHOD void scan(Op op) {
         for (int step = 1; step < there; step *= 2)
             for (int i = there - 1; i >= step; --i) values_here[i] = op(values_here[i - step], values_here[i]);
     }
@@ -48,13 +49,13 @@ template <class T, int LOGICAL_WARP_THREADS = 32, int LEGACY_PTX_ARCH = 0>
 class WarpReduce {
 public:
     struct TempStorage {};
-    SIMT_INLINE_MEMBER WarpReduce(TempStorage&) {}
+    SIMT_METHOD WarpReduce(TempStorage&) {}
 
     template <class Op>
-    SIMT_INLINE_MEMBER T Reduce(T input, Op op, int valid_items = 32, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD T Reduce(T input, Op op, int valid_items = 32, Line line = {__builtin_LINE()}) {
         return Gathered<T, LOGICAL_WARP_THREADS>(input, line).reduced(valid_items, op);
     }
-    SIMT_INLINE_MEMBER T Sum(T input, int valid_items = 32, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD T Sum(T input, int valid_items = 32, Line line = {__builtin_LINE()}) {
         return Reduce(input, cub::Sum(), valid_items, line);
     }
 };
@@ -65,63 +66,63 @@ class WarpScan {
 
 public:
     struct TempStorage {};
-    SIMT_INLINE_MEMBER WarpScan(TempStorage&) {}
+    SIMT_METHOD WarpScan(TempStorage&) {}
 
     template <class Op>
-    SIMT_INLINE_MEMBER void InclusiveScan(T input, T& output, Op op, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void InclusiveScan(T input, T& output, Op op, T& total, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         output = all.values_here[all.lane], total = all.values_here[all.there - 1];
     }
     template <class Op>  // the first lane's output is left as it is
-    SIMT_INLINE_MEMBER void ExclusiveScan(T input, T& output, Op op, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveScan(T input, T& output, Op op, T& total, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         if (all.lane > 0) output = all.values_here[all.lane - 1];
         total = all.values_here[all.there - 1];
     }
     template <class Op>
-    SIMT_INLINE_MEMBER void ExclusiveScan(T input, T& output, T initial, Op op, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveScan(T input, T& output, T initial, Op op, T& total, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         output = all.lane > 0 ? op(initial, all.values_here[all.lane - 1]) : initial;
         total = all.values_here[all.there - 1];
     }
     template <class Op>
-    SIMT_INLINE_MEMBER void InclusiveScan(T input, T& output, Op op, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void InclusiveScan(T input, T& output, Op op, Line line = {__builtin_LINE()}) {
         T total = input;
         InclusiveScan(input, output, op, total, line);
     }
     template <class Op>
-    SIMT_INLINE_MEMBER void ExclusiveScan(T input, T& output, Op op, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveScan(T input, T& output, Op op, Line line = {__builtin_LINE()}) {
         T total = input;
         ExclusiveScan(input, output, op, total, line);
     }
     template <class Op>
-    SIMT_INLINE_MEMBER void ExclusiveScan(T input, T& output, T initial, Op op, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveScan(T input, T& output, T initial, Op op, Line line = {__builtin_LINE()}) {
         T total = input;
         ExclusiveScan(input, output, initial, op, total, line);
     }
     template <class Op>
-    SIMT_INLINE_MEMBER void Scan(T input, T& inclusive, T& exclusive, Op op, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void Scan(T input, T& inclusive, T& exclusive, Op op, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         inclusive = all.values_here[all.lane];
         if (all.lane > 0) exclusive = all.values_here[all.lane - 1];
     }
-    SIMT_INLINE_MEMBER void InclusiveSum(T input, T& output, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void InclusiveSum(T input, T& output, Line line = {__builtin_LINE()}) {
         InclusiveScan(input, output, Sum(), line);
     }
-    SIMT_INLINE_MEMBER void InclusiveSum(T input, T& output, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void InclusiveSum(T input, T& output, T& total, Line line = {__builtin_LINE()}) {
         InclusiveScan(input, output, Sum(), total, line);
     }
-    SIMT_INLINE_MEMBER void ExclusiveSum(T input, T& output, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveSum(T input, T& output, Line line = {__builtin_LINE()}) {
         ExclusiveScan(input, output, T(), Sum(), line);
     }
-    SIMT_INLINE_MEMBER void ExclusiveSum(T input, T& output, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveSum(T input, T& output, T& total, Line line = {__builtin_LINE()}) {
         ExclusiveScan(input, output, T(), Sum(), total, line);
     }
-    SIMT_INLINE_MEMBER T Broadcast(T input, unsigned source, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD T Broadcast(T input, unsigned source, Line line = {__builtin_LINE()}) {
         return All(input, line).values_here[source];
     }
 };
