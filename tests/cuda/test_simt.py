@@ -1114,3 +1114,24 @@ def test_an_object_with_virtual_functions_lies_in_shared_memory():
     assert out.tolist() == [4, 4]
     with pytest.raises(simt.SimtError, match="room"), simt.check():
         CudaKernel(source, "polymorphic", defines=["BARRIER="])[1, 2](out)
+
+
+def test_the_last_thread_block_may_put_the_counter_back():
+    """An atomic after a fence comes before whatever follows the next atomic on it; without the fence it does not."""
+    source = """
+        __device__ unsigned arrived = 0;
+        __global__ void last(int* parts, int* out) {
+            parts[blockIdx.x] = blockIdx.x;
+            FENCE;
+            if (atomicAdd(&arrived, 1) < gridDim.x - 1) return;
+            for (int i = 0; i < gridDim.x; ++i) *out += parts[i];
+            arrived = 0;
+        }
+    """
+    parts, out = torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for seed in range(20):
+        with simt.check(), simt.schedule(seed):
+            CudaKernel(source, "last", defines=["FENCE=__threadfence()"])[4, 1](parts, out)
+    assert out.item() == 20 * (0 + 1 + 2 + 3)
+    with pytest.raises(simt.SimtError, match="parts"), simt.check():
+        CudaKernel(source, "last", defines=["FENCE="])[4, 1](parts, out)

@@ -106,7 +106,8 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             Stamp earlier = cell.write;
             cell.write = mine;
             cell.read[0] = cell.read[1] = Stamp{};
-            if ((mine.atomic || mine.is_volatile) && !after_write) cell.read[0] = earlier;  // may race with a plain one
+            if ((mine.atomic || mine.is_volatile) && !after_write && !handed_over(earlier, me))
+                cell.read[0] = earlier;  // may race with a plain one
             if (written) written[i] = 1;
         }
     }
@@ -160,6 +161,8 @@ static Place nearest_variable(const Job& job, const char* p, Place place) {
 
 static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
+    bool is_flag = a.is_volatile || a.access == ATOMIC;
+    if (is_flag) pass_flag(w, a.p, a.access != WRITE, false);
     Block& b = *w.block;
     Place place = place_of(job, b, a.p);
     if (!job.in_flight.empty()) check_in_flight(w, a, place);
@@ -197,5 +200,5 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
         }
         return reject(w, OUTSIDE_GLOBAL, a, place);
     }
-    if ((a.is_volatile || a.access == ATOMIC)) pass_flag(w, a.p, a.access != WRITE, a.access != READ);
+    if (is_flag) pass_flag(w, a.p, false, a.access != READ);
 }

@@ -24,6 +24,11 @@ static bool happened_before(const Job& job, const Block& b, const Stamp& s, cons
     return me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock);
 }
 
+// Whether `s`, an atomic that follows a fence, has been acquired itself: whoever reads a flag comes after its writing.
+static bool handed_over(const Stamp& s, const Thread& me) {
+    return s.atomic && me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock - 1);
+}
+
 static Clocks later(const Clocks& a, const Clocks& b) {
     if (a == b || !b) return a;
     if (!a) return b;
