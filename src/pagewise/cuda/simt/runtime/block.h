@@ -71,7 +71,7 @@ struct Phases {
 };
 
 struct Warp {
-    u32 size, ready;  // lanes there are, lanes that can run
+    u32 size, live, ready;  // lanes there are, that have not left, that can run
     u32 known[32][32];  // known[t][s]: what lane s did before this clock happens before what lane t does now
     u32 bits(State state, const Thread* threads) const {
         u32 set = 0;
@@ -129,6 +129,7 @@ struct Block {  // a thread block in flight
 };
 
 struct Found { u32 rank; Error error; };
+struct Site { void* site; u16 number; };
 
 struct Pending {  // a store that was announced: what becomes of it is settled when its thread goes on
     char* address;
@@ -160,6 +161,7 @@ struct Job {
     std::unordered_map<u32, std::vector<u32>> grid_clocks;  // by thread block, at the last grid barrier
     std::vector<u64> sites;
     std::unordered_map<u64, u16> site_numbers;
+    Site recent_sites[256]{};  // some of them, found at once
     std::vector<Event> trace;
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;
@@ -195,8 +197,11 @@ struct Worker {  // an OS thread, which runs thread blocks: one after another, o
 static thread_local Worker* worker __attribute__((tls_model("initial-exec"))) = nullptr;
 
 static u16 site_number(Job& job, void* site) {
+    Site& recent = job.recent_sites[(u64)site % std::size(job.recent_sites)];
+    if (recent.site == site) return recent.number;
     auto [found, is_new] = job.site_numbers.try_emplace((u64)site, (u16)std::min<size_t>(job.sites.size(), 0xffff));
     if (is_new && job.sites.size() <= 0xffff) job.sites.push_back((u64)site);
+    recent = {site, found->second};
     return found->second;
 }
 

@@ -22,7 +22,9 @@ static void leave_kernel(Worker& w) {
     if (b.live && b.arrived == b.live) complete_barrier(w, b);
     if (b.at_grid) arrive_at_grid(w, b);
     u32 warp = me.id / 32;
-    for (u32 lane = 0; lane < b.warps[warp].size && !w.job->failed; ++lane) {
+    Warp& own = b.warps[warp];
+    bool somebody_waits = --own.live > own.ready;
+    for (u32 lane = 0; somebody_waits && lane < own.size && !w.job->failed; ++lane) {
         Thread& t = b.threads[warp * 32 + lane];
         if (t.state == AT_COLLECTIVE && t.mask >> me.lane & 1) complete_collective(w, b, warp, t.mask, t.collective);
     }
@@ -98,7 +100,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
-        b.warps[i].size = b.warps[i].ready = std::min(32u, job.num_threads - 32 * i);
+        b.warps[i].size = b.warps[i].live = b.warps[i].ready = std::min(32u, job.num_threads - 32 * i);
         if (launch.mode == CHECK) memset(b.warps[i].known, 0, sizeof(b.warps[i].known));
     }
     for (u32 i = 0; i < job.num_threads; ++i) {
