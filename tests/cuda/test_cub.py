@@ -8,7 +8,7 @@ import torch
 from pagewise.cuda import CudaKernel, simt
 
 FILE = Path(__file__).parent / "cub.cu"
-SCHEDULES = [None, *range(3)]
+SCHEDULES = (None, *range(20))
 
 
 def run(name: str, launch: tuple, *args: object, schedule: int | None = None) -> None:

@@ -11,7 +11,7 @@ from pagewise.cuda import CudaKernel, simt
 from pagewise.cuda.build import CompileError
 
 FILE = Path(__file__).parent / "ptx.cu"
-SCHEDULES = [None, *range(5)]
+SCHEDULES = (None, *range(20))
 
 
 def ints(*values: int) -> torch.Tensor:
