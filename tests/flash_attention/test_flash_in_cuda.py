@@ -247,8 +247,8 @@ def test_planted_mistakes_are_caught(name, mistake, change, monkeypatch):
     assert right in SOURCE
     with_source(monkeypatch, SOURCE.replace(right, wrong))
     q, k, v = random_qkv(150, 201, 4, 2, 32, B=2)
-    out, lse = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, simt.SimtError)):  # a read past a tensor's end stops the launch
+        out, lse = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
         assert_matches(out, lse, q, k, v, causal=True)
 
 
