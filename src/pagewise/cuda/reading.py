@@ -5,6 +5,7 @@ under a condition, is plain after the preprocessor; the size of a struct and wha
 compiler knows, and then the build that tells is the one that a launch on the CPU uses.
 """
 
+import re
 from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError, Source
@@ -16,6 +17,8 @@ from pagewise.cuda.simt.launch import CpuKernel
 from pagewise.cuda.simt.library import ParameterType
 from pagewise.cuda.tokens import strip_comments, tokens_of
 from pagewise.cuda.values import is_understood
+
+_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b.*\b__global__\b", re.MULTILINE)
 
 
 class Reading(NamedTuple):
@@ -43,9 +46,10 @@ def read_kernel(source: Source, name: str) -> Reading:
 
 
 def declared_kernels(source: Source) -> list[Declaration]:
-    """The kernels that the text of `source` declares or, if there are none, that its macros make."""
+    """The kernels that the text of `source` declares, those with them that its macros make."""
     text = strip_comments(source.text)
-    return list(kernels_of(tokens_of(text))) or list(kernels_of(tokens_of(own_text(source))))
+    declared = list(kernels_of(tokens_of(text)))
+    return declared if declared and not _IN_MACRO.search(text) else list(kernels_of(tokens_of(own_text(source))))
 
 
 def _read(source: Source, name: str) -> tuple[str, Signature]:
