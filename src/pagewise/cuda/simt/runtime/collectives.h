@@ -146,6 +146,7 @@ static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
 static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collective collective) {
     Thread* lanes = &b.threads[warp * 32];
     Warp& own = b.warps[warp];
+    if (mask == ~0u && own.ready) return false;  // somebody is on his way
     u32 present = 0;
     for (u32 lane = 0; lane < own.size; ++lane) {
         Thread& t = lanes[lane];

@@ -35,10 +35,10 @@ static void take_turns(Worker& w, Access access, void* site) {
     if (!w || !w->current || !a.bytes) return;
     Block& b = *w->block;
     if (a.p >= b.stacks.start && a.p < b.stacks.start + STACK * b.stacks.threads) return;  // registers, local memory
-    settle(*w);
-    if (is_guard(*w->job, b, a.p)) return;
     Mode mode = (Mode)w->job->launch.mode;
     if (mode == PLAIN) return;
+    if (mode == CHECK) settle(*w);
+    if (w->job->launch.num_guards && is_guard(*w->job, b, a.p)) return;
     take_turns(*w, a.access, a.site);
     if (mode == CHECK) check(*w, a, alignment);
     else observe(*w, a.p, a.bytes, a.access, a.site);
