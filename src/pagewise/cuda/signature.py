@@ -5,8 +5,8 @@ garbage. So the declaration itself is read here, and what Python passes is conve
 
 Understood: comments, attributes, qualifiers, default arguments, `typedef`, `using A = B`, `#define A B`, namespaces,
 #if and #ifdef over what the text or the command line defines, and templates over types and values with their defaults,
-instantiated as in `softmax<float, 128>`. A declaration that needs more of C++ than that (a trait, a struct by value, a
-reference) is refused with the parameter's name.
+instantiated as in `softmax<float, 128>`. A type that needs more of C++ than that (a trait, a struct by value) stays as
+it is written, for the compiler to say what it is (reading.py); a reference is refused with the parameter's name.
 """
 
 import re

@@ -22,7 +22,7 @@ from pagewise.cuda.signature import address_of
 from pagewise.cuda.simt.compiler import find_compiler, run_compiler
 from pagewise.cuda.simt.library import HEADERS, RUNTIME, Library, load
 from pagewise.cuda.simt.precompiled import precompiled
-from pagewise.cuda.simt.translation import Translation, as_it_stands, must_be_cut, only_what_is_needed, preprocessed
+from pagewise.cuda.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
 
 COMMON_FLAGS = (
     "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-finite-loops",
@@ -163,26 +163,26 @@ def _own_sources() -> str:
 def runtime() -> ctypes.CDLL:
     """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
     _, identity = find_compiler()
-    source = Translation((RUNTIME / "runtime.cpp").read_text(), "")
+    source = (RUNTIME / "runtime.cpp").read_text()
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
     flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
     path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
-        _compile(source, flags, path)
+        _compile(source, flags, path, kernel=False)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(source: Translation, flags: list[str], path: Path, *, gaps: bool = False) -> None:
+def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
     compiler, _ = find_compiler()
-    if source.header:
-        flags = [*flags, "-include", str(precompiled(source.header, flags))]
+    if kernel:
+        flags = [*flags, "-include", str(precompiled(flags))]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
-        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source.text)
+        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
         if _EMPTY_LOOP.search(Path(assembly).read_text()):
-            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source.text)
-        if source.header:
+            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
+        if kernel:
             text = _with_shared(_with_dynamic(Path(assembly).read_text()))
             Path(assembly).write_text(_with_gaps(text) if gaps else text)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])

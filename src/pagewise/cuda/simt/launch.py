@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pagewise.cuda.build import Source
 from pagewise.cuda.parameters import Parameter
+from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Finding, Mode, runtime
 from pagewise.cuda.simt.build import build, entry_symbol
 from pagewise.cuda.simt.errors import error_of
@@ -113,8 +114,9 @@ def check(
 # ------------------------------------------------------------------------------------------------ compile and launch
 
 
-def _memory(variable: Variable) -> ctypes.Array:
-    return (ctypes.c_ubyte * variable.bytes).from_address(variable.address)
+def _memory(variable: Variable) -> Tensor:
+    """The bytes of a variable, in place."""
+    return torch.frombuffer((ctypes.c_ubyte * variable.bytes).from_address(variable.address), dtype=torch.uint8)
 
 
 class CpuKernel:
@@ -131,7 +133,7 @@ class CpuKernel:
 
     @functools.cached_property
     def _may_return(self) -> bool:
-        return declares_return(self.source.text, self.name.partition("<")[0].rpartition("::")[2].strip())
+        return declares_return(self.source.text, base_name(self.name))
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -147,7 +149,7 @@ class CpuKernel:
         if name not in variables:
             known = ", ".join(variables) or "none"
             raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
-        return torch.frombuffer(_memory(variables[name]), dtype=torch.uint8)
+        return _memory(variables[name])
 
     def parameter_types(self) -> list[ParameterType]:
         """What the compiler knows of the kernel's parameters."""
@@ -159,19 +161,20 @@ class CpuKernel:
         plain = self.library(False) if library.variables else library
         pairs = [] if plain is library else [*zip(library.variables, plain.variables, strict=True)]
         for own, kept in pairs:
-            _memory(own)[:] = _memory(kept)
+            _memory(own).copy_(_memory(kept))
         try:
             yield
         finally:
             for own, kept in pairs:
-                _memory(kept)[:] = _memory(own)
+                _memory(kept).copy_(_memory(own))
 
     @functools.cached_property
     def _watched(self) -> dict[str, Tensor]:
         """The variables of the instrumented build, in place, as the source declares them."""
-        variables = self.library(True).variables
-        lie = {each.name: torch.frombuffer(_memory(each), dtype=torch.uint8) for each in variables}
-        return {name: as_declared(t, name, self.source.text, self.source.defines) for name, t in lie.items()}
+        return {
+            each.name: as_declared(_memory(each), each.name, self.source.text, self.source.defines)
+            for each in self.library(True).variables
+        }
 
     def launch(
         self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,

@@ -1,8 +1,10 @@
 """What a GPU would refuse of a launch where the kernel's own shared memory is known: refused on the CPU too."""
 
+import functools
 import re
 
 from pagewise.cuda.limits import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, Shape
+from pagewise.cuda.signature import base_name
 from pagewise.cuda.simt.library import Library
 
 _SMS, _THREADS_PER_SM, _BLOCKS_PER_SM, _SHARED_PER_SM = 132, 2048, 32, 228 * 1024  # an H100's
@@ -29,12 +31,16 @@ def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
         )
 
 
+@functools.cache
+def _own_arrays(name: str) -> re.Pattern:
+    """The symbols of a kernel's shared arrays. What belongs to the functions it calls is not counted."""
+    function = base_name(name)
+    return re.compile(rf"_ZZ(N.*)?{len(function)}{function}")
+
+
 def check_shared(name: str, library: Library, shared_bytes: int) -> None:
     """A kernel's own shared arrays, and they and the dynamic memory together, must fit, or ValueError."""
-    function = name.partition("<")[0].rpartition("::")[2]
-    # what belongs to the functions it calls is not counted
-    mangled = re.compile(rf"_ZZ(N.*)?{len(function)}{function}")
-    static = sum(array.bytes for array in library.shared if mangled.match(array.symbol))
+    static = sum(array.bytes for array in library.shared if _own_arrays(name).match(array.symbol))
     if static > MAX_STATIC_SHARED_BYTES:
         raise ValueError(
             f"kernel {name}: its __shared__ arrays of fixed size can have at most {MAX_STATIC_SHARED_BYTES} bytes, "

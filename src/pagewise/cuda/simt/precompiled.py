@@ -4,6 +4,7 @@ It takes as long as four builds and 50 MB, so the first build goes without. g++ 
 precompiled of it, and reads the header itself where that does not fit its flags.
 """
 
+import functools
 import os
 import shutil
 import tempfile
@@ -18,18 +19,22 @@ from pagewise.cuda.simt.library import HEADERS
 _KEPT = 24 * 3600  # seconds that one may lie unused
 
 
-def precompiled(header: str, flags: Sequence[str]) -> Path:
-    """Where to include `header` of the runner from, with these flags."""
-    plain = HEADERS / header
+@functools.cache
+def _headers() -> str:
+    return digest(*(path.read_text() for path in sorted(HEADERS.rglob("*")) if path.is_file()))
+
+
+def precompiled(flags: Sequence[str]) -> Path:
+    """Where to include simt.h from, with these flags."""
+    plain = HEADERS / "simt.h"
     compiler, identity = find_compiler()
-    if header != "simt.h" or "clang" in compiler[0]:
+    if "clang" in compiler[0]:
         return plain
     # what the user defines and where his own headers lie is no matter to it
     folders = tuple(f"-I{folder}" for folder in (HEADERS, cache_dir() / "headers-", nvidia_headers()))
     flags = [flag for flag in flags if flag[:2] not in ("-D", "-I") or flag.startswith(("-DSIMT", *folders))]
-    sources = [path.read_text() for path in sorted(HEADERS.rglob("*")) if path.is_file()]
-    folder = cache_dir() / f"precompiled-{digest(identity, str(HEADERS), *flags, *sources)}"
-    made = folder / header
+    folder = cache_dir() / f"precompiled-{digest(identity, str(HEADERS), *flags, _headers())}"
+    made = folder / plain.name
     if made.with_suffix(".h.gch").exists():
         os.utime(folder)
         return made

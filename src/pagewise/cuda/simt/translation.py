@@ -1,9 +1,8 @@
-"""A CUDA source as the C++ that the host's compiler takes: as it stands, or only what one kernel needs of it."""
+"""A CUDA source as the C++ that, behind simt.h, the host's compiler takes: as it stands, or what one kernel needs."""
 
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pagewise.cuda.build import CompileError
 from pagewise.cuda.declarations import unconditional
@@ -32,13 +31,6 @@ _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap"
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
 
-class Translation(NamedTuple):
-    """C++ and the header that must precede it."""
-
-    text: str
-    header: str
-
-
 def must_be_cut(texts: Sequence[str]) -> bool:
     """Whether the host's compiler is certain to refuse a file and what it includes."""
     source, *included = texts
@@ -46,11 +38,11 @@ def must_be_cut(texts: Sequence[str]) -> bool:
     return any(why.search(text) and why.search(strip_comments(text)) for why, those in whys for text in those)
 
 
-def as_it_stands(source: str, texts: Sequence[str]) -> Translation:
+def as_it_stands(source: str, texts: Sequence[str]) -> str:
     """All of `source`; `texts` are the file and what it includes."""
     variables = variables_of(unconditional(texts[0]))
     source = translate(source) if _PTX.search(source) else source
-    return Translation(source + _dynamic("\n".join(texts)) + _table(variables), "simt.h")
+    return source + _dynamic("\n".join(texts)) + _table(variables)
 
 
 def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> Preprocessed:
@@ -59,7 +51,7 @@ def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> 
     return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
 
 
-def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> Translation:
+def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> str:
     """What kernel `name` needs of `source`. CompileError if that cannot run here."""
     file = preprocessed(source, flags, foreign)
     code = DeviceCode(file.text, file.lexemes)
@@ -77,11 +69,11 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     text = _UNDEFINED + "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
     if file.missing:
         compiler, _ = find_compiler()
-        command = [*compiler, *flags, "-include", str(precompiled("simt.h", flags))]
+        command = [*compiler, *flags, "-include", str(precompiled(flags))]
         text = with_traps(
             text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
         )
-    return Translation(text + _dynamic(text) + _table(variables_in(code, needed)), "simt.h")
+    return text + _dynamic(text) + _table(variables_in(code, needed))
 
 
 def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:

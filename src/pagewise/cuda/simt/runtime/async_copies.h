@@ -6,9 +6,6 @@
 // others may read after a barrier.
 #pragma once
 
-#include <cstdarg>
-#include <cstdio>
-
 #include "hooks.h"
 
 // Both ends of `c` are where nobody may meddle until it has landed. They are found by 16 bytes: a copy is aligned to
@@ -68,28 +65,10 @@ static void abandon_copies(Worker& w) {
     me.copies.clear();
 }
 
-static void raise_argument(Worker& w, void* site, const char* format, ...) {
-    Error e = new_error(w, ARGUMENT, site);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(e.text, sizeof(e.text), format, arguments);
-    va_end(arguments);
-    raise_error(w, e);
-}
-
-static bool is_shared(const Worker& w, const void* p) {
-    const Shadow& s = w.block->shared;
-    return p >= s.arena && p < s.arena + s.arena_bytes;
-}
-static bool is_local(const Worker& w, const void* p) {
-    const Stacks& s = w.block->stacks;
-    return p >= s.start && p < s.start + STACK * s.threads;
-}
-
 extern "C" {
 bool simt_copies_async(const void* to, const void* from) {
-    const Worker& w = *worker;
-    return is_shared(w, to) && !is_shared(w, from) && !is_local(w, from);
+    const Block& b = *worker->block;
+    return is_shared(b, to) && !is_shared(b, from) && !is_local(b, from);
 }
 void simt_copy_async(void* to, const void* from, u32 bytes, u32 zeros) {
     Worker& w = *worker;
@@ -98,7 +77,7 @@ void simt_copy_async(void* to, const void* from, u32 bytes, u32 zeros) {
         raise_argument(w, CALLER, "copies %u bytes asynchronously: it must be 4, 8 or 16", bytes);
     if (zeros > bytes)
         raise_argument(w, CALLER, "fills %u bytes of an asynchronous copy of %u with zeros", zeros, bytes);
-    if (!is_shared(w, to)) raise_argument(w, CALLER, "copies asynchronously to what is not shared memory");
+    if (!is_shared(*w.block, to)) raise_argument(w, CALLER, "copies asynchronously to what is not shared memory");
     if (zeros < bytes && !simt_copies_async(to, from))
         raise_argument(w, CALLER, "copies asynchronously from what is not global memory");
     if (zeros < bytes) announce({(const char*)from, bytes - zeros, READ, false, true, CALLER}, bytes);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -256,6 +258,15 @@ static void raise_error(Worker& w, Error error) {
     if (!ends) return;
     job.failed = true;
     if (w.current) go_to_scheduler(w);
+}
+
+static void raise_argument(Worker& w, void* site, const char* format, ...) {
+    Error e = new_error(w, ARGUMENT, site);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(e.text, sizeof(e.text), format, arguments);
+    va_end(arguments);
+    raise_error(w, e);
 }
 
 static void settle(Worker& w) {

@@ -27,14 +27,8 @@ void simt_fence() {
 struct ThreadLocal { u64 module, offset; };
 void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }
 void* simt_shared_base() { return worker->block->shared.start; }
-bool simt_is_shared(const void* address) {
-    const Shadow& shared = worker->block->shared;
-    return address >= shared.arena && address < shared.arena + shared.arena_bytes;
-}
-bool simt_is_local(const void* address) {
-    const char* stacks = worker->block->stacks.start;
-    return address >= stacks && address < stacks + STACK * MAX_THREADS;
-}
+bool simt_is_shared(const void* address) { return is_shared(*worker->block, address); }
+bool simt_is_local(const void* address) { return is_local(*worker->block, address); }
 bool simt_carry() { return worker->current->carry; }
 void simt_keep_carry(bool carry) { worker->current->carry = carry; }
 

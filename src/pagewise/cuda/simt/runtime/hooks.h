@@ -34,7 +34,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     Worker* w = worker;
     if (!w || !w->current || !a.bytes) return;
     Block& b = *w->block;
-    if (a.p >= b.stacks.start && a.p < b.stacks.start + STACK * b.stacks.threads) return;  // registers, local memory
+    if (is_local(b, a.p)) return;
     Mode mode = (Mode)w->job->launch.mode;
     if (mode == PLAIN) return;
     if (mode == CHECK) settle(*w);

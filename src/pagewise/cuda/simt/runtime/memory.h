@@ -257,6 +257,14 @@ static Error unmap_tensors(Job& job) {
 
 struct Place { Space space; int32_t region; int64_t offset; };
 
+static bool is_shared(const Block& b, const void* p) {
+    return p >= b.shared.arena && p < b.shared.arena + b.shared.arena_bytes;
+}
+// Registers and local memory, of any of its threads.
+static bool is_local(const Block& b, const void* p) {
+    return p >= b.stacks.start && p < b.stacks.start + STACK * b.stacks.threads;
+}
+
 // __constant__ and __device__ variables lie in the compiled file.
 static bool in_module(Job& job, const char* p) {
     if ((u64)p >> 12 == job.module_page) return true;
@@ -274,9 +282,8 @@ static bool is_allocated(const Job& job, const char* p, u32 bytes) {
 }
 
 static Place place_of(const Job& job, const Block& b, const char* p) {
-    const Shadow& shared = b.shared;
-    if (p >= shared.arena && p < shared.arena + shared.arena_bytes) {
-        int64_t offset = p - shared.start;
+    if (is_shared(b, p)) {
+        int64_t offset = p - b.shared.start;
         for (u32 i = 0; i < job.launch.num_shared; ++i) {
             const SharedArray& a = job.launch.shared[i];
             if (offset >= a.offset && offset < a.offset + (int64_t)a.bytes) return {SHARED, (int32_t)i, offset - a.offset};

@@ -8,21 +8,11 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
     Worker& w = *worker;
     Block& b = *w.block;
     Thread& me = *w.current;
-    if (id >= 16 || threads % 32) {
-        Error e = new_error(w, ARGUMENT, CALLER);
-        const char* format = "comes to barrier %u for %u threads: there are 16, for whole warps";
-        snprintf(e.text, sizeof(e.text), format, id, threads);
-        raise_error(w, e);
-        return;
-    }
+    if (id >= 16 || threads % 32)
+        return raise_argument(w, CALLER, "comes to barrier %u for %u threads: there are 16, for whole warps", id, threads);
     if (!threads || threads > w.job->num_threads) threads = w.job->num_threads;
     NumberedBarrier& barrier = b.numbered_barriers[id];
-    if (w.job->launch.mode == CHECK) {
-        u32 fenced = me.fenced;
-        fence(me);
-        acquire(barrier.known, known_to(b, me));
-        me.fenced = fenced;
-    }
+    if (w.job->launch.mode == CHECK) release_all(barrier.known, b, me);
     w.progress++;
     if (++barrier.arrived < threads) {
         if (!waits) return;

@@ -72,6 +72,14 @@ static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me
     return known;
 }
 
+// All that `me` did until now becomes known, as if by a fence, though it is none for the flags that follow.
+static void release_all(std::shared_ptr<const Acquired>& known, const Block& b, Thread& me) {
+    u32 fenced = me.fenced;
+    fence(me);
+    acquire(known, known_to(b, me));
+    me.fenced = fenced;
+}
+
 // A flag at `address` is read, written, or both at once.
 static void pass_flag(Worker& w, const void* address, bool reads, bool writes) {
     Thread& me = *w.current;
