@@ -1,0 +1,8 @@
+"""FlashDecoding++: three ideas for decoding, built with the safety that makes them exact (lesson 8).
+
+unified_max   softmax without a running maximum, and what recomputes the rows it does not suit
+flat_gemm     matrix products with few rows, padded to 8 and not to 64
+dataflow      which product for which number of rows, found by profiling
+
+Hong et al. 2023.
+"""
