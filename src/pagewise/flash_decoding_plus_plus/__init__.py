@@ -6,3 +6,7 @@ dataflow      which product for which number of rows, found by profiling
 
 Hong et al. 2023.
 """
+
+from pagewise.flash_decoding_plus_plus.flat_gemm import flat_gemm, gemv
+
+__all__ = ["flat_gemm", "gemv"]
