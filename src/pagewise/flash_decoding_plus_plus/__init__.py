@@ -10,14 +10,20 @@ Hong et al. 2023.
 
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, inflection_points, product_times
 from pagewise.flash_decoding_plus_plus.flat_gemm import flat_gemm, gemv
+from pagewise.flash_decoding_plus_plus.lazy_rescale import lazy_rescale_attention
 from pagewise.flash_decoding_plus_plus.linear_layers import linear_shapes, replace_linear
+from pagewise.flash_decoding_plus_plus.unified_max import UnifiedMax, calibrate, unified_max_attention
 
 __all__ = [
     "Dataflow",
+    "UnifiedMax",
+    "calibrate",
     "flat_gemm",
     "gemv",
     "inflection_points",
+    "lazy_rescale_attention",
     "linear_shapes",
     "product_times",
     "replace_linear",
+    "unified_max_attention",
 ]
