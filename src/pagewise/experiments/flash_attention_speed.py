@@ -150,8 +150,7 @@ def records(
     """
     return speed.records(
         Trials,
-        shapes,
-        methods(device),
+        [(shape, method) for shape in shapes for method in methods(device)],
         "attention",
         device=device,
         dtype=dtype,

@@ -84,8 +84,7 @@ def records(
     """
     return speed.records(
         Trials,
-        shapes,
-        METHODS,
+        [(shape, method) for shape in shapes for method in METHODS],
         "products",
         device=device,
         dtype=dtype,

@@ -133,8 +133,7 @@ def records(
     """
     return speed.records(
         Trials,
-        shapes,
-        methods(device),
+        [(shape, method) for shape in shapes for method in methods(device)],
         "paged decode",
         device=device,
         dtype=dtype,

@@ -7,7 +7,7 @@ a time limit: what fails, hangs or is wrong is a row that says so.
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,7 @@ class Trials:
 
 def records(
     trials: Callable[..., Callable],
-    shapes: Sequence[Any],
-    methods: Iterable[str],
+    tasks: Sequence[tuple[Any, str]],
     label: str,
     *,
     device: torch.device,
@@ -75,8 +74,7 @@ def records(
     options: dict[str, Any],
     **about: Any,
 ) -> Iterator[Record]:
-    """A record per shape and method, as they come. `trials`: a `Trials`; `about`: `benchmark.records_of`'s."""
-    tasks = [(shape, method) for shape in shapes for method in methods]
+    """A record per task, a shape and a method, as they come. `trials`: a `Trials`; `about`: `records_of`'s."""
     with Worker(trials, device, dtype, options) as worker:
         yield from benchmark.records_of(worker, tasks, label, device=device, dtype=dtype, **about)
 
