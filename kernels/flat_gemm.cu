@@ -160,7 +160,7 @@ __device__ void load_tile(
     int64_t row_stride, int num_rows, int k, int K)
 {
     constexpr int VECS = TILE_K / VEC;  // of one row
-#pragma unroll
+#pragma unroll 8
     for (int i = threadIdx.x % WARP_SIZE; i < ROWS * VECS; i += WARP_SIZE) {
         const int row = i / VECS, column = i % VECS * VEC;
         const bool exists = row < num_rows && k + column < K;
@@ -244,7 +244,7 @@ __device__ void write_tile(
 // Grid: ⌈N / B_N⌉. Dynamic shared memory: a ring of NUM_STAGES stages for each warp. VEC: elements that
 // are copied at once, 16 bytes; or 1, at once and not asynchronously, where rows do not lie in vecs.
 template <typename scalar_t, int M_TILES, int NUM_STAGES, int VEC>
-__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE) flat_gemm_kernel(
+__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flat_gemm_kernel(
     scalar_t* __restrict__ out,      // [M, N], M ≤ M_TILES · TILE_M
     const scalar_t* __restrict__ x,  // [M, K], rows x_stride apart
     const scalar_t* __restrict__ w,  // [N, K], rows w_stride apart
