@@ -366,7 +366,8 @@ def test_compiles_without_spills(kind, arch):
     assert resources.spilled_bytes == 0
     if make is module.flat_gemm_kernel:
         assert resources.shared_bytes == 0  # all of it dynamic: see `stage_bytes`
-        assert resources.thread_blocks_per_sm(module.NUM_THREADS) >= 3
+        m_tiles = sizes[1]  # from 5 on shared memory holds two
+        assert resources.thread_blocks_per_sm(module.NUM_THREADS) >= (3 if m_tiles <= 4 else 2)
     if path := os.environ.get("PAGEWISE_RECORD"):
         with open(path, "a") as file:
             file.write(f"| {kernel.name} | {arch} | {' | '.join(map(str, resources))} |\n")
