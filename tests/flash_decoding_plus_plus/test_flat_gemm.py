@@ -268,7 +268,7 @@ def with_source(monkeypatch, right, wrong):
 
 
 COPY, LOADS, STORE = "cp.async.cg", ("&stage.w[0][k]", "&stage.x[t * TILE_M][k]"), "wmma::store_matrix_sync("
-SUM_OF_WARPS = "sum += of_warps[w][m][n]"
+SUM_OF_WARPS = "sum += of_warps[from][m][n]"
 MISSING = {  # of waits and barriers; and the lines of which the race that is found names one
     "the wait": ("wait_for_copies<NUM_STAGES - 2>();  //", "//", LOADS),
     "one wait too few": ("wait_for_copies<NUM_STAGES - 2>", "wait_for_copies<NUM_STAGES - 1>", LOADS),
@@ -315,7 +315,7 @@ WRONG = {  # what comes out wrong, or is read that is not there
     },
     "gemv_kernel": {
         "a lane left out": ("distance > 0; distance /= 2", "distance > 1; distance /= 2"),
-        "a warp for all": ("sum += of_warps[w][m][n]", "sum += of_warps[0][m][n]"),
+        "a warp for all": ("sum += of_warps[from][m][n]", "sum += of_warps[0][m][n]"),
         "a row twice": ("x + min(m, rows - 1) * x_stride", "x + min(m, rows - 2) * x_stride"),
         "the first rows again": ("x + m * x_stride, w, M - m", "x, w, M - m"),
         "columns that are not there": ("min(rows, ROWS) && n < columns", "min(rows, ROWS)"),
