@@ -76,8 +76,8 @@ __device__ void multiply_vecs(
 // All threads' sums become one: lanes by shuffles, then warps, in order.
 template <int ROWS, typename scalar_t>
 __device__ void write_sums(
-    scalar_t* out,                          // [rows, columns], rows N apart
-    float (*of_warps)[ROWS][COLUMNS],       // shared [NUM_WARPS][ROWS][COLUMNS]
+    scalar_t* out,                     // [rows, columns], rows N apart
+    float (*of_warps)[ROWS][COLUMNS],  // shared [NUM_WARPS][ROWS][COLUMNS]
     const float (&sums)[ROWS][COLUMNS], int rows, int columns, int N)
 {
     const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
@@ -92,7 +92,7 @@ __device__ void write_sums(
     const int m = threadIdx.x / COLUMNS, n = threadIdx.x % COLUMNS;
     if (m < min(rows, ROWS) && n < columns) {
         float sum = 0;
-        for (int w = 0; w < NUM_WARPS; ++w) sum += of_warps[w][m][n];
+        for (int from = 0; from < NUM_WARPS; ++from) sum += of_warps[from][m][n];
         out[int64_t(m) * N + n] = scalar_t(sum);
     }
     __syncthreads();  // they have been read
@@ -160,7 +160,7 @@ __device__ void load_tile(
     int64_t row_stride, int num_rows, int k, int K)
 {
     constexpr int VECS = TILE_K / VEC;  // of one row
-#pragma unroll
+#pragma unroll 8
     for (int i = threadIdx.x % WARP_SIZE; i < ROWS * VECS; i += WARP_SIZE) {
         const int row = i / VECS, column = i % VECS * VEC;
         const bool exists = row < num_rows && k + column < K;
@@ -217,21 +217,20 @@ __device__ void multiply_through_ring(
 }
 
 // The warps' sums → shared → one sum each, in the order of warps → global.
-template <typename scalar_t, int M_TILES>
+template <typename scalar_t, int M_TILES, class Ring>
 __device__ void write_tile(
-    scalar_t* out,          // [M, columns], rows N apart
+    scalar_t* out,  // [M, columns], rows N apart
     const Sums<M_TILES>& sums,
-    unsigned char* shared,  // [NUM_WARPS][bytes_per_warp], each warp's ring, which it no longer needs
-    int bytes_per_warp, int M, int columns, int N)
+    Ring* rings,    // shared [NUM_WARPS]; what a warp hands over takes the place of its ring
+    int M, int columns, int N)
 {
-    const auto handed_by = [&](int warp) {
-        return reinterpret_cast<Handed<M_TILES>&>(*(shared + warp * bytes_per_warp));
-    };
+    static_assert(sizeof(Handed<M_TILES>) <= sizeof(Ring), "the place of its ring");
+    const auto handed_by = [&](int warp) -> auto& { return reinterpret_cast<Handed<M_TILES>&>(rings[warp]); };
+    auto& handed = handed_by(threadIdx.x / WARP_SIZE);
     __syncwarp();  // the last stages have been read
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t)
-        wmma::store_matrix_sync(
-            handed_by(threadIdx.x / WARP_SIZE)[t * TILE_M], sums[t], B_N + 4, wmma::mem_col_major);
+        wmma::store_matrix_sync(handed[t * TILE_M], sums[t], B_N + 4, wmma::mem_col_major);
     __syncthreads();  // all have handed over
     for (int i = threadIdx.x; i < M * B_N; i += blockDim.x) {
         const int m = i / B_N, n = i % B_N;
@@ -244,15 +243,14 @@ __device__ void write_tile(
 // Grid: ⌈N / B_N⌉. Dynamic shared memory: a ring of NUM_STAGES stages for each warp. VEC: elements that
 // are copied at once, 16 bytes; or 1, at once and not asynchronously, where rows do not lie in vecs.
 template <typename scalar_t, int M_TILES, int NUM_STAGES, int VEC>
-__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE) flat_gemm_kernel(
+__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flat_gemm_kernel(
     scalar_t* __restrict__ out,      // [M, N], M ≤ M_TILES · TILE_M
     const scalar_t* __restrict__ x,  // [M, K], rows x_stride apart
     const scalar_t* __restrict__ w,  // [N, K], rows w_stride apart
     int M, int N, int K, int64_t x_stride, int64_t w_stride)
 {
     using Ring = Stage<scalar_t, M_TILES>[NUM_STAGES];
-    static_assert(sizeof(Handed<M_TILES>) <= sizeof(Ring), "the sums take the place of the ring");
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(32) unsigned char shared[];
     auto* rings = reinterpret_cast<Ring*>(shared);  // [NUM_WARPS]
     const int first = blockIdx.x * B_N, columns = min(N - first, B_N);
 
@@ -261,5 +259,5 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE) flat_gemm_kernel(
     for (int t = 0; t < M_TILES; ++t) wmma::fill_fragment(sums[t], 0.0f);
     multiply_through_ring<NUM_STAGES, VEC>(
         sums, rings[threadIdx.x / WARP_SIZE], x, w + first * w_stride, M, columns, K, x_stride, w_stride);
-    write_tile(out + first, sums, shared, sizeof(Ring), M, columns, N);
+    write_tile(out + first, sums, rings, M, columns, N);
 }

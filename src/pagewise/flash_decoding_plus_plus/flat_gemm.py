@@ -62,7 +62,7 @@ def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor,
     """x @ wᵀ for M ≤ 64 rows: what a linear layer without bias makes of a batch that decodes.
 
     float16 and bfloat16 by tensor cores, which take 8 rows at a time; M ≤ 2 and float32 by CUDA cores. Summed in
-    float32, in an order that depends on neither N nor the other rows of `x`; any N and K. The rest as in `gemv`.
+    float32, in an order that K alone decides for either of them; any N and K. The rest as in `gemv`.
 
     Raises:
         TypeError, ValueError: as `gemv` does; or M > 64, for which torch's matmul is right.
@@ -213,18 +213,19 @@ def _flat_gemm_work(x, w) -> tuple[int, int, int, int]:
 
 
 def _work_on_cuda_cores(x, w) -> tuple[int, int, int, int]:
-    """Rows and columns that do not exist are computed too; of w only what comes from memory, once, counts as read."""
-    (M, K), N, size = x.shape, len(w), x.element_size()
-    rows = cdiv(M, rows_at_once(M)) * rows_at_once(M)
-    thread_blocks = cdiv(N, COLUMNS)
-    sums = rows * thread_blocks * COLUMNS * (NUM_THREADS - 1)
-    read = (N + thread_blocks * M) * K * size
-    return 2 * rows * thread_blocks * COLUMNS * K, sums, read, M * N * size
+    """As if M and N were multiples of what is done at once. Each thread block reads all of x, and w for each time."""
+    (M, K), N, at_once = x.shape, len(w), rows_at_once(len(x))
+    thread_blocks, times = cdiv(N, COLUMNS), cdiv(M, at_once)
+    sums = thread_blocks * COLUMNS * times * at_once
+    read = thread_blocks * times * (COLUMNS + at_once) * K
+    per_sum = 5 * NUM_THREADS + NUM_WARPS  # additions between lanes, and between warps
+    return 2 * sums * K, sums * per_sum, read * x.element_size(), M * N * x.element_size()
 
 
 def _work_on_tensor_cores(x, w) -> tuple[int, int, int, int]:
-    """Products of whole fragments; each thread block reads all of x."""
-    (M, K), N, size = x.shape, len(w), x.element_size()
-    thread_blocks, rows, depth = cdiv(N, B_N), cdiv(M, TILE_M) * TILE_M, cdiv(K, TILE_K) * TILE_K
-    read = (N + thread_blocks * M) * K * size
-    return 2 * rows * thread_blocks * B_N * depth, NUM_WARPS * M * N, read, M * N * size
+    """Products of whole tiles. Each thread block reads all of x; what does not exist is not read."""
+    (M, K), N = x.shape, len(w)
+    thread_blocks = cdiv(N, B_N)
+    rows, columns, depth = cdiv(M, TILE_M) * TILE_M, thread_blocks * B_N, cdiv(K, TILE_K) * TILE_K
+    read = (N + thread_blocks * M) * K
+    return 2 * rows * columns * depth, NUM_WARPS * M * columns, read * x.element_size(), M * N * x.element_size()
