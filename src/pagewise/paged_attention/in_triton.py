@@ -154,13 +154,15 @@ def _decode_op(
     if float8_bits:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
     key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
-    cut = min(cdiv(count, tiles.keys) if way == "size" else count, key_tiles if way != "share" else count)
+    min_tiles = max(1, MIN_KEYS // tiles.keys)
+    most = max(1, items * key_tiles // min_tiles) if way == "share" else key_tiles
+    cut = min(cdiv(count, tiles.keys) if way == "size" else count, most)
     slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
     split = slots > 1 or way == "share"
     programs = cut if way == "share" else items * slots
 
     sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_R": tiles.rows, "TILE": tiles.keys}
-    sizes |= {"MIN_TILES": max(1, MIN_KEYS // tiles.keys), "CUT": way}
+    sizes |= {"MIN_TILES": min_tiles, "CUT": way}
     variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": float8_bits, "SPLIT": split}
     variant |= {"CAUSAL": causal and T > 1, "SOFTCAP": softcap > 0}
     with triton_launch(q.device) as readable:
