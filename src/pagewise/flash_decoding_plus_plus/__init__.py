@@ -6,3 +6,6 @@ dataflow      which product for which number of rows, found by profiling
 
 Hong et al. 2023.
 """
+
+from pagewise.flash_decoding_plus_plus.lazy_rescale import lazy_rescale_attention
+from pagewise.flash_decoding_plus_plus.unified_max import UnifiedMax, calibrate, unified_max_attention
