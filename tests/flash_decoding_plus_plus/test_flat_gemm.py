@@ -14,7 +14,6 @@ from planted import SCHEDULES
 
 from conftest import assert_as_accurate_as_naive
 from pagewise.cuda import CudaKernel, simt
-from pagewise.cuda.limits import MAX_SHARED_BYTES
 from pagewise.flash_decoding_plus_plus import flat_gemm, gemv
 from pagewise.tools.work import count_work
 
@@ -399,12 +398,28 @@ def test_shared_memory_is_what_the_launcher_reckons():
 
 
 def test_the_ring_is_as_long_as_memory_asks_and_shared_memory_allows():
-    """For Llama-2-7B's shapes on an H200; in flight are at least 32 KB of weights, at M = 64 what fits."""
+    """For Llama-2-7B's shapes on an H200: 32 KB of weights are surely on their way, unless shared memory is full."""
     lengths = [[module.stages_for(M, N, 132) for M in (1, 8, 16, 64)] for N, _ in LLAMA_2_7B]
     assert lengths == [[3, 3, 2, 2], [4, 4, 4, 4], [3, 3, 2, 2], [4, 4, 4, 4]]
     assert module.stages_for(8, 32 * 132 * 9, 132) == 2
-    for M in range(1, 65):
-        assert all(module.stages_for(M, N, 132) * module.stage_bytes(M) <= MAX_SHARED_BYTES for N, _ in LLAMA_2_7B)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_sms", "limit", "rows"), [("H200", 132, 227, 64), ("A100", 108, 163, 64), ("RTX 3090", 82, 99, 56)]
+)
+def test_the_ring_fits_into_a_thread_block(gpu, num_sms, limit, rows):
+    for M in range(1, rows + 1):
+        for N in (1, 2048, *(N for N, _ in LLAMA_2_7B)):
+            num_stages = module.stages_for(M, N, num_sms, limit * 1024)
+            assert num_stages >= 2
+            assert num_stages * module.stage_bytes(M) <= limit * 1024
+
+
+def test_rows_whose_ring_does_not_fit_are_halved(monkeypatch, kernel_device):
+    x, w = random_matrices(61, 37, 200, device=kernel_device)
+    whole = flat_gemm(x, w)
+    monkeypatch.setattr(module, "shared_bytes_limit", lambda device: 99 * 1024)
+    assert flat_gemm(x, w).equal(whole)
 
 
 # ------------------------------------------------------------------------------------------ interface
