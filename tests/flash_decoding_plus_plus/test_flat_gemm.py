@@ -122,6 +122,13 @@ def test_every_number_of_rows(dtype, kernel_device):
             assert out.equal(whole[:M])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_deep_as_llama_2_7b(dtype, kernel_device):
+    x, w = random_matrices(9, 33, 11008, dtype, kernel_device)
+    assert_matches(flat_gemm(x, w), x, w)
+    assert_matches(gemv(x[0], w)[None], x[:1], w)
+
+
 @pytest.mark.parametrize("num_stages", range(2, 9) if FULL else (2, 3, 8))
 @pytest.mark.parametrize("K", [8, 64, 72, 256, 1000, 2048])
 def test_the_length_of_the_ring_changes_no_bit(num_stages, K, kernel_device):
