@@ -317,7 +317,7 @@ NEXT = "multiply(sums, ring[%s %% NUM_STAGES]);"
 WRONG = {  # what comes out wrong, or is read that is not there
     "flat_gemm_kernel": {
         "a warp left out": ("warp < NUM_WARPS; ++warp) sum", "warp < NUM_WARPS - 1; ++warp) sum"),
-        "the end of K not zeroed": ("row < num_rows && k + column < K", "row < num_rows"),
+        "the end of K not zeroed": ("first + row < rows ? K - k - column : 0", "first + row < rows"),
         "the same rows of x for all fragments": ("&stage.x[t * TILE_M][k]", "&stage.x[0][k]"),
         "the next stage for this one": (NEXT % "turn", NEXT % "(turn + 1)"),
         "columns that are not there": ("if (n < columns) out", "out"),
@@ -329,7 +329,7 @@ WRONG = {  # what comes out wrong, or is read that is not there
 }
 if FULL:
     WRONG["flat_gemm_kernel"] |= {
-        "rows that are not there": ("row < num_rows && k + column < K", "k + column < K"),
+        "rows that are not there": ("first + row < rows ? K - k - column : 0", "K - k - column"),
         "the row stride of w for x": ("(stage.x, x, x_stride", "(stage.x, x, w_stride"),
         "the sums not transposed": ("sums[t], B_N + 4, wmma::mem_col_major", "sums[t], 8, wmma::mem_row_major"),
         "a column on": ("w + first * w_stride, M", "w + (first + (first > 0)) * w_stride, M"),
