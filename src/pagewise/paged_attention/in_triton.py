@@ -74,8 +74,14 @@ def tiles_for(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.
     if rows == 1:
         return Tiles(rows=1, keys=max(16, min(64, 4096 // block_d)), num_warps=4, num_stages=2)
     if dtype == torch.float32:
-        return Tiles(rows=16, keys=32, num_warps=8, num_stages=2 if cache_dtype == dtype else 1)
-    return Tiles(rows=16 if rows <= 16 else 32, keys=max(32, min(64, 8192 // block_d)), num_warps=4, num_stages=3)
+        same = cache_dtype == dtype
+        return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
+    keys = max(32, min(64, 8192 // block_d))
+    if rows <= 16:
+        return Tiles(16, keys, num_warps=4, num_stages=3)
+    if rows > 32 and block_d <= 128:
+        return Tiles(64, keys, num_warps=8, num_stages=2)
+    return Tiles(32, keys, num_warps=4 if block_d <= 128 else 8, num_stages=3)
 
 
 def refuses(inputs: DecodeInputs) -> str | None:
