@@ -9,7 +9,7 @@ Nothing here is known on the host: a length may change between two launches of a
 import triton
 import triton.language as tl
 
-from pagewise.kernels.partial import empty, merge, output
+from pagewise.kernels.partial import add_up, empty, left_the_band, merge, output
 
 
 @triton.jit
@@ -112,6 +112,23 @@ def program_at(tile, total, sharing):
 # ------------------------------------------------------------------------------- the merge
 
 
+@triton.jit
+def store_rows(
+    out_ptr, lse_ptr, flags_ptr, at, mask, m, l, acc, v_scale, reference, band_low, band_high, smallest,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, SOFTMAX: tl.constexpr,
+):  # fmt: skip
+    """out and lse of rows `at` of [B · H · T] where `mask` allows; with a unified max also which must be recomputed."""
+    if SOFTMAX == "unified":
+        left = left_the_band(m, l, acc, reference, band_low, band_high, smallest)
+        tl.store(flags_ptr + at, left.to(tl.uint8), mask=mask)
+        m = tl.zeros_like(m) + reference
+    out, lse = output(m, l, acc)
+    out = (out * v_scale).to(out_ptr.dtype.element_ty)
+    dim = tl.arange(0, BLOCK_D)
+    tl.store(out_ptr + at[:, None] * D + dim[None, :], out, mask=mask[:, None] & (dim < D)[None, :])
+    tl.store(lse_ptr + at, lse, mask=mask)
+
+
 @triton.jit(do_not_specialize=["num_seqs", "capacity", "window", "cut", "slots"])
 def merge_splits_kernel(
     m_ptr,  # [slots, BLOCK_R] float32
@@ -120,6 +137,7 @@ def merge_splits_kernel(
     lens_ptr,  # [B] int32, or None: all have `capacity` keys
     out_ptr,  # [B, H, T, D]
     lse_ptr,  # [B, H, T] float32
+    flags_ptr,  # [B, H, T] uint8, or None: as in `decode_kernel`
     num_seqs,
     num_heads,
     num_queries,
@@ -128,6 +146,10 @@ def merge_splits_kernel(
     cut,
     slots,  # for each item, if it is cut by itself
     v_scale,
+    reference,
+    band_low,
+    band_high,
+    smallest,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     GROUP: tl.constexpr,
@@ -136,6 +158,7 @@ def merge_splits_kernel(
     MIN_TILES: tl.constexpr,
     CUT: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    SOFTMAX: tl.constexpr,
 ):
     """Partial.merge of all pieces of a row in the order of their keys, then .output() · v_scale and .lse().
 
@@ -148,6 +171,11 @@ def merge_splits_kernel(
     seq, row = item // chunks, item % row_chunks * BLOCK_R + in_chunk
     if row >= num_queries * GROUP:
         return
+    head = item % chunks // row_chunks * GROUP + row % GROUP
+    result = (seq * num_heads + head) * num_queries + row // GROUP
+    if SOFTMAX != "unified" and flags_ptr is not None:  # noqa: SIM102 (`and` of a constant and a number it is not)
+        if tl.load(flags_ptr + result) == 0:
+            return
 
     # where its pieces lie
     first, stop, possible = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
@@ -175,11 +203,13 @@ def merge_splits_kernel(
         l_parts = tl.load(l_ptr + at, mask=there, other=0.0)
         acc_mask = there[:, None] & (dim < D)[None, :]
         acc_parts = tl.load(acc_ptr + at[:, None] * D + dim[None, :], mask=acc_mask, other=0.0)
-        m, l, acc = merge(m, l, acc, m_parts, l_parts, acc_parts)
+        if SOFTMAX == "unified":
+            m, l, acc = add_up(m, l, acc, m_parts, l_parts, acc_parts)
+        else:
+            m, l, acc = merge(m, l, acc, m_parts, l_parts, acc_parts)
     l = tl.where(possible, l, float("nan"))
-    out, lse = output(m, l, acc)
-    out = (out * v_scale).to(out_ptr.dtype.element_ty)
-    head = item % chunks // row_chunks * GROUP + row % GROUP
-    at = (seq * num_heads + head) * num_queries + row // GROUP
-    tl.store(out_ptr + at * D + dim[None, :], out, mask=(dim < D)[None, :])
-    tl.store(lse_ptr + at + tl.arange(0, 1), lse)
+    only = tl.arange(0, 1)
+    store_rows(
+        out_ptr, lse_ptr, flags_ptr, result + only, only == 0, m, l, acc, v_scale,
+        reference, band_low, band_high, smallest, D, BLOCK_D, SOFTMAX,
+    )  # fmt: skip

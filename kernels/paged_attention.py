@@ -10,11 +10,12 @@ from pagewise.kernels.flash_decoding import (
     piece_of,
     programs_sharing,
     range_of,
+    store_rows,
     tiles_before,
     tiles_of,
 )
 from pagewise.kernels.float8 import widen
-from pagewise.kernels.partial import empty, fold, merge, output
+from pagewise.kernels.partial import add_up, empty, fold, fold_lazily, fold_unified, merge, reduced
 from pagewise.kernels.scores import tanh
 
 
@@ -30,9 +31,25 @@ def masked_scores(products, visible, distance, scale, softcap, slope):
 
 
 @triton.jit
+def fold_scores(m, l, acc, scores, reference, DTYPE: tl.constexpr, SOFTMAX: tl.constexpr):
+    """(m, l, acc, weights): a tile of scores folded in, but for acc' = acc + weights @ v."""
+    if SOFTMAX == "unified":
+        m, l, weights = fold_unified(m, l, scores, reference, DTYPE)
+    elif SOFTMAX == "lazy":
+        m, l, rescale, weights = fold_lazily(m, l, scores, reference, DTYPE)
+        if tl.min(rescale, axis=0) < 1.0:
+            acc *= rescale[:, None]
+    else:
+        m, l, rescale, weights = fold(m, l, scores)
+        acc *= rescale[:, None]  # exp(m − m') · acc
+    return m, l, acc, weights
+
+
+@triton.jit
 def attend_tile(
-    m, l, acc, q, k, v, visible, distance, scale, softcap, slope, PARTS: tl.constexpr, FLOAT8_BITS: tl.constexpr
-):
+    m, l, acc, q, k, v, visible, distance, scale, softcap, slope, reference,
+    PARTS: tl.constexpr, FLOAT8_BITS: tl.constexpr, SOFTMAX: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """(m, l, acc) with a tile of keys and values [TILE, BLOCK_D], as stored, folded in: the two ways to multiply.
 
     visible, distance: [TILE, 1] if PARTS > 1, else [rows, TILE].
@@ -40,17 +57,18 @@ def attend_tile(
     if PARTS > 1:  # a row for each key of the tile
         scores = tl.sum(q.to(tl.float32) * widen(k, FLOAT8_BITS).to(tl.float32), axis=1)[:, None]  # s = q · k
         scores = masked_scores(scores, visible, distance, scale, softcap, slope)
-        m, l, rescale, weights = fold(m, l, scores)
-        acc *= rescale[:, None]  # acc' = exp(m − m') · acc + p · v
+        m, l, acc, weights = fold_scores(m, l, acc, scores, reference, q.dtype, SOFTMAX)
         acc += weights * widen(v, FLOAT8_BITS).to(tl.float32)
     else:  # a row for each query and head
         k = widen(k, FLOAT8_BITS).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
         scores = masked_scores(scores, visible, distance, scale, softcap, slope)
-        m, l, rescale, weights = fold(m, l, scores)
-        acc *= rescale[:, None]  # acc' = exp(m − m') · acc + P V
-        weights, v = weights.to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)
-        acc = tl.dot(weights, v, acc, input_precision="ieee")
+        m, l, acc, weights = fold_scores(m, l, acc, scores, reference, q.dtype, SOFTMAX)
+        v = widen(v, FLOAT8_BITS).to(q.dtype)
+        if WIDE:
+            acc = tl.dot(weights, v.to(tl.float32), acc, input_precision="tf32")
+        else:
+            acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
     return m, l, acc
 
 
@@ -70,6 +88,7 @@ def decode_kernel(
     m_ptr,  # [slots, BLOCK_R] float32; this, l and acc are written for other pieces
     l_ptr,  # [slots, BLOCK_R] float32
     acc_ptr,  # [slots, BLOCK_R, D] float32
+    flags_ptr,  # [B, H, T] uint8, or None; unified: written, else only rows whose flag is set are computed
     q_stride_seq,
     q_stride_head,
     q_stride_query,
@@ -91,6 +110,10 @@ def decode_kernel(
     v_scale,
     cut,  # see kernels/flash_decoding.py, as CUT
     slots,  # for each item, if it is cut by itself
+    reference,  # φ of the unified softmax, τ of the lazy one
+    band_low,  # of φ: as `left_the_band` takes them
+    band_high,
+    smallest,
     P: tl.constexpr,  # tokens of a block; not read without tables
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,  # the power of two from D on
@@ -103,6 +126,8 @@ def decode_kernel(
     SOFTCAP: tl.constexpr,
     CUT: tl.constexpr,
     SPLIT: tl.constexpr,  # False: every item is one piece
+    SOFTMAX: tl.constexpr,  # "synchronised", "unified" or "lazy"
+    WIDE: tl.constexpr,  # weights may be larger than float16 holds
 ):
     """out[b] = attention(q[b], keys, values) · v_scale over keys = k[tables[b]], end to end, up to lens[b].
 
@@ -146,6 +171,10 @@ def decode_kernel(
         # the queries
         row = item % row_chunks * BLOCK_R + tl.arange(0, BLOCK_R)
         head, query, is_row = kv_head * GROUP + row % GROUP, row // GROUP, row < num_queries * GROUP
+        at = (seq * num_heads + head) * num_queries + query
+        if SOFTMAX != "unified" and flags_ptr is not None:
+            is_row = is_row & (tl.load(flags_ptr + at, mask=is_row, other=0) != 0)
+            stop = tl.where(tl.max(is_row.to(tl.int32), axis=0) > 0, stop, start)
         q_offsets = seq * q_stride_seq + head * q_stride_head + query * q_stride_query
         q_mask = is_row[:, None] & is_dim[None, :]
         q = tl.load(q_ptr + q_offsets[:, None] + dim[None, :], mask=q_mask, other=0.0)  # [BLOCK_R, BLOCK_D]
@@ -154,6 +183,9 @@ def decode_kernel(
 
         # tile by tile: where its keys lie, k and v, the fold
         m, l, acc = empty(BLOCK_R * PARTS, BLOCK_D)
+        if SOFTMAX == "unified":  # of each place in a tile, until they are reduced
+            places = tl.zeros([BLOCK_R * PARTS, TILE // PARTS], tl.float32)
+            m, l = m[:, None] + places, l[:, None] + places
         for tile in range((first_tile + start).to(tl.int32), (first_tile + stop).to(tl.int32)):
             key = tile * TILE + token
             seen = (key >= first_key) & (key < length)
@@ -175,11 +207,19 @@ def decode_kernel(
                 visible, distance = seen[None, :], key[None, :] - position[:, None]
                 if CAUSAL:
                     visible = visible & (distance <= 0) & (distance > -window)
-            m, l, acc = attend_tile(m, l, acc, q, k, v, visible, distance, scale, softcap, slope, PARTS, FLOAT8_BITS)
+            m, l, acc = attend_tile(
+                m, l, acc, q, k, v, visible, distance, scale, softcap, slope, reference,
+                PARTS, FLOAT8_BITS, SOFTMAX, WIDE,
+            )  # fmt: skip
+        if SOFTMAX == "unified":
+            m, l = reduced(m, l)
 
         if PARTS > 1:  # merge them into the row's
             none_m, none_l, none_acc = empty(1, BLOCK_D)
-            m, l, acc = merge(none_m, none_l, none_acc, m, l, acc)
+            if SOFTMAX == "unified":
+                m, l, acc = add_up(none_m, none_l, none_acc, m, l, acc)
+            else:
+                m, l, acc = merge(none_m, none_l, none_acc, m, l, acc)
         if SPLIT:
             part = tl.where(is_whole, 0, slot) * BLOCK_R + tl.arange(0, BLOCK_R)
             is_part = is_row & is_piece & (is_whole == 0)
@@ -187,9 +227,7 @@ def decode_kernel(
             tl.store(l_ptr + part, l, mask=is_part)
             tl.store(acc_ptr + part[:, None] * D + dim[None, :], acc, mask=is_part[:, None] & is_dim[None, :])
         l = tl.where(possible, l, float("nan"))
-        out, lse = output(m, l, acc)
-        out = (out * v_scale).to(out_ptr.dtype.element_ty)
-        at = (seq * num_heads + head) * num_queries + query
-        is_result = is_row & is_piece & is_whole
-        tl.store(out_ptr + at[:, None] * D + dim[None, :], out, mask=is_result[:, None] & is_dim[None, :])
-        tl.store(lse_ptr + at, lse, mask=is_result)
+        store_rows(
+            out_ptr, lse_ptr, flags_ptr, at, is_row & is_piece & is_whole, m, l, acc, v_scale,
+            reference, band_low, band_high, smallest, D, BLOCK_D, SOFTMAX,
+        )  # fmt: skip

@@ -16,7 +16,7 @@ from pagewise.flash_decoding_plus_plus.lazy_rescale import fold_lazily
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import Partial
 
-BACKENDS = ["torch"]
+BACKENDS = ["torch", "triton"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -68,14 +68,17 @@ def test_every_pair_of_variants(case, backend, kernel_device):
 
 
 @pytest.mark.parametrize("slope", [0.1, 5.0, -5.0])
-@pytest.mark.parametrize("threshold", [0.0, 8.0, 60.0])
+@pytest.mark.parametrize(
+    ("threshold", "dtype"), [(0.0, torch.float32), (8.0, torch.float32), (8.0, torch.float16), (60.0, torch.float16)]
+)
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_maxima_that_grow_a_little_with_each_tile_or_much(num_splits, threshold, slope, backend, kernel_device):
+def test_maxima_that_grow_a_little_with_each_tile_or_much(num_splits, threshold, dtype, slope, backend, kernel_device):
     """By 6 in units of log 2 with each tile of 64 keys, by 460, or never."""
     k = torch.zeros(1, 1, 400, 64, device=kernel_device)
     k[..., 0] = slope * torch.arange(400.0)
     q = torch.eye(1, 64, device=kernel_device).view(1, 1, 1, 64)
     v = torch.randn(1, 1, 400, 64, generator=torch.Generator().manual_seed(0)).to(kernel_device)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
     assert_right(q, k, v, scale=1.0, threshold=threshold, num_splits=num_splits, backend=backend)
 
 

@@ -132,8 +132,9 @@ def test_merge_is_lesson_threes_merge(kernel_device):
     m, l, acc = (t.contiguous().to(kernel_device) for t in parts)
     lengths = (B, H, 1, splits, 2**31 - 1)  # a tile of one key for each split
     sizes = {"D": D, "BLOCK_D": 128, "GROUP": 1, "BLOCK_R": 1, "TILE": 1, "MIN_TILES": 1}
-    results = (None, out[1:-1], lse[1:-1])
-    merge_splits_kernel[(B * H, 1)](m, l, acc, *results, *lengths, splits, splits, 0.5, **sizes, CUT="num", AT_ONCE=16)
+    sizes |= {"CUT": "num", "AT_ONCE": 16, "SOFTMAX": "synchronised"}
+    numbers = (*lengths, splits, splits, 0.5, 0.0, 0.0, 0.0, 0.0)
+    merge_splits_kernel[(B * H, 1)](m, l, acc, None, out[1:-1], lse[1:-1], None, *numbers, **sizes)
     torch.testing.assert_close(out[1:-1].view(B, H, D).cpu(), merged.output() * 0.5)
     torch.testing.assert_close(lse[1:-1].view(B, H).cpu(), merged.lse())
     assert (out[[0, -1]] == 7.0).all()
@@ -326,8 +327,9 @@ def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, cut, sm, rec
     signature |= dict.fromkeys(numbers, "i32")
     constants = {
         "D": head_size, "BLOCK_D": padded(head_size), "GROUP": 8, "BLOCK_R": 16, "TILE": 64, "MIN_TILES": 2,
-        "CUT": cut, "AT_ONCE": 16,
+        "CUT": cut, "AT_ONCE": 16, "SOFTMAX": "synchronised",
     }  # fmt: skip
+    constants |= dict.fromkeys(("flags_ptr", "reference", "band_low", "band_high", "smallest"))
     compiled = compile_triton(merge_splits_kernel, signature, constants, sm)
     record_property("registers", compiled.registers)
     assert compiled.spilled_bytes == 0

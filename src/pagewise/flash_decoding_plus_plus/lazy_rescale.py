@@ -15,10 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pagewise.flash_decoding_plus_plus.in_triton import decode_lazily
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.flash_decoding_plus_plus.unified_max import HIGH, checked_options
 from pagewise.naive_attention import finite, grouped_matmul, row_max
 from pagewise.online_softmax import Partial
+from pagewise.paged_attention.in_triton import DecodeInputs, refuses
 from pagewise.tools.checks import check_number
 from pagewise.tools.device import choose_backend
 
@@ -53,11 +55,11 @@ def lazy_rescale_attention(
     options = checked_options(q, k, v, scale, causal, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if choose_backend(backend, q.device, "is yet to come", learns=learns) == "torch":
+    if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v)), learns=learns) == "torch":
         fold = functools.partial(fold_lazily, threshold=threshold)
         splits = attend_in_splits(q, k, v, options, num_splits, fold)
         return functools.reduce(Partial.merge, splits).output().to(q.dtype)
-    raise NotImplementedError
+    return decode_lazily(q, k, v, float(threshold), options.scale, options.causal, num_splits)
 
 
 def fold_lazily(

@@ -12,16 +12,19 @@ told at the end, and computed again by `flash_decoding`. Hong et al. 2023, secti
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus.in_triton import decode_unified
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.naive_attention import grouped_matmul, row_max
-from pagewise.online_softmax import Partial, online_attention
+from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_triton import DecodeInputs, refuses
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
 from pagewise.tools.device import choose_backend
 
@@ -61,8 +64,8 @@ def calibrate(scores: Float[Tensor, "..."]) -> UnifiedMax | None:
     """φ for scores like these, and the safe band about it: −57 < score − φ < 63, from float32's limits.
 
     The band leaves room for 2²⁰ keys and values as large as float16's. φ, an integer, puts the observed range in its
-    middle. The range may fill half of the band: so much again is left for scores that were not observed. None: it is
-    wider, so use `flash_decoding`.
+    middle. The range may fill three quarters of the band, 90: the rest is for scores that were not observed. None: it
+    is wider, so use `flash_decoding`.
 
     All scores count and not only the largest of each row: a row's largest score is one of them, and a row may see no
     other. So what holds for scores holds for rows; what holds for 99.99 % of scores does not.
@@ -82,7 +85,7 @@ def calibrate(scores: Float[Tensor, "..."]) -> UnifiedMax | None:
     lowest, highest = (float(end) for end in visible.aminmax())
     if not (math.isfinite(lowest) and math.isfinite(highest)):
         raise ValueError("scores must be finite, or −inf where a key is masked, got NaN or +inf")
-    if highest - lowest > (HIGH - LOW) / 2:
+    if highest - lowest > 0.75 * (HIGH - LOW):
         return None
     return UnifiedMax(phi=round(lowest + (highest - lowest - LOW - HIGH) / 2), low=LOW, high=HIGH)
 
@@ -126,9 +129,28 @@ def unified_max_attention(
         )
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise ValueError("q, k, v must not require a gradient: use torch.no_grad(), or flash_decoding, which has one")
-    if choose_backend(backend, q.device, "is yet to come") == "torch":
+    if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v))) == "torch":
         return _in_torch(q, k, v, unified_max, options, num_splits)
-    raise NotImplementedError
+    band = Band.of(unified_max, k.shape[2], torch.float32)
+    return decode_unified(q, k, v, *band, options.scale, options.causal, num_splits)
+
+
+class Band(NamedTuple):
+    """A `UnifiedMax` cut to what sums of so many keys can hold: low < m − φ < high is safe.
+
+    Below 1 weights take values down with them: then acc must be at least `smallest` for what underflowed not to matter.
+    """
+
+    phi: float
+    low: float
+    high: float
+    smallest: float
+
+    @classmethod
+    def of(cls, unified_max: UnifiedMax, num_keys: int, dtype: torch.dtype) -> "Band":
+        smallest = smallest_sum(max(1, num_keys), dtype)
+        low = max(float(unified_max.low), math.log(smallest))
+        return cls(float(unified_max.phi), low, float(unified_max.high), smallest)
 
 
 def checked_options(
@@ -151,9 +173,11 @@ def _in_torch(
 ) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
     fold = functools.partial(fold_unified, phi=unified_max.phi)
     seen = add_up(attend_in_splits(q, k, v, options, num_splits, fold))
-    out, recomputed = seen.output().to(q.dtype), left_the_band(seen, unified_max, num_keys=k.shape[2])
+    recomputed = left_the_band(seen, Band.of(unified_max, k.shape[2], seen.l.dtype))
+    out = seen.output().to(q.dtype)
     if recomputed.any():
-        exact = online_attention(q, k, v, tile_size=64, scale=options.scale, causal=options.causal)
+        shape = {"scale": options.scale, "causal": options.causal, "num_splits": num_splits}
+        exact = flash_decoding(q, k, v, **shape, backend="torch")
         out = torch.where(recomputed[..., None], exact, out)
     return out, recomputed
 
@@ -162,7 +186,7 @@ def fold_unified(
     seen: Partial, scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, phi: float
 ) -> Partial:
     """A tile of scores and values folded in. Nothing that was summed before is touched: there is no rescaling."""
-    weights = torch.exp(scores - phi)  # p = exp(s − φ)
+    weights = torch.exp(scores.double() - phi).to(scores.dtype)  # p = exp(s − φ), the difference to its last digit
     l = seen.l + weights.sum(dim=-1)  # l' = l + Σ p
     acc = seen.acc + grouped_matmul(weights, values)  # acc' = acc + P V
     return Partial(torch.maximum(seen.m, row_max(scores)), l, acc)  # m is watched, and used for nothing
@@ -174,11 +198,9 @@ def add_up(splits: list[Partial]) -> Partial:
     return Partial(m.amax(dim=0), l.sum(dim=0), acc.sum(dim=0))
 
 
-def left_the_band(seen: Partial, unified_max: UnifiedMax, num_keys: int) -> Bool[Tensor, "*rows"]:
+def left_the_band(seen: Partial, band: Band) -> Bool[Tensor, "*rows"]:
     """Rows that see a key and whose sums cannot be trusted."""
-    smallest = smallest_sum(max(1, num_keys), seen.l.dtype)
-    exponent, largest = seen.m - unified_max.phi, seen.acc.abs().amax(dim=-1)
-    safe = (exponent > max(unified_max.low, math.log(smallest))) & (exponent < unified_max.high)
-    safe &= torch.isfinite(seen.l) & torch.isfinite(largest)
-    safe &= (exponent >= 0) | (largest >= smallest)
+    exponent, largest = seen.m - band.phi, seen.acc.abs().amax(dim=-1)
+    safe = (exponent > band.low) & (exponent < band.high) & torch.isfinite(seen.l) & torch.isfinite(largest)
+    safe &= (exponent >= 0) | (largest >= band.smallest)
     return (seen.m != -torch.inf) & ~safe

@@ -12,6 +12,7 @@ What no query sees is never used: slots past the end and other blocks (NaN there
 sequence's blocks or before its window (any number). Kwon et al. 2023.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pagewise.naive_attention import grouped_matmul, masked_scores, query_positions, safe_softmax, visibility
-from pagewise.online_softmax import Partial, merge_attention
+from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs, used_blocks
 from pagewise.paged_attention.splits import Splits
@@ -60,15 +61,15 @@ def in_pieces(
     splits: Splits,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
     """(out, lse) of attention, out not yet rounded: each piece of the keys by itself, then lesson 3's merge."""
-    (T, S), wide = (q.shape[2], k.shape[2]), torch.promote_types(q.dtype, torch.float32)
-    queries, outs, lses = query_positions(T, S, q.device), [], []
+    T, S = q.shape[2], k.shape[2]
+    queries, pieces = query_positions(T, S, q.device), []
     first = max(0, S - T + 1 - (options.window or S))
     for start, stop in splits.bounds(min(first, S), S):
         keys = torch.arange(start, stop, device=q.device)
-        weights, lse = safe_softmax(masked_scores(q, k[:, :, start:stop], queries, keys, options))
-        outs.append(grouped_matmul(weights, v[:, :, start:stop].to(wide)))
-        lses.append(lse)
-    return merge_attention(torch.stack(outs), torch.stack(lses))
+        scores = masked_scores(q, k[:, :, start:stop], queries, keys, options)
+        pieces.append(Partial.of_heads(scores, v[:, :, start:stop]))
+    whole = functools.reduce(Partial.merge, pieces)  # not by lse: of m = 60000 and l it keeps no digit of l
+    return whole.output(), whole.lse()
 
 
 def streamed_attention(inputs: PagedInputs, options: ScoreOptions) -> OutAndLse:

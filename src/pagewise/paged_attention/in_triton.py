@@ -9,10 +9,11 @@ No size of the batch, no length and no number of blocks is a constant of the ker
 head size, block size and group of heads. The host never waits for a length.
 """
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float, Int32, Shaped, UInt8
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
@@ -25,6 +26,7 @@ from pagewise.tools.sizes import cdiv, padded
 
 PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
 NO_WINDOW = 2**31 - 1
+LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
 OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
 
@@ -84,6 +86,19 @@ def tiles_for(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.
     return Tiles(32, keys, num_warps=4 if block_d <= 128 else 8, num_stages=3)
 
 
+class Softmax(NamedTuple):
+    """How sums of exp are kept within the floats: `kernels/partial.py` has the three folds."""
+
+    kind: Literal["synchronised", "unified", "lazy"] = "synchronised"
+    reference: float = 0.0  # φ of the unified one; how far the lazy one's m may lag behind
+    low: float = 0.0  # low < m − φ < high is safe
+    high: float = 0.0
+    smallest: float = 0.0  # that an acc of weights below 1 may be
+
+
+SYNCHRONISED = Softmax()
+
+
 def refuses(inputs: DecodeInputs) -> str | None:
     """Why the Triton kernel cannot take these tensors, or None."""
     (_, _, P, D), dtype = inputs.k.shape, inputs.q.dtype
@@ -140,56 +155,80 @@ def _decode_op(
     way: str,
     count: int,
 ) -> tuple[Tensor, Tensor]:
-    from pagewise.kernels.flash_decoding import merge_splits_kernel
-    from pagewise.kernels.paged_attention import decode_kernel
-
-    (B, H, T, D), (_, Hkv, P, _), dtype = q.shape, k.shape, q.dtype
-    lse = q.new_empty(B, H, T, dtype=torch.float32)
-    if not q.numel():
-        return q.new_empty(B, H, T, D), lse
-    inputs = DecodeInputs(q, k, v, block_tables, seq_lens)
-    group, float8_bits = H // Hkv, _float8_bits(k)
-    tiles = tiles_for(T * group, D, q.dtype, k.dtype)
-    items = B * Hkv * cdiv(T * group, tiles.rows)
-    if float8_bits:
-        k, v = k.view(torch.uint8), v.view(torch.uint8)
-    key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
-    cut = min(cdiv(count, tiles.keys) if way == "size" else count, key_tiles if way != "share" else count)
-    slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
-    split = slots > 1 or way == "share"
-    programs = cut if way == "share" else items * slots
-
-    sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_R": tiles.rows, "TILE": tiles.keys}
-    sizes |= {"MIN_TILES": max(1, MIN_KEYS // tiles.keys), "CUT": way}
-    variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": float8_bits, "SPLIT": split}
-    variant |= {"CAUSAL": causal and T > 1, "SOFTCAP": softcap > 0}
-    with triton_launch(q.device) as readable:
-        q = readable(q)
-        out = q.new_empty(B, H, T, D)
-        partials = [out] * 3
-        if split:
-            rows = (items + programs if way == "share" else programs, tiles.rows)
-            partials = [*lse.new_empty(2, *rows), lse.new_empty(*rows, D)]
-        lens = None if seq_lens is None else seq_lens.contiguous()
-        slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
-        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-        strides += (0, 0) if block_tables is None else block_tables.stride()
-        lengths = (B, H, T, min(inputs.capacity, NO_WINDOW), min(window or NO_WINDOW, NO_WINDOW))
-        decode_kernel[(programs,)](
-            q, k, v, block_tables, lens, slopes, out, lse, *partials,
-            *strides, *lengths, scale, softcap, v_scale, cut, slots,
-            **sizes, **variant, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        )  # fmt: skip
-        if split:
-            tensors = (*partials, lens, out, lse)
-            merge_splits_kernel[(items, tiles.rows)](*tensors, *lengths, cut, slots, v_scale, **sizes, AT_ONCE=16)
-    return out.to(dtype), lse
+    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
+    if q.numel():
+        inputs = DecodeInputs(q, k, v, block_tables, seq_lens, v_scale)
+        launch(inputs, ScoreOptions(scale, causal, window, softcap, alibi_slopes), Splits(way, count), out, lse)
+    return out, lse
 
 
 @_decode_op.register_fake
 def _(q, *others):
     B, H, T, D = q.shape
     return q.new_empty(B, H, T, D), q.new_empty(B, H, T, dtype=torch.float32)
+
+
+def launch(
+    inputs: DecodeInputs,
+    options: ScoreOptions,
+    splits: Splits,
+    out: Float[Tensor, "B H T D"],
+    lse: Float[Tensor, "B H T"],
+    softmax: Softmax = SYNCHRONISED,
+    flags: UInt8[Tensor, "B H T"] | None = None,
+) -> None:
+    """Compute out and lse, in place, of at least one row.
+
+    Args:
+        flags: rows that the unified softmax must not be trusted with: written by it. The others write only such rows.
+    """
+    from pagewise.kernels.flash_decoding import merge_splits_kernel
+    from pagewise.kernels.paged_attention import decode_kernel
+
+    q, k, v, block_tables, seq_lens, v_scale = inputs
+    (B, H, T, D), (_, Hkv, P, _) = q.shape, k.shape
+    group, float8_bits = H // Hkv, _float8_bits(k)
+    tiles = tiles_for(T * group, D, q.dtype, k.dtype)
+    items = B * Hkv * cdiv(T * group, tiles.rows)
+    if float8_bits:
+        k, v = k.view(torch.uint8), v.view(torch.uint8)
+    way, count = splits
+    key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
+    min_tiles = max(1, MIN_KEYS // tiles.keys)
+    most = max(1, items * key_tiles // min_tiles) if way == "share" else key_tiles
+    cut = min(cdiv(count, tiles.keys) if way == "size" else count, most)
+    slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
+    split = slots > 1 or way == "share"
+    programs = cut if way == "share" else items * slots
+
+    kind, *band = softmax
+    wide = q.dtype == torch.float16 and (kind == "unified" or softmax.reference > LOG_FLOAT16_MAX)
+    sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_R": tiles.rows, "TILE": tiles.keys}
+    sizes |= {"MIN_TILES": min_tiles, "CUT": way, "SOFTMAX": kind}
+    variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": float8_bits, "SPLIT": split, "WIDE": wide}
+    variant |= {"CAUSAL": options.causal and T > 1, "SOFTCAP": options.softcap > 0}
+    with triton_launch(q.device) as readable:
+        q, written = readable(q), readable(out)
+        partials = [out] * 3
+        if split:
+            rows = (items + programs if way == "share" else programs, tiles.rows)
+            partials = [*lse.new_empty(2, *rows), lse.new_empty(*rows, D)]
+        lens = None if seq_lens is None else seq_lens.contiguous()
+        slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        strides += (0, 0) if block_tables is None else block_tables.stride()
+        lengths = (B, H, T, min(inputs.capacity, NO_WINDOW), min(options.window or NO_WINDOW, NO_WINDOW))
+        decode_kernel[(programs,)](
+            q, k, v, block_tables, lens, slopes, written, lse, *partials, flags,
+            *strides, *lengths, options.scale_for(D), options.softcap, v_scale, cut, slots, *band,
+            **sizes, **variant, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
+        if split:
+            merge_splits_kernel[(items, tiles.rows)](
+                *partials, lens, written, lse, flags, *lengths, cut, slots, v_scale, *band, **sizes, AT_ONCE=16
+            )
+        if written is not out:
+            out.copy_(written)
 
 
 def _float8_bits(cache: Tensor) -> int:
