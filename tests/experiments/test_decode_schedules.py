@@ -16,6 +16,7 @@ from pagewise.experiments.decode_schedules import (
     START,
     TILE,
     Share,
+    equal_work,
     ideal,
     of_ideal,
     simulate,
@@ -25,12 +26,12 @@ from pagewise.tools.sizes import cdiv
 LENGTHS = st.lists(st.integers(1, 40_000), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("cut", [*SCHEDULES.values(), equal_work], ids=lambda cut: cut.__name__)
 @settings(max_examples=20)
 @given(lengths=LENGTHS)
-def test_every_tile_is_read_once_for_each_kv_head(name, lengths):
+def test_every_tile_is_read_once_for_each_kv_head(cut, lengths):
     read = Counter()
-    for program in SCHEDULES[name](lengths):
+    for program in cut(lengths):
         for sequence, tiles in program:
             assert tiles > 0
             read[sequence] += tiles
@@ -88,3 +89,9 @@ def test_where_equal_ranges_win_and_where_they_win_nothing():
     alike, *ragged = zip(*(reached[name] for name in ("FlashAttention-2's heuristic", "equal ranges")), strict=True)
     assert alike[0] == alike[1]  # of equal lengths
     assert all(shares > 0.89 and heuristic < 0.6 for heuristic, shares in ragged)
+
+
+def test_work_that_counts_starts_is_shared_better_than_tiles_are():
+    for lengths in list(BATCHES.values())[1:]:
+        tiles, work = (of_ideal(lengths, cut(lengths)) for cut in (SCHEDULES["equal ranges"], equal_work))
+        assert work > 0.95 > tiles

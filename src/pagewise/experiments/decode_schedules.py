@@ -93,6 +93,13 @@ def equal_shares(lengths: Sequence[int]) -> list[Program]:
     return [[Share(piece.item // KV_HEADS, piece.stop - piece.start) for piece in pieces] for pieces in programs]
 
 
+def equal_work(lengths: Sequence[int]) -> list[Program]:
+    """Equal ranges for a program on each slot, in which the start of an item counts as START tiles of work."""
+    ranges = equal_ranges([START + cdiv(n, TILE) for n in lengths for _ in range(KV_HEADS)], SLOTS)
+    shares = [[Share(p.item // KV_HEADS, p.stop - max(p.start, START)) for p in pieces] for pieces in ranges]
+    return [[share for share in program if share.tiles > 0] for program in shares]
+
+
 SCHEDULES: dict[str, Callable[[Sequence[int]], list[Program]]] = {
     "not split": not_split,
     "FlashAttention-2's heuristic": flash_attention_2,
