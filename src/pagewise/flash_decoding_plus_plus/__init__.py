@@ -1,6 +1,6 @@
 """FlashDecoding++: three ideas for decoding, built with the safety that makes them exact (lesson 8).
 
-unified_max    softmax without a running maximum, and what recomputes the rows it does not suit
+unified_max    softmax without a running maximum, and what recomputes the rows it does not suit; its cousin lazy_rescale
 flat_gemm      matrix products with few rows, padded to 8 and not to 64
 dataflow       which product for which number of rows, found by profiling
 linear_layers  a model's linear layers by such a table

@@ -21,6 +21,8 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.cuda import CudaKernel
+from pagewise.cuda.limits import MAX_SHARED_BYTES
+from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
@@ -32,12 +34,11 @@ NUM_WARPS = 4  # of a thread block, which share K
 NUM_THREADS = 32 * NUM_WARPS
 COLUMNS = 4  # of out, that a thread block on CUDA cores owns
 ROWS_AT_ONCE = (1, 2, 4, 8)  # of x, on CUDA cores
-B_N = 32  # columns of out that a thread block on tensor cores owns
+B_N = 32  # columns of out that a thread block on tensor cores owns: N / B_N = 128 for N = 4096, on 108 or 132 SMs
 TILE_M = 8  # what M is padded to
 TILE_K = 64  # of K, in one stage of a warp's ring
-MAX_STAGES = 8
-SM_SHARED_BYTES = 228 * 1024  # of an H100 or H200
-IN_FLIGHT_BYTES = 32 * 1024  # of w, that an SM of an H200 must wait for at any time to be served at its full share
+IN_FLIGHT_BYTES = 32 * 1024  # of w, that an SM of an H200 must wait for at any time to get its share of memory
+RESERVED_BYTES = 1024  # of an SM's shared memory, for each thread block: an SM has as much more than a thread block may
 
 _C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
@@ -106,10 +107,12 @@ def on_tensor_cores(
     x: Float[Tensor, "M K"], w: Float[Tensor, "N K"], *, num_stages: int | None = None
 ) -> Float[Tensor, "M N"]:
     """x @ wᵀ for M ≤ 64 rows of float16 or bfloat16, through rings of `num_stages` stages (default: `stages_for`)."""
-    (M, K), N = x.shape, len(w)
+    (M, K), N, limit = x.shape, len(w), shared_bytes_limit(x.device)
+    if 2 * stage_bytes(M) > limit:  # 99 KiB, from M = 57 on: half of the rows at a time
+        return torch.cat([on_tensor_cores(rows, w, num_stages=num_stages) for rows in x.chunk(2)])
     out = _output(x, w)
     if out.numel():
-        num_stages = num_stages or stages_for(M, N, _num_sms(x.device))
+        num_stages = num_stages or stages_for(M, N, _num_sms(x.device), limit)
         x, vec = _in_vecs(x, w)
         kernel = flat_gemm_kernel(x.dtype, cdiv(M, TILE_M), num_stages, vec)
         shared_bytes = num_stages * stage_bytes(M)
@@ -139,18 +142,19 @@ def stage_bytes(M: int) -> int:
     return NUM_WARPS * (B_N + TILE_M * cdiv(M, TILE_M)) * (TILE_K * 2 + 16)
 
 
-def stages_for(M: int, N: int, num_sms: int) -> int:
-    """Stages that keep an SM's share of memory bandwidth busy.
+def stages_for(M: int, N: int, num_sms: int, shared_limit: int = MAX_SHARED_BYTES) -> int:
+    """Stages that keep an SM's share of memory bandwidth busy; `shared_limit`: bytes that a thread block may have.
 
     Of S stages one is multiplied and one is about to land: S − 2 are surely on their way. A stage holds 16 KiB of
     weights in a thread block, and ⌈N / 32 / SMs⌉ thread blocks share an SM. An H200 moves 4.8 TB/s, 36 bytes per SM and
-    nanosecond, and needs 0.7 to 0.9 µs for a read: 24 to 32 KiB. Fewer if else those thread blocks do not fit together.
+    nanosecond; if a read takes 0.7 to 0.9 µs, 25 to 32 KiB must be on their way. Fewer stages where else those thread
+    blocks do not fit together, but two at least.
     """
     thread_blocks = cdiv(cdiv(N, B_N), num_sms)  # of an SM
     weight_bytes = NUM_WARPS * B_N * TILE_K * 2  # of a stage
     wanted = 2 + cdiv(IN_FLIGHT_BYTES, thread_blocks * weight_bytes)
-    fitting = SM_SHARED_BYTES // (thread_blocks * stage_bytes(M))
-    return max(2, min(wanted, fitting, MAX_STAGES))
+    room = (shared_limit + RESERVED_BYTES) // thread_blocks - RESERVED_BYTES
+    return max(2, min(wanted, room // stage_bytes(M)))
 
 
 @functools.cache
