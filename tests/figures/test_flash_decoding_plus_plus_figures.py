@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from typing import NamedTuple
 
 import matplotlib as mpl
 
@@ -57,13 +58,32 @@ def test_the_shares_of_a_histogram_add_up(shown):
     assert [round(float(outline.get_xy()[:-1:2, 1].sum()), 3) for outline in outlines] == [1.0, 1.0]
 
 
-def test_each_copy_is_drawn_where_it_stays(shown):
-    copies = [gemm.Copy(0, 0, -1, 0, 0), gemm.Copy(1, 1, 0, 1, 1), gemm.Copy(0, 2, 1, 2, 2)]
-    gemm.ring({"two": copies}, title="What is on its way?")
+class Event(NamedTuple):
+    what: str
+    turn: int
+    stage: int
+    k_tile: int
+
+
+def events(num_stages, turns):
+    """What a warp does whose ring has so many stages, for every fourth tile."""
+    copies = [Event("copy", turn, turn % num_stages, 4 * turn) for turn in range(turns)]
+    done = copies[: num_stages - 1]
+    for turn in range(turns):
+        done += copies[turn + num_stages - 1 : turn + num_stages]
+        done.append(Event("multiply", turn, turn % num_stages, 4 * turn))
+    return done
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_a_copy_is_on_its_way_until_its_tile_is_multiplied(num_stages, shown):
+    gemm.ring({"ring": events(num_stages, 6)}, title="What is on its way?")
     (ax,) = shown[0].axes
-    read = [(patch.get_x(), int(patch.get_y())) for patch in ax.patches if not patch.get_hatch()]
-    assert read == [(0, 0), (1, 1), (2, 0)]
-    assert [t.get_text() for t in ax.texts if t.get_text()] == ["0", "1", "2"]
+    boxes = [(patch.get_x(), patch.get_width(), int(patch.get_y()), patch.get_hatch()) for patch in ax.patches]
+    assert [b[:3] for b in boxes if not b[3]] == [(turn, 1, turn % num_stages) for turn in range(6)]
+    started = [max(-1, turn - num_stages + 1) for turn in range(6)]
+    assert [b[:2] for b in boxes if b[3]] == [(start, turn - start) for turn, start in enumerate(started)]
+    assert [t.get_text() for t in ax.texts if t.get_text()] == [str(4 * turn) for turn in range(6)]
 
 
 def test_the_wanted_number_of_thread_blocks_is_marked(shown):
