@@ -23,7 +23,7 @@ def rows_to_recompute(scores: Tensor, phi: float, low: float, high: float) -> Te
     """
     m = scores.amax(dim=1)
     inside = (low < m - phi) & (m - phi < high)
-    return ~inside & (m != -math.inf)
+    return ~inside & (m != -torch.inf)
 
 
 def _rows_with(mistake: str) -> Callable:
@@ -89,7 +89,7 @@ ROWS_TO_RECOMPUTE = python_exercise(
         "the other way round": Mistake(_rows_with(""), "Those are the rows that φ suits, or see nothing."),
     },
     "one number per row decides, and nobody compares every score.",
-    imports="import math\n\nfrom torch import Tensor",
+    imports="import torch\nfrom torch import Tensor",
 )
 
 # ------------------------------------------------------------------------------------------------ unified_output
@@ -263,7 +263,7 @@ LAZY_FOLD = python_exercise(
         ),
     },
     "any finite m is exact, so it need not be the largest.",
-    imports="import math\n\nimport torch\nfrom torch import Tensor",
+    imports="import math\nimport torch\nfrom torch import Tensor",
 )
 
 # ------------------------------------------------------------------------------------------------ inflections
