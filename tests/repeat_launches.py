@@ -16,6 +16,8 @@ from torch import Tensor
 
 from conftest import DEVICES
 from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
+from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
@@ -37,20 +39,31 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         yield f"CUDA v1, {types}", partial(paged_attention_v1, *vllm, **of_cuda)
         yield f"CUDA v2, {types}", partial(paged_attention_v2, *vllm, partition_size=64, **of_cuda)
         yield f"CUDA grouped, {types}", partial(paged_attention_grouped, *vllm, partition_size=64, **of_cuda)
-        for splits in (1, 3):
+        for splits in (1, 3, None):
             decode = partial(paged_attention, *inputs, num_splits=splits, backend="triton", **options)
-            yield f"Triton decode in {splits}, {types}", decode
+            yield f"Triton decode, num_splits {splits}, {types}", decode
         for layout in ("nhd", "vllm"):
             yield f"Triton write, {layout}, {types}", written(num_tokens, dtype, cache_dtype or dtype, layout, device)
         qkv = padded_qkv(num_tokens, num_tokens // 2 + 3, dtype, device)
         for split, forward in (("Q", in_cuda.forward), ("K", in_cuda.split_k_forward)):
             yield f"CUDA flash split-{split}, {str(dtype)[6:]}", partial(forward, *qkv, ScoreOptions(causal=True))
         yield f"Triton flash, {str(dtype)[6:]}", forward_and_backward(*qkv)
+        for split in ("num_splits", "split_size"):
+            decode = partial(flash_decoding, qkv[0][:, :, :3], *qkv[1:], **{split: 32}, backend="triton", **options)
+            yield f"Triton dense decode, {split}, {str(dtype)[6:]}", decode
+        x, w = (rows[0, 0] for rows in padded_qkv(9, num_tokens, dtype, device)[:2])
+        yield f"CUDA gemv, {str(dtype)[6:]}", product(on_cuda_cores, x, w)
         if dtype == torch.float16:
+            for stages in (2, 8):
+                yield f"CUDA flat GEMM, {stages} stages", product(on_tensor_cores, x, w, num_stages=stages)
             for variant in in_triton_hopper.NAMES:
                 yield f"Triton flash, {variant}", partial(hopper, *qkv, variant)
         rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
         yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
+
+
+def product(kernel: Callable[..., Tensor], x: Tensor, w: Tensor, **options: int) -> Run:
+    return lambda: (kernel(x, w, **options),)
 
 
 def hopper(q: Tensor, k: Tensor, v: Tensor, variant: str) -> tuple[Tensor, ...]:

@@ -154,12 +154,12 @@ def test_shape_annotations_are_checked_in_every_room():
     from jaxtyping import TypeCheckError
 
     from pagewise.naive_attention import safe_softmax
-    from pagewise.paged_attention.in_triton import default_num_splits
+    from pagewise.paged_attention.splits import num_splits_heuristic
     from pagewise.paged_blocks.write import to_float8
 
     for call in (
         lambda: safe_softmax("row"),
-        lambda: default_num_splits("batch", 1, 1, 1),
+        lambda: num_splits_heuristic("tiles", 1, 1, 1),
         lambda: to_float8("x", torch.float8_e5m2, 1.0),
     ):
         with pytest.raises(TypeCheckError):

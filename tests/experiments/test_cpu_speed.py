@@ -18,7 +18,7 @@ def _short_and_with_as_many_threads_as_before(monkeypatch):
 def test_every_way_is_right_and_in_the_table(capsys):
     cpu_speed.main(seconds=0.0, repeats=1)
     out = capsys.readouterr().out
-    assert len(out.strip().split("\n\n")) == 5
+    assert len(out.strip().split("\n\n")) == 7
     for name in (
         "list.append",
         "BlockManager, alone",
@@ -27,6 +27,8 @@ def test_every_way_is_right_and_in_the_table(capsys):
         "observed",
         "checked",
         "triton",
+        "flash_decoding, 4 splits",
+        "Dataflow.linear",
     ):
         assert f"\n{name}" in out
     assert "×" in out

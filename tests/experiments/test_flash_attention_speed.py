@@ -5,7 +5,7 @@ import torch
 from in_process import InProcess
 from torch.nn.attention import flex_attention as flex
 
-from pagewise.experiments import flash_attention_peers, flash_attention_speed
+from pagewise.experiments import flash_attention_peers, flash_attention_speed, speed
 from pagewise.experiments.flash_attention_speed import (
     SHAPES,
     SMALLEST,
@@ -35,7 +35,7 @@ def trials(kernel_device):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    monkeypatch.setattr(flash_attention_speed, "Worker", InProcess)
+    monkeypatch.setattr(speed, "Worker", InProcess)
 
 
 # ------------------------------------------------------------------------------------------------ trials
@@ -155,7 +155,7 @@ def planted(monkeypatch):
             seconds = 2.0 if method == "SDPA flash" else 1.0
             return Timing(Spread(seconds, 0.5, 2.5), "fake")
 
-    monkeypatch.setattr(flash_attention_speed, "Worker", Planted)
+    monkeypatch.setattr(speed, "Worker", Planted)
 
 
 def test_a_worker_that_failed_is_a_row_and_the_run_goes_on(planted):
@@ -209,7 +209,7 @@ def test_records_can_be_drawn(shown, planted):
 
 
 def test_the_command_prints_a_table(planted, monkeypatch, capsys):
-    monkeypatch.setattr(flash_attention_speed, "best_device", lambda: CPU)
+    monkeypatch.setattr(speed, "best_device", lambda: CPU)
     monkeypatch.setattr("sys.argv", ["flash_attention_speed", "--first", "1"])
     flash_attention_speed.main()
     out = capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_the_command_prints_a_table(planted, monkeypatch, capsys):
 
 
 def test_times_of_a_cpu_are_not_recorded(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(flash_attention_speed, "best_device", lambda: CPU)
+    monkeypatch.setattr(speed, "best_device", lambda: CPU)
     monkeypatch.setattr("sys.argv", ["flash_attention_speed", "--record", str(tmp_path / "x.json")])
     with pytest.raises(SystemExit):
         flash_attention_speed.main()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from pagewise.experiments import paged_attention_peers
+from pagewise.experiments import decode_inputs, paged_attention_peers
 from pagewise.experiments.paged_attention_peers import peers
 from pagewise.experiments.paged_attention_speed import Shape, exact, random_batch
 from pagewise.naive_attention import attention
@@ -47,13 +47,15 @@ class BatchDecodeWithPagedKVCacheWrapper:
     def plan(self, indptr, indices, last_page_len, heads, kv_heads, head_size, page_size, *, q_data_type, kv_data_type):
         assert (heads, kv_heads, head_size, page_size) == SHAPE[2:]
         assert q_data_type == kv_data_type == torch.float32
+        assert {x.dtype for x in (indptr, indices, last_page_len)} == {torch.int32}
         self.sequences = [indices[a:b].long() for a, b in pairwise(indptr)]
-        assert last_page_len.tolist() == [page_size] * len(self.sequences)
+        self.unused = (page_size - last_page_len).tolist()
 
     def run(self, q, kv_cache):
         out = []
-        for query, blocks in zip(q, self.sequences, strict=True):
-            k, v = (cache[blocks].flatten(0, 1).transpose(0, 1)[None] for cache in kv_cache)
+        for query, blocks, unused in zip(q, self.sequences, self.unused, strict=True):
+            length = blocks.numel() * SHAPE.block_size - unused
+            k, v = (cache[blocks].flatten(0, 1)[:length].transpose(0, 1)[None] for cache in kv_cache)
             out.append(attention(query[None, :, None], k, v)[0, :, 0])
         return torch.stack(out)
 
@@ -96,6 +98,14 @@ def test_a_peer_gets_what_it_takes_and_gives_what_is_right(name, on_a_gpu_with_e
     runs = peers(torch.device("cuda"))[name](batches)
     assert [fault(run, exact(batch)) for run, batch in zip(runs, batches, strict=True)] == [None, None]
     assert on_a_gpu_with_everything == (["reset", "compile"] if "Flex" in name else [])
+
+
+def test_flashinfer_gets_the_blocks_and_the_last_tokens_of_sequences_of_different_lengths(on_a_gpu_with_everything):
+    shape = decode_inputs.Shape(3, 7, 48, 0, 1, *SHAPE[2:])
+    batch = decode_inputs.random_inputs(shape, torch.float32, torch.device("cpu"), seed=0)
+    assert len({*shape.seq_lens}) == 3
+    (run,) = peers(torch.device("cuda"))["FlashInfer"]([batch])
+    assert fault(run, decode_inputs.exact(batch)) is None
 
 
 def test_libraries_that_are_not_installed_are_left_out(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from in_process import InProcess
 
-from pagewise.experiments import paged_attention_peers, paged_attention_speed
+from pagewise.experiments import paged_attention_peers, paged_attention_speed, speed
 from pagewise.experiments.paged_attention_speed import (
     FIRST,
     SHAPES,
@@ -34,7 +34,7 @@ def trials(kernel_device):
 
 @pytest.fixture
 def in_process(monkeypatch):
-    monkeypatch.setattr(paged_attention_speed, "Worker", InProcess)
+    monkeypatch.setattr(speed, "Worker", InProcess)
 
 
 # ------------------------------------------------------------------------------------------------ trials
@@ -78,11 +78,11 @@ def test_a_peer_that_cannot_even_be_prepared_says_why(trials, monkeypatch):
 
 def test_small_inputs_rotate_and_large_ones_do_not(trials, monkeypatch):
     trials(TINY, "gather + SDPA")
-    assert len({batch.q.sum().item() for batch in trials.batches}) == 3
+    assert len({batch.q.sum().item() for batch in trials.inputs}) == 3
     monkeypatch.setattr(paged_attention_speed, "ROTATED_BYTES", TINY.kv_bytes(2))
     trials.shape = None
     trials(TINY, "gather + SDPA")
-    assert len(trials.batches) == 1
+    assert len(trials.inputs) == 1
 
 
 def test_a_shape_is_built_once_and_freed_before_the_next_is_built(trials, monkeypatch):
@@ -115,7 +115,7 @@ def test_the_oracle_reads_the_blocks_in_the_tables_order(kernel_device):
 
 def test_records_come_shape_by_shape_with_every_method(in_process, kernel_device):
     shapes = [TINY, TINY._replace(num_seqs=1)]
-    found = list(records(shapes, device=kernel_device, bandwidth=1e12, repeats=1, warmup=0))
+    found = list(records(shapes, device=kernel_device, rate=1e12, repeats=1, warmup=0))
     assert [(r.shape["num_seqs"], r.what) for r in found] == [
         (s.num_seqs, m) for s in shapes for m in methods(kernel_device)
     ]
@@ -128,7 +128,7 @@ def test_records_come_shape_by_shape_with_every_method(in_process, kernel_device
 
 def test_records_can_be_kept_and_read(in_process, kernel_device, tmp_path):
     found = []
-    for record in records([TINY], device=kernel_device, bandwidth=1e12, repeats=2):
+    for record in records([TINY], device=kernel_device, rate=1e12, repeats=2):
         keep(tmp_path / "x.json", record)
         found.append(record)
         assert recorded(tmp_path / "x.json") == found
@@ -141,7 +141,7 @@ def test_a_worker_that_failed_is_a_row_and_the_run_goes_on(monkeypatch, kernel_d
                 raise Failed(f"no answer within {limit:g} s")
             return Timing(Spread(2.0, 1.5, 2.5), "fake")
 
-    monkeypatch.setattr(paged_attention_speed, "Worker", Failing)
+    monkeypatch.setattr(speed, "Worker", Failing)
     found = {r.what: r for r in records([TINY], device=kernel_device, limit=7.0)}
     assert found["CUDA v2"].refused == "no answer within 7 s"
     assert (found["Triton"].seconds, found["Triton"].spread, found["Triton"].fraction) == (2.0, 1.0, None)
@@ -210,7 +210,7 @@ def test_records_can_be_drawn(shown, in_process):
 
 
 def test_the_command_prints_a_table(in_process, monkeypatch, capsys):
-    monkeypatch.setattr(paged_attention_speed, "best_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(speed, "best_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(paged_attention_speed, "SMALLEST", [TINY, TINY])
     monkeypatch.setattr("sys.argv", ["paged_attention_speed", "--first", "1"])
     paged_attention_speed.main()
@@ -221,12 +221,12 @@ def test_the_command_prints_a_table(in_process, monkeypatch, capsys):
 
 def test_a_copy_that_fails_costs_the_fractions_and_nothing_else(capsys):
     nowhere = torch.device("cuda", 99)  # its process finds no such GPU
-    assert paged_attention_speed.copy_bandwidth(nowhere, limit=60.0) is None
+    assert speed.limit_rate("copy", nowhere, limit=60.0) is None
     assert "of which others reach a fraction, is not known: " in capsys.readouterr().out
 
 
 def test_times_of_a_cpu_are_not_recorded(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(paged_attention_speed, "best_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(speed, "best_device", lambda: torch.device("cpu"))
     monkeypatch.setattr("sys.argv", ["paged_attention_speed", "--record", str(tmp_path / "x.json")])
     with pytest.raises(SystemExit):
         paged_attention_speed.main()

@@ -1,5 +1,7 @@
 """The running scoreboard: its rows compute attention, or its gradients, and count what can be worked out by hand."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -137,6 +139,16 @@ def test_flash_attention_reads_the_prompt_once_per_row_tile_and_holds_no_scores(
     prompt = scoreboard.count_work(lambda: scoreboard._flash_2(*qkv))
     assert prompt.bytes_read == 4 * (H * 128 * D + 2 * HKV * (64 + 128) * D)
     assert prompt.bytes_written == 4 * (H * 128 * D + H * 128)
+
+
+def test_splits_multiply_no_more_and_move_their_partial_results_besides(monkeypatch):
+    one = partial(scoreboard.flash_decoding, num_splits=1, backend="torch")
+    split = score(method("Flash-Decoding"))
+    monkeypatch.setattr(scoreboard, "flash_decoding", lambda q, k, v, **_: one(q, k, v))
+    whole = score(method("Flash-Decoding"))
+    assert split.matmul_flops == whole.matmul_flops == 4 * H * D * (PROMPT**2 + sum(LENGTHS))
+    partials = NEW * 4 * 4 * H * (D + 2)  # steps × splits × bytes × heads × (acc, m, l)
+    assert split.bytes_written - whole.bytes_written >= partials
 
 
 # ------------------------------------------------------------------------------------------------ a training step

@@ -14,10 +14,10 @@ from covering import covering
 from paged_cases import assert_matches_dense, paged_inputs
 from triton_compile import compile_triton
 
-from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
-from pagewise.paged_attention import in_triton as paged_decode
-from pagewise.paged_attention import paged_attention
-from pagewise.paged_attention.in_triton import default_num_splits, tiles_for
+from pagewise.kernels.flash_decoding import merge_splits_kernel
+from pagewise.kernels.paged_attention import decode_kernel
+from pagewise.paged_attention import in_triton, paged_attention
+from pagewise.paged_attention.in_triton import tiles_for
 from pagewise.tools.sizes import padded
 
 
@@ -82,7 +82,7 @@ def test_every_pair_of_variants(case, kernel_device):
 def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter, kernel_device, monkeypatch):
     """With one token the output is its value and lse · k_scale its key, whichever way the bytes are converted."""
     if converter == "by bits":
-        monkeypatch.setattr(paged_decode, "_float8_bits", lambda cache: 4 if cache.dtype == E4M3 else 5)
+        monkeypatch.setattr(in_triton, "_float8_bits", lambda cache: 4 if cache.dtype == E4M3 else 5)
     codes = torch.arange(256, dtype=torch.uint8, device=kernel_device).view(cache_dtype)
     table, lens = (torch.full(size, n, dtype=torch.int32, device=kernel_device) for size, n in (((1, 1), 0), ((1,), 1)))
     q = torch.zeros(1, heads, 256, dtype=dtype, device=kernel_device)
@@ -130,35 +130,24 @@ def test_merge_is_lesson_threes_merge(kernel_device):
     out = torch.full((B * H + 2, D), 7.0, device=kernel_device)
     lse = torch.full((B * H + 2,), 7.0, device=kernel_device)
     m, l, acc = (t.contiguous().to(kernel_device) for t in parts)
-    merge_splits_kernel[(B, H)](m, l, acc, out[1:-1], lse[1:-1], splits, 0.5, D=D, BLOCK_D=128, SPLITS=16)
+    lengths = (B, H, 1, splits, 2**31 - 1)  # a tile of one key for each split
+    sizes = {"D": D, "BLOCK_D": 128, "GROUP": 1, "BLOCK_R": 1, "TILE": 1, "MIN_TILES": 1}
+    sizes |= {"CUT": "num", "AT_ONCE": 16, "SOFTMAX": "synchronised"}
+    numbers = (*lengths, splits, splits, 0.5, 0.0, 0.0, 0.0, 0.0)
+    merge_splits_kernel[(B * H, 1)](m, l, acc, None, out[1:-1], lse[1:-1], None, *numbers, **sizes)
     torch.testing.assert_close(out[1:-1].view(B, H, D).cpu(), merged.output() * 0.5)
     torch.testing.assert_close(lse[1:-1].view(B, H).cpu(), merged.lse())
     assert (out[[0, -1]] == 7.0).all()
     assert (lse[[0, -1]] == 7.0).all()
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "programs", "capacity", "splits"),
-    [
-        (1, 8, 16384, 33),  # 2 · 132 programs at least
-        (1, 1, 2**20, 64),  # never more than 64
-        (1, 8, 300, 2),  # 128 tokens per split at least
-        (1, 8, 100, 1),
-        (64, 8, 16384, 1),  # the batch fills the GPU by itself
-        (8, 8, 16384, 5),
-        (0, 8, 0, 1),
-    ],
-)
-def test_default_splits_fill_the_gpu(batch_size, programs, capacity, splits):
-    assert default_num_splits(batch_size, programs, capacity, num_sms=132) == splits
-
-
-def test_default_is_one_split_on_the_cpu_and_does_not_look_at_lengths_on_a_gpu(kernel_device, monkeypatch):
+def test_default_is_one_piece_on_the_cpu_and_a_gpus_fill_without_a_look_at_lengths(kernel_device, monkeypatch):
     inputs = paged_inputs([5, 300], 4, 2, 32, dtype=torch.float16, device=kernel_device)
     asked = []
-    monkeypatch.setattr(paged_decode, "default_num_splits", lambda *sizes: asked.append(sizes) or 2)
+    monkeypatch.setattr(in_triton, "num_splits_heuristic", lambda *sizes: asked.append(sizes) or 2)
     assert_matches_dense(decode_attention, inputs)
-    assert asked == ([] if kernel_device.type == "cpu" else [(2, 2, 21 * 16, paged_decode._num_sms(kernel_device))])
+    slots = [] if kernel_device.type == "cpu" else [2 * in_triton._num_sms(kernel_device)]
+    assert asked == [(4, of_gpu, 3, 128) for of_gpu in slots]  # 4 items, 3 times 128 keys of 21 · 16 at most
 
 
 # ------------------------------------------------------------------------------------------ unchecked lengths
@@ -243,29 +232,31 @@ def test_refusals_name_the_tensor_and_torch(kernel_device, shapes_unchecked):
 
 
 @pytest.mark.parametrize("cache_dtype", [None, E4M3])
-@pytest.mark.parametrize("num_splits", [1, 2])
-def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
+@pytest.mark.parametrize("splits", [("num", 1), ("share", 3)])
+def test_op_is_registered_soundly(splits, cache_dtype, kernel_device):
     inputs = paged_inputs([0, 5, 40], 4, 2, 32, dtype=torch.bfloat16, device=kernel_device, cache_dtype=cache_dtype)
     # it compares the inputs too
     inputs = [t.float().nan_to_num().to(t.dtype) if t.is_floating_point() else t for t in inputs]
     # the check of the schema compares by arithmetic that torch lacks for float8
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     tests = tests if cache_dtype is None else tests[1:]
-    for options in ((torch.ones(4, device=kernel_device), 0.1, 9, 2.0, 0.5), (None, 0.1, None, 0.0, 1.0)):
-        torch.library.opcheck(torch.ops.pagewise.paged_decode, (*inputs, *options, num_splits), test_utils=tests)
+    q, k_cache, v_cache, *others = inputs
+    inputs = (q[:, :, None], k_cache.transpose(1, 2), v_cache.transpose(1, 2), *others)
+    for options in ((torch.ones(4, device=kernel_device), 0.1, True, 9, 2.0, 0.5), (None, 0.1, True, None, 0.0, 1.0)):
+        torch.library.opcheck(torch.ops.pagewise.decode, (*inputs, *options, *splits), test_utils=tests)
 
 
 def test_no_length_batch_or_table_width_is_compiled_in():
     """What changes from step to step is neither a constant of the kernels nor specialised on."""
-    decode, merge = (inspect.signature(kernel.fn).parameters for kernel in (paged_decode_kernel, merge_splits_kernel))
-    changing = {"tables_stride_row", "capacity", "window"}
-    assert changing <= set(decode)
+    decode, merge = (inspect.signature(kernel.fn).parameters for kernel in (decode_kernel, merge_splits_kernel))
     constants = {n for n, p in (decode | merge).items() if "constexpr" in str(p.annotation)}
     assert constants == {
-        "P", "D", "BLOCK_D", "GROUP", "BLOCK_H", "TILE", "FLOAT8_BITS", "SOFTCAP", "ALIBI", "SPLIT", "SPLITS",
+        "P", "D", "BLOCK_D", "GROUP", "BLOCK_R", "TILE", "MIN_TILES", "FLOAT8_BITS", "CAUSAL", "SOFTCAP", "CUT",
+        "SPLIT", "AT_ONCE",
     }  # fmt: skip
-    for kernel, names in ((paged_decode_kernel, changing), (merge_splits_kernel, {"num_splits"})):
-        assert names == set(not_specialized(kernel))
+    changing = {"num_seqs", "capacity", "window", "cut", "slots"}
+    assert set(not_specialized(decode_kernel)) == changing | {"tables_stride_row"}
+    assert set(not_specialized(merge_splits_kernel)) == changing
 
 
 def not_specialized(kernel):
@@ -279,30 +270,41 @@ COMPILED = {
     "dtype": list(POINTERS),
     "cache": [None, E4M3, E5M2],
     "group": [1, 4, 8, 32],
+    "queries": [1, 3, 16],
     "options": [False, True],
-    "split": [False, True],
+    "cut": [None, "num", "size", "share"],
+    "paged": [False, True],
     "sm": [80, 90],
 }
 
 
-def compile_decode(head_size, dtype, cache, group, options, split, sm):
-    sizes = tiles_for(group, head_size, dtype, cache or dtype)
+def compile_decode(head_size, dtype, cache, group, queries, options, cut, paged, sm):
+    tiles = tiles_for(queries * group, head_size, dtype, cache or dtype)
     native = cache is None or sm >= 89
     stored = POINTERS[dtype] if cache is None else {E4M3: "*fp8e4nv", E5M2: "*fp8e5"}[cache] if native else "*u8"
-    signature = {n: "*fp32" for n in ("slopes_ptr", "lse_ptr", "m_ptr", "l_ptr", "acc_ptr")}
+    signature = {n: "*fp32" for n in ("lse_ptr", "m_ptr", "l_ptr", "acc_ptr")}
     signature |= {"q_ptr": POINTERS[dtype], "out_ptr": POINTERS[dtype], "k_ptr": stored, "v_ptr": stored}
-    signature |= {"tables_ptr": "*i32", "lens_ptr": "*i32", "scale": "fp32", "softcap": "fp32", "v_scale": "fp32"}
-    for parameter in inspect.signature(paged_decode_kernel.fn).parameters:
-        if parameter.startswith(("q_stride", "k_stride", "v_stride")):
-            signature[parameter] = "i32:16"
-    signature |= dict.fromkeys(("tables_stride_row", "tables_stride_column", "num_heads", "capacity", "window"), "i32")
+    signature |= {"scale": "fp32", "softcap": "fp32", "v_scale": "fp32"}
+    signature |= {"tables_ptr": "*i32", "lens_ptr": "*i32"} if paged else {}
+    signature |= {"slopes_ptr": "*fp32"} if options else {}
+    numbers = ["num_seqs", "num_heads", "capacity", "window", "cut", "slots"]
+    numbers += ["tables_stride_row", "tables_stride_column"]
     constants = {
-        "P": 16, "D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "BLOCK_H": sizes.heads,
-        "TILE": sizes.keys, "FLOAT8_BITS": 0 if native else 4 if cache == E4M3 else 5,
-        "SOFTCAP": options, "ALIBI": options, "SPLIT": split,
+        "P": 16, "D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "BLOCK_R": tiles.rows,
+        "TILE": tiles.keys, "MIN_TILES": 2, "FLOAT8_BITS": 0 if native else 4 if cache == E4M3 else 5,
+        "CAUSAL": options and queries > 1, "SOFTCAP": options, "CUT": cut or "num", "SPLIT": cut is not None,
     }  # fmt: skip
-    warps_and_stages = {"num_warps": sizes.num_warps, "num_stages": sizes.num_stages}
-    return compile_triton(paged_decode_kernel, signature, constants, sm, **warps_and_stages)
+    if queries == 1:  # Triton takes a 1 for a constant
+        constants["num_queries"] = 1
+    for name in inspect.signature(decode_kernel.fn).parameters:
+        if name.startswith(("q_stride", "k_stride", "v_stride")):
+            signature[name] = "i32:16"
+        elif name in numbers or (name == "num_queries" and queries > 1):
+            signature[name] = "i32"
+        elif name not in signature and name not in constants:
+            constants[name] = None
+    threads = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    return compile_triton(decode_kernel, signature, constants, sm, **threads)
 
 
 @pytest.mark.parametrize("case", covering(COMPILED), ids=name)
@@ -316,11 +318,18 @@ def test_decode_kernel_compiles_for_gpus_without_spilling(case, record_property)
 
 
 @pytest.mark.parametrize("sm", [80, 90])
+@pytest.mark.parametrize("cut", ["num", "size", "share"])
 @pytest.mark.parametrize("head_size", [80, 256])
-def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, sm, record_property):
+def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, cut, sm, record_property):
     signature = {n: "*fp32" for n in ("m_ptr", "l_ptr", "acc_ptr", "lse_ptr")} | {"out_ptr": "*bf16"}
-    signature |= {"num_splits": "i32", "v_scale": "fp32"}
-    constants = {"D": head_size, "BLOCK_D": padded(head_size), "SPLITS": 16}
+    signature |= {"lens_ptr": "*i32", "v_scale": "fp32"}
+    numbers = ("num_seqs", "num_heads", "num_queries", "capacity", "window", "cut", "slots")
+    signature |= dict.fromkeys(numbers, "i32")
+    constants = {
+        "D": head_size, "BLOCK_D": padded(head_size), "GROUP": 8, "BLOCK_R": 16, "TILE": 64, "MIN_TILES": 2,
+        "CUT": cut, "AT_ONCE": 16, "SOFTMAX": "synchronised",
+    }  # fmt: skip
+    constants |= dict.fromkeys(("flags_ptr", "reference", "band_low", "band_high", "smallest"))
     compiled = compile_triton(merge_splits_kernel, signature, constants, sm)
     record_property("registers", compiled.registers)
     assert compiled.spilled_bytes == 0
@@ -329,13 +338,17 @@ def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, sm, record_p
 @pytest.mark.parametrize("group", [1, 8])
 def test_float8_becomes_bfloat16_by_way_of_float16(group):
     """Triton's own way from e5m2 on sm_90, a product with 2¹¹², makes finite numbers of inf and NaN."""
-    compiled = compile_decode(128, torch.bfloat16, E5M2, group, options=False, split=False, sm=90)
+    compiled = compile_decode(128, torch.bfloat16, E5M2, group, 1, options=False, cut=None, paged=True, sm=90)
     assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
     assert "mul.rn.bf16x2" not in compiled.ptx
 
 
 def test_loads_are_wide_and_on_their_way_early():
     """16 bytes per thread and load, fetched ahead of use by cp.async."""
-    compiled = compile_decode(128, torch.bfloat16, None, 8, options=False, split=True, sm=90)
-    assert "cp.async.cg.shared.global" in compiled.ptx
-    assert "ld.global.v4" in compile_decode(128, torch.bfloat16, None, 1, options=False, split=True, sm=90).ptx
+    for cut in ("num", "share"):
+        of_group, single = (
+            compile_decode(128, torch.bfloat16, None, group, 1, options=False, cut=cut, paged=True, sm=90)
+            for group in (8, 1)
+        )
+        assert "cp.async.cg.shared.global" in of_group.ptx
+        assert "ld.global.v4" in single.ptx

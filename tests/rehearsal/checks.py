@@ -12,6 +12,8 @@ import torch
 from pagewise.cuda import CudaKernel
 from pagewise.cuda import gpu as cuda_gpu
 from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
+from pagewise.flash_decoding_plus_plus import dataflow
+from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
@@ -101,6 +103,19 @@ def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(gpu):
     for num_splits in (1, 3):
         out = paged_attention(q, *cache, num_splits=num_splits, backend="triton")
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
+def test_products_with_few_rows_run_on_the_gpu_of_their_tensors_and_are_profiled_there(gpu, monkeypatch):
+    monkeypatch.setattr(dataflow, "NUM_ROWS", (1,))
+    gpu = torch.device(gpu)
+    flow = Dataflow(device_label(gpu), torch.float16, {(40, 64): (2, 65)})
+    w = torch.randn(40, 64, device=gpu).half()
+    for M in (1, 3):
+        x = torch.randn(M, 64, device=gpu).half()
+        torch.testing.assert_close(flow.linear(x, w), x @ w.T, rtol=0.01, atol=0.02)
+    assert Dataflow.profile([(40, 64)], gpu).device == flow.device
     assert torch.cuda.current_device() == 0
 
 

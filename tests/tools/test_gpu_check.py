@@ -136,6 +136,7 @@ def test_the_parts_exist():
     parts = gpu_check.parts(Path("out"))
     names = [part.name for part in parts]
     assert names[:4] == ["machine", "kernels are right", "paged speed, 3 shapes", "flash speed, 8 shapes"]
+    assert names[4:6] == ["split decode speed, 7 shapes", "flat product speed, 16 shapes"]
     assert len(set(names)) == len(names)
     assert {"memcheck", "racecheck", "initcheck", "synccheck", "all tests"} <= set(names)
     assert len([name for name in names if name.startswith("lesson ")]) == len(list(ROOT.glob("lessons/*.ipynb")))

@@ -10,11 +10,13 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from pagewise.cuda import simt
 from pagewise.experiments.paged_attention_peers import side_by_side
 from pagewise.experiments.paged_attention_speed import Shape, exact, random_batch
+from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention, paged_attention_v1
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
@@ -35,6 +37,8 @@ def contests() -> Iterator[Contest]:
     yield torch_paths(Shape(8, 512, 8, 2, head_size=64))
     yield cpu_runner(Shape(2, 64, 4, 2, head_size=64))
     yield interpreter(Shape(1, 64, 4, 2, head_size=64))
+    yield splits(8192)
+    yield dispatch(1024)
 
 
 def block_manager() -> Contest:
@@ -105,6 +109,24 @@ def interpreter(shape: Shape) -> Contest:
     batch = random_batch(shape, torch.float32, CPU, seed=0)
     functions = {backend: partial(paged_attention, *batch[:5], backend=backend) for backend in ("torch", "triton")}
     return f"paged_attention, Triton interpreted, {_sizes(shape)}", functions, exact(batch)
+
+
+def splits(num_keys: int) -> Contest:
+    """Flash-Decoding in torch: what cutting the keys and merging costs where nothing runs side by side."""
+    q, k, v = (torch.randn(1, heads, tokens, 64) for heads, tokens in ((8, 1), (2, num_keys), (2, num_keys)))
+    functions = {"naive": lambda: attention(q, k, v)}
+    for num in (1, 4, 32):
+        functions[f"flash_decoding, {num} splits"] = partial(flash_decoding, q, k, v, num_splits=num, backend="torch")
+    right = attention(*(x.double() for x in (q, k, v)))
+    return f"Flash-Decoding in torch, {num_keys} keys, 8 heads over 2", functions, right
+
+
+def dispatch(size: int) -> Contest:
+    """What looking up the table costs, where it chooses torch's own product."""
+    x, w = torch.randn(1, size), torch.randn(size, size)
+    flow = Dataflow(device_label(CPU), torch.float32, {(size, size): (1, 1)})
+    functions = {"torch's linear": lambda: linear(x, w), "Dataflow.linear": lambda: flow.linear(x, w)}
+    return f"a token times weights [{size}, {size}], float32", functions, x.double() @ w.double().T
 
 
 def _sizes(shape: Shape) -> str:

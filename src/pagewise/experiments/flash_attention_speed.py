@@ -4,30 +4,28 @@
 
 16 k tokens at a time. The measure is the operations of the matrix products that the visible scores need, over time,
 against what torch's product of two large matrices reaches on the same machine. The backward counts as 2.5 forwards: it
-has five products, not two. On a GPU all shapes are timed, those first that the targets are set for; on a CPU the
-smallest ones only, and the times say nothing about a GPU. What fails, hangs or is wrong is a row that says so.
+has five products, not two. `pagewise.experiments.speed` says which shapes are timed where.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pagewise.experiments import speed
 from pagewise.experiments.flash_attention_peers import Attend, Prepare, peers
+from pagewise.experiments.speed import AGAIN
 from pagewise.flash_attention import flash_attention
 from pagewise.naive_attention import attention
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Record, Timing, Worker
-from pagewise.tools.device import best_device, triton_mode
+from pagewise.tools.benchmark import Candidate, Record
+from pagewise.tools.device import triton_mode
 
 TOKENS, WIDTH = 16384, 2048  # B · S and H · D of all shapes
 ROWS = 512  # of the oracle's scores at once: float64 takes room
-AGAIN = ", again"
 
 Inputs = tuple[Float[Tensor, "B H S D"], ...]  # q, k, v and the gradient of out
 
@@ -122,31 +120,19 @@ def gradients_fault(run: Callable[[], Sequence[Tensor]], exact: Tensor) -> str |
 # ------------------------------------------------------------------------------------------------ records
 
 
-class Trials:
-    """Tries one method on one shape after the other; a shape's inputs are kept until another shape comes."""
+class Trials(speed.Trials):
+    """Tries one method on one shape after the other."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> None:
-        self.device, self.dtype, self.options = device, dtype, options
-        self.shape = None
+    def build(self, shape: Shape) -> tuple[list[Inputs], list[Tensor]]:
+        inputs = random_inputs(shape, self.dtype, self.device)
+        return [inputs], [exact(shape, inputs)]
 
-    def __call__(self, shape: Shape, method: str) -> Timing | str:
-        if shape != self.shape:
-            self.shape = self.inputs = self.exact = None  # freed before the next are built
-            self.inputs = random_inputs(shape, self.dtype, self.device)
-            self.exact = exact(shape, self.inputs)
-            self.shape = shape
-        try:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            attend = methods(self.device)[method](shape.seq_len, bool(shape.causal))
-            run = prepared(attend, shape, self.inputs)
-        except Exception as error:
-            return benchmark.described(error)
-        check = gradients_fault if shape.backward else benchmark.fault
-        result = benchmark.trial([run], [self.exact], check=check, **self.options)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()  # raises where the method has cost this process its GPU: a new one takes over
-        return result
+    def runs(self, method: str) -> list[Candidate]:
+        attend = methods(self.device)[method](self.shape.seq_len, bool(self.shape.causal))
+        return [prepared(attend, self.shape, inputs) for inputs in self.inputs]
+
+    def fault(self, run: Candidate, exact: Tensor) -> str | None:
+        return (gradients_fault if self.shape.backward else benchmark.fault)(run, exact)
 
 
 def records(
@@ -158,19 +144,21 @@ def records(
     limit: float = 120.0,
     **options: int,
 ) -> Iterator[Record]:
-    """A record per shape and method, as they come. `limit`: seconds per trial; `options`: `benchmark.trial`'s."""
-    tasks = [(shape, method) for shape in shapes for method in methods(device)]
-    with Worker(Trials, device, dtype, options) as worker:
-        yield from benchmark.records_of(
-            worker,
-            tasks,
-            "attention",
-            device=device,
-            dtype=dtype,
-            nbytes=lambda shape: shape.bytes(dtype.itemsize),
-            bound=("matmul", rate),
-            limit=limit,
-        )
+    """A record per shape and method, as they come.
+
+    `rate`: operations per second of a large product; `limit`: seconds per trial; `options`: `benchmark.trial`'s.
+    """
+    return speed.records(
+        Trials,
+        [(shape, method) for shape in shapes for method in methods(device)],
+        "attention",
+        device=device,
+        dtype=dtype,
+        options=options,
+        nbytes=lambda shape: shape.bytes(dtype.itemsize),
+        bound=("matmul", rate),
+        limit=limit,
+    )
 
 
 def rates(found: Sequence[Record]) -> str:
@@ -208,28 +196,9 @@ def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, 
 
 
 def main() -> None:
-    """The command line: all shapes on a GPU, the smallest on a CPU."""
-    parser = argparse.ArgumentParser(description="Time every way of attention on this machine.")
-    parser.add_argument("--record", type=Path, help="keep each record in this file as it comes (GPU only)")
-    parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes (8: D = 128, 4 k and 16 k)")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one method on one shape (%(default)g)")
-    asked = parser.parse_args()
-    device = best_device()
-    on_gpu = device.type == "cuda"
-    if asked.record and not on_gpu:
-        parser.error("--record needs a GPU: times of interpreted kernels are not kept")
-    if not on_gpu:
-        print("No GPU here: CUDA runs as fibers and Triton interpreted, and these times say nothing about a GPU.")
-    rate = benchmark.matmul_rate(device, torch.bfloat16) if on_gpu else None
-    options = {} if on_gpu else {"repeats": 1, "warmup": 0}
-    found = []
-    shapes = (SHAPES if on_gpu else SMALLEST)[: asked.first]
-    for record in records(shapes, device=device, rate=rate, limit=asked.limit, **options):
-        if asked.record:
-            benchmark.keep(asked.record, record)
-        found.append(record)
-        if len(found) % len(methods(device)) == 0:
-            print(benchmark.table_of(found[-len(methods(device)) :]), end="\n\n", flush=True)
+    """The command line."""
+    description = "Time every way of attention on this machine."
+    found = speed.command(description, SHAPES, SMALLEST, records, against="matmul", first="8: D = 128, 4 k and 16 k")
     print(rates(found))
 
 

@@ -84,14 +84,15 @@ def _flashinfer(batches: Batches) -> list[Run]:
     import flashinfer
 
     def prepare(batch: PagedInputs) -> Run:
-        (B, M), (_, P, Hkv, D) = batch.block_tables.shape, batch.cache_sizes
-        q, device = batch.q, batch.q.device
-        workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=device)
+        q, tables, lens, (_, P, Hkv, D) = batch.q, batch.block_tables, batch.seq_lens, batch.cache_sizes
+        workspace = torch.empty(256 * 2**20, dtype=torch.uint8, device=q.device)
         decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
-        indptr = torch.arange(0, B * M + 1, M, dtype=torch.int32, device=device)
-        last = torch.full((B,), P, dtype=torch.int32, device=device)
+        counts = (lens + P - 1) // P  # blocks of each sequence
+        indptr = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+        indices = tables[torch.arange(tables.shape[1], device=q.device) < counts[:, None]]
+        last = (lens - 1) % P + 1  # tokens in the last block
         dtypes = {"q_data_type": q.dtype, "kv_data_type": batch.k_cache.dtype}
-        decode.plan(indptr, batch.block_tables.flatten(), last, q.shape[1], Hkv, D, P, **dtypes)
+        decode.plan(indptr, indices, last, q.shape[1], Hkv, D, P, **dtypes)
         return lambda: decode.run(q, (batch.k_cache, batch.v_cache))
 
     return [prepare(batch) for batch in batches]

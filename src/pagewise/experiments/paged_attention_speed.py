@@ -3,29 +3,26 @@
     python -m pagewise.experiments.paged_attention_speed --record lessons/measurements/paged_attention.json
 
 A decode step must read K and V once. So the measure is bytes of K and V over time, against what a plain copy reaches on
-the same machine. On a GPU all shapes are timed, from a cold L2 cache, those first that the targets are set for; on a
-CPU, where kernels are interpreted and threads are fibers, the smallest ones only, and the times say nothing about a
-GPU. Everything runs in a process of its own with a time limit: what fails, hangs or is wrong is a row that says so.
+the same machine, from a cold L2 cache. `pagewise.experiments.speed` says which shapes are timed where.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pagewise.experiments import speed
 from pagewise.experiments.paged_attention_peers import Batches, Run, peers, side_by_side
+from pagewise.experiments.speed import AGAIN, ROTATED_BYTES
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.cache import to_vllm_layout
-from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Failed, Record, Timing, Worker
-from pagewise.tools.device import best_device, triton_mode
+from pagewise.tools.benchmark import Record
+from pagewise.tools.device import triton_mode
 
 
 class Shape(NamedTuple):
@@ -53,8 +50,6 @@ FIRST = [Shape(B, S, 64, 8) for B, S in ((1, 32768), (8, 8192), (64, 8192))]
 _ALL = [Shape(B, S, *heads) for heads in ((64, 8), (32, 32)) for B in (1, 8, 64) for S in (1024, 8192, 32768)]
 SHAPES = list(dict.fromkeys(FIRST + _ALL))
 SMALLEST = [Shape(1, 1024, 8, 1), Shape(1, 1024, 4, 4)]
-AGAIN = ", again"
-ROTATED_BYTES = 2**28  # smaller K and V are drawn three times, and calls take turns
 
 
 def random_batch(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> PagedInputs:
@@ -111,30 +106,16 @@ def _gathered(batch: PagedInputs) -> Tensor:
     return scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=q.shape[1] != k.shape[1])[:, :, 0]
 
 
-class Trials:
-    """Tries one method on one shape after the other; a shape's batches are kept until another shape comes."""
+class Trials(speed.Trials):
+    """Tries one method on one shape after the other."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> None:
-        self.device, self.dtype, self.options = device, dtype, options
-        self.shape = None
+    def build(self, shape: Shape) -> tuple[Batches, list[Tensor]]:
+        seeds = range(3 if shape.kv_bytes(self.dtype.itemsize) < ROTATED_BYTES else 1)
+        batches = [random_batch(shape, self.dtype, self.device, seed) for seed in seeds]
+        return batches, [exact(batch) for batch in batches]
 
-    def __call__(self, shape: Shape, method: str) -> Timing | str:
-        if shape != self.shape:
-            self.shape = self.batches = self.exact = None  # freed before the next are built: both may not fit
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            seeds = range(3 if shape.kv_bytes(self.dtype.itemsize) < ROTATED_BYTES else 1)
-            self.batches = [random_batch(shape, self.dtype, self.device, seed) for seed in seeds]
-            self.exact = [exact(batch) for batch in self.batches]
-            self.shape = shape
-        try:
-            runs = methods(self.device)[method](self.batches)
-        except Exception as error:
-            return benchmark.described(error)
-        result = benchmark.trial(runs, self.exact, **self.options)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()  # raises where the method has cost this process its GPU: a new one takes over
-        return result
+    def runs(self, method: str) -> list[Run]:
+        return methods(self.device)[method](self.inputs)
 
 
 def records(
@@ -142,33 +123,25 @@ def records(
     *,
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
-    bandwidth: float | None = None,
+    rate: float | None = None,
     limit: float = 120.0,
     **options: int,
 ) -> Iterator[Record]:
-    """A record per shape and method, as they come. `limit`: seconds per trial; `options`: `benchmark.trial`'s."""
-    tasks = [(shape, method) for shape in shapes for method in methods(device)]
-    with Worker(Trials, device, dtype, options) as worker:
-        yield from benchmark.records_of(
-            worker,
-            tasks,
-            "paged decode",
-            device=device,
-            dtype=dtype,
-            nbytes=lambda shape: shape.kv_bytes(dtype.itemsize),
-            bound=("copy", bandwidth),
-            limit=limit,
-        )
+    """A record per shape and method, as they come.
 
-
-def copy_bandwidth(device: torch.device, *, limit: float) -> float | None:
-    """What a copy reaches on this device, in a process of its own; where it fails a sentence, and no fractions."""
-    with Worker(partial, benchmark.copy_bandwidth) as worker:
-        try:
-            return worker(device, limit=limit)
-        except Failed as failed:
-            print(f"A copy's bandwidth, of which others reach a fraction, is not known: {failed}")
-            return None
+    `rate`: bytes per second of a copy; `limit`: seconds per trial; `options`: `benchmark.trial`'s.
+    """
+    return speed.records(
+        Trials,
+        [(shape, method) for shape in shapes for method in methods(device)],
+        "paged decode",
+        device=device,
+        dtype=dtype,
+        options=options,
+        nbytes=lambda shape: shape.kv_bytes(dtype.itemsize),
+        bound=("copy", rate),
+        limit=limit,
+    )
 
 
 def draw(found: Sequence[Record], *, num_kv_heads: int = 8) -> None:
@@ -190,29 +163,9 @@ def draw(found: Sequence[Record], *, num_kv_heads: int = 8) -> None:
 
 
 def main() -> None:
-    """The command line: all shapes on a GPU, the smallest on a CPU."""
-    parser = argparse.ArgumentParser(description="Time every way of paged decode on this machine.")
-    parser.add_argument("--record", type=Path, help="keep each record in this file as it comes (GPU only)")
-    parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes (3: those with targets)")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one method on one shape (%(default)g)")
-    asked = parser.parse_args()
-    device = best_device()
-    on_gpu = device.type == "cuda"
-    if asked.record and not on_gpu:
-        parser.error("--record needs a GPU: times of interpreted kernels are not kept")
-    if not on_gpu:
-        print("No GPU here: CUDA runs as fibers and Triton interpreted, and these times say nothing about a GPU.")
-    bandwidth = copy_bandwidth(device, limit=asked.limit) if on_gpu else None
-    options = {} if on_gpu else {"repeats": 1, "warmup": 0}
-    shapes = (SHAPES if on_gpu else SMALLEST)[: asked.first]
-    of_shape = []
-    for record in records(shapes, device=device, bandwidth=bandwidth, limit=asked.limit, **options):
-        if asked.record:
-            benchmark.keep(asked.record, record)
-        of_shape.append(record)
-        if len(of_shape) == len(methods(device)):
-            print(benchmark.table_of(of_shape), end="\n\n", flush=True)
-            of_shape = []
+    """The command line."""
+    description = "Time every way of paged decode on this machine."
+    speed.command(description, SHAPES, SMALLEST, records, against="copy", first="3: those with targets")
 
 
 if __name__ == "__main__":

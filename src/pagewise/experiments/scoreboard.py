@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pagewise.flash_attention import flash_attention_1, flash_attention_2
+from pagewise.flash_decoding import flash_decoding
 from pagewise.kv_cache import KVCache
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
@@ -91,6 +92,11 @@ def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length:
     return paged_attention_grouped(q, k_cache, v_cache, table, length, check=False)  # of the kernel, not of the checks
 
 
+def _split(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A prompt as in lesson 6; a single query over four splits of the keys."""
+    return _flash_2(q, k, v) if q.shape[2] > 1 else flash_decoding(q, k, v, num_splits=4, backend="torch")
+
+
 def training_step(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., list[Tensor]]:
     """Forward and backward over the prompt: the gradients of ½ ‖out‖², so that out is its own gradient."""
 
@@ -116,6 +122,7 @@ ROWS = [
     Row(4, "paged, streamed in blocks of 16", paged(_streamed)),
     Row(5, "paged, CUDA kernel, grouped", paged(_grouped, layout="vllm")),
     Row(6, "FlashAttention-2, then paged", paged(_grouped, layout="vllm", prompt=_flash_2)),
+    Row(7, "Flash-Decoding, 4 splits", with_cache(_split)),
 ]
 TRAINING = [
     Row(1, "naive", training_step(_naive)),

@@ -14,8 +14,9 @@ from torch import Tensor
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_attention.in_torch import gathered_attention
-from pagewise.paged_attention.in_triton import decode_attention, refuses
+from pagewise.paged_attention.in_triton import DecodeInputs, decode, refuses
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, checked_vllm_inputs, used_blocks
+from pagewise.paged_attention.splits import checked_splits
 from pagewise.tools.checks import check_count, check_flag
 from pagewise.tools.device import choose_backend
 
@@ -36,6 +37,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     num_splits: int | None = None,
+    split_size: int | None = None,
     return_lse: bool = False,
     check: bool | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
@@ -52,8 +54,10 @@ def paged_attention(
         k_cache, v_cache: in the dtype of q, or both in one float8 dtype. Stored number · scale = the number meant.
         seq_lens: at most M · P. 0: the sequence is empty, out is 0 and lse −inf.
         scale, alibi_slopes, window, softcap: as in `naive_attention.attention`; bias slope · (j − (seq_len − 1)).
-        num_splits: cut the keys of each sequence into that many pieces, attend to each, merge. Default: 1 in torch and
-            on the CPU; on a GPU as many as fill it (`paged_decode.default_num_splits`).
+        num_splits, split_size: cut the keys of each sequence into that many pieces, or into pieces of that many keys
+            (in Triton of whole tiles), attend to each, merge. One or the other; a row's bits then do not depend on the
+            batch around it. Default: one piece in torch and on the CPU; on a GPU as many programs as fill it share the
+            keys of the whole batch (`pagewise.flash_decoding`).
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
         check: look at lengths and table entries before launching. Default: where that is free, on the CPU; on a GPU
             True waits for it once. Unchecked, a length that the table cannot hold gives NaN, and a table entry that is
@@ -73,18 +77,17 @@ def paged_attention(
     check_flag("return_lse", return_lse)
     if check is not None:
         check_flag("check", check)
-    if num_splits is not None:
-        check_count("num_splits", num_splits)
+    splits = checked_splits(num_splits, split_size)
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     tensors = (q, k_cache, v_cache, block_tables, seq_lens)
     inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache))
-    if choose_backend(backend, q.device, refuses(inputs), learns=learns) == "torch":
-        out, lse = gathered_attention(inputs, options, num_splits=num_splits or 1)
+    if choose_backend(backend, q.device, refuses(DecodeInputs.paged(inputs)), learns=learns) == "torch":
+        out, lse = gathered_attention(inputs, options, splits)
     else:
         if check or (check is None and not q.is_cuda):
             used_blocks(inputs, window)
-        out, lse = decode_attention(inputs, options, num_splits=num_splits)
+        out, lse = (x.squeeze(2) for x in decode(DecodeInputs.paged(inputs), options, splits))
     return (out, lse) if return_lse else out
 
 

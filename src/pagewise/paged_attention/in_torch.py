@@ -12,37 +12,64 @@ What no query sees is never used: slots past the end and other blocks (NaN there
 sequence's blocks or before its window (any number). Kwon et al. 2023.
 """
 
-from itertools import pairwise
+import functools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pagewise.naive_attention import grouped_matmul, masked_scores, safe_softmax, visibility
-from pagewise.online_softmax import Partial, merge_attention
+from pagewise.naive_attention import grouped_matmul, masked_scores, query_positions, safe_softmax, visibility
+from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs, used_blocks
+from pagewise.paged_attention.splits import Splits
+from pagewise.tools.sizes import cdiv
 
 OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 
 
-def gathered_attention(inputs: PagedInputs, options: ScoreOptions, *, num_splits: int = 1) -> OutAndLse:
+def gathered_attention(inputs: PagedInputs, options: ScoreOptions, splits: Splits | None = None) -> OutAndLse:
     """(out, lse) of `paged_attention`, K and V made contiguous first: B · max(seq_lens) keys exist at once.
 
-    With num_splits > 1 the blocks are cut into as many runs, each attended to by itself, and the results merged.
+    With splits each sequence is attended to by itself, in pieces whose results are merged.
     """
     blocks = _blocks(inputs, options)
-    num_splits = max(1, min(num_splits, blocks.stop - blocks.start))
-    bounds = [blocks.start + (blocks.stop - blocks.start) * i // num_splits for i in range(num_splits + 1)]
-    outs, lses = [], []
-    for start, stop in pairwise(bounds):
-        scores, values = _scores_and_values(inputs, blocks._replace(start=start, stop=stop), options)
+    if splits is None or not len(inputs.q):
+        scores, values = _scores_and_values(inputs, blocks, options)
         weights, lse = safe_softmax(scores)
-        outs.append(grouped_matmul(weights, values))
-        lses.append(lse)
-    out, lse = (outs[0], lses[0]) if num_splits == 1 else merge_attention(torch.stack(outs), torch.stack(lses))
+        out = grouped_matmul(weights, values)
+    else:
+        out, lse = in_turn(_sequences(inputs, blocks), options, splits)
     return (out * inputs.v_scale).squeeze(2).to(inputs.q.dtype), lse.squeeze(2)
+
+
+def in_turn(
+    sequences: Iterable[tuple[Tensor, Tensor, Tensor]], options: ScoreOptions, splits: Splits
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """(out, lse) of q [1,H,T,D], k and v [1,Hkv,S,D] of each sequence: its bits depend on no other."""
+    outs, lses = zip(*(in_pieces(q, k, v, options, splits) for q, k, v in sequences), strict=True)
+    return torch.cat(outs), torch.cat(lses)
+
+
+def in_pieces(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    options: ScoreOptions,
+    splits: Splits,
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """(out, lse) of attention, out not yet rounded: each piece of the keys by itself, then lesson 3's merge."""
+    T, S = q.shape[2], k.shape[2]
+    queries, pieces = query_positions(T, S, q.device), []
+    first = max(0, S - T + 1 - (options.window or S))
+    for start, stop in splits.bounds(min(first, S), S):
+        keys = torch.arange(start, stop, device=q.device)
+        scores = masked_scores(q, k[:, :, start:stop], queries, keys, options)
+        pieces.append(Partial.of_heads(scores, v[:, :, start:stop]))
+    whole = functools.reduce(Partial.merge, pieces)  # not by lse: of m = 60000 and l it keeps no digit of l
+    return whole.output(), whole.lse()
 
 
 def streamed_attention(inputs: PagedInputs, options: ScoreOptions) -> OutAndLse:
@@ -89,3 +116,11 @@ def _scores_and_values(
     scores = masked_scores(q[:, :, None], k, blocks.queries, keys, options)
     visible = visibility(blocks.queries[..., None] - keys, options)  # [B, 1, 1, S]
     return scores, v.masked_fill_(~visible.mT, 0.0)
+
+
+def _sequences(inputs: PagedInputs, blocks: _Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """q [1,H,1,D], and k and v [1,Hkv,S,D] gathered, of each sequence."""
+    P, lens = inputs.k_cache.shape[1], inputs.seq_lens.tolist()
+    for q, table, length in zip(inputs.q, blocks.tables, lens, strict=True):
+        caches = (cache[table[: cdiv(length, P)]] for cache in (inputs.k_cache, inputs.v_cache))
+        yield q[None, :, None], *(blocks.flatten(0, 1)[:length].transpose(0, 1)[None] for blocks in caches)

@@ -1,148 +1,234 @@
-"""Paged decode in Triton: how the kernels of `kernels/paged_attention.py` are launched (lesson 5).
+"""Decoding in Triton: how the kernel of `kernels/paged_attention.py` is launched, and the merge (lessons 5 and 7).
 
-One program attends with all query heads that share a KV head, so that keys and values are read once for all of them.
-A decode step has few queries: B · Hkv programs may leave most of a GPU idle. So each sequence is cut into num_splits
-pieces, each gives lesson 3's `Partial` (m, l, acc), and a second kernel merges them. Dao et al. 2023 (Flash-Decoding).
+One program attends with all query heads that share a KV head, and all newest queries of a sequence, so that keys and
+values are read once for all of them. A decode step has few of these: B · Hkv programs may leave most of a GPU idle. So
+keys are cut into pieces (`splits`), each gives lesson 3's `Partial` (m, l, acc), and a second kernel merges them. Dao
+et al. 2023 (Flash-Decoding).
 
 No size of the batch, no length and no number of blocks is a constant of the kernels: they are compiled once per dtype,
-head size, block size and group of heads.
+head size, block size and group of heads. The host never waits for a length.
 """
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32, Shaped, UInt8
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.splits import MAX_SPLITS, MIN_KEYS, Splits, num_splits_heuristic
 from pagewise.paged_blocks.write import EXPONENT_BITS
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_launch
 from pagewise.tools.sizes import cdiv, padded
 
-MAX_SPLITS = 64
-MIN_TOKENS_PER_SPLIT = 128
-MAX_GRID_Z = 65535
+PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
 NO_WINDOW = 2**31 - 1
-OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
+LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
+OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
+
+
+class DecodeInputs(NamedTuple):
+    """What the kernel reads: queries that stand at the end of their sequences, and keys and values in blocks.
+
+    Dense keys are one block per sequence, without tables.
+    """
+
+    q: Float[Tensor, "B H T D"]
+    k: Shaped[Tensor, "N Hkv P D"]
+    v: Shaped[Tensor, "N Hkv P D"]
+    block_tables: Int32[Tensor, "B M"] | None = None
+    seq_lens: Int32[Tensor, " B"] | None = None  # None: P keys each
+    v_scale: float = 1.0
+
+    @classmethod
+    def paged(cls, inputs: PagedInputs) -> "DecodeInputs":
+        """One query per sequence over a cache [N, P, Hkv, D]."""
+        q, k, v, *rest = inputs
+        return cls(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), *rest)
+
+    @property
+    def capacity(self) -> int:
+        """The longest sequence that there is room for."""
+        P = self.k.shape[2]
+        return P if self.block_tables is None else P * self.block_tables.shape[1]
 
 
 class Tiles(NamedTuple):
     """How a program's share of the work is cut, and the threads that do it."""
 
-    heads: int  # query heads of one group at once
+    rows: int  # queries and query heads of one KV head at once
     keys: int
     num_warps: int
     num_stages: int  # tiles on their way from memory at once, plus one
 
 
-def tiles_for(group: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
-    """Tiles for `group` query heads per KV head.
+def tiles_for(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
+    """Tiles for `rows` query rows (T · H / Hkv) per KV head.
 
-    What limits them is registers: they hold acc [heads, D], or [keys, D] for a single head, and in float32, which no
+    What limits them is registers: they hold acc [rows, D], or [keys, D] for a single row, and in float32, which no
     tensor core multiplies exactly, the operands of the products too; so there is no room left to convert a float8 tile
     while the next is on its way.
     """
     block_d = padded(head_size)
-    if group == 1:
-        return Tiles(heads=1, keys=max(16, min(64, 4096 // block_d)), num_warps=4, num_stages=2)
+    if rows == 1:
+        return Tiles(rows=1, keys=max(16, min(64, 4096 // block_d)), num_warps=4, num_stages=2)
     if dtype == torch.float32:
-        return Tiles(heads=16, keys=32, num_warps=8, num_stages=2 if cache_dtype == dtype else 1)
-    return Tiles(heads=16 if group <= 16 else 32, keys=max(32, min(64, 8192 // block_d)), num_warps=4, num_stages=3)
+        same = cache_dtype == dtype
+        return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
+    keys = max(32, min(64, 8192 // block_d))
+    if rows <= 16:
+        return Tiles(16, keys, num_warps=4, num_stages=3)
+    if rows > 32 and block_d <= 128:
+        return Tiles(64, keys, num_warps=8, num_stages=2)
+    return Tiles(32, keys, num_warps=4 if block_d <= 128 else 8, num_stages=3)
 
 
-def default_num_splits(batch_size: int, programs_per_sequence: int, capacity: int, num_sms: int) -> int:
-    """Splits per sequence that give a GPU of `num_sms` multiprocessors about two programs each, and no more.
+class Softmax(NamedTuple):
+    """How sums of exp are kept within the floats: `kernels/partial.py` has the three folds."""
 
-    Args:
-        capacity: M · P, what a row of the block table can hold. Not the lengths: they are on the GPU, and reading them
-            would wait for it; a captured CUDA graph needs one number for all lengths, too.
-
-    At most one split per MIN_TOKENS_PER_SPLIT tokens of capacity, at most MAX_SPLITS, at least 1.
-    """
-    programs = max(1, batch_size * programs_per_sequence)
-    return max(1, min(cdiv(2 * num_sms, programs), capacity // MIN_TOKENS_PER_SPLIT, MAX_SPLITS))
+    kind: Literal["synchronised", "unified", "lazy"] = "synchronised"
+    reference: float = 0.0  # φ of the unified one; how far the lazy one's m may lag behind
+    low: float = 0.0  # low < m − φ < high is safe
+    high: float = 0.0
+    smallest: float = 0.0  # that an acc of weights below 1 may be
 
 
-def refuses(inputs: PagedInputs) -> str | None:
+SYNCHRONISED = Softmax()
+
+
+def refuses(inputs: DecodeInputs) -> str | None:
     """Why the Triton kernel cannot take these tensors, or None."""
-    _, P, _, D = inputs.cache_sizes
-    if inputs.q.dtype not in FLOATS:
-        return f"takes q in float32, float16 or bfloat16, got {inputs.q.dtype}"
-    if P > 256 or P & (P - 1):
+    (_, _, P, D), dtype = inputs.k.shape, inputs.q.dtype
+    if dtype not in FLOATS:
+        return f"takes q in float32, float16 or bfloat16, got {dtype}"
+    if inputs.block_tables is not None and (P > 256 or P & (P - 1)):
         return f"needs a block size that is a power of two from 1 to 256, got {P}"
     if D > 256:
         return f"takes head sizes up to 256, got {D}"
-    for name in ("q", "k_cache", "v_cache"):
-        tensor = getattr(inputs, name)
+    cache = "" if inputs.block_tables is None else "_cache"
+    for name, tensor in (("q", inputs.q), (f"k{cache}", inputs.k), (f"v{cache}", inputs.v)):
         if D > 1 and tensor.numel() and tensor.stride(-1) != 1:
             return f"needs {name} contiguous in its last dimension, got stride {tensor.stride(-1)}"
     return None
 
 
-def decode_attention(inputs: PagedInputs, options: ScoreOptions, *, num_splits: int | None = None) -> OutAndLse:
-    """(out, lse) of `paged_attention` by the Triton kernels, for inputs that `refuses` does not refuse."""
-    (B, H, D), (_, P, Hkv, _), device = inputs.q.shape, inputs.cache_sizes, inputs.q.device
-    capacity = inputs.block_tables.shape[1] * P
-    if num_splits is None:
-        group = H // Hkv
-        programs = Hkv * cdiv(group, tiles_for(group, D, inputs.q.dtype, inputs.k_cache.dtype).heads) if group else 1
-        num_splits = default_num_splits(B, programs, capacity, _num_sms(device)) if device.type == "cuda" else 1
-    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.block_tables, inputs.seq_lens, options.alibi_slopes)
-    numbers = (options.scale_for(D), options.window, options.softcap, inputs.v_scale)
-    return torch.ops.pagewise.paged_decode(*tensors, *numbers, min(num_splits, max(1, capacity), MAX_GRID_Z))
+def decode(inputs: DecodeInputs, options: ScoreOptions, splits: Splits | None = None) -> OutAndLse:
+    """(out, lse) by the Triton kernels, for inputs that `refuses` does not refuse. splits: default `filling`."""
+    q, k, v, block_tables, seq_lens, v_scale = inputs
+    tensors = (q, k, v, block_tables, seq_lens, options.alibi_slopes)
+    numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, v_scale)
+    return torch.ops.pagewise.decode(*tensors, *numbers, *(splits or filling(inputs)))
 
 
-@torch.library.custom_op("pagewise::paged_decode", mutates_args=())
-def _paged_decode_op(
+def filling(inputs: DecodeInputs) -> Splits:
+    """Splits that fill the GPU: as many programs as there would be if all sequences were as long as they can be.
+
+    Known lengths are equal, and every item is cut alike. Others lie on the GPU, and reading them would wait for it (a
+    captured CUDA graph needs one grid for all lengths, too): there the programs share all tiles. One piece on a CPU.
+    """
+    (B, H, T, D), Hkv, device = inputs.q.shape, inputs.k.shape[1], inputs.q.device
+    if device.type == "cpu" or not inputs.q.numel():
+        return Splits("num", 1)
+    tiles = tiles_for(T * H // Hkv, D, inputs.q.dtype, inputs.k.dtype)
+    items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
+    key_tiles = cdiv(inputs.capacity, max(tiles.keys, MIN_KEYS))
+    num = num_splits_heuristic(items, PROGRAMS_PER_SM * _num_sms(device), key_tiles, MAX_SPLITS)
+    return Splits("num", num) if inputs.seq_lens is None else Splits("share", items * num)
+
+
+@torch.library.custom_op("pagewise::decode", mutates_args=())
+def _decode_op(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_tables: Tensor | None,
+    seq_lens: Tensor | None,
     alibi_slopes: Tensor | None,
     scale: float,
+    causal: bool,
     window: int | None,
     softcap: float,
     v_scale: float,
-    num_splits: int,
+    way: str,
+    count: int,
 ) -> tuple[Tensor, Tensor]:
-    from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
+    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
+    if q.numel():
+        inputs = DecodeInputs(q, k, v, block_tables, seq_lens, v_scale)
+        launch(inputs, ScoreOptions(scale, causal, window, softcap, alibi_slopes), Splits(way, count), out, lse)
+    return out, lse
 
-    (B, H, D), (_, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
-    lse = q.new_empty(B, H, dtype=torch.float32)
-    if not q.numel():
-        return q.new_empty(B, H, D), lse
-    group, float8_bits, split = H // Hkv, _float8_bits(k_cache), num_splits > 1
-    tiles = tiles_for(group, D, q.dtype, k_cache.dtype)
+
+@_decode_op.register_fake
+def _(q, *others):
+    B, H, T, D = q.shape
+    return q.new_empty(B, H, T, D), q.new_empty(B, H, T, dtype=torch.float32)
+
+
+def launch(
+    inputs: DecodeInputs,
+    options: ScoreOptions,
+    splits: Splits,
+    out: Float[Tensor, "B H T D"],
+    lse: Float[Tensor, "B H T"],
+    softmax: Softmax = SYNCHRONISED,
+    flags: UInt8[Tensor, "B H T"] | None = None,
+) -> None:
+    """Compute out and lse, in place, of at least one row.
+
+    Args:
+        flags: rows that the unified softmax must not be trusted with: written by it. The others write only such rows.
+    """
+    from pagewise.kernels.flash_decoding import merge_splits_kernel
+    from pagewise.kernels.paged_attention import decode_kernel
+
+    q, k, v, block_tables, seq_lens, v_scale = inputs
+    (B, H, T, D), (_, Hkv, P, _) = q.shape, k.shape
+    group, float8_bits = H // Hkv, _float8_bits(k)
+    tiles = tiles_for(T * group, D, q.dtype, k.dtype)
+    items = B * Hkv * cdiv(T * group, tiles.rows)
     if float8_bits:
-        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
-    slopes = lse if alibi_slopes is None else alibi_slopes.contiguous()  # lse: any pointer, it is not read
-    sizes = {"P": P, "D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_H": tiles.heads, "TILE": tiles.keys}
-    variant = {"FLOAT8_BITS": float8_bits, "SOFTCAP": softcap > 0, "ALIBI": alibi_slopes is not None, "SPLIT": split}
+        k, v = k.view(torch.uint8), v.view(torch.uint8)
+    way, count = splits
+    key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
+    min_tiles = max(1, MIN_KEYS // tiles.keys)
+    most = max(1, items * key_tiles // min_tiles) if way == "share" else key_tiles
+    cut = min(cdiv(count, tiles.keys) if way == "size" else count, most)
+    slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
+    split = slots > 1 or way == "share"
+    programs = cut if way == "share" else items * slots
+
+    kind, *band = softmax
+    wide = q.dtype == torch.float16 and (kind == "unified" or softmax.reference > LOG_FLOAT16_MAX)
+    sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_R": tiles.rows, "TILE": tiles.keys}
+    sizes |= {"MIN_TILES": min_tiles, "CUT": way, "SOFTMAX": kind}
+    variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": float8_bits, "SPLIT": split, "WIDE": wide}
+    variant |= {"CAUSAL": options.causal and T > 1, "SOFTCAP": options.softcap > 0}
     with triton_launch(q.device) as readable:
-        q_read = readable(q)
-        out = q_read.new_empty(B, H, D)
+        q, written = readable(q), readable(out)
         partials = [out] * 3
         if split:
-            partials = [*lse.new_empty(2, B, H, num_splits), lse.new_empty(B, H, num_splits, D)]
-        tensors = (q_read, k_cache, v_cache, block_tables, seq_lens.contiguous(), slopes, out, lse, *partials)
-        strides = (*q_read.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], *block_tables.stride())
-        numbers = (H, min(M * P, NO_WINDOW), min(window or NO_WINDOW, NO_WINDOW), scale, softcap, v_scale)
-        threads = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-        grid = (B, Hkv * cdiv(group, tiles.heads), num_splits)
-        paged_decode_kernel[grid](*tensors, *strides, *numbers, **sizes, **variant, **threads)
+            rows = (items + programs if way == "share" else programs, tiles.rows)
+            partials = [*lse.new_empty(2, *rows), lse.new_empty(*rows, D)]
+        lens = None if seq_lens is None else seq_lens.contiguous()
+        slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
+        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
+        strides += (0, 0) if block_tables is None else block_tables.stride()
+        lengths = (B, H, T, min(inputs.capacity, NO_WINDOW), min(options.window or NO_WINDOW, NO_WINDOW))
+        decode_kernel[(programs,)](
+            q, k, v, block_tables, lens, slopes, written, lse, *partials, flags,
+            *strides, *lengths, options.scale_for(D), options.softcap, v_scale, cut, slots, *band,
+            **sizes, **variant, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+        )  # fmt: skip
         if split:
-            constants = {"D": D, "BLOCK_D": padded(D), "SPLITS": 16, "num_warps": 4}
-            merge_splits_kernel[(B, H)](*partials, out, lse, num_splits, v_scale, **constants)
-    return out.to(q.dtype), lse
-
-
-@_paged_decode_op.register_fake
-def _(q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, softcap, v_scale, num_splits):
-    B, H, D = q.shape
-    return q.new_empty(B, H, D), q.new_empty(B, H, dtype=torch.float32)
+            merge_splits_kernel[(items, tiles.rows)](
+                *partials, lens, written, lse, flags, *lengths, cut, slots, v_scale, *band, **sizes, AT_ONCE=16
+            )
+        if written is not out:
+            out.copy_(written)
 
 
 def _float8_bits(cache: Tensor) -> int:

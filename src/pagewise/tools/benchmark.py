@@ -28,6 +28,7 @@ from pagewise.tools.timing import (
 from pagewise.tools.worker import Failed, Worker, described
 
 __all__ = [
+    "Candidate",
     "Failed",
     "Record",
     "Spread",

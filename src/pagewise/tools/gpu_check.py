@@ -7,7 +7,7 @@ fails, hangs or is missing there costs its own part only. What is known lies in 
 
     summary.json           each part's status, time and last lines, replaced whenever a part begins or ends
     log.txt                all that the parts print, as they print it
-    paged_attention.json   the measurements, a record each; flash_attention.json likewise
+    paged_attention.json   the measurements, a record each; flash_attention.json and others likewise
 
 If this process itself is killed, the part that it had come to stays "running" in the summary.
 """
@@ -34,7 +34,7 @@ import torch
 from pagewise.tools.records import recorded, table, table_of
 
 ROOT = Path(__file__).resolve().parents[3]
-MEASURED = ("paged_attention", "flash_attention")
+MEASURED = ("paged_attention", "flash_attention", "flash_decoding", "flat_gemm")
 GRACE = 15.0  # seconds to say how far it came, for a part that is told to end: pytest-xdist needs 10
 SHORTEST = 20.0  # seconds: with less left, a part is not begun
 NUM_LINES = 15  # of a part's output, in the summary
@@ -71,9 +71,9 @@ def parts(out: Path) -> list[Part]:
     python = (sys.executable, "-m")
     workers = ("-n", "auto", "--maxprocesses", "16") if importlib.util.find_spec("xdist") else ()
     pytest = (*python, "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *workers)
-    of_kernels = ("tests/paged_attention", "tests/flash_attention", "tests/test_online_softmax.py")
-    of_kernels = (*of_kernels, "tests/paged_blocks/test_write.py")
-    paged_speed, flash_speed = (
+    of_kernels = ("tests/paged_attention", "tests/flash_attention", "tests/flash_decoding_plus_plus")
+    of_kernels = (*of_kernels, "tests/test_online_softmax.py", "tests/paged_blocks/test_write.py")
+    paged_speed, flash_speed, decode_speed, flat_speed = (
         (*python, f"pagewise.experiments.{name}_speed", "--record", str(out.resolve() / f"{name}.json"))
         for name in MEASURED
     )
@@ -86,6 +86,8 @@ def parts(out: Path) -> list[Part]:
         Part("kernels are right", (*pytest, "-k", "not cpu", *of_kernels, "tests/cuda/test_kernel.py"), 150),
         Part("paged speed, 3 shapes", (*paged_speed, "--limit", "60", "--first", "3"), 150),
         Part("flash speed, 8 shapes", (*flash_speed, "--first", "8"), 240),
+        Part("split decode speed, 7 shapes", (*decode_speed, "--limit", "60", "--first", "7"), 150),
+        Part("flat product speed, 16 shapes", (*flat_speed, "--limit", "60", "--first", "16"), 120),
         Part("same bits 50 times", launches, 60),
         *(Part(tool, (*sanitizer, tool, *once), 60) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
         *(
@@ -95,6 +97,8 @@ def parts(out: Path) -> list[Part]:
         Part("all tests", pytest, 600),
         Part("paged speed, all shapes", (*paged_speed, "--limit", "60"), 1200),
         Part("flash speed, all shapes", flash_speed, 2400),
+        Part("split decode speed, all shapes", (*decode_speed, "--limit", "60"), 2400),
+        Part("flat product speed, all shapes", (*flat_speed, "--limit", "60"), 1200),
     ]
 
 

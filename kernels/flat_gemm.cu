@@ -1,0 +1,263 @@
+// Flat GEMM: the products of decoding, whose x has few rows (lesson 8).
+//
+//     out = x wᵀ          out[m, n] = Σ_k x[m, k] · w[n, k]          summed in float32
+//
+// A weight is used M times only, M ≤ 64: what counts is how fast the weights come from memory.
+//
+// gemv_kernel       on CUDA cores, for the fewest rows: a thread block owns COLUMNS columns of out,
+//                   its threads share K.
+// flat_gemm_kernel  on tensor cores, FlashDecoding++'s flat GEMM (Hong et al. 2023) with a longer
+//                   ring: a thread block owns B_N columns of out, its warps share K. wmma multiplies
+//                   32 × 16 by 16 × 8: the weights are the 32, so that M is padded to a multiple of 8.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <mma.h>
+#include <stdint.h>
+
+using namespace nvcuda;
+
+constexpr int WARP_SIZE = 32;
+constexpr unsigned ALL_LANES = 0xffffffff;
+constexpr int NUM_WARPS = 4;  // of a thread block
+
+__device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+
+// ----------------------------------------------------------------------------------- on CUDA cores
+
+constexpr int COLUMNS = 4;  // of out, that a thread block owns: what it reads of x serves so many
+
+// N neighbouring elements, at most 16 bytes, that one instruction moves.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+    T data[N];
+};
+
+template <typename T, int N>
+__device__ float dot(const Vec<T, N>& a, const Vec<T, N>& b) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += float(a.data[i]) * float(b.data[i]);
+    return sum;
+}
+
+// The lanes' values become one sum, known to all, by a butterfly of shuffles.
+__device__ float add_lanes(float value) {
+#pragma unroll
+    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2)
+        value += __shfl_xor_sync(ALL_LANES, value, distance);
+    return value;
+}
+
+// sums[m][n] = Σ x[m, k] · w[n, k] over every blockDim.x-th vec k: global → registers. A row from `rows`
+// or `columns` on is the last one once more.
+template <int ROWS, int VEC, typename scalar_t>
+__device__ void multiply_vecs(
+    float (&sums)[ROWS][COLUMNS],
+    const scalar_t* x,  // [rows, K]
+    const scalar_t* w,  // [columns, K]
+    int rows, int columns, int K, int64_t x_stride, int64_t w_stride)
+{
+    using vec_t = Vec<scalar_t, VEC>;
+    for (int k = threadIdx.x * VEC; k < K; k += blockDim.x * VEC) {
+        vec_t w_vecs[COLUMNS];
+#pragma unroll
+        for (int n = 0; n < COLUMNS; ++n)
+            w_vecs[n] = *reinterpret_cast<const vec_t*>(w + min(n, columns - 1) * w_stride + k);
+#pragma unroll
+        for (int m = 0; m < ROWS; ++m) {
+            const vec_t x_vec = *reinterpret_cast<const vec_t*>(x + min(m, rows - 1) * x_stride + k);
+#pragma unroll
+            for (int n = 0; n < COLUMNS; ++n) sums[m][n] += dot(x_vec, w_vecs[n]);
+        }
+    }
+}
+
+// All threads' sums become one: lanes by shuffles, then warps, in order.
+template <int ROWS, typename scalar_t>
+__device__ void write_sums(
+    scalar_t* out,                     // [rows, columns], rows N apart
+    float (*of_warps)[ROWS][COLUMNS],  // shared [NUM_WARPS][ROWS][COLUMNS]
+    const float (&sums)[ROWS][COLUMNS], int rows, int columns, int N)
+{
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int m = 0; m < ROWS; ++m)
+#pragma unroll
+        for (int n = 0; n < COLUMNS; ++n) {
+            const float sum = add_lanes(sums[m][n]);
+            if (lane == 0) of_warps[warp][m][n] = sum;
+        }
+    __syncthreads();  // all warps' sums are there
+    const int m = threadIdx.x / COLUMNS, n = threadIdx.x % COLUMNS;
+    if (m < min(rows, ROWS) && n < columns) {
+        float sum = 0;
+        for (int from = 0; from < NUM_WARPS; ++from) sum += of_warps[from][m][n];
+        out[int64_t(m) * N + n] = scalar_t(sum);
+    }
+    __syncthreads();  // they have been read
+}
+
+// Grid: ⌈N / COLUMNS⌉. Rows of x are taken ROWS at a time; from the second time on, the weights of the
+// thread block come from the cache.
+template <typename scalar_t, int ROWS, int VEC>
+__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE) gemv_kernel(
+    scalar_t* __restrict__ out,      // [M, N]
+    const scalar_t* __restrict__ x,  // [M, K], rows x_stride apart
+    const scalar_t* __restrict__ w,  // [N, K], rows w_stride apart
+    int M, int N, int K, int64_t x_stride, int64_t w_stride)
+{
+    __shared__ float of_warps[NUM_WARPS][ROWS][COLUMNS];
+    const int first = blockIdx.x * COLUMNS, columns = min(N - first, COLUMNS);
+    w += first * w_stride;
+    for (int m = 0; m < M; m += ROWS) {
+        float sums[ROWS][COLUMNS] = {};
+        multiply_vecs<ROWS, VEC>(sums, x + m * x_stride, w, M - m, columns, K, x_stride, w_stride);
+        write_sums(out + int64_t(m) * N + first, of_warps, sums, M - m, columns, N);
+    }
+}
+
+// ----------------------------------------------------------------------------------- on tensor cores
+
+constexpr int B_N = 32;      // columns of out that a thread block owns: the rows of one fragment of w
+constexpr int TILE_M = 8;    // rows of x in a fragment
+constexpr int STEP_K = 16;   // of K, that one product of fragments takes
+constexpr int TILE_K = 64;   // of K, in one stage: 128 bytes of each row
+// Rows lie an odd number of 16 bytes apart, so that the eight a fragment is loaded by meet other banks.
+constexpr int ROW = TILE_K + 8;
+
+// A tile of w and the tile of x that it is multiplied with.
+template <typename scalar_t, int M_TILES>
+struct alignas(32) Stage {
+    scalar_t w[B_N][ROW];
+    scalar_t x[M_TILES * TILE_M][ROW];
+};
+
+template <int M_TILES>
+using Sums = wmma::fragment<wmma::accumulator, B_N, TILE_M, STEP_K, float>[M_TILES];
+
+// What a warp hands over: its sums, transposed as out is. Rows a multiple of 16 bytes apart.
+template <int M_TILES>
+using Handed = float[M_TILES * TILE_M][B_N + 4];
+
+// Starts to copy 16 bytes, global → shared; zeros if they do not exist. They are there after the wait.
+__device__ void copy_async(void* shared, const void* global, bool exist) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(unsigned(__cvta_generic_to_shared(shared))), "l"(global), "r"(exist ? 16 : 0) : "memory");
+}
+// What was copied since the last commit becomes one group.
+__device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most the NEWEST last groups of this thread are still on their way.
+template <int NEWEST>
+__device__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(NEWEST) : "memory"); }
+
+// Load a tile of w or x from column k on: global → shared, by one warp, neighbouring lanes neighbouring
+// vecs. Where there is no row or no column are zeros.
+template <int ROWS, int VEC, typename scalar_t>
+__device__ void load_tile(
+    scalar_t (*tile)[ROW],      // shared [ROWS][ROW], of which TILE_K columns are used
+    const scalar_t* rows,       // [num_rows, K], row_stride apart
+    int64_t row_stride, int num_rows, int k, int K)
+{
+    constexpr int VECS = TILE_K / VEC;  // of one row
+#pragma unroll 8
+    for (int i = threadIdx.x % WARP_SIZE; i < ROWS * VECS; i += WARP_SIZE) {
+        const int row = i / VECS, column = i % VECS * VEC;
+        const bool exists = row < num_rows && k + column < K;
+        const scalar_t* source = exists ? rows + row * row_stride + k + column : rows;
+        if constexpr (VEC * sizeof(scalar_t) == 16) copy_async(&tile[row][column], source, exists);
+        else tile[row][column] = exists ? *source : scalar_t(0.0f);
+    }
+}
+
+// sums += w xᵀ, of one stage: shared → registers, fragment by fragment.
+template <typename scalar_t, int M_TILES>
+__device__ void multiply(Sums<M_TILES>& sums, const Stage<scalar_t, M_TILES>& stage) {
+#pragma unroll
+    for (int k = 0; k < TILE_K; k += STEP_K) {
+        wmma::fragment<wmma::matrix_a, B_N, TILE_M, STEP_K, scalar_t, wmma::row_major> w;
+        wmma::load_matrix_sync(w, &stage.w[0][k], ROW);
+#pragma unroll
+        for (int t = 0; t < M_TILES; ++t) {
+            wmma::fragment<wmma::matrix_b, B_N, TILE_M, STEP_K, scalar_t, wmma::col_major> x;
+            wmma::load_matrix_sync(x, &stage.x[t * TILE_M][k], ROW);
+            wmma::mma_sync(sums[t], w, x, sums[t]);
+        }
+    }
+}
+
+// A warp's share of K: every NUM_WARPS-th tile of it, through a ring of its own. While one stage is
+// multiplied, the copies into the others are on their way; no warp waits for another one.
+template <int NUM_STAGES, int VEC, typename scalar_t, int M_TILES>
+__device__ void multiply_through_ring(
+    Sums<M_TILES>& sums,
+    Stage<scalar_t, M_TILES>* ring,  // shared [NUM_STAGES]
+    const scalar_t* x,               // [M, K]
+    const scalar_t* w,               // [columns, K]
+    int M, int columns, int K, int64_t x_stride, int64_t w_stride)
+{
+    const int warp = threadIdx.x / WARP_SIZE;
+    const int turns = divide_up(divide_up(K, TILE_K) - warp, NUM_WARPS);  // its tiles
+    const auto load_stage = [&](int turn) {
+        auto& stage = ring[turn % NUM_STAGES];
+        const int k = (turn * NUM_WARPS + warp) * TILE_K;
+        if (turn < turns) {
+            load_tile<B_N, VEC>(stage.w, w, w_stride, columns, k, K);
+            load_tile<M_TILES * TILE_M, VEC>(stage.x, x, x_stride, M, k, K);
+        }
+        commit_copies();  // also none: the wait counts groups
+    };
+    for (int turn = 0; turn < NUM_STAGES - 1; ++turn) load_stage(turn);
+    for (int turn = 0; turn < turns; ++turn) {
+        wait_for_copies<NUM_STAGES - 2>();  // this turn's stage is there, as far as this lane copied it
+        __syncwarp();                       // all of it; and the last turn's stage has been read
+        load_stage(turn + NUM_STAGES - 1);  // into the last turn's place
+        multiply(sums, ring[turn % NUM_STAGES]);
+    }
+}
+
+// The warps' sums → shared → one sum each, in the order of warps → global.
+template <typename scalar_t, int M_TILES, class Ring>
+__device__ void write_tile(
+    scalar_t* out,  // [M, columns], rows N apart
+    const Sums<M_TILES>& sums,
+    Ring* rings,    // shared [NUM_WARPS]; what a warp hands over takes the place of its ring
+    int M, int columns, int N)
+{
+    static_assert(sizeof(Handed<M_TILES>) <= sizeof(Ring), "the place of its ring");
+    const auto handed_by = [&](int warp) -> auto& { return reinterpret_cast<Handed<M_TILES>&>(rings[warp]); };
+    auto& handed = handed_by(threadIdx.x / WARP_SIZE);
+    __syncwarp();  // the last stages have been read
+#pragma unroll
+    for (int t = 0; t < M_TILES; ++t)
+        wmma::store_matrix_sync(handed[t * TILE_M], sums[t], B_N + 4, wmma::mem_col_major);
+    __syncthreads();  // all have handed over
+    for (int i = threadIdx.x; i < M * B_N; i += blockDim.x) {
+        const int m = i / B_N, n = i % B_N;
+        float sum = 0;
+        for (int warp = 0; warp < NUM_WARPS; ++warp) sum += handed_by(warp)[m][n];
+        if (n < columns) out[int64_t(m) * N + n] = scalar_t(sum);
+    }
+}
+
+// Grid: ⌈N / B_N⌉. Dynamic shared memory: a ring of NUM_STAGES stages for each warp. VEC: elements that
+// are copied at once, 16 bytes; or 1, at once and not asynchronously, where rows do not lie in vecs.
+template <typename scalar_t, int M_TILES, int NUM_STAGES, int VEC>
+__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flat_gemm_kernel(
+    scalar_t* __restrict__ out,      // [M, N], M ≤ M_TILES · TILE_M
+    const scalar_t* __restrict__ x,  // [M, K], rows x_stride apart
+    const scalar_t* __restrict__ w,  // [N, K], rows w_stride apart
+    int M, int N, int K, int64_t x_stride, int64_t w_stride)
+{
+    using Ring = Stage<scalar_t, M_TILES>[NUM_STAGES];
+    extern __shared__ __align__(32) unsigned char shared[];
+    auto* rings = reinterpret_cast<Ring*>(shared);  // [NUM_WARPS]
+    const int first = blockIdx.x * B_N, columns = min(N - first, B_N);
+
+    Sums<M_TILES> sums;
+#pragma unroll
+    for (int t = 0; t < M_TILES; ++t) wmma::fill_fragment(sums[t], 0.0f);
+    multiply_through_ring<NUM_STAGES, VEC>(
+        sums, rings[threadIdx.x / WARP_SIZE], x, w + first * w_stride, M, columns, K, x_stride, w_stride);
+    write_tile(out + first, sums, rings, M, columns, N);
+}

@@ -1,0 +1,150 @@
+"""How fast are products with few rows? gemv and flat_gemm against cuBLAS, for M = 1 … 64 rows (lesson 8).
+
+    python -m pagewise.experiments.flat_gemm_speed --record lessons/measurements/flat_gemm.json
+
+With so few rows, what takes the time is reading the weights once. So the measure is bytes over time, against what a
+plain copy reaches on the same machine, from a cold L2 cache: it could hold the smallest weights. Their shapes are
+Llama-2-7B's. Target: for M ≤ 8 at least as fast as torch's matmul, which is cuBLAS. The same records give the table of
+inflection points. `pagewise.experiments.speed` says which shapes are timed where.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pagewise.experiments import speed
+from pagewise.experiments.speed import AGAIN
+from pagewise.flash_decoding_plus_plus.dataflow import NUM_ROWS, PRODUCTS, Times, inflection_points
+from pagewise.flash_decoding_plus_plus.flat_gemm import on_tensor_cores
+from pagewise.tools.benchmark import Candidate, Record
+
+# [N, K] of Q, K and V together; of the output projection; of gate and up; of down.
+LLAMA_2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
+STAGES = (2, 4, 8)  # of the ring; two are the paper's double buffer
+
+
+class Shape(NamedTuple):
+    """x [M, K] times weights [N, K]."""
+
+    M: int
+    N: int
+    K: int
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each weight and row."""
+        return 2 * self.M * self.N * self.K
+
+    def bytes(self, itemsize: int) -> int:
+        """Of x, the weights and the result, each once."""
+        return (self.M * self.K + self.N * self.K + self.M * self.N) * itemsize
+
+
+# Targets are set for few rows: these come first.
+_ROWS = list(dict.fromkeys((1, 2, 4, 8, *NUM_ROWS)))
+SHAPES = [Shape(M, N, K) for M in _ROWS for N, K in LLAMA_2_7B]
+SMALLEST = [Shape(M, 64, 128) for M in (1, 12)]
+METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    **PRODUCTS,
+    **{f"flat_gemm, {n} stages": partial(on_tensor_cores, num_stages=n) for n in STAGES},
+}
+METHODS[f"gemv{AGAIN}"] = METHODS["gemv"]
+
+
+class Trials(speed.Trials):
+    """Tries one method on one shape after the other."""
+
+    def build(self, shape: Shape) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+        generator = torch.Generator(device=self.device).manual_seed(0)
+        x, w = (
+            torch.randn(rows, shape.K, generator=generator, device=self.device, dtype=self.dtype)
+            for rows in (shape.M, shape.N)
+        )
+        return [(x, w)], [x.double() @ w.double().T]
+
+    def runs(self, method: str) -> list[Candidate]:
+        return [partial(METHODS[method], x, w) for x, w in self.inputs]
+
+
+def records(
+    shapes: Sequence[Shape],
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float16,
+    rate: float | None = None,
+    limit: float = 120.0,
+    **options: int,
+) -> Iterator[Record]:
+    """A record per shape and method, as they come.
+
+    `rate`: bytes per second of a copy; `limit`: seconds per trial; `options`: `benchmark.trial`'s.
+    """
+    return speed.records(
+        Trials,
+        [(shape, method) for shape in shapes for method in METHODS],
+        "products",
+        device=device,
+        dtype=dtype,
+        options=options,
+        nbytes=lambda shape: shape.bytes(dtype.itemsize),
+        bound=("copy", rate),
+        limit=limit,
+    )
+
+
+def recorded_times(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], Times]]:
+    """By device and [N, K]: the seconds of each product, as `product_times` gives them."""
+    times = {}
+    for r in found:
+        if r.what in PRODUCTS and r.seconds:
+            of_shape = times.setdefault(r.device, {}).setdefault((r.shape["N"], r.shape["K"]), {})
+            of_shape.setdefault(r.what, {})[r.shape["M"]] = r.seconds
+    return times
+
+
+def recorded_inflections(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], tuple[int, int]]]:
+    """By device and [N, K]: (M1, M2) of what was recorded."""
+    return {
+        device: {shape: inflection_points(times) for shape, times in shapes.items() if "matmul" in times}
+        for device, shapes in recorded_times(found).items()
+    }
+
+
+def draw(times: Times, *, title: str, caption: str | None = None) -> None:
+    """The seconds of each product over the number of rows, and where the inflection points lie."""
+    import matplotlib.pyplot as plt
+
+    from pagewise import figures
+
+    rows, (M1, M2) = sorted(times["matmul"]), inflection_points(times)
+    _, ax = plt.subplots(figsize=(6.4, 3.6))
+    figures.lines(
+        rows,
+        {name: [1e6 * taken.get(M, float("nan")) for M in rows] for name, taken in times.items() if taken},
+        title=f"{title}: M1 = {M1}, M2 = {M2}",
+        xlabel="rows M",
+        ylabel="µs",
+        logx=True,
+        logy=True,
+        caption=caption,
+        ax=ax,
+    )
+    for M in {M1, M2}:
+        ax.axvline(M, color="#8a8a99", lw=1, ls=":", zorder=0)
+    figures.show()
+
+
+def main() -> None:
+    """The command line."""
+    description = "Time gemv, flat_gemm and torch's matmul on this machine."
+    found = speed.command(description, SHAPES, SMALLEST, records, against="copy", first="16: M = 1, 2, 4 and 8")
+    for device, shapes in recorded_inflections(found).items():
+        for (N, K), (M1, M2) in shapes.items():
+            print(f"{device}, weights [{N}, {K}]: M1 = {M1}, M2 = {M2}")
+
+
+if __name__ == "__main__":
+    main()

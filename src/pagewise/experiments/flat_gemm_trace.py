@@ -1,0 +1,65 @@
+"""The flat GEMM seen from the inside: its ring of buffers over time, and what padding makes it multiply (lesson 8).
+
+Both are read off launches in the CPU runner, from what its threads did and not from what the source says.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+
+from pagewise.cuda import simt
+from pagewise.flash_decoding_plus_plus.flat_gemm import B_N, NUM_WARPS, TILE_K, TILE_M, on_tensor_cores, stage_bytes
+from pagewise.tools.sizes import cdiv
+
+FRAGMENT_PRODUCT = 32 * 8 * 16  # multiplications of one wmma m32n8k16
+
+
+class Event(NamedTuple):
+    """A warp starts to copy a tile into a stage of its ring, or multiplies the tile that lies there."""
+
+    what: str  # "copy" or "multiply"
+    warp: int
+    turn: int  # of the warp: in its turn-th turn it multiplies this tile
+    stage: int  # of its ring
+    k_tile: int  # columns k_tile · TILE_K … of x and w
+
+
+def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: int = TILE_M) -> list[Event]:
+    """What the warps of one thread block did, in the order of a launch on the CPU.
+
+    Each warp's events are in its own order; that of different warps is one of many. A copy is on its way from its event
+    on, at the latest until the same turn is multiplied: then it has been waited for.
+    """
+    x, w = torch.zeros(M, K, dtype=torch.float16), torch.zeros(B_N, K, dtype=torch.float16)
+    with simt.observe() as report:
+        on_tensor_cores(x, w, num_stages=num_stages)
+    (launch,) = report.launches
+    words = stage_bytes(M) // NUM_WARPS // 4  # of one stage in shared memory
+    events, tiles, turns = [], {}, Counter()
+    column = None  # of w, that this lane has just read to copy it
+    for access in launch.trace[launch.trace["lane"] == 0]:  # the lane that copies the corner of each tile
+        element = int(access["element"])
+        if access["space"] == "global":
+            column = element % K
+            continue
+        (warp, stage), inside = divmod(element // words, num_stages), element % words
+        what = "multiply" if access["access"] == "read" else "copy"
+        if inside == 0 and access["bytes"] == 16 and (what == "multiply" or column is not None):
+            if what == "copy":
+                tiles[warp, stage] = column // TILE_K
+            events.append(Event(what, warp, turns[what, warp], stage, tiles[warp, stage]))
+            turns[what, warp] += 1
+        column = None
+    return events
+
+
+def multiplications(M: int, *, pad_to: int = TILE_M, N: int = 2 * B_N, K: int = 256) -> tuple[int, int]:
+    """(useful, all) multiplications of x [M, K] with w [N, K], x padded by rows of zeros to a multiple of `pad_to`.
+
+    Useful are M · N · K; all are those of the fragments that tensor cores multiplied.
+    """
+    x = torch.zeros(cdiv(M, pad_to) * pad_to, K, dtype=torch.float16)
+    with simt.observe() as report:
+        on_tensor_cores(x, torch.zeros(N, K, dtype=torch.float16))
+    return M * N * K, report.count("mma").requests * FRAGMENT_PRODUCT

@@ -1,0 +1,76 @@
+"""Lazy rescaling: the softmax that waits for its maximum only when it must, and needs no calibration (lesson 8).
+
+(m, l, acc) are right for *any* finite m, so m need not be the largest score: it may lag behind by up to τ,
+
+    m' = max s  if  max s > m + τ  else  m        p = exp(s − m') ≤ 2^τ        l' = exp(m − m') · l + Σ p
+
+and exp(m − m') is 1 but for the first tile and the few that bring a much larger score. FlashAttention-4 does so, 2025.
+"""
+
+import functools
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.flash_decoding_plus_plus.in_triton import decode_lazily
+from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
+from pagewise.flash_decoding_plus_plus.unified_max import HIGH, checked_options
+from pagewise.naive_attention import finite, grouped_matmul, row_max
+from pagewise.online_softmax import Partial
+from pagewise.paged_attention.in_triton import DecodeInputs, refuses
+from pagewise.tools.checks import check_number
+from pagewise.tools.device import choose_backend
+
+LARGEST_THRESHOLD = math.floor(HIGH / math.log(2))  # log2: weights up to 2^τ are summed without overflow
+
+
+def lazy_rescale_attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    *,
+    threshold: float = 8.0,
+    num_splits: int | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Float[Tensor, "B H T D"]:
+    """`flash_decoding(q, k, v, …)` that rescales only where the maximum grows by more than `threshold`.
+
+    Args:
+        threshold: τ in units of log 2, from 0, which is the plain online softmax, to below 91: weights grow up to 2^τ,
+            and 2²⁰ of them times values as large as float16's must not overflow float32. (Larger values, as float32 and
+            bfloat16 know them, leave S · 2^τ times less room than float32 has.)
+        num_splits, causal, scale, backend: as in `flash_decoding`.
+
+    Returns:
+        out [B, H, T, D] in the dtype of q, 0 for a query that sees no key.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it.
+    """
+    options = checked_options(q, k, v, scale, causal, num_splits)
+    check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v)), learns=learns) == "torch":
+        fold = functools.partial(fold_lazily, threshold=threshold)
+        splits = attend_in_splits(q, k, v, options, num_splits, fold)
+        return functools.reduce(Partial.merge, splits).output().to(q.dtype)
+    return decode_lazily(q, k, v, float(threshold), options.scale, options.causal, num_splits)
+
+
+def fold_lazily(
+    seen: Partial, scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, threshold: float
+) -> Partial:
+    """A tile of scores and values folded in; m follows their maximum only where that is larger by more than τ."""
+    largest = row_max(scores)
+    grows = largest > seen.m + threshold * math.log(2)
+    m = torch.where(grows, largest, seen.m)  # m' = max s if max s > m + τ else m
+    rescale = torch.exp(seen.m - finite(m))  # exp(m − m'): 1 for most tiles
+    weights = torch.exp(scores - finite(m)[..., None])  # p = exp(s − m') ≤ 2^τ
+    l = rescale * seen.l + weights.sum(dim=-1)  # l' = exp(m − m') · l + Σ p
+    acc = rescale[..., None] * seen.acc + grouped_matmul(weights, values)  # acc' = exp(m − m') · acc + P V
+    return Partial(m, l, acc)

@@ -1,0 +1,206 @@
+"""Asynchronised softmax with a unified max: one φ for all scores, and no split waits for another (lesson 8).
+
+Softmax may subtract any number from its scores, not only their maximum:
+
+    l = Σ exp(s − φ)        acc = Σ exp(s − φ) · v        softmax(s) @ v = acc / l
+
+as long as no exp overflows and none that matters underflows. With one φ for all keys, partial results are added up
+as they are. Each split knows its largest score m without rescaling by it, so that a row for which φ was wrong can be
+told at the end, and computed again by `flash_decoding`. Hong et al. 2023, section 3.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus.in_triton import decode_unified
+from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
+from pagewise.naive_attention import grouped_matmul, row_max
+from pagewise.online_softmax import Partial
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_triton import DecodeInputs, refuses
+from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
+from pagewise.tools.device import choose_backend
+
+KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # what the band leaves room for
+
+
+def smallest_sum(num_keys: int, dtype: torch.dtype) -> float:
+    """tiny · num_keys / eps: a sum of that many numbers is right to within eps even if each loses all below tiny."""
+    return torch.finfo(dtype).tiny * num_keys / torch.finfo(dtype).eps
+
+
+# The band, rounded inwards so that its edges are exact in float32: the largest weight of a row still outweighs what
+# underflows of all others together, and the sums of weights and of values in float16 do not overflow.
+LOW = math.ceil(math.log(smallest_sum(KEYS, torch.float32)))  # −57
+HIGH = math.floor(math.log(torch.finfo(torch.float32).max / (KEYS * LARGEST_VALUE)))  # 63
+
+
+@dataclass(frozen=True)
+class UnifiedMax:
+    """φ, and the band that a row's largest score must keep: low < score − φ < high.
+
+    ValueError or TypeError: one is no finite number, or low ≥ high.
+    """
+
+    phi: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        for name in ("phi", "low", "high"):
+            check_number(name, getattr(self, name), low=-FLOAT32_MAX, below=FLOAT32_MAX)
+        if self.low >= self.high:
+            raise ValueError(f"low must be below high, got low = {self.low} and high = {self.high}")
+
+
+def calibrate(scores: Float[Tensor, "..."]) -> UnifiedMax | None:
+    """φ for scores like these, and the safe band about it: −57 < score − φ < 63, from float32's limits.
+
+    The band leaves room for 2²⁰ keys and values as large as float16's. φ, an integer, puts the observed range in its
+    middle. The range may fill three quarters of the band, 90: the rest is for scores that were not observed. None: it
+    is wider, so use `flash_decoding`.
+
+    All scores count and not only the largest of each row: a row's largest score is one of them, and a row may see no
+    other. So what holds for scores holds for rows; what holds for 99.99 % of scores does not.
+
+    Args:
+        scores: as they enter the softmax, any shape. −inf is a masked key and is ignored.
+
+    Raises:
+        ValueError, TypeError: NaN or +inf among them, nothing but −inf, or no tensor of floating-point numbers.
+    """
+    if not isinstance(scores, Tensor) or scores.dtype not in (*FLOATS, torch.float64):
+        got = getattr(scores, "dtype", type(scores).__name__)
+        raise TypeError(f"scores must be a floating-point tensor, got {got}")
+    visible = scores[scores != -torch.inf]
+    if not visible.numel():
+        raise ValueError(f"scores must hold a finite score, got {scores.numel()} scores that are all −inf")
+    lowest, highest = (float(end) for end in visible.aminmax())
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        raise ValueError("scores must be finite, or −inf where a key is masked, got NaN or +inf")
+    if highest - lowest > 0.75 * (HIGH - LOW):
+        return None
+    return UnifiedMax(phi=round(lowest + (highest - lowest - LOW - HIGH) / 2), low=LOW, high=HIGH)
+
+
+def unified_max_attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    unified_max: UnifiedMax,
+    *,
+    num_splits: int | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
+    """`flash_decoding(q, k, v, …)` with φ for a maximum wherever that is safe, and without where it is not.
+
+    The result is as accurate as `flash_decoding`'s whatever φ and band are. A row is recomputed by it, and only such
+    a row, if it sees a key and its largest score m is not within the band, low < m − φ < high (NaN never is). A band
+    wider than the floats is cut: a row is recomputed, too, if its sums overflowed, or if weights below 1 made them so
+    small that what underflowed could matter.
+
+    Args:
+        unified_max: from `calibrate`, or by hand.
+        num_splits, causal, scale: as in `flash_decoding`.
+        backend: as in `flash_decoding`. "torch" waits for the device once to see if a row must be recomputed;
+            "triton" never does.
+
+    Returns:
+        out [B, H, T, D] in the dtype of q, 0 for a query that sees no key; and which rows were recomputed.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit, the backend cannot take it, or a gradient is wanted:
+            `flash_decoding` has one. The message names it.
+    """
+    options = checked_options(q, k, v, scale, causal, num_splits)
+    if not isinstance(unified_max, UnifiedMax):
+        raise TypeError(
+            f"unified_max must be a UnifiedMax, got {type(unified_max).__name__}"
+            + (": calibrate found the scores' range too wide, use flash_decoding" if unified_max is None else "")
+        )
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        raise ValueError("q, k, v must not require a gradient: use torch.no_grad(), or flash_decoding, which has one")
+    if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v))) == "torch":
+        return _in_torch(q, k, v, unified_max, options, num_splits)
+    band = Band.of(unified_max, k.shape[2], torch.float32)
+    return decode_unified(q, k, v, *band, options.scale, options.causal, num_splits)
+
+
+class Band(NamedTuple):
+    """A `UnifiedMax` cut to what sums of so many keys can hold: low < m − φ < high is safe.
+
+    Below 1 weights take values down with them: then acc must be at least `smallest` for what underflowed not to matter.
+    """
+
+    phi: float
+    low: float
+    high: float
+    smallest: float
+
+    @classmethod
+    def of(cls, unified_max: UnifiedMax, num_keys: int, dtype: torch.dtype) -> "Band":
+        smallest = smallest_sum(max(1, num_keys), dtype)
+        low = max(float(unified_max.low), math.log(smallest))
+        return cls(float(unified_max.phi), low, float(unified_max.high), smallest)
+
+
+def checked_options(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, num_splits: int | None
+) -> ScoreOptions:
+    """The options that both softmaxes of this lesson take, checked together with q, k and v."""
+    check_qkv(q, k, v)
+    if num_splits is not None:
+        check_count("num_splits", num_splits)
+    return ScoreOptions(scale=scale, causal=causal).checked(q, k.shape[2])
+
+
+def _in_torch(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    unified_max: UnifiedMax,
+    options: ScoreOptions,
+    num_splits: int | None,
+) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
+    fold = functools.partial(fold_unified, phi=unified_max.phi)
+    seen = add_up(attend_in_splits(q, k, v, options, num_splits, fold))
+    recomputed = left_the_band(seen, Band.of(unified_max, k.shape[2], seen.l.dtype))
+    out = seen.output().to(q.dtype)
+    if recomputed.any():
+        shape = {"scale": options.scale, "causal": options.causal, "num_splits": num_splits}
+        exact = flash_decoding(q, k, v, **shape, backend="torch")
+        out = torch.where(recomputed[..., None], exact, out)
+    return out, recomputed
+
+
+def fold_unified(
+    seen: Partial, scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, phi: float
+) -> Partial:
+    """A tile of scores and values folded in. Nothing that was summed before is touched: there is no rescaling."""
+    weights = torch.exp(scores.double() - phi).to(scores.dtype)  # p = exp(s − φ), the difference to its last digit
+    l = seen.l + weights.sum(dim=-1)  # l' = l + Σ p
+    acc = seen.acc + grouped_matmul(weights, values)  # acc' = acc + P V
+    return Partial(torch.maximum(seen.m, row_max(scores)), l, acc)  # m is watched, and used for nothing
+
+
+def add_up(splits: list[Partial]) -> Partial:
+    """The merge of splits that share φ: their sums. No split waits for the maximum of another."""
+    m, l, acc = (torch.stack(parts) for parts in zip(*splits, strict=True))
+    return Partial(m.amax(dim=0), l.sum(dim=0), acc.sum(dim=0))
+
+
+def left_the_band(seen: Partial, band: Band) -> Bool[Tensor, "*rows"]:
+    """Rows that see a key and whose sums cannot be trusted."""
+    exponent, largest = seen.m - band.phi, seen.acc.abs().amax(dim=-1)
+    safe = (exponent > band.low) & (exponent < band.high) & torch.isfinite(seen.l) & torch.isfinite(largest)
+    safe &= (exponent >= 0) | (largest >= band.smallest)
+    return (seen.m != -torch.inf) & ~safe

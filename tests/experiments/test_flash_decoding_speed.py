@@ -1,0 +1,175 @@
+"""The benchmark of split decode: lengths equal and mixed, dense and paged; it compares before it times."""
+
+import pytest
+import torch
+from in_process import InProcess
+
+from pagewise.experiments import flash_decoding_speed, speed
+from pagewise.experiments.decode_inputs import Shape, exact, random_inputs
+from pagewise.experiments.flash_decoding_speed import (
+    MIXED,
+    SHAPES,
+    SMALLEST,
+    Trials,
+    draw,
+    draw_mixed,
+    methods,
+    records,
+)
+from pagewise.naive_attention import attention
+from pagewise.tools.benchmark import Spread, Timing
+
+CPU = torch.device("cpu")
+DENSE, PAGED = (Shape(2, 5, 40, 0, paged, 4, 2, 32) for paged in (0, 1))
+OURS = ("Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 keys")
+
+
+@pytest.fixture
+def trials(kernel_device, monkeypatch):
+    monkeypatch.setattr(flash_decoding_speed, "ROTATED_BYTES", 0)  # one input is enough here
+    return Trials(kernel_device, torch.bfloat16, {"repeats": 1, "warmup": 0})
+
+
+# ------------------------------------------------------------------------------------------------ shapes and inputs
+
+
+def test_the_shapes_are_those_of_the_targets():
+    assert {s.longest for s in SHAPES if s.num_seqs == 1} == {512 * 4**i for i in range(6)}
+    assert {s.paged for s in SHAPES} == {0, 1}
+    assert len(set(SHAPES)) == len(SHAPES)
+    assert all(s.paged for s in SHAPES[:7])
+    assert {shape._replace(paged=1) for shape in MIXED} <= set(SHAPES[:7])
+    assert SHAPES[0].kv_bytes(2) == 2**29
+    assert Shape(8, 4096, 4096).flops == 4 * 8 * 4096 * 64 * 128
+
+
+def test_mixed_lengths_have_no_order_and_their_equals_as_many_tokens():
+    mixed, one_long, _ = MIXED
+    lengths = mixed.seq_lens
+    assert (min(lengths), max(lengths), len(lengths)) == (512, 65536, 16)
+    assert lengths != sorted(lengths)
+    assert lengths == mixed.seq_lens
+    assert one_long.seq_lens == [131072] + [1024] * 31
+    for shape in MIXED:
+        assert shape.equal.seq_lens == [shape.equal.longest] * shape.num_seqs
+        assert shape.equal.kv_bytes(2) == pytest.approx(shape.kv_bytes(2), rel=1e-3)
+    assert Shape(1, 7, 7).seq_lens == [7]
+
+
+@pytest.mark.parametrize("shape", [DENSE, PAGED], ids=["dense", "paged"])
+def test_the_oracle_sees_each_sequence_to_its_end_and_no_further(shape):
+    inputs = random_inputs(shape, torch.float64, CPU, seed=1)
+    for b, length in enumerate(shape.seq_lens):
+        if shape.paged:
+            slots = [(inputs.block_tables[b, t // 16], t % 16) for t in range(length)]
+            k, v = (torch.stack([c[slot] for slot in slots], dim=1) for c in (inputs.k_cache, inputs.v_cache))
+        else:
+            k, v = (x[b, :, :length] for x in (inputs.k, inputs.v))
+        right = attention(inputs.q[b].reshape(1, 4, 1, 32), k[None], v[None])
+        torch.testing.assert_close(exact(inputs)[b].reshape(1, 4, 1, 32), right)
+
+
+def test_sequences_do_not_share_blocks():
+    tables, lens = random_inputs(PAGED, torch.float32, CPU, seed=0)[3:5]
+    rows = zip(tables.tolist(), lens.tolist(), strict=True)
+    used = [block for table, length in rows for block in table[: -(-length // 16)]]
+    assert sorted(used) == list(range(len(used)))
+
+
+# ------------------------------------------------------------------------------------------------ trials
+
+
+@pytest.mark.parametrize("shape", [DENSE, PAGED], ids=["dense", "paged"])
+def test_every_method_of_ours_is_right_and_timed_on_mixed_lengths(shape, trials):
+    assert set(methods(trials.device, bool(shape.paged))) >= set(OURS)
+    for method in OURS:
+        assert isinstance(trials(shape, method), Timing), method
+
+
+def test_both_softmaxes_of_lesson_8_take_one_length(trials):
+    for method in ("unified max", "lazy rescale"):
+        found = trials(DENSE.equal, method)
+        assert isinstance(found, Timing) or "yet to come" in found
+        assert trials(DENSE, method) == "ValueError: it takes sequences of one length"
+
+
+@pytest.mark.parametrize("shape", [DENSE, DENSE.equal], ids=["mixed", "equal"])
+def test_a_peer_is_right_or_says_why_it_does_not_run(shape, trials):
+    for method in set(methods(trials.device, False)) - {*OURS, "unified max", "lazy rescale"}:
+        found = trials(shape, method)
+        assert isinstance(found, Timing) or "wrong" not in found, method
+    assert isinstance(trials(shape, "SDPA math"), Timing)
+
+
+def test_a_wrong_method_is_not_timed(trials, monkeypatch):
+    right = flash_decoding_speed.flash_decoding
+    monkeypatch.setattr(flash_decoding_speed, "flash_decoding", lambda *a, **o: right(*a, **{**o, "seq_lens": None}))
+    assert trials(DENSE, "Flash-Decoding").startswith("wrong: relative error")
+    assert isinstance(trials(DENSE, "SDPA math"), Timing)
+
+
+def test_each_way_to_split_is_asked_for(monkeypatch):
+    asked = []
+    for name in ("flash_decoding", "paged_attention"):
+        monkeypatch.setattr(flash_decoding_speed, name, lambda *a, **options: asked.append(options))
+    for shape in (DENSE, PAGED):
+        batches = [random_inputs(shape, torch.float32, CPU, seed=0)]
+        for method in OURS:
+            (run,) = methods(CPU, bool(shape.paged))[method](batches)
+            run()
+    splits = [{name: o[name] for name in ("num_splits", "split_size") if name in o} for o in asked]
+    assert splits == [{}, {"num_splits": 1}, {"num_splits": 1}, {"split_size": 512}] * 2
+    assert all(o["backend"] == "triton" and o["check"] is False for o in asked)
+
+
+# ------------------------------------------------------------------------------------------------ records and figures
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Every method takes a nanosecond per byte."""
+
+    class Planted(InProcess):
+        def __init__(self, *_):
+            pass
+
+        def __call__(self, shape, method, *, limit):
+            seconds = shape.kv_bytes(2) / 1e9
+            return Timing(Spread(seconds, seconds, seconds), "planted")
+
+    monkeypatch.setattr(speed, "Worker", Planted)
+
+
+def test_records_come_shape_by_shape_with_every_method_that_fits(planted):
+    found = list(records([PAGED, DENSE], device=CPU, rate=2e9))
+    expected = [(s._asdict(), m) for s in (PAGED, DENSE) for m in methods(CPU, bool(s.paged))]
+    assert [(r.shape, r.what) for r in found] == expected
+    assert {r.fraction for r in found} == {0.5}
+
+
+def test_the_time_over_the_context_can_be_drawn(planted, shown):
+    shapes = [Shape(B, S, S) for S in (2048, 512) for B in (1, 8)]
+    draw(list(records([*shapes, Shape(1, 8, 9), PAGED], device=CPU)))
+    (ax,) = shown[0].axes
+    assert ax.get_legend_handles_labels()[1] == ["Flash-Decoding", "not split", "SDPA flash"]
+    for line in ax.lines[:3]:
+        assert list(line.get_xdata()) == [512, 2048]
+        assert list(line.get_ydata()) == pytest.approx([Shape(1, S, S).kv_bytes(2) / 1e3 for S in (512, 2048)])
+
+
+def test_mixed_batches_can_be_drawn_beside_equal_ones(planted, shown):
+    draw_mixed(list(records(SHAPES[1:7], device=CPU, rate=2e9)))
+    (ax,) = shown[0].axes
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels[:3] == ["16 of 0.5–64 k", "16 of 14.4 k", "1 of 128 k, 31 of 1 k"]
+    assert [bar.get_height() for bars in ax.containers for bar in bars] == pytest.approx([50.0] * 24)
+    assert len(ax.containers) == len(OURS)
+
+
+def test_the_command_prints_a_table_for_each_shape(planted, monkeypatch, capsys):
+    monkeypatch.setattr(speed, "best_device", lambda: CPU)
+    monkeypatch.setattr("sys.argv", ["flash_decoding_speed"])
+    flash_decoding_speed.main()
+    out = capsys.readouterr().out
+    assert "these times say nothing about a GPU" in out
+    assert out.count("\nFlash-Decoding, again ") == len(SMALLEST)

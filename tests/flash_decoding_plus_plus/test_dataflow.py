@@ -1,0 +1,353 @@
+"""The heuristic dataflow: inflection points from noisy times, and a table that belongs to its device."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import linear
+
+from pagewise.flash_decoding_plus_plus import dataflow as module
+from pagewise.flash_decoding_plus_plus.dataflow import (
+    NUM_ROWS,
+    Dataflow,
+    device_label,
+    inflection_points,
+    product_for,
+    product_times,
+)
+from pagewise.flash_decoding_plus_plus.linear_layers import DataflowLinear, linear_shapes, replace_linear
+from pagewise.models import tiny_model
+from pagewise.naive_attention import attention
+from pagewise.tools.benchmark import TOLERANCES, relative_error
+
+CPU = torch.device("cpu")
+HERE = device_label(CPU)
+POINTS = (*NUM_ROWS, 65)
+NAMES = ("gemv", "flat_gemm", "matmul")
+
+
+def curves(M1, M2, *, gap=1.5, noise=0.0, seed=0):
+    """Times whose crossings are known: what the rule takes is `gap` times as fast as the next, then there is noise."""
+    noisy = random.Random(seed)
+    times = {name: {} for name in NAMES}
+    for M in NUM_ROWS:
+        right = NAMES.index(product_for(M, M1, M2))
+        for i, name in enumerate(NAMES):
+            exact = (1 + M / 20) * gap ** abs(i - right)
+            times[name][M] = exact * math.exp(noisy.uniform(-noise, noise))
+    return times
+
+
+# ------------------------------------------------------------------------------------------------ inflection points
+
+
+def test_each_number_of_rows_below_8_is_timed_and_both_ends_of_each_step_of_8():
+    assert NUM_ROWS == (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 48, 49, 56, 57, 64)
+
+
+@given(st.sampled_from(POINTS), st.sampled_from(POINTS), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_known_crossings_are_found_under_noise(M, other, seed):
+    M1, M2 = min(M, other), max(M, other)
+    # two neighbours are closer than the gap, log 1.5 = 0.41, only with noise of half of it on both
+    assert inflection_points(curves(M1, M2, noise=0.2, seed=seed)) == (M1, M2)
+
+
+def test_shallow_crossings_under_noise_cost_little():
+    """Times differ by 5 %, noise is up to 10 % of each: the table's choice loses a fraction of the 5 %."""
+    exact, lost = curves(1, 25, gap=1.05), []
+    for seed in range(50):
+        _, found = inflection_points(curves(1, 25, gap=1.05, noise=0.1, seed=seed))
+        lost += [exact[product_for(M, 1, found)][M] / exact[product_for(M, 1, 25)][M] for M in NUM_ROWS]
+    assert sum(lost) / len(lost) < 1.01
+
+
+def test_one_disturbed_time_is_no_crossing():
+    times = curves(6, 33)
+    times["gemv"][2] *= 4  # the first place where flat_gemm is faster than gemv
+    times["flat_gemm"][9] *= 4  # and matmul faster than flat_gemm
+    times["matmul"][48] *= 4
+    assert inflection_points(times) == (6, 33)
+
+
+def test_each_number_of_rows_weighs_the_same():
+    """In a sum of seconds one large time outweighs many small ones."""
+    times = curves(1, 33)
+    for product in times.values():
+        product[64] *= 1000
+    times["flat_gemm"][64] = times["matmul"][64] * 0.9
+    assert inflection_points(times) == (1, 33)
+
+
+def test_ties_go_to_the_simpler():
+    same = dict.fromkeys(NUM_ROWS, 1.0)
+    assert inflection_points(dict.fromkeys(NAMES, same)) == (1, 1)
+    slow = dict.fromkeys(NUM_ROWS, 2.0)
+    assert inflection_points({"gemv": same, "flat_gemm": same, "matmul": slow}) == (1, 65)
+
+
+def test_what_was_not_timed_is_not_taken():
+    times = curves(65, 65)
+    times["gemv"] = {M: seconds for M, seconds in times["gemv"].items() if M <= 4}
+    times["flat_gemm"] = {}
+    assert inflection_points(times) == (5, 5)
+
+
+# ------------------------------------------------------------------------------------------------ profile
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Times are read off curves: a list of what was measured for how many rows."""
+    asked, seconds = [], curves(3, 24)
+
+    def measure(calls, **_):
+        rows = {name: len(call.args[0]) for name, call in calls.items()}
+        asked.extend(rows.items())
+        return {name: seconds[name][M] for name, M in rows.items()}
+
+    monkeypatch.setattr(module, "measure", measure)
+    return asked, seconds
+
+
+def test_profile_finds_the_points_of_every_shape(clock):
+    flow = Dataflow.profile([(8, 16), (24, 16), (8, 16)], "cpu", dtype=torch.float16)
+    assert flow == Dataflow(HERE, torch.float16, {(8, 16): (3, 24), (24, 16): (3, 24)})
+    assert flow.inflections(24, 16) == (3, 24)
+    with pytest.raises(ValueError, match=r"weights \[16, 24\] were not profiled; the table has \[8, 16\], \[24, 16\]"):
+        flow.inflections(16, 24)
+
+
+def test_a_hopeless_product_is_not_timed_for_more_rows(clock):
+    asked, seconds = clock
+    seconds["gemv"] = {M: 100.0 if M >= 4 else s for M, s in seconds["gemv"].items()}
+    seconds["matmul"] = dict.fromkeys(NUM_ROWS, 50.0)
+    times = product_times(8, 16, device=CPU, dtype=torch.bfloat16)
+    assert list(times["gemv"]) == [1, 2, 3, 4]
+    assert asked.count(("gemv", 4)) == 1
+    assert list(times["matmul"]) == list(NUM_ROWS)  # what all else falls back on is timed anyhow
+    assert inflection_points(times) == (3, 65)
+
+
+def test_tensor_cores_take_no_float32(clock):
+    flow = Dataflow.profile([(8, 16)], "cpu")
+    assert flow.dtype == torch.float32
+    assert "flat_gemm" not in dict(clock[0])
+    assert flow.inflections(8, 16) == (3, 3)  # from there on as fast as matmul, which is simpler
+
+
+def test_profile_runs_here(kernel_device, monkeypatch):
+    monkeypatch.setattr(module, "NUM_ROWS", (1, 9, 64))
+    dtype = torch.float16
+    flow = Dataflow.profile([(24, 32)], kernel_device, dtype=dtype)
+    M1, M2 = flow.inflections(24, 32)
+    assert 1 <= M1 <= M2 <= 65
+    for M in (1, 3, 64, 65):
+        x, w = (
+            torch.randn(M, 32, device=kernel_device, dtype=dtype),
+            torch.randn(24, 32, device=kernel_device).to(dtype),
+        )
+        torch.testing.assert_close(flow.linear(x, w), linear(x, w), atol=2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "device", "dtype", "error", "message"),
+    [
+        ([(8, 0)], "cpu", None, ValueError, "K must be at least 1"),
+        ([(8.0, 8)], "cpu", None, TypeError, "N must be an int"),
+        ([(8, 8)], "cpu", torch.float64, TypeError, "dtype must be float32, float16 or bfloat16"),
+        ([(8, 8)], "cuda:99", None, ValueError, r"device must be one of this machine's, cpu.*, got cuda:99"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(shapes, device, dtype, error, message, shapes_unchecked):
+    with pytest.raises(error, match=message):
+        Dataflow.profile(shapes, device, dtype=dtype)
+
+
+# ------------------------------------------------------------------------------------------------ linear
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Every product computes what it should and notes its name."""
+    names = []
+
+    def noting(name):
+        def product(x, w):
+            names.append(name)
+            assert x.dim() == 2 or name == "matmul"
+            return linear(x, w)
+
+        return product
+
+    monkeypatch.setattr(module, "PRODUCTS", {name: noting(name) for name in NAMES[:2]})
+    monkeypatch.setattr(module, "matmul", noting("matmul"))
+    return names
+
+
+def table(M1, M2, N=6, K=5, dtype=torch.float32):
+    return Dataflow(HERE, dtype, {(N, K): (M1, M2)})
+
+
+@pytest.mark.parametrize(("M1", "M2"), [(3, 17), (1, 65), (65, 65), (1, 1), (8, 8)])
+def test_the_table_chooses(M1, M2, taken):
+    flow, w = table(M1, M2), torch.randn(6, 5)
+    for M in range(1, 67):
+        x = torch.randn(M, 5)
+        assert torch.equal(flow.linear(x, w), linear(x, w))
+    expected = ["gemv" if M < M1 else "flat_gemm" if M < M2 else "matmul" for M in range(1, 67)]
+    assert taken == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"), [((5,), "gemv"), ((2, 1, 5), "flat_gemm"), ((5, 4, 5), "matmul"), ((0, 5), "matmul")]
+)
+def test_rows_may_have_several_dimensions_or_none(shape, name, taken):
+    x, w = torch.randn(shape), torch.randn(6, 5)
+    assert torch.equal(table(2, 17).linear(x, w), linear(x, w))
+    assert taken == [name]
+
+
+def test_what_was_not_profiled_goes_to_matmul(taken):
+    flow = table(2, 65)
+    for x, w in (
+        (torch.randn(1, 6), torch.randn(5, 6)),
+        (torch.randn(1, 5).double(), torch.randn(6, 5).double()),
+        (torch.randn(1, 5), torch.randn(5, 6).T),  # profiled, but its rows do not lie one after the other
+    ):
+        assert torch.equal(flow.linear(x, w), linear(x, w))
+    assert taken == ["matmul"] * 3
+
+
+def test_what_needs_a_gradient_goes_to_matmul(taken):
+    flow, x, w = table(2, 65), torch.randn(1, 5), torch.randn(6, 5, requires_grad=True)
+    flow.linear(x, w).sum().backward()
+    assert torch.equal(w.grad, x.expand(6, 5))
+    with torch.no_grad():
+        flow.linear(x, w)
+    assert taken == ["matmul", "gemv"]
+
+
+def test_what_does_not_fit_raises_torchs_own_error(shapes_unchecked):
+    flow = table(2, 65)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        flow.linear(torch.randn(1, 4), torch.randn(6, 5))
+    with pytest.raises(RuntimeError, match="dtype"):
+        flow.linear(torch.randn(1, 5).half(), torch.randn(6, 5))
+
+
+def test_tensors_of_another_device_are_refused():
+    with pytest.raises(ValueError, match=r"profiled on CPU \(.*\), x is on META"):
+        table(2, 65).linear(torch.randn(1, 5, device="meta"), torch.randn(6, 5, device="meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_kernels_multiply_as_torch_does(dtype, kernel_device):
+    flow = Dataflow(device_label(kernel_device), dtype, {(40, 72): (65, 65) if dtype == torch.float32 else (2, 65)})
+    w = torch.randn(40, 80, device=kernel_device).to(dtype)[:, :72]  # rows lie apart
+    for rows in ((1,), (3,), (2, 5)):
+        x = torch.randn(*rows, 72, device=kernel_device).to(dtype)
+        assert relative_error(flow.linear(x, w), x.double() @ w.double().T) <= TOLERANCES[dtype]
+
+
+def test_it_can_be_compiled(shapes_unchecked):
+    flow, w = table(2, 17, dtype=torch.float16), torch.randn(6, 5).half()
+    compiled = torch.compile(flow.linear, fullgraph=True, backend="eager", dynamic=False)
+    for M in (1, 2, 17):
+        x = torch.randn(M, 5).half()
+        torch.testing.assert_close(compiled(x, w), linear(x, w))
+    torch.library.opcheck(torch.ops.pagewise.few_rows.default, (torch.randn(2, 5).half(), w, "gemv"))
+
+
+# ------------------------------------------------------------------------------------------------ a model's layers
+
+
+def test_a_models_logits_are_the_same_by_the_table(taken):
+    model, _ = tiny_model()
+    names = list(model.state_dict())
+    tokens = torch.arange(7)[None]
+
+    def logits():
+        return model(tokens, tokens, lambda layer, q, k, v: attention(q, k, v, causal=True))
+
+    expected = logits()
+    shapes = linear_shapes(model)
+    assert len(shapes) == len(set(shapes)) == 5
+    flow = Dataflow(HERE, torch.float32, dict.fromkeys(shapes, (2, 17)))
+    assert replace_linear(model, flow) is model
+    torch.testing.assert_close(logits(), expected)
+    layers = [layer for layer in model.modules() if isinstance(layer, DataflowLinear)]
+    assert taken == ["flat_gemm"] * len(layers)
+    assert len(layers) == 7 * model.config.num_hidden_layers
+    assert list(model.state_dict()) == names
+    assert linear_shapes(model) == []
+
+
+def test_layers_with_a_bias_stay():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Linear(6, 4, bias=False))
+    assert linear_shapes(model) == [(4, 6)]
+    kinds = [type(layer) for layer in replace_linear(model, table(2, 17))]
+    assert kinds == [torch.nn.Linear, DataflowLinear]
+
+
+# ------------------------------------------------------------------------------------------------ the file
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A table, its file, and the file's content."""
+    flow = Dataflow(HERE, torch.bfloat16, {(6, 5): (2, 17), (12288, 4096): (1, 65)})
+    flow.save(tmp_path / "table.json")
+    return flow, tmp_path / "table.json", json.loads((tmp_path / "table.json").read_text())
+
+
+def test_a_table_is_read_as_it_was_saved(saved):
+    flow, path, _ = saved
+    assert Dataflow.load(path) == Dataflow.load(str(path)) == flow
+
+
+def test_another_devices_table_is_refused_with_both_names(saved):
+    _, path, content = saved
+    path.write_text(json.dumps(content | {"device": "NVIDIA H999 (sm_999, 7 SMs)"}))
+    with pytest.raises(ValueError, match=r"table\.json: .* on NVIDIA H999 \(sm_999, 7 SMs\), this machine has CPU \("):
+        Dataflow.load(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: [c], "the file must be an object, got list"),
+        (lambda c: {name: value for name, value in c.items() if name != "device"}, "the file lacks device"),
+        (lambda c: c | {"version": 2}, "version must be 1, got 2"),
+        (lambda c: c | {"version": True}, "version of the file must be int, got True"),
+        (lambda c: c | {"dtype": "float64"}, "dtype must be one of float32, float16, bfloat16, got 'float64'"),
+        (lambda c: c | {"inflections": {}}, "inflections of the file must be list"),
+        (lambda c: c | {"inflections": [3]}, "entry 1 must be an object, got int"),
+        (lambda c: c | {"inflections": [*c["inflections"], {"N": 6}]}, "entry 3 lacks K"),
+        (lambda c: c | {"inflections": [c["inflections"][0] | {"M1": 2.5}]}, "M1 of entry 1 must be int, got 2.5"),
+        (
+            lambda c: c | {"inflections": [c["inflections"][0] | {"M1": 18}]},
+            r"1 <= M1 <= M2 <= 65; .* M1 = 18, M2",
+        ),
+        (lambda c: c | {"inflections": [c["inflections"][0] | {"M2": 66}]}, "M2 = 66"),
+        (lambda c: c | {"inflections": [c["inflections"][0] | {"N": 0}]}, "N and K must be at least 1"),
+    ],
+)
+def test_what_is_wrong_with_a_damaged_file_is_named(damage, message, saved):
+    _, path, content = saved
+    path.write_text(json.dumps(damage(content)))
+    with pytest.raises(ValueError, match=message) as raised:
+        Dataflow.load(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"\x80\x04\x95pickled", b'{"version": 1', b""])
+def test_what_is_not_json_is_named(content, saved):
+    _, path, _ = saved
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"table\.json: "):
+        Dataflow.load(path)

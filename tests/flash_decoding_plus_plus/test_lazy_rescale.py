@@ -1,0 +1,171 @@
+"""Lazy rescaling: right for any threshold, and lazy."""
+
+import math
+import os
+from itertools import product
+
+import pytest
+import torch
+from covering import covering
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.flash_decoding_plus_plus import lazy_rescale_attention
+from pagewise.flash_decoding_plus_plus.lazy_rescale import fold_lazily
+from pagewise.naive_attention import attention
+from pagewise.online_softmax import Partial
+
+BACKENDS = ["torch", "triton"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def assert_right(q, k, v, *, causal=False, scale=None, **options):
+    out = lazy_rescale_attention(q, k, v, causal=causal, scale=scale, **options)
+    shape = {"causal": causal, "scale": scale}
+    exact, naive = attention(q.double(), k.double(), v.double(), **shape), attention(q, k, v, **shape)
+    finite = exact.isfinite().all(dim=-1)
+    assert out.isfinite().all(dim=-1).equal(finite)
+    assert_as_accurate_as_naive(out[finite], exact[finite], naive[finite])
+
+
+def random_qkv(T, S, D, heads, dtype=torch.float32, device="cpu", batch=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    H, Hkv = heads
+    shapes = ((batch, H, T, D), (batch, Hkv, S, D), (batch, Hkv, S, D))
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+
+
+AXES = {
+    "T": [1, 3, 16],
+    "S": [0, 1, 64, 65, 300],
+    "heads": [(2, 2), (4, 1), (8, 1)],
+    "D": [64, 80, 128, 256],
+    "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    "num_splits": [None, 2, 17],
+    "threshold": [0, 8.0, 90.0],
+    "causal": [False, True],
+}
+
+
+def matrix():
+    full = os.environ.get("PAGEWISE_FULL") == "1"
+    return [dict(zip(AXES, case, strict=True)) for case in product(*AXES.values())] if full else covering(AXES)
+
+
+@pytest.mark.parametrize("case", matrix(), ids=lambda case: "-".join(str(v).split(".")[-1] for v in case.values()))
+def test_every_pair_of_variants(case, backend, kernel_device):
+    qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], case["dtype"], kernel_device)
+    qkv[0] *= 8  # scores of some ±30: the maximum grows by more than 8 and by less
+    before = [x.clone() for x in qkv]
+    options = {name: case[name] for name in ("num_splits", "threshold", "causal")}
+    assert_right(*qkv, **options, backend=backend)
+    assert all(x.equal(old) for x, old in zip(qkv, before, strict=True)), "an input was written"
+
+
+@pytest.mark.parametrize("slope", [0.1, 5.0, -5.0])
+@pytest.mark.parametrize(
+    ("threshold", "dtype"), [(0.0, torch.float32), (8.0, torch.float32), (8.0, torch.float16), (60.0, torch.float16)]
+)
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_maxima_that_grow_a_little_with_each_tile_or_much(num_splits, threshold, dtype, slope, backend, kernel_device):
+    """By 6 in units of log 2 with each tile of 64 keys, by 460, or never."""
+    k = torch.zeros(1, 1, 400, 64, device=kernel_device)
+    k[..., 0] = slope * torch.arange(400.0)
+    q = torch.eye(1, 64, device=kernel_device).view(1, 1, 1, 64)
+    v = torch.randn(1, 1, 400, 64, generator=torch.Generator().manual_seed(0)).to(kernel_device)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    assert_right(q, k, v, scale=1.0, threshold=threshold, num_splits=num_splits, backend=backend)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_logits_of_any_size(causal, backend, kernel_device):
+    q, k, v = random_qkv(5, 200, 64, (4, 2), device=kernel_device)
+    q[0] *= 1e5
+    assert_right(q, k, v, num_splits=3, causal=causal, backend=backend)
+
+
+def test_queries_before_the_first_key_see_nothing(backend, kernel_device):
+    q, k, v = random_qkv(8, 5, 64, (4, 2), device=kernel_device)
+    out = lazy_rescale_attention(q, k, v, causal=True, num_splits=2, backend=backend)
+    assert (out[:, :, :3] == 0).all()
+    assert_right(q, k, v, causal=True, num_splits=2, backend=backend)
+
+
+def test_nan_reaches_only_its_own_row(backend, kernel_device):
+    q, k, v = random_qkv(3, 130, 64, (4, 2), device=kernel_device)
+    calm = lazy_rescale_attention(q, k, v, num_splits=2, backend=backend)
+    q[1, 2, 1, 5] = torch.nan
+    out = lazy_rescale_attention(q, k, v, num_splits=2, backend=backend)
+    assert out.isnan().any(dim=-1).nonzero().tolist() == [[1, 2, 1]]
+    assert out[~out.isnan()].equal(calm[~out.isnan()])
+
+
+def test_the_torch_backend_is_differentiable():
+    qkv = [x.double().requires_grad_() for x in random_qkv(3, 150, 16, (4, 2))]
+    weights = torch.randn(2, 4, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    of_lazy = torch.autograd.grad((lazy_rescale_attention(*qkv, causal=True, num_splits=2) * weights).sum(), qkv)
+    of_naive = torch.autograd.grad((attention(*qkv, causal=True) * weights).sum(), qkv)
+    for lazy, naive in zip(of_lazy, of_naive, strict=True):
+        torch.testing.assert_close(lazy, naive)
+
+
+# ------------------------------------------------------------------------------------------ lazy
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(-300, 300) | st.just(-math.inf), min_size=1, max_size=8), st.sampled_from([0.0, 1.0, 8.0]))
+def test_m_is_raised_where_a_tile_exceeds_it_by_more_than_the_threshold(largest, threshold):
+    """And what was summed stays what it stands for, whatever m is: acc / l and m + log l."""
+    seen = Partial.empty(1, 1, 1, head_size=1, dtype=torch.float64)
+    right, m = seen, -math.inf
+    for i, score in enumerate(largest):
+        scores = torch.tensor([score, score - 3.0], dtype=torch.float64).view(1, 1, 1, 2)
+        values = torch.full((1, 1, 2, 1), i + 1.0, dtype=torch.float64)
+        seen = fold_lazily(seen, scores, values, threshold=threshold)
+        right = right.merge(Partial.of_heads(scores, values))
+        m = score if score > m + threshold * math.log(2) else m
+        assert seen.m.item() == m
+    torch.testing.assert_close(seen.output(), right.output())
+    torch.testing.assert_close(seen.lse(), right.lse())
+
+
+# ------------------------------------------------------------------------------------------ at the door
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"threshold": -1.0}, ValueError, "threshold"),
+        ({"threshold": math.nan}, ValueError, "threshold"),
+        ({"threshold": math.inf}, ValueError, "threshold"),
+        ({"threshold": 91.0}, ValueError, "threshold"),
+        ({"threshold": "8"}, TypeError, "threshold"),
+        ({"num_splits": 0}, ValueError, "num_splits"),
+        ({"causal": 1}, TypeError, "causal"),
+        ({"scale": math.nan}, ValueError, "scale"),
+        ({"backend": "cuda"}, ValueError, "backend"),
+        ({"k": torch.zeros(2, 3, 9, 16)}, ValueError, "H must be a multiple of Hkv"),
+    ],
+)
+def test_the_door_refuses(change, error, message, shapes_unchecked):
+    arguments = {"q": torch.zeros(2, 4, 1, 16), "k": torch.zeros(2, 2, 9, 16), "v": torch.zeros(2, 2, 9, 16)}
+    if "k" in change:
+        change["v"] = change["k"]
+    with pytest.raises(error, match=message):
+        lazy_rescale_attention(**{**arguments, **change})
+
+
+def test_weights_of_the_largest_threshold_do_not_overflow(backend, kernel_device):
+    """A score just below the first tile's m + τ for every later key, with values as large as float16's."""
+    threshold, S = 90.0, 4096
+    k = torch.full((1, 1, S, 16), 89.0 * math.log(2), device=kernel_device)
+    k[:, :, 0] = 0.0
+    k[:, :, 1:64] = -100.0
+    q = torch.eye(1, 16, device=kernel_device).view(1, 1, 1, 16)
+    v = torch.full((1, 1, S, 16), 65504.0, device=kernel_device)
+    assert_right(q, k, v, scale=1.0, threshold=threshold, backend=backend)

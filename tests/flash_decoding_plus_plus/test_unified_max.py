@@ -1,0 +1,389 @@
+"""Softmax with a unified max: the band, the rows that leave it, and that no result ever suffers from it.
+
+To plant scores, each query is a unit vector of its own and its scores are that column of the keys: S = Q Kᵀ exactly.
+"""
+
+import math
+import os
+from itertools import product
+
+import pytest
+import torch
+from covering import covering
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import DEVICES, assert_as_accurate_as_naive
+from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, unified_max_attention
+from pagewise.naive_attention import attention
+
+BACKENDS = ["torch", "triton"]
+INF, NAN = math.inf, math.nan
+PHI = 5.0
+BAND = UnifiedMax(PHI, -57, 63)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def attend(q, k, v, unified_max=BAND, *, backend, causal=False, scale=None, num_splits=None):
+    """`unified_max_attention`, held against float64 by the one policy where float64 is finite."""
+    options = {"causal": causal, "scale": scale}
+    out, recomputed = unified_max_attention(q, k, v, unified_max, **options, num_splits=num_splits, backend=backend)
+    exact, naive = attention(q.double(), k.double(), v.double(), **options), attention(q, k, v, **options)
+    finite = exact.isfinite().all(dim=-1)
+    assert out.isfinite().all(dim=-1).equal(finite)
+    assert_as_accurate_as_naive(out[finite], exact[finite], naive[finite])
+    return out, recomputed
+
+
+# ------------------------------------------------------------------------------------------ φ and the band
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest"), [(-16.8, 6.5), (-10.5, 13.7), (0.0, 0.0), (-38.5, 35.9), (-45.0, 45.0), (1e4, 1e4 + 9)]
+)
+def test_calibrate_puts_scores_in_the_middle_of_the_band(lowest, highest):
+    """The first two are the paper's ranges, of Llama2-7B and ChatGLM2-6B; the fourth is the tiny model's."""
+    found = calibrate(torch.tensor([[lowest, -INF], [(lowest + highest) / 2, highest]]))
+    below, above = lowest - found.phi - found.low, found.high - (highest - found.phi)
+    assert min(below, above) >= 14
+    assert abs(below - above) <= 1.01
+
+
+@pytest.mark.parametrize(("lowest", "highest"), [(-496.8, 363.5), (0.0, 91.0), (-1e5, 1e5), (-3e38, 3e38)])
+def test_calibrate_says_that_a_range_is_too_wide(lowest, highest):
+    """The first is the paper's, of OPT-6.7B."""
+    assert calibrate(torch.tensor([lowest, highest])) is None
+
+
+def test_the_band_comes_from_the_limits_of_float32():
+    """At its upper edge 2²⁰ weights with values of 65504 still have a sum; at its lower one the 2²⁰ that are lost to
+    underflow are together less than the rounding of the largest."""
+    band = calibrate(torch.zeros(1))
+    limits = torch.finfo(torch.float32)
+    assert math.exp(band.high) * 2**20 * 65504 < limits.max < math.exp(band.high + 1) * 2**20 * 65504
+    assert math.exp(band.low - 1) * limits.eps < limits.tiny * 2**20 < math.exp(band.low) * limits.eps
+    assert all(torch.tensor(edge + band.phi).double() == edge + band.phi for edge in (band.low, band.high))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32) | st.floats(-40, 40, width=32) | st.just(-INF), min_size=1),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_calibrated_scores_lie_in_the_band(scores, dtype):
+    scores = torch.tensor(scores).clamp(max=6e4).to(dtype)
+    scores = torch.where(scores < -6e4, -INF, scores)
+    seen = scores[scores > -INF].double()
+    if not len(seen):
+        with pytest.raises(ValueError, match="finite score"):
+            calibrate(scores)
+    elif (found := calibrate(scores)) is None:
+        assert seen.max() - seen.min() > 90
+    else:
+        assert ((found.low < seen - found.phi) & (seen - found.phi < found.high)).all()
+        assert seen.max() - seen.min() <= 90
+
+
+@pytest.mark.parametrize(
+    ("scores", "error", "message"),
+    [
+        (torch.tensor([0.0, NAN]), ValueError, "NaN"),
+        (torch.tensor([0.0, INF]), ValueError, r"\+inf"),
+        (torch.tensor([-INF, -INF]), ValueError, "all −inf"),
+        (torch.empty(2, 0), ValueError, "finite score"),
+        (torch.tensor([1, 2]), TypeError, "int64"),
+        ([1.0, 2.0], TypeError, "list"),
+    ],
+)
+def test_calibrate_refuses(scores, error, message, shapes_unchecked):
+    with pytest.raises(error, match=message):
+        calibrate(scores)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "error", "message"),
+    [
+        ((0.0, 1.0, 1.0), ValueError, "low must be below high"),
+        ((0.0, 2.0, 1.0), ValueError, "low must be below high"),
+        ((NAN, -1.0, 1.0), ValueError, "phi"),
+        ((INF, -1.0, 1.0), ValueError, "phi"),
+        ((0.0, -INF, 1.0), ValueError, "low"),
+        ((0.0, -1.0, NAN), ValueError, "high"),
+        ((0.0, -1.0, INF), ValueError, "high"),
+        (("0", -1.0, 1.0), TypeError, "phi"),
+        ((0.0, None, 1.0), TypeError, "low"),
+    ],
+)
+def test_a_unified_max_refuses(numbers, error, message, shapes_unchecked):
+    with pytest.raises(error, match=message):
+        UnifiedMax(*numbers)
+
+
+# ------------------------------------------------------------------------------------------ within the band
+
+AXES = {
+    "T": [1, 3, 16],
+    "S": [1, 2, 63, 64, 65, 300],
+    "heads": [(2, 2), (4, 1), (8, 1), (6, 2)],
+    "D": [64, 80, 128, 256],
+    "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    "num_splits": [None, 1, 2, 3, 17],
+    "causal": [False, True],
+}
+
+
+def matrix():
+    full = os.environ.get("PAGEWISE_FULL") == "1"
+    return [dict(zip(AXES, case, strict=True)) for case in product(*AXES.values())] if full else covering(AXES)
+
+
+def random_qkv(T, S, D, heads, dtype=torch.float32, device="cpu", batch=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    H, Hkv = heads
+    shapes = ((batch, H, T, D), (batch, Hkv, S, D), (batch, Hkv, S, D))
+    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("case", matrix(), ids=lambda case: "-".join(str(v).split(".")[-1] for v in case.values()))
+def test_within_the_band_nothing_is_recomputed(case, backend, kernel_device):
+    qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], case["dtype"], kernel_device)
+    before = [x.clone() for x in qkv]
+    _, recomputed = attend(*qkv, causal=case["causal"], num_splits=case["num_splits"], backend=backend)
+    assert not recomputed.any()
+    assert all(x.equal(old) for x, old in zip(qkv, before, strict=True)), "an input was written"
+
+
+def test_float64_is_float64():
+    qkv = random_qkv(3, 100, 16, (4, 2), torch.float64)
+    out, recomputed = unified_max_attention(*qkv, BAND, causal=True)
+    torch.testing.assert_close(out, attention(*qkv, causal=True), rtol=1e-13, atol=1e-13)
+    assert not recomputed.any()
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_weights_that_overflow_float16_do_not_overflow_here(num_splits, backend, kernel_device):
+    """exp(11.1) is more than float16's largest: with φ = 0 these weights are all beyond it."""
+    scores = 40 + torch.arange(200.0).view(1, 1, 1, -1) % 7
+    q, k, v = planted(scores.to(kernel_device), torch.float16)
+    _, recomputed = attend(q, k, v, UnifiedMax(0, -57, 63), scale=1.0, num_splits=num_splits, backend=backend)
+    assert not recomputed.any()
+
+
+# ------------------------------------------------------------------------------------------ rows that leave it
+
+
+def planted(scores, dtype=torch.float32, kv_heads=1, D=64):
+    """q, k, v with q kᵀ = scores [B, H, T, S], for H / kv_heads · T rows at most D."""
+    B, H, T, S = scores.shape
+    rows = H // kv_heads * T
+    q = torch.eye(rows, D).expand(B, kv_heads, rows, D).reshape(B, H, T, D)
+    k = torch.zeros(B, kv_heads, S, D)
+    k[..., :rows] = scores.cpu().reshape(B, kv_heads, rows, S).mT
+    v = torch.randn(B, kv_heads, S, D, generator=torch.Generator().manual_seed(1))
+    return [x.to(scores.device, dtype) for x in (q, k, v)]
+
+
+LARGEST = {
+    "in the middle": (PHI, False),
+    "just below the upper edge": (PHI + 62.75, False),
+    "at the upper edge": (PHI + 63, True),
+    "just above the upper edge": (PHI + 63.25, True),
+    "far above": (6e4, True),
+    "just above the lower edge": (PHI - 56.75, False),
+    "at the lower edge": (PHI - 57, True),
+    "just below the lower edge": (PHI - 57.25, True),
+    "far below": (-6e4, True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize("everywhere", [True, False], ids=["every key", "one key"])
+def test_exactly_the_rows_whose_largest_score_left_the_band(everywhere, num_splits, dtype, backend, kernel_device):
+    """A row per case, and between them rows that stay: 18 rows of 6 heads, 3 queries each, that share their keys."""
+    S = 230
+    scores = torch.randn(1, 6, 3, S, generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(1, 6, 3, dtype=torch.bool)
+    rows = [(i // 3, i % 3) for i in range(0, 18, 2)]
+    for (h, t), (largest, leaves) in zip(rows, LARGEST.values(), strict=True):
+        scores[0, h, t] = largest if everywhere else largest - 80.0
+        scores[0, h, t, 100 + 9 * h] = largest
+        expected[0, h, t] = leaves
+    q, k, v = planted(scores.to(kernel_device), dtype)
+    options = {"scale": 1.0, "num_splits": num_splits, "backend": backend}
+    out, recomputed = attend(q, k, v, **options)
+    assert recomputed.cpu().equal(expected)
+
+    # the other rows have the bits that they have where nothing is recomputed
+    calm = torch.where(expected[..., None], 0.0, scores)
+    calm_out, calm_recomputed = unified_max_attention(*planted(calm.to(kernel_device), dtype), BAND, **options)
+    assert not calm_recomputed.any()
+    assert out[~expected].equal(calm_out[~expected])
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_a_small_score_below_a_larger_one_changes_nothing(num_splits, backend, kernel_device):
+    """Even if all of a split's scores are so small that their weights underflow."""
+    scores = torch.full((1, 1, 3, 256), -6e4)
+    scores[..., 130], scores[:, :, 1, 7] = 2.0, -300.0
+    _, recomputed = attend(*planted(scores.to(kernel_device)), scale=1.0, num_splits=num_splits, backend=backend)
+    assert not recomputed.any()
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_logits_of_any_size(num_splits, backend, kernel_device):
+    """±10⁵, one sequence beside a calm one."""
+    q, k, v = random_qkv(3, 200, 64, (4, 2), device=kernel_device)
+    q[0] *= 1e5
+    _, recomputed = attend(q, k, v, num_splits=num_splits, causal=True, backend=backend)
+    assert recomputed[0].all()
+    assert not recomputed[1].any()
+
+
+def test_queries_before_the_first_key_see_nothing(backend, kernel_device):
+    q, k, v = random_qkv(8, 5, 64, (4, 2), device=kernel_device)
+    q[:, 0] *= 1e4
+    out, recomputed = attend(q, k, v, causal=True, num_splits=2, backend=backend)
+    assert (out[:, :, :3] == 0).all()
+    assert not recomputed[:, :, :3].any()
+    assert recomputed[:, 0, 3:].all()
+
+
+def test_no_keys_at_all(backend, kernel_device):
+    out, recomputed = attend(*random_qkv(3, 0, 64, (4, 2), device=kernel_device), num_splits=2, backend=backend)
+    assert (out == 0).all()
+    assert not recomputed.any()
+
+
+@pytest.mark.parametrize("empty", [(0, 4, 3), (2, 4, 0)], ids=["no sequences", "no queries"])
+def test_no_rows_at_all(empty, backend, kernel_device):
+    B, H, T = empty
+    q, k, v = random_qkv(T, 70, 64, (H, 2), device=kernel_device, batch=B)
+    out, recomputed = unified_max_attention(q, k, v, BAND, num_splits=2, backend=backend)
+    assert out.shape == q.shape
+    assert recomputed.shape == empty
+
+
+def test_nan_reaches_only_its_own_row(backend, kernel_device):
+    q, k, v = random_qkv(3, 130, 64, (4, 2), device=kernel_device)
+    calm, _ = unified_max_attention(q, k, v, BAND, num_splits=2, backend=backend)
+    q[1, 2, 1, 5] = NAN
+    out, recomputed = attend(q, k, v, num_splits=2, backend=backend)
+    assert recomputed.nonzero().tolist() == [[1, 2, 1]]
+    assert out.isnan().any(dim=-1).equal(recomputed)
+    assert out[~recomputed].equal(calm[~recomputed])
+
+
+def test_nan_in_a_key_reaches_who_sees_it(backend, kernel_device):
+    q, k, v = random_qkv(3, 130, 64, (4, 2), device=kernel_device)
+    k[0, 1, -1, 5] = NAN  # seen by the last query only
+    _, recomputed = attend(q, k, v, causal=True, num_splits=2, backend=backend)
+    assert recomputed.nonzero().tolist() == [[0, 2, 2], [0, 3, 2]]
+
+
+# ------------------------------------------------------------------------------------------ bands by hand
+
+
+@pytest.mark.parametrize("score", [-1e4, -200.0, -90.0, -70.0, 85.0, 90.0, 200.0, 1e4])
+def test_a_band_wider_than_the_floats_is_cut(score, backend, kernel_device):
+    scores = torch.full((1, 1, 2, 230), score)
+    scores[0, 0, 1] = 1.0
+    _, recomputed = attend(
+        *planted(scores.to(kernel_device)), UnifiedMax(0, -1e5, 1e5), scale=1.0, num_splits=2, backend=backend
+    )
+    assert recomputed.flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("score", "size"), [(40.0, 1e30), (-40.0, 1e-28), (-55.0, 1e-12)])
+def test_values_that_weights_carry_out_of_the_floats(score, size, dtype, backend, kernel_device):
+    q, k, v = planted(torch.full((1, 1, 2, 230), score, device=kernel_device), dtype)
+    _, recomputed = attend(q, k, v * size, UnifiedMax(0, -57, 63), scale=1.0, num_splits=2, backend=backend)
+    assert recomputed.all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_whatever_the_scores_and_the_band(data):
+    """A row is recomputed iff its largest score left the band, and it is right in any case."""
+    backend = data.draw(st.sampled_from(BACKENDS))
+    whole = st.integers(-80, 80).map(float)
+    phi, low, high = data.draw(whole), data.draw(st.integers(-57, 0)), data.draw(st.integers(1, 63))
+    S, causal, num_splits = data.draw(st.integers(1, 150)), data.draw(st.booleans()), data.draw(st.integers(1, 4))
+    height = st.tuples(whole, st.sampled_from([0.0, 1.0, 30.0]))
+    heights = data.draw(st.lists(height, min_size=6, max_size=6))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    middle, spread = torch.tensor(heights).view(1, 2, 3, 2, 1).unbind(dim=3)
+    scores = (middle + spread * torch.randn(1, 2, 3, S, generator=generator)).round()
+    q, k, v = planted(scores.to(DEVICES[-1]))
+    options = {"causal": causal, "scale": 1.0, "num_splits": num_splits, "backend": backend}
+    _, recomputed = attend(q, k, v, UnifiedMax(phi, low, high), **options)
+    sees = torch.arange(S) <= torch.arange(S - 3, S)[:, None] if causal else torch.ones(3, S, dtype=torch.bool)
+    m = scores.masked_fill(~sees, -INF).amax(dim=-1)
+    assert recomputed.cpu().equal((m > -INF) & ~((low < m - phi) & (m - phi < high)))
+
+
+# ------------------------------------------------------------------------------------------ a real model
+
+
+def test_no_row_of_the_tiny_model_is_recomputed(backend, kernel_device):
+    """φ from the scores of one text, used for the newest tokens of another."""
+    from pagewise.models import tiny_model
+    from pagewise.naive_attention import masked_scores, query_positions
+    from pagewise.options import ScoreOptions
+
+    model, tokenizer = tiny_model()
+
+    def observed(text):
+        """q, k, v of each layer."""
+        layers = []
+
+        def attend(layer, *qkv):
+            layers.append(qkv)
+            return attention(*qkv, causal=True)
+
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.no_grad():
+            model(ids, torch.arange(ids.shape[1])[None], attend)
+        return layers
+
+    scores = [
+        masked_scores(
+            q, k, query_positions(q.shape[2], k.shape[2]), torch.arange(k.shape[2]), ScoreOptions(causal=True)
+        )
+        for q, k, _ in observed("the keys and values of every token are kept in blocks of sixteen")
+    ]
+    unified_max = calibrate(torch.stack(scores))
+    for q, k, v in observed("a block table says where each block of a sequence lies in memory"):
+        newest = (x.to(kernel_device) for x in (q[:, :, -4:], k, v))
+        _, recomputed = attend(*newest, unified_max, causal=True, num_splits=2, backend=backend)
+        assert not recomputed.any()
+
+
+# ------------------------------------------------------------------------------------------ at the door
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"unified_max": None}, TypeError, "use flash_decoding"),
+        ({"unified_max": (0.0, -1.0, 1.0)}, TypeError, "UnifiedMax, got tuple"),
+        ({"num_splits": 0}, ValueError, "num_splits"),
+        ({"num_splits": 2.0}, TypeError, "num_splits"),
+        ({"causal": 1}, TypeError, "causal"),
+        ({"scale": NAN}, ValueError, "scale"),
+        ({"backend": "cuda"}, ValueError, "backend"),
+        ({"k": torch.zeros(2, 3, 9, 16)}, ValueError, "H must be a multiple of Hkv"),
+        ({"q": torch.zeros(2, 4, 1, 16, requires_grad=True)}, ValueError, "flash_decoding"),
+    ],
+)
+def test_the_door_refuses(change, error, message, shapes_unchecked):
+    arguments = {"q": torch.zeros(2, 4, 1, 16), "k": torch.zeros(2, 2, 9, 16), "v": torch.zeros(2, 2, 9, 16)}
+    if "k" in change:
+        change["v"] = change["k"]
+    with pytest.raises(error, match=message):
+        unified_max_attention(**{**arguments, "unified_max": BAND, **change})
