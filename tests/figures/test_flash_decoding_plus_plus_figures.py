@@ -44,12 +44,13 @@ def test_a_row_whose_largest_score_leaves_the_band_is_recomputed():
 
 
 def test_ranges_that_do_not_fit_are_told_apart(shown):
-    ranges, marks = {"narrow": (-3.0, 5.1), "wide": (-90.0, 90.0)}, {"overflow": 88.7}
+    ranges, marks = {"narrow": (-3.0, 5.0, -2.0), "wide": (-90.0, 90.0, None)}, {"overflow": 88.7}
     score_bands(ranges, (-57.5, 63.8), marks=marks, title="Who fits?")
     narrow, wide = (bar for bar in shown[0].axes[0].patches if bar.get_height() == pytest.approx(0.55))
     assert (to_hex(narrow.get_facecolor()), to_hex(wide.get_facecolor())) == (BLUE, ORANGE)
-    assert narrow.get_x() + narrow.get_width() / 2 == pytest.approx((63.8 - 57.5) / 2)
-    assert [t.get_text() for t in shown[0].axes[0].texts] == ["φ = -2.1", "too wide"]
+    assert [narrow.get_x(), narrow.get_x() + narrow.get_width()] == [-1.0, 7.0]
+    assert wide.get_x() + wide.get_width() / 2 == pytest.approx((63.8 - 57.5) / 2)
+    assert [t.get_text() for t in shown[0].axes[0].texts] == ["φ = -2", "too wide"]
 
 
 def test_the_shares_of_a_histogram_add_up(shown):
