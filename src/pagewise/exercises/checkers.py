@@ -15,7 +15,7 @@ from pagewise.exercises import (
     lesson_6,
     lesson_6_kernel,
     lesson_8,
-    lesson_8_kernel,
+    lesson_8_products,
 )
 from pagewise.exercises.exercise import Exercise, Verdict
 from pagewise.exercises.python import listing
@@ -27,7 +27,7 @@ LESSONS: dict[int, list[Exercise]] = {
     4: lesson_4.EXERCISES,
     5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
     6: [*lesson_6.EXERCISES, *lesson_6_kernel.EXERCISES],
-    8: [*lesson_8.EXERCISES, *lesson_8_kernel.EXERCISES],
+    8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 _NOTHING = object()

@@ -1,4 +1,4 @@
-"""Exercises of lesson 8: who must be recomputed, sums that share φ, a lazy maximum, and where implementations cross."""
+"""Exercises of lesson 8, softmax: who must be recomputed, sums that share φ, a lazy maximum."""
 
 import math
 from collections.abc import Callable
@@ -266,71 +266,4 @@ LAZY_FOLD = python_exercise(
     imports="import math\nimport torch\nfrom torch import Tensor",
 )
 
-# ------------------------------------------------------------------------------------------------ inflections
-
-
-def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    """(M1, M2) from the seconds of three implementations for M = 1, 2, … n rows.
-
-    gemv serves M < M1, flat serves M1 ≤ M < M2, matmul the rest; 1 ≤ M1 ≤ M2 ≤ n + 1. Times are noisy: take the pair
-    whose total over all M is least (among equals the first, in the order of pairs).
-    """
-    n = len(gemv)
-    pairs = [(M1, M2) for M1 in range(1, n + 2) for M2 in range(M1, n + 2)]
-    return min(pairs, key=lambda p: sum(gemv[: p[0] - 1]) + sum(flat[p[0] - 1 : p[1] - 1]) + sum(matmul[p[1] - 1 :]))
-
-
-def _crossing(slower: list[float], faster: list[float], start: int = 1) -> int:
-    """The first M at which `faster` is, or n + 1."""
-    return next((M for M in range(start, len(slower) + 1) if faster[M - 1] < slower[M - 1]), len(slower) + 1)
-
-
-def _from_zero(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    M1, M2 = inflections(gemv, flat, matmul)
-    return M1 - 1, M2 - 1
-
-
-def _last_of_each(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    M1, M2 = inflections(gemv, flat, matmul)
-    return M1 + 1, M2 + 1
-
-
-def _apart(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    def best(a: list[float], b: list[float]) -> int:
-        return min(range(1, len(a) + 2), key=lambda M: sum(a[: M - 1]) + sum(b[M - 1 :]))
-
-    return best(gemv, flat), best(flat, matmul)
-
-
-INFLECTIONS = python_exercise(
-    inflections,
-    [
-        call([1.0, 3.0], [2.0, 2.0], [4.0, 4.0]),
-        call([1.0, 3.0, 5.0, 7.0], [2.0, 2.0, 4.0, 6.0], [3.0, 3.0, 3.0, 3.0]),
-        call([5.0, 6.0, 7.0], [1.0, 2.0, 6.0], [3.0, 3.0, 3.0]),
-        call([1.0, 1.0, 9.0, 9.0], [4.0, 4.0, 4.0, 4.0], [2.0, 2.0, 2.0, 2.0]),
-        call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
-    ],
-    {
-        "the first crossing": Mistake(
-            lambda gemv, flat, matmul: (M1 := _crossing(gemv, flat), max(M1, _crossing(flat, matmul, M1))),
-            "One noisy time decides that: the first crossing may be an accident. Add up the times of each choice.",
-        ),
-        "each pair of curves by itself": Mistake(
-            _apart,
-            "gemv against flat and flat against matmul, each by itself, may give M1 > M2: where gemv and matmul are "
-            "both faster than flat, nothing is left for it. Choose both together.",
-        ),
-        "counted from 0": Mistake(_from_zero, "Those are places in the lists: the first time is of M = 1."),
-        "the last one of each": Mistake(
-            _last_of_each, "M1 is the first M that flat serves, M2 the first that matmul serves: one less each."
-        ),
-        "two of three": Mistake(
-            lambda gemv, flat, matmul: (1, inflections([math.inf] * len(flat), flat, matmul)[1]),
-            "gemv was never chosen: for the smallest M it is the fastest.",
-        ),
-    },
-    "two numbers per shape of weights, and one accident in the times does not move them.",
-)
-
-EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT, LAZY_FOLD, INFLECTIONS]
+EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT, LAZY_FOLD]
