@@ -16,6 +16,7 @@ One face, and a module per subject:
     gemm         flat matrix products: the width of a tile, the ring of buffers
     steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps, _sms and
                  _schemes
+    schedules    a decode step's pieces on a GPU's slots over time, and how full a grid's last wave is
     calculators  the size of a cache and the roofline, to drag
 """
 
@@ -34,6 +35,7 @@ from pagewise.figures.moving_sms import sm_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.roofs import roofline
+from pagewise.figures.schedules import last_waves, slots_over_time
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
 from pagewise.figures.threads import (
