@@ -15,7 +15,7 @@ from pagewise.exercises.code import triton_kernel
 from pagewise.exercises.exercise import Verdict
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 
-CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions"]
+CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
 TRITON = ["online_softmax_kernel", "decode_block", "flash_kernel", "decode_split"]
 PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
 ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
@@ -85,6 +85,7 @@ ZEROS = {
     "block_max": "if (threadIdx.x == 0) maxima[blockIdx.x] = 0;",
     "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
     "merge_partitions": "out[threadIdx.x] = 0;",
+    "double_buffer": "sums[threadIdx.x] = 0;",
     "online_softmax_kernel": "for i in range(num_cols): tl.store(out_ptr + tl.program_id(0) * num_cols + i, 0.0)",
     "decode_block": "tl.store(out_ptr + tl.arange(0, D), tl.zeros([D], tl.float32))",
     "flash_kernel": "for i in range(T): tl.store(out_ptr + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",

@@ -252,7 +252,7 @@ def test_no_length_batch_or_table_width_is_compiled_in():
     constants = {n for n, p in (decode | merge).items() if "constexpr" in str(p.annotation)}
     assert constants == {
         "P", "D", "BLOCK_D", "GROUP", "BLOCK_R", "TILE", "MIN_TILES", "FLOAT8_BITS", "CAUSAL", "SOFTCAP", "CUT",
-        "SPLIT", "AT_ONCE",
+        "SPLIT", "AT_ONCE", "SOFTMAX", "WIDE",
     }  # fmt: skip
     changing = {"num_seqs", "capacity", "window", "cut", "slots"}
     assert set(not_specialized(decode_kernel)) == changing | {"tables_stride_row"}
