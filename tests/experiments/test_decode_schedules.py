@@ -72,8 +72,8 @@ def test_flash_attention_3_gives_a_slot_1_1_of_the_mean_at_most_and_the_largest_
     sizes = [program[0].tiles for program in SCHEDULES["FlashAttention-3's rule"](lengths)]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) <= 1.1 * ideal(lengths) + 1
-    alone = SCHEDULES["FlashAttention-3's rule"]([330 * TILE])  # 10 tiles for each slot
-    assert {program[0].tiles for program in alone} == {11}
+    alone = SCHEDULES["FlashAttention-3's rule"]([315 * TILE])  # 9.5 tiles for each slot
+    assert max(program[0].tiles for program in alone) == 11
 
 
 def test_equal_ranges_differ_by_a_tile():
