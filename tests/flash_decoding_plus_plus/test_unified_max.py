@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import DEVICES, assert_as_accurate_as_naive
+from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, unified_max_attention
 from pagewise.naive_attention import attention
 
@@ -127,18 +128,24 @@ def test_a_unified_max_refuses(numbers, error, message, shapes_unchecked):
 
 AXES = {
     "T": [1, 3, 16],
-    "S": [1, 2, 63, 64, 65, 300],
-    "heads": [(2, 2), (4, 1), (8, 1), (6, 2)],
+    "S": [1, 63, 65, 200],
+    "heads": [(2, 2), (4, 1), (8, 2)],
     "D": [64, 80, 128, 256],
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
-    "num_splits": [None, 1, 2, 3, 17],
+    "num_splits": [None, 2, 17],
     "causal": [False, True],
 }
 
 
+def is_small(case):
+    return case["T"] * case["heads"][0] * case["D"] <= 2048
+
+
 def matrix():
     full = os.environ.get("PAGEWISE_FULL") == "1"
-    return [dict(zip(AXES, case, strict=True)) for case in product(*AXES.values())] if full else covering(AXES)
+    return (
+        [dict(zip(AXES, case, strict=True)) for case in product(*AXES.values())] if full else covering(AXES, is_small)
+    )
 
 
 def random_qkv(T, S, D, heads, dtype=torch.float32, device="cpu", batch=2, seed=0):
@@ -176,7 +183,7 @@ def test_weights_that_overflow_float16_do_not_overflow_here(num_splits, backend,
 # ------------------------------------------------------------------------------------------ rows that leave it
 
 
-def planted(scores, dtype=torch.float32, kv_heads=1, D=64):
+def planted(scores, dtype=torch.float32, kv_heads=1, D=32):
     """q, k, v with q kᵀ = scores [B, H, T, S], for H / kv_heads · T rows at most D."""
     B, H, T, S = scores.shape
     rows = H // kv_heads * T
@@ -200,29 +207,36 @@ LARGEST = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("num_splits", [1, 4])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "num_splits"),
+    [((6, 1, 3), torch.float32, 1), ((6, 1, 3), torch.float16, 3), ((18, 18, 1), torch.float32, 2)],
+    ids=["shared keys", "shared keys, float16", "keys of their own"],
+)
 @pytest.mark.parametrize("everywhere", [True, False], ids=["every key", "one key"])
-def test_exactly_the_rows_whose_largest_score_left_the_band(everywhere, num_splits, dtype, backend, kernel_device):
-    """A row per case, and between them rows that stay: 18 rows of 6 heads, 3 queries each, that share their keys."""
-    S = 230
-    scores = torch.randn(1, 6, 3, S, generator=torch.Generator().manual_seed(0))
-    expected = torch.zeros(1, 6, 3, dtype=torch.bool)
-    rows = [(i // 3, i % 3) for i in range(0, 18, 2)]
-    for (h, t), (largest, leaves) in zip(rows, LARGEST.values(), strict=True):
-        scores[0, h, t] = largest if everywhere else largest - 80.0
-        scores[0, h, t, 100 + 9 * h] = largest
-        expected[0, h, t] = leaves
-    q, k, v = planted(scores.to(kernel_device), dtype)
+def test_exactly_the_rows_whose_largest_score_left_the_band(
+    everywhere, shape, dtype, num_splits, backend, kernel_device
+):
+    """A row per case, and between them rows that stay: 18 rows of H heads, T queries each."""
+    (H, kv_heads, T), S = shape, 150
+    scores = torch.randn(1, 18, S, generator=torch.Generator().manual_seed(0))
+    leaves = torch.zeros(1, 18, dtype=torch.bool)
+    for row, (largest, expected) in zip(range(0, 18, 2), LARGEST.values(), strict=True):
+        scores[0, row] = largest if everywhere else largest - 80.0
+        scores[0, row, 60 + 5 * row] = largest
+        leaves[0, row] = expected
+    calm = scores.masked_fill(leaves[..., None], 0.0)
     options = {"scale": 1.0, "num_splits": num_splits, "backend": backend}
-    out, recomputed = attend(q, k, v, **options)
-    assert recomputed.cpu().equal(expected)
+    scores, calm = (x.view(1, H, T, S).to(kernel_device) for x in (scores, calm))
+    leaves = leaves.view(1, H, T).to(kernel_device)
+    qkv = planted(scores, dtype, kv_heads)
+    out, recomputed = attend(*qkv, **options)
+    assert recomputed.equal(leaves)
+    assert out[leaves].equal(flash_decoding(*qkv, **options)[leaves])
 
     # the other rows have the bits that they have where nothing is recomputed
-    calm = torch.where(expected[..., None], 0.0, scores)
-    calm_out, calm_recomputed = unified_max_attention(*planted(calm.to(kernel_device), dtype), BAND, **options)
+    calm_out, calm_recomputed = unified_max_attention(*planted(calm, dtype, kv_heads), BAND, **options)
     assert not calm_recomputed.any()
-    assert out[~expected].equal(calm_out[~expected])
+    assert out[~leaves].equal(calm_out[~leaves])
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])
@@ -290,7 +304,7 @@ def test_nan_in_a_key_reaches_who_sees_it(backend, kernel_device):
 
 @pytest.mark.parametrize("score", [-1e4, -200.0, -90.0, -70.0, 85.0, 90.0, 200.0, 1e4])
 def test_a_band_wider_than_the_floats_is_cut(score, backend, kernel_device):
-    scores = torch.full((1, 1, 2, 230), score)
+    scores = torch.full((1, 1, 2, 150), score)
     scores[0, 0, 1] = 1.0
     _, recomputed = attend(
         *planted(scores.to(kernel_device)), UnifiedMax(0, -1e5, 1e5), scale=1.0, num_splits=2, backend=backend
@@ -301,19 +315,19 @@ def test_a_band_wider_than_the_floats_is_cut(score, backend, kernel_device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("score", "size"), [(40.0, 1e30), (-40.0, 1e-28), (-55.0, 1e-12)])
 def test_values_that_weights_carry_out_of_the_floats(score, size, dtype, backend, kernel_device):
-    q, k, v = planted(torch.full((1, 1, 2, 230), score, device=kernel_device), dtype)
+    q, k, v = planted(torch.full((1, 1, 2, 150), score, device=kernel_device), dtype)
     _, recomputed = attend(q, k, v * size, UnifiedMax(0, -57, 63), scale=1.0, num_splits=2, backend=backend)
     assert recomputed.all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_whatever_the_scores_and_the_band(data):
     """A row is recomputed iff its largest score left the band, and it is right in any case."""
     backend = data.draw(st.sampled_from(BACKENDS))
     whole = st.integers(-80, 80).map(float)
     phi, low, high = data.draw(whole), data.draw(st.integers(-57, 0)), data.draw(st.integers(1, 63))
-    S, causal, num_splits = data.draw(st.integers(1, 150)), data.draw(st.booleans()), data.draw(st.integers(1, 4))
+    S, causal, num_splits = data.draw(st.integers(1, 100)), data.draw(st.booleans()), data.draw(st.integers(1, 4))
     height = st.tuples(whole, st.sampled_from([0.0, 1.0, 30.0]))
     heights = data.draw(st.lists(height, min_size=6, max_size=6))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
