@@ -151,22 +151,28 @@ __device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "mem
 template <int NEWEST>
 __device__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(NEWEST) : "memory"); }
 
-// Load a tile of w or x from column k on: global → shared, by one warp, neighbouring lanes neighbouring
-// vecs. Where there is no row or no column are zeros.
+// Load a tile of w or x from column k on: global → shared, by one warp; a lane copies 16 bytes of every
+// fourth row, all at once or, if VEC is 1, one by one. Where there is no row or no column are zeros.
 template <int ROWS, int VEC, typename scalar_t>
 __device__ void load_tile(
-    scalar_t (*tile)[ROW],      // shared [ROWS][ROW], of which TILE_K columns are used
-    const scalar_t* rows,       // [num_rows, K], row_stride apart
-    int64_t row_stride, int num_rows, int k, int K)
+    scalar_t (*tile)[ROW],   // shared [ROWS][ROW], of which TILE_K columns are used
+    const scalar_t* source,  // [rows, K], row_stride apart
+    int64_t row_stride, int rows, int k, int K)
 {
-    constexpr int VECS = TILE_K / VEC;  // of one row
-#pragma unroll 8
-    for (int i = threadIdx.x % WARP_SIZE; i < ROWS * VECS; i += WARP_SIZE) {
-        const int row = i / VECS, column = i % VECS * VEC;
-        const bool exists = row < num_rows && k + column < K;
-        const scalar_t* source = exists ? rows + row * row_stride + k + column : rows;
-        if constexpr (VEC * sizeof(scalar_t) == 16) copy_async(&tile[row][column], source, exists);
-        else tile[row][column] = exists ? *source : scalar_t(0.0f);
+    constexpr int SHARE = 16 / sizeof(scalar_t), LANES = TILE_K / SHARE;  // of one row
+    const int lane = threadIdx.x % WARP_SIZE, first = lane / LANES, column = lane % LANES * SHARE;
+    source += first * row_stride + k + column;
+#pragma unroll
+    for (int row = 0; row < ROWS; row += WARP_SIZE / LANES) {
+        const int columns = first + row < rows ? K - k - column : 0;  // that exist
+        scalar_t* target = &tile[first + row][column];
+        if constexpr (VEC == SHARE) {
+            copy_async(target, source, columns > 0);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < SHARE; ++i) target[i] = i < columns ? source[i] : scalar_t(0.0f);
+        }
+        source += WARP_SIZE / LANES * row_stride;
     }
 }
 

@@ -29,6 +29,14 @@ KERNELS = {
         },
         {"BR": 16, "BC": 16, "D": 16},
     ),
+    "decode_split": (
+        "decode_split",
+        {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "m_ptr", "l_ptr", "acc_ptr"), "*fp32"),
+            **{"S": "i32", "scale": "fp32"},
+        },
+        {"TILE": 4, "D": 4},
+    ),
 }
 
 

@@ -14,8 +14,8 @@ from pagewise.exercises.checkers import LESSONS
 from pagewise.exercises.code import triton_kernel
 from pagewise.exercises.exercise import Verdict
 
-CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions"]
-TRITON = ["online_softmax_kernel", "decode_block", "flash_kernel"]
+CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
+TRITON = ["online_softmax_kernel", "decode_block", "flash_kernel", "decode_split"]
 PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
 ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
 
@@ -84,9 +84,11 @@ ZEROS = {
     "block_max": "if (threadIdx.x == 0) maxima[blockIdx.x] = 0;",
     "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
     "merge_partitions": "out[threadIdx.x] = 0;",
+    "double_buffer": "sums[threadIdx.x] = 0;",
     "online_softmax_kernel": "for i in range(num_cols): tl.store(out_ptr + tl.program_id(0) * num_cols + i, 0.0)",
     "decode_block": "tl.store(out_ptr + tl.arange(0, D), tl.zeros([D], tl.float32))",
     "flash_kernel": "for i in range(T): tl.store(out_ptr + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
+    "decode_split": "tl.store(l_ptr + tl.program_id(0), 0.0)",
 }
 
 
@@ -162,7 +164,7 @@ def test_progress_names_what_is_done():
     judge("kv_head", solutions["kv_head"])
     judge("merge", lambda a, b: None)
     lines = repr(check.progress()).splitlines()
-    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 7)]
+    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 8)]
     assert "✓ kv_head" in lines[0]
     assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
 

@@ -122,10 +122,18 @@ def test_every_number_of_rows(dtype, kernel_device):
             assert out.equal(whole[:M])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_as_deep_as_llama_2_7b(dtype, kernel_device):
+    x, w = random_matrices(9, 33, 11008, dtype, kernel_device)
+    assert_matches(flat_gemm(x, w), x, w)
+    assert_matches(gemv(x[0], w)[None], x[:1], w)
+
+
 @pytest.mark.parametrize("num_stages", range(2, 9) if FULL else (2, 3, 8))
 @pytest.mark.parametrize("K", [8, 64, 72, 256, 1000, 2048])
 def test_the_length_of_the_ring_changes_no_bit(num_stages, K, kernel_device):
     x, w = random_matrices(5, 40, K, device=kernel_device)
+    num_stages = min(num_stages, module.shared_bytes_limit(kernel_device) // module.stage_bytes(5))
     out = module.on_tensor_cores(x, w, num_stages=num_stages)
     assert_matches(out, x, w)
     assert out.equal(module.on_tensor_cores(x, w))
@@ -309,7 +317,7 @@ NEXT = "multiply(sums, ring[%s %% NUM_STAGES]);"
 WRONG = {  # what comes out wrong, or is read that is not there
     "flat_gemm_kernel": {
         "a warp left out": ("warp < NUM_WARPS; ++warp) sum", "warp < NUM_WARPS - 1; ++warp) sum"),
-        "the end of K not zeroed": ("row < num_rows && k + column < K", "row < num_rows"),
+        "the end of K not zeroed": ("first + row < rows ? K - k - column : 0", "first + row < rows"),
         "the same rows of x for all fragments": ("&stage.x[t * TILE_M][k]", "&stage.x[0][k]"),
         "the next stage for this one": (NEXT % "turn", NEXT % "(turn + 1)"),
         "columns that are not there": ("if (n < columns) out", "out"),
@@ -321,7 +329,7 @@ WRONG = {  # what comes out wrong, or is read that is not there
 }
 if FULL:
     WRONG["flat_gemm_kernel"] |= {
-        "rows that are not there": ("row < num_rows && k + column < K", "k + column < K"),
+        "rows that are not there": ("first + row < rows ? K - k - column : 0", "K - k - column"),
         "the row stride of w for x": ("(stage.x, x, x_stride", "(stage.x, x, w_stride"),
         "the sums not transposed": ("sums[t], B_N + 4, wmma::mem_col_major", "sums[t], 8, wmma::mem_row_major"),
         "a column on": ("w + first * w_stride, M", "w + (first + (first > 0)) * w_stride, M"),

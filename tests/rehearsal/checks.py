@@ -12,6 +12,7 @@ import torch
 from pagewise.cuda import CudaKernel
 from pagewise.cuda import gpu as cuda_gpu
 from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
+from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.online_softmax import online_softmax
@@ -102,6 +103,10 @@ def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(gpu):
     expected = paged_attention(q, *cache, backend="torch")
     for num_splits in (1, 3):
         out = paged_attention(q, *cache, num_splits=num_splits, backend="triton")
+        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+    q, k, v = (torch.randn(2, heads, tokens, 32, device=gpu).half() for heads, tokens in ((4, 1), (2, 300), (2, 300)))
+    for lens in (None, torch.tensor([300, 17], dtype=torch.int32, device=gpu)):  # cut alike, and in equal ranges
+        out, expected = (flash_decoding(q, k, v, seq_lens=lens, backend=name) for name in ("triton", "torch"))
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
     assert torch.cuda.current_device() == 0
 

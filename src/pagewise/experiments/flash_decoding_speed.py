@@ -172,10 +172,11 @@ def draw_mixed(found: Sequence[Record], *, methods: Sequence[str] = DRAWN_MIXED)
     figures.bars(
         [_label(shape) for shape in shapes],
         {name: [reached.get((name, shape), 0.0) for shape in shapes] for name in dict.fromkeys(n for n, _ in reached)},
-        title="How fast is a decode step of mixed lengths? (paged)",
-        ylabel="K and V per second (% of a copy's bandwidth)",
+        title="How fast are K and V read, of mixed lengths and of equal ones? (paged)",
+        ylabel="% of a copy's bandwidth",
         caption=_caption(found),
-        width=9.6,
+        width=11,
+        legend_outside=True,
     )
 
 

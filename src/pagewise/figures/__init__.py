@@ -12,22 +12,30 @@ One face, and a module per subject:
     threads      a CUDA kernel at work, from its trace
     stages       a CUDA kernel's levels and stages: what moves between memories, what is kept
     tiles        FlashAttention's tiles of the scores: visited or skipped, split between warps; whose the gradients are
-    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps and _sms
+    bands        where scores lie, and the band in which a fixed maximum is safe
+    gemm         flat matrix products: the width of a tile, the ring of buffers
+    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps, _sms and
+                 _schemes
+    schedules    a decode step's pieces on a GPU's slots over time, and how full a grid's last wave is
     calculators  the size of a cache and the roofline, to drag
 """
 
 from pagewise.figures.attention import equations, head_maps, one_kernel, three_kernels
+from pagewise.figures.bands import score_bands, score_histogram
 from pagewise.figures.blocks import chains, owner_colours, query_over_blocks, snapshot, tables_and_pool
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, show
-from pagewise.figures.dataflow import cache_timeline, decoder_flow
+from pagewise.figures.dataflow import cache_timeline, decoder_flow, operator_map
+from pagewise.figures.gemm import ring, tile_width
 from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_held
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
+from pagewise.figures.moving_schemes import scheme_steps
 from pagewise.figures.moving_sms import sm_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.roofs import roofline
+from pagewise.figures.schedules import last_waves, slots_over_time
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
 from pagewise.figures.threads import (

@@ -189,10 +189,12 @@ def bars(
     horizontal: bool = False,
     width: float = 6.4,
     ranges: Mapping[str, tuple[float, float]] | None = None,
+    legend_outside: bool = False,
     alt: str | None = None,
 ) -> None:
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
-    `ranges` are bands (low, high) to hold the bars against, grey and named."""
+    `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
+    """
     size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
     _, ax = plt.subplots(figsize=size)
     draw: Callable = ax.barh if horizontal else ax.bar
@@ -228,6 +230,8 @@ def bars(
         ax.set_xticks(positions, groups)
         ax.grid(visible=False, axis="x")
         _finish(ax, title, "", ylabel, legend=len(series) > 1, caption=caption)
+    if legend_outside:
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     show(alt)
 
 

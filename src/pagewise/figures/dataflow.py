@@ -37,6 +37,22 @@ _DECODER_ARROWS = [
     ("residual", "add", ""), ("add", "rest", ""), ("rest", "logits", ""),
 ]  # fmt: skip
 
+# The six operators of a layer as FlashDecoding++ numbers them: three of them multiply by weights, three read the cache.
+_OPERATOR_BOXES = {
+    "qkv": (2.2, 6, 4.4, "1  $W_q, W_k, W_v$"),
+    "KV cache": (3.5, 5, 1.8, "KV cache"),
+    "scores": (2.2, 4, 4.4, "2  $q\\,K^T$"),
+    "softmax": (2.2, 3, 4.4, "3  softmax"),
+    "values": (2.2, 2, 4.4, "4  times $V$"),
+    "o": (2.2, 1, 4.4, "5  $W_o$"),
+    "up": (2.2, 0, 4.4, "6  $W_{gate}, W_{up}$"),
+    "down": (2.2, -1, 4.4, "6  $W_{down}$"),
+}
+_OPERATOR_ARROWS = [
+    ("qkv", "scores", ""), ("qkv", "KV cache", ""), ("KV cache", "scores", ""), ("scores", "softmax", ""),
+    ("softmax", "values", ""), ("values", "o", ""), ("o", "up", ""), ("up", "down", ""),
+]  # fmt: skip
+
 
 def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
     """One call of a decoder per panel, below each other, labelled with what was recorded of it.
@@ -46,6 +62,20 @@ def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
     """
     size = (5.4, 5.6 * len(panels))
     flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, columns=1, alt=alt)
+
+
+def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
+    """The operators of a decoder's layer, a panel for each phase, each labelled with its sizes.
+
+    Texts for "qkv", "scores", "softmax", "values", "o", "up" and "down"; they follow the operator's name. What
+    multiplies by weights is white, what works on the cache is set off by colour.
+    """
+    labels = {
+        name: {key: f"{_OPERATOR_BOXES[key][3]}:  {text}" for key, text in texts.items()}
+        for name, texts in panels.items()
+    }
+    filled, size = ["KV cache", "scores", "softmax", "values"], (5.4, 4.6 * len(panels))
+    flow(labels, _OPERATOR_BOXES, _OPERATOR_ARROWS, title=title, filled=filled, size=size, columns=1, alt=alt)
 
 
 def flow(

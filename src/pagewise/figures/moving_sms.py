@@ -47,12 +47,19 @@ def schedule(grid: Sequence[tuple[int, int]], num_sms: int) -> list[Run]:
 
 
 def sm_steps(
-    grids: Mapping[str, Sequence[tuple[int, int]]], num_sms: int, *, title: str, alt: str, steps: int = 12
+    grids: Mapping[str, Sequence[tuple[int, int]]],
+    num_sms: int,
+    *,
+    title: str,
+    alt: str,
+    steps: int = 12,
+    owner: str = "sequence",
 ) -> Embedded:
     """Which SMs work while each grid runs from its start: squares for SMs, curves for how many are busy.
 
     Args:
         grids: what is compared → (sequence, tokens to read) of each thread block, in the order of the grid.
+        owner: whose colour a thread block has, if not its sequence's: what the first number of a pair counts.
     """
     runs = {name: schedule(grid, num_sms) for name, grid in grids.items()}
     moments = sorted({time for of_grid in runs.values() for run in of_grid for time in (run.start, run.stop)})
@@ -63,7 +70,7 @@ def sm_steps(
         said = ", ".join(f"{name}: {_busy(of_grid, time)} of {num_sms} SMs busy" for name, of_grid in runs.items())
         done = [name for name, of_grid in runs.items() if all(run.stop <= time for run in of_grid)]
         said += f"; {' and '.join(done)} done" if done else ""
-        frames.append((f"At time {time:,}. {said}.", (runs, num_sms, time, moments[-1])))
+        frames.append((f"At time {time:,}. {said}.", (runs, num_sms, time, moments[-1], owner)))
     return stepper(frames, _draw, title=title, alt=alt, height=4.6, still=len(times) // 2)
 
 
@@ -71,12 +78,12 @@ def _busy(runs: Sequence[Run], time: int) -> int:
     return sum(run.start <= time < run.stop for run in runs)
 
 
-def _draw(figure: Figure, frame: tuple[Mapping[str, Sequence[Run]], int, int, int]) -> None:
-    runs, num_sms, time, end = frame
+def _draw(figure: Figure, frame: tuple[Mapping[str, Sequence[Run]], int, int, int, str]) -> None:
+    runs, num_sms, time, end, owner = frame
     *panels, curve = figure.subplots(len(runs) + 1, 1, height_ratios=[1.0] * len(runs) + [1.2])
     for i, (ax, (name, of_grid)) in enumerate(zip(panels, runs.items(), strict=True)):
         _draw_sms(ax, of_grid, num_sms, time)
-        ax.set_title(f"{name}: {len(of_grid)} thread blocks (a colour per sequence)", fontsize=10)
+        ax.set_title(f"{name}: {len(of_grid)} thread blocks (a colour per {owner})", fontsize=10)
         edges = sorted({0, end} | {t for run in of_grid for t in (run.start, run.stop)})
         busy = [_busy(of_grid, t) for t in edges]
         curve.step(edges, busy, where="post", color=PALETTE[i], ls=DASHES[i], label=name)

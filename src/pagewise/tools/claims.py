@@ -15,6 +15,7 @@ SOURCES = {
     "FD": "Hong et al., “FlashDecoding++”, 2023",
     "FA": "Dao et al., “FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness”, 2022",
     "F2": "Dao, “FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning”, 2023",
+    "DC": "Dao, Haziza, Massa and Sizov, “Flash-Decoding for long-context inference”, 2023",
 }
 """The texts that the course tests, by the short names it calls them; lessons/bibliography.md has them all."""
 

@@ -1,0 +1,134 @@
+"""Exercises of lesson 8, products with few rows: where implementations cross, and a ring of two that lacks a wait."""
+
+import math
+
+import torch
+
+from pagewise.exercises.code import edited, solution_text, variants
+from pagewise.exercises.cuda import checked, cuda_exercise
+from pagewise.exercises.exercise import Case, Mistake
+from pagewise.exercises.python import call, python_exercise
+from pagewise.exercises.values import small_numbers
+
+# ------------------------------------------------------------------------------------------------ inflections
+
+
+def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
+    """(M1, M2) from the seconds of three implementations for M = 1, 2, … n rows.
+
+    gemv serves M < M1, flat serves M1 ≤ M < M2, matmul the rest; 1 ≤ M1 ≤ M2 ≤ n + 1. Times are noisy: take the pair
+    whose total over all M is least (among equals the first, in the order of pairs).
+    """
+    n = len(gemv)
+    pairs = [(M1, M2) for M1 in range(1, n + 2) for M2 in range(M1, n + 2)]
+    return min(pairs, key=lambda p: sum(gemv[: p[0] - 1]) + sum(flat[p[0] - 1 : p[1] - 1]) + sum(matmul[p[1] - 1 :]))
+
+
+def _crossing(slower: list[float], faster: list[float], start: int = 1) -> int:
+    """The first M at which `faster` is, or n + 1."""
+    return next((M for M in range(start, len(slower) + 1) if faster[M - 1] < slower[M - 1]), len(slower) + 1)
+
+
+def _from_zero(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
+    M1, M2 = inflections(gemv, flat, matmul)
+    return M1 - 1, M2 - 1
+
+
+def _last_of_each(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
+    M1, M2 = inflections(gemv, flat, matmul)
+    return M1 + 1, M2 + 1
+
+
+def _apart(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
+    def best(a: list[float], b: list[float]) -> int:
+        return min(range(1, len(a) + 2), key=lambda M: sum(a[: M - 1]) + sum(b[M - 1 :]))
+
+    return best(gemv, flat), best(flat, matmul)
+
+
+INFLECTIONS = python_exercise(
+    inflections,
+    [
+        call([1.0, 3.0], [2.0, 2.0], [4.0, 4.0]),
+        call([1.0, 3.0, 5.0, 7.0], [2.0, 2.0, 4.0, 6.0], [3.0, 3.0, 3.0, 3.0]),
+        call([5.0, 6.0, 7.0], [1.0, 2.0, 6.0], [3.0, 3.0, 3.0]),
+        call([1.0, 1.0, 9.0, 9.0], [4.0, 4.0, 4.0, 4.0], [2.0, 2.0, 2.0, 2.0]),
+        call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
+    ],
+    {
+        "the first crossing": Mistake(
+            lambda gemv, flat, matmul: (M1 := _crossing(gemv, flat), max(M1, _crossing(flat, matmul, M1))),
+            "One noisy time decides that: the first crossing may be an accident. Add up the times of each choice.",
+        ),
+        "each pair of curves by itself": Mistake(
+            _apart,
+            "gemv against flat and flat against matmul, each by itself, may give M1 > M2: where gemv and matmul are "
+            "both faster than flat, nothing is left for it. Choose both together.",
+        ),
+        "counted from 0": Mistake(_from_zero, "Those are places in the lists: the first time is of M = 1."),
+        "the last one of each": Mistake(
+            _last_of_each, "M1 is the first M that flat serves, M2 the first that matmul serves: one less each."
+        ),
+        "two of three": Mistake(
+            lambda gemv, flat, matmul: (1, inflections([math.inf] * len(flat), flat, matmul)[1]),
+            "gemv was never chosen: for the smallest M it is the fastest.",
+        ),
+    },
+    "two numbers per shape of weights, and one accident in the times does not move them.",
+)
+
+# ------------------------------------------------------------------------------------------------ double_buffer
+
+_WAIT = "        __pipeline_wait_prior(1);\n"
+_BARRIER = "        __syncthreads();\n"
+_SOLUTION = solution_text("double_buffer.cu")
+_TASK = "a multiple of 4.\n"
+
+
+def _sums(rows: int) -> Case:
+    return checked(f"rows = {rows}", 1, 16, small_numbers(rows, 16), torch.Size([16]), rows)
+
+
+DOUBLE_BUFFER = cuda_exercise(
+    "double_buffer",
+    [_sums(4), _sums(8), _sums(12)],
+    variants(
+        "double_buffer.cu",
+        missing_wait=(
+            "A copy is on its way until somebody waits for it: __pipeline_wait_prior(n) returns when all but the "
+            "newest n batches of this thread have arrived. It stands before the barrier: each thread waits for its own "
+            "copies, and the barrier tells the others.",
+            (_WAIT, ""),
+        ),
+        missing_barrier_after_the_wait=(
+            "The wait is for the thread's *own* copies. What others have copied is there once they have waited, too: a "
+            "barrier must follow.",
+            (_WAIT + _BARRIER, _WAIT),
+        ),
+        missing_barrier_at_the_end=(
+            "The next copy goes into the buffer that is being read here: nobody may start it before all have read.",
+            ("column[16 * row];\n" + _BARRIER, "column[16 * row];\n"),
+        ),
+        commit_only_with_a_copy=(
+            "In the last turn there is no copy and so no batch: then the newest batch is the tile that is wanted, and "
+            "it is the one not waited for. Commit in every turn.",
+            ("if (next < rows / 4) __pipeline", "if (next < rows / 4) {\n            __pipeline"),
+            (
+                "        __pipeline_commit();  // also an empty batch: the wait counts batches\n",
+                "            __pipeline_commit();\n        }\n",
+            ),
+        ),
+        one_buffer=(
+            "The next tile goes into the buffer of this one: there are two, and one fills while the other is read.",
+            ("tiles[next % 2]", "tiles[tile % 2]"),
+        ),
+    ),
+    "each tile has arrived, for all, before anybody reads it, and all have read it before the next takes its place.",
+    stub=edited(
+        _SOLUTION,
+        (_WAIT, ""),
+        (_TASK, f"{_TASK}// A line is missing, though the result may be right all the same. Find its place.\n"),
+    ),
+)
+
+EXERCISES = [INFLECTIONS, DOUBLE_BUFFER]

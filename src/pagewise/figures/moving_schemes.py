@@ -1,0 +1,122 @@
+"""Three ways to take a softmax over a row that arrives in pieces, step by step and side by side (FlashDecoding++)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pagewise.figures.charts import ORANGE, SAND, box
+from pagewise.figures.embed import Embedded
+from pagewise.figures.steps import stepper
+
+
+class _Scheme(NamedTuple):
+    name: str
+    weights: Sequence[float]  # exp(score − m) or exp(score − φ) of the keys that have one
+    state: str
+
+
+class _Moment(NamedTuple):
+    scores: Sequence[float]
+    seen: int
+    arriving: int  # how many of them just now
+    schemes: Sequence[_Scheme]
+
+
+def scheme_steps(
+    partial: type[Any],
+    scores: Tensor,
+    values: Tensor,
+    *,
+    pieces: Sequence[int],
+    phi: float,
+    band: tuple[float, float],
+    title: str,
+    alt: str,
+) -> Embedded:
+    """A whole-row softmax, a synchronised partial one and one with a unified maximum φ on the same row.
+
+    Args:
+        partial: the class of the summary (m, l, acc), `Partial`: its empty, of and merge are the synchronised one.
+        scores: of the keys, [S].
+        values: of the same keys, [S].
+        pieces: how many keys arrive at a time.
+        phi: what the third subtracts from every score.
+        band: what the row's largest score − φ must lie strictly between.
+    """
+    synchronised = partial.empty(head_size=1, dtype=scores.dtype)
+    numbers = scores.tolist()
+    frames = [("No key yet.", _Moment(numbers, 0, 0, _schemes(numbers, 0, synchronised, values, phi)))]
+    seen = 0
+    for size in pieces:
+        arriving = slice(seen, seen + size)
+        seen += size
+        before = float(synchronised.m)
+        synchronised = synchronised.merge(partial.of(scores[arriving], values[arriving, None]))
+        m = float(synchronised.m)
+        shrink = f"m rises from {before:g} to {m:g}: l and acc shrink by {math.exp(before - m):.3f} first"
+        said = shrink if -math.inf < before < m else f"m = {m:g}"
+        caption = f"Keys {arriving.start} to {seen - 1}. Whole row: waits. Synchronised: {said}. Unified: just adds."
+        frames.append((caption, _Moment(numbers, seen, size, _schemes(numbers, seen, synchronised, values, phi))))
+    frames.append((_verdict(m - phi, band), _Moment(numbers, seen, 0, _at_the_end(numbers, synchronised, values, phi))))
+    return stepper(frames, _draw, title=title, alt=alt, height=4.6)
+
+
+def _schemes(numbers: Sequence[float], seen: int, synchronised: Any, values: Tensor, phi: float) -> list[_Scheme]:
+    m = max(numbers[:seen], default=-math.inf)
+    by_max, by_phi = ([math.exp(x - centre) for x in numbers[:seen]] for centre in (m, phi))
+    l, acc = float(synchronised.l), float(synchronised.acc)
+    unified = _sums(by_phi, values)
+    return [
+        _Scheme("whole row", [], f"m = {m:g}, {seen} scores kept" if seen else "m = −∞"),
+        _Scheme("partial, synchronised", by_max, f"m = {m:g}   l = {l:.3f}   acc = {acc:.2f}".replace("-inf", "−∞")),
+        _Scheme(f"partial, unified φ = {phi:g}", by_phi, f"l = {unified[0]:.3f}   acc = {unified[1]:.2f}"),
+    ]
+
+
+def _at_the_end(numbers: Sequence[float], synchronised: Any, values: Tensor, phi: float) -> list[_Scheme]:
+    whole, partial, unified = _schemes(numbers, len(numbers), synchronised, values, phi)
+    outputs = [_divided(by.weights, values) for by in (partial, partial, unified)]
+    whole = partial._replace(name=whole.name)  # once the whole row is there
+    return [
+        scheme._replace(state=f"{scheme.state}   out = {out:.3f}")
+        for scheme, out in zip((whole, partial, unified), outputs, strict=True)
+    ]
+
+
+def _sums(weights: Sequence[float], values: Tensor) -> tuple[float, float]:
+    return sum(weights), sum(w * v for w, v in zip(weights, values.tolist(), strict=False))
+
+
+def _divided(weights: Sequence[float], values: Tensor) -> float:
+    l, acc = _sums(weights, values)
+    return acc / l
+
+
+def _verdict(height: float, band: tuple[float, float]) -> str:
+    low, high = band
+    inside = low < height < high
+    said = f"All seen: acc / l, alike. The largest score lies {height:g} above φ, the band is {low:g} to {high:g}: "
+    return said + ("inside, done." if inside else "outside, so the third one recomputes this row as the second.")
+
+
+def _draw(figure: Figure, moment: _Moment) -> None:
+    for ax, scheme in zip(figure.subplots(3, 1), moment.schemes, strict=True):
+        _draw_scheme(ax, moment, scheme)
+
+
+def _draw_scheme(ax: Axes, moment: _Moment, scheme: _Scheme) -> None:
+    S, new = len(moment.scores), moment.seen - moment.arriving
+    for key, score in enumerate(moment.scores):
+        fill = "#ffffff" if key >= moment.seen else ORANGE if key >= new else SAND
+        box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < moment.seen else "", fill=fill)
+        box(ax, key, 0, 0.92, 0.8, f"{scheme.weights[key]:.3f}" if key < len(scheme.weights) else "")
+    for y, name in ((1.4, "score"), (0.4, "exp")):
+        ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
+    ax.text(0, -0.25, scheme.state, ha="left", va="top", fontsize=10)
+    ax.set_title(scheme.name, fontsize=10)
+    ax.set(xlim=(-0.8, S), ylim=(-0.9, 1.9))
+    ax.axis("off")

@@ -1,0 +1,99 @@
+"""Figures of lesson 8: they show what they were given, and the stepper's three schemes end alike."""
+
+import html
+import math
+import re
+from typing import NamedTuple
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import pytest
+import torch
+from matplotlib.colors import to_hex
+
+from pagewise.figures import dataflow, gemm
+from pagewise.figures.bands import score_bands, score_histogram
+from pagewise.figures.charts import BLUE, ORANGE
+from pagewise.figures.moving_schemes import scheme_steps
+from pagewise.online_softmax import Partial
+
+pytestmark = pytest.mark.usefixtures("shown", "shapes_unchecked")
+
+SCORES, VALUES = torch.tensor([3.0, 5.0, 6.0, 9.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
+
+
+def captions(scores=SCORES, band=(-3.0, 3.0), phi=6.0):
+    options = {"pieces": [2, 2], "phi": phi, "band": band, "title": "Who waits?", "alt": "Three rows."}
+    steps = scheme_steps(Partial, scores, VALUES, **options)
+    return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+
+
+def test_only_the_synchronised_scheme_shrinks_when_the_maximum_rises():
+    said = captions()
+    assert "Synchronised: m = 5. Unified: just adds." in said[1]
+    assert f"m rises from 5 to 9: l and acc shrink by {math.exp(-4):.3f} first" in said[2]
+    assert "shrink" not in captions(SCORES.flip(0))[2]
+
+
+def test_a_row_whose_largest_score_leaves_the_band_is_recomputed():
+    assert captions()[-1].endswith("outside, so the third one recomputes this row as the second.")
+    assert captions(band=(-3.0, 3.1))[-1].endswith("inside, done.")
+    assert captions(phi=13.0, band=(-3.0, 3.0))[-1].endswith("recomputes this row as the second.")
+
+
+def test_ranges_that_do_not_fit_are_told_apart(shown):
+    ranges, marks = {"narrow": (-3.0, 5.0, -2.0), "wide": (-90.0, 90.0, None)}, {"overflow": 88.7}
+    score_bands(ranges, (-57.5, 63.8), marks=marks, title="Who fits?")
+    narrow, wide = (bar for bar in shown[0].axes[0].patches if bar.get_height() == pytest.approx(0.55))
+    assert (to_hex(narrow.get_facecolor()), to_hex(wide.get_facecolor())) == (BLUE, ORANGE)
+    assert [narrow.get_x(), narrow.get_x() + narrow.get_width()] == [-1.0, 7.0]
+    assert wide.get_x() + wide.get_width() / 2 == pytest.approx((63.8 - 57.5) / 2)
+    assert [t.get_text() for t in shown[0].axes[0].texts] == ["φ = -2", "too wide"]
+
+
+def test_the_shares_of_a_histogram_add_up(shown):
+    score_histogram({"all": torch.arange(10.0), "few": torch.tensor([1.0])}, title="Where?", xlabel="score")
+    outlines = shown[0].axes[0].patches
+    assert [round(float(outline.get_xy()[:-1:2, 1].sum()), 3) for outline in outlines] == [1.0, 1.0]
+
+
+class Event(NamedTuple):
+    what: str
+    turn: int
+    stage: int
+    k_tile: int
+
+
+def events(num_stages, turns):
+    """What a warp does whose ring has so many stages, for every fourth tile."""
+    copies = [Event("copy", turn, turn % num_stages, 4 * turn) for turn in range(turns)]
+    done = copies[: num_stages - 1]
+    for turn in range(turns):
+        done += copies[turn + num_stages - 1 : turn + num_stages]
+        done.append(Event("multiply", turn, turn % num_stages, 4 * turn))
+    return done
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_a_copy_is_on_its_way_until_its_tile_is_multiplied(num_stages, shown):
+    gemm.ring({"ring": events(num_stages, 6)}, title="What is on its way?")
+    (ax,) = shown[0].axes
+    boxes = [(patch.get_x(), patch.get_width(), int(patch.get_y()), patch.get_hatch()) for patch in ax.patches]
+    assert [b[:3] for b in boxes if not b[3]] == [(turn, 1, turn % num_stages) for turn in range(6)]
+    started = [max(-1, turn - num_stages + 1) for turn in range(6)]
+    assert [b[:2] for b in boxes if b[3]] == [(start, turn - start) for turn, start in enumerate(started)]
+    assert [t.get_text() for t in ax.texts if t.get_text()] == [str(4 * turn) for turn in range(6)]
+
+
+def test_the_wanted_number_of_thread_blocks_is_marked(shown):
+    gemm.tile_width([8, 16], {"M = 1": [1.0, 2.0]}, {"N = 64": [8.0, 4.0]}, (4, 8), title="How wide?")
+    assert "wanted: 4 to 8" in [t.get_text() for t in shown[0].axes[1].get_legend().get_texts()]
+
+
+def test_every_operator_shows_its_sizes(shown):
+    keys = ("qkv", "scores", "softmax", "values", "o", "up", "down")
+    dataflow.operator_map({"Decode": {key: f"[{i}]" for i, key in enumerate(keys)}}, title="Which sizes?")
+    texts = [t.get_text() for t in shown[0].axes[0].texts]
+    assert all(any(text.endswith(f":  [{i}]") for text in texts) for i in range(len(keys)))

@@ -1,0 +1,43 @@
+"""Slots over time and last waves: what is idle is white, what is chosen is marked."""
+
+import math
+
+import numpy as np
+from matplotlib.colors import to_rgb
+
+from pagewise.figures import last_waves, slots_over_time
+from pagewise.figures.blocks import OWNERS
+from pagewise.figures.charts import ORANGE
+from pagewise.figures.moving_sms import Run
+
+
+def test_a_slot_has_its_sequences_colour_while_it_works_and_is_white_when_idle(shown):
+    panels = {"uneven": [Run(0, 0, 4, 0), Run(1, 0, 1, 1)], "even": [Run(0, 0, 2, 0), Run(1, 0, 1, 0), Run(1, 1, 2, 1)]}
+    slots_over_time(panels, 2, ideal=2.0, title="Who works?", xlabel="time")
+    uneven, even = (np.asarray(ax.images[0].get_array()) for ax in shown[0].axes)
+    middle = uneven.shape[1] // 8  # of each quarter, so of one unit of time
+    first, second, idle = to_rgb(OWNERS[0]), to_rgb(OWNERS[1]), (1, 1, 1)
+    colours = [[tuple(row[(2 * t + 1) * middle]) for t in range(4)] for row in uneven]
+    assert colours == [[first] * 4, [second] + [idle] * 3]
+    assert [tuple(even[1][(2 * t + 1) * middle]) for t in range(4)] == [first, second, idle, idle]
+    titles = [ax.get_title(loc="left") for ax in shown[0].axes]
+    assert titles == ["uneven: 50% of the ideal speed", "even: 100% of the ideal speed"]
+
+
+def test_a_piece_too_short_to_see_is_drawn(shown):
+    slots_over_time({"a": [Run(0, 0, 1, 0), Run(1, 0, 10_000, 1)]}, 2, ideal=5000.5, title="Who works?", xlabel="time")
+    image = np.asarray(shown[0].axes[0].images[0].get_array())
+    assert tuple(image[0, 0]) == to_rgb(OWNERS[0])
+    assert tuple(image[0, 1]) == (1, 1, 1)
+
+
+def test_the_chosen_split_is_marked_and_what_is_out_of_the_question_has_no_bar(shown):
+    last_waves({"3 of 8": [0.4, 0.75, math.nan, 0.75]}, {"3 of 8": 2}, title="How full?")
+    (ax,) = shown[0].axes
+    heights = [bar.get_height() for bar in ax.patches]
+    assert heights[:2] == [0.4, 0.75]
+    assert math.isnan(heights[2])
+    assert [i for i, bar in enumerate(ax.patches) if bar.get_hatch() and bar.get_facecolor()[:3] == to_rgb(ORANGE)] == [
+        1
+    ]
+    assert ax.lines[0].get_ydata()[0] == 0.85 * 0.75
