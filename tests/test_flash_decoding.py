@@ -437,7 +437,7 @@ def test_heuristic_by_hand(sizes, splits):
 
 def test_what_fills_a_gpu(kernel_device, monkeypatch):
     """Equal lengths are cut alike; of others only the room is known; on the CPU one piece is enough."""
-    monkeypatch.setattr(in_triton, "_num_sms", lambda device: 132)
+    monkeypatch.setattr(in_triton, "num_sms", lambda device, on_cpu: 132)
     q, k, _ = random_qkv(1, (32, 8), 1, 1, 128, torch.float16, kernel_device)
     k = k.expand(1, 8, 65536, 128)
     lens = torch.tensor([5], dtype=torch.int32, device=kernel_device)

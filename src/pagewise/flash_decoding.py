@@ -21,7 +21,7 @@ from pagewise.paged_attention.in_torch import in_pieces, in_turn
 from pagewise.paged_attention.in_triton import DecodeInputs, decode, refuses
 from pagewise.paged_attention.splits import Piece, Splits, checked_splits, equal_ranges, num_splits_heuristic
 from pagewise.tools.checks import check_flag, check_qkv, check_same, check_shape, check_tensor
-from pagewise.tools.device import choose_backend
+from pagewise.tools.device import choose_backend, wants_gradient
 
 __all__ = ["Piece", "Splits", "equal_ranges", "flash_decoding", "num_splits_heuristic"]
 
@@ -77,7 +77,7 @@ def flash_decoding(
         check_shape("seq_lens", seq_lens, (len(q),), "B")
         check_same("device", q=q, seq_lens=seq_lens)
     inputs = DecodeInputs(q, k, v, seq_lens=seq_lens)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    learns = wants_gradient(q, k, v)
     chosen = choose_backend(backend, q.device, refuses(inputs), learns=learns)
     if seq_lens is not None and (chosen == "torch" or check or (check is None and not q.is_cuda)):
         _check_lengths(seq_lens, k.shape[2])

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from pagewise.flash_attention.tiles import Tiles
 from pagewise.tools.checks import check_flag
+from pagewise.tools.device import wants_gradient
 
 
 def attend(version: ModuleType, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, return_lse: bool) -> object:
     """The loops of `version`, as a differentiable operation where a gradient is wanted."""
     check_flag("return_lse", return_lse)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    if wants_gradient(q, k, v):
         out, lse = _Attention.apply(q, k, v, version, tiles)
         return (out, lse) if return_lse else out
     out, *stats = version.forward(q, k, v, tiles, q.dtype)

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
@@ -10,7 +9,7 @@ from pagewise.flash_attention import in_cuda, in_triton, ops
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_flag, check_qkv
-from pagewise.tools.device import choose_backend
+from pagewise.tools.device import choose_backend, wants_gradient
 
 
 def flash_attention(
@@ -59,7 +58,7 @@ def flash_attention(
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     check_flag("return_lse", return_lse)
     if backend == "cuda":
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        learns = wants_gradient(q, k, v)
         if refusal := "has no backward" if learns else in_cuda.refuses(q, options, dropout):
             takers = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'
             raise ValueError(f'backend="cuda" {refusal}; backend={takers} takes it')

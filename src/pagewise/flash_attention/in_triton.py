@@ -26,7 +26,7 @@ from pagewise.flash_attention.launching import (
 from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
-from pagewise.tools.device import triton_launch
+from pagewise.tools.device import num_sms, triton_launch
 from pagewise.tools.sizes import cdiv, padded
 
 MAX_HEAD_SIZE = 256
@@ -177,5 +177,5 @@ def _count_tiles(length: int, tile: int, packed: Packed | None) -> int:
 
 def _default_splits(programs: int, group: int, device: torch.device) -> int:
     """The smallest divisor of a group that gives a GPU's multiprocessors a program each."""
-    sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    sms = num_sms(device, on_cpu=1)
     return next((n for n in range(1, group) if group % n == 0 and n * programs >= sms), group)

@@ -11,13 +11,14 @@ from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.launching import Saved, room_like
 from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
+from pagewise.tools.device import wants_gradient
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, dropout: Dropout, packed: Packed | None, backend: str
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) by "torch" or "triton"; differentiable once."""
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    learns = wants_gradient(q, k, v)
     out, lse, *_ = torch.ops.pagewise.flash_attention(
         q, k, v, options.alibi_slopes, options.attn_mask, dropout.seed, *(packed or (None, None)),
         options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, backend, learns,

@@ -27,6 +27,7 @@ from torch.nn.functional import linear as matmul
 
 from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores
 from pagewise.tools.checks import FLOATS, check_counts
+from pagewise.tools.device import wants_gradient
 from pagewise.tools.timing import measure
 
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -170,7 +171,7 @@ class Dataflow:
     def _takes(self, x: Tensor, w: Tensor) -> bool:
         """Whether gemv and flat_gemm can multiply these, of a shape that was profiled."""
         fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
-        learns = torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+        learns = wants_gradient(x, w)
         return fit and not learns and w.stride(-1) == 1
 
     def inflections(self, N: int, K: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from pagewise.cuda import CudaKernel
 from pagewise.cuda.limits import MAX_SHARED_BYTES
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
+from pagewise.tools.device import num_sms
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
 
@@ -112,7 +113,8 @@ def on_tensor_cores(
         return torch.cat([on_tensor_cores(rows, w, num_stages=num_stages) for rows in x.chunk(2)])
     out = _output(x, w)
     if out.numel():
-        num_stages = num_stages or stages_for(M, N, _num_sms(x.device), limit)
+        # on a CPU an H200's number of SMs, as its other limits are
+        num_stages = num_stages or stages_for(M, N, num_sms(x.device, on_cpu=132), limit)
         x, vec = _in_vecs(x, w)
         kernel = flat_gemm_kernel(x.dtype, cdiv(M, TILE_M), num_stages, vec)
         shared_bytes = num_stages * stage_bytes(M)
@@ -155,12 +157,6 @@ def stages_for(M: int, N: int, num_sms: int, shared_limit: int = MAX_SHARED_BYTE
     wanted = 2 + cdiv(IN_FLIGHT_BYTES, thread_blocks * weight_bytes)
     room = (shared_limit + RESERVED_BYTES) // thread_blocks - RESERVED_BYTES
     return max(2, min(wanted, room // stage_bytes(M)))
-
-
-@functools.cache
-def _num_sms(device: torch.device) -> int:
-    """An H200's for the CPU, as its limits are."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def _output(x: Tensor, w: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pagewise.naive_attention import finite, grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.paged_attention.in_triton import DecodeInputs, refuses
 from pagewise.tools.checks import check_number
-from pagewise.tools.device import choose_backend
+from pagewise.tools.device import choose_backend, wants_gradient
 
 LARGEST_THRESHOLD = math.floor(HIGH / math.log(2))  # log2: weights up to 2^τ are summed without overflow
 
@@ -54,7 +54,7 @@ def lazy_rescale_attention(
     """
     options = checked_options(q, k, v, scale, causal, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    learns = wants_gradient(q, k, v)
     if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v)), learns=learns) == "torch":
         fold = functools.partial(fold_lazily, threshold=threshold)
         splits = attend_in_splits(q, k, v, options, num_splits, fold)

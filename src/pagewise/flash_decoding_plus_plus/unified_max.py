@@ -26,7 +26,7 @@ from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_triton import DecodeInputs, refuses
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
-from pagewise.tools.device import choose_backend
+from pagewise.tools.device import choose_backend, wants_gradient
 
 KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # what the band leaves room for
 
@@ -127,7 +127,7 @@ def unified_max_attention(
             f"unified_max must be a UnifiedMax, got {type(unified_max).__name__}"
             + (": calibrate found the scores' range too wide, use flash_decoding" if unified_max is None else "")
         )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+    if wants_gradient(q, k, v):
         raise ValueError("q, k, v must not require a gradient: use torch.no_grad(), or flash_decoding, which has one")
     if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v))) == "torch":
         return _in_torch(q, k, v, unified_max, options, num_splits)

@@ -7,7 +7,6 @@ want a layout of their own (`in_cuda`). Everything is checked here, once.
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from pagewise.paged_attention.in_triton import DecodeInputs, decode, refuses
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, checked_vllm_inputs, used_blocks
 from pagewise.paged_attention.splits import checked_splits
 from pagewise.tools.checks import check_count, check_flag
-from pagewise.tools.device import choose_backend
+from pagewise.tools.device import choose_backend, wants_gradient
 
 Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 
@@ -81,7 +80,7 @@ def paged_attention(
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     tensors = (q, k_cache, v_cache, block_tables, seq_lens)
     inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache))
+    learns = wants_gradient(q, k_cache, v_cache)
     if choose_backend(backend, q.device, refuses(DecodeInputs.paged(inputs)), learns=learns) == "torch":
         out, lse = gathered_attention(inputs, options, splits)
     else:

@@ -21,7 +21,7 @@ from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_attention.splits import MAX_SPLITS, MIN_KEYS, Splits, num_splits_heuristic
 from pagewise.paged_blocks.write import EXPONENT_BITS
 from pagewise.tools.checks import FLOATS
-from pagewise.tools.device import triton_launch
+from pagewise.tools.device import num_sms, triton_launch
 from pagewise.tools.sizes import cdiv, padded
 
 PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
@@ -135,7 +135,7 @@ def filling(inputs: DecodeInputs) -> Splits:
     tiles = tiles_for(T * H // Hkv, D, inputs.q.dtype, inputs.k.dtype)
     items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
     key_tiles = cdiv(inputs.capacity, max(tiles.keys, MIN_KEYS))
-    num = num_splits_heuristic(items, PROGRAMS_PER_SM * _num_sms(device), key_tiles, MAX_SPLITS)
+    num = num_splits_heuristic(items, PROGRAMS_PER_SM * num_sms(device, on_cpu=1), key_tiles, MAX_SPLITS)
     return Splits("num", num) if inputs.seq_lens is None else Splits("share", items * num)
 
 
@@ -235,7 +235,3 @@ def _float8_bits(cache: Tensor) -> int:
     """4 or 5 where the kernel converts the bytes of a float8 cache (that many exponent bits), 0 where the GPU does."""
     converts = cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= (8, 9)
     return 0 if converts else EXPONENT_BITS.get(cache.dtype, 0)
-
-
-def _num_sms(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -30,6 +30,17 @@ def best_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+@functools.cache
+def num_sms(device: torch.device, *, on_cpu: int) -> int:
+    """How many multiprocessors a GPU has; of a CPU what the caller says."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else on_cpu
+
+
+def wants_gradient(*tensors: Tensor) -> bool:
+    """Whether autograd has to follow what is computed from these."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def choose_triton_mode() -> None:
     """Make Triton interpret its kernels if there is no GPU and nobody chose. Called by `import pagewise`."""
     if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
