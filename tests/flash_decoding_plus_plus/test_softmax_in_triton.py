@@ -19,9 +19,9 @@ POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf
 BAND = ("reference", "band_low", "band_high", "smallest")
 COMPILED = {
     "softmax": ["unified", "lazy", "recomputing"],
-    "head_size": [80, 256],
+    "head_size": [64, 256],
     "dtype": list(POINTERS),
-    "rows": [(1, 1), (8, 3)],  # query heads per KV head, queries
+    "rows": [(1, 1), (2, 3), (8, 3)],  # query heads per KV head, queries
     "sm": [80, 90],
 }
 
