@@ -113,6 +113,12 @@ def program_at(tile, total, sharing):
 
 
 @triton.jit
+def result_of(seq, head, query, num_heads, num_queries):
+    """Which row of [B · H · T] is a query's."""
+    return (seq * num_heads + head) * num_queries + query
+
+
+@triton.jit
 def store_rows(
     out_ptr, lse_ptr, flags_ptr, at, mask, m, l, acc, v_scale, reference, band_low, band_high, smallest,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SOFTMAX: tl.constexpr,
@@ -172,7 +178,7 @@ def merge_splits_kernel(
     if row >= num_queries * GROUP:
         return
     head = item % chunks // row_chunks * GROUP + row % GROUP
-    result = (seq * num_heads + head) * num_queries + row // GROUP
+    result = result_of(seq, head, row // GROUP, num_heads, num_queries)
     if SOFTMAX != "unified" and flags_ptr is not None:  # noqa: SIM102 (`and` of a constant and a number it is not)
         if tl.load(flags_ptr + result) == 0:
             return

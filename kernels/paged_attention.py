@@ -10,6 +10,7 @@ from pagewise.kernels.flash_decoding import (
     piece_of,
     programs_sharing,
     range_of,
+    result_of,
     store_rows,
     tiles_before,
     tiles_of,
@@ -171,9 +172,9 @@ def decode_kernel(
         # the queries
         row = item % row_chunks * BLOCK_R + tl.arange(0, BLOCK_R)
         head, query, is_row = kv_head * GROUP + row % GROUP, row // GROUP, row < num_queries * GROUP
-        at = (seq * num_heads + head) * num_queries + query
         if SOFTMAX != "unified" and flags_ptr is not None:
-            is_row = is_row & (tl.load(flags_ptr + at, mask=is_row, other=0) != 0)
+            flags = flags_ptr + result_of(seq, head, query, num_heads, num_queries)
+            is_row = is_row & (tl.load(flags, mask=is_row, other=0) != 0)
             stop = tl.where(tl.max(is_row.to(tl.int32), axis=0) > 0, stop, start)
         q_offsets = seq * q_stride_seq + head * q_stride_head + query * q_stride_query
         q_mask = is_row[:, None] & is_dim[None, :]
@@ -227,6 +228,7 @@ def decode_kernel(
             tl.store(l_ptr + part, l, mask=is_part)
             tl.store(acc_ptr + part[:, None] * D + dim[None, :], acc, mask=is_part[:, None] & is_dim[None, :])
         l = tl.where(possible, l, float("nan"))
+        at = result_of(seq, head, query, num_heads, num_queries)
         store_rows(
             out_ptr, lse_ptr, flags_ptr, at, is_row & is_piece & is_whole, m, l, acc, v_scale,
             reference, band_low, band_high, smallest, D, BLOCK_D, SOFTMAX,

@@ -53,7 +53,7 @@ def exp_of_difference(s, phi):
     log 2 = 355/512 − 0.000212…: of an integer φ and n · 355/512 the sum is exact, and what it leaves of s is small.
     """
     n = tl.floor((s - phi) * 1.4426950408889634 + 0.5)
-    n = tl.where(n > -200.0, n, -200.0)  # beyond, 0 anyway
+    n = tl.maximum(n, -200.0)  # beyond, 0 anyway
     rest = s - (phi + n * 0.693359375) + n * 2.1219444005469057e-4
     return tl.exp2(n) * tl.exp(rest)
 

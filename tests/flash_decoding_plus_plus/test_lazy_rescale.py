@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from covering import covering
+from flash_cases import name, random_qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,13 +34,6 @@ def assert_right(q, k, v, *, causal=False, scale=None, **options):
     assert_as_accurate_as_naive(out[finite], exact[finite], naive[finite])
 
 
-def random_qkv(T, S, D, heads, dtype=torch.float32, device="cpu", batch=2, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    H, Hkv = heads
-    shapes = ((batch, H, T, D), (batch, Hkv, S, D), (batch, Hkv, S, D))
-    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
-
-
 AXES = {
     "T": [1, 3, 16],
     "S": [0, 1, 65, 200],
@@ -63,9 +57,9 @@ def matrix():
     )
 
 
-@pytest.mark.parametrize("case", matrix(), ids=lambda case: "-".join(str(v).split(".")[-1] for v in case.values()))
+@pytest.mark.parametrize("case", matrix(), ids=name)
 def test_every_pair_of_variants(case, backend, kernel_device):
-    qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], case["dtype"], kernel_device)
+    qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
     qkv[0] *= 8  # scores of some ±30: the maximum grows by more than 8 and by less
     before = [x.clone() for x in qkv]
     options = {name: case[name] for name in ("num_splits", "threshold", "causal")}
@@ -90,20 +84,20 @@ def test_maxima_that_grow_a_little_with_each_tile_or_much(num_splits, threshold,
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_logits_of_any_size(causal, backend, kernel_device):
-    q, k, v = random_qkv(5, 200, 64, (4, 2), device=kernel_device)
+    q, k, v = random_qkv(5, 200, 64, (4, 2), dtype=torch.float32, device=kernel_device)
     q[0] *= 1e5
     assert_right(q, k, v, num_splits=3, causal=causal, backend=backend)
 
 
 def test_queries_before_the_first_key_see_nothing(backend, kernel_device):
-    q, k, v = random_qkv(8, 5, 64, (4, 2), device=kernel_device)
+    q, k, v = random_qkv(8, 5, 64, (4, 2), dtype=torch.float32, device=kernel_device)
     out = lazy_rescale_attention(q, k, v, causal=True, num_splits=2, backend=backend)
     assert (out[:, :, :3] == 0).all()
     assert_right(q, k, v, causal=True, num_splits=2, backend=backend)
 
 
 def test_nan_reaches_only_its_own_row(backend, kernel_device):
-    q, k, v = random_qkv(3, 130, 64, (4, 2), device=kernel_device)
+    q, k, v = random_qkv(3, 130, 64, (4, 2), dtype=torch.float32, device=kernel_device)
     calm = lazy_rescale_attention(q, k, v, num_splits=2, backend=backend)
     q[1, 2, 1, 5] = torch.nan
     out = lazy_rescale_attention(q, k, v, num_splits=2, backend=backend)
@@ -112,7 +106,7 @@ def test_nan_reaches_only_its_own_row(backend, kernel_device):
 
 
 def test_the_torch_backend_is_differentiable():
-    qkv = [x.double().requires_grad_() for x in random_qkv(3, 150, 16, (4, 2))]
+    qkv = [x.requires_grad_() for x in random_qkv(3, 150, 16, (4, 2))]
     weights = torch.randn(2, 4, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     of_lazy = torch.autograd.grad((lazy_rescale_attention(*qkv, causal=True, num_splits=2) * weights).sum(), qkv)
     of_naive = torch.autograd.grad((attention(*qkv, causal=True) * weights).sum(), qkv)
