@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 import torch
@@ -250,15 +250,18 @@ def test_equal_inputs_give_equal_bits_when_programs_share(kernel_device):
     tiles=st.lists(st.integers(0, 1000), min_size=1, max_size=64),
     num_programs=st.integers(1, 300),
     min_tiles=st.integers(1, 9),
+    start=st.integers(0, 1),
 )
-def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_programs, min_tiles):
-    programs = equal_ranges(tiles, num_programs, min_tiles=min_tiles)
+def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_programs, min_tiles, start):
+    programs = equal_ranges(tiles, num_programs, min_tiles=min_tiles, start=start)
     assert len(programs) == num_programs
     work = [sum(piece.stop - piece.start for piece in pieces) for pieces in programs]
-    busy = [n for n in work if n]
-    assert not busy or max(busy) - min(busy) <= 1
-    if sum(tiles) >= min_tiles * num_programs:
-        assert min(work) >= min_tiles
+    work = [n + sum(start for piece in pieces if piece.start == 0) for n, pieces in zip(work, programs, strict=True)]
+    total = sum(n + start for n in tiles if n)
+    sharing = min(num_programs, max(1, total // min_tiles))
+    for n in work[:sharing]:  # but for a start whose item's first tile is the next program's
+        assert total // sharing - start <= n <= cdiv(total, sharing) + start
+    assert not any(work[sharing:])
     pieces = [piece for of_program in programs for piece in of_program]
     for item, n in enumerate(tiles):
         own = [piece for piece in pieces if piece.item == item]
@@ -274,7 +277,7 @@ def schedule_kernel(
 ):
     """out [programs, 6]: the range, the first item and its first tile, the last, and the program of the first tile."""
     program = tl.program_id(0).to(tl.int64)
-    total = chunks * kernels.tiles_before(num_seqs, lens_ptr, num_seqs, 1, capacity, window, TILE)
+    total = chunks * kernels.work_before(num_seqs, lens_ptr, num_seqs, 1, capacity, window, TILE)
     sharing = kernels.programs_sharing(total, num_programs, MIN_TILES)
     low, high = kernels.range_of(program, total, sharing)
     first, begin = kernels.item_at(low, chunks, lens_ptr, num_seqs, 1, capacity, window, TILE)
@@ -306,17 +309,15 @@ def test_the_device_works_out_the_same_schedule(lens, chunks, programs, window, 
         arguments = (lens_there, found, len(lens), chunks, 2**20, window, programs)
         schedule_kernel[(programs,)](*arguments, TILE=64, MIN_TILES=2)
     tiles = [cdiv(n, 64) - max(n - window, 0) // 64 for n in lens for _ in range(chunks)]
-    begins = [sum(tiles[:i]) for i in range(len(tiles))]
+    ends = list(accumulate((n + 1 if n else 0 for n in tiles), initial=0))
     for p, pieces in enumerate(equal_ranges(tiles, programs, min_tiles=2)):
         low, high, first, begin, last, program = found[p].tolist()
-        assert high - low == sum(piece.stop - piece.start for piece in pieces)
-        if pieces:
-            assert (first, begin) == (pieces[0].item, begins[pieces[0].item])
-            assert low - begin == pieces[0].start
-            assert last == pieces[-1].item
-            assert program == p
-        else:
-            assert first > last
+        assert low == high or (program == p and begin == ends[first])
+        theirs = []
+        for item in range(first, last + 1):
+            start, stop = max(low - ends[item] - 1, 0), min(high - ends[item] - 1, tiles[item])
+            theirs += [(item, start, stop, p + item)] if start < stop else []
+        assert pieces == theirs
 
 
 def partials_of(inputs, num_programs, monkeypatch):
@@ -443,7 +444,7 @@ def test_what_fills_a_gpu(kernel_device, monkeypatch):
     lens = torch.tensor([5], dtype=torch.int32, device=kernel_device)
     on_cpu = kernel_device.type == "cpu"
     assert in_triton.filling(DecodeInputs(q, k, k)) == (("num", 1) if on_cpu else ("num", 29))
-    assert in_triton.filling(DecodeInputs(q, k, k, seq_lens=lens)) == (("num", 1) if on_cpu else ("share", 8 * 29))
+    assert in_triton.filling(DecodeInputs(q, k, k, seq_lens=lens)) == (("num", 1) if on_cpu else ("share", 264))
 
 
 # ------------------------------------------------------------------------------------------ the door

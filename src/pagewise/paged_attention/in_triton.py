@@ -124,19 +124,21 @@ def decode(inputs: DecodeInputs, options: ScoreOptions, splits: Splits | None = 
 
 
 def filling(inputs: DecodeInputs) -> Splits:
-    """Splits that fill the GPU: as many programs as there would be if all sequences were as long as they can be.
+    """Splits that fill the GPU, chosen without a look at lengths that lie on it, which would wait for it.
 
-    Known lengths are equal, and every item is cut alike. Others lie on the GPU, and reading them would wait for it (a
-    captured CUDA graph needs one grid for all lengths, too): there the programs share all tiles. One piece on a CPU.
+    Lengths that are known are equal, and every item is cut alike. Others are not, and a captured CUDA graph needs one
+    grid for all of them: as many programs as run at once share all work. One piece on a CPU.
     """
     (B, H, T, D), Hkv, device = inputs.q.shape, inputs.k.shape[1], inputs.q.device
     if device.type == "cpu" or not inputs.q.numel():
         return Splits("num", 1)
+    at_once = PROGRAMS_PER_SM * num_sms(device, on_cpu=1)
+    if inputs.seq_lens is not None:
+        return Splits("share", at_once)
     tiles = tiles_for(T * H // Hkv, D, inputs.q.dtype, inputs.k.dtype)
     items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
     key_tiles = cdiv(inputs.capacity, max(tiles.keys, MIN_KEYS))
-    num = num_splits_heuristic(items, PROGRAMS_PER_SM * num_sms(device, on_cpu=1), key_tiles, MAX_SPLITS)
-    return Splits("num", num) if inputs.seq_lens is None else Splits("share", items * num)
+    return Splits("num", num_splits_heuristic(items, at_once, key_tiles, MAX_SPLITS))
 
 
 @torch.library.custom_op("pagewise::decode", mutates_args=())
@@ -195,7 +197,7 @@ def launch(
     way, count = splits
     key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
     min_tiles = max(1, MIN_KEYS // tiles.keys)
-    most = max(1, items * key_tiles // min_tiles) if way == "share" else key_tiles
+    most = max(1, items * (key_tiles + 1) // min_tiles) if way == "share" else key_tiles
     cut = min(cdiv(count, tiles.keys) if way == "size" else count, most)
     slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
     split = slots > 1 or way == "share"
