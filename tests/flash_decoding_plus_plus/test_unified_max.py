@@ -7,6 +7,7 @@ import math
 import os
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from covering import covering
@@ -158,6 +159,13 @@ def test_within_the_band_nothing_is_recomputed(case, backend, kernel_device):
     _, recomputed = attend(*qkv, causal=case["causal"], num_splits=case["num_splits"], backend=backend)
     assert not recomputed.any()
     assert all(x.equal(old) for x, old in zip(qkv, before, strict=True)), "an input was written"
+
+
+def test_numbers_may_be_numpys(backend, kernel_device, shapes_unchecked):
+    qkv = random_qkv(1, 130, 16, (2, 2), dtype=torch.float32, device=kernel_device)
+    unified_max = UnifiedMax(np.float32(1), np.int64(-57), np.float64(63))
+    out, _ = unified_max_attention(*qkv, unified_max, num_splits=np.int64(2), backend=backend)
+    assert out.equal(unified_max_attention(*qkv, UnifiedMax(1, -57, 63), num_splits=2, backend=backend)[0])
 
 
 def test_float64_is_float64():
