@@ -309,12 +309,13 @@ def test_nan_in_a_key_reaches_who_sees_it(backend, kernel_device):
 
 
 @pytest.mark.parametrize("score", [-1e4, -200.0, -90.0, -70.0, 85.0, 90.0, 200.0, 1e4])
-def test_a_band_wider_than_the_floats_is_cut(score, backend, kernel_device):
+@pytest.mark.parametrize("size", [1.0, 1e9])
+def test_a_band_wider_than_the_floats_is_cut(size, score, backend, kernel_device):
+    """Large values do not make up for weights that underflow: they leave l as it is."""
     scores = torch.full((1, 1, 2, 150), score)
     scores[0, 0, 1] = 1.0
-    _, recomputed = attend(
-        *planted(scores.to(kernel_device)), UnifiedMax(0, -1e5, 1e5), scale=1.0, num_splits=2, backend=backend
-    )
+    q, k, v = planted(scores.to(kernel_device))
+    _, recomputed = attend(q, k, v * size, UnifiedMax(0, -1e5, 1e5), scale=1.0, num_splits=2, backend=backend)
     assert recomputed.flatten().tolist() == [True, False]
 
 
