@@ -50,12 +50,16 @@ def fold_base_2(m, l, scores):
 def exp_of_difference(s, phi):
     """exp(s − φ) to float32's last digits as 2ⁿ · exp(s − φ − n · log 2), where exp of a large number x loses x · 2⁻²⁴.
 
-    log 2 = 355/512 − 0.000212…: of an integer φ and n · 355/512 the sum is exact, and what it leaves of s is small.
+    s − φ is kept as a sum, d + lost, that is exact for any φ (Knuth 1969), and n · log 2 as n · (355/512 − 0.000212…).
     """
-    n = tl.floor((s - phi) * 1.4426950408889634 + 0.5)
-    n = tl.maximum(n, -200.0)  # beyond, 0 anyway
-    rest = s - (phi + n * 0.693359375) + n * 2.1219444005469057e-4
-    return tl.exp2(n) * tl.exp(rest)
+    gone = s - phi < -200.0  # its weight is 0
+    s = tl.where(gone, phi, s)
+    d = s - phi
+    taken = s - d  # for φ, in the rounding of d
+    lost = (s - (d + taken)) + (taken - phi)
+    n = tl.floor(d * 1.4426950408889634 + 0.5)
+    rest = d - n * 0.693359375 + (n * 2.1219444005469057e-4 + lost)
+    return tl.where(gone, 0.0, tl.exp2(n) * tl.exp(rest))
 
 
 @triton.jit
@@ -64,8 +68,9 @@ def rounded(weights, DTYPE: tl.constexpr):
 
     Those of float16 end at 65504, so that TF32 stands in for it. Tensor cores would cut its last digits off.
     """
-    if tl.float16 == DTYPE:
-        weights = ((weights.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    if tl.float16 == DTYPE:  # to the nearest number whose last 13 bits are 0; a GPU's NaN, 0x7fffffff, would become −0
+        nearest = ((weights.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+        weights = tl.where(weights == weights, nearest, weights)
     return weights.to(tl.bfloat16).to(tl.float32) if tl.bfloat16 == DTYPE else weights
 
 

@@ -13,6 +13,7 @@ from pagewise.exercises import check, mistakes, show, solutions, stubs
 from pagewise.exercises.checkers import LESSONS
 from pagewise.exercises.code import triton_kernel
 from pagewise.exercises.exercise import Verdict
+from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 
 CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
 TRITON = ["online_softmax_kernel", "decode_block", "flash_kernel", "decode_split"]
@@ -173,3 +174,14 @@ def test_an_unknown_exercise_names_those_there_are():
     with pytest.raises(AttributeError, match="no exercise 'softmax': there are safe_softmax, causal_mask"):
         check.softmax  # noqa: B018
     assert set(check.names()) <= set(dir(check))
+
+
+def test_lesson_7_teaches_the_packages_own_rules():
+    for tiles in ([4], [1, 5], [3, 1, 8], [2, 0, 4], [7, 7, 7]):
+        for n in (1, 2, 3, 4):
+            theirs = [solutions["pieces_of_program"](p, n, tiles) for p in range(n)]
+            assert theirs == [[piece[:3] for piece in pieces] for pieces in equal_ranges(tiles, n)]
+    for programs in range(1, 106):  # less than 0.8 of the slots
+        for most in (1, 3, 11):  # each of which makes 132 tiles' longest piece shorter
+            ours = num_splits_heuristic(programs, 132, 132, most)
+            assert ours == solutions["smallest_good_split"](programs, 132, most)

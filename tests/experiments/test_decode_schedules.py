@@ -61,6 +61,8 @@ def test_flash_attention_2_cuts_for_the_longest_sequence_or_not_at_all():
         *((b, n) for b in range(4) for n in (18, 22)),
         (4, 1),
     ]  # 6 splits
+    short = SCHEDULES["FlashAttention-2's heuristic"]([8192] * 4 + [30 * TILE])[-2:]
+    assert short == [[Share(4, 22)], [Share(4, 8)]]  # pieces as large as the others', not as many
     many = [8192] * 27  # 216 programs: 0.82 of the slots
     assert SCHEDULES["FlashAttention-2's heuristic"](many) == SCHEDULES["not split"](many)
 
@@ -70,6 +72,8 @@ def test_flash_attention_3_gives_a_slot_1_1_of_the_mean_at_most_and_the_largest_
     sizes = [program[0].tiles for program in SCHEDULES["FlashAttention-3's rule"](lengths)]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) <= 1.1 * ideal(lengths) + 1
+    alone = SCHEDULES["FlashAttention-3's rule"]([315 * TILE])  # 9.5 tiles for each slot
+    assert max(program[0].tiles for program in alone) == 11
 
 
 def test_equal_ranges_differ_by_a_tile():

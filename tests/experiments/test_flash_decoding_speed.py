@@ -15,6 +15,7 @@ from pagewise.experiments.flash_decoding_speed import (
     draw_mixed,
     methods,
     records,
+    targets,
 )
 from pagewise.naive_attention import attention
 from pagewise.tools.benchmark import Spread, Timing
@@ -88,8 +89,7 @@ def test_every_method_of_ours_is_right_and_timed_on_mixed_lengths(shape, trials)
 
 def test_both_softmaxes_of_lesson_8_take_one_length(trials):
     for method in ("unified max", "lazy rescale"):
-        found = trials(DENSE.equal, method)
-        assert isinstance(found, Timing) or "yet to come" in found
+        assert isinstance(trials(DENSE.equal, method), Timing), method
         assert trials(DENSE, method) == "ValueError: it takes sequences of one length"
 
 
@@ -147,6 +147,19 @@ def test_records_come_shape_by_shape_with_every_method_that_fits(planted):
     assert {r.fraction for r in found} == {0.5}
 
 
+def test_the_targets_are_judged_by_what_was_recorded(planted):
+    shapes = [shape._replace(paged=1) for mixed in MIXED[:2] for shape in (mixed, mixed.equal)]
+    found = [r for r in records(shapes, device=CPU, rate=2e9) if r.what == "Flash-Decoding"]
+    times = zip(found, (2, 1, 4, 1), strict=True)
+    slower = [r._replace(what="FlashInfer", seconds=r.seconds * factor) for r, factor in times]
+    found[0] = found[0]._replace(seconds=2 * found[0].seconds, fraction=0.25)
+    bandwidth, flashinfer, mixed = (line.split()[-3:] for line in targets(found + slower).splitlines()[1:])
+    assert bandwidth == ["0.25", "0.50", "4"]
+    assert flashinfer == ["1.00", "4.00", "4"]
+    assert mixed == ["0.50", "1.00", "2"]
+    assert [line.split()[-3:] for line in targets([]).splitlines()[1:]] == [["–", "–", "0"]] * 3
+
+
 def test_the_time_over_the_context_can_be_drawn(planted, shown):
     shapes = [Shape(B, S, S) for S in (2048, 512) for B in (1, 8)]
     draw(list(records([*shapes, Shape(1, 8, 9), PAGED], device=CPU)))
@@ -173,3 +186,4 @@ def test_the_command_prints_a_table_for_each_shape(planted, monkeypatch, capsys)
     out = capsys.readouterr().out
     assert "these times say nothing about a GPU" in out
     assert out.count("\nFlash-Decoding, again ") == len(SMALLEST)
+    assert out.count("of FlashInfer's speed") == 1

@@ -10,6 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from covering import covering
 from flash_cases import name, random_qkv
 from hypothesis import given, settings
@@ -18,7 +20,9 @@ from hypothesis import strategies as st
 from conftest import DEVICES, assert_as_accurate_as_naive
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, unified_max_attention
+from pagewise.kernels.partial import rounded
 from pagewise.naive_attention import attention
+from pagewise.tools.device import triton_launch
 
 # numpy's, where Triton is interpreted, of rows that are recomputed
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value:RuntimeWarning")
@@ -182,6 +186,32 @@ def test_weights_that_overflow_float16_do_not_overflow_here(num_splits, backend,
     q, k, v = planted(scores.to(kernel_device), torch.float16)
     _, recomputed = attend(q, k, v, UnifiedMax(0, -57, 63), scale=1.0, num_splits=num_splits, backend=backend)
     assert not recomputed.any()
+
+
+@pytest.mark.parametrize("phi", [0.3, -77.7, 1e4 + 0.3, -1e5, 1e6 + 0.3])
+def test_phi_of_any_size_costs_no_digit(phi, backend, kernel_device):
+    """A score near 10⁶ has four digits after the point, and so have differences from φ, which is none of 1/512."""
+    scores = phi + 12 * torch.randn(1, 2, 1, 230, generator=torch.Generator().manual_seed(0))
+    _, recomputed = attend(
+        *planted(scores.to(kernel_device)), UnifiedMax(phi, -57, 63), scale=1.0, num_splits=2, backend=backend
+    )
+    assert not recomputed.any()
+
+
+@triton.jit
+def rounded_kernel(x_ptr, DTYPE: tl.constexpr):
+    at = x_ptr + tl.arange(0, 8)
+    tl.store(at, rounded(tl.load(at), DTYPE))
+
+
+def test_weights_are_rounded_to_ten_bits_and_nan_stays_nan(kernel_device):
+    """All NaN that a GPU computes are 0x7fffffff, of which no bit may carry into the next."""
+    x = torch.tensor([0.0, 1.0, 1 + 2**-11, 1 + 2**-10, 2 - 2**-12, 70000.0, INF, NAN], device=kernel_device)
+    x.view(torch.int32)[7] = 0x7FFFFFFF
+    with triton_launch(kernel_device):
+        rounded_kernel[(1,)](x, DTYPE=tl.float16)
+    assert x[:7].tolist() == [0.0, 1.0, 1 + 2**-10, 1 + 2**-10, 2.0, 70016.0, INF]
+    assert x[7].isnan()
 
 
 # ------------------------------------------------------------------------------------------ rows that leave it

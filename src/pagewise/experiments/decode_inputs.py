@@ -28,11 +28,18 @@ class DenseInputs(NamedTuple):
 Inputs = DenseInputs | PagedInputs
 
 
+def mixed(num_seqs: int, shortest: int, longest: int) -> list[int]:
+    """Lengths evenly spaced on a logarithmic axis, in an order that is no order."""
+    ratio, steps = longest / shortest, max(1, num_seqs - 1)
+    lengths = [round(shortest * ratio ** (i / steps)) for i in range(num_seqs)]
+    random.Random(0).shuffle(lengths)
+    return lengths
+
+
 class Shape(NamedTuple):
     """A decode step over `num_seqs` sequences. Flags are 0 or 1.
 
-    Lengths are spaced evenly from `shortest` to `longest` on a logarithmic axis; with `one_long` only one is longest,
-    and all others are shortest.
+    Their lengths are `mixed`, from `shortest` to `longest`; with `one_long` only one is longest, all others shortest.
     """
 
     num_seqs: int
@@ -47,13 +54,10 @@ class Shape(NamedTuple):
 
     @property
     def seq_lens(self) -> list[int]:
-        """The tokens of each sequence, in an order that is no order."""
+        """The tokens of each sequence."""
         if self.one_long:
             return [self.longest] + [self.shortest] * (self.num_seqs - 1)
-        ratio, steps = self.longest / self.shortest, max(1, self.num_seqs - 1)
-        lengths = [round(self.shortest * ratio ** (i / steps)) for i in range(self.num_seqs)]
-        random.Random(0).shuffle(lengths)
-        return lengths
+        return mixed(self.num_seqs, self.shortest, self.longest)
 
     @property
     def equal(self) -> "Shape":

@@ -9,10 +9,10 @@ and the merge, a small kernel afterwards, is left out. The ideal is all tiles sp
 """
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from pagewise.experiments.decode_inputs import mixed
 from pagewise.figures.moving_sms import Run, schedule
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.tools.sizes import cdiv
@@ -32,15 +32,6 @@ class Share(NamedTuple):
 
 
 Program = list[Share]  # what one program does, in this order
-
-
-def mixed(num_seqs: int, shortest: int, longest: int) -> list[int]:
-    """Lengths evenly spaced on a logarithmic axis, in an order that is no order."""
-    ratio = longest / shortest
-    lengths = [round(shortest * ratio ** (i / (num_seqs - 1))) for i in range(num_seqs)]
-    random.Random(0).shuffle(lengths)
-    return lengths
-
 
 BATCHES = {
     "16 of 4 k": [4096] * 16,

@@ -23,6 +23,7 @@ from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, lazy_rescal
 from pagewise.naive_attention import grouped_matmul
 from pagewise.paged_attention import paged_attention
 from pagewise.paged_attention.in_triton import DecodeInputs, filling
+from pagewise.tools import benchmark
 from pagewise.tools.benchmark import Candidate, Record
 
 MIXED = [Shape(16, 512, 65536), Shape(32, 1024, 131072, one_long=1), Shape(64, 512, 32768)]
@@ -132,6 +133,29 @@ def records(
     )
 
 
+def targets(found: Sequence[Record]) -> str:
+    """A line per target: the worst and the best that records have of it, and on how many shapes."""
+    timed = {(r.what, Shape(**r.shape)): r for r in found if r.seconds}
+    ours = {shape: r for (what, shape), r in timed.items() if what == "Flash-Decoding"}
+    theirs = {shape: r for (what, shape), r in timed.items() if what == "FlashInfer"}
+    rate = {shape: r.bytes / r.seconds for shape, r in ours.items()}
+    reached = {
+        "0.85 of a copy's bandwidth, beyond 256 MB": [r.fraction for r in ours.values() if r.bytes > 2**28],
+        "1.0 of FlashInfer's speed": [
+            theirs[shape].seconds / r.seconds for shape, r in ours.items() if shape in theirs
+        ],
+        "0.9 of the rate of equal lengths, mixed": [
+            rate[s] / rate[s.equal] for s in ours if s.shortest < s.longest and s.equal in ours
+        ],
+    }
+    rows = []
+    for target, values in reached.items():
+        known = [value for value in values if value is not None]
+        low, high = (f"{value:.2f}" for value in (min(known), max(known))) if known else ("–", "–")
+        rows.append((target, low, high, str(len(known))))
+    return benchmark.table(("target", "worst", "best", "shapes"), rows)
+
+
 # ------------------------------------------------------------------------------------------------ figures
 
 DRAWN = ("Flash-Decoding", "not split", "SDPA flash", "FlexAttention", "FlashInfer")
@@ -200,9 +224,10 @@ def _caption(found: Sequence[Record]) -> str:
 def main() -> None:
     """The command line."""
     description = "Time every way of Flash-Decoding on this machine."
-    speed.command(
+    found = speed.command(
         description, SHAPES, SMALLEST, records, against="copy", first=f"{len(_FIRST)}: those with targets, paged"
     )
+    print(targets(found))
 
 
 if __name__ == "__main__":

@@ -30,11 +30,13 @@ from pagewise.tools.checks import FLOATS, check_counts
 from pagewise.tools.device import wants_gradient
 from pagewise.tools.timing import measure
 
-PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "gemv": on_cuda_cores,
-    "flat_gemm": on_tensor_cores,
-    "matmul": matmul,
-}
+
+def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
+    """float32 is not for tensor cores."""
+    return (on_cuda_cores if x.dtype == torch.float32 else on_tensor_cores)(x, w)
+
+
+PRODUCTS: dict[str, Callable[..., Tensor]] = {"gemv": on_cuda_cores, "flat_gemm": _flat_gemm, "matmul": matmul}
 MAX_ROWS = 64  # of gemv and flat_gemm
 # Below 8 each number of rows is timed; then both ends of each step of 8, to which flat_gemm pads.
 NUM_ROWS = (*range(1, 9), *(M for step in range(8, MAX_ROWS, 8) for M in (step + 1, step + 8)))
@@ -73,7 +75,7 @@ def product_times(N: int, K: int, *, device: torch.device, dtype: torch.dtype) -
     """Seconds of each product with weights [N, K], for `NUM_ROWS`; taken in turns, on a GPU from a cold L2 cache.
 
     On a CPU, gemv and flat_gemm run in the CPU runner, some thousand times as slow as torch: what takes more than
-    `HOPELESS` times as long as the fastest is not timed for more rows. For float32 there is no flat_gemm.
+    `HOPELESS` times as long as the fastest is not timed for more rows. For float32 flat_gemm is gemv.
     """
     w = torch.randn(N, K, device=device).to(dtype)
     times = {name: {} for name in PRODUCTS}
@@ -132,16 +134,16 @@ class Dataflow:
         On a CPU, where gemv and flat_gemm are simulated, nearly all becomes matmul: see `product_times`.
         """
         device = torch.device(device)
-        if device not in (here := _devices_here()) and device != torch.device("cuda"):
+        if device == torch.device("cuda") and torch.cuda.is_available():
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in (here := _devices_here()):
             raise ValueError(f"device must be one of this machine's, {', '.join(map(str, here))}, got {device}")
-        if dtype is None:
-            dtype = torch.float16 if device.type == "cuda" else torch.float32
+        dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
         if dtype not in FLOATS:
             raise TypeError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
         for N, K in shapes:
             check_counts(N=N, K=K)
-        on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-        with on_device:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             points = {
                 (N, K): inflection_points(product_times(N, K, device=device, dtype=dtype))
                 for N, K in dict.fromkeys(map(tuple, shapes))
@@ -158,9 +160,7 @@ class Dataflow:
             ValueError: x is on another device than the table's.
         """
         if x.device not in self._devices:
-            raise ValueError(
-                f"the table was profiled on {self.device}, x is on {device_label(x.device)}: profile there"
-            )
+            raise ValueError(f"the table was profiled on {self.device}, x is on {device_label(x.device)}")
         M = x.shape[:-1].numel()
         M1, M2 = self.table.get(tuple(w.shape), (1, 1))
         if not 0 < M < M2 or not self._takes(x, w):
@@ -241,8 +241,8 @@ def _check_fields(what: str, value: object, kinds: Mapping[str, type]) -> None:
     """`value` must be an object with these fields, of these types; a bool is no number."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be an object, got {type(value).__name__}")
+    if missing := [name for name in kinds if name not in value]:
+        raise ValueError(f"{what} lacks {', '.join(missing)}")
     for name, kind in kinds.items():
-        if name not in value:
-            raise ValueError(f"{what} lacks {name}")
         if type(value[name]) is not kind:
             raise ValueError(f"{name} of {what} must be {kind.__name__}, got {value[name]!r}")

@@ -8,6 +8,7 @@ fails, hangs or is missing there costs its own part only. What is known lies in 
     summary.json           each part's status, time and last lines, replaced whenever a part begins or ends
     log.txt                all that the parts print, as they print it
     paged_attention.json   the measurements, a record each; flash_attention.json and others likewise
+    dataflow.json          the inflection points of Llama-2-7B's weights, as Dataflow.load reads them
 
 If this process itself is killed, the part that it had come to stays "running" in the summary.
 """
@@ -45,6 +46,16 @@ import torch
 from pagewise.tools.device import banner, best_device
 from pagewise.tools.records import surroundings
 print(torch.cuda.get_device_properties(0), *surroundings(best_device()).items(), banner(), sep="\\n")
+"""
+
+
+DATAFLOW = """
+import sys
+from pagewise.experiments.flat_gemm_speed import LLAMA_2_7B
+from pagewise.flash_decoding_plus_plus import Dataflow
+dataflow = Dataflow.profile(LLAMA_2_7B, "cuda")
+dataflow.save(sys.argv[1])
+print("[N, K]: (M1, M2)", dataflow.table)
 """
 
 
@@ -89,6 +100,7 @@ def parts(out: Path) -> list[Part]:
         Part("flash speed, 8 shapes", (*flash_speed, "--first", "8"), 240),
         Part("split decode speed, 7 shapes", (*decode_speed, "--limit", "60", "--first", "7"), 150),
         Part("flat product speed, 16 shapes", (*flat_speed, "--limit", "60", "--first", "16"), 120),
+        Part("dataflow", (sys.executable, "-c", DATAFLOW, str(out.resolve() / "dataflow.json")), 60),
         Part("same bits 50 times", launches, 60),
         *(Part(tool, (*sanitizer, tool, *once), 60) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
         *(
