@@ -30,8 +30,8 @@ def keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window):
 
 @triton.jit
 def tiles_of(first, stop, TILE: tl.constexpr):
-    """How many tiles hold keys first … stop − 1: those from first // TILE on."""
-    return tl.where(first < stop, (stop + TILE - 1) // TILE - first // TILE, 0).to(tl.int64)
+    """How many tiles hold keys first … stop − 1: those from first // TILE on. stop may be int32's largest number."""
+    return tl.where(first < stop, (stop - 1) // TILE - first // TILE + 1, 0).to(tl.int64)
 
 
 # ------------------------------------------------------------------------------- every item by itself

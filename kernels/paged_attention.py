@@ -158,6 +158,7 @@ def decode_kernel(
 
     for item in range(first_item, last_item + 1):
         # which tiles
+        item = tl.cast(item, tl.int64)  # as it is, unless interpreted
         seq, kv_head = item // chunks, item % chunks // row_chunks
         first_key, length, possible = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
         tiles = tiles_of(first_key, length, TILE)

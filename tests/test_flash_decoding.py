@@ -204,6 +204,28 @@ def test_sizes_of_zero(B, T, S, backend, kernel_device):
         assert (lse == -torch.inf).all()
 
 
+@pytest.mark.parametrize("splits", [{"num_splits": 2}, {"split_size": 2**31 - 1}])
+def test_as_many_keys_as_int32_counts(splits, kernel_device):
+    """The window sees the last of them. They are one key again and again, so that there is room."""
+    q, k, v = random_qkv(1, (2, 1), 1, 1, 16, device=kernel_device)
+    k, v = (x.expand(1, 1, 2**31 - 1, 16) for x in (k, v))
+    found = flash_decoding(q, k, v, causal=True, window=100, return_lse=True, backend="triton", **splits)
+    assert_right(found, q, k[:, :, :100], v[:, :, :100])
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_offsets_are_64_bit(which, dim, kernel_device):
+    """The last sequence, head or token of q, k or v lies 2³¹ elements after the first: in room that nobody touches."""
+    qkv = random_qkv(3, (3, 3), 3, 3, 16, torch.float16, kernel_device)
+    x = qkv[which]
+    strides = [*torch.empty(x.shape).stride()]
+    strides[dim] = 2**30
+    room = torch.empty(2**31 + x.numel(), dtype=x.dtype, device=kernel_device)
+    qkv[which] = room.as_strided(x.shape, strides).copy_(x)
+    assert_right(flash_decoding(*qkv, causal=True, return_lse=True, backend="triton"), *qkv, causal=True)
+
+
 # ------------------------------------------------------------------------------------------ equal bits
 
 
@@ -490,6 +512,7 @@ def test_refusals_of_the_kernel_name_the_tensor_and_torch(kernel_device):
         ((q.double(), k.double(), v.double()), "float64"),
         ((q, k.mT.contiguous().mT, v), "k contiguous in its last dimension"),
         (random_qkv(1, (2, 2), 1, 9, 320, device=kernel_device), "head sizes up to 256, got 320"),
+        ((q, *(x[:, :, :1].expand(1, 2, 2**31, 16) for x in (k, v))), "up to 2147483647 keys, got 2147483648"),
     ):
         with pytest.raises(ValueError, match=match + '.*backend="torch"'):
             flash_decoding(*inputs, backend="triton")

@@ -25,7 +25,7 @@ from pagewise.tools.device import num_sms, triton_launch
 from pagewise.tools.sizes import cdiv, padded
 
 PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
-NO_WINDOW = 2**31 - 1
+INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
 LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
 OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
@@ -108,6 +108,8 @@ def refuses(inputs: DecodeInputs) -> str | None:
         return f"needs a block size that is a power of two from 1 to 256, got {P}"
     if D > 256:
         return f"takes head sizes up to 256, got {D}"
+    if inputs.block_tables is None and P > INT32_MAX:
+        return f"takes up to {INT32_MAX} keys, got {P}"
     cache = "" if inputs.block_tables is None else "_cache"
     for name, tensor in (("q", inputs.q), (f"k{cache}", inputs.k), (f"v{cache}", inputs.v)):
         if D > 1 and tensor.numel() and tensor.stride(-1) != 1:
@@ -219,7 +221,7 @@ def launch(
         slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
         strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
         strides += (0, 0) if block_tables is None else block_tables.stride()
-        lengths = (B, H, T, min(inputs.capacity, NO_WINDOW), min(options.window or NO_WINDOW, NO_WINDOW))
+        lengths = (B, H, T, min(inputs.capacity, INT32_MAX), min(options.window or NO_WINDOW, NO_WINDOW))
         decode_kernel[(programs,)](
             q, k, v, block_tables, lens, slopes, written, lse, *partials, flags,
             *strides, *lengths, options.scale_for(D), options.softcap, v_scale, cut, slots, *band,
