@@ -269,7 +269,7 @@ COMPILED = {
 }
 
 
-def compile_decode(head_size, dtype, cache, group, queries, options, cut, paged, sm, softmax="synchronised"):
+def compile_decode(head_size, dtype, cache, group, queries, options, cut, paged, sm):
     tiles = tiles_for(queries * group, head_size, dtype, cache or dtype)
     native = cache is None or sm >= 89
     stored = POINTERS[dtype] if cache is None else {E4M3: "*fp8e4nv", E5M2: "*fp8e5"}[cache] if native else "*u8"
@@ -284,11 +284,7 @@ def compile_decode(head_size, dtype, cache, group, queries, options, cut, paged,
         "P": 16, "D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "BLOCK_R": tiles.rows,
         "TILE": tiles.keys, "MIN_TILES": 2, "FLOAT8_BITS": 0 if native else 4 if cache == E4M3 else 5,
         "CAUSAL": options and queries > 1, "SOFTCAP": options, "CUT": cut or "num", "SPLIT": cut is not None,
-        "SOFTMAX": softmax, "WIDE": softmax == "unified" and dtype == torch.float16,
     }  # fmt: skip
-    if softmax != "synchronised":
-        signature |= dict.fromkeys(("reference", "band_low", "band_high", "smallest"), "fp32")
-        signature |= {"flags_ptr": "*u8"} if softmax == "unified" else {}
     if queries == 1:  # Triton takes a 1 for a constant
         constants["num_queries"] = 1
     for name in inspect.signature(decode_kernel.fn).parameters:
