@@ -30,8 +30,8 @@ def keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window):
 
 @triton.jit
 def tiles_of(first, stop, TILE: tl.constexpr):
-    """How many tiles hold keys first … stop − 1: those from first // TILE on."""
-    return tl.where(first < stop, (stop + TILE - 1) // TILE - first // TILE, 0).to(tl.int64)
+    """How many tiles hold keys first … stop − 1: those from first // TILE on. stop may be int32's largest number."""
+    return tl.where(first < stop, (stop - 1) // TILE - first // TILE + 1, 0).to(tl.int64)
 
 
 # ------------------------------------------------------------------------------- every item by itself
@@ -59,54 +59,66 @@ def piece_of(tiles, split, cut, CUT: tl.constexpr):
 
 
 @triton.jit
-def tiles_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
-    """How many tiles the sequences before `seq` have; all sequences, if it is num_seqs."""
-    lane, tiles = tl.arange(0, 64), tl.zeros([64], tl.int64)
-    for start in range(0, num_seqs, 64):
-        first, stop, _ = keys_seen(start + lane, lens_ptr, num_seqs, num_queries, capacity, window)
-        tiles += tl.where(start + lane < seq, tiles_of(first, stop, TILE), 0)
-    return tl.sum(tiles, axis=0)
+def work_of(tiles):
+    """What an item of so many tiles counts in the ranges: to start it takes a program about as long as a tile."""
+    return tl.where(tiles > 0, tiles + 1, 0)
 
 
 @triton.jit
-def sequence_at(tile, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
-    """The sequence in which a tile lies when those of all sequences lie end to end."""
+def work_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
+    """The work of the sequences before `seq`, one item of each; of all sequences, if it is num_seqs."""
+    lane, work = tl.arange(0, 64), tl.zeros([64], tl.int64)
+    for start in range(0, num_seqs, 64):
+        first, stop, _ = keys_seen(start + lane, lens_ptr, num_seqs, num_queries, capacity, window)
+        work += tl.where(start + lane < seq, work_of(tiles_of(first, stop, TILE)), 0)
+    return tl.sum(work, axis=0)
+
+
+@triton.jit
+def sequence_at(unit, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
+    """The sequence in which a unit of work lies when an item of each sequence lies end to end."""
     lane, seq, end = tl.arange(0, 64), tl.cast(0, tl.int64), tl.cast(0, tl.int64)
     for start in range(0, num_seqs, 64):
         first, stop, _ = keys_seen(start + lane, lens_ptr, num_seqs, num_queries, capacity, window)
-        tiles = tiles_of(first, stop, TILE)
-        seq += tl.sum((end + tl.cumsum(tiles, axis=0) <= tile).to(tl.int64), axis=0)
-        end += tl.sum(tiles, axis=0)
+        work = work_of(tiles_of(first, stop, TILE))
+        seq += tl.sum((end + tl.cumsum(work, axis=0) <= unit).to(tl.int64), axis=0)
+        end += tl.sum(work, axis=0)
     return seq
 
 
 @triton.jit
-def item_at(tile, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
-    """(item, begin): the item in which a tile lies, and its first tile. A sequence's `chunks` items lie end to end."""
-    seq = sequence_at(tile // chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-    begin = chunks * tiles_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
+def item_at(unit, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
+    """(item, begin): the item in which a unit of work lies, and its first. A sequence has `chunks` of them."""
+    seq = sequence_at(unit // chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
+    begin = chunks * work_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
     first, stop, _ = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
-    tiles = tiles_of(first, stop, TILE)
-    chunk = (tile - begin) // tl.maximum(tiles, 1)
-    return seq * chunks + chunk, begin + chunk * tiles
+    work = work_of(tiles_of(first, stop, TILE))
+    chunk = (unit - begin) // tl.maximum(work, 1)
+    return seq * chunks + chunk, begin + chunk * work
+
+
+@triton.jit
+def piece_within(low, high, begin, tiles):
+    """(start, stop): the tiles of an item in a range of work; its first unit is its start, and no tile."""
+    return tl.maximum(low - begin - 1, 0), tl.minimum(high - begin - 1, tiles)
 
 
 @triton.jit
 def programs_sharing(total, num_programs, MIN_TILES: tl.constexpr):
-    """How many programs get tiles: each at least one, and MIN_TILES if there are so many."""
+    """How many programs get work: each at least a unit, and MIN_TILES if there are so many."""
     return tl.maximum(tl.minimum(total // MIN_TILES, num_programs), 1)
 
 
 @triton.jit
 def range_of(program, total, sharing):
-    """(low, high): the tiles of a program; none, if it is not one of those that share."""
+    """(low, high): the work of a program; none, if it is not one of those that share."""
     return tl.minimum(total * program // sharing, total), tl.minimum(total * (program + 1) // sharing, total)
 
 
 @triton.jit
-def program_at(tile, total, sharing):
-    """The program in whose range a tile lies: the last that begins at it or before."""
-    return ((tile + 1) * sharing - 1) // total
+def program_at(unit, total, sharing):
+    """The program in whose range a unit of work lies: the last that begins at it or before."""
+    return ((unit + 1) * sharing - 1) // total
 
 
 # ------------------------------------------------------------------------------- the merge
@@ -187,13 +199,13 @@ def merge_splits_kernel(
     first, stop, possible = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
     tiles = tiles_of(first, stop, TILE)
     if CUT == "share":
-        total = chunks * tiles_before(num_seqs, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
+        total = chunks * work_before(num_seqs, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
         sharing = programs_sharing(total, cut, MIN_TILES)
-        begin = chunks * tiles_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-        begin += item % chunks * tiles
+        begin = chunks * work_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
+        begin += item % chunks * work_of(tiles)
         total = tl.maximum(total, 1)
-        from_program = program_at(begin, total, sharing)
-        pieces = tl.where(tiles > 0, program_at(begin + tiles - 1, total, sharing) - from_program + 1, 0)
+        from_program = program_at(begin + 1, total, sharing)  # that of its first tile
+        pieces = tl.where(tiles > 0, program_at(begin + tiles, total, sharing) - from_program + 1, 0)
         slot = from_program + item
     else:
         pieces, slot = num_pieces(tiles, cut, CUT), item * slots

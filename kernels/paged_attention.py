@@ -8,12 +8,14 @@ from pagewise.kernels.flash_decoding import (
     keys_seen,
     num_pieces,
     piece_of,
+    piece_within,
     programs_sharing,
     range_of,
     result_of,
     store_rows,
-    tiles_before,
     tiles_of,
+    work_before,
+    work_of,
 )
 from pagewise.kernels.float8 import widen
 from pagewise.kernels.partial import add_up, empty, fold, fold_lazily, fold_unified, merge, reduced
@@ -146,7 +148,7 @@ def decode_kernel(
 
     # which items (none, if the range is empty; a return here would cost the compiler what it knows of alignment)
     if CUT == "share":
-        total = chunks * tiles_before(num_seqs, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
+        total = chunks * work_before(num_seqs, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
         low, high = range_of(program, total, programs_sharing(total, cut, MIN_TILES))
         first_item, begin = item_at(low, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
         last_item, _ = item_at(high - 1, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
@@ -156,12 +158,14 @@ def decode_kernel(
 
     for item in range(first_item, last_item + 1):
         # which tiles
+        item = tl.cast(item, tl.int64)  # as it is, unless interpreted
         seq, kv_head = item // chunks, item % chunks // row_chunks
         first_key, length, possible = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
         tiles = tiles_of(first_key, length, TILE)
         if CUT == "share":
-            start, stop, slot = tl.maximum(low - begin, 0), tl.minimum(high - begin, tiles), program + item
-            begin += tiles
+            start, stop = piece_within(low, high, begin, tiles)
+            slot = program + item
+            begin += work_of(tiles)
             is_piece = start < stop
         else:
             start, stop = piece_of(tiles, program % slots, cut, CUT)

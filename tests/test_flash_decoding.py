@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 import torch
@@ -204,6 +204,28 @@ def test_sizes_of_zero(B, T, S, backend, kernel_device):
         assert (lse == -torch.inf).all()
 
 
+@pytest.mark.parametrize("splits", [{"num_splits": 2}, {"split_size": 2**31 - 1}])
+def test_as_many_keys_as_int32_counts(splits, kernel_device):
+    """The window sees the last of them. They are one key again and again, so that there is room."""
+    q, k, v = random_qkv(1, (2, 1), 1, 1, 16, device=kernel_device)
+    k, v = (x.expand(1, 1, 2**31 - 1, 16) for x in (k, v))
+    found = flash_decoding(q, k, v, causal=True, window=100, return_lse=True, backend="triton", **splits)
+    assert_right(found, q, k[:, :, :100], v[:, :, :100])
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_offsets_are_64_bit(which, dim, kernel_device):
+    """The last sequence, head or token of q, k or v lies 2³¹ elements after the first: in room that nobody touches."""
+    qkv = random_qkv(3, (3, 3), 3, 3, 16, torch.float16, kernel_device)
+    x = qkv[which]
+    strides = [*torch.empty(x.shape).stride()]
+    strides[dim] = 2**30
+    room = torch.empty(2**31 + x.numel(), dtype=x.dtype, device=kernel_device)
+    qkv[which] = room.as_strided(x.shape, strides).copy_(x)
+    assert_right(flash_decoding(*qkv, causal=True, return_lse=True, backend="triton"), *qkv, causal=True)
+
+
 # ------------------------------------------------------------------------------------------ equal bits
 
 
@@ -250,15 +272,18 @@ def test_equal_inputs_give_equal_bits_when_programs_share(kernel_device):
     tiles=st.lists(st.integers(0, 1000), min_size=1, max_size=64),
     num_programs=st.integers(1, 300),
     min_tiles=st.integers(1, 9),
+    start=st.integers(0, 1),
 )
-def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_programs, min_tiles):
-    programs = equal_ranges(tiles, num_programs, min_tiles=min_tiles)
+def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_programs, min_tiles, start):
+    programs = equal_ranges(tiles, num_programs, min_tiles=min_tiles, start=start)
     assert len(programs) == num_programs
     work = [sum(piece.stop - piece.start for piece in pieces) for pieces in programs]
-    busy = [n for n in work if n]
-    assert not busy or max(busy) - min(busy) <= 1
-    if sum(tiles) >= min_tiles * num_programs:
-        assert min(work) >= min_tiles
+    work = [n + sum(start for piece in pieces if piece.start == 0) for n, pieces in zip(work, programs, strict=True)]
+    total = sum(n + start for n in tiles if n)
+    sharing = min(num_programs, max(1, total // min_tiles))
+    for n in work[:sharing]:  # but for a start whose item's first tile is the next program's
+        assert total // sharing - start <= n <= cdiv(total, sharing) + start
+    assert not any(work[sharing:])
     pieces = [piece for of_program in programs for piece in of_program]
     for item, n in enumerate(tiles):
         own = [piece for piece in pieces if piece.item == item]
@@ -274,7 +299,7 @@ def schedule_kernel(
 ):
     """out [programs, 6]: the range, the first item and its first tile, the last, and the program of the first tile."""
     program = tl.program_id(0).to(tl.int64)
-    total = chunks * kernels.tiles_before(num_seqs, lens_ptr, num_seqs, 1, capacity, window, TILE)
+    total = chunks * kernels.work_before(num_seqs, lens_ptr, num_seqs, 1, capacity, window, TILE)
     sharing = kernels.programs_sharing(total, num_programs, MIN_TILES)
     low, high = kernels.range_of(program, total, sharing)
     first, begin = kernels.item_at(low, chunks, lens_ptr, num_seqs, 1, capacity, window, TILE)
@@ -306,17 +331,15 @@ def test_the_device_works_out_the_same_schedule(lens, chunks, programs, window, 
         arguments = (lens_there, found, len(lens), chunks, 2**20, window, programs)
         schedule_kernel[(programs,)](*arguments, TILE=64, MIN_TILES=2)
     tiles = [cdiv(n, 64) - max(n - window, 0) // 64 for n in lens for _ in range(chunks)]
-    begins = [sum(tiles[:i]) for i in range(len(tiles))]
+    ends = list(accumulate((n + 1 if n else 0 for n in tiles), initial=0))
     for p, pieces in enumerate(equal_ranges(tiles, programs, min_tiles=2)):
         low, high, first, begin, last, program = found[p].tolist()
-        assert high - low == sum(piece.stop - piece.start for piece in pieces)
-        if pieces:
-            assert (first, begin) == (pieces[0].item, begins[pieces[0].item])
-            assert low - begin == pieces[0].start
-            assert last == pieces[-1].item
-            assert program == p
-        else:
-            assert first > last
+        assert low == high or (program == p and begin == ends[first])
+        theirs = []
+        for item in range(first, last + 1):
+            start, stop = max(low - ends[item] - 1, 0), min(high - ends[item] - 1, tiles[item])
+            theirs += [(item, start, stop, p + item)] if start < stop else []
+        assert pieces == theirs
 
 
 def partials_of(inputs, num_programs, monkeypatch):
@@ -443,7 +466,7 @@ def test_what_fills_a_gpu(kernel_device, monkeypatch):
     lens = torch.tensor([5], dtype=torch.int32, device=kernel_device)
     on_cpu = kernel_device.type == "cpu"
     assert in_triton.filling(DecodeInputs(q, k, k)) == (("num", 1) if on_cpu else ("num", 29))
-    assert in_triton.filling(DecodeInputs(q, k, k, seq_lens=lens)) == (("num", 1) if on_cpu else ("share", 8 * 29))
+    assert in_triton.filling(DecodeInputs(q, k, k, seq_lens=lens)) == (("num", 1) if on_cpu else ("share", 264))
 
 
 # ------------------------------------------------------------------------------------------ the door
@@ -489,6 +512,7 @@ def test_refusals_of_the_kernel_name_the_tensor_and_torch(kernel_device):
         ((q.double(), k.double(), v.double()), "float64"),
         ((q, k.mT.contiguous().mT, v), "k contiguous in its last dimension"),
         (random_qkv(1, (2, 2), 1, 9, 320, device=kernel_device), "head sizes up to 256, got 320"),
+        ((q, *(x[:, :, :1].expand(1, 2, 2**31, 16) for x in (k, v))), "up to 2147483647 keys, got 2147483648"),
     ):
         with pytest.raises(ValueError, match=match + '.*backend="torch"'):
             flash_decoding(*inputs, backend="triton")

@@ -7,6 +7,7 @@ import math
 import os
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -162,6 +163,13 @@ def test_within_the_band_nothing_is_recomputed(case, backend, kernel_device):
     _, recomputed = attend(*qkv, causal=case["causal"], num_splits=case["num_splits"], backend=backend)
     assert not recomputed.any()
     assert all(x.equal(old) for x, old in zip(qkv, before, strict=True)), "an input was written"
+
+
+def test_numbers_may_be_numpys(backend, kernel_device, shapes_unchecked):
+    qkv = random_qkv(1, 130, 16, (2, 2), dtype=torch.float32, device=kernel_device)
+    unified_max = UnifiedMax(np.float32(1), np.int64(-57), np.float64(63))
+    out, _ = unified_max_attention(*qkv, unified_max, num_splits=np.int64(2), backend=backend)
+    assert out.equal(unified_max_attention(*qkv, UnifiedMax(1, -57, 63), num_splits=2, backend=backend)[0])
 
 
 def test_float64_is_float64():
@@ -331,12 +339,13 @@ def test_nan_in_a_key_reaches_who_sees_it(backend, kernel_device):
 
 
 @pytest.mark.parametrize("score", [-1e4, -200.0, -90.0, -70.0, 85.0, 90.0, 200.0, 1e4])
-def test_a_band_wider_than_the_floats_is_cut(score, backend, kernel_device):
+@pytest.mark.parametrize("size", [1.0, 1e9])
+def test_a_band_wider_than_the_floats_is_cut(size, score, backend, kernel_device):
+    """Large values do not make up for weights that underflow: they leave l as it is."""
     scores = torch.full((1, 1, 2, 150), score)
     scores[0, 0, 1] = 1.0
-    _, recomputed = attend(
-        *planted(scores.to(kernel_device)), UnifiedMax(0, -1e5, 1e5), scale=1.0, num_splits=2, backend=backend
-    )
+    q, k, v = planted(scores.to(kernel_device))
+    _, recomputed = attend(q, k, v * size, UnifiedMax(0, -1e5, 1e5), scale=1.0, num_splits=2, backend=backend)
     assert recomputed.flatten().tolist() == [True, False]
 
 

@@ -141,15 +141,6 @@ def test_merge_is_lesson_threes_merge(kernel_device):
     assert (lse[[0, -1]] == 7.0).all()
 
 
-def test_default_is_one_piece_on_the_cpu_and_a_gpus_fill_without_a_look_at_lengths(kernel_device, monkeypatch):
-    inputs = paged_inputs([5, 300], 4, 2, 32, dtype=torch.float16, device=kernel_device)
-    asked = []
-    monkeypatch.setattr(in_triton, "num_splits_heuristic", lambda *sizes: asked.append(sizes) or 2)
-    assert_matches_dense(decode_attention, inputs)
-    slots = [] if kernel_device.type == "cpu" else [2 * in_triton.num_sms(kernel_device, on_cpu=1)]
-    assert asked == [(4, of_gpu, 3, 128) for of_gpu in slots]  # 4 items, 3 times 128 keys of 21 · 16 at most
-
-
 # ------------------------------------------------------------------------------------------ unchecked lengths
 
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from pagewise.experiments.decode_inputs import mixed
 from pagewise.figures.moving_sms import Run, schedule
-from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
+from pagewise.flash_decoding import equal_ranges
+from pagewise.paged_attention.splits import MIN_KEYS
 from pagewise.tools.sizes import cdiv
 
 SLOTS = 2 * 132  # two programs at a time on each SM of an H100 or H200
@@ -76,19 +77,14 @@ def flash_attention_3(lengths: Sequence[int]) -> list[Program]:
     return sorted(programs, key=lambda program: -program[0].tiles)
 
 
-def equal_shares(lengths: Sequence[int]) -> list[Program]:
-    """All tiles of the batch in equal ranges, for so many programs as the package's kernel would have."""
-    items = len(lengths) * KV_HEADS
-    splits = num_splits_heuristic(items, SLOTS, cdiv(max(lengths), TILE), MAX_SPLITS)
-    programs = equal_ranges([cdiv(n, TILE) for n in lengths for _ in range(KV_HEADS)], items * splits)
+def equal_shares(lengths: Sequence[int], start: int = START) -> list[Program]:
+    """A program for each slot, as the package's kernel has it, and all work of the batch in equal ranges.
+
+    An item's work is its tiles and `start`; 0: tiles alone are shared.
+    """
+    tiles = [cdiv(n, TILE) for n in lengths for _ in range(KV_HEADS)]
+    programs = equal_ranges(tiles, SLOTS, min_tiles=MIN_KEYS // TILE, start=start)
     return [[Share(piece.item // KV_HEADS, piece.stop - piece.start) for piece in pieces] for pieces in programs]
-
-
-def equal_work(lengths: Sequence[int]) -> list[Program]:
-    """Equal ranges for a program on each slot, in which the start of an item counts as START tiles of work."""
-    ranges = equal_ranges([START + cdiv(n, TILE) for n in lengths for _ in range(KV_HEADS)], SLOTS)
-    shares = [[Share(p.item // KV_HEADS, p.stop - max(p.start, START)) for p in pieces] for pieces in ranges]
-    return [[share for share in program if share.tiles > 0] for program in shares]
 
 
 SCHEDULES: dict[str, Callable[[Sequence[int]], list[Program]]] = {

@@ -42,8 +42,9 @@ def lazy_rescale_attention(
 
     Args:
         threshold: τ in units of log 2, from 0, which is the plain online softmax, to below 91: weights grow up to 2^τ,
-            and 2²⁰ of them times values as large as float16's must not overflow float32. (Larger values, as float32 and
-            bfloat16 know them, leave S · 2^τ times less room than float32 has.)
+            and 2²⁰ of them times values as large as float16's must not overflow float32. Values larger than those, in
+            float32 or bfloat16, must leave room for S · 2^τ of them; and exp(x) is right to within |x| · 2⁻²⁴, so that
+            a large τ costs float32 some of its last digits.
         num_splits, causal, scale, backend: as in `flash_decoding`.
 
     Returns:
@@ -52,10 +53,10 @@ def lazy_rescale_attention(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it.
     """
-    options = checked_options(q, k, v, scale, causal, num_splits)
+    options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
-    learns = wants_gradient(q, k, v)
-    if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v)), learns=learns) == "torch":
+    refusal = refuses(DecodeInputs(q, k, v))
+    if choose_backend(backend, q.device, refusal, learns=wants_gradient(q, k, v)) == "torch":
         fold = functools.partial(fold_lazily, threshold=threshold)
         splits = attend_in_splits(q, k, v, options, num_splits, fold)
         return functools.reduce(Partial.merge, splits).output().to(q.dtype)

@@ -25,7 +25,8 @@ from pagewise.naive_attention import grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_triton import DecodeInputs, refuses
-from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
+from pagewise.paged_attention.splits import checked_splits
+from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_number, check_qkv
 from pagewise.tools.device import choose_backend, wants_gradient
 
 KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # what the band leaves room for
@@ -121,7 +122,7 @@ def unified_max_attention(
         ValueError, TypeError: an argument does not fit, the backend cannot take it, or a gradient is wanted:
             `flash_decoding` has one. The message names it.
     """
-    options = checked_options(q, k, v, scale, causal, num_splits)
+    options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     if not isinstance(unified_max, UnifiedMax):
         raise TypeError(
             f"unified_max must be a UnifiedMax, got {type(unified_max).__name__}"
@@ -155,12 +156,11 @@ class Band(NamedTuple):
 
 def checked_options(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, num_splits: int | None
-) -> ScoreOptions:
-    """The options that both softmaxes of this lesson take, checked together with q, k and v."""
+) -> tuple[ScoreOptions, int | None]:
+    """The options that both softmaxes of this lesson take, and num_splits, checked together with q, k and v."""
     check_qkv(q, k, v)
-    if num_splits is not None:
-        check_count("num_splits", num_splits)
-    return ScoreOptions(scale=scale, causal=causal).checked(q, k.shape[2])
+    splits = checked_splits(num_splits, None)
+    return ScoreOptions(scale, causal).checked(q, k.shape[2]), None if splits is None else splits.count
 
 
 def _in_torch(

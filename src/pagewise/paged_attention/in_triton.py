@@ -25,7 +25,7 @@ from pagewise.tools.device import num_sms, triton_launch
 from pagewise.tools.sizes import cdiv, padded
 
 PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
-NO_WINDOW = 2**31 - 1
+INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
 LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
 OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
@@ -108,6 +108,8 @@ def refuses(inputs: DecodeInputs) -> str | None:
         return f"needs a block size that is a power of two from 1 to 256, got {P}"
     if D > 256:
         return f"takes head sizes up to 256, got {D}"
+    if inputs.block_tables is None and P > INT32_MAX:
+        return f"takes up to {INT32_MAX} keys, got {P}"
     cache = "" if inputs.block_tables is None else "_cache"
     for name, tensor in (("q", inputs.q), (f"k{cache}", inputs.k), (f"v{cache}", inputs.v)):
         if D > 1 and tensor.numel() and tensor.stride(-1) != 1:
@@ -124,19 +126,21 @@ def decode(inputs: DecodeInputs, options: ScoreOptions, splits: Splits | None = 
 
 
 def filling(inputs: DecodeInputs) -> Splits:
-    """Splits that fill the GPU: as many programs as there would be if all sequences were as long as they can be.
+    """Splits that fill the GPU, chosen without a look at lengths that lie on it, which would wait for it.
 
-    Known lengths are equal, and every item is cut alike. Others lie on the GPU, and reading them would wait for it (a
-    captured CUDA graph needs one grid for all lengths, too): there the programs share all tiles. One piece on a CPU.
+    Lengths that are known are equal, and every item is cut alike. Others are not, and a captured CUDA graph needs one
+    grid for all of them: as many programs as run at once share all work. One piece on a CPU.
     """
     (B, H, T, D), Hkv, device = inputs.q.shape, inputs.k.shape[1], inputs.q.device
     if device.type == "cpu" or not inputs.q.numel():
         return Splits("num", 1)
+    at_once = PROGRAMS_PER_SM * num_sms(device, on_cpu=1)
+    if inputs.seq_lens is not None:
+        return Splits("share", at_once)
     tiles = tiles_for(T * H // Hkv, D, inputs.q.dtype, inputs.k.dtype)
     items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
     key_tiles = cdiv(inputs.capacity, max(tiles.keys, MIN_KEYS))
-    num = num_splits_heuristic(items, PROGRAMS_PER_SM * num_sms(device, on_cpu=1), key_tiles, MAX_SPLITS)
-    return Splits("num", num) if inputs.seq_lens is None else Splits("share", items * num)
+    return Splits("num", num_splits_heuristic(items, at_once, key_tiles, MAX_SPLITS))
 
 
 @torch.library.custom_op("pagewise::decode", mutates_args=())
@@ -195,7 +199,7 @@ def launch(
     way, count = splits
     key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
     min_tiles = max(1, MIN_KEYS // tiles.keys)
-    most = max(1, items * key_tiles // min_tiles) if way == "share" else key_tiles
+    most = max(1, items * (key_tiles + 1) // min_tiles) if way == "share" else key_tiles
     cut = min(cdiv(count, tiles.keys) if way == "size" else count, most)
     slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
     split = slots > 1 or way == "share"
@@ -217,7 +221,7 @@ def launch(
         slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
         strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
         strides += (0, 0) if block_tables is None else block_tables.stride()
-        lengths = (B, H, T, min(inputs.capacity, NO_WINDOW), min(options.window or NO_WINDOW, NO_WINDOW))
+        lengths = (B, H, T, min(inputs.capacity, INT32_MAX), min(options.window or NO_WINDOW, NO_WINDOW))
         decode_kernel[(programs,)](
             q, k, v, block_tables, lens, slopes, written, lse, *partials, flags,
             *strides, *lengths, options.scale_for(D), options.softcap, v_scale, cut, slots, *band,

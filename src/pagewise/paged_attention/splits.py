@@ -6,7 +6,7 @@ side; there are three ways to give them pieces of items, and all leave one `Part
 
     num      every item by itself, into so many pieces            a row's bits do not depend on the batch around it
     size     every item by itself, into pieces of so many keys    likewise
-    share    the tiles of all items end to end, in equal ranges   no program waits for a long sequence
+    share    the work of all items end to end, in equal ranges    no program waits for a long sequence
 
 Dao et al. 2023 (Flash-Decoding); equal ranges: Osama et al. 2023 (Stream-K).
 """
@@ -19,11 +19,11 @@ from pagewise.tools.checks import check_count
 from pagewise.tools.sizes import cdiv
 
 MAX_SPLITS = 128
-MIN_KEYS = 128  # of a piece of shared tiles, on average: a smaller one costs more to merge than to compute
+MIN_KEYS = 128  # of a program that shares, at least on average: fewer cost more to merge than to compute
 
 
 class Splits(NamedTuple):
-    """One of the three ways, and its number: pieces per item, keys per piece, or programs that share all tiles."""
+    """One of the three ways, and its number: pieces per item, keys per piece, or programs that share all work."""
 
     way: Literal["num", "size", "share"]
     count: int
@@ -98,21 +98,23 @@ class Piece(NamedTuple):
     slot: int
 
 
-def equal_ranges(tiles: Sequence[int], num_programs: int, *, min_tiles: int = 1) -> list[list[Piece]]:
-    """The pieces of each program when all share the tiles of all items: what the kernel works out for itself.
+def equal_ranges(tiles: Sequence[int], num_programs: int, *, min_tiles: int = 1, start: int = 1) -> list[list[Piece]]:
+    """The pieces of each program when all share the work of all items: what the kernel works out for itself.
 
-    With W = Σ tiles, program p takes the tiles from W · p // G on, G = min(num_programs, max(1, W // min_tiles)).
-    Piece (p, item) lies in slot p + item: an item's pieces lie side by side, in the order of its keys.
+    An item's work is its tiles, and before them `start` for what a program does until it reads the first: it loads the
+    queries and fills its pipeline, about as long as a tile takes. With W = Σ work, program p takes the work from
+    W · p // G on, G = min(num_programs, max(1, W // min_tiles)). Piece (p, item) lies in slot p + item: an item's
+    pieces lie side by side, in the order of its keys.
     """
-    ends = list(accumulate(tiles, initial=0))
+    ends = list(accumulate((n + start if n else 0 for n in tiles), initial=0))
     sharing = min(num_programs, max(1, ends[-1] // min_tiles))
     programs = []
     for p in range(sharing):
         low, high = (ends[-1] * i // sharing for i in (p, p + 1))
         pieces = [
-            Piece(item, max(low - begin, 0), min(high, end) - begin, p + item)
+            Piece(item, max(low - begin - start, 0), min(high, end) - begin - start, p + item)
             for item, (begin, end) in enumerate(pairwise(ends))
-            if max(low, begin) < min(high, end)
+            if max(low, begin + start) < min(high, end)
         ]
         programs.append(pieces)
     return programs + [[] for _ in range(num_programs - sharing)]
