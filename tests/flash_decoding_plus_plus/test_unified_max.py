@@ -265,7 +265,10 @@ def test_exactly_the_rows_whose_largest_score_left_the_band(
     qkv = planted(scores, dtype, kv_heads)
     out, recomputed = attend(*qkv, **options)
     assert recomputed.equal(leaves)
-    assert out[leaves].equal(flash_decoding(*qkv, **options)[leaves])
+    synchronised = flash_decoding(*qkv, **options)
+    assert out[leaves].equal(synchronised[leaves])
+    if dtype == torch.float32:  # whose rounding hides no difference: these were not computed again
+        assert not out[~leaves].equal(synchronised[~leaves])
 
     # the other rows have the bits that they have where nothing is recomputed
     calm_out, calm_recomputed = unified_max_attention(*planted(calm, dtype, kv_heads), BAND, **options)
