@@ -39,7 +39,8 @@ test: environment
 	$(SPHINX) lessons build/book
 
 test-full: environment
-	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py
+	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \
+		tests/flash_decoding_plus_plus
 
 bench: environment
 	@$(PY) -m pagewise.experiments.cpu_speed

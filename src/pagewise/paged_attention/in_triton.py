@@ -75,15 +75,16 @@ def tiles_for(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.
     block_d = padded(head_size)
     if rows == 1:
         return Tiles(rows=1, keys=max(16, min(64, 4096 // block_d)), num_warps=4, num_stages=2)
+    same = cache_dtype == dtype
     if dtype == torch.float32:
-        same = cache_dtype == dtype
         return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
     keys = max(32, min(64, 8192 // block_d))
-    if rows <= 16:
+    if rows <= 16 or block_d > 128:
         return Tiles(16, keys, num_warps=4, num_stages=3)
-    if rows > 32 and block_d <= 128:
-        return Tiles(64, keys, num_warps=8, num_stages=2)
-    return Tiles(32, keys, num_warps=4 if block_d <= 128 else 8, num_stages=3)
+    keys = keys if same else 32
+    if rows <= 32:
+        return Tiles(32, keys, num_warps=4, num_stages=3)
+    return Tiles(64, keys, num_warps=8, num_stages=2)
 
 
 class Softmax(NamedTuple):
