@@ -18,6 +18,7 @@ from pagewise.exercises import (
     lesson_7_kernel,
     lesson_7_schedules,
     lesson_8,
+    lesson_8_lazy,
     lesson_8_products,
 )
 from pagewise.exercises.exercise import Exercise, Verdict
@@ -31,7 +32,7 @@ LESSONS: dict[int, list[Exercise]] = {
     5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
     6: [*lesson_6.EXERCISES, *lesson_6_kernel.EXERCISES],
     7: [*lesson_7.EXERCISES, *lesson_7_schedules.EXERCISES, *lesson_7_kernel.EXERCISES],
-    8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
+    8: [*lesson_8.EXERCISES, *lesson_8_lazy.EXERCISES, *lesson_8_products.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 _NOTHING = object()

@@ -74,7 +74,8 @@ class CudaExercise(Exercise):
 
 
 _ADVICE = {
-    "race": "Two threads meet in one place: they need a barrier between, or places of their own.",
+    "race": "Two threads meet in one place: they need a barrier between, or places of their own; and what is copied "
+    "asynchronously must be waited for.",
     "out of bounds": "An index is too large or negative: which threads have nothing to do?",
     "barrier": "Every thread of the thread block must reach the same barrier: take it out of the `if`.",
     "deadlock": "Some threads wait for others that never come.",

@@ -1,4 +1,4 @@
-"""Exercises of lesson 8, softmax: who must be recomputed, sums that share φ, a lazy maximum."""
+"""Exercises of lesson 8, a maximum for all: who must be recomputed, and sums that share φ."""
 
 import math
 from collections.abc import Callable
@@ -26,30 +26,18 @@ def rows_to_recompute(scores: Tensor, phi: float, low: float, high: float) -> Te
     return ~inside & (m != -torch.inf)
 
 
-def _rows_with(mistake: str) -> Callable:
-    def rows_to_recompute(scores, phi, low, high):
-        if mistake == "elements":
-            inside = (low < scores - phi) & (scores - phi < high)
-            return (~inside & (scores != -INF)).any(dim=1)
-        if mistake == "all together":
-            return rows_of_one(scores.amax().expand(len(scores)), phi, low, high)
-        m = scores.amax(dim=1)
-        if mistake == "NaN":
-            return ((m - phi <= low) | (m - phi >= high)) & (m != -INF)
-        if mistake == "edges":
-            return ~((low <= m - phi) & (m - phi <= high)) & (m != -INF)
-        if mistake == "upper edge":
-            return ~(m - phi < high)
-        if mistake == "no key":
-            return ~((low < m - phi) & (m - phi < high))
-        if mistake == "phi":
-            return rows_of_one(m, 0.0, low, high)
-        return ~rows_of_one(m, phi, low, high)
+def _rows_outside(inside: Callable, sees_none: Callable | None = None) -> Callable:
+    """An answer whose rows stay if `inside`(scores − φ, low, high), or if they see no key."""
 
-    def rows_of_one(m, phi, low, high):
-        return ~((low < m - phi) & (m - phi < high)) & (m != -INF)
+    def rows_to_recompute(scores, phi, low, high):
+        stay = inside(scores - phi, low, high)
+        return ~(stay | ((scores == -INF).all(dim=1) if sees_none is None else sees_none(scores)))
 
     return rows_to_recompute
+
+
+def _within(m: Tensor, low: float, high: float) -> Tensor:
+    return (low < m) & (m < high)
 
 
 ROWS_TO_RECOMPUTE = python_exercise(
@@ -59,34 +47,54 @@ ROWS_TO_RECOMPUTE = python_exercise(
         call(torch.tensor([[4.0]]), 0.0, -3.0, 3.0),
         call(torch.tensor([[6.0], [9.0]]), 6.0, -3.0, 3.0),
         call(torch.tensor([[-4.0], [2.0]]), 0.0, -3.0, 3.0),
+        call(torch.tensor([[-4.0], [2.5]]), 0.0, -5.0, 2.0),
         call(torch.tensor([[-9.0, 1.0], [5.0, 1.0]]), 0.0, -3.0, 3.0),
-        call(torch.tensor([[-INF, 1.0], [-INF, -INF]]), 0.0, -3.0, 3.0),
+        call(torch.tensor([[-INF, 1.0], [-INF, 9.0], [-INF, -INF]]), 0.0, -3.0, 3.0),
         call(torch.tensor([[7.0, 6.0], [NAN, 6.0]]), 6.0, -3.0, 3.0),
     ],
     {
         "every score must stay": Mistake(
-            _rows_with("elements"),
+            _rows_outside(lambda x, low, high: ((x == -INF) | _within(x, low, high)).all(dim=1)),
             "A score far below the row's largest has a weight that nobody sees, whatever φ is: the largest counts.",
         ),
         "one verdict for all rows": Mistake(
-            _rows_with("all together"), "Each row has its own largest score: the maximum over dim=1, not over all."
+            _rows_outside(lambda x, low, high: _within(x.amax().expand(len(x)), low, high)),
+            "Each row has its own largest score: the maximum over dim=1, not over all.",
         ),
         "NaN passes": Mistake(
-            _rows_with("NaN"),
+            _rows_outside(lambda x, low, high: ~((x.amax(dim=1) <= low) | (x.amax(dim=1) >= high))),
             "NaN is neither ≤ low nor ≥ high: ask whether the row is inside and turn the answer round, then it counts "
             "as outside.",
         ),
-        "the edges pass": Mistake(_rows_with("edges"), "The band's edges are outside: low < m − φ < high, strictly."),
+        "the edges pass": Mistake(
+            _rows_outside(lambda x, low, high: (low <= x.amax(dim=1)) & (x.amax(dim=1) <= high)),
+            "The band's edges are outside: low < m − φ < high, strictly.",
+        ),
         "only the upper edge": Mistake(
-            _rows_with("upper edge"),
+            _rows_outside(lambda x, low, high: x.amax(dim=1) < high),
             "A row whose every score lies far below φ has weights that underflow: the lower edge counts, too.",
         ),
+        "a band like a radius": Mistake(
+            _rows_outside(lambda x, low, high: x.amax(dim=1).abs() < high),
+            "The band has two ends, low and high, which need not lie equally far from φ.",
+        ),
         "a row without keys": Mistake(
-            _rows_with("no key"),
+            _rows_outside(lambda x, low, high: _within(x.amax(dim=1), low, high), lambda scores: False),
             "A row that sees nothing has m = −∞ and is 0 either way: there is nothing to recompute.",
         ),
-        "φ forgotten": Mistake(_rows_with("phi"), "The band is one of m − φ, not of m."),
-        "the other way round": Mistake(_rows_with(""), "Those are the rows that φ suits, or see nothing."),
+        "rows with a masked key": Mistake(
+            _rows_outside(
+                lambda x, low, high: _within(x.amax(dim=1), low, high), lambda scores: (scores == -INF).any(dim=1)
+            ),
+            "A masked key says nothing of the row's others: only a row that sees none is left out.",
+        ),
+        "φ forgotten": Mistake(
+            lambda scores, phi, low, high: rows_to_recompute(scores, 0.0, low, high),
+            "The band is one of m − φ, not of m.",
+        ),
+        "the other way round": Mistake(
+            lambda *arguments: ~rows_to_recompute(*arguments), "Those are the rows that φ suits, or see nothing."
+        ),
     },
     "one number per row decides, and nobody compares every score.",
     imports="import torch\nfrom torch import Tensor",
@@ -120,6 +128,7 @@ def _unified_with(mistake: str) -> Callable:
             return sum(outs) / len(outs)
         if mistake == "times":
             return acc / l * math.exp(phi)
+        l = l + (1e-6 if mistake == "epsilon" else 0.0)
         return acc if mistake == "sum" or (mistake != "no key" and not l > 0) else acc / l
 
     return unified_output
@@ -131,6 +140,7 @@ _UNIFIED_CASES = [
     ([([0.0, 0.0], [3.0, 1.0])], 2.0),
     ([([0.0], [3.0]), ([1.0, 0.0], [1.0, 5.0])], 0.5),
     ([([200.0], [3.0]), ([201.0], [1.0])], 200.0),
+    ([([0.0], [3.0]), ([1.0], [1.0])], 30.0),
     ([([-INF, 0.0], [3.0, 1.0]), ([-INF], [4.0])], 0.0),
     ([([-INF], [3.0])], 0.0),
 ]
@@ -157,6 +167,11 @@ UNIFIED_OUTPUT = python_exercise(
             _unified_with("times"), "φ cancels: acc and l both carry the factor exp(−φ), their quotient does not."
         ),
         "not divided": Mistake(_unified_with("sum"), "acc is not divided by l yet."),
+        "an epsilon": Mistake(
+            _unified_with("epsilon"),
+            "With φ far above the scores l is small, and right: what is added to it, or put in its place, is not small "
+            "beside it. Only l = 0 is special.",
+        ),
         "NaN without keys": Mistake(
             _unified_with("no key"), "No piece has a visible key: l is 0, and 0 / 0 is NaN. The result is 0 then."
         ),
@@ -170,100 +185,4 @@ UNIFIED_OUTPUT = python_exercise(
     imports="import torch\nfrom torch import Tensor",
 )
 
-# ------------------------------------------------------------------------------------------------ lazy_fold
-
-
-def lazy_fold(
-    m: Tensor, l: Tensor, acc: Tensor, scores: Tensor, values: Tensor, threshold: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(m, l, acc) of one row after a tile of scores [n] and values [n, D]; acc is [D], m and l are numbers.
-
-    m is raised to the tile's largest score only if that is larger than m by more than threshold · log 2; else it
-    stays, and weights up to 2^threshold are added. Before the first key m is −∞; a tile of −∞ only changes nothing.
-    """
-    largest = scores.max()
-    if largest == -math.inf:
-        return m, l, acc
-    if largest > m + threshold * math.log(2):
-        shrink = torch.exp(m - largest)
-        m, l, acc = largest, shrink * l, shrink * acc
-    weights = torch.exp(scores - m)
-    return m, l + weights.sum(), acc + weights @ values
-
-
-def _lazy_with(mistake: str) -> Callable:
-    def lazy_fold(m, l, acc, scores, values, threshold):
-        largest = scores.max()
-        if mistake != "masked" and largest == -INF:
-            return m, l, acc
-        room = {"natural": threshold, "always": 0.0}.get(mistake, threshold * math.log(2))
-        rises = largest >= m + room if mistake == "at" else largest > m + room
-        if mistake == "first" and m == -INF:
-            m = torch.zeros_like(m)
-            rises = largest > m + room
-        if mistake == "masked" and m == -INF:
-            rises = torch.tensor(True)
-        if rises:
-            shrink = torch.exp(m - largest)
-            m, l = largest, l if mistake == "l" else shrink * l
-            acc = acc if mistake in ("acc", "l") else shrink * acc
-        elif mistake == "own":
-            weights = torch.exp(scores - torch.maximum(m, largest))
-            return m, l + weights.sum(), acc + weights @ values
-        weights = torch.exp(scores - m)
-        return m, l + weights.sum(), acc + weights @ values
-
-    return lazy_fold
-
-
-def _state(m: float, l: float, acc: float) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.tensor(m), torch.tensor(l), torch.tensor([acc])
-
-
-def _tile(*scores: float) -> tuple[Tensor, Tensor]:
-    return torch.tensor(scores), torch.arange(1.0, len(scores) + 1)[:, None]
-
-
-LAZY_FOLD = python_exercise(
-    lazy_fold,
-    [
-        call(*_state(0.0, 1.0, 3.0), *_tile(-1.0), 8.0),
-        call(*_state(0.0, 1.0, 3.0), *_tile(5.0), 8.0),
-        call(*_state(0.0, 1.0, 3.0), *_tile(7.0, 1.0), 8.0),
-        call(*_state(-INF, 0.0, 0.0), *_tile(-20.0, -21.0), 8.0),
-        call(*_state(2.0, 1.0, 3.0), *_tile(-INF, -INF), 8.0),
-        call(*_state(-INF, 0.0, 0.0), *_tile(-INF), 8.0),
-        call(*_state(0.0, 2.0, 3.0), *_tile(0.5, -INF), 0.0),
-    ],
-    {
-        "always raised": Mistake(
-            _lazy_with("always"), "m followed at once: it stays where the tile's largest score is within the threshold."
-        ),
-        "a natural threshold": Mistake(
-            _lazy_with("natural"), "The threshold is in units of log 2: 8 lets weights grow to 2⁸, not to e⁸."
-        ),
-        "not the first tile": Mistake(
-            _lazy_with("first"),
-            "Before the first key m is −∞, and every score is more than a threshold above it: m becomes the first "
-            "tile's largest score.",
-        ),
-        "only m": Mistake(
-            _lazy_with("l"), "m was raised, l and acc were not brought along: both shrink by exp(m − m′)."
-        ),
-        "acc does not shrink": Mistake(
-            _lazy_with("acc"), "m was raised, l shrank and acc did not: both are relative to m."
-        ),
-        "weights by another maximum": Mistake(
-            _lazy_with("own"),
-            "m stayed, and the weights are relative to the tile's own maximum: all must be relative to the same m, "
-            "even if they are larger than 1.",
-        ),
-        "NaN for a masked tile": Mistake(
-            _lazy_with("masked"), "(−∞) − (−∞) is NaN: a tile that is masked as a whole changes nothing."
-        ),
-    },
-    "any finite m is exact, so it need not be the largest.",
-    imports="import math\nimport torch\nfrom torch import Tensor",
-)
-
-EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT, LAZY_FOLD]
+EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT]

@@ -39,6 +39,21 @@ def _last_of_each(gemv: list[float], flat: list[float], matmul: list[float]) -> 
     return M1 + 1, M2 + 1
 
 
+def _last_wins(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
+    """Each point right behind the last M at which what comes later is not yet faster."""
+
+    def behind(earlier: list[float], later: list[float]) -> int:
+        return 1 + max((M for M, (a, b) in enumerate(zip(earlier, later, strict=True), 1) if a < b), default=0)
+
+    M1 = behind(gemv, flat)
+    return M1, max(M1, behind(list(map(min, gemv, flat)), matmul))
+
+
+def _one_after_the_other(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
+    M1 = inflections(gemv, flat, [math.inf] * len(flat))[0]
+    return M1, inflections([0.0] * (M1 - 1) + [math.inf] * (len(flat) - M1 + 1), flat, matmul)[1]
+
+
 def _apart(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
     def best(a: list[float], b: list[float]) -> int:
         return min(range(1, len(a) + 2), key=lambda M: sum(a[: M - 1]) + sum(b[M - 1 :]))
@@ -53,12 +68,22 @@ INFLECTIONS = python_exercise(
         call([1.0, 3.0, 5.0, 7.0], [2.0, 2.0, 4.0, 6.0], [3.0, 3.0, 3.0, 3.0]),
         call([5.0, 6.0, 7.0], [1.0, 2.0, 6.0], [3.0, 3.0, 3.0]),
         call([1.0, 1.0, 9.0, 9.0], [4.0, 4.0, 4.0, 4.0], [2.0, 2.0, 2.0, 2.0]),
+        call([1.0, 3.0, 3.0], [4.0, 4.0, 1.5], [5.0, 2.0, 2.0]),
+        call([1.0, 3.0, 9.0, 2.9, 9.0], [2.0, 2.0, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
         call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
     ],
     {
         "the first crossing": Mistake(
             lambda gemv, flat, matmul: (M1 := _crossing(gemv, flat), max(M1, _crossing(flat, matmul, M1))),
             "One noisy time decides that: the first crossing may be an accident. Add up the times of each choice.",
+        ),
+        "the last crossing": Mistake(
+            _last_wins,
+            "One noisy time decides that: where a product wins for the last time may be an accident, too. Add up.",
+        ),
+        "one after the other": Mistake(
+            _one_after_the_other,
+            "M1 was chosen as if there were no matmul, then M2: with matmul, another M1 may lose less. Try pairs.",
         ),
         "each pair of curves by itself": Mistake(
             _apart,

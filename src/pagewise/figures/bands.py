@@ -19,7 +19,8 @@ def score_histogram(groups: Mapping[str, Tensor], *, title: str, xlabel: str, al
         style = {"color": PALETTE[i], "ls": DASHES[i], "lw": 1.8}
         ax.hist(values, bins=60, range=(low, high), weights=each, histtype="step", log=True, label=name, **style)
     ax.set(title=title, xlabel=xlabel, ylabel="share")
-    ax.legend(loc="upper left")
+    ax.set_ylim(top=4)  # room for the legend
+    ax.legend(loc="upper left", ncols=len(groups))
     show(alt)
 
 

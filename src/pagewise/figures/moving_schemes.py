@@ -15,7 +15,8 @@ from pagewise.figures.steps import stepper
 
 class _Scheme(NamedTuple):
     name: str
-    weights: Sequence[float]  # exp(score − m) or exp(score − φ) of the keys that have one
+    centre: str  # what is subtracted from every score, m or φ
+    weights: Sequence[float]  # exp(score − centre) of the keys that have one
     state: str
 
 
@@ -71,9 +72,11 @@ def _schemes(numbers: Sequence[float], seen: int, synchronised: Any, values: Ten
     l, acc = float(synchronised.l), float(synchronised.acc)
     unified = _sums(by_phi, values)
     return [
-        _Scheme("whole row", [], f"m = {m:g}, {seen} scores kept" if seen else "m = −∞"),
-        _Scheme("partial, synchronised", by_max, f"m = {m:g}   l = {l:.3f}   acc = {acc:.2f}".replace("-inf", "−∞")),
-        _Scheme(f"partial, unified φ = {phi:g}", by_phi, f"l = {unified[0]:.3f}   acc = {unified[1]:.2f}"),
+        _Scheme("whole row", "m", [], f"m = {m:g}, {seen} scores kept" if seen else "m = −∞"),
+        _Scheme(
+            "partial, synchronised", "m", by_max, f"m = {m:g}   l = {l:.3f}   acc = {acc:.2f}".replace("-inf", "−∞")
+        ),
+        _Scheme(f"partial, unified φ = {phi:g}", "φ", by_phi, f"l = {unified[0]:.3f}   acc = {unified[1]:.2f}"),
     ]
 
 
@@ -114,7 +117,7 @@ def _draw_scheme(ax: Axes, moment: _Moment, scheme: _Scheme) -> None:
         fill = "#ffffff" if key >= moment.seen else ORANGE if key >= new else SAND
         box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < moment.seen else "", fill=fill)
         box(ax, key, 0, 0.92, 0.8, f"{scheme.weights[key]:.3f}" if key < len(scheme.weights) else "")
-    for y, name in ((1.4, "score"), (0.4, "exp")):
+    for y, name in ((1.4, "score s"), (0.4, f"exp(s − {scheme.centre})")):
         ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
     ax.text(0, -0.25, scheme.state, ha="left", va="top", fontsize=10)
     ax.set_title(scheme.name, fontsize=10)
