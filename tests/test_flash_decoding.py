@@ -536,8 +536,10 @@ def test_an_impossible_length_unchecked_gives_nan_and_spoils_no_other(kernel_dev
 
 def test_gradients_come_from_torch(device):
     qkv = [x.detach().requires_grad_() for x in random_qkv(1, (4, 2), 2, 30, 16, torch.float64, device)]
-    mine = torch.autograd.grad(flash_decoding(*qkv, num_splits=3, causal=True).sum(), qkv)
-    theirs = torch.autograd.grad(attention(*qkv, causal=True).sum(), qkv)
+    slopes = torch.rand(4, device=device).requires_grad_()
+    options = {"causal": True, "alibi_slopes": slopes}
+    mine = torch.autograd.grad(flash_decoding(*qkv, num_splits=3, **options).sum(), [*qkv, slopes])
+    theirs = torch.autograd.grad(attention(*qkv, **options).sum(), [*qkv, slopes])
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b)
 

@@ -77,7 +77,7 @@ def flash_decoding(
         check_shape("seq_lens", seq_lens, (len(q),), "B")
         check_same("device", q=q, seq_lens=seq_lens)
     inputs = DecodeInputs(q, k, v, seq_lens=seq_lens)
-    learns = wants_gradient(q, k, v)
+    learns = wants_gradient(q, k, v, alibi_slopes)
     chosen = choose_backend(backend, q.device, refuses(inputs), learns=learns)
     if seq_lens is not None and (chosen == "torch" or check or (check is None and not q.is_cuda)):
         _check_lengths(seq_lens, k.shape[2])

@@ -80,7 +80,7 @@ def paged_attention(
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     tensors = (q, k_cache, v_cache, block_tables, seq_lens)
     inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
-    learns = wants_gradient(q, k_cache, v_cache)
+    learns = wants_gradient(q, k_cache, v_cache, alibi_slopes)
     if choose_backend(backend, q.device, refuses(DecodeInputs.paged(inputs)), learns=learns) == "torch":
         out, lse = gathered_attention(inputs, options, splits)
     else:

@@ -36,9 +36,9 @@ def num_sms(device: torch.device, *, on_cpu: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else on_cpu
 
 
-def wants_gradient(*tensors: Tensor) -> bool:
+def wants_gradient(*tensors: Tensor | None) -> bool:
     """Whether autograd has to follow what is computed from these."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def choose_triton_mode() -> None:
