@@ -54,6 +54,7 @@ SMALLEST_GOOD_SPLIT = python_exercise(
         call(8, 132, 16),
         call(8, 264, 3),
         call(48, 132, 16),
+        call(5, 6, 8),
     ],
     {
         "the best one": Mistake(
