@@ -222,8 +222,7 @@ def test_refusals_name_the_tensor_and_torch(kernel_device, shapes_unchecked):
 # ------------------------------------------------------------------------------------------ registration, code
 
 
-@pytest.mark.parametrize("cache_dtype", [None, E4M3])
-@pytest.mark.parametrize("splits", [("num", 1), ("share", 3)])
+@pytest.mark.parametrize(("splits", "cache_dtype"), [(("num", 1), E4M3), (("share", 3), None)])
 def test_op_is_registered_soundly(splits, cache_dtype, kernel_device):
     inputs = paged_inputs([0, 5, 40], 4, 2, 32, dtype=torch.bfloat16, device=kernel_device, cache_dtype=cache_dtype)
     # it compares the inputs too
