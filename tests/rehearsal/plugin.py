@@ -8,12 +8,12 @@ rehearsal.install()
 from rehearsal import driver, launches  # noqa: E402  imports torch
 
 SPILLS = {
-    ("paged_decode_kernel", "k_ptr=*u8 D=120 P=2", 80): 104,
-    ("paged_decode_kernel", "k_ptr=*u8 D=120 P=32", 80): 1056,
-    ("paged_decode_kernel", "k_ptr=*u8 D=120 P=256", 80): 1192,
-    ("paged_decode_kernel", "k_ptr=*fp8e4nv D=120 P=2", 90): 104,
-    ("paged_decode_kernel", "k_ptr=*fp8e4nv D=120 P=32", 90): 296,
-    ("paged_decode_kernel", "k_ptr=*fp8e5 D=120 P=256", 90): 360,
+    ("decode_kernel", "k_ptr=*u8 D=120 P=2", 80): 104,
+    ("decode_kernel", "k_ptr=*u8 D=120 P=32", 80): 1056,
+    ("decode_kernel", "k_ptr=*u8 D=120 P=256", 80): 1192,
+    ("decode_kernel", "k_ptr=*fp8e4nv D=120 P=2", 90): 104,
+    ("decode_kernel", "k_ptr=*fp8e4nv D=120 P=32", 90): 296,
+    ("decode_kernel", "k_ptr=*fp8e5 D=120 P=256", 90): 360,
 }
 """Bytes that a thread is known to spill, by kernel, its types and constants, and compute capability: the most that was
 seen, with Triton 3.6 and 3.7 on sm_80, with 3.7 on sm_90. All are tiles of 64 keys in float8 at D = 120, the one head
