@@ -4,8 +4,9 @@ Most bugs show in one value or in two that meet; all pairs of nine axes need som
 thousands.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 Case = dict[str, Any]
@@ -54,3 +55,10 @@ def covering(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | Non
             used[place] += 1
         cases.append(case_of(chosen))
     return cases
+
+
+def covering_or_all(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | None = None) -> list[Case]:
+    """`covering` cases, or with PAGEWISE_FULL=1 the whole product, those that are not allowed included."""
+    if os.environ.get("PAGEWISE_FULL") != "1":
+        return covering(axes, allowed)
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]

@@ -1,12 +1,10 @@
 """Lazy rescaling: right for any threshold, and lazy."""
 
 import math
-import os
-from itertools import product
 
 import pytest
 import torch
-from covering import covering
+from covering import covering_or_all
 from flash_cases import name, random_qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,14 +48,7 @@ def is_small(case):
     return case["T"] * case["heads"][0] * case["D"] <= 2048
 
 
-def matrix():
-    full = os.environ.get("PAGEWISE_FULL") == "1"
-    return (
-        [dict(zip(AXES, case, strict=True)) for case in product(*AXES.values())] if full else covering(AXES, is_small)
-    )
-
-
-@pytest.mark.parametrize("case", matrix(), ids=name)
+@pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=name)
 def test_every_pair_of_variants(case, backend, kernel_device):
     qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
     qkv[0] *= 8  # scores of some ±30: the maximum grows by more than 8 and by less

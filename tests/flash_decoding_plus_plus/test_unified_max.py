@@ -4,15 +4,13 @@ To plant scores, each query is a unit vector of its own and its scores are that 
 """
 
 import math
-import os
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
-from covering import covering
+from covering import covering_or_all
 from flash_cases import name, random_qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,14 +150,7 @@ def is_small(case):
     return case["T"] * case["heads"][0] * case["D"] <= 2048
 
 
-def matrix():
-    full = os.environ.get("PAGEWISE_FULL") == "1"
-    return (
-        [dict(zip(AXES, case, strict=True)) for case in product(*AXES.values())] if full else covering(AXES, is_small)
-    )
-
-
-@pytest.mark.parametrize("case", matrix(), ids=name)
+@pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=name)
 def test_within_the_band_nothing_is_recomputed(case, backend, kernel_device):
     qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
     before = [x.clone() for x in qkv]
