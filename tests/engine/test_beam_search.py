@@ -71,12 +71,9 @@ def every_text(prompt: list[int], max_tokens: int, ends, vocab=4) -> dict[tuple[
 def test_a_beam_as_wide_as_all_texts_finds_all_of_them_best_first(ends):
     exact = every_text([2, 0], 3, ends)
     choices, _ = search(searching(len(exact), 3), ends)
-    assert {tuple(choice.token_ids): pytest.approx(choice.score, abs=1e-5) for choice in choices} == exact
-    assert (
-        [choice.score for choice in choices]
-        == sorted(exact.values(), reverse=True)
-        == pytest.approx([choice.score for choice in choices], abs=1e-5)
-    )
+    assert {tuple(choice.token_ids): choice.score for choice in choices} == pytest.approx(exact, abs=1e-5)
+    scores = [choice.score for choice in choices]
+    assert scores == sorted(scores, reverse=True)
 
 
 def test_a_narrow_beam_is_greedy_about_beams_and_its_scores_are_true():
@@ -108,10 +105,10 @@ def test_an_end_below_the_best_is_no_hypothesis_and_takes_no_place():
 
 
 def test_width_beams_are_left_however_many_of_the_best_end():
-    scores = torch.tensor([[-1.0, -2.0, -3.0, -9.0, -8.0], [-1.1, -2.1, -3.1, -7.0, -9.0]])
+    scores = torch.tensor([[-1.0, -2.0, -3.0, -9.0, -8.0], [-1.5, -2.5, -3.5, -7.0, -9.0]])
     live, ended = branches(scores, 2, frozenset({0, 1, 2}))
     assert live == [Branch(1, 3, -7.0), Branch(0, 4, -8.0)]
-    assert ended == [Branch(0, 0, -1.0), Branch(1, 0, -1.1)]
+    assert ended == [Branch(0, 0, -1.0), Branch(1, 0, -1.5)]
 
 
 def after_one_step(hypotheses: list[float], beams: list[float]) -> Request:
@@ -179,8 +176,8 @@ def tiny():
     return tiny_model()
 
 
-PROMPTS = ["The KV cache holds the keys and values of ", "A block ", "Attention is softmax"]
-BEAMS = SamplingParams(beam_width=4, max_tokens=20)
+PROMPTS = ["The KV cache holds the keys and values of ", "A block of "]
+BEAMS = SamplingParams(beam_width=4, max_tokens=12)
 
 
 def texts(outputs) -> list[list[tuple]]:
@@ -201,18 +198,18 @@ def alone(tiny):
 def test_a_search_finds_the_same_beside_others(kind, tiny, alone):
     model, tokenizer = tiny
     llm = LLM(model, tokenizer=tokenizer, num_blocks=256, block_size=4, backend="torch", **kind)
-    others = [SamplingParams(max_tokens=9, n=3, seed=1), SamplingParams(max_tokens=30, temperature=0.0)]
-    outputs = llm.generate(PROMPTS[:2] + PROMPTS, [*others, BEAMS, BEAMS, BEAMS])
+    others = [SamplingParams(max_tokens=9, n=3, seed=1), SamplingParams(max_tokens=15, temperature=0.0)]
+    outputs = llm.generate(["The first ", "Another", *PROMPTS], [*others, BEAMS, BEAMS])
     assert texts(outputs[2:]) == alone
 
 
 def test_a_preempted_search_finds_the_same(tiny, alone):
     model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=38, block_size=4, max_num_batched_tokens=16, backend="torch")
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=27, block_size=4, max_num_batched_tokens=16, backend="torch")
     outputs = llm.generate(PROMPTS, BEAMS)
-    assert llm.scheduler.num_preemptions > 1
+    assert llm.scheduler.num_preemptions > 0
     assert texts(outputs) == alone
-    assert llm.memory.manager.num_free_blocks == 38
+    assert llm.memory.manager.num_free_blocks == 27
 
 
 def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
@@ -231,7 +228,7 @@ def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
         if beams:
             assert all(manager.ref_count(block) == len(beams) for block in manager.block_table(beams[0])[:10])
     assert used[0] == 11  # the prompt, computed once, for four beams
-    assert max(used) <= 10 + 4 * 6
+    assert max(used) <= 10 + 4 * 4
     assert copies[1] == 3  # the block that the prompt began is written by four beams: three copies
     assert used[-1] == 0
     llm.abort(request_id)  # has ended: nothing happens
