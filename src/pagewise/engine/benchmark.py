@@ -98,7 +98,8 @@ def _measure(asked: argparse.Namespace) -> None:
         }
         engines = {name: LLM(model, **sizes, **options) for name, options in chosen.items()}
         counts = {"warmup_runs": asked.warmup_runs, "repeat_runs": asked.repeat_runs}
-        compared = compare(engines, workload, **counts, **sampling)
+        servers = {name: partial(serve, llm) for name, llm in engines.items()}
+        compared = compare(servers, workload, vocab_size=model.config.vocab_size, **counts, **sampling)
         for name, runs in compared.items():
             print(summary(f"{name}, {prompts} prompts", runs, asked.warmup_runs), end="\n\n")
         print(overview(f"{model_name}, {prompts} prompts", compared), end="\n\n", flush=True)

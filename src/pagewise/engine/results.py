@@ -89,14 +89,14 @@ def overview(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
     return table(header, rows)
 
 
-def _both(runs: Sequence[Run], measured: Callable[[Run], float | list[float]], unit: str) -> str:
+def _both(runs: Sequence[Run], measured: Callable[[Run], float | Sequence[float]], unit: str) -> str:
     values = _all(runs, measured)
     return f"{_median(values):.6f}/{statistics.fmean(values or [0.0]):.6f} {unit}"
 
 
-def _all(runs: Sequence[Run], measured: Callable[[Run], float | list[float]]) -> list[float]:
+def _all(runs: Sequence[Run], measured: Callable[[Run], float | Sequence[float]]) -> list[float]:
     values = [measured(run) for run in runs]
-    return [one for value in values for one in (value if isinstance(value, list) else [value])]
+    return [one for value in values for one in (value if isinstance(value, Sequence) else [value])]
 
 
 def _median(values: Sequence[float]) -> float:

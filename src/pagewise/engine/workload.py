@@ -6,7 +6,7 @@ prompt is one and the same 64 times: a prefix cache serves nearly all of it. So 
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pagewise.engine.llm import LLM
@@ -59,17 +59,17 @@ def _spread(most: int, count: int) -> list[int]:
 
 
 class Run(NamedTuple):
-    """What one engine took to serve all requests of a workload, once."""
+    """What it took to serve all requests of a workload, once. What a server does not tell is empty, or 0."""
 
     seconds: float
-    prefill: float  # seconds of steps that computed tokens of a prompt
-    steps: list[float]  # seconds of each of the other steps
-    first_token: list[float]  # seconds from the beginning until each request had a token
     prompt_tokens: int
-    cached_tokens: int  # prompt tokens that the prefix cache served
     token_ids: list[list[int]]
-    peak_cache: int  # bytes of K and V that requests held, or had reserved, between two steps, at most
-    profile: Profile
+    prefill: float = 0.0  # seconds of steps that computed tokens of a prompt
+    steps: Sequence[float] = ()  # seconds of each of the other steps
+    first_token: Sequence[float] = ()  # seconds from the beginning until each request had a token
+    cached_tokens: int = 0  # prompt tokens that the prefix cache served
+    peak_cache: int = 0  # bytes of K and V that requests held, or had reserved, between two steps, at most
+    profile: Profile | None = None
 
     @property
     def decode(self) -> float:
@@ -103,34 +103,35 @@ def serve(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams], *,
     steps = [span for span in profile.spans if span.depth == 0]
     return Run(
         seconds,
+        sum(len(output.prompt_token_ids) for output in outputs),
+        [output.token_ids for output in outputs],
         sum(span.seconds for span in steps if span.step in prefills),
         [span.seconds for span in steps if span.step not in prefills],
         [first[output.request_id] for output in outputs],
-        sum(len(output.prompt_token_ids) for output in outputs),
         sum(output.num_cached_tokens for output in outputs),
-        [output.token_ids for output in outputs],
         peak,
         profile,
     )
 
 
 def compare(
-    engines: Mapping[str, LLM],
+    servers: Mapping[str, Callable[[list[list[int]], list[SamplingParams]], Run]],
     workload: Workload,
     *,
+    vocab_size: int,
     warmup_runs: int = 1,
     repeat_runs: int = 3,
     **sampling: object,
 ) -> dict[str, list[Run]]:
-    """Serve a workload with each engine in turn, so that what disturbs the machine meets all of them.
+    """Have a workload served by each server in turn, so that what disturbs the machine meets all of them.
 
-    Each round has prompts of its own: what a prefix cache serves, it has met in the same run.
+    Each round has prompts of its own: what a prefix cache serves, it has met in the same run. A server is
+    `partial(serve, llm)`, or somebody else's engine as a function of prompts and parameters.
     """
-    runs = {name: [] for name in engines}
-    turns = [(round, name) for round in range(-warmup_runs, repeat_runs) for name in engines]
+    runs = {name: [] for name in servers}
+    turns = [(round, name) for round in range(-warmup_runs, repeat_runs) for name in servers]
     for round, name in progress(turns, f"{workload.prompts} prompts"):
-        vocab_size = engines[name].model.config.vocab_size
-        run = serve(engines[name], *workload.draw(vocab_size, round, **sampling))
+        run = servers[name](*workload.draw(vocab_size, round, **sampling))
         if round >= 0:
             runs[name].append(run)
     return runs
