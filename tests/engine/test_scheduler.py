@@ -120,11 +120,14 @@ def test_who_joins_a_batch(policy, dense):
     running = [request for request in (second, third) if request in s.running]
     end(s, running[0])
     seen.append(sorted(step(s)))
-    assert seen == {
-        "naive": [[0], [1], [2]],
-        "static": [[0, 1], [1], [2, 3]],
-        "continuous": [[0, 1], [1, 2], [2, 3]],
-    }[policy]
+    assert (
+        seen
+        == {
+            "naive": [[0], [1], [2]],
+            "static": [[0, 1], [1], [2, 3]],
+            "continuous": [[0, 1], [1, 2], [2, 3]],
+        }[policy]
+    )
     assert fourth in [*s.waiting, *s.running]
     assert late in s.waiting
 
