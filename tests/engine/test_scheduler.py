@@ -95,7 +95,7 @@ def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keep
     assert young.live[0].num_computed == 0
     assert s.num_preemptions == 2
     end(s, middle)
-    assert step(s) == {0: [(5, 6)], 2: [(0, 8)]}
+    assert step(s) == {0: [(5, 6)], 2: [(0, 8)], 3: [(0, 2)]}
     end(s, old), end(s, young), end(s, late)
     assert s.memory.manager.num_free_blocks == 5
 
