@@ -1,11 +1,15 @@
 """The benchmark: the requests it draws, what it counts, its sums and tables, its command line."""
 
+import contextlib
+import io
+import json
 import re
 
 import pytest
 import torch
 
-from pagewise.engine.benchmark import variants
+from pagewise.engine import benchmark
+from pagewise.engine.benchmark import main, variants
 from pagewise.engine.results import agreement, overview, records, speedups, summary
 from pagewise.engine.workload import Run, Workload
 from pagewise.models import tiny_model
@@ -54,7 +58,7 @@ def test_mixed_lengths_spread_from_an_eighth_to_all_independently():
     assert (min(lengths), max(lengths), sum(lengths) / 50) == (20, 160, pytest.approx(90, abs=1))
     assert (min(budgets), max(budgets), sum(budgets) / 50) == (4, 32, pytest.approx(18, abs=1))
     together = torch.corrcoef(torch.tensor([lengths, budgets], dtype=torch.float32))[0, 1]
-    assert abs(together) < 0.3
+    assert abs(together) < 0.5  # shuffled the same way, they would be 1
 
 
 def test_a_round_draws_the_same_again_and_another_round_others():
@@ -167,9 +171,16 @@ def test_records_can_be_kept_and_read_again(tmp_path):
 # ------------------------------------------------------------------------------------------------ command line
 
 
-def test_tokens_and_the_share_of_the_prefix_cache_are_exact(capsys):
-    assert main([*ONCE, "--prompts", "identical", "distinct"]) == 0
-    found = fields(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def everything():
+    """What is printed about every engine, of identical and of distinct prompts."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*ONCE]) == 0
+    return out.getvalue()
+
+
+def test_tokens_and_the_share_of_the_prefix_cache_are_exact(everything):
+    found = fields(everything)
     assert len(found) == 2 * 9
     for name, block in found.items():
         assert (block["Requests"], block["Prompt tokens"], block["Completion tokens"]) == ("4", "160", "12")
@@ -179,27 +190,26 @@ def test_tokens_and_the_share_of_the_prefix_cache_are_exact(capsys):
         assert block["Prefill served by the prefix cache"] == f"{served:.1%}", name
 
 
-def test_everybody_generates_the_same_and_dense_is_one_by_one_the_slowest_of_the_dense(capsys):
-    main([*ONCE, "--prompts", "identical", "--max-new-tokens", "8"])
-    rows = capsys.readouterr().out.split("tiny, identical prompts")[1].splitlines()[1:]
-    found = {re.split(r"  +", row)[0]: re.split(r"  +", row)[1:] for row in rows if row}
-    assert len(found) == 9
-    assert {row[8] for row in found.values()} == {"100%"}
-    assert float(found["offline, dense"][-1][1:]) > 1
+def test_everybody_generates_the_same(everything):
+    for kind in ("identical", "distinct"):
+        rows = everything.split(f"tiny, {kind} prompts")[1].split("\n\n")[0].splitlines()[1:]
+        found = {name: row for name, *row in (re.split(r"  +", row) for row in rows)}
+        assert list(found) == list(variants())
+        assert {row[8] for row in found.values()} == {"100%"}
+        assert float(found["offline, dense"][-1][1:]) > 1  # a batch, over one by one
 
 
-def test_peak_memory_is_what_blocks_or_reservations_took(capsys):
-    main([*ONCE, "--prompts", "identical"])
-    found = {name.removesuffix(", identical prompts"): block for name, block in fields(capsys.readouterr().out).items()}
+def test_peak_memory_is_what_blocks_or_reservations_took_between_steps(everything):
+    found = fields(everything)
     token = 2 * 4 * 2 * 32 * 4 / 2**20  # MiB of a token's K and V
     for name, tokens in {
         "naive, dense": 43,
         "offline, dense": 4 * 43,
-        "naive, paged": 48,  # 6 blocks of 8
-        "online, paged": 48 + 3 * 16,  # of the others only what they do not share
+        "naive, paged": 48,  # 6 blocks of 8 for 42 tokens: the last one is never written
+        "online, paged": 32 + 3 * 16,  # 4 blocks in common, 2 more each for three; the first has ended before them
         "online, paged, no prefix cache": 4 * 48,
     }.items():
-        assert found[name]["Peak cache memory"] == f"{token * tokens:.2f} MiB", name
+        assert found[f"{name}, identical prompts"]["Peak cache memory"] == f"{token * tokens:.2f} MiB", name
 
 
 def test_one_mode_is_dense_or_paged_as_asked(capsys):
@@ -246,12 +256,13 @@ def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
         (("--prompt-tokens", "600"), "600 tokens and max_tokens = 3 exceed the model's context of 512"),
         (("--num-blocks", "2"), "num_blocks"),
         (("--backend", "abacus"), "backend"),
-        (("--device", "abacus"), "abacus"),
+        (("--device", "cuda"), "device is cuda, but torch finds no GPU here"),
         (("--top-p", "1.5"), "top_p must be above 0 and at most 1, got 1.5"),
         (("--model", "no/such/../folder"), "no/such/../folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys):
+def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([*ONCE, "--mode", "online", "--paged-attn", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
