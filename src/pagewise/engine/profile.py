@@ -3,13 +3,15 @@
 The engine says what it does with `span`, and spans lie inside one another:
 
     step ─┬─ schedule
-          ├─ prefill | decode ─┬─ build batch ─── block tables
-          │                    └─ model ─┬─ cache write            (once per layer)
+          ├─ prefill | decode ─┬─ build batch
+          │                    ├─ block tables              (paged)
+          │                    └─ model ─┬─ cache write     (in each layer)
+          │                              ├─ build batch     (dense: K and V of all, copied together)
           │                              └─ attention
           └─ sampling
 
-A step that computes tokens of a prompt is a prefill, though others may decode in it. While no profile runs, a span
-costs a fraction of a microsecond.
+A step is a prefill if one of its sequences has more than one token to compute, though others decode in it. While no
+profile runs, a span costs a fraction of a microsecond.
 """
 
 import json
@@ -17,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -66,7 +68,7 @@ class Profile:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._ops = torch.profiler.profile(activities=activities) if ops else None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Profile":
         global _running
         if _running is not None:
             raise RuntimeError("a profile is running already: leave its `with` first")
@@ -84,12 +86,12 @@ class Profile:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """See the function `span`. torch's own profiler sees it as well."""
+        """See the function `span`."""
         place, depth = len(self.spans), self._depth
         self._depth += 1
         self._step += depth == 0
         self.spans.append(Span(name, 0.0, 0.0, depth, self._step))
-        with record_function(name):
+        with record_function(name) if self._ops else _OFF:
             begin = time.perf_counter()
             try:
                 yield
