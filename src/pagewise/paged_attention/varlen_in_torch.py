@@ -75,7 +75,7 @@ class PlanInTorch:
         return self._attend(q, k_cache, v_cache, wants_lse=True)
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
-        """Without wants_lse, lse is not all there."""
+        """Without wants_lse, lse is anything."""
         caches = (k_cache, v_cache)
         sparse = self.splits is None and takes_sparse(q, *caches)
         out, lse = self._sparse(q, *caches, self.parts if sparse else [], wants_lse)
@@ -87,9 +87,10 @@ class PlanInTorch:
 
     def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndLse:
         """(out, lse) from the parts; out is 0 and lse −∞ where they have no row."""
-        if len(parts) == 1 and len(parts[0].queries) == len(q) and not wants_lse:
-            return parts[0].output(q, k_cache, v_cache, self.options) * self.v_scale, None
         wide = torch.promote_types(q.dtype, torch.float32)
+        only = parts[0] if len(parts) == 1 else None
+        if isinstance(only, SparseRows) and len(only.queries) == len(q) and not wants_lse:
+            return only.output(q, k_cache, v_cache, self.options) * self.v_scale, q.new_empty(q.shape[:2], dtype=wide)
         seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
         for part in parts:
             merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, k_cache, v_cache, self.options))
