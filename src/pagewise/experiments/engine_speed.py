@@ -30,6 +30,7 @@ from pagewise.tools.device import best_device
 # as transformers' GPT2Config names them
 GPT2_SMALL = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
 SMALLER = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 256}
+SMALLER |= {"bos_token_id": 0, "eos_token_id": 0}
 OURS, NAIVE, STATIC, GENERATE = "online, paged", "naive, dense", "offline, dense", "transformers, generate"
 
 
