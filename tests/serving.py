@@ -1,0 +1,69 @@
+"""A server on this machine, for the tests that talk to it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import openai
+import uvicorn
+
+from pagewise.engine import LLM
+from pagewise.engine.serve.app import make_app
+from pagewise.engine.serve.engine_thread import EngineThread
+
+
+@dataclass
+class Server:
+    """A server in a thread of this process."""
+
+    llm: LLM
+    engine: EngineThread
+    url: str
+
+    @property
+    def client(self) -> openai.OpenAI:
+        """The official client."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        """A body as it stands: JSON of anything, or bytes."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return httpx.post(self.url + path, **content, timeout=30)
+
+    def is_idle(self) -> bool:
+        """Nothing is held any more: no request, no block."""
+        manager = self.llm.memory.manager
+        free = manager.num_free_blocks == manager.num_blocks
+        return free and not (self.engine.num_held or self.llm.has_unfinished or self.engine._answers)
+
+    def becomes_idle(self) -> bool:
+        """Whether it is idle soon."""
+        return soon(self.is_idle)
+
+
+def soon(condition, seconds=10.0) -> bool:
+    """Whether the condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not (true := condition()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return true
+
+
+@contextmanager
+def serving(llm: LLM, **options) -> Iterator[Server]:
+    """`llm` behind a free port."""
+    app = make_app(llm, name="tiny", **options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=10))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert soon(lambda: server.started)
+        host, port = server.servers[0].sockets[0].getsockname()
+        yield Server(llm, app.state.engine, f"http://{host}:{port}")
+    finally:
+        server.should_exit = True
+        thread.join()
+    assert not app.state.engine._thread.is_alive()
