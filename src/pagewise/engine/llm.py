@@ -89,7 +89,8 @@ class LLM:
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.interrupted: list[int] = []  # requests that the last step that raised had to do with
-        self._ended: dict[int, Output] = {}  # of whom nobody has been told yet
+        self._ended: dict[int, Output] = {}  # whom nobody has been told of yet
+        self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
     # -------------------------------------------------------------------------------------- prompts in, text out
 
@@ -132,7 +133,7 @@ class LLM:
             ended = {request_id: self._ended.pop(request_id, None) for request_id in ids}
         return list(ended.values())
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str] | Iterator[int]:
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
         """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
 
         What does not fit is refused at once (ValueError, TypeError). A stream that is left early aborts its request.
@@ -142,7 +143,7 @@ class LLM:
             raise ValueError(f"stream gives one text, got n or beam_width = {request.width}: use generate")
         return self._stream(request)
 
-    def _stream(self, request: Request) -> Iterator[str] | Iterator[int]:
+    def _stream(self, request: Request) -> Iterator[str | int]:
         pieces: deque[Piece] = deque()
         request.listener = pieces.append
         self._add(request)
@@ -261,14 +262,15 @@ class LLM:
                 with span("sampling"):
                     chosen = choose(chunks, logits, self._ends)
                 with held_back():
-                    pieces = advance(chunks, chosen, self.scheduler, self._ends, self._end)
+                    self._pieces += advance(chunks, chosen, self.scheduler, self._ends, self._end)
         except BaseException:
             with held_back():
                 self.interrupted = [request.id for request in self.scheduler.running]
                 for request in reversed(self.scheduler.running.copy()):
                     self.scheduler.preempt(request)
             raise
-        for request, piece in pieces:
+        while self._pieces:
+            request, piece = self._pieces.popleft()
             if request.listener is not None:
                 request.listener(piece)
 

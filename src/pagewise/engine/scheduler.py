@@ -14,6 +14,7 @@ prefill, decoding first).
 """
 
 from collections import deque
+from itertools import accumulate
 from typing import Literal
 
 from pagewise.engine.memory import DenseMemory, PagedMemory
@@ -150,7 +151,8 @@ class Scheduler:
     def _has_place(self) -> bool:
         if self.policy != "continuous":
             if not self.running:
-                self._places = 1 if self.policy == "naive" else len(self.waiting)
+                widths = accumulate(request.width for request in self.waiting)
+                self._places = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
             if self._places <= 0:
                 return False
         return sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs
