@@ -65,7 +65,7 @@ class Body(Strict):
     top_p: float | None = None
     n: int | None = None
     beam_width: int | None = None
-    stop: str | list[str | int] | None = None
+    stop: str | tuple[str | int, ...] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
     repetition_penalty: float | None = None
