@@ -1,5 +1,6 @@
 """A server on this machine, for the tests that talk to it."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -56,13 +57,14 @@ def soon(condition, seconds=10.0) -> bool:
 def serving(llm: LLM, **options) -> Iterator[Server]:
     """`llm` behind a free port."""
     app = make_app(llm, name="tiny", **options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=10))
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=10))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is noticed soon
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
         assert soon(lambda: server.started)
-        host, port = server.servers[0].sockets[0].getsockname()
-        yield Server(llm, app.state.engine, f"http://{host}:{port}")
+        yield Server(llm, app.state.engine, f"http://127.0.0.1:{listener.getsockname()[1]}")
     finally:
         server.should_exit = True
         thread.join()
