@@ -150,7 +150,7 @@ def test_a_prompt_waits_for_the_prefix_that_another_is_computing_and_then_finds_
     assert step(s) == {0: [(11, 12)], 1: [(8, 12)], 2: [(8, 11)]}
 
 
-@pytest.mark.parametrize("first, second", [(8, 8), (9, 5), (4, 4)])
+@pytest.mark.parametrize(("first", "second"), [(8, 8), (9, 5), (4, 4)])
 def test_nobody_waits_for_a_block_that_would_not_be_his(first, second):
     """A prompt's last token is computed anew, so a block that it ends is none to wait for."""
     s = scheduler(prefix_cache=True)

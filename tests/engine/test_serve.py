@@ -16,6 +16,8 @@ import pytest
 from serving import serving, soon
 
 from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.serve.__main__ import main
+from pagewise.engine.serve.app import make_app
 from pagewise.engine.serve.chat import Message, chat_prompt
 from pagewise.models import tiny_model
 
@@ -214,6 +216,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (COMPLETION, b"{", None),
         (COMPLETION, b"\xff\xfe", None),
         (COMPLETION, b'{"prompt": "\xff"}', None),
+        (COMPLETION, b'{"prompt": "\\ud800"}', None),
         (COMPLETION, b"[" * 100_000, None),
         (COMPLETION, [], None),
         (COMPLETION, "prompt", None),
@@ -242,6 +245,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (COMPLETION, {"prompt": "A", "top_k": -1}, "top_k"),
         (COMPLETION, {"prompt": "A", "n": 0}, "n"),
         (COMPLETION, {"prompt": "A", "n": 3, "temperature": 0}, "n"),
+        (COMPLETION, {"prompt": "A", "n": 65}, "n"),
         (COMPLETION, {"prompt": "A", "n": 2, "beam_width": 2}, "beam_width"),
         (COMPLETION, {"prompt": "A", "stop": 5}, "stop"),
         (COMPLETION, {"prompt": "A", "stop": ""}, "stop"),
@@ -412,6 +416,20 @@ def test_a_reader_that_does_not_read_holds_up_nobody(server):
 
 
 # ------------------------------------------------------------------------------------------------ the command
+
+
+def test_a_model_without_a_tokenizer_is_not_served():
+    model, _ = tiny_model()
+    with pytest.raises(ValueError, match="tokenizer"):
+        make_app(LLM(model, num_blocks=1), name="tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"), [(["--model", "no such folder!"], "no existing folder"), (["--max-queue", "0"], "max_queue")]
+)
+def test_a_command_that_cannot_be_done_says_why(arguments, why, capsys):
+    assert main(arguments) == 2
+    assert re.fullmatch(f"error: .*{why}.*\n", capsys.readouterr().err)
 
 
 def test_the_command_serves_and_ends_when_what_runs_has_ended():

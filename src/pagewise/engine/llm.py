@@ -199,8 +199,8 @@ class LLM:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has something to do."""
-        return bool(self._requests)
+        """Whether a step has something to do, or to tell."""
+        return bool(self._requests or self._ended or self._pieces)
 
     @property
     def num_waiting(self) -> int:
@@ -237,7 +237,7 @@ class LLM:
         most = min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
         if request.width > most:
             raise ValueError(
-                f"{request.width} sequences of one prompt exceed max_num_seqs = {self.scheduler.max_num_seqs} or "
+                f"n or beam_width = {request.width} exceeds max_num_seqs = {self.scheduler.max_num_seqs} or "
                 f"max_num_batched_tokens = {self.scheduler.max_num_batched_tokens}"
             )
         self.memory.check_fits(request)

@@ -26,13 +26,21 @@ from pagewise.engine.serve.body import Body, Refused, usage
 from pagewise.engine.serve.chat import ChatBody
 from pagewise.engine.serve.completions import CompletionBody
 from pagewise.engine.serve.engine_thread import Answer, EngineThread, Full, StepFailed
+from pagewise.tools.checks import check_counts
 
 T = TypeVar("T")
 LARGEST_BODY = 2**23  # bytes
 
 
 def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
-    """The application that serves `llm` as the model `name`, to `max_queue` requests at once."""
+    """The application that serves `llm` as the model `name`, at most `max_queue` requests at once: others get a 429.
+
+    Raises:
+        ValueError, TypeError: max_queue is no count, or the model has no tokenizer.
+    """
+    check_counts(max_queue=max_queue)
+    if llm.tokenizer is None:
+        raise ValueError("the model has no tokenizer, and the server answers with text: give LLM a tokenizer")
     engine = EngineThread(llm, max_queue=max_queue)
     model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "pagewise"}
 
@@ -80,16 +88,18 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = self.body.read(await read(Request(scope, receive)))
+        # of the LLM only what no step changes is looked at here: its tokenizer and its sizes
         if body.model is not None:
             check_name(body.model, self.name)
         requests = body.requests(self.engine.llm)
         if len(requests) > self.engine.max_queue:
-            raise Refused(f"{len(requests)} prompts, and max_queue = {self.engine.max_queue}", body.prompt_field)
+            most = f"max_queue = {self.engine.max_queue}"
+            raise Refused(f"{len(requests)} prompts exceed {most}: send fewer at once", body.prompt_field)
         with self.engine.answer(len(requests)) as answer:
             try:
                 await self.engine.submit(answer, requests, pieces=bool(body.stream))
             except (ValueError, TypeError) as error:
-                raise Refused(str(error), body.prompt_field) from error
+                raise Refused.of(error, body, body.prompt_field) from error
             if body.stream:
                 response = StreamingResponse(self.events(body, answer), media_type="text/event-stream")
             elif outputs := await unless_hung_up(receive, answer.outputs()):
@@ -126,12 +136,8 @@ class Endpoint:
 
     def head(self, body: Body, kind: str) -> dict[str, Any]:
         """What every chunk of an answer begins with."""
-        return {
-            "id": body.id_prefix + uuid.uuid4().hex,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.name,
-        }
+        made = {"id": body.id_prefix + uuid.uuid4().hex, "created": int(time.time())}
+        return {**made, "object": kind, "model": self.name}
 
 
 def event(body: dict) -> str:
@@ -151,13 +157,19 @@ async def read(request: Request) -> bytes:
 
 async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """What `work` returns; None if the client hangs up before, and then `work` is cancelled."""
-    hung_up, done = asyncio.ensure_future(receive()), asyncio.ensure_future(work)
+    hung_up, done = asyncio.ensure_future(hang_up(receive)), asyncio.ensure_future(work)
     try:
         await asyncio.wait((hung_up, done), return_when=asyncio.FIRST_COMPLETED)
         return done.result() if done.done() else None
     finally:
         hung_up.cancel()
         done.cancel()
+
+
+async def hang_up(receive: Receive) -> None:
+    """Wait until the client hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def check_name(asked: str, served: str) -> None:
@@ -171,25 +183,24 @@ async def refusal(request: Request, error: Exception) -> Response:
     match error:
         case Refused():
             return error_response(error.status, str(error), error.field)
-        case StepFailed():
-            return error_response(500, str(error))
         case Full():
             return error_response(429, str(error), headers={"Retry-After": "1"})
+        case StepFailed():
+            return error_response(500, str(error))
         case HTTPException():
             return error_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
         case ClientDisconnect():
-            return Response(status_code=400)  # nobody reads it
+            return Response()  # nobody reads it
         case _:
             return error_response(500, f"{type(error).__name__}: {error}")
 
 
-def error_response(
-    status: int, message: str, field: str | None = None, headers: dict[str, str] | None = None
-) -> Response:
+def error_response(status: int, message: str, field: str | None = None, **options: Any) -> Response:
     """An error in OpenAI's form."""
-    return JSONResponse(error_body(status, message, field), status, headers)
+    return JSONResponse(error_body(status, message, field), status, **options)
 
 
 def error_body(status: int, message: str, field: str | None = None) -> dict:
+    """What OpenAI's client raises as an exception."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}

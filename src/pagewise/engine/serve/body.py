@@ -35,6 +35,12 @@ class Refused(Exception):
         super().__init__(message)
         self.field, self.status = field, status
 
+    @classmethod
+    def of(cls, error: Exception, body: "Body", otherwise: str | None) -> "Refused":
+        """For what the engine says of a field: its name comes first."""
+        name = str(error).split()[0]
+        return cls(str(error), name if name in type(body).model_fields else otherwise)
+
 
 class Strict(BaseModel):
     """Fields are of the types that they say, or the body is refused."""
@@ -98,8 +104,7 @@ class Body(Strict):
         try:
             return SamplingParams(**given | more, logprobs=self.num_rivals)
         except (ValueError, TypeError) as error:
-            name = str(error).split()[0]
-            raise Refused(str(error), name if name in type(self).model_fields else None) from error
+            raise Refused.of(error, self, None) from error
 
     def requests(self, llm: LLM) -> list[tuple[Prompt, SamplingParams]]:
         """Each prompt, and how it is continued."""
