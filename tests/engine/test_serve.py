@@ -225,6 +225,7 @@ HI = [{"role": "user", "content": "Hi"}]
         (COMPLETION, {"prompt": ""}, "prompt"),
         (COMPLETION, {"prompt": []}, "prompt"),
         (COMPLETION, {"prompt": [[]]}, "prompt"),
+        (COMPLETION, {"prompt": ["A", ""]}, "prompt"),  # the first is not computed either
         (COMPLETION, {"prompt": ["A", 1]}, "prompt"),
         (COMPLETION, {"prompt": [1.5]}, "prompt"),
         (COMPLETION, {"prompt": [True]}, "prompt"),
@@ -355,16 +356,17 @@ def test_one_that_hangs_up_before_it_is_heard_is_not_computed(server, monkeypatc
     add_request = server.llm.add_request
     monkeypatch.setattr(server.llm, "add_request", lambda *a, **k: added.append(a) or add_request(*a, **k))
     step = server.llm.step
-    monkeypatch.setattr(server.llm, "step", lambda: go.wait(10) and step())
+    monkeypatch.setattr(server.llm, "step", lambda: (go.wait(10), step())[1])
     first = threading.Thread(target=server.post, args=(COMPLETION, {"prompt": "A", "max_tokens": 2}))
     first.start()
     assert soon(lambda: server.llm.has_unfinished)  # and its step waits
     with pytest.raises(httpx.ReadTimeout):
         server.post(COMPLETION, {"prompt": "B"}, timeout=0.1)
-    assert server.engine.num_held == 2
+    assert soon(lambda: server.engine.num_held == 1)
     go.set()
     first.join()
     assert server.becomes_idle()
+    assert [prompt for prompt, *_ in added] == ["A"]
 
 
 def test_a_step_that_fails_fails_its_requests_only(server, monkeypatch):
@@ -385,6 +387,14 @@ def test_a_step_that_fails_fails_its_requests_only(server, monkeypatch):
         "code": 500,
     }
     assert server.post(COMPLETION, {"prompt": PROMPT}).status_code == 200
+    assert server.becomes_idle()
+
+
+def test_a_step_that_cannot_begin_fails_who_waits_longest(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(server.llm.scheduler, "schedule", lambda: 1 / 0)
+        assert server.post(COMPLETION, {"prompt": ["A", "B"]}).status_code == 500
+    assert server.post(COMPLETION, {"prompt": "A"}).status_code == 200
     assert server.becomes_idle()
 
 

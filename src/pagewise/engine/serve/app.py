@@ -97,9 +97,11 @@ class Endpoint:
             raise Refused(f"{len(requests)} prompts exceed {most}: send fewer at once", body.prompt_field)
         with self.engine.answer(len(requests)) as answer:
             try:
-                await self.engine.submit(answer, requests, pieces=bool(body.stream))
+                added = await unless_hung_up(receive, self.engine.submit(answer, requests, pieces=bool(body.stream)))
             except (ValueError, TypeError) as error:
                 raise Refused.of(error, body, body.prompt_field) from error
+            if not added:
+                return
             if body.stream:
                 response = StreamingResponse(self.events(body, answer), media_type="text/event-stream")
             elif outputs := await unless_hung_up(receive, answer.outputs()):

@@ -102,13 +102,15 @@ class EngineThread:
             self.num_held -= num_requests
             self._post(lambda: self._drop(answer))
 
-    async def submit(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], *, pieces: bool) -> None:
-        """Add the requests of an answer; with `pieces` it hears of every step's tokens too.
+    async def submit(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], *, pieces: bool) -> list[int]:
+        """Add the requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
+
+        Cancelled before the engine thread comes to it, it adds none.
 
         Raises:
             ValueError, TypeError: `LLM.add_request` refuses one; then it is as if none had been added.
         """
-        await self.ask(lambda: self._add(answer, requests, pieces))
+        return await self.ask(lambda: self._add(answer, requests, pieces))
 
     async def ask(self, work: Callable[[], T]) -> T:
         """What `work()` returns on the engine thread, between two steps."""
@@ -129,7 +131,7 @@ class EngineThread:
                 _do(*job)
             self._step()
 
-    def _add(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], pieces: bool) -> None:
+    def _add(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], pieces: bool) -> list[int]:
         listener = self._hear if pieces else None
         try:
             for index, (prompt, sampling) in enumerate(requests):
@@ -139,6 +141,7 @@ class EngineThread:
         except BaseException:
             self._drop(answer)
             raise
+        return answer.request_ids
 
     def _drop(self, answer: Answer) -> None:
         for request_id in answer.request_ids:
