@@ -160,7 +160,7 @@ def check_fits(request: Request, config: Any, scheduler: Scheduler) -> None:
         )
     if request.width > min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens):
         raise ValueError(
-            f"{request.width} sequences of one prompt exceed max_num_seqs = {scheduler.max_num_seqs} or "
+            f"n or beam_width = {request.width} exceeds max_num_seqs = {scheduler.max_num_seqs} or "
             f"max_num_batched_tokens = {scheduler.max_num_batched_tokens}"
         )
     scheduler.memory.check_fits(request)
