@@ -1,4 +1,4 @@
-"""What runs of engines say: in the fields of the text that lesson 9 follows, as ratios, and as records to keep."""
+"""What runs of engines say: in the fields of lesson 9's source, as ratios, and as records to keep."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
 
 
 def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
-    """One engine's runs, in the fields of the text that lesson 9 follows, and what it leaves out."""
+    """One engine's runs, in the fields of lesson 9's source, and others."""
     run = runs[0]
     requests, completion = len(run.token_ids), run.completion_tokens
     lines = {
