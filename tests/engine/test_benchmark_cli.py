@@ -104,13 +104,13 @@ def test_steps_with_tokens_of_a_prompt_are_prefill_and_the_others_decode():
     assert len(run.steps) == 3  # the first of 4 tokens comes with the prompts
     assert 0 < run.prefill < run.seconds
     assert run.prefill + run.decode <= run.seconds
-    assert len(served(max_num_batched_tokens=10).steps) < 3  # chunks of prompts come along with tokens that follow
 
 
 def test_requests_have_their_first_tokens_together_in_a_batch_and_one_after_the_other_without():
     together, alone = served(), served(scheduler="naive")
     assert together.token_ids == alone.token_ids
-    assert max(together.first_token) <= together.prefill * 1.5
+    assert 0 < min(together.first_token)
+    assert max(together.first_token) <= together.seconds - together.decode
     first, second, third = alone.first_token
     assert 0 < first < second < third < alone.seconds
     assert second - first > alone.steps[0] + alone.steps[1] + alone.steps[2]  # which the first request took
