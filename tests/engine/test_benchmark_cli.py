@@ -109,7 +109,7 @@ def test_steps_with_tokens_of_a_prompt_are_prefill_and_the_others_decode():
 def test_requests_have_their_first_tokens_together_in_a_batch_and_one_after_the_other_without():
     together, alone = served(), served(scheduler="naive")
     assert together.token_ids == alone.token_ids
-    assert 0 < min(together.first_token)
+    assert min(together.first_token) > 0
     assert max(together.first_token) <= together.seconds - together.decode
     first, second, third = alone.first_token
     assert 0 < first < second < third < alone.seconds
