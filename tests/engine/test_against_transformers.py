@@ -8,19 +8,19 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from checkpoints import ARCHITECTURES, VOCAB, random_peer, save_random
 from torch import Tensor, nn
 
-from checkpoints import ARCHITECTURES, VOCAB, save_random
 from pagewise.engine import LLM, SamplingParams
 from pagewise.models import load_model
 
 NUM_TOKENS = 64
-LENGTHS = (17, 1, 40, 6)
+LENGTHS = (17, 1, 40)
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
 
 
-def random_prompts(lengths=LENGTHS, seed: int = 4) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
+def random_prompts(lengths=LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
     return [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in lengths]
 
 
@@ -58,24 +58,24 @@ def test_what_is_compared_is_worth_comparing(case):
     """No text goes round in a circle, another first token changes all of it soon, and no token is a close call."""
     for prompt, text, logits in zip(case.prompts, case.texts, case.logits, strict=True):
         assert len(text) == NUM_TOKENS
-        assert len(set(text)) >= NUM_TOKENS // 5
-        assert len(set(text[NUM_TOKENS // 2 :])) >= NUM_TOKENS // 8
-        other, _ = written(case.peer, [(prompt[0] + 1) % VOCAB, *prompt[1:]])
-        assert sum(a != b for a, b in zip(text, other, strict=True)) > NUM_TOKENS // 2
+        assert len(set(text)) >= 20
+        assert len(set(text[32:])) >= 12
+        other, _ = written(case.peer, [(prompt[0] + 1) % VOCAB, *prompt[1:]], max_new_tokens=32)
+        assert sum(a != b for a, b in zip(text, other, strict=False)) >= 24
         best, second = logits.topk(2).values.unbind(-1)
-        assert (best - second).min() > 3e-4
+        assert (best - second).min() > 5e-4
 
 
 @pytest.mark.parametrize("attention", ["paged", "dense"])
 @pytest.mark.parametrize("scheduler", ["naive", "static", "continuous"])
-def test_greedy_tokens_are_those_of_transformers(case, scheduler, attention):
+def test_greedy_tokens_are_those_of_transformers(case, scheduler, attention, shapes_unchecked):
     llm = LLM(case.model, num_blocks=64, scheduler=scheduler, attention=attention, backend="torch")
     assert [output.token_ids for output in llm.generate(case.prompts, GREEDY)] == case.texts
 
 
 def test_chunked_and_preempted_requests_write_the_same(case):
-    """25 blocks of 8 tokens for 320 tokens in all, and prompts in pieces of 16."""
-    llm = LLM(case.model, num_blocks=25, block_size=8, max_num_batched_tokens=16, backend="torch")
+    """22 blocks of 8 tokens for 250 tokens in all, and prompts in pieces of 16."""
+    llm = LLM(case.model, num_blocks=22, block_size=8, max_num_batched_tokens=16, backend="torch")
     assert [output.token_ids for output in llm.generate(case.prompts, GREEDY)] == case.texts
     assert llm.scheduler.num_preemptions > 0
 
@@ -117,19 +117,21 @@ def test_kernels_write_the_same_for_every_scheduler(backend, scheduler, attentio
     assert [output.token_ids for output in outputs] == [written(peer, p, max_new_tokens=3)[0] for p in prompts]
 
 
-@pytest.mark.parametrize("ends", [[], [5], [5, 40, 77, 90]], ids=str)
+@pytest.mark.parametrize("num_ends", [1, 3])
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
-def test_end_tokens_and_repetition_penalty_are_those_of_transformers(ends, penalty, tmp_path):
-    """The end tokens as the checkpoint says them, in generation_config.json."""
-    peer = save_random("qwen2", tmp_path, eos_token_id=ends or None)
-    prompts = random_prompts(seed=9)
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, repetition_penalty=penalty)
+def test_end_tokens_and_repetition_penalty_are_those_of_transformers(num_ends, penalty, tmp_path):
+    """The end tokens as the checkpoint says them, in generation_config.json. Each ends one of the texts half-way."""
+    peer, prompts = random_peer("qwen2"), random_prompts()
+    options = {"repetition_penalty": penalty, "max_new_tokens": 40}
+    ends = [written(peer, prompt, **options)[0][20] for prompt in prompts[:num_ends]]
+    peer = save_random("qwen2", tmp_path, eos_token_id=ends)
+    texts = [written(peer, prompt, **options)[0] for prompt in prompts]
+    params = SamplingParams(max_tokens=40, temperature=0.0, repetition_penalty=penalty)
     outputs = LLM(load_model(tmp_path)[0], num_blocks=64, backend="torch").generate(prompts, params)
-    texts = [written(peer, prompt, repetition_penalty=penalty)[0] for prompt in prompts]
     assert [output.token_ids for output in outputs] == texts
     ended = [text[-1] in ends for text in texts]
     assert [output.finish_reason == "stop" for output in outputs] == ended
-    assert any(ended) == bool(ends)
+    assert sum(ended) >= num_ends
 
 
 # ------------------------------------------------------------------------------------------------ beams
@@ -152,19 +154,18 @@ def found_beams(peer, prompt: list[int], width: int, **options) -> list[tuple[li
 
 
 @pytest.mark.parametrize(
-    ("width", "ends", "penalty"),
+    ("architecture", "width", "ends", "penalty"),
     [
-        (2, [], 1.0),
-        (4, [3], 1.0),
-        (4, [], 1.3),
-        (5, [3, 8, 20, 40, 41, 60, 61, 62], 1.2),
-        (3, list(range(0, 90, 2)), 1.0),
+        ("gpt2", 2, [], 1.0),
+        ("qwen3", 4, [3], 1.0),
+        ("llama-3", 4, [], 1.3),
+        ("gpt2", 5, [3, 8, 20, 40, 41, 60, 61, 62], 1.2),
+        ("qwen3", 3, list(range(0, 90, 2)), 1.0),
     ],
 )
-@pytest.mark.parametrize("architecture", ["gpt2", "qwen3"])
 def test_beams_are_those_of_transformers(architecture, width, ends, penalty, tmp_path):
     peer = save_random(architecture, tmp_path, eos_token_id=ends or None)
-    prompts = random_prompts((1, 5, 17, 40), seed=3)
+    prompts = random_prompts((1, 5, 17, 40))
     llm = LLM(load_model(tmp_path)[0], num_blocks=128, block_size=4, backend="torch")
     params = SamplingParams(max_tokens=20, beam_width=width, repetition_penalty=penalty)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
