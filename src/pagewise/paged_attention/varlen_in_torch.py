@@ -25,6 +25,7 @@ from pagewise.tools.sizes import cdiv
 
 FEW = 4  # queries of a sequence: to read its keys for each of them costs less than to gather them
 OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
+OutAndMaybeLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"] | None]
 
 
 class PlanInTorch:
@@ -74,7 +75,7 @@ class PlanInTorch:
         """(out, lse) of `paged_attention_varlen`."""
         return self._attend(q, k_cache, v_cache, wants_lse=True)
 
-    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
+    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndMaybeLse:
         """Without wants_lse, lse is not all there."""
         caches = (k_cache, v_cache)
         sparse = self.splits is None and takes_sparse(q, *caches)
@@ -85,7 +86,7 @@ class PlanInTorch:
                 out[rows], lse[rows] = self._dense(queries, q[rows], *caches, wants_lse)
         return out.to(q.dtype), lse
 
-    def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndLse:
+    def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndMaybeLse:
         """(out, lse) from the parts; out is 0 and lse −∞ where they have no row."""
         if len(parts) == 1 and len(parts[0].queries) == len(q) and not wants_lse:
             return parts[0].output(q, k_cache, v_cache, self.options) * self.v_scale, None
