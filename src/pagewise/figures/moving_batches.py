@@ -39,7 +39,7 @@ class Seat(NamedTuple):
 
 
 def seats(moments: Sequence[Moment]) -> list[list[Seat]]:
-    """Where everyone sits in each step: a newcomer takes the first free seat and keeps it until it ends or is preempted."""
+    """Where everyone sits in each step: a newcomer takes the first free seat and keeps it while it runs."""
     place: dict[int, int] = {}
     found = []
     for moment in moments:
