@@ -1,0 +1,125 @@
+"""Where a step's time goes: spans with names, and a Chrome trace (lesson 9).
+
+The engine says what it does with `span`, and spans lie inside one another:
+
+    step ─┬─ schedule
+          ├─ prefill | decode ─┬─ build batch ─── block tables
+          │                    └─ model ─┬─ cache write            (once per layer)
+          │                              └─ attention
+          └─ sampling
+
+A step that computes tokens of a prompt is a prefill, though others may decode in it. While no profile runs, a span
+costs a fraction of a microsecond.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+_OFF = nullcontext()
+_running: "Profile | None" = None
+
+
+def span(name: str) -> AbstractContextManager[None]:
+    """Marks what runs inside as `name`, for the profile that runs, if one does."""
+    return _OFF if _running is None else _running.span(name)
+
+
+class Span(NamedTuple):
+    """A named stretch of one step. Times are the host's, in seconds; `start` counts from the profile's beginning."""
+
+    name: str
+    start: float
+    seconds: float
+    depth: int  # how many spans it lies in
+    step: int  # which step of the profile, from 0
+
+
+class Total(NamedTuple):
+    """All spans of one name together."""
+
+    count: int
+    seconds: float
+    own: float  # not in a span inside them: over all names these add up to what the outermost spans took
+
+
+class Profile:
+    """A context manager; what the engine does inside becomes `spans`, in the order in which they began.
+
+    On a GPU a span ends when the host has queued its work; the device's time is in the span that waits for a result,
+    and in the trace. Only one profile runs at a time (RuntimeError).
+
+    Args:
+        ops: the trace gets every operation of torch and every kernel of the GPU, too. Each operation then takes a few
+            microseconds more, which steps of small models show, and the first such profile takes seconds to begin.
+    """
+
+    def __init__(self, *, ops: bool = False) -> None:
+        self.spans: list[Span] = []
+        self._step, self._depth = -1, 0
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self._ops = torch.profiler.profile(activities=activities) if ops else None
+
+    def __enter__(self) -> Self:
+        global _running
+        if _running is not None:
+            raise RuntimeError("a profile is running already: leave its `with` first")
+        if self._ops:
+            self._ops.start()
+        self._begin = time.perf_counter()
+        _running = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _running
+        _running = None
+        if self._ops:
+            self._ops.stop()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """See the function `span`. torch's own profiler sees it as well."""
+        place, depth = len(self.spans), self._depth
+        self._depth += 1
+        self._step += depth == 0
+        self.spans.append(Span(name, 0.0, 0.0, depth, self._step))
+        with record_function(name):
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                seconds = time.perf_counter() - begin
+                self._depth = depth
+                self.spans[place] = self.spans[place]._replace(start=begin - self._begin, seconds=seconds)
+
+    def by_name(self) -> dict[str, Total]:
+        """What each name took, in the order in which names first began."""
+        totals: dict[str, Total] = {}
+        enclosing: list[str] = []
+        for name, _, seconds, depth, _ in self.spans:
+            count, whole, own = totals.get(name, (0, 0.0, 0.0))
+            totals[name] = Total(count + 1, whole + seconds, own + seconds)
+            enclosing[depth:] = [name]
+            if depth:
+                outer = enclosing[depth - 1]
+                totals[outer] = totals[outer]._replace(own=totals[outer].own - seconds)
+        return totals
+
+    def export(self, path: str | Path) -> None:
+        """Write the trace as JSON for ui.perfetto.dev or chrome://tracing. With `ops`, torch writes it, once."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if self._ops:
+            self._ops.export_chrome_trace(str(path))
+            return
+        place = {"ph": "X", "pid": 0, "tid": 0}
+        events = [
+            {"name": name, "ts": 1e6 * start, "dur": 1e6 * seconds, "args": {"step": step}, **place}
+            for name, start, seconds, _, step in self.spans
+        ]
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
