@@ -13,12 +13,14 @@ def schedule_step(
 ) -> list[tuple[str, int]]:
     """Who computes how many tokens in one step of a continuous batch: a list of (name, tokens), in order.
 
-    `running` and `waiting` hold (name, tokens not computed yet), the oldest first. Those that run come first; then the
-    waiting are let in, in their order, as long as fewer than `max_running` run. Each gets all its tokens, or what is
-    left of the `budget` of tokens, which may be a part of its prompt. With nothing left the step is full.
+    `running` and `waiting` hold (name, tokens not computed yet), the oldest first. Of those that run, the ones with one
+    token come first: they decode; then the others, which read their prompts. Then the waiting are let in, in order, as
+    long as fewer than `max_running` run. Each gets all its tokens, or what is left of the step's `budget`, which may be
+    a part of its prompt. With nothing left the step is full.
     """
     step = []
-    for name, tokens in running + waiting[: max_running - len(running)]:
+    admitted = waiting[: max_running - len(running)]
+    for name, tokens in sorted(running, key=lambda each: each[1] > 1) + admitted:
         if budget == 0:
             break
         step.append((name, min(tokens, budget)))
@@ -30,6 +32,7 @@ def _step_with(mistake: str) -> Callable:
     def schedule_step(running, waiting, max_running, budget):
         seats = {"no limit": len(waiting), "of the new": max_running, "static": 0 if running else max_running}
         admitted = waiting[: seats.get(mistake, max_running - len(running))]
+        running = running if mistake == "by age" else sorted(running, key=lambda each: each[1] > 1)
         step = []
         for name, tokens in admitted + running if mistake == "new first" else running + admitted:
             if mistake == "whole" and tokens > budget:
@@ -61,6 +64,9 @@ SCHEDULE_STEP = python_exercise(
     {
         "the new ones first": Mistake(
             _step_with("new first"), "Those that run come first: a newcomer must not take their tokens of the budget."
+        ),
+        "by age alone": Mistake(
+            _step_with("by age"), "Those that decode come first, or a long prompt makes them wait for a step and more."
         ),
         "one token each": Mistake(
             _step_with("one each"), "A prompt has many tokens to compute: only a sequence that decodes has one."

@@ -26,7 +26,7 @@ class Moment(NamedTuple):
     running: list[int]  # have a seat in this step, though the budget may have left them no token
     waiting: list[int]
     preempted: list[int]  # had a seat before this step, and gave its blocks back
-    blocks: dict[int, int]  # request → blocks that only it holds, when the step has ended; −1 → shared by several
+    blocks: dict[int, int]  # request → blocks of its own while the step runs; −1 → blocks in several tables
 
 
 class Seat(NamedTuple):
@@ -135,7 +135,7 @@ def _draw_seat(ax: Axes, step: int, seat: Seat, *, named: bool) -> None:
 def blocks_over_time(
     panels: Mapping[str, Sequence[Moment]], num_blocks: int, *, title: str, alt: str | None = None
 ) -> None:
-    """A panel per run: the pool's blocks after each step, whose they are, and where a request was preempted."""
+    """A panel per run: the pool's blocks in each step, whose they are, and where a request was preempted."""
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(5.2, 1.6 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
     )
