@@ -96,6 +96,10 @@ class BlockManager:
             self._misses += (len(tokens) - 1) // P - len(hits)
         return len(shared) * P
 
+    def cached_prefix(self, tokens: Iterable[int]) -> int:
+        """How many of these tokens `allocate` would find in the cache now."""
+        return len(self._find_prefixes([as_token(token) for token in tokens])) * self.block_size
+
     def append(self, seq_id: Hashable, token: int) -> int:
         """Add one token; return the slot where its K and V go.
 

@@ -1,0 +1,101 @@
+"""What a step's tokens do to the requests they are for: they grow, they end, their listeners hear of it (lesson 9)."""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.engine import beam_search
+from pagewise.engine.sampling import Pick, Row, sample
+from pagewise.engine.scheduler import Scheduler
+from pagewise.engine.sequence import Choice, Chunk, Output, Piece, Request, Sequence
+
+
+class Chosen(NamedTuple):
+    """What follows the chunks that gave logits: a token for each sequence, or a selection of beams for a request."""
+
+    picks: list[tuple[Request, Sequence, Pick]]
+    selections: list[tuple[Request, beam_search.Selection]]
+
+
+def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozenset[int]) -> Chosen:
+    """The next tokens. It changes nothing.
+
+    Raises:
+        FloatingPointError: the logits hold NaN or infinity.
+    """
+    rows, drawn = [], []
+    searches: dict[Request, list[int]] = {}
+    for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
+        request = chunk.request
+        if request.sampling.beam_width > 1:
+            searches.setdefault(request, []).append(at)
+            continue
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with what was computed now
+            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
+            drawn.append((request, sequence))
+    picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
+    found = [(r, beam_search.select(r, logits[at], _ends_of(r, ends))) for r, at in searches.items()]
+    return Chosen(picks, found)
+
+
+def advance(
+    chunks: list[Chunk], chosen: Chosen, scheduler: Scheduler, ends: frozenset[int]
+) -> tuple[list[Output], list[tuple[Request, Piece]]]:
+    """Give the tokens to their sequences. Returns the requests that have ended, and what there is to tell."""
+    scheduler.computed(chunks)
+    outputs, pieces = [], []
+    for request, sequence, pick in chosen.picks:
+        pieces.append((request, _grow(request, sequence, pick, ends)))
+        if sequence.finish_reason is not None:
+            scheduler.memory.free(sequence)
+            request.live.remove(sequence)
+            request.finished.append(sequence)
+            if not request.live:
+                scheduler.remove(request)
+                outputs.append(_output(request))
+    for request, selection in chosen.selections:
+        if (choices := beam_search.apply(request, selection, scheduler.memory)) is not None:
+            scheduler.remove(request)
+            outputs.append(
+                Output(request.id, request.prompt, choices, [None] * len(choices), request.num_cached_tokens)
+            )
+            for index, choice in enumerate(choices):
+                ids, text, reason, _ = choice
+                pieces.append((request, Piece(request.id, index, ids, text or "", reason, None)))
+    return outputs, pieces
+
+
+def _ends_of(request: Request, ends: frozenset[int]) -> frozenset[int]:
+    """The tokens that end its sequences."""
+    return (frozenset() if request.sampling.ignore_eos else ends) | frozenset(request.sampling.stop_ids)
+
+
+def _grow(request: Request, sequence: Sequence, pick: Pick, ends: frozenset[int]) -> Piece:
+    """One more token for a sequence, and whether it was the last."""
+    sequence.add(pick)
+    text, reason = "", None
+    if pick.token in _ends_of(request, ends):
+        reason = "stop"
+    else:
+        if sequence.text is not None:
+            text = sequence.text.add(pick.token)
+            reason = "stop" if sequence.text.stopped else None
+        if reason is None and len(sequence.tokens) == request.longest:
+            reason = "length"
+    if reason is not None and sequence.text is not None:
+        text += sequence.text.end()
+        reason = "stop" if sequence.text.stopped else reason
+    sequence.finish_reason = reason
+    logprobs = None if pick.likeliest is None else [pick.likeliest]
+    return Piece(request.id, sequence.index, [pick.token], text, reason, logprobs)
+
+
+def _output(request: Request) -> Output:
+    """What became of a request whose sequences have all ended."""
+    best_first = sorted(request.finished, key=lambda sequence: -sequence.score)
+    choices = [
+        Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in best_first
+    ]
+    logprobs = [None if request.sampling.logprobs is None else s.logprobs for s in best_first]
+    return Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)

@@ -1,0 +1,70 @@
+"""A step of the engine as one value: which tokens, where they stand, where their keys go and lie (lesson 9).
+
+token_ids  positions  slots        of all chunks, end to end                [total_q]
+cu_seqlens_q                       chunk b is rows cu[b] … cu[b + 1] − 1    [B + 1]
+block_tables  seq_lens             of each chunk's sequence                 [B, M], [B]
+logits_for                         the rows after which a token is wanted   [n]
+"""
+
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int32, Int64
+from torch import Tensor
+
+from pagewise.engine.sequence import Chunk
+from pagewise.paged_blocks import BlockManager
+
+
+class Batch(NamedTuple):
+    """What a step computes. Without the last four fields keys and values lie dense."""
+
+    chunks: list[Chunk]
+    token_ids: Int64[Tensor, " total_q"]
+    positions: Int64[Tensor, " total_q"]
+    logits_for: Int64[Tensor, " n"]
+    slots: Int64[Tensor, " total_q"] | None = None
+    block_tables: Int32[Tensor, "B M"] | None = None
+    seq_lens: Int32[Tensor, " B"] | None = None
+    cu_seqlens_q: Int32[Tensor, " B_and_1"] | None = None
+
+    @classmethod
+    def of(cls, chunks: list[Chunk], manager: BlockManager | None, device: torch.device) -> "Batch":
+        """The step that computes these chunks. manager: whose block tables are meant, or None."""
+        token_ids = list(chain.from_iterable(chunk.sequence.tokens[chunk.start : chunk.stop] for chunk in chunks))
+        positions = list(chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks))
+        ends = list(accumulate((chunk.stop - chunk.start for chunk in chunks), initial=0))
+        logits_for = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.gives_logits]
+        batch = cls(
+            chunks, *(on_device(numbers, torch.int64, device) for numbers in (token_ids, positions, logits_for))
+        )
+        if manager is None:
+            return batch
+        tables = [manager.block_table(chunk.sequence) for chunk in chunks]
+        P, width = manager.block_size, max(map(len, tables))
+        slots = [
+            table[i // P] * P + i % P
+            for chunk, table in zip(chunks, tables, strict=True)
+            for i in range(chunk.start, chunk.stop)
+        ]
+        padded = [table + [0] * (width - len(table)) for table in tables]
+        return batch._replace(
+            slots=on_device(slots, torch.int64, device),
+            block_tables=on_device(padded, torch.int32, device),
+            seq_lens=on_device([chunk.stop for chunk in chunks], torch.int32, device),
+            cu_seqlens_q=on_device(ends, torch.int32, device),
+        )
+
+    @property
+    def rows(self) -> list[tuple[slice, Chunk]]:
+        """Where each chunk's tokens are."""
+        ends = accumulate((chunk.stop - chunk.start for chunk in self.chunks), initial=0)
+        return [(slice(*row), chunk) for row, chunk in zip(pairwise(ends), self.chunks, strict=True)]
+
+
+def on_device(numbers: list, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The numbers as a tensor. A GPU is not waited for."""
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=dtype)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

@@ -1,0 +1,134 @@
+"""What the engine is given, checked once: sizes, backends, prompts (lesson 9)."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pagewise.engine.scheduler import POLICIES
+from pagewise.models import load_model
+from pagewise.paged_attention import in_cuda
+from pagewise.paged_blocks.prefix_cache import as_token
+from pagewise.tools.checks import FLOATS, check_flag
+from pagewise.tools.device import best_device, choose_backend
+from pagewise.tools.sizes import cdiv
+
+
+def loaded(
+    model: str | Path | nn.Module, tokenizer: Any, dtype: torch.dtype | None, device: torch.device | str | None
+) -> tuple[nn.Module, Any]:
+    """The model and its tokenizer, from a folder or the hub, or as they are given.
+
+    A checkpoint becomes float32 on a CPU and bfloat16 on a GPU, the machine's best device, unless told otherwise.
+    """
+    if isinstance(model, nn.Module):
+        weight = next(model.parameters())
+        for name, wanted, actual in (("dtype", dtype, weight.dtype), ("device", device, weight.device)):
+            if wanted is not None and not _same(wanted, actual):
+                raise ValueError(
+                    f"{name} is {wanted}, but the model's weights are {actual}: move it with model.to(...)"
+                )
+        return model, tokenizer
+    if not isinstance(model, str | Path):
+        raise TypeError(f"model must be a folder, a hub id or a model, got {type(model).__name__}")
+    device = best_device() if device is None else torch.device(device)
+    if dtype is None:
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model, found = load_model(model, dtype=dtype, device=device)
+    return model, tokenizer or found
+
+
+def _same(wanted: object, actual: torch.dtype | torch.device) -> bool:
+    if not isinstance(actual, torch.device):
+        return wanted == actual
+    wanted = torch.device(wanted)
+    return wanted.type == actual.type and wanted.index in (None, actual.index)
+
+
+def checked_backend(backend: str, attention: str, config: Any, block_size: int, weight: Tensor) -> str:
+    """ "torch", "triton" or "cuda", which can serve this model.
+
+    Raises:
+        ValueError: there is no such backend, or its kernels do not take these sizes.
+    """
+    if backend != "cuda":
+        refusal = None
+        if weight.dtype not in FLOATS:
+            refusal = f"takes models in float32, float16 or bfloat16, got {weight.dtype}"
+        elif config.head_dim > 256:
+            refusal = f"takes head sizes up to 256, got {config.head_dim}"
+        elif attention == "paged" and (block_size > 256 or block_size & (block_size - 1)):
+            refusal = f"needs a block_size that is a power of two up to 256, got {block_size}"
+        return choose_backend(backend, weight.device, refusal, others=("cuda",))
+    if weight.dtype not in FLOATS:
+        raise ValueError(f'backend="cuda" takes models in float32, float16 or bfloat16, got {weight.dtype}')
+    if attention == "paged":
+        for name, size, sizes in (
+            ("head_dim", config.head_dim, in_cuda.HEAD_SIZES),
+            ("block_size", block_size, in_cuda.BLOCK_SIZES),
+        ):
+            if size not in sizes:
+                takes = ", ".join(map(str, sizes))
+                raise ValueError(f'backend="cuda" takes {name} {takes}, got {size}; backend="torch" takes it')
+    return backend
+
+
+def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> bool:
+    """Whether the prefix cache is on, for one of the two attentions and three schedulers."""
+    for name, value, known in (("attention", attention, ("paged", "dense")), ("scheduler", scheduler, POLICIES)):
+        if value not in known:
+            *most, last = (f'"{one}"' for one in known)
+            raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+    if prefix_cache is None:
+        return attention == "paged"
+    check_flag("prefix_cache", prefix_cache)
+    if prefix_cache and attention == "dense":
+        raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
+    return prefix_cache
+
+
+def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> int:
+    """Blocks for max_num_seqs sequences of the longest context, as far as there is memory.
+
+    Of the free memory a CPU gives a quarter; a GPU gives nine tenths, and 1 GiB less for a step's activations.
+    """
+    weight, config = next(model.parameters()), model.config
+    block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * weight.itemsize
+    if weight.is_cuda:
+        free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    wanted = max_num_seqs * cdiv(config.max_position_embeddings, block_size)
+    if (num_blocks := min(wanted, free // block)) < 1:
+        raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
+    return num_blocks
+
+
+def end_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a text: the checkpoint's, else the tokenizer's, else none."""
+    own = getattr(model, "eos_token_ids", ())
+    other = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(own or (() if other is None else (other,)))
+
+
+def checked_prompt(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
+    """A prompt as token ids.
+
+    Raises:
+        ValueError, TypeError: it is text and there is no tokenizer, it is empty, or an id is not the model's.
+    """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("the prompt is text, but the model came without a tokenizer: give token ids")
+        prompt = tokenizer.encode(prompt)
+    if not isinstance(prompt, Iterable):
+        raise TypeError(f"a prompt must be text or a list of token ids, got {type(prompt).__name__}")
+    tokens = [as_token(token) for token in prompt]
+    if not tokens:
+        raise ValueError("the prompt must hold at least 1 token, got none")
+    if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
+        raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong[0]} in the prompt")
+    return tokens

@@ -1,0 +1,26 @@
+"""Ctrl-C between two steps of bookkeeping, never within one (lesson 9)."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """A KeyboardInterrupt that arrives inside is raised at the end. Python hands signals to the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived = []
+    usual = signal.getsignal(signal.SIGINT)
+    if usual is None:  # not installed from Python
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *signal_and_frame: arrived.append(signal_and_frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if arrived and callable(usual):
+            usual(*arrived[-1])

@@ -1,0 +1,288 @@
+"""`LLM`: prompts in, text out, many at once (lesson 9).
+
+A step is a straight line:
+
+    scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
+
+Whatever interrupts a step, the requests that ran wait again with the tokens they had, and their memory is free.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pagewise.engine import door
+from pagewise.engine.advance import advance, choose
+from pagewise.engine.interrupts import held_back
+from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.model_runner import ModelRunner
+from pagewise.engine.profile import Profile, span
+from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.scheduler import Policy, Scheduler
+from pagewise.engine.sequence import Listener, Output, Piece, Request
+from pagewise.tools.checks import check_counts
+
+Prompt = str | list[int]
+
+
+class LLM:
+    """A model, its memory, and a scheduler between them. One thread at a time may call it.
+
+    Args:
+        model: a folder or hub id, or a model. tokenizer: for a model, if it shall read and write text.
+        num_blocks: of the KV cache, block_size tokens each. Default: what max_num_seqs sequences of the longest context
+            need, as far as a quarter of a CPU's free memory, or nine tenths of a GPU's, goes.
+        max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
+            computed in chunks.
+        attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
+        backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
+        prefix_cache: whole blocks of equal prompts are computed once. Default: if paged.
+        scheduler: see `pagewise.engine.scheduler`.
+        device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module,
+        *,
+        tokenizer: Any = None,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        attention: Literal["paged", "dense"] = "paged",
+        backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
+        prefix_cache: bool | None = None,
+        scheduler: Policy = "continuous",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        if num_blocks is not None:
+            check_counts(num_blocks=num_blocks)
+        prefix_cache = door.check_choices(attention, scheduler, prefix_cache)
+        self.model, self.tokenizer = door.loaded(model, tokenizer, dtype, device)
+        weight, config = next(self.model.parameters()), self.model.config
+        self.backend = door.checked_backend(backend, attention, config, block_size, weight)
+        if num_blocks is None:
+            num_blocks = door.default_num_blocks(self.model, block_size, max_num_seqs)
+        kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
+        if attention == "dense":
+            self.memory = DenseMemory(config, num_tokens=num_blocks * block_size, **kind)
+        else:
+            sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
+            self.memory = PagedMemory(config, **sizes, **kind)
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
+        graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
+        self.runner = ModelRunner(self.model, self.memory, weight.device, graphs)
+        self._ends = door.end_tokens(self.model, self.tokenizer)
+        self._requests: dict[int, Request] = {}
+        self._next_id = 0
+        self.interrupted: list[int] = []  # requests that the last step that raised had to do with
+        self._unclaimed: list[Output] = []  # of other requests, that ended while `generate` or `stream` ran
+
+    # -------------------------------------------------------------------------------------- prompts in, text out
+
+    def generate(
+        self,
+        prompts: list[Prompt],
+        sampling: SamplingParams | list[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """What follows each prompt, in their order. Everything is checked before anything is computed.
+
+        Args:
+            prompts: texts, or lists of token ids.
+            sampling: for all, or one for each. Default: SamplingParams().
+            progress: show a bar (tqdm). Default: if stderr is a terminal.
+
+        Raises:
+            ValueError, TypeError: a prompt does not fit: it is empty, has foreign ids, or is too long with its
+                max_tokens for the model's context or for the memory.
+            Whatever else ends it early: its requests are aborted, and the engine can be used again.
+        """
+        if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple | Tensor) for prompt in prompts):
+            raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
+        params = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"sampling must be one for all or one for each of {len(prompts)} prompts, got {len(params)}"
+            )
+        requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        ids = [self._add(request) for request in requests]
+        outputs: dict[int, Output] = {}
+        try:
+            with _bar(len(ids), progress) as bar:
+                while len(outputs) < len(ids):
+                    for output in self._step():
+                        if output.request_id in ids:
+                            outputs[output.request_id] = output
+                            bar.update()
+                        else:
+                            self._unclaimed.append(output)
+        finally:
+            for request_id in ids:
+                self.abort(request_id)
+        return [outputs[request_id] for request_id in ids]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str] | Iterator[int]:
+        """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
+
+        What does not fit is refused at once (ValueError, TypeError). A stream that is left early aborts its request.
+        """
+        request = self._request(prompt, sampling)
+        if request.width > 1:
+            raise ValueError(f"stream gives one text, got n or beam_width = {request.width}: use generate")
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[str] | Iterator[int]:
+        pieces: deque[Piece] = deque()
+        request.listener = pieces.append
+        self._add(request)
+        try:
+            while pieces or request.id in self._requests:
+                if not pieces:
+                    self._unclaimed += [output for output in self._step() if output.request_id != request.id]
+                while pieces:
+                    piece = pieces.popleft()
+                    if self.tokenizer is None:
+                        yield from piece.token_ids
+                    elif piece.text:
+                        yield piece.text
+        finally:
+            self.abort(request.id)
+
+    # -------------------------------------------------------------------------------------- step by step
+
+    def add_request(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
+    ) -> int:
+        """Let a prompt wait for its turn; returns the request's id.
+
+        `listener` is called with a `Piece` at the end of each step that brought something new for a choice. Beams are
+        told of when the search has ended.
+
+        Raises:
+            ValueError, TypeError: as `generate`.
+        """
+        request = self._request(prompt, sampling)
+        request.listener = listener
+        return self._add(request)
+
+    def step(self) -> list[Output]:
+        """Compute one step; returns the requests that have ended since the last call."""
+        outputs = self._unclaimed + self._step()
+        self._unclaimed = []
+        return outputs
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request and free what it holds. One that has ended is left alone; ValueError if there never was."""
+        if request_id not in range(self._next_id):
+            raise ValueError(f"there is no request {request_id!r}")
+        with held_back():
+            if (request := self._requests.pop(request_id, None)) is not None:
+                self.scheduler.remove(request)
+
+    def max_new_tokens(self, prompt: Prompt) -> int:
+        """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
+        tokens = door.checked_prompt(prompt, self.tokenizer, self.model.config.vocab_size)
+        return min(self.model.config.max_position_embeddings, self.memory.num_tokens) - len(tokens)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no memory."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that do."""
+        return len(self.scheduler.running)
+
+    def profile(self, *, ops: bool = False) -> Profile:
+        """A context manager that marks what steps do, see `pagewise.engine.profile`."""
+        return Profile(ops=ops)
+
+    # -------------------------------------------------------------------------------------- behind the door
+
+    def _request(self, prompt: object, sampling: SamplingParams | None) -> Request:
+        """A request that fits, not yet known to anybody."""
+        sampling = SamplingParams() if sampling is None else sampling
+        if not isinstance(sampling, SamplingParams):
+            raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
+        config = self.model.config
+        tokens = door.checked_prompt(prompt, self.tokenizer, config.vocab_size)
+        if sampling.stop_strings and (self.tokenizer is None or sampling.beam_width > 1):
+            why = "the model came without a tokenizer" if self.tokenizer is None else "a beam search knows tokens only"
+            raise ValueError(f"stop has strings, but {why}: give token ids")
+        request = Request(tokens, sampling, self.tokenizer)
+        if request.longest > config.max_position_embeddings:
+            raise ValueError(
+                f"a prompt of {len(tokens)} tokens and max_tokens = {sampling.max_tokens} exceed the model's context "
+                f"of {config.max_position_embeddings} tokens: shorten one of them"
+            )
+        most = min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
+        if request.width > most:
+            raise ValueError(
+                f"{request.width} sequences of one prompt exceed max_num_seqs = {self.scheduler.max_num_seqs} or "
+                f"max_num_batched_tokens = {self.scheduler.max_num_batched_tokens}"
+            )
+        self.memory.check_fits(request)
+        return request
+
+    def _add(self, request: Request) -> int:
+        with held_back():
+            request.id, self._next_id = self._next_id, self._next_id + 1
+            self._requests[request.id] = request
+            self.scheduler.add(request)
+        return request.id
+
+    def _step(self) -> list[Output]:
+        """One step, all of it or, as far as anyone can tell, nothing of it."""
+        try:
+            with span("step"):
+                with held_back(), span("schedule"):
+                    chunks = self.scheduler.schedule()
+                if not chunks:
+                    return []
+                logits = self.runner.run(chunks)
+                with span("sampling"):
+                    chosen = choose(chunks, logits, self._ends)
+                with held_back():
+                    outputs, pieces = advance(chunks, chosen, self.scheduler, self._ends)
+                    for output in outputs:
+                        del self._requests[output.request_id]
+        except BaseException:
+            with held_back():
+                self.interrupted = [request.id for request in self.scheduler.running]
+                for request in reversed(self.scheduler.running.copy()):
+                    self.scheduler.preempt(request)
+            raise
+        for request, piece in pieces:
+            if request.listener is not None:
+                request.listener(piece)
+        return outputs
+
+
+def _bar(total: int, progress: bool | None) -> AbstractContextManager:
+    """tqdm's bar, where it is installed; `progress` None: if stderr is a terminal."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return nullcontext(SimpleNamespace(update=lambda: None))
+    return tqdm(total=total, unit="prompt", disable=None if progress is None else not progress)

@@ -1,0 +1,114 @@
+"""One forward pass for a step: build the batch, run the model, give the logits (lesson 9).
+
+On a GPU a decode step is so short that launching its kernels one by one takes longer than they run. So decode steps are
+captured once as CUDA graphs, for a few numbers of sequences, and replayed on buffers that keep their places: a step
+copies its numbers in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pagewise.engine.batch import Batch
+from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.profile import span
+from pagewise.engine.sequence import Chunk
+
+
+class ModelRunner:
+    """Runs the model over chunks. `graphs`: decode steps as CUDA graphs."""
+
+    def __init__(self, model: nn.Module, memory: PagedMemory | DenseMemory, device: torch.device, graphs: bool) -> None:
+        self.model, self.memory, self.device = model, memory, device
+        self._graphs = DecodeGraphs(self) if graphs else None
+
+    @torch.inference_mode()
+    def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
+        """The logits after the chunks that `gives_logits`, in their order; K and V of all are in memory then."""
+        decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
+        with span("decode" if decoding else "prefill"):
+            with span("build batch"):
+                manager = None
+                if isinstance(self.memory, PagedMemory):
+                    manager = self.memory.manager
+                    self.memory.cache.copy_blocks(manager.take_copies())
+                batch = Batch.of(chunks, manager, self.device)
+            if decoding and self._graphs is not None:
+                return self._graphs.run(batch)
+            return self.forward(batch)
+
+    def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
+        """One pass of the model over the batch's tokens as one row."""
+        attend = self.memory.attention(batch)
+        with span("model"):
+            return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
+
+
+class DecodeGraphs:
+    """CUDA graphs of decode steps, captured when a size is first needed: 1, 2, 4, 8, then every 8 sequences.
+
+    The block tables are as wide as the longest sequence's, in powers of two, so that few graphs serve all lengths.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
+        self._pool = None
+
+    def run(self, batch: Batch) -> Float[Tensor, "n vocab"]:
+        """The logits of each of the batch's sequences."""
+        B, M = batch.block_tables.shape
+        size = B if B <= 2 else 4 if B <= 4 else -(-B // 8) * 8
+        key = (size, 1 << (M - 1).bit_length())
+        if key not in self._captured:
+            self._captured[key] = self._capture(*key)
+        graph, static, logits = self._captured[key]
+        _fill(static, batch)
+        graph.replay()
+        return logits[:B]
+
+    def _capture(self, size: int, width: int) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
+        static = _empty(size, width, self._runner.device)
+        side = torch.cuda.Stream(self._runner.device)
+        side.wait_stream(torch.cuda.current_stream(self._runner.device))
+        with torch.cuda.stream(side):  # compiles and tunes what is not yet, which no capture may
+            self._runner.forward(static)
+        torch.cuda.current_stream(self._runner.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._runner.forward(static)
+        self._pool = graph.pool()
+        return graph, static, logits
+
+
+def _empty(size: int, width: int, device: torch.device) -> Batch:
+    """A decode step of `size` rows that write nowhere and see nothing."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    rows = torch.arange(size + 1, device=device)
+    return Batch(
+        [],
+        token_ids=zeros(size),
+        positions=zeros(size),
+        logits_for=rows[:-1],
+        slots=zeros(size) - 1,
+        block_tables=zeros(size, width, dtype=torch.int32),
+        seq_lens=zeros(size, dtype=torch.int32),
+        cu_seqlens_q=rows.to(torch.int32),
+    )
+
+
+def _fill(static: Batch, batch: Batch) -> None:
+    """Copy a step into the buffers of a graph; the rows that are left over do nothing."""
+    B, M = batch.block_tables.shape
+    for to, new, nothing in (
+        (static.token_ids, batch.token_ids, 0),
+        (static.positions, batch.positions, 0),
+        (static.slots, batch.slots, -1),
+        (static.seq_lens, batch.seq_lens, 0),
+    ):
+        to[:B] = new
+        to[B:] = nothing
+    static.block_tables[:B, :M] = batch.block_tables

@@ -1,0 +1,211 @@
+"""From logits to tokens: temperature, top-k, top-p, repetition penalty, seeds (lesson 9).
+
+In transformers' order:
+
+    logit /= penalty  (logit · penalty if negative)      of tokens that the sequence has, its prompt's included
+    logit /= temperature                                 0: the likeliest token, nothing is drawn
+    only the top_k largest stay
+    only the largest stay that reach the probability top_p together, the one that crosses it included
+    token = the first whose cumulative probability exceeds u
+
+u comes from Philox with the request's seed as key and (choice, position) as counter, so a request's tokens depend on
+nothing else in the batch, and are the same after a preemption. Salmon et al. 2011 (Philox); Holtzman et al. 2020
+(top-p); Keskar et al. 2019 (repetition penalty).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.flash_attention.dropout import philox
+from pagewise.tools.checks import check_count, check_flag, check_number
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request is continued.
+
+    Args:
+        max_tokens: at most so many new tokens.
+        temperature: what logits are divided by; 0: the likeliest token.
+        top_k: draw from so many of the likeliest tokens; 0: from all.
+        top_p: draw from the fewest likeliest tokens whose probabilities reach this.
+        n: so many samples of the prompt.
+        beam_width: more than 1: beam search, which keeps so many of the likeliest sequences. It ignores the
+            temperature, and needs n = 1. Length penalty 1: scores are divided by the number of tokens.
+        stop: what ends a sequence besides the model's end tokens: strings and token ids, or one of them.
+        seed: of what is drawn, 64 bits. None: torch's generator gives one when the request is added.
+        ignore_eos: the model's end tokens are ordinary ones.
+        repetition_penalty: above 1 makes tokens that the sequence already has less likely.
+        logprobs: report log p (before penalty and temperature) of each chosen token and of so many of the likeliest.
+
+    Raises:
+        ValueError, TypeError: a field does not fit, or two contradict each other; the message names them.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    n: int = 1
+    beam_width: int = 1
+    stop: str | int | tuple[str | int, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "n", "beam_width"):
+            check_count(name, getattr(self, name))
+        check_count("top_k", self.top_k, minimum=0)
+        check_number("temperature", self.temperature, low=0.0)
+        check_number("top_p", self.top_p, low=0.0)
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        check_number("repetition_penalty", self.repetition_penalty, low=0.0)
+        if self.repetition_penalty == 0:
+            raise ValueError("repetition_penalty must be above 0, got 0: 1 changes nothing")
+        check_flag("ignore_eos", self.ignore_eos)
+        if self.seed is not None:
+            check_count("seed", self.seed, minimum=-(2**63))
+        if self.logprobs is not None:
+            check_count("logprobs", self.logprobs, minimum=0)
+        stop = (self.stop,) if isinstance(self.stop, str | int) else self.stop
+        if not isinstance(stop, Iterable):
+            raise TypeError(f"stop must be strings and token ids, got {type(stop).__name__}")
+        stop = tuple(stop)
+        for item in stop:
+            if not isinstance(item, str):
+                check_count("stop", item, minimum=0)
+            elif not item:
+                raise ValueError("stop must not hold an empty string, which would end every text at once")
+        object.__setattr__(self, "stop", stop)
+        if self.beam_width > 1:
+            self._check_beams()
+        if self.temperature == 0 and self.n > 1:
+            raise ValueError(f"n = {self.n} samples at temperature 0 are all the same: raise the temperature, or n = 1")
+
+    def _check_beams(self) -> None:
+        if self.n > 1:
+            raise ValueError(
+                f"beam_width = {self.beam_width} and n = {self.n} exclude each other: a beam search returns its beams"
+            )
+        if self.logprobs is not None:
+            raise ValueError(f"logprobs = {self.logprobs} with beam_width = {self.beam_width}: beams have scores only")
+        for name, neutral in (("top_k", 0), ("top_p", 1.0)):
+            if (value := getattr(self, name)) != neutral:
+                raise ValueError(f"{name} = {value} with beam_width = {self.beam_width}: a beam search draws nothing")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(item for item in self.stop if isinstance(item, str))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(item for item in self.stop if not isinstance(item, str))
+
+    def chosen_seed(self) -> int:
+        """The seed, or one that torch's generator draws."""
+        return int(torch.randint(2**63 - 1, ())) if self.seed is None else self.seed
+
+
+class Pick(NamedTuple):
+    """A token, and log p under the model's logits as they are."""
+
+    token: int
+    logprob: float
+    likeliest: dict[int, float] | None = None  # where asked for: {token: log p}, the chosen one first
+
+
+class Row(NamedTuple):
+    """Whose token is to be drawn from which row of the logits."""
+
+    logits: int
+    sampling: SamplingParams
+    tokens: list[int]  # so far, the prompt's included
+    seed: int
+    choice: int
+
+
+def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick]:
+    """A token for each row.
+
+    Raises:
+        FloatingPointError: the logits of a row hold NaN, or +inf, or nothing above -inf.
+    """
+    if not rows:
+        return []
+    logits = logits[[row.logits for row in rows]].float()
+    log_sums = logits.logsumexp(dim=-1)
+    if not log_sums.isfinite().all():
+        raise FloatingPointError("the model's logits are not finite: no token can be chosen from them")
+    processed = penalised(logits, [(row.tokens, row.sampling.repetition_penalty) for row in rows])
+    tokens = processed.argmax(dim=-1)
+    if drawing := [i for i, row in enumerate(rows) if row.sampling.temperature > 0]:
+        tokens[drawing] = _draw(processed[drawing], [rows[i] for i in drawing])
+    logprobs = (logits.gather(1, tokens[:, None])[:, 0] - log_sums).tolist()
+    picks = [Pick(token, logprob) for token, logprob in zip(tokens.tolist(), logprobs, strict=True)]
+    for i, row in enumerate(rows):
+        if row.sampling.logprobs is not None:
+            top = logits[i].topk(min(row.sampling.logprobs, logits.shape[1]))
+            likeliest = zip(top.indices.tolist(), (top.values - log_sums[i]).tolist(), strict=True)
+            picks[i] = picks[i]._replace(likeliest={picks[i].token: picks[i].logprob} | dict(likeliest))
+    return picks
+
+
+def penalised(logits: Float[Tensor, "n vocab"], rows: Sequence[tuple[list[int], float]]) -> Float[Tensor, "n vocab"]:
+    """The logits with those of tokens that a row already has moved down by its repetition penalty."""
+    if all(penalty == 1.0 for _, penalty in rows):
+        return logits
+    logits = logits.clone()
+    for row, (tokens, penalty) in zip(logits, rows, strict=True):
+        seen = torch.tensor(sorted(set(tokens)), device=logits.device)
+        row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+    return logits
+
+
+def _draw(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Tensor:
+    """A token for each row from the distribution that its temperature, top_k and top_p leave."""
+    device, vocab = logits.device, logits.shape[1]
+    temperature = torch.tensor([row.sampling.temperature for row in rows], device=device)[:, None]
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # however low the temperature
+    u = uniform([row.seed for row in rows], [row.choice for row in rows], [len(row.tokens) for row in rows]).to(device)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
+    # as many of the likeliest as a row needs, in falling order; a row that needs all, and in no order, is not sorted
+    needs = [row.sampling.top_k or (vocab if row.sampling.top_p < 1 else 0) for row in rows]
+    for ordered in (False, True):
+        if not (chosen := [i for i, need in enumerate(needs) if (need > 0) == ordered]):
+            continue
+        scores, ids = logits[chosen], None
+        if ordered:
+            scores, ids = scores.topk(min(vocab, max(needs[i] for i in chosen)))
+            scores = _cut(scores, [rows[i].sampling for i in chosen])
+        cumulative = scores.double().exp().cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        below = torch.minimum(u[chosen, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+        drawn = torch.searchsorted(cumulative, below, right=True)
+        tokens[chosen] = (drawn if ids is None else ids.gather(1, drawn))[:, 0]
+    return tokens
+
+
+def _cut(scores: Float[Tensor, "n most"], params: list[SamplingParams]) -> Float[Tensor, "n most"]:
+    """Falling scores with −inf for those that top_k and top_p leave out."""
+    most = scores.shape[1]
+    top_k = torch.tensor([p.top_k or most for p in params], device=scores.device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=scores.device)[:, None]
+    scores = scores.masked_fill(torch.arange(most, device=scores.device) >= top_k, -torch.inf)
+    probabilities = scores.double().softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities  # of the likelier ones
+    return scores.masked_fill((before >= top_p) & (top_p < 1), -torch.inf)
+
+
+def uniform(seeds: list[int], choices: list[int], positions: list[int]) -> Float[Tensor, " n"]:
+    """A float64 in [0, 1) for each (seed, choice, position), of 53 random bits."""
+    seed, choice, position = (torch.tensor(numbers, dtype=torch.int64) for numbers in (seeds, choices, positions))
+    high, low, _, _ = philox(position, choice, torch.zeros_like(seed), torch.zeros_like(seed), seed)
+    return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53

@@ -1,0 +1,174 @@
+"""Who computes what in the next step (lesson 9).
+
+A step has a budget of tokens. Sequences that decode need one each and come first; what is left goes to prompts, oldest
+first, in chunks if they are longer (chunked prefill). When memory runs out the youngest running request is preempted:
+its memory is freed, its tokens are kept, and it will compute them again (preemption by recomputation). So the oldest
+request always advances, and all end.
+
+    naive       one request at a time
+    static      as many as fit; no other joins before all of them have ended
+    continuous  whoever fits joins at any step
+
+Yu et al. 2022 (Orca: continuous batching); Kwon et al. 2023 (preemption); Agrawal et al. 2023 (Sarathi: chunked
+prefill, decoding first).
+"""
+
+from collections import deque
+from typing import Literal
+
+from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.paged_blocks import OutOfBlocks
+
+Policy = Literal["naive", "static", "continuous"]
+POLICIES = ("naive", "static", "continuous")
+
+
+class Scheduler:
+    """Requests that wait and requests that run, each list oldest first.
+
+    Invariants, after every call:
+    - every running request is older than every waiting one;
+    - memory is held by the sequences of running requests (`Request.in_memory`), and by nothing else;
+    - at most max_num_seqs sequences run, counting those that a request will be forked into.
+    """
+
+    def __init__(
+        self,
+        memory: PagedMemory | DenseMemory,
+        *,
+        policy: Policy = "continuous",
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+    ) -> None:
+        self.memory, self.policy = memory, policy
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._places = 0  # for requests in the batch that is running, unless continuous
+
+    def add(self, request: Request) -> None:
+        """The request waits for its turn."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """The request has ended, or is not wanted any more: what it held is free."""
+        if request in self.running:
+            self._release(request)
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+
+    def schedule(self) -> list[Chunk]:
+        """The next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff all is done."""
+        preempted = self.num_preemptions
+        chunks, reading = self._decode()
+        for request in reading:
+            for sequence in request.in_memory() if request in self.running else ():
+                self._prefill(request, sequence, chunks)
+        while self.num_preemptions == preempted and self._left(chunks) > 0 and self._admit(chunks):
+            self._prefill(self.running[-1], self.running[-1].live[0], chunks)
+        return chunks
+
+    def preempt(self, request: Request) -> None:
+        """A running request waits again, before all others that wait."""
+        self._release(request)
+        self.running.remove(request)
+        self.waiting.appendleft(request)
+        self.num_preemptions += 1
+        self._places += 1
+
+    def _decode(self) -> tuple[list[Chunk], list[Request]]:
+        """Chunks for the requests that decode, with room for their newest tokens, and the requests that do not yet."""
+        chunks: list[Chunk] = []
+        reading = []
+        for request in self.running.copy():
+            if request not in self.running:  # it was preempted
+                continue
+            sequences = request.in_memory()
+            if not request.forked:
+                reading.append(request)
+            elif any(len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences):
+                if self._make_room(request, sequences):
+                    reading.append(request)
+            elif len(sequences) <= self._left(chunks) and self._make_room(request, sequences):
+                chunks += (Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences)
+        return chunks, reading
+
+    def _make_room(self, request: Request, sequences: list[Sequence]) -> bool:
+        """Memory for all tokens of its sequences, taken from the youngest; False: it was the youngest itself."""
+        for sequence in sequences:
+            while True:
+                try:
+                    self.memory.extend(sequence)
+                    break
+                except OutOfBlocks:
+                    youngest = self.running[-1]
+                    self.preempt(youngest)
+                    if youngest is request:
+                        return False
+        return True
+
+    def _prefill(self, request: Request, sequence: Sequence, chunks: list[Chunk]) -> None:
+        """As large a chunk as is left of what all its sequences have in common, or of what they have not.
+
+        The newest tokens of several sequences are left for one step that decodes them together.
+        """
+        stop = len(sequence.tokens) - 1 if request.forked else request.common
+        start = sequence.num_computed
+        stop = min(stop, start + self._left(chunks))
+        if start < stop:
+            chunks.append(Chunk(request, sequence, start, stop))
+
+    def _left(self, chunks: list[Chunk]) -> int:
+        """What is left of the step's budget."""
+        return self.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks)
+
+    def _admit(self, chunks: list[Chunk]) -> bool:
+        """Let the request that has waited longest run, if it may and there is memory."""
+        if not self.waiting or not self._has_place():
+            return False
+        request = self.waiting[0]
+        tokens = request.common_tokens()
+        if self.memory.prefix_is_coming(tokens, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1]):
+            return False
+        try:
+            cached = self.memory.admit(request, tokens)
+        except OutOfBlocks:
+            self._places = 0
+            return False
+        self.waiting.popleft()
+        self.running.append(request)
+        self._places -= 1
+        request.common, request.forked = len(tokens), False
+        request.live[0].num_computed = cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = cached
+        return True
+
+    def _has_place(self) -> bool:
+        if self.policy != "continuous":
+            if not self.running:
+                self._places = 1 if self.policy == "naive" else len(self.waiting)
+            if self._places <= 0:
+                return False
+        return sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs
+
+    def computed(self, chunks: list[Chunk]) -> None:
+        """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""
+        for request, sequence, _, stop in chunks:
+            sequence.num_computed = stop
+            self.memory.commit(sequence)
+            if not request.forked and stop == request.common:
+                first, *others = request.live
+                for other in others:
+                    self.memory.fork(first, other)
+                    other.num_computed = stop
+                request.forked = True
+
+    def _release(self, request: Request) -> None:
+        self.memory.release(request)
+        for sequence in request.live:
+            sequence.num_computed = 0
+        request.forked = False

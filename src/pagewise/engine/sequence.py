@@ -1,0 +1,148 @@
+"""What the engine keeps of a request: its sequences, and what it says about them in the end (lesson 9).
+
+A request has one sequence, or several that share their prompt: n samples, or the beams of a beam search. They are
+scheduled, preempted and resumed together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pagewise.engine.sampling import Pick, SamplingParams
+from pagewise.engine.text import Text
+
+FinishReason = Literal["stop", "length"]
+
+
+class Choice(NamedTuple):
+    """One of a request's n samples or beams."""
+
+    token_ids: list[int]  # without the prompt; the token that ended it included
+    text: str | None  # without what ended it; None without a tokenizer
+    finish_reason: FinishReason  # "stop": an end token or a stop string; "length": max_tokens
+    score: float  # Σ log p of its tokens; of a beam divided by their number
+
+
+@dataclass(frozen=True)
+class Output:
+    """What became of a request: the best choice, and all of them, best first."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    choices: list[Choice]
+    logprobs: list[list[dict[int, float]] | None]  # of each choice, where asked for: {token: log p} at each step
+    num_cached_tokens: int  # of the prompt, that the prefix cache had when the request was first admitted
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.choices[0].token_ids
+
+    @property
+    def text(self) -> str | None:
+        return self.choices[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+
+class Piece(NamedTuple):
+    """What a step added to one choice, for a request's listener."""
+
+    request_id: int
+    choice: int
+    token_ids: list[int]
+    text: str  # may lag behind the tokens: half a character, or the beginning of a stop string, waits
+    finish_reason: FinishReason | None
+    logprobs: list[dict[int, float]] | None
+
+
+Listener = Callable[[Piece], None]
+
+
+class Sequence:
+    """Tokens, and how many of them have their K and V in memory. It is its own id in the BlockManager."""
+
+    def __init__(self, tokens: list[int], text: Text | None = None, index: int = 0) -> None:
+        self.tokens, self.text, self.index = tokens, text, index
+        self.num_computed = 0
+        self.score = 0.0
+        self.logprobs: list[dict[int, float]] = []
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, pick: Pick) -> None:
+        """One more token."""
+        self.tokens.append(pick.token)
+        self.score += pick.logprob
+        if pick.likeliest is not None:
+            self.logprobs.append(pick.likeliest)
+
+    def __repr__(self) -> str:
+        return f"Sequence({len(self.tokens)} tokens, {self.num_computed} computed)"
+
+
+class Request:
+    """A prompt, how to continue it, and the sequences that do.
+
+    `live` ones are not finished and all of the same length. In memory are either none of them (waiting), or the first
+    alone with the `common` tokens that all begin with (until these are computed), or all (`forked`).
+    """
+
+    def __init__(self, prompt: list[int], sampling: SamplingParams, tokenizer: Any) -> None:
+        self.prompt, self.sampling, self.tokenizer = prompt, sampling, tokenizer
+        self.id = -1  # not added yet
+        self.listener: Listener | None = None
+        texts = [tokenizer and Text(tokenizer, sampling.stop_strings) for _ in range(sampling.n)]
+        self.live = [Sequence(prompt.copy(), text, index) for index, text in enumerate(texts)]
+        self.finished: list[Sequence] = []
+        self.beams: Any = None  # what a beam search has found so far
+        self.common = 0
+        self.forked = False
+        self.num_cached_tokens: int | None = None
+        self.seed = sampling.chosen_seed()
+
+    @property
+    def width(self) -> int:
+        """How many sequences it may have at once."""
+        return max(self.sampling.n, self.sampling.beam_width)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one of its sequences can have."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+    @property
+    def described(self) -> str:
+        """For messages."""
+        sequences = f"{self.width} sequences of " if self.width > 1 else ""
+        return f"{sequences}a prompt of {len(self.prompt)} tokens and max_tokens = {self.sampling.max_tokens}"
+
+    def common_tokens(self) -> list[int]:
+        """The tokens that all live sequences begin with: the prompt at least."""
+        first, *others = (sequence.tokens for sequence in self.live)
+        length = min(len(first), *map(len, others)) if others else len(first)
+        for other in others:
+            length = next((i for i in range(length) if first[i] != other[i]), length)
+        return first[:length]
+
+    def text_of(self, token_ids: list[int]) -> str | None:
+        """The text of tokens that do not come one by one."""
+        return self.tokenizer and self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def in_memory(self) -> list[Sequence]:
+        """Its sequences that hold memory, while it runs."""
+        return self.live if self.forked else self.live[:1]
+
+
+class Chunk(NamedTuple):
+    """Tokens start … stop − 1 of a sequence, to be computed in one step."""
+
+    request: Request
+    sequence: Sequence
+    start: int
+    stop: int
+
+    @property
+    def gives_logits(self) -> bool:
+        """Whether its last token is the newest of the sequence, which the next one follows."""
+        return self.stop == len(self.sequence.tokens)
