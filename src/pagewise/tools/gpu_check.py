@@ -35,7 +35,7 @@ import torch
 from pagewise.tools.records import recorded, table, table_of
 
 ROOT = Path(__file__).resolve().parents[3]
-MEASURED = ("paged_attention", "flash_attention", "flash_decoding", "flat_gemm")
+MEASURED = ("paged_attention", "flash_attention", "flash_decoding", "flat_gemm", "engine")
 GRACE = 15.0  # seconds to say how far it came, for a part that is told to end: pytest-xdist needs 10
 SHORTEST = 20.0  # seconds: with less left, a part is not begun
 NUM_LINES = 15  # of a part's output, in the summary
@@ -85,7 +85,7 @@ def parts(out: Path) -> list[Part]:
     of_kernels = ("tests/paged_attention", "tests/flash_attention", "tests/flash_decoding_plus_plus")
     of_kernels = (*of_kernels, "tests/test_flash_decoding.py", "tests/test_online_softmax.py")
     of_kernels = (*of_kernels, "tests/paged_blocks/test_write.py")
-    paged_speed, flash_speed, decode_speed, flat_speed = (
+    paged_speed, flash_speed, decode_speed, flat_speed, engine_speed = (
         (*python, f"pagewise.experiments.{name}_speed", "--record", str(out.resolve() / f"{name}.json"))
         for name in MEASURED
     )
@@ -100,6 +100,7 @@ def parts(out: Path) -> list[Part]:
         Part("flash speed, 8 shapes", (*flash_speed, "--first", "8"), 240),
         Part("split decode speed, 7 shapes", (*decode_speed, "--limit", "60", "--first", "7"), 150),
         Part("flat product speed, 16 shapes", (*flat_speed, "--limit", "60", "--first", "16"), 120),
+        Part("engine speed, one prompt 64 times", (*engine_speed, "--prompts", "identical"), 200),
         Part("dataflow", (sys.executable, "-c", DATAFLOW, str(out.resolve() / "dataflow.json")), 60),
         Part("same bits 50 times", launches, 60),
         *(Part(tool, (*sanitizer, tool, *once), 60) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
@@ -112,6 +113,7 @@ def parts(out: Path) -> list[Part]:
         Part("flash speed, all shapes", flash_speed, 2400),
         Part("split decode speed, all shapes", (*decode_speed, "--limit", "60"), 2400),
         Part("flat product speed, all shapes", (*flat_speed, "--limit", "60"), 1200),
+        Part("engine speed, all prompts", engine_speed, 1200),
     ]
 
 

@@ -1,0 +1,67 @@
+"""Generate from a shell, a piece of text at a time: python -m pagewise.engine "prompt…" (lesson 9)."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pagewise.engine.llm import LLM
+from pagewise.engine.sampling import SamplingParams
+from pagewise.models.load import TINY
+
+INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, or 2 where the command cannot be done and one line on stderr says why."""
+    asked = vars(_parser().parse_args(arguments))
+    prompt, model = asked.pop("prompt"), asked.pop("model")
+    engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks")}
+    try:
+        llm = LLM(model, max_num_seqs=1, **engine)
+        if llm.tokenizer is None:
+            prompt = _token_ids(prompt)
+        for piece in llm.stream(prompt, SamplingParams(**asked)):
+            print(piece, end="" if isinstance(piece, str) else " ", flush=True)
+        print()
+    except KeyboardInterrupt:
+        print()
+        return INTERRUPTED
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _token_ids(text: str) -> list[int]:
+    """The prompt for a checkpoint without a tokenizer."""
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise ValueError(f"the checkpoint has no tokenizer: the prompt must be token ids, got {text!r}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pagewise.engine",
+        description="Continue a prompt.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("prompt", help="a text, or token ids where the checkpoint has no tokenizer")
+    parser.add_argument("--model", default=TINY, help="a folder or a hub id")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate at most")
+    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: the likeliest token each time")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of the K likeliest tokens; 0: of all")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest of this weight")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="for tokens met before")
+    parser.add_argument("--seed", type=int, metavar="N", help="the same text each time")
+    parser.add_argument("--stop", nargs="+", default=(), metavar="TEXT", help="ends the text; left out of it")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
+    parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
+    parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; what the memory has room for")
+    parser.add_argument("--device", help="cpu or cuda; the best there is")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

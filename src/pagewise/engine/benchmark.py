@@ -1,0 +1,159 @@
+"""Serving measured: schedulers, dense and paged caches, prefix cache on and off, on the same requests (lesson 9).
+
+    python -m pagewise.engine.benchmark                        every combination, on a model that suits this machine
+    python -m pagewise.engine.benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
+
+Modes, as the text that lesson 9 follows names them: naive serves one request after the other; offline has all requests
+in one batch until the last is done (the static scheduler); online steps through the continuous scheduler. Everything
+that one command measures runs in turns; what to read are the ratios.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import nn
+
+from pagewise.engine.llm import LLM
+from pagewise.engine.results import overview, records, summary
+from pagewise.engine.workload import Prompts, Workload, compare, serve
+from pagewise.models.gpt2 import GPT2, GPT2Config
+from pagewise.models.load import TINY, load_model
+from pagewise.tools.device import best_device
+from pagewise.tools.records import keep
+
+SCHEDULERS = {"naive": "naive", "offline": "static", "online": "continuous"}
+GPT2_SMALL = {"vocab_size": 50257, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+
+
+def named_model(name: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The model that comes along ("tiny"), GPT-2's architecture with random weights ("gpt2-small"), or a checkpoint."""
+    if name == "gpt2-small":
+        torch.manual_seed(0)
+        return GPT2(GPT2Config(**GPT2_SMALL)).to(device, dtype).requires_grad_(False).eval()
+    model, _ = load_model(TINY if name == "tiny" else name, dtype=dtype, device=device)
+    return model
+
+
+def variants(
+    modes: Sequence[str] = tuple(SCHEDULERS),
+    attentions: Sequence[str] = ("dense", "paged"),
+    prefix_caches: Sequence[bool] = (True, False),
+) -> dict[str, dict[str, object]]:
+    """{name: arguments of LLM} of every combination. Dense caches have no prefix cache."""
+    found = {}
+    for attention, mode in itertools.product(attentions, modes):
+        for prefix_cache in prefix_caches if attention == "paged" else [False]:
+            without = ", no prefix cache" if attention == "paged" and not prefix_cache else ""
+            found[f"{mode}, {attention}{without}"] = {
+                "scheduler": SCHEDULERS[mode],
+                "attention": attention,
+                "prefix_cache": prefix_cache,
+            }
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit status is 2 where the command cannot be done, and one line says why."""
+    asked = _parser().parse_args(arguments)
+    try:
+        _measure(asked)
+    except (ImportError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure(asked: argparse.Namespace) -> None:
+    device = torch.device(asked.device) if asked.device else best_device()
+    on_gpu = device.type == "cuda"
+    model_name = asked.model or ("gpt2-small" if on_gpu else "tiny")
+    model = named_model(model_name, DTYPES[asked.dtype or ("float16" if on_gpu else "float32")], device)
+    every = asked.mode == "all"
+    chosen = variants(
+        tuple(SCHEDULERS) if every else (asked.mode,),
+        ("dense", "paged") if every and not asked.paged_attn else ("paged" if asked.paged_attn else "dense",),
+        (False,) if asked.no_prefix_cache else (True, False) if every else (True,),
+    )
+    sampling = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p") if getattr(asked, name)}
+    if sampling:
+        sampling.setdefault("temperature", 1.0)
+    prompt_tokens = asked.prompt_tokens or (856 if on_gpu else 256)
+    for prompts in asked.prompts or (("identical", "distinct") if every else ("identical",)):
+        workload = Workload(prompts, asked.num_requests, prompt_tokens, asked.max_new_tokens)
+        sizes = {
+            "block_size": asked.block_size,
+            "num_blocks": asked.num_blocks or workload.num_blocks(asked.block_size),
+            "max_num_seqs": asked.max_num_seqs,
+            "backend": asked.backend,
+        }
+        engines = {name: LLM(model, **sizes, **options) for name, options in chosen.items()}
+        counts = {"warmup_runs": asked.warmup_runs, "repeat_runs": asked.repeat_runs}
+        servers = {name: partial(serve, llm) for name, llm in engines.items()}
+        compared = compare(servers, workload, vocab_size=model.config.vocab_size, **counts, **sampling)
+        for name, runs in compared.items():
+            print(summary(f"{name}, {prompts} prompts", runs, asked.warmup_runs), end="\n\n")
+        print(overview(f"{model_name}, {prompts} prompts", compared), end="\n\n", flush=True)
+        if asked.record:
+            for record in records(model_name, model, workload, compared):
+                keep(asked.record, record)
+        if asked.profile:
+            for name, llm in engines.items():
+                path = asked.profile / f"{name}, {prompts}.json".replace(", ", "_").replace(" ", "-")
+                serve(llm, *workload.draw(model.config.vocab_size, -1, **sampling), ops=True).profile.export(path)
+                print(f"[profile] wrote: {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pagewise.engine.benchmark",
+        description="Serve the same requests with every scheduler, dense and paged, and compare.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--model", help="tiny, gpt2-small (random weights), a folder or a hub id; by the machine")
+    parser.add_argument("--mode", choices=[*SCHEDULERS, "all"], default="all", help="the scheduler")
+    parser.add_argument("--paged-attn", action="store_true", help="paged attention only, instead of dense caches")
+    parser.add_argument("--no-prefix-cache", action="store_true", help="paged caches without a prefix cache only")
+    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), help="which; by the mode")
+    for name, default, what in (
+        ("num-requests", 64, "requests, all at once"),
+        ("prompt-tokens", None, "tokens of a prompt; by the machine"),
+        ("max-new-tokens", 16, "tokens to generate for each"),
+        ("warmup-runs", 1, "runs that are not measured"),
+        ("repeat-runs", 3, "runs that are"),
+        ("max-num-seqs", 64, "sequences in a batch at most"),
+        ("block-size", 16, "tokens of a block"),
+        ("num-blocks", None, "blocks, or their tokens for dense caches; enough for all requests"),
+    ):
+        count = partial(_count, minimum=0 if name == "warmup-runs" else 1)
+        parser.add_argument(f"--{name}", type=count, default=default, metavar="N", help=what)
+    parser.add_argument("--temperature", type=float, metavar="T", help="1 with --top-k or --top-p, else greedy")
+    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this weight")
+    parser.add_argument("--backend", default="auto", help="auto, torch, triton or cuda")
+    parser.add_argument("--device", help="cpu or cuda; the best there is")
+    parser.add_argument("--dtype", choices=DTYPES, help="float16 on a GPU, else float32")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep what was measured in this JSON file")
+    parser.add_argument(
+        "--profile", type=Path, nargs="?", const=Path("profiles"), metavar="FOLDER", help="write a trace of each engine"
+    )
+    return parser
+
+
+def _count(text: str, minimum: int) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""What runs of engines say: in the fields of the text that lesson 9 follows, as ratios, and as records to keep."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import nn
+
+from pagewise.engine.workload import Run, Workload
+from pagewise.tools.records import Record, surroundings, table
+from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
+
+
+def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
+    """One engine's runs, in the fields of the text that lesson 9 follows, and what it leaves out."""
+    run = runs[0]
+    requests, completion = len(run.token_ids), run.completion_tokens
+    lines = {
+        "Requests": requests,
+        "Warmup runs": warmup_runs,
+        "Measured runs": len(runs),
+        "Prefill time (add) p50/mean": _both(runs, lambda r: r.prefill, "s"),
+        "Decode time (run) p50/mean": _both(runs, lambda r: r.decode, "s"),
+        "Total time p50/mean": _both(runs, lambda r: r.seconds, "s"),
+        "Prompt tokens": run.prompt_tokens,
+        "Completion tokens": completion,
+        "Total tokens": run.prompt_tokens + completion,
+        "Throughput (completion,decode) p50/mean": _both(runs, decode_rate, "tokens/s"),
+        "Throughput (completion,total) p50/mean": _both(runs, completion_rate, "tokens/s"),
+        "Throughput (total,total) p50/mean": _both(runs, total_rate, "tokens/s"),
+        "Prefill served by the prefix cache": f"{run.cached_tokens / run.prompt_tokens:.1%}",
+        "Time to first token p50/mean": _both(runs, lambda r: r.first_token, "s"),
+        "Time per decode step p50/mean": _both(runs, lambda r: r.steps, "s"),
+        "Peak cache memory": f"{max(r.peak_cache for r in runs) / 2**20:.2f} MiB",
+    }
+    return "\n".join([f"=== {name} ===", *(f"{field}: {value}" for field, value in lines.items())])
+
+
+def decode_rate(run: Run) -> float:
+    """Generated tokens per second of the steps that only decode; 0 where there is none."""
+    return run.completion_tokens / run.decode if run.steps else 0.0
+
+
+def completion_rate(run: Run) -> float:
+    """Generated tokens per second of all."""
+    return run.completion_tokens / run.seconds
+
+
+def total_rate(run: Run) -> float:
+    """Tokens of prompts and answers per second of all."""
+    return (run.prompt_tokens + run.completion_tokens) / run.seconds
+
+
+def speedups(compared: Mapping[str, Sequence[Run]]) -> dict[str, float]:
+    """How many times as fast as the first engine each is: the median of the ratios of runs of one round."""
+    first = next(iter(compared.values()))
+    return {
+        name: statistics.median(base.seconds / run.seconds for base, run in zip(first, runs, strict=True))
+        for name, runs in compared.items()
+    }
+
+
+def agreement(compared: Mapping[str, Sequence[Run]]) -> dict[str, float]:
+    """The share of requests whose tokens are those of the first engine: 1 but for rounding."""
+    first = next(iter(compared.values()))
+    found = {}
+    for name, runs in compared.items():
+        pairs = [zip(base.token_ids, run.token_ids, strict=True) for base, run in zip(first, runs, strict=True)]
+        same = [theirs == ours for pair in pairs for theirs, ours in pair]
+        found[name] = sum(same) / len(same)
+    return found
+
+
+def overview(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
+    """A line per engine: medians, and how many times as fast as the first."""
+    times, agrees = speedups(compared), agreement(compared)
+    header = (title, "prefill", "decode", "total", "tokens/s", "cached", "first token", "step", "cache", "agrees", "")
+    rows = []
+    for name, runs in compared.items():
+        seconds = (_median([getattr(r, field) for r in runs]) for field in ("prefill", "decode", "seconds"))
+        rate = _median([completion_rate(r) for r in runs])
+        cached = f"{runs[0].cached_tokens / runs[0].prompt_tokens:.1%}"
+        first, step = (1e3 * _median(_all(runs, lambda r, f=f: getattr(r, f))) for f in ("first_token", "steps"))
+        peak = max(r.peak_cache for r in runs) / 2**20
+        times_as_fast = f"× {times[name]:.2f}"
+        rows.append(
+            (name, *(f"{s:.3f} s" for s in seconds), f"{rate:,.1f}", cached, f"{first:,.0f} ms", f"{step:,.1f} ms",
+             f"{peak:,.1f} MiB", f"{agrees[name]:.0%}", times_as_fast)
+        )  # fmt: skip
+    return table(header, rows)
+
+
+def _both(runs: Sequence[Run], measured: Callable[[Run], float | Sequence[float]], unit: str) -> str:
+    values = _all(runs, measured)
+    return f"{_median(values):.6f}/{statistics.fmean(values or [0.0]):.6f} {unit}"
+
+
+def _all(runs: Sequence[Run], measured: Callable[[Run], float | Sequence[float]]) -> list[float]:
+    values = [measured(run) for run in runs]
+    return [one for value in values for one in (value if isinstance(value, Sequence) else [value])]
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values or [0.0])
+
+
+def records(
+    model_name: str, model: nn.Module, workload: Workload, compared: Mapping[str, Sequence[Run]]
+) -> list[Record]:
+    """The total, the decode step and the first token of each engine.
+
+    What a total had to do are the tokens that the prefix cache did not serve; a decode step, its share of the tokens.
+    It reads the weights, and K and V of the requests in it. Rates to hold this against are measured on a GPU only.
+    """
+    weight = next(model.parameters())
+    about = surroundings(weight.device) | {"dtype": str(weight.dtype).removeprefix("torch.")}
+    rates = {"matmul": None, "copy": None}
+    if weight.device.type == "cuda":
+        rates = {"matmul": matmul_rate(weight.device, weight.dtype), "copy": copy_bandwidth(weight.device)}
+    prompts, *sizes = workload
+    shape = dict(zip(Workload._fields[1:], sizes, strict=True))
+    found = []
+    for name, runs in compared.items():
+        measured = {
+            "total": ([r.seconds for r in runs], "matmul", _work(model, runs[0])),
+            "decode step": (_all(runs, lambda r: r.steps), "copy", _work_of_a_step(model, runs[0])),
+            "first token": (_all(runs, lambda r: r.first_token), "matmul", (0, 0)),
+        }
+        for what, (seconds, limit, (nbytes, flops)) in measured.items():
+            if not seconds:  # of a decode step, where all steps had tokens of a prompt
+                continue
+            spread = Spread.of(seconds)
+            record = Record(
+                what=f"{model_name}, {prompts} prompts, {name}: {what}",
+                shape=shape,
+                how=f"host clock, {len(runs)} runs, engines in turns",
+                bytes=nbytes,
+                flops=flops,
+                limit=limit,
+                limit_rate=rates[limit] if flops else None,
+                seconds=spread.median,
+                spread=spread.high - spread.low,
+                **about,
+            )
+            found.append(record._replace(fraction=record.reached()))
+    return found
+
+
+def _work(model: nn.Module, run: Run) -> tuple[int, int]:
+    """(bytes of K and V to write, FLOPs) of all tokens that were computed."""
+    kv_bytes, weights, score = _costs(model)
+    tokens = run.prompt_tokens - run.cached_tokens + run.completion_tokens - len(run.token_ids)
+    return tokens * kv_bytes, int(tokens * (2 * weights + score * _context(run) / 2))
+
+
+def _work_of_a_step(model: nn.Module, run: Run) -> tuple[int, int]:
+    """(bytes of weights, K and V to read, FLOPs) of the mean step that only decodes."""
+    kv_bytes, weights, score = _costs(model)
+    batch = (run.completion_tokens - len(run.token_ids)) / max(1, len(run.steps))
+    itemsize = next(model.parameters()).element_size()
+    return (
+        int(weights * itemsize + batch * _context(run) * kv_bytes),
+        int(batch * (2 * weights + score * _context(run))),
+    )
+
+
+def _costs(model: nn.Module) -> tuple[int, int, int]:
+    """Bytes of K and V of a token, weights that a token is multiplied with, FLOPs of a query meeting a key."""
+    config = model.config
+    channels = config.num_hidden_layers * config.head_dim
+    itemsize = next(model.parameters()).element_size()
+    weights = sum(p.numel() for p in model.parameters())  # embeddings too: that of GPT-2 is its head as well
+    return 2 * channels * config.num_key_value_heads * itemsize, weights, 4 * channels * config.num_attention_heads
+
+
+def _context(run: Run) -> float:
+    """Tokens before the one that is generated, on average."""
+    return (run.prompt_tokens + run.completion_tokens / 2) / len(run.token_ids)

@@ -1,0 +1,137 @@
+"""Requests to measure an engine with, and what serving them took (lesson 9).
+
+The workload that paged attention's text for lesson 9 measures is 64 prompts of 856 tokens, 16 new tokens each, and the
+prompt is one and the same 64 times: a prefix cache serves nearly all of it. So there are others beside it.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from pagewise.engine.llm import LLM
+from pagewise.engine.profile import Profile
+from pagewise.engine.sampling import SamplingParams
+from pagewise.tools.benchmark import progress
+
+Prompts = Literal["identical", "shared", "distinct", "mixed"]
+
+
+class Workload(NamedTuple):
+    """`num_requests` requests that come at once.
+
+    prompts: "identical": one prompt for all. "shared": the first 7/8 in common, as of a system prompt. "distinct":
+        nothing in common. "mixed": distinct, and the lengths of prompts and of answers spread evenly, independently
+        of each other, from 1/8 of what is given here to all of it.
+    """
+
+    prompts: Prompts = "identical"
+    num_requests: int = 64
+    prompt_tokens: int = 856
+    max_new_tokens: int = 16
+
+    def draw(self, vocab_size: int, seed: int, **sampling: object) -> tuple[list[list[int]], list[SamplingParams]]:
+        """Prompts of random tokens, and how to continue each: end tokens ignored, request i seeded with i."""
+        chance = random.Random(seed)
+        lengths, budgets = ([most] * self.num_requests for most in (self.prompt_tokens, self.max_new_tokens))
+        if self.prompts == "mixed":
+            lengths, budgets = (_spread(most, self.num_requests) for most in (self.prompt_tokens, self.max_new_tokens))
+            chance.shuffle(lengths)
+            chance.shuffle(budgets)
+        common = {"identical": self.prompt_tokens, "shared": self.prompt_tokens * 7 // 8}.get(self.prompts, 0)
+        start = chance.choices(range(vocab_size), k=common)
+        prompts = [start + chance.choices(range(vocab_size), k=length - common) for length in lengths]
+        params = [
+            SamplingParams(max_tokens=budget, seed=i, ignore_eos=True, **{"temperature": 0.0, **sampling})
+            for i, budget in enumerate(budgets)
+        ]
+        return prompts, params
+
+    def num_blocks(self, block_size: int) -> int:
+        """Enough blocks for all requests at once, whatever they share."""
+        return self.num_requests * -(-(self.prompt_tokens + self.max_new_tokens) // block_size)
+
+
+def _spread(most: int, count: int) -> list[int]:
+    """From most / 8 to most, evenly."""
+    least = max(1, most // 8)
+    return [least + (most - least) * i // max(1, count - 1) for i in range(count)]
+
+
+class Run(NamedTuple):
+    """What it took to serve all requests of a workload, once. What a server does not tell is empty, or 0."""
+
+    seconds: float
+    prompt_tokens: int
+    token_ids: list[list[int]]
+    prefill: float = 0.0  # seconds of steps that computed tokens of a prompt
+    steps: Sequence[float] = ()  # seconds of each of the other steps
+    first_token: Sequence[float] = ()  # seconds from the beginning until each request had a token
+    cached_tokens: int = 0  # prompt tokens that the prefix cache served
+    peak_cache: int = 0  # bytes of K and V that requests held, or had reserved, between two steps, at most
+    profile: Profile | None = None
+
+    @property
+    def decode(self) -> float:
+        """Seconds of all steps that computed no token of a prompt."""
+        return sum(self.steps)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens that were generated."""
+        return sum(map(len, self.token_ids))
+
+
+def serve(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams], *, ops: bool = False) -> Run:
+    """Give an engine all requests, and step until it has answered. `ops`: see `Profile`."""
+    first: dict[int, float] = {}
+    outputs, peak = [], 0
+    with llm.profile(ops=ops) as profile:
+        begin = time.perf_counter()
+
+        def note(piece) -> None:
+            first.setdefault(piece.request_id, time.perf_counter() - begin)
+
+        for prompt, params in zip(prompts, sampling, strict=True):
+            llm.add_request(prompt, params, listener=note)
+        while llm.has_unfinished:
+            outputs += llm.step()
+            peak = max(peak, llm.memory.used_nbytes)
+        seconds = time.perf_counter() - begin
+    outputs.sort(key=lambda output: output.request_id)
+    prefills = {span.step for span in profile.spans if span.name == "prefill"}
+    steps = [span for span in profile.spans if span.depth == 0]
+    return Run(
+        seconds,
+        sum(len(output.prompt_token_ids) for output in outputs),
+        [output.token_ids for output in outputs],
+        sum(span.seconds for span in steps if span.step in prefills),
+        [span.seconds for span in steps if span.step not in prefills],
+        [first[output.request_id] for output in outputs],
+        sum(output.num_cached_tokens for output in outputs),
+        peak,
+        profile,
+    )
+
+
+def compare(
+    servers: Mapping[str, Callable[[list[list[int]], list[SamplingParams]], Run]],
+    workload: Workload,
+    *,
+    vocab_size: int,
+    warmup_runs: int = 1,
+    repeat_runs: int = 3,
+    **sampling: object,
+) -> dict[str, list[Run]]:
+    """Have a workload served by each server in turn, so that what disturbs the machine meets all of them.
+
+    Each round has prompts of its own: what a prefix cache serves, it has met in the same run. A server is
+    `partial(serve, llm)`, or somebody else's engine as a function of prompts and parameters.
+    """
+    runs = {name: [] for name in servers}
+    turns = [(round, name) for round in range(-warmup_runs, repeat_runs) for name in servers]
+    for round, name in progress(turns, f"{workload.prompts} prompts"):
+        run = servers[name](*workload.draw(vocab_size, round, **sampling))
+        if round >= 0:
+            runs[name].append(run)
+    return runs

@@ -1,0 +1,88 @@
+"""Other people's engines, for ours to be compared with: transformers' `generate`, and vLLM where it is installed.
+
+Each is built for a checkpoint once, as its users would, and then serves prompts: `compare` takes it as a server.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.workload import Run
+
+Server = Callable[[list[list[int]], list[SamplingParams]], Run]
+
+
+def peers(device: torch.device) -> dict[str, Callable[[Path, torch.device, torch.dtype], Server]]:
+    """Those that this machine has, by name."""
+    found = {}
+    if importlib.util.find_spec("transformers"):
+        found["transformers, generate"] = transformers_server
+    if device.type == "cuda" and importlib.util.find_spec("vllm"):
+        found["vLLM"] = vllm_server
+    return found
+
+
+def random_checkpoint(folder: Path, sizes: dict[str, int]) -> None:
+    """GPT-2's architecture with transformers' random weights, as `save_pretrained` writes it."""
+    import transformers
+
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(folder)
+
+
+def transformers_server(folder: Path, device: torch.device, dtype: torch.dtype) -> Server:
+    """All prompts as one batch, padded on the left to the longest, until the longest answer is done; greedy."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    model.generation_config.eos_token_id = None  # as with ignore_eos
+    model.generation_config.pad_token_id = 0
+
+    @torch.inference_mode()
+    def serve(prompts: list[list[int]], sampling: list[SamplingParams]) -> Run:
+        begin = time.perf_counter()
+        longest = max(map(len, prompts))
+        padding = [longest - len(prompt) for prompt in prompts]
+        token_ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])
+        mask = torch.arange(longest) >= torch.tensor(padding)[:, None]
+        most = max(params.max_tokens for params in sampling)
+        out = model.generate(
+            token_ids.to(device), attention_mask=mask.long().to(device), max_new_tokens=most, do_sample=False
+        )
+        new = out[:, longest:].tolist()
+        seconds = time.perf_counter() - begin
+        answers = [ids[: params.max_tokens] for ids, params in zip(new, sampling, strict=True)]
+        return Run(seconds, sum(map(len, prompts)), answers)
+
+    return serve
+
+
+def vllm_server(folder: Path, device: torch.device, dtype: torch.dtype) -> Server:
+    """As it comes: prefix cache, CUDA graphs and all. It gets token ids and gives token ids; greedy."""
+    import vllm
+
+    llm = vllm.LLM(
+        str(folder),
+        dtype=str(dtype).removeprefix("torch."),
+        skip_tokenizer_init=True,
+        gpu_memory_utilization=0.3,  # of the whole memory: other engines live beside it
+        seed=0,
+    )
+
+    def serve(prompts: list[list[int]], sampling: list[SamplingParams]) -> Run:
+        params = [
+            vllm.SamplingParams(max_tokens=one.max_tokens, temperature=0.0, ignore_eos=True, detokenize=False)
+            for one in sampling
+        ]
+        begin = time.perf_counter()
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        cached = sum(output.num_cached_tokens or 0 for output in outputs)
+        answers = [list(output.outputs[0].token_ids) for output in outputs]
+        return Run(seconds, sum(map(len, prompts)), answers, cached_tokens=cached)
+
+    return serve

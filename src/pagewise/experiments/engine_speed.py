@@ -1,0 +1,112 @@
+"""How fast does the engine serve, beside other people's? The table that lesson 9 explains, on this machine.
+
+    python -m pagewise.experiments.engine_speed --record lessons/measurements/engine.json
+
+GPT-2 small's architecture with random weights, 64 requests of 856 tokens and 16 new ones; on a CPU a smaller model and
+fewer tokens, unless told otherwise. Everybody gets the same checkpoint and the same prompts, in turns. Targets:
+continuous batching over blocks at least 4 times as fast as one by one over dense caches and 1.5 times as fast as a
+static batch over them, where prompts begin alike; as fast as transformers' `generate`, and 1.5 times for mixed lengths.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import nn
+
+from pagewise.engine.benchmark import variants
+from pagewise.engine.llm import LLM
+from pagewise.engine.results import overview, records, speedups
+from pagewise.engine.workload import Prompts, Run, Workload, compare, serve
+from pagewise.experiments.engine_peers import peers, random_checkpoint
+from pagewise.models.load import load_model
+from pagewise.tools import benchmark
+from pagewise.tools.device import best_device
+
+# as transformers' GPT2Config names them
+GPT2_SMALL = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+SMALLER = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 256}
+OURS, NAIVE, STATIC, GENERATE = "online, paged", "naive, dense", "offline, dense", "transformers, generate"
+
+
+def measure(
+    sizes: dict[str, int],
+    workloads: Sequence[Workload],
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    only: Sequence[str] = ("",),
+    **options: int,
+) -> Iterator[tuple[nn.Module, Workload, dict[str, list[Run]]]]:
+    """(model, workload, what came of it) as they come.
+
+    sizes: of the model; only: those whose name has one of these; options: `compare`'s.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        random_checkpoint(Path(folder), sizes)
+        model, _ = load_model(folder, dtype=dtype, device=device)
+        others = {}
+        for name, build in peers(device).items():
+            try:
+                others[name] = build(Path(folder), device, dtype)
+            except Exception as error:
+                print(f"{name} is not compared with: {benchmark.described(error)}")
+        for workload in workloads:
+            room = {"num_blocks": workload.num_blocks(16), "max_num_seqs": workload.num_requests}
+            ours = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in variants().items()}
+            servers = {name: server for name, server in (ours | others).items() if any(part in name for part in only)}
+            yield model, workload, compare(servers, workload, vocab_size=sizes["vocab_size"], **options)
+
+
+def targets(compared: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
+    """A line per target, of what was served by kind of prompts."""
+    rows = []
+    for prompts, base, least in (
+        ("shared", NAIVE, 4.0),
+        ("shared", STATIC, 1.5),
+        ("distinct", GENERATE, 1.0),
+        ("mixed", GENERATE, 1.5),
+    ):
+        runs = compared.get(prompts, {})
+        both = {name: runs[name] for name in (base, OURS) if name in runs}
+        reached = f"{speedups(both)[OURS]:.2f}" if len(both) == 2 else "–"
+        rows.append((f"{prompts} prompts: {OURS}, over {base}", f"{least}", reached))
+    return benchmark.table(("times as fast", "target", "reached"), rows)
+
+
+def main() -> None:
+    """The command line."""
+    device = best_device()
+    on_gpu = device.type == "cuda"
+    parser = argparse.ArgumentParser(description="Serve the same requests with every engine of this machine.")
+    parser.add_argument("--record", type=Path, help="keep what was measured in this file as it comes (GPU only)")
+    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), default=get_args(Prompts), help="which")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="engines whose name has one of these")
+    parser.add_argument("--gpt2-small", action="store_true", default=on_gpu, help="on a CPU, too")
+    parser.add_argument("--requests", type=int, default=64 if on_gpu else 8, help="(%(default)d)")
+    parser.add_argument("--prompt-tokens", type=int, default=856 if on_gpu else 64, help="(%(default)d)")
+    parser.add_argument("--new-tokens", type=int, default=16 if on_gpu else 8, help="(%(default)d)")
+    parser.add_argument("--repeats", type=int, default=3, help="runs to measure (%(default)d)")
+    asked = parser.parse_args()
+    if asked.record and not on_gpu:
+        parser.error("--record needs a GPU")
+    name, sizes = ("GPT-2 small", GPT2_SMALL) if asked.gpt2_small else ("a smaller GPT-2", SMALLER)
+    workloads = [Workload(kind, asked.requests, asked.prompt_tokens, asked.new_tokens) for kind in asked.prompts]
+    dtype = torch.float16 if on_gpu else torch.float32
+    found = {}
+    for model, workload, compared in measure(
+        sizes, workloads, device, dtype, only=asked.only, repeat_runs=asked.repeats
+    ):
+        found[workload.prompts] = compared
+        print(overview(f"{name}, {workload.prompts} prompts", compared), end="\n\n", flush=True)
+        for record in records(name, model, workload, compared) if asked.record else ():
+            benchmark.keep(asked.record, record)
+    print(targets(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Spans: what lies in what, in which step, for how long; and that they cost nothing while no profile runs."""
+
+import gzip
+import json
+import time
+
+import pytest
+import torch
+
+from pagewise.engine import profile as profile_module
+from pagewise.engine.profile import Profile, Span, Total, span
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand: clock[0] seconds."""
+    now = [100.0]
+    monkeypatch.setattr(profile_module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def passes(clock, seconds):
+    clock[0] += seconds
+
+
+def two_steps(clock):
+    """1 + 2 + 1 seconds of a prefill with two layers' attention, then a decode step of 5 seconds."""
+    with span("step"):
+        passes(clock, 1)
+        with span("prefill"):
+            for _ in range(2):
+                with span("attention"):
+                    passes(clock, 0.75)
+            passes(clock, 0.5)
+        with span("sampling"):
+            passes(clock, 1)
+    passes(clock, 10)  # between steps: nobody's
+    with span("step"), span("decode"):
+        passes(clock, 5)
+
+
+def test_spans_lie_inside_one_another_in_the_order_in_which_they_began(clock):
+    with Profile() as profile:
+        passes(clock, 3)
+        two_steps(clock)
+    assert profile.spans == [
+        Span("step", 3.0, 4.0, 0, 0),
+        Span("prefill", 4.0, 2.0, 1, 0),
+        Span("attention", 4.0, 0.75, 2, 0),
+        Span("attention", 4.75, 0.75, 2, 0),
+        Span("sampling", 6.0, 1.0, 1, 0),
+        Span("step", 17.0, 5.0, 0, 1),
+        Span("decode", 17.0, 5.0, 1, 1),
+    ]
+
+
+def test_own_seconds_add_up_to_the_steps(clock):
+    with Profile() as profile:
+        two_steps(clock)
+    totals = profile.by_name()
+    assert totals == {
+        "step": Total(2, 9.0, 1.0),
+        "prefill": Total(1, 2.0, 0.5),
+        "attention": Total(2, 1.5, 1.5),
+        "sampling": Total(1, 1.0, 1.0),
+        "decode": Total(1, 5.0, 5.0),
+    }
+    assert sum(total.own for total in totals.values()) == totals["step"].seconds
+
+
+def test_a_name_inside_itself_keeps_its_own_seconds_right(clock):
+    with Profile() as profile, span("a"):
+        passes(clock, 1)
+        with span("a"):
+            passes(clock, 2)
+    assert profile.by_name()["a"].own == 3.0
+
+
+def test_without_a_profile_nothing_is_marked(clock):
+    with Profile() as profile:
+        pass
+    two_steps(clock)
+    assert profile.spans == []
+    assert span("step") is span("another")  # the one context that does nothing
+
+
+def test_an_exception_ends_its_spans_and_leaves_the_next_ones_where_they_belong(clock):
+    with Profile() as profile:
+        with pytest.raises(ZeroDivisionError), span("step"), span("prefill"):
+            passes(clock, 1)
+            1 / 0  # noqa: B018
+        with span("step"):
+            passes(clock, 2)
+    assert [(s.name, s.seconds, s.depth, s.step) for s in profile.spans] == [
+        ("step", 1.0, 0, 0), ("prefill", 1.0, 1, 0), ("step", 2.0, 0, 1),
+    ]  # fmt: skip
+
+
+def test_one_profile_at_a_time():
+    with Profile(), pytest.raises(RuntimeError, match="a profile is running already"), Profile():
+        pass
+    with Profile() as profile, span("step"):  # and the first has ended
+        pass
+    assert len(profile.spans) == 1
+
+
+def test_the_trace_holds_every_span_in_microseconds(clock, tmp_path):
+    with Profile() as profile:
+        two_steps(clock)
+    for _ in range(2):  # as often as one likes
+        profile.export(tmp_path / "new" / "trace.json")
+    events = json.loads((tmp_path / "new" / "trace.json").read_text())["traceEvents"]
+    assert [(e["name"], e["ts"], e["dur"], e["args"]["step"]) for e in events] == [
+        (s.name, s.start * 1e6, s.seconds * 1e6, s.step) for s in profile.spans
+    ]
+    assert {e["ph"] for e in events} == {"X"}  # complete events: a beginning and a duration
+
+
+def test_with_operations_torch_writes_the_trace(tmp_path):
+    with Profile(ops=True) as profile, span("step"), span("attention"):
+        torch.ones(3, 3) @ torch.ones(3, 3)
+        time.sleep(0.002)
+    profile.export(tmp_path / "trace.json.gz")
+    with gzip.open(tmp_path / "trace.json.gz", "rt") as file:
+        events = {e["name"]: e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"}
+    attention, product = events["attention"], events["aten::mm"]
+    assert attention["ts"] <= product["ts"] <= attention["ts"] + attention["dur"]
+    assert attention["dur"] == pytest.approx(1e6 * profile.by_name()["attention"].seconds, rel=0.5)
