@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -66,7 +66,7 @@ class Profile:
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._ops = torch.profiler.profile(activities=activities) if ops else None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Profile":
         global _running
         if _running is not None:
             raise RuntimeError("a profile is running already: leave its `with` first")

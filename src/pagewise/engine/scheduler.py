@@ -150,10 +150,13 @@ class Scheduler:
     def _has_place(self) -> bool:
         if self.policy != "continuous":
             if not self.running:
-                self._places = 1 if self.policy == "naive" else len(self.waiting)
+                self._places = 1 if self.policy == "naive" else min(len(self.waiting), self.max_num_seqs)
             if self._places <= 0:
                 return False
-        return sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs
+        if sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs:
+            return True
+        self._places = 0  # the batch is full
+        return False
 
     def computed(self, chunks: list[Chunk]) -> None:
         """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""

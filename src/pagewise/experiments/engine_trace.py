@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pagewise.engine import LLM, Output, SamplingParams
+from pagewise.engine.batch import Batch
 from pagewise.engine.sequence import Chunk, Request
 from pagewise.figures import Moment
 from pagewise.paged_blocks import BlockManager
@@ -13,7 +14,7 @@ class Watch:
 
     def __init__(self, llm: LLM) -> None:
         self.moments: list[Moment] = []
-        self.chunks: list[list[Chunk]] = []
+        self.batches: list[Batch] = []  # of a paged engine: each step as one value
         self._llm, self._schedule = llm, llm.scheduler.schedule
         self._numbers: dict[int, int] = {}
         self._computed: dict[object, int] = {}  # sequence → how far it was ever computed
@@ -29,7 +30,9 @@ class Watch:
         scheduler = self._llm.scheduler
         before = list(scheduler.running)
         chunks = self._schedule()
-        self.chunks.append(chunks)
+        manager = getattr(self._llm.memory, "manager", None)
+        if manager is not None and chunks:
+            self.batches.append(Batch.of(chunks, manager, self._llm.runner.device))
         computed: dict[int, tuple[str, int]] = {}
         for chunk in chunks:
             number = self._number(chunk.request)
@@ -40,7 +43,7 @@ class Watch:
             [self._number(request) for request in requests]
             for requests in (scheduler.running, scheduler.waiting, [r for r in before if r in scheduler.waiting])
         )
-        self.moments.append(Moment(computed, running, waiting, preempted, self._blocks()))
+        self.moments.append(Moment(computed, running, waiting, preempted, self._blocks(manager)))
         return chunks
 
     def _number(self, request: Request) -> int:
@@ -51,9 +54,8 @@ class Watch:
             return "again"
         return "decode" if chunk.start >= len(chunk.request.prompt) else "prompt"
 
-    def _blocks(self) -> dict[int, int]:
+    def _blocks(self, manager: BlockManager | None) -> dict[int, int]:
         """Request → blocks that only its one sequence holds; −1 → blocks in several tables, each counted once."""
-        manager: BlockManager | None = getattr(self._llm.memory, "manager", None)
         if manager is None:
             return {}
         found: dict[int, int] = {}
