@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from pagewise.models import corpus
 from pagewise.models.llama import Llama, Llama3Scaling
-from pagewise.models.load import TINY, ByteTokenizer, llama_config, load_model, tiny_model
+from pagewise.models.load import TINY, ByteTokenizer, load_model, tiny_model
+from pagewise.models.settings import llama_config
 from pagewise.naive_attention import attention
 
 SENTENCE = "The cache holds the keys and values of all tokens, one block after the other."
@@ -140,7 +141,7 @@ def test_weights_that_do_not_fit_are_named(spoil, says, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not implemented: supported is 'llama'"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not implemented: .* 'llama', 'qwen2', 'qwen3', 'gpt2'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling of type 'yarn' is not implemented"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},

@@ -1,5 +1,6 @@
 """What a step's tokens do to the requests they are for: they grow, they end, their listeners hear of it (lesson 9)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxtyping import Float
@@ -8,7 +9,7 @@ from torch import Tensor
 from pagewise.engine import beam_search
 from pagewise.engine.sampling import Pick, Row, sample
 from pagewise.engine.scheduler import Scheduler
-from pagewise.engine.sequence import Choice, Chunk, Output, Piece, Request, Sequence
+from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
 
 
 class Chosen(NamedTuple):
@@ -40,11 +41,18 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
 
 
 def advance(
-    chunks: list[Chunk], chosen: Chosen, scheduler: Scheduler, ends: frozenset[int]
-) -> tuple[list[Output], list[tuple[Request, Piece]]]:
-    """Give the tokens to their sequences. Returns the requests that have ended, and what there is to tell."""
+    chunks: list[Chunk],
+    chosen: Chosen,
+    scheduler: Scheduler,
+    ends: frozenset[int],
+    end: Callable[[Request, list[Choice], list], None],
+) -> list[tuple[Request, Piece]]:
+    """Give the tokens to their sequences. Returns what there is to tell.
+
+    `end` is called for each request that has ended, at once: should a tokenizer raise, nobody else's text is lost.
+    """
     scheduler.computed(chunks)
-    outputs, pieces = [], []
+    pieces = []
     for request, sequence, pick in chosen.picks:
         pieces.append((request, _grow(request, sequence, pick, ends)))
         if sequence.finish_reason is not None:
@@ -52,18 +60,13 @@ def advance(
             request.live.remove(sequence)
             request.finished.append(sequence)
             if not request.live:
-                scheduler.remove(request)
-                outputs.append(_output(request))
+                end(request, *_results(request))
     for request, selection in chosen.selections:
         if (choices := beam_search.apply(request, selection, scheduler.memory)) is not None:
-            scheduler.remove(request)
-            outputs.append(
-                Output(request.id, request.prompt, choices, [None] * len(choices), request.num_cached_tokens)
-            )
-            for index, choice in enumerate(choices):
-                ids, text, reason, _ = choice
+            end(request, choices, [None] * len(choices))
+            for index, (ids, text, reason, _) in enumerate(choices):
                 pieces.append((request, Piece(request.id, index, ids, text or "", reason, None)))
-    return outputs, pieces
+    return pieces
 
 
 def _ends_of(request: Request, ends: frozenset[int]) -> frozenset[int]:
@@ -73,29 +76,25 @@ def _ends_of(request: Request, ends: frozenset[int]) -> frozenset[int]:
 
 def _grow(request: Request, sequence: Sequence, pick: Pick, ends: frozenset[int]) -> Piece:
     """One more token for a sequence, and whether it was the last."""
-    sequence.add(pick)
     text, reason = "", None
     if pick.token in _ends_of(request, ends):
         reason = "stop"
-    else:
-        if sequence.text is not None:
-            text = sequence.text.add(pick.token)
-            reason = "stop" if sequence.text.stopped else None
-        if reason is None and len(sequence.tokens) == request.longest:
-            reason = "length"
-    if reason is not None and sequence.text is not None:
-        text += sequence.text.end()
+    elif sequence.text is not None:
+        text = sequence.text.add(pick.token)
+    if reason is None and len(sequence.tokens) + 1 == request.longest:
+        reason = "length"
+    if sequence.text is not None:
+        text += sequence.text.end() if reason else ""
         reason = "stop" if sequence.text.stopped else reason
-    sequence.finish_reason = reason
+    sequence.add(pick, reason)
     logprobs = None if pick.likeliest is None else [pick.likeliest]
     return Piece(request.id, sequence.index, [pick.token], text, reason, logprobs)
 
 
-def _output(request: Request) -> Output:
-    """What became of a request whose sequences have all ended."""
+def _results(request: Request) -> tuple[list[Choice], list[list[dict[int, float]] | None]]:
+    """The choices of a request whose sequences have all ended, best first, and their logprobs."""
     best_first = sorted(request.finished, key=lambda sequence: -sequence.score)
     choices = [
         Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in best_first
     ]
-    logprobs = [None if request.sampling.logprobs is None else s.logprobs for s in best_first]
-    return Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)
+    return choices, [None if request.sampling.logprobs is None else s.logprobs for s in best_first]

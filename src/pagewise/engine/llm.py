@@ -25,7 +25,7 @@ from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.profile import Profile, span
 from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Policy, Scheduler
-from pagewise.engine.sequence import Listener, Output, Piece, Request
+from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
 
 Prompt = str | list[int]
@@ -89,7 +89,8 @@ class LLM:
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.interrupted: list[int] = []  # requests that the last step that raised had to do with
-        self._unclaimed: list[Output] = []  # of other requests, that ended while `generate` or `stream` ran
+        self._ended: dict[int, Output] = {}  # whom nobody has been told of yet
+        self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
     # -------------------------------------------------------------------------------------- prompts in, text out
 
@@ -121,22 +122,18 @@ class LLM:
             )
         requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         ids = [self._add(request) for request in requests]
-        outputs: dict[int, Output] = {}
         try:
             with _bar(len(ids), progress) as bar:
-                while len(outputs) < len(ids):
-                    for output in self._step():
-                        if output.request_id in ids:
-                            outputs[output.request_id] = output
-                            bar.update()
-                        else:
-                            self._unclaimed.append(output)
+                while missing := self._requests.keys() & ids:
+                    self._step()
+                    bar.update(len(missing - self._requests.keys()))
         finally:
             for request_id in ids:
                 self.abort(request_id)
-        return [outputs[request_id] for request_id in ids]
+            ended = {request_id: self._ended.pop(request_id, None) for request_id in ids}
+        return list(ended.values())
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str] | Iterator[int]:
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
         """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
 
         What does not fit is refused at once (ValueError, TypeError). A stream that is left early aborts its request.
@@ -146,14 +143,14 @@ class LLM:
             raise ValueError(f"stream gives one text, got n or beam_width = {request.width}: use generate")
         return self._stream(request)
 
-    def _stream(self, request: Request) -> Iterator[str] | Iterator[int]:
+    def _stream(self, request: Request) -> Iterator[str | int]:
         pieces: deque[Piece] = deque()
         request.listener = pieces.append
         self._add(request)
         try:
             while pieces or request.id in self._requests:
                 if not pieces:
-                    self._unclaimed += [output for output in self._step() if output.request_id != request.id]
+                    self._step()
                 while pieces:
                     piece = pieces.popleft()
                     if self.tokenizer is None:
@@ -162,6 +159,7 @@ class LLM:
                         yield piece.text
         finally:
             self.abort(request.id)
+            self._ended.pop(request.id, None)
 
     # -------------------------------------------------------------------------------------- step by step
 
@@ -182,8 +180,8 @@ class LLM:
 
     def step(self) -> list[Output]:
         """Compute one step; returns the requests that have ended since the last call."""
-        outputs = self._unclaimed + self._step()
-        self._unclaimed = []
+        self._step()
+        outputs, self._ended = [*self._ended.values()], {}
         return outputs
 
     def abort(self, request_id: int) -> None:
@@ -252,31 +250,35 @@ class LLM:
             self.scheduler.add(request)
         return request.id
 
-    def _step(self) -> list[Output]:
+    def _step(self) -> None:
         """One step, all of it or, as far as anyone can tell, nothing of it."""
         try:
             with span("step"):
                 with held_back(), span("schedule"):
                     chunks = self.scheduler.schedule()
                 if not chunks:
-                    return []
+                    return
                 logits = self.runner.run(chunks)
                 with span("sampling"):
                     chosen = choose(chunks, logits, self._ends)
                 with held_back():
-                    outputs, pieces = advance(chunks, chosen, self.scheduler, self._ends)
-                    for output in outputs:
-                        del self._requests[output.request_id]
+                    self._pieces += advance(chunks, chosen, self.scheduler, self._ends, self._end)
         except BaseException:
             with held_back():
                 self.interrupted = [request.id for request in self.scheduler.running]
                 for request in reversed(self.scheduler.running.copy()):
                     self.scheduler.preempt(request)
             raise
-        for request, piece in pieces:
+        while self._pieces:
+            request, piece = self._pieces.popleft()
             if request.listener is not None:
                 request.listener(piece)
-        return outputs
+
+    def _end(self, request: Request, choices: list[Choice], logprobs: list) -> None:
+        """A request has all its choices."""
+        self.scheduler.remove(request)
+        del self._requests[request.id]
+        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)
 
 
 def _bar(total: int, progress: bool | None) -> AbstractContextManager:

@@ -156,8 +156,8 @@ class DenseMemory:
         left = self.num_tokens - sum(self._reserved.values())
         if needed > left:
             raise OutOfBlocks(f"the request reserves {needed} tokens and {left} are left")
-        self._reserved[request] = needed
         self._kv[request.live[0]] = self._new(request.longest)
+        self._reserved[request] = needed
         return 0
 
     def _new(self, num_tokens: int) -> Tensor:
@@ -180,8 +180,8 @@ class DenseMemory:
 
     def release(self, request: Request) -> None:
         """A running request does not run any more."""
-        for sequence in request.in_memory():
-            del self._kv[sequence]
+        for sequence in request.live:
+            self._kv.pop(sequence, None)
         del self._reserved[request]
 
     def attention(self, batch: Batch) -> Attend:

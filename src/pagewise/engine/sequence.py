@@ -70,8 +70,9 @@ class Sequence:
         self.logprobs: list[dict[int, float]] = []
         self.finish_reason: FinishReason | None = None
 
-    def add(self, pick: Pick) -> None:
-        """One more token."""
+    def add(self, pick: Pick, finish_reason: FinishReason | None) -> None:
+        """One more token; why it is the last, or None."""
+        self.finish_reason = finish_reason
         self.tokens.append(pick.token)
         self.score += pick.logprob
         if pick.likeliest is not None:

@@ -1,4 +1,4 @@
-"""Small decoders that run real checkpoints: `from pagewise.models import Llama, load_model, tiny_model`.
+"""Small decoders that run real checkpoints: `from pagewise.models import GPT2, Llama, load_model, tiny_model`.
 
 A model knows nothing of caches or kernels: it calls `attend(layer, q, k, v)` and nothing else about attention.
 """
@@ -12,6 +12,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D]: how queries meet keys, the past included."""
 
 _HOME = {
+    "GPT2": "pagewise.models.gpt2",
+    "GPT2Config": "pagewise.models.gpt2",
     "Llama": "pagewise.models.llama",
     "LlamaConfig": "pagewise.models.llama",
     "load_model": "pagewise.models.load",

@@ -1,13 +1,16 @@
-"""Llama: the decoder block that most open models copy.
+"""Llama: the decoder block that most open models copy, and Qwen's variations on it.
 
     x = rms_norm(h)      h = h + W_o attend(rope(W_q x), rope(W_k x), W_v x)
     x = rms_norm(h)      h = h + W_down (silu(W_gate x) ∘ W_up x)
+
+Qwen2 adds biases, W_q x + b_q, W_k x + b_k and W_v x + b_v. Qwen3 has none, and normalises each head of W_q x and W_k x
+before RoPE turns it, so that no score can grow with the length of a query or a key. Both are fields of the config.
 
 The model knows nothing of caches or kernels: how queries meet keys, the scale, the causal mask and the past are all
 the business of the `attend` that it is called with.
 
 Touvron et al. 2023. RoPE: Su et al. 2021. GQA: Ainslie et al. 2023. SwiGLU: Shazeer 2020. RMSNorm: Zhang & Sennrich
-2019. Parameters are named as in transformers' checkpoints.
+2019. Qwen2: Yang et al. 2024. Qwen3: Yang et al. 2025. Parameters are named as in transformers' checkpoints.
 """
 
 import math
@@ -19,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from pagewise.models import Attend
-from pagewise.tools.checks import check_count, check_number, check_same, check_shape, check_tensor
+from pagewise.models.inputs import check_attended, check_inputs
+from pagewise.tools.checks import check_count, check_flag, check_number
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class LlamaConfig:
     rope_scaling: Llama3Scaling | None = None
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = False
+    qkv_bias: bool = False  # Qwen2: biases of the projections to q, k and v
+    qk_norm: bool = False  # Qwen3: an RMSNorm of each head of q and k, before RoPE
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
@@ -73,10 +79,17 @@ class LlamaConfig:
             raise ValueError(f"head_dim must be even, for RoPE turns pairs of elements, got {self.head_dim}")
         check_number("rms_norm_eps", self.rms_norm_eps, low=0.0)
         check_number("rope_theta", self.rope_theta, low=1.0)
+        for name in ("tie_word_embeddings", "qkv_bias", "qk_norm"):
+            check_flag(name, getattr(self, name))
 
 
 class Llama(nn.Module):
-    """A decoder over token ids; attention is whatever `attend` does. New weights are torch's random ones."""
+    """A decoder over token ids; attention is whatever `attend` does. New weights are torch's random ones.
+
+    `eos_token_ids`: the tokens that end a text; `load_model` reads them from the checkpoint.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -87,16 +100,21 @@ class Llama(nn.Module):
             {
                 "embed_tokens": nn.Embedding.from_pretrained(embedding, freeze=False),
                 "layers": nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers)),
-                "norm": RMSNorm(config),
+                "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
             }
         )
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(
-        self, token_ids: Int[Tensor, "B T"], positions: Int[Tensor, "B T"], attend: Attend
-    ) -> Float[Tensor, "B T vocab"]:
-        """Logits of the token after each of B × T tokens, in the dtype of the weights.
+        self,
+        token_ids: Int[Tensor, "B T"],
+        positions: Int[Tensor, "B T"],
+        attend: Attend,
+        *,
+        logits_for: Int[Tensor, " n"] | None = None,
+    ) -> Float[Tensor, "B n vocab"]:
+        """Logits of the token after each of T tokens (n = T), or after those of `logits_for`, in the weights' dtype.
 
         Args:
             token_ids: int64 or int32, in [0, vocab_size). The range is checked on the CPU only: on a GPU the check
@@ -104,28 +122,17 @@ class Llama(nn.Module):
             positions: where each token stands in its own sequence. Any integers: RoPE has an angle for each.
             attend: attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D], called once per layer, in
                 order, with RoPE applied to q and k. They may be strided; nothing else about attention happens here.
+            logits_for: int64 indices into T. The head is as wide as the vocabulary, and a prompt needs its last row.
 
         Raises:
             ValueError, TypeError: an argument does not fit, found before any work; or what attend returned does not.
         """
-        for name, ids in (("token_ids", token_ids), ("positions", positions)):
-            check_tensor(name, ids, "B T", dtypes=(torch.int64, torch.int32))
-        check_shape("positions", positions, token_ids.shape, "B T")
-        check_same("device", token_ids=token_ids, positions=positions)
-        if not callable(attend):
-            raise TypeError(f"attend must be a function attend(layer, q, k, v), got {type(attend).__name__}")
-        if token_ids.device.type == "cpu" and token_ids.numel():
-            low, high = token_ids.aminmax()
-            if low < 0 or high >= self.config.vocab_size:
-                raise ValueError(
-                    f"token_ids must be in [0, vocab_size = {self.config.vocab_size}), got {int(low)} … {int(high)}: "
-                    f"were they made by this model's tokenizer?"
-                )
+        check_inputs(token_ids, positions, attend, logits_for, vocab_size=self.config.vocab_size)
         turn = rope(positions, self.config)
         h = self.model["embed_tokens"](token_ids)
         for block in self.model["layers"]:
             h = block(h, turn, attend)
-        h = self.model["norm"](h)
+        h = self.model["norm"](h if logits_for is None else h[:, logits_for])
         return linear(h, self.model["embed_tokens"].weight) if self.config.tie_word_embeddings else self.lm_head(h)
 
 
@@ -134,9 +141,9 @@ class Block(nn.Module):
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = SwiGLU(config)
 
     def forward(self, h: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
@@ -151,19 +158,22 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+        self.q_norm, self.k_norm = (
+            RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
+        )
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in projections
         )  # [B, heads, T, D]
-        out = attend(self.layer, apply_rope(q, turn), apply_rope(k, turn), v)
-        check_tensor("what attend returned", out, "B H T D", dtypes=(q.dtype,))
-        check_shape("what attend returned", out, q.shape, "B H T D")
+        q, k = apply_rope(self.q_norm(q), turn), apply_rope(self.k_norm(k), turn)
+        out = attend(self.layer, q, k, v)
+        check_attended(out, q)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -183,9 +193,9 @@ class SwiGLU(nn.Module):
 class RMSNorm(nn.Module):
     """x / √(mean(x²) + ε) · weight, the quotient in float32 (float64 for float64)."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, size: int, eps: float) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(config.hidden_size)), config.rms_norm_eps
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

@@ -17,11 +17,15 @@ from jaxtyping import Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig
+from pagewise.models.gpt2 import GPT2
+from pagewise.models.llama import Llama
+from pagewise.models.settings import build_model, eos_token_ids
 from pagewise.tools.checks import FLOATS
 
 TINY = Path(__file__).parent / "tiny"
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_LEFTOVERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""What older files hold besides weights: RoPE's frequencies, GPT-2's causal mask."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -47,8 +51,10 @@ class ByteTokenizer:
 
 def load_model(
     path_or_hub_id: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
-) -> tuple[Llama, Any]:
-    """(model, tokenizer) of a checkpoint; the weights are converted to `dtype`, on `device`, and need no gradients.
+) -> tuple[Llama | GPT2, Any]:
+    """(model, tokenizer) of a checkpoint of Llama, Qwen2, Qwen3 or GPT-2.
+
+    The weights are converted to `dtype`, on `device`, and need no gradients.
 
     Args:
         path_or_hub_id: an existing folder, else the name of a repository on the Hugging Face hub ("owner/name").
@@ -56,8 +62,8 @@ def load_model(
         device: default torch's default device, the CPU unless it was changed.
 
     Returns:
-        The model, and transformers' tokenizer where the folder has one's files, a `ByteTokenizer` where config.json
-        says `"tokenizer": "bytes"`, and None where there is neither.
+        The model, which knows its `eos_token_ids`, and transformers' tokenizer where the folder has one's files, a
+        `ByteTokenizer` where config.json says `"tokenizer": "bytes"`, and None where there is neither.
 
     Raises:
         ValueError: there is no such checkpoint, its model is not implemented here, or its weights do not fit.
@@ -76,11 +82,10 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
     settings = _read_json(folder / "config.json")
-    if settings.get("model_type") != "llama":
-        raise ValueError(f"model_type {settings.get('model_type')!r} is not implemented: supported is 'llama'")
-    config = llama_config(settings)
+    generation = folder / "generation_config.json"
     with torch.device("meta"):  # no memory, no random weights: they come from the files
-        model = Llama(config)
+        model = build_model(settings)
+    model.eos_token_ids = eos_token_ids(_read_json(generation) if generation.is_file() else {}, settings)
     model.load_state_dict(_read_weights(folder, model, dtype, device), assign=True)
     return model.requires_grad_(False).eval(), _tokenizer(folder, settings)
 
@@ -95,56 +100,23 @@ def tiny_model(
     return load_model(TINY, dtype=dtype, device=device)
 
 
-def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
-    """The config of a Llama from config.json, as transformers 4 or 5 writes it.
-
-    Raises ValueError for a setting that changes the result and that this Llama does not implement.
-    """
-    rope = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
-    only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
-    for name, supported in only.items():
-        if (got := {**settings, **rope}.get(name, supported)) != supported:
-            raise ValueError(f"{name} = {got!r} is not implemented: this Llama has {name} = {supported!r} only")
-    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    if missing := [name for name in required if name not in settings]:
-        raise ValueError(f"config.json lacks {', '.join(missing)}")
-    optional = ("num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings")
-    sizes = {name: settings[name] for name in (*required, *optional) if name in settings}
-    return LlamaConfig(
-        **sizes,
-        rms_norm_eps=float(settings.get("rms_norm_eps", LlamaConfig.rms_norm_eps)),
-        rope_theta=float(rope.get("rope_theta", settings.get("rope_theta", LlamaConfig.rope_theta))),
-        rope_scaling=_rope_scaling(rope, settings),
-    )
-
-
-def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ValueError(f"rope_scaling of type {kind!r} is not implemented: supported are 'default' and 'llama3'")
-    rope = {"original_max_position_embeddings": settings.get("max_position_embeddings"), **rope}
-    names = ("factor", "low_freq_factor", "high_freq_factor")
-    if missing := [name for name in (*names, "original_max_position_embeddings") if rope.get(name) is None]:
-        raise ValueError(f"rope_scaling of type 'llama3' lacks {', '.join(missing)}")
-    return Llama3Scaling(*(float(rope[name]) for name in names), int(rope["original_max_position_embeddings"]))
-
-
 def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Every weight of `model` from the safetensors in `folder`. Names and shapes are checked before data is read."""
     expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}
-    shards = [_open(path) for path in _weight_files(folder)]
-    found = {name: shard for shard in shards for name in shard.keys()}  # noqa: SIM118 (not a dict)
-    # What older files hold besides: RoPE's frequencies, and a tied head's second copy.
-    ignored = [name for name in found if name.endswith("rotary_emb.inv_freq")]
-    tied = ("lm_head.weight", "model.embed_tokens.weight")
-    if model.config.tie_word_embeddings and all(name in found for name in tied):
-        if not torch.equal(*(found[name].get_tensor(name) for name in tied)):
+    embedding = next(iter(expected))
+    prefix = embedding.split(".")[0]  # "model" or "transformer", left out where a decoder was saved without its head
+    found = {}
+    for shard in map(_open, _weight_files(folder)):
+        for name in shard.keys():  # noqa: SIM118 (not a dict)
+            whole = f"{prefix}.{name}"
+            found[whole if whole in expected else name] = shard.get_slice(name)
+    ignored = {name for name in found if name.endswith(_LEFTOVERS)}
+    if model.config.tie_word_embeddings and {"lm_head.weight", embedding} <= found.keys():
+        if not torch.equal(found["lm_head.weight"][:], found[embedding][:]):
             raise ValueError(f"config.json in {folder} has tie_word_embeddings, but lm_head.weight is another matrix")
-        ignored.append("lm_head.weight")
-    found = {name: shard for name, shard in found.items() if name in expected or name not in ignored}
-    shapes = {name: shard.get_slice(name).get_shape() for name, shard in found.items()}
+        ignored.add("lm_head.weight")
+    found = {name: weight for name, weight in found.items() if name in expected or name not in ignored}
+    shapes = {name: weight.get_shape() for name, weight in found.items()}
     wrong = [
         _list("missing", [name for name in expected if name not in found]),
         _list("unexpected", [name for name in found if name not in expected]),
@@ -155,7 +127,7 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
     ]
     if any(wrong):
         raise ValueError(f"the weights in {folder} do not fit its config.json: " + "; ".join(filter(None, wrong)))
-    return {name: shard.get_tensor(name).to(device=device, dtype=dtype) for name, shard in found.items()}
+    return {name: weight[:].to(device=device, dtype=dtype) for name, weight in found.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

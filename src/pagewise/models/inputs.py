@@ -1,0 +1,48 @@
+"""The door of every decoder: what `forward` is called with, and what `attend` gives back."""
+
+import torch
+from torch import Tensor
+
+from pagewise.tools.checks import check_same, check_shape, check_tensor
+
+
+def check_inputs(
+    token_ids: Tensor,
+    positions: Tensor,
+    attend: object,
+    logits_for: Tensor | None,
+    *,
+    vocab_size: int,
+    num_positions: int | None = None,
+) -> None:
+    """Raise ValueError or TypeError for what a decoder's `forward` cannot take, before any work.
+
+    Ranges are looked at on the CPU only: on a GPU that would wait for the device, and torch's embedding and indexing
+    stop what is out of range there.
+    """
+    for name, ids in (("token_ids", token_ids), ("positions", positions)):
+        check_tensor(name, ids, "B T", dtypes=(torch.int64, torch.int32))
+    check_shape("positions", positions, token_ids.shape, "B T")
+    check_same("device", token_ids=token_ids, positions=positions)
+    if not callable(attend):
+        raise TypeError(f"attend must be a function attend(layer, q, k, v), got {type(attend).__name__}")
+    _check_range("token_ids", token_ids, "vocab_size", vocab_size, "were they made by this model's tokenizer?")
+    if num_positions is not None:
+        _check_range("positions", positions, "max_position_embeddings", num_positions, "the model has learnt no others")
+    if logits_for is not None:
+        check_tensor("logits_for", logits_for, "n", dtypes=(torch.int64,))
+        check_same("device", token_ids=token_ids, logits_for=logits_for)
+        _check_range("logits_for", logits_for, "T", token_ids.shape[1], "it counts the tokens of this call")
+
+
+def check_attended(out: Tensor, q: Tensor) -> None:
+    """`attend` must return one row per query, of q's shape [B, H, T, D] and dtype."""
+    check_tensor("what attend returned", out, "B H T D", dtypes=(q.dtype,))
+    check_shape("what attend returned", out, q.shape, "B H T D")
+
+
+def _check_range(name: str, ids: Tensor, bound: str, below: int, hint: str) -> None:
+    if ids.device.type == "cpu" and ids.numel():
+        low, high = map(int, ids.aminmax())
+        if low < 0 or high >= below:
+            raise ValueError(f"{name} must be in [0, {bound} = {below}), got {low} … {high}: {hint}")

@@ -1,0 +1,58 @@
+"""Checkpoints of every architecture that `load_model` knows, small and random, as transformers saves them.
+
+The weights are large enough that every part of a model moves its logits, and that the text a model writes by taking the
+likeliest token each time depends on all of the prompt and does not go round in circles: `test_against_transformers`
+asserts both.
+"""
+
+from pathlib import Path
+
+import torch
+import transformers
+
+VOCAB = 97
+_ROPE = {"rope_type": "default", "rope_theta": 500.0}
+_LLAMA3 = _ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_SIZES = {"vocab_size": VOCAB, "max_position_embeddings": 256, "eos_token_id": None, "bos_token_id": None}
+_LLAMA = _SIZES | {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "rms_norm_eps": 0.01, "rope_parameters": _ROPE,
+}  # fmt: skip
+_GQA = {"num_attention_heads": 4, "head_dim": 32}
+ARCHITECTURES = {
+    "gpt2": (transformers.GPT2Config, _SIZES | {"n_embd": 64, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 0.01}),
+    "llama-2": (transformers.LlamaConfig, _LLAMA),
+    "llama-3": (
+        transformers.LlamaConfig,
+        _LLAMA | _GQA | {"rope_parameters": _LLAMA3 | {"original_max_position_embeddings": 32}},
+    ),
+    "qwen2": (transformers.Qwen2Config, _LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, _LLAMA | _GQA),
+}
+"""Head size 32 throughout. Query heads per KV head: 1, 1, 2, 2, 2."""
+
+
+def random_peer(architecture: str, *, seed: int = 2, **options: object) -> transformers.PreTrainedModel:
+    """transformers' model of a random checkpoint, in float32."""
+    make_config, sizes = ARCHITECTURES[architecture]
+    config = make_config(**sizes | options, attn_implementation="eager")
+    peer = transformers.AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in peer.named_parameters():
+        drawn = torch.randn(weight.shape, generator=generator)
+        if name.endswith("bias"):
+            weight.copy_(0.1 * drawn)
+        elif weight.dim() == 1:  # of a norm
+            weight.copy_(1 + 0.3 * drawn)
+        elif any(embedding in name for embedding in ("embed", "wte", "wpe")):
+            weight.copy_(0.2 * drawn)  # small: else the token itself, and not what came before it, decides the next
+        else:
+            weight.copy_(2 * drawn * (len(weight) if "gpt2" in architecture else weight.shape[1]) ** -0.5)
+    return peer
+
+
+def save_random(architecture: str, folder: Path, *, seed: int = 2, **options: object) -> transformers.PreTrainedModel:
+    """`random_peer`, saved into `folder`."""
+    peer = random_peer(architecture, seed=seed, **options)
+    peer.save_pretrained(folder)
+    return peer

@@ -1,0 +1,215 @@
+"""Who computes what when: the scheduler over real block tables, without a model."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.scheduler import Scheduler
+from pagewise.engine.sequence import Request
+
+CONFIG = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
+KIND = {"backend": "torch", "dtype": torch.float32, "device": torch.device("cpu")}
+
+
+def scheduler(num_blocks=64, block_size=4, *, prefix_cache=False, dense=False, **options):
+    if dense:
+        memory = DenseMemory(CONFIG, num_tokens=num_blocks * block_size, **KIND)
+    else:
+        sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
+        memory = PagedMemory(CONFIG, **sizes, **KIND)
+    return Scheduler(memory, **options)
+
+
+def add(scheduler, prompt, name=0, **sampling):
+    """A request for a prompt of so many tokens, or of these."""
+    prompt = [100 * name + i for i in range(prompt)] if isinstance(prompt, int) else prompt
+    request = Request(prompt, SamplingParams(**({"max_tokens": 50} | sampling)), None)
+    request.id = name
+    scheduler.add(request)
+    return request
+
+
+def step(scheduler):
+    """{request: [(start, stop), …]} of a step, after which every sequence that it was for has a token more."""
+    chunks = scheduler.schedule()
+    scheduler.computed(chunks)
+    for request, sequence, _, stop in chunks:
+        if stop == len(sequence.tokens):
+            for one in [sequence] if len(request.live) == 1 else request.live:
+                if len(one.tokens) == stop:
+                    one.tokens.append(9000 + 10 * one.index + len(one.tokens) % 10)
+    done = {}
+    for request, _, start, stop in chunks:
+        done.setdefault(request.id, []).append((start, stop))
+    return done
+
+
+def end(scheduler, request):
+    for sequence in request.live.copy():
+        scheduler.memory.free(sequence)
+        request.live.remove(sequence)
+    scheduler.remove(request)
+
+
+def names(requests):
+    return [request.id for request in requests]
+
+
+def test_sequences_that_decode_come_first_and_prompts_share_what_is_left():
+    s = scheduler(max_num_batched_tokens=10)
+    add(s, 3, 0), add(s, 4, 1)
+    assert step(s) == {0: [(0, 3)], 1: [(0, 4)]}
+    add(s, 30, 2), add(s, 5, 3)
+    assert step(s) == {0: [(3, 4)], 1: [(4, 5)], 2: [(0, 8)]}
+    assert step(s) == {0: [(4, 5)], 1: [(5, 6)], 2: [(8, 16)]}
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_the_next_one_starts_in_its_last_step():
+    s = scheduler(max_num_batched_tokens=8)
+    add(s, 20, 0), add(s, 6, 1)
+    assert [step(s) for _ in range(3)] == [{0: [(0, 8)]}, {0: [(8, 16)]}, {0: [(16, 20)], 1: [(0, 4)]}]
+    assert step(s) == {0: [(20, 21)], 1: [(4, 6)]}
+
+
+def test_an_older_long_prompt_does_not_keep_a_younger_request_from_decoding():
+    s = scheduler(max_num_batched_tokens=8)
+    young = add(s, 2, 0)
+    step(s)
+    add(s, 40, 1)
+    assert all(step(s)[young.id] == [(i, i + 1)] for i in range(2, 6))
+
+
+def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keeps_its_tokens():
+    s = scheduler(num_blocks=5)
+    old, middle, young = add(s, 4, 0), add(s, 4, 1), add(s, 7, 2)
+    late = add(s, 1, 3)
+    assert step(s) == {0: [(0, 4)], 1: [(0, 4)], 2: [(0, 7)], 3: [(0, 1)]}
+    tokens = [*young.live[0].tokens]
+    assert step(s) == {0: [(4, 5)], 1: [(4, 5)]}  # one block was free; the late one gave its, the young one two
+    assert names(s.running) == [0, 1]
+    assert names(s.waiting) == [2, 3]
+    assert young.live[0].tokens == tokens
+    assert young.live[0].num_computed == 0
+    assert s.num_preemptions == 2
+    end(s, middle)
+    assert step(s) == {0: [(5, 6)], 2: [(0, 8)]}
+    end(s, old), end(s, young), end(s, late)
+    assert s.memory.manager.num_free_blocks == 5
+
+
+def test_a_request_that_finds_no_block_gives_up_its_own_if_it_is_the_youngest():
+    s = scheduler(num_blocks=3, block_size=2)
+    add(s, 4, 0), add(s, 2, 1)
+    assert step(s) == {0: [(0, 4)], 1: [(0, 2)]}
+    assert step(s) == {0: [(4, 5)]}
+    assert names(s.waiting) == [1]
+
+
+@pytest.mark.parametrize("policy", ["naive", "static", "continuous"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_who_joins_a_batch(policy, dense):
+    s = scheduler(policy=policy, dense=dense, max_num_seqs=2)
+    first, second, third, fourth = (add(s, 2, name, max_tokens=5) for name in range(4))
+    seen = [sorted(step(s))]
+    end(s, first)
+    late = add(s, 2, 9, max_tokens=5)
+    seen.append(sorted(step(s)))
+    running = [request for request in (second, third) if request in s.running]
+    end(s, running[0])
+    seen.append(sorted(step(s)))
+    assert seen == {
+        "naive": [[0], [1], [2]],
+        "static": [[0, 1], [1], [2, 3]],
+        "continuous": [[0, 1], [1, 2], [2, 3]],
+    }[policy]
+    assert fourth in [*s.waiting, *s.running]
+    assert late in s.waiting
+
+
+def test_a_static_batch_is_closed_to_those_who_come_while_its_prompts_are_read():
+    s = scheduler(policy="static", max_num_batched_tokens=4)
+    add(s, 4, 0), add(s, 4, 1)
+    assert sorted(step(s)) == [0]
+    add(s, 4, 2)
+    assert sorted(step(s)) == [0, 1]
+    assert [sorted(step(s)) for _ in range(3)] == [[0, 1]] * 3
+    assert names(s.waiting) == [2]
+
+
+def test_a_prompt_waits_for_the_prefix_that_another_is_computing_and_then_finds_it():
+    shared = [*range(10)]
+    s = scheduler(prefix_cache=True)
+    add(s, [*shared, 50], 0), add(s, [*shared, 60, 61], 1), add(s, [*shared, 70], 2)
+    assert step(s) == {0: [(0, 11)]}
+    assert step(s) == {0: [(11, 12)], 1: [(8, 12)], 2: [(8, 11)]}
+
+
+@pytest.mark.parametrize("first, second", [(8, 8), (9, 5), (4, 4)])
+def test_nobody_waits_for_a_block_that_would_not_be_his(first, second):
+    """A prompt's last token is computed anew, so a block that it ends is none to wait for."""
+    s = scheduler(prefix_cache=True)
+    add(s, [*range(first)], 0), add(s, [*range(second)], 1)
+    wait = min(first // 4, (second - 1) // 4) > 0
+    assert sorted(step(s)) == ([0] if wait else [0, 1])
+
+
+def test_samples_share_the_blocks_of_their_prompt_until_they_write():
+    s = scheduler(num_blocks=20)
+    request = add(s, 10, 0, n=3)
+    assert step(s) == {0: [(0, 10)]}
+    manager = s.memory.manager
+    assert manager.stats().used == 3
+    assert [manager.ref_count(block) for block in manager.block_table(request.live[2])] == [3, 3, 3]
+    assert step(s) == {0: [(10, 11)] * 3}
+    assert manager.stats().used == 2 + 3
+    assert len(manager.take_copies()) == 2
+
+
+def test_samples_that_were_preempted_share_again_what_they_have_in_common_and_decode_together():
+    s = scheduler(num_blocks=12, max_num_batched_tokens=20)
+    old, samples = add(s, 4, 0, max_tokens=20), add(s, 9, 1, n=3, max_tokens=9)
+    for _ in range(5):
+        step(s)
+    before = [[*one.tokens] for one in samples.live]
+    s.preempt(samples)
+    manager = s.memory.manager
+    assert manager.stats().used == len(manager.block_table(old.live[0]))
+    assert step(s)[1] == [(0, 9)]  # what all begin with
+    assert step(s)[1] == [(9, 13)] * 3  # what each has of its own, but for the newest token
+    assert [one.tokens for one in samples.live] == before
+    assert step(s)[1] == [(13, 14)] * 3
+    assert [one.tokens[:-1] for one in samples.live] == before
+    assert manager.ref_count(manager.block_table(samples.live[0])[0]) == 3
+
+
+def test_samples_that_drew_the_same_tokens_so_far_are_computed_once_when_they_resume():
+    s = scheduler(num_blocks=20)
+    request = add(s, 5, 0, n=2)
+    step(s)
+    for one in request.live:
+        one.tokens[-1] = 7
+    s.preempt(request)
+    assert step(s) == {0: [(0, 6)]}
+    assert [one.num_computed for one in request.live] == [6, 6]
+
+
+def test_no_more_sequences_run_than_allowed_counting_those_to_come():
+    s = scheduler(max_num_seqs=4)
+    add(s, 2, 0, n=3), add(s, 2, 1, n=2), add(s, 2, 2)
+    assert sorted(step(s)) == [0]
+    assert names(s.waiting) == [1, 2]  # nobody overtakes
+
+
+def test_dense_memory_is_reserved_for_all_tokens_that_a_request_may_have():
+    s = scheduler(num_blocks=10, block_size=1, dense=True)
+    first, second = add(s, 3, 0, max_tokens=3), add(s, 2, 1, max_tokens=4)
+    assert sorted(step(s)) == [0]
+    assert s.memory.used_nbytes == 2 * 6 * 2 * 4  # K and V, tokens, D, bytes
+    end(s, first)
+    assert s.memory.used_nbytes == 0
+    assert sorted(step(s)) == [1]
+    s.preempt(second)
+    assert s.memory.used_nbytes == 0

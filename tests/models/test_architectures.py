@@ -1,0 +1,377 @@
+"""GPT-2, Llama 2 and 3, Qwen2 and Qwen3: the logits of transformers, and of no natural mistake; how they are saved."""
+
+import json
+
+import pytest
+import torch
+from checkpoints import ARCHITECTURES, VOCAB, random_peer, save_random
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pagewise.kv_cache import generate, recompute
+from pagewise.models import llama
+from pagewise.models.gpt2 import GPT2, GPT2Config
+from pagewise.models.llama import Llama, LlamaConfig
+from pagewise.models.load import load_model
+from pagewise.models.settings import eos_token_ids
+
+IDS = torch.randint(VOCAB, (2, 70), generator=torch.Generator().manual_seed(1))
+POSITIONS = torch.arange(70).expand_as(IDS)
+
+
+def logits(model, ids: Tensor = IDS, **options) -> Tensor:
+    return model(ids, torch.arange(ids.shape[1]).expand_as(ids), recompute, **options)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def saved(request, tmp_path_factory):
+    """(name, transformers' model, what load_model made of what it saved)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    peer = save_random(request.param, folder)
+    return request.param, peer, load_model(folder)[0]
+
+
+# ------------------------------------------------------------------------------------------------ against transformers
+
+
+def test_logits_are_those_of_transformers(saved):
+    _, peer, model = saved
+    torch.testing.assert_close(logits(model), peer(IDS).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation_function": "gelu"},
+        {"activation_function": "gelu_pytorch_tanh"},
+        {"n_inner": 100},
+        {"tie_word_embeddings": False},
+        {"n_head": 4},
+    ],
+    ids=str,
+)
+def test_gpt2_with_other_settings_has_the_logits_of_transformers(options, tmp_path):
+    peer = save_random("gpt2", tmp_path, **options)
+    model, _ = load_model(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(logits(model), peer.double()(IDS).logits, rtol=0, atol=1e-9)
+
+
+def without_bias(model, monkeypatch):
+    for name, weight in model.named_parameters():
+        if name.endswith("k_proj.bias"):  # the one that matters least: it moves all scores of a row, RoPE aside
+            weight.zero_()
+
+
+def norm_after_rope(model, monkeypatch):
+    monkeypatch.setattr(llama.Attention, "forward", attention_norm_after_rope)
+
+
+def attention_norm_after_rope(self, x, turn, attend):
+    parts = (proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj))
+    q, k = (norm(llama.apply_rope(part, turn)) for part, norm in zip(parts, (self.q_norm, self.k_norm), strict=True))
+    v = self.v_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    return self.o_proj(attend(self.layer, q, k, v).transpose(1, 2).flatten(2))
+
+
+def norm_of_keys_forgotten(model, monkeypatch):
+    for block in model.model["layers"]:
+        monkeypatch.setattr(block.self_attn, "k_norm", torch.nn.Identity())
+
+
+def norms_of_q_and_k_swapped(model, monkeypatch):
+    for block in model.model["layers"]:
+        attn = block.self_attn
+        q_norm, k_norm = attn.q_norm, attn.k_norm
+        monkeypatch.setattr(attn, "q_norm", k_norm)
+        monkeypatch.setattr(attn, "k_norm", q_norm)
+
+
+def other_gelu(model, monkeypatch):
+    for block in model.transformer["h"]:
+        monkeypatch.setattr(block.mlp, "approximate", "none")
+
+
+def positions_off_by_one(model, monkeypatch):
+    learnt = model.transformer["wpe"]
+    monkeypatch.setattr(learnt, "weight", torch.nn.Parameter(learnt.weight.roll(-1, 0)))
+
+
+def other_epsilon(model, monkeypatch):
+    for block in model.transformer["h"]:
+        monkeypatch.setattr(block.ln_1, "eps", 1e-5)
+
+
+def heads_interleaved(model, monkeypatch):
+    """q, k and v of each head side by side, as BLOOM and GPT-NeoX have them."""
+    for block in model.transformer["h"]:
+        w = block.attn.c_attn
+        mixed = w.weight.unflatten(1, (3, -1, 32)).transpose(1, 2).flatten(1)
+        monkeypatch.setattr(w, "weight", torch.nn.Parameter(mixed))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mistake"),
+    [
+        ("qwen2", without_bias),
+        ("qwen3", norm_after_rope),
+        ("qwen3", norm_of_keys_forgotten),
+        ("qwen3", norms_of_q_and_k_swapped),
+        ("gpt2", other_gelu),
+        ("gpt2", positions_off_by_one),
+        ("gpt2", other_epsilon),
+        ("gpt2", heads_interleaved),
+    ],
+)
+def test_a_natural_mistake_moves_the_logits(architecture, mistake, tmp_path, monkeypatch):
+    """By more than the test above lets pass: it would fail."""
+    peer = save_random(architecture, tmp_path)
+    model, _ = load_model(tmp_path)
+    mistake(model, monkeypatch)
+    assert (logits(model) - peer(IDS).logits).abs().max() > 3e-4
+
+
+# ------------------------------------------------------------------------------------------------ forward
+
+
+def test_logits_for_some_tokens_are_those_rows_of_all(saved):
+    _, _, model = saved
+    some = torch.tensor([69, 3, 3, 0])
+    torch.testing.assert_close(logits(model, logits_for=some), logits(model)[:, some], rtol=0, atol=1e-5)
+    assert logits(model, logits_for=some[:0]).shape == (2, 0, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("some", "error", "says"),
+    [
+        (torch.tensor([70]), ValueError, r"logits_for must be in \[0, T = 70\), got 70 … 70"),
+        (torch.tensor([-1, 2]), ValueError, r"logits_for must be in \[0, T = 70\), got -1 … 2"),
+        (torch.tensor([[1]]), ValueError, "logits_for must have 1 dimensions"),
+        (torch.tensor([1.0]), TypeError, "logits_for must be int64"),
+        ([1], TypeError, "logits_for must be a torch.Tensor"),
+        (torch.tensor([1]).to("meta"), ValueError, "logits_for must have the device of token_ids"),
+    ],
+)
+def test_logits_for_what_is_no_token_is_refused(saved, some, error, says, shapes_unchecked):
+    with pytest.raises(error, match=says):
+        logits(saved[2], logits_for=some)
+
+
+def test_gpt2_refuses_positions_that_it_has_not_learnt(tmp_path):
+    model = GPT2(GPT2Config(VOCAB, 8, 1, 2, max_position_embeddings=4))
+    ids = torch.zeros(1, 1, dtype=torch.int64)
+    assert model(ids, ids + 3, recompute).shape == (1, 1, VOCAB)
+    for position in (4, -1):
+        says = rf"positions must be in \[0, max_position_embeddings = 4\), got {position}"
+        with pytest.raises(ValueError, match=says):
+            model(ids, ids + position, recompute)
+    with pytest.raises(ValueError, match=r"token_ids must be in .*vocab_size = 97"):
+        model(ids + VOCAB, ids, recompute)
+    with pytest.raises(ValueError, match=r"attend returned must be \[B, H, T, D\] = \[1, 2, 1, 4\]"):
+        model(ids, ids, lambda layer, q, k, v: q.transpose(1, 2).flatten(2)[None])
+
+
+def test_generation_from_a_cache_works_for_every_architecture(saved):
+    """Lesson 2's loop needs a config's common names only."""
+    _, _, model = saved
+    assert generate(model, IDS[:, :9], 20).tolist() == generate(model, IDS[:, :9], 20, cached=False).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({"num_attention_heads": 3}, "hidden_size = 8 must be a multiple of num_attention_heads = 3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1"),
+        ({"layer_norm_epsilon": -1.0}, "layer_norm_epsilon must be"),
+        (
+            {"activation_function": "relu"},
+            "activation_function = 'relu' is not implemented: supported are 'gelu', 'gelu_new'",
+        ),
+    ],
+)
+def test_sizes_of_gpt2_that_do_not_fit_are_refused(sizes, says):
+    with pytest.raises(ValueError, match=says):
+        GPT2Config(**{"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2} | sizes)
+
+
+def test_fresh_models_know_no_end_token():
+    assert GPT2(GPT2Config(9, 8, 1, 2)).eos_token_ids == ()
+    assert Llama(LlamaConfig(9, 8, 8, 1, 2)).eos_token_ids == ()
+
+
+# ------------------------------------------------------------------------------------------------ how they are saved
+
+
+def rewrite(folder, change) -> None:
+    """Save the weights in `folder` again after `change` of their dict."""
+    weights = load_file(folder / "model.safetensors")
+    save_file(change(weights), folder / "model.safetensors")
+
+
+def as_openai_saved_it(weights):
+    """Without the prefix, and with the causal mask in each layer."""
+    bare = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
+    for layer in range(2):
+        bare[f"h.{layer}.attn.bias"] = torch.ones(1, 1, 256, 256).tril()
+        bare[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    return bare
+
+
+def test_gpt2_is_loaded_with_and_without_prefix_masks_and_second_head(tmp_path):
+    peer = save_random("gpt2", tmp_path)
+    rewrite(tmp_path, as_openai_saved_it)
+    torch.testing.assert_close(logits(load_model(tmp_path)[0]), peer(IDS).logits, rtol=0, atol=1e-4)
+    rewrite(tmp_path, lambda weights: weights | {"lm_head.weight": weights["wte.weight"].clone()})
+    torch.testing.assert_close(logits(load_model(tmp_path)[0]), peer(IDS).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen2"])
+def test_a_decoder_saved_without_its_tied_head_is_loaded(architecture, tmp_path):
+    peer = random_peer(architecture)
+    peer.base_model.save_pretrained(tmp_path)
+    assert not any(name.startswith(("transformer.", "model.")) for name in load_file(tmp_path / "model.safetensors"))
+    torch.testing.assert_close(logits(load_model(tmp_path)[0]), peer(IDS).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("gpt2", "transformer.h.1.attn.c_attn.bias"),
+        ("gpt2", "transformer.wpe.weight"),
+        ("llama-2", "lm_head.weight"),
+        ("qwen2", "model.layers.1.self_attn.k_proj.bias"),
+        ("qwen3", "model.layers.0.self_attn.q_norm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(architecture, name, tmp_path):
+    save_random(architecture, tmp_path)
+    rewrite(tmp_path, lambda weights: {n: weight for n, weight in weights.items() if n != name})
+    with pytest.raises(ValueError, match=f"do not fit its config.json: missing: {name}$"):
+        load_model(tmp_path)
+
+
+def test_tensors_of_another_architecture_are_named(tmp_path):
+    """A Qwen2's folder that calls itself a Llama has biases that no Llama knows; and the reverse."""
+    save_random("qwen2", tmp_path)
+    change_config(tmp_path, model_type="llama")
+    with pytest.raises(ValueError, match=r"unexpected: model.layers.0.self_attn.k_proj.bias, "):
+        load_model(tmp_path)
+    save_random("llama-2", tmp_path)
+    change_config(tmp_path, model_type="qwen2")
+    with pytest.raises(ValueError, match=r"missing: model.layers.0.self_attn.q_proj.bias, .* and 1 more"):
+        load_model(tmp_path)
+
+
+def test_a_mismatched_tensor_is_named(tmp_path):
+    save_random("gpt2", tmp_path)
+    change_config(tmp_path, n_positions=128)
+    with pytest.raises(ValueError, match=r"another shape .*: transformer.wpe.weight \[256, 64\], not \[128, 64\]"):
+        load_model(tmp_path)
+
+
+def change_config(folder, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "says"),
+    [
+        (
+            "gpt2",
+            {"scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx = True is not implemented",
+        ),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False is not implemented"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention = True is not implemented"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function = 'relu' is not implemented"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layers of 'sliding_attention' are not"),
+        (
+            "qwen2",
+            {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            r"layers of 'sliding_attention' are not implemented \(sliding_window = 8\)",
+        ),
+        ("qwen3", {"attention_bias": True}, "attention_bias = True is not implemented: Qwen3 here has"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "type 'yarn' is not implemented"),
+        ("llama-3", {"model_type": "llama4_text"}, "model_type 'llama4_text' is not implemented"),
+    ],
+)
+def test_settings_that_change_the_result_are_refused(architecture, changes, says, tmp_path):
+    save_random(architecture, tmp_path)
+    change_config(tmp_path, **changes)
+    with pytest.raises(ValueError, match=says):
+        load_model(tmp_path)
+
+
+def test_a_window_that_no_layer_uses_is_fine(tmp_path):
+    """As Qwen's own checkpoints say it."""
+    save_random("qwen2", tmp_path)
+    unused = {"layer_types": None, "use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}
+    change_config(tmp_path, **unused)
+    load_model(tmp_path)
+    change_config(tmp_path, use_sliding_window=True, max_window_layers=2)
+    load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "names"),
+    [("gpt2", ["n_head", "n_positions"]), ("qwen3", ["num_key_value_heads", "head_dim"]), ("llama-2", ["hidden_size"])],
+)
+def test_a_missing_size_is_named(architecture, names, tmp_path):
+    save_random(architecture, tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({n: size for n, size in settings.items() if n not in names}))
+    with pytest.raises(ValueError, match="config.json lacks " + ", ".join(names)):
+        load_model(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------ end tokens
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        (None, 5, (5,)),
+        (None, [5, 7], (5, 7)),
+        (None, None, ()),
+        ([3, 4], 5, (3, 4)),
+        (0, 5, (0,)),
+    ],
+)
+def test_end_tokens_are_read_from_generation_config_first(generation, config, ids, tmp_path):
+    save_random("gpt2", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    change_config(tmp_path, eos_token_id=config)
+    assert load_model(tmp_path)[0].eos_token_ids == ids
+    if generation is None:
+        (tmp_path / "generation_config.json").unlink()
+        assert load_model(tmp_path)[0].eos_token_ids == ids
+
+
+@pytest.mark.parametrize("wrong", ["<|endoftext|>", [1, "2"], -1, 1.5])
+def test_end_tokens_that_are_none_are_refused(wrong):
+    with pytest.raises(ValueError, match="eos_token_id must be a token id or a list of them, got"):
+        eos_token_ids({"eos_token_id": wrong})
+
+
+# ------------------------------------------------------------------------------------------------ never unpickled
+
+
+class Trap:
+    """Unpickling it would be noticed."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_pickled_checkpoint_is_never_opened(index, tmp_path):
+    save_random("gpt2", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(Trap(), tmp_path / "pytorch_model.bin")
+    says = r"lacks model\.safetensors: weights are read from safetensors only"
+    if index:
+        weight_map = {"weight_map": {"transformer.wte.weight": "pytorch_model.bin"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(weight_map))
+        says = r"pytorch_model\.bin is not a whole safetensors file"
+    with pytest.raises(ValueError, match=says):
+        load_model(tmp_path)
