@@ -95,7 +95,7 @@ def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keep
     assert young.live[0].num_computed == 0
     assert s.num_preemptions == 2
     end(s, middle)
-    assert step(s) == {0: [(5, 6)], 2: [(0, 8)]}
+    assert step(s) == {0: [(5, 6)], 2: [(0, 8)], 3: [(0, 2)]}
     end(s, old), end(s, young), end(s, late)
     assert s.memory.manager.num_free_blocks == 5
 
@@ -120,11 +120,14 @@ def test_who_joins_a_batch(policy, dense):
     running = [request for request in (second, third) if request in s.running]
     end(s, running[0])
     seen.append(sorted(step(s)))
-    assert seen == {
-        "naive": [[0], [1], [2]],
-        "static": [[0, 1], [1], [2, 3]],
-        "continuous": [[0, 1], [1, 2], [2, 3]],
-    }[policy]
+    assert (
+        seen
+        == {
+            "naive": [[0], [1], [2]],
+            "static": [[0, 1], [1], [2, 3]],
+            "continuous": [[0, 1], [1, 2], [2, 3]],
+        }[policy]
+    )
     assert fourth in [*s.waiting, *s.running]
     assert late in s.waiting
 
@@ -147,7 +150,7 @@ def test_a_prompt_waits_for_the_prefix_that_another_is_computing_and_then_finds_
     assert step(s) == {0: [(11, 12)], 1: [(8, 12)], 2: [(8, 11)]}
 
 
-@pytest.mark.parametrize("first, second", [(8, 8), (9, 5), (4, 4)])
+@pytest.mark.parametrize(("first", "second"), [(8, 8), (9, 5), (4, 4)])
 def test_nobody_waits_for_a_block_that_would_not_be_his(first, second):
     """A prompt's last token is computed anew, so a block that it ends is none to wait for."""
     s = scheduler(prefix_cache=True)

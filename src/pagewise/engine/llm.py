@@ -199,8 +199,8 @@ class LLM:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has something to do."""
-        return bool(self._requests)
+        """Whether a step has something to do, or to tell."""
+        return bool(self._requests or self._ended or self._pieces)
 
     @property
     def num_waiting(self) -> int:

@@ -53,7 +53,7 @@ class SamplingParams:
     top_p: float = 1.0
     n: int = 1
     beam_width: int = 1
-    stop: str | int | tuple[str | int, ...] = ()
+    stop: str | int | Iterable[str | int] = ()
     seed: int | None = None
     ignore_eos: bool = False
     repetition_penalty: float = 1.0

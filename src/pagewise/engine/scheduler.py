@@ -14,6 +14,7 @@ prefill, decoding first).
 """
 
 from collections import deque
+from itertools import accumulate
 from typing import Literal
 
 from pagewise.engine.memory import DenseMemory, PagedMemory
@@ -150,13 +151,11 @@ class Scheduler:
     def _has_place(self) -> bool:
         if self.policy != "continuous":
             if not self.running:
-                self._places = 1 if self.policy == "naive" else min(len(self.waiting), self.max_num_seqs)
+                widths = accumulate(request.width for request in self.waiting)
+                self._places = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
             if self._places <= 0:
                 return False
-        if sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs:
-            return True
-        self._places = 0  # the batch is full
-        return False
+        return sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs
 
     def computed(self, chunks: list[Chunk]) -> None:
         """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""

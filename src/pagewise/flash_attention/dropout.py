@@ -98,8 +98,8 @@ def dropout_mask(
     return dropout.keep(B, H, torch.arange(T, device=device), torch.arange(S, device=device))
 
 
-def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: Int64[Tensor, "*any"]) -> tuple[Tensor, ...]:
-    """Philox4x32-10: four random 32-bit words, as int64, of each counter (c0, c1, c2, c3) and 64-bit key."""
+def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: Int64[Tensor, "..."]) -> tuple[Tensor, ...]:
+    """Philox4x32-10: four random 32-bit words, as int64, of each counter (c0, c1, c2, c3) and a 64-bit key."""
     low, word = 2**32 - 1, 32
     k0, k1 = seed & low, (seed >> word) & low
     c0, c1, c2, c3 = torch.broadcast_tensors(c0, c1, c2, c3)

@@ -1,6 +1,5 @@
 """`flash_attention_varlen`: sequences of different lengths behind each other, without padding (lesson 6)."""
 
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -11,7 +10,16 @@ from pagewise.flash_attention import in_triton, ops
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import FLOATS, check_count, check_flag, check_heads, check_same, check_shape, check_tensor
+from pagewise.tools.checks import (
+    FLOATS,
+    check_count,
+    check_flag,
+    check_heads,
+    check_running_sums,
+    check_same,
+    check_shape,
+    check_tensor,
+)
 from pagewise.tools.device import choose_backend
 
 
@@ -69,7 +77,9 @@ def flash_attention_varlen(
         if longest is not None:
             check_count(f"max_seqlen_{name}", longest, minimum=0)
         if looks and not torch.compiler.is_compiling():
-            _look_at(name, cu_seqlens, rows, longest)
+            actual = max(check_running_sums(name, cu_seqlens, rows), default=0)
+            if longest is not None and actual > longest:
+                raise ValueError(f"max_seqlen_{name} must be at least the longest length, {actual}, got {longest}")
     backend = choose_backend(backend, q.device, in_triton.refuses(batch_q))
     packed = Packed(cu_seqlens_q, cu_seqlens_k)
     out, lse = ops.attend(batch_q, batch_k, batch_v, options, dropout, packed, backend)
@@ -93,20 +103,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: 
     if not len(cu_seqlens_q):
         raise ValueError("cu_seqlens_q must have B + 1 entries, the first 0, got none")
     check_shape("cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.shape, "B+1")
-
-
-def _look_at(name: str, cu_seqlens: Int32[Tensor, " ends"], rows: int, longest: int | None) -> None:
-    """ValueError unless these are running sums of lengths, from 0 to the number of rows."""
-    sums = cu_seqlens.tolist()
-    lengths = [stop - start for start, stop in pairwise(sums)]
-    if sums[0] != 0 or sums[-1] != rows or min(lengths, default=0) < 0:
-        raise ValueError(
-            f"cu_seqlens_{name} must rise from 0 to the {rows} rows of {name}, got {_shortened(sums)}: running sums of "
-            f"lengths, as torch.cumsum gives them, with a 0 in front"
-        )
-    if longest is not None and max(lengths, default=0) > longest:
-        raise ValueError(f"max_seqlen_{name} must be at least the longest length, {max(lengths)}, got {longest}")
-
-
-def _shortened(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"

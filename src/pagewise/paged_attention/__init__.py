@@ -5,6 +5,7 @@ in_torch    gathered or streamed, in plain torch
 in_triton   the Triton kernels, over a cache [N, P, Hkv, D]
 in_cuda     vLLM's kernels, over a cache in vLLM's layout
 inputs      what all three are given
+varlen      any number of new queries per sequence, and what all layers of a step share (lesson 9)
 """
 
 from pagewise.paged_attention.door import (
@@ -14,3 +15,4 @@ from pagewise.paged_attention.door import (
     paged_attention_v1,
     paged_attention_v2,
 )
+from pagewise.paged_attention.varlen import paged_attention_varlen

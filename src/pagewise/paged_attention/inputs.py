@@ -39,7 +39,7 @@ class PagedInputs(NamedTuple):
     scores, and v_scale multiplies the output.
     """
 
-    q: Float[Tensor, "B H D"]
+    q: Float[Tensor, "B H D"]  # or, packed, [total_q, H, D]
     k_cache: Shaped[Tensor, "..."]  # [N, P, Hkv, D], or vLLM's [N, Hkv, D/x, P, x]
     v_cache: Shaped[Tensor, "..."]  # [N, P, Hkv, D], or vLLM's [N, Hkv, D, P]
     block_tables: Int32[Tensor, "B M"]
@@ -60,10 +60,13 @@ def checked_inputs(
     seq_lens: Tensor,
     options: ScoreOptions = DECODING,
     *,
+    num_seqs: int | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[PagedInputs, ScoreOptions]:
     """Queries [B,H,D] and a cache [N,P,Hkv,D] that belong together, and the options for them, k_scale included.
+
+    With num_seqs, queries [total_q,H,D] of so many sequences.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it.
@@ -79,7 +82,7 @@ def checked_inputs(
     if D == 0 or P == 0:
         raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
     inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return _with_sequences_and_scales(inputs, options, k_scale, v_scale)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale, len(q) if num_seqs is None else num_seqs)
 
 
 def checked_vllm_inputs(
@@ -124,11 +127,11 @@ def checked_vllm_inputs(
                 f"got {cache.stride()[:2]}"
             )
     inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return _with_sequences_and_scales(inputs, options, k_scale, v_scale)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale, len(q))
 
 
 def _with_sequences_and_scales(
-    inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float
+    inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float, num_seqs: int
 ) -> tuple[PagedInputs, ScoreOptions]:
     """The part that both layouts share: tables, lengths, devices, the options and the cache's scales."""
     q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
@@ -137,8 +140,8 @@ def _with_sequences_and_scales(
     check_same("device", q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens)
     if q.device.type == "meta":
         raise ValueError("q must be on the CPU or a GPU, got a meta tensor, which has no numbers")
-    check_shape("block_tables", block_tables, (len(q), block_tables.shape[1]), "B M")
-    check_shape("seq_lens", seq_lens, (len(q),), "B")
+    check_shape("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "B M")
+    check_shape("seq_lens", seq_lens, (num_seqs,), "B")
     options = options.checked(q[:, :, None], block_tables.shape[1] * inputs.cache_sizes[1])
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         check_number(name, scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
@@ -148,17 +151,20 @@ def _with_sequences_and_scales(
     return inputs._replace(v_scale=float(v_scale)), options._replace(scale=scale)
 
 
-def used_blocks(inputs: PagedInputs, window: int | None = None) -> Used:
+def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int32[Tensor, " B"] | int = 1) -> Used:
     """What the sequences use of their tables, looked up in the tables' numbers: on a GPU this waits for it once.
+
+    num_queries: of each sequence; one without queries uses nothing.
 
     Raises:
         ValueError: a length does not fit its table, or an entry in use is no block of the cache.
     """
     block_tables, seq_lens, (num_blocks, P, _, _) = inputs.block_tables, inputs.seq_lens, inputs.cache_sizes
     (B, M), lens = block_tables.shape, seq_lens.long()
-    first_key = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
-    columns = torch.arange(M, device=lens.device)
-    used = (columns * P < lens[:, None]) & ((columns + 1) * P > first_key[:, None])
+    num_queries = torch.as_tensor(num_queries, device=lens.device)
+    first_key = torch.zeros_like(lens) if window is None else (lens - window - (num_queries - 1)).clamp(min=0)
+    columns, stop = torch.arange(M, device=lens.device), lens * (num_queries > 0)
+    used = (columns * P < stop[:, None]) & ((columns + 1) * P > first_key[:, None])
     wrong = used & ((block_tables < 0) | (block_tables >= num_blocks))
     # one look at the device for all that must be known on the host
     first = torch.where(lens > 0, first_key, M * P)

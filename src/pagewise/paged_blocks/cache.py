@@ -69,16 +69,18 @@ class PagedKVCache:
         *,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        check: bool = True,
         backend: Literal["auto", "torch", "triton"] = "auto",
     ) -> None:
         """Put token t's K and V into slots[t]; slot −1 writes nowhere.
 
-        The slots are looked at before anything is written, which on a GPU waits for it once. The cache takes no part in
-        differentiation.
+        The cache takes no part in differentiation.
 
         Args:
             k, v: in the cache's dtype. A float8 cache takes float32, float16 and bfloat16 too.
             k_scale, v_scale: what a float8 cache divides k and v by before it rounds them (see `write`).
+            check: look at the slots before anything is written, which on a GPU waits for it once. False trusts them:
+                wrong ones write into foreign memory.
             backend: "auto" is triton on a GPU, torch on the CPU. Both write the same bits.
 
         Raises:
@@ -86,7 +88,8 @@ class PagedKVCache:
                 a scale that is not positive, or not 1 where nothing is converted.
         """
         self._check_layer(layer)
-        write_kv_cache(self.k[layer], self.v[layer], slots, k, v, k_scale=k_scale, v_scale=v_scale, backend=backend)
+        how = {"k_scale": k_scale, "v_scale": v_scale, "check": check, "backend": backend}
+        write_kv_cache(self.k[layer], self.v[layer], slots, k, v, **how)
 
     def gather(
         self, layer: int, block_table: Sequence[int] | Int64[Tensor, " M"], length: int

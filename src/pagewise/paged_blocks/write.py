@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from pagewise.tools.checks import FLOAT8, FLOATS, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.checks import FLOAT8, FLOATS, check_flag, check_number, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, triton_launch
 from pagewise.tools.sizes import cdiv
 
@@ -29,11 +29,13 @@ def write_kv_cache(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    check: bool = True,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> None:
     """`PagedKVCache.write` into one layer's tensors, in either layout: the one with [N, P, Hkv, D], or vLLM's.
 
-    Everything is checked before anything is written. Takes no part in differentiation.
+    Everything is checked before anything is written, without `check` all but the slots' numbers. Takes no part in
+    differentiation.
     """
     N, P, Hkv, D = cache_sizes(k_cache, v_cache)
     check_tensor("slots", slots, "T", dtypes=(torch.int64,))
@@ -42,7 +44,9 @@ def write_kv_cache(
         check_shape(name, new, (len(slots), Hkv, D), "T Hkv D")
     _check_dtypes(k_cache, k, v, k_scale, v_scale)
     check_same("device", cache=k_cache, slots=slots, k=k, v=v)
-    check_slots(slots[slots != -1], N * P)
+    check_flag("check", check)
+    if check:
+        check_slots(slots[slots != -1], N * P)
     k, v = k.detach(), v.detach()
     if choose_backend(backend, k.device) == "torch":
         _write_torch(k_cache, v_cache, slots, k, v, k_scale, v_scale)

@@ -4,6 +4,7 @@ A message names the argument, what it was, what it must be and, where there is o
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from numbers import Integral, Real
 
 import torch
@@ -98,6 +99,19 @@ def check_heads(num_heads: int, num_kv_heads: int) -> None:
             f"q has H = {num_heads} heads and k has Hkv = {num_kv_heads}: H must be a multiple of Hkv, "
             f"so that each KV head serves H / Hkv query heads"
         )
+
+
+def check_running_sums(name: str, cu_seqlens: Tensor, rows: int) -> list[int]:
+    """The lengths of which `cu_seqlens_<name>` holds the running sums, from 0 to the number of rows of `name`."""
+    sums = cu_seqlens.tolist()
+    lengths = [stop - start for start, stop in pairwise(sums)]
+    if sums[0] != 0 or sums[-1] != rows or min(lengths, default=0) < 0:
+        shown = str(sums) if len(sums) <= 8 else f"[{_commas(' '.join(map(str, sums[:4])))}, …, {sums[-1]}]"
+        raise ValueError(
+            f"cu_seqlens_{name} must rise from 0 to the {rows} rows of {name}, got {shown}: running sums of "
+            f"lengths, as torch.cumsum gives them, with a 0 in front"
+        )
+    return lengths
 
 
 def check_mask(name: str, mask: Tensor, shape: Sequence[int], *, like: Tensor, true_means: str = "may look") -> None:

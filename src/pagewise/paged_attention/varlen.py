@@ -1,0 +1,116 @@
+"""`paged_attention_varlen`: any number of new queries per sequence over a paged cache, in one launch (lesson 9).
+
+A step of a serving engine holds sequences that decode, with one query each, beside chunks of prompts, with many. All
+lie behind each other, as in `flash_attention_varlen`, and those of a sequence are its last tokens. Kwon et al. 2023;
+chunked prefill: Agrawal et al. 2024 (Sarathi-Serve).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int32, Shaped
+from torch import Tensor
+
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
+from pagewise.paged_attention.splits import Splits, checked_splits
+from pagewise.paged_attention.varlen_in_torch import PlanInTorch
+from pagewise.tools.checks import check_flag, check_running_sums, check_same, check_tensor
+from pagewise.tools.device import choose_backend, wants_gradient
+
+
+def paged_attention_varlen(
+    q: Float[Tensor, "total_q H D"],
+    k_cache: Shaped[Tensor, "N P Hkv D"],
+    v_cache: Shaped[Tensor, "N P Hkv D"],
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    cu_seqlens_q: Int32[Tensor, " ends"],
+    *,
+    scale: float | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    return_lse: bool = False,
+    check: bool | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Float[Tensor, "total_q H D"] | tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
+    """`paged_attention` for queries of any number per sequence: its newest tokens, each of which sees what precedes it.
+
+    Queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1 are the last T_b of the seq_lens[b] tokens of sequence b:
+
+        keys       = k_cache[block_tables[b]].flatten(0, 1)[: seq_lens[b]] · k_scale,   values likewise · v_scale
+        out[of b]  = attention(q[of b], keys, values, causal=True, …)
+
+    Where T_b = 1 for all b, this is `paged_attention`.
+
+    Args:
+        seq_lens: the queries' own tokens included, whose keys and values are in the cache already; T_b to M · P.
+        cu_seqlens_q: [B + 1], running sums of the T_b from 0 to total_q. T_b may be 0.
+        The rest as in `paged_attention`. The torch backend is `varlen_in_torch`, made for a CPU; a row's bits may then
+        depend on the batch around it, unless num_splits or split_size is given.
+
+    Returns:
+        out [total_q, H, D] in the dtype of q; with `return_lse` the pair (out, lse [total_q, H]).
+
+    Raises:
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it. More
+        queries than tokens (T_b > seq_lens[b]) do not fit.
+    """
+    check_flag("return_lse", return_lse)
+    if check is not None:
+        check_flag("check", check)
+    splits = checked_splits(num_splits, split_size)
+    options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
+    check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
+    if not len(cu_seqlens_q):
+        raise ValueError("cu_seqlens_q must have B + 1 entries, the first 0, got none")
+    sizes = {"num_seqs": len(cu_seqlens_q) - 1, "k_scale": k_scale, "v_scale": v_scale}
+    inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
+    check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
+    learns = wants_gradient(q, k_cache, v_cache, alibi_slopes)
+    chosen = choose_backend(backend, q.device, None, learns=learns)
+    if chosen == "torch" or check or (check is None and not q.is_cuda):
+        _look_at(inputs, cu_seqlens_q, options)
+    step = plan(
+        block_tables, seq_lens, cu_seqlens_q, block_size=inputs.cache_sizes[1], backend=chosen,
+        options=options, v_scale=inputs.v_scale, splits=splits,
+    )  # fmt: skip
+    out, lse = step.attend_with_lse(q, k_cache, v_cache, wants_lse=return_lse)
+    return (out, lse) if return_lse else out
+
+
+def _look_at(inputs: PagedInputs, cu_seqlens_q: Int32[Tensor, " ends"], options: ScoreOptions) -> None:
+    """ValueError unless the numbers in these tensors belong together."""
+    lengths = check_running_sums("q", cu_seqlens_q, len(inputs.q))
+    used_blocks(inputs, options.window, cu_seqlens_q.diff())
+    for b, (num_queries, length) in enumerate(zip(lengths, inputs.seq_lens.tolist(), strict=True)):
+        if num_queries > length:
+            raise ValueError(
+                f"seq_lens must count the queries' own tokens, got {length} for sequence {b}, which has {num_queries} "
+                f"queries"
+            )
+
+
+def plan(
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    cu_seqlens_q: Int32[Tensor, " ends"],
+    *,
+    block_size: int,
+    backend: Literal["torch", "triton", "cuda"],
+    options: ScoreOptions = DECODING,
+    v_scale: float = 1.0,
+    splits: Splits | None = None,
+) -> PlanInTorch:
+    """What all layers of a step share; `.attend(q, k_cache, v_cache)` is then the attention of one. Nothing is checked.
+
+    It looks at the numbers in these tensors when it is made, as far as the backend needs them on the host.
+    """
+    return PlanInTorch(
+        block_tables, seq_lens, cu_seqlens_q, block_size=block_size, options=options, v_scale=v_scale, splits=splits
+    )

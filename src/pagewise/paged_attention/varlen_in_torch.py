@@ -1,0 +1,115 @@
+"""Attention of packed queries over a paged cache in plain torch, fast on a CPU (lesson 9).
+
+    many queries of a sequence    dense attention over its blocks: a view where they are neighbours, else gathered
+    few                           with those of other sequences, as a sparse product (`sparse`)
+
+A plan is what all layers of a step share.
+"""
+
+import functools
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Int32, Shaped
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pagewise.naive_attention import query_positions, visibility
+from pagewise.online_softmax import Partial
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_torch import in_pieces
+from pagewise.paged_attention.sparse import Queries, SharedKeys, SparseRows, indices, parts_of
+from pagewise.paged_attention.splits import Splits
+from pagewise.tools.device import wants_gradient
+from pagewise.tools.sizes import cdiv
+
+FEW = 4  # queries of a sequence: to read its keys for each of them costs less than to gather them
+OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
+
+
+class PlanInTorch:
+    """What all layers of a step share."""
+
+    def __init__(
+        self,
+        block_tables: Int32[Tensor, "B M"],
+        seq_lens: Int32[Tensor, " B"],
+        cu_seqlens_q: Int32[Tensor, " ends"],
+        *,
+        block_size: int,
+        options: ScoreOptions,
+        v_scale: float = 1.0,
+        splits: Splits | None = None,
+    ) -> None:
+        self.options, self.v_scale, self.splits = options, v_scale, splits
+        lists = (pairwise(cu_seqlens_q.tolist()), seq_lens.tolist(), block_tables.tolist())
+        self.sequences = [
+            Queries(b, start, stop, length, table[: cdiv(length, block_size)])
+            for b, ((start, stop), length, table) in enumerate(zip(*lists, strict=True))
+            if stop > start and length
+        ]
+        self.few = [queries for queries in self.sequences if queries.number <= FEW]
+        self.block_tables, self.block_size = block_tables, block_size
+
+    @functools.cached_property
+    def parts(self) -> list[SharedKeys | SparseRows]:
+        """What sequences with few queries are computed from where the sparse product takes the tensors."""
+        return parts_of(self.few, self.block_tables, self.block_size, self.options.window)
+
+    def attend(
+        self,
+        q: Float[Tensor, "total_q H D"],
+        k_cache: Shaped[Tensor, "N P Hkv D"],
+        v_cache: Shaped[Tensor, "N P Hkv D"],
+    ) -> Float[Tensor, "total_q H D"]:
+        """out of `paged_attention_varlen` for one layer; nothing is checked."""
+        return self.attend_with_lse(q, k_cache, v_cache, wants_lse=False)[0]
+
+    def attend_with_lse(
+        self,
+        q: Float[Tensor, "total_q H D"],
+        k_cache: Shaped[Tensor, "N P Hkv D"],
+        v_cache: Shaped[Tensor, "N P Hkv D"],
+        *,
+        wants_lse: bool = True,
+    ) -> OutAndLse:
+        """(out, lse) of `paged_attention_varlen`; without wants_lse, lse is not all there."""
+        caches, wide = (k_cache, v_cache), torch.promote_types(q.dtype, torch.float32)
+        sparse = self.splits is None and takes_sparse(q, *caches)
+        seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
+        for part in self.parts if sparse else ():
+            merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, *caches, self.options))
+            for whole, rows in zip(seen, merged, strict=True):
+                whole[part.queries] = rows
+        out, lse = seen.output() * self.v_scale, seen.lse()
+        for queries in self.sequences:
+            if queries.number > (FEW if sparse else 0):
+                rows = slice(queries.start, queries.stop)
+                out[rows], lse[rows] = self._dense(queries, q[rows], *caches, wants_lse)
+        return out.to(q.dtype), lse
+
+    def _dense(
+        self, queries: Queries, q: Float[Tensor, "T H D"], k_cache: Tensor, v_cache: Tensor, wants_lse: bool
+    ) -> tuple[Float[Tensor, "T H D"], Float[Tensor, "T H"] | float]:
+        """(out, lse) of a sequence by itself."""
+        blocks = indices(queries.blocks, q.device)
+        k, v = (cache[blocks].flatten(0, 1)[: queries.length].transpose(0, 1) for cache in (k_cache, v_cache))
+        q, options = q.transpose(0, 1), self.options
+        if wants_lse or self.splits or self.v_scale != 1.0 or options.softcap > 0 or options.alibi_slopes is not None:
+            out, lse = in_pieces(q[None], k[None], v[None], options, self.splits or Splits("num", 1))
+            return out[0].transpose(0, 1) * self.v_scale, lse[0].transpose(0, 1)
+        (H, T, D), (Hkv, S, _) = q.shape, k.shape
+        visible = visibility(query_positions(T, S, q.device)[:, None] - torch.arange(S, device=q.device), options)
+        mask = torch.zeros(T, S, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
+        # the query heads of a KV head, as heads of a sequence of its own: keys and values are not copied for them
+        q, k, v = q.reshape(Hkv, H // Hkv, T, D), k[:, None].to(q.dtype), v[:, None].to(q.dtype)
+        k, v = (x.expand(-1, H // Hkv, -1, -1) for x in (k, v))
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale_for(D))
+        return out.view(H, T, D).transpose(0, 1), -torch.inf
+
+
+def takes_sparse(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether the sparse product takes these: in float32 on a CPU, without a gradient."""
+    caches = (k_cache, v_cache)
+    same = q.device.type == "cpu" and all(x.dtype == torch.float32 for x in (q, *caches))
+    return same and all(x.is_contiguous() for x in caches) and not wants_gradient(q, *caches)

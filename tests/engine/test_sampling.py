@@ -1,0 +1,185 @@
+"""From logits to tokens: against transformers' processors, by counting, and at the edges."""
+
+import math
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from pagewise.engine import SamplingParams
+from pagewise.engine.sampling import Row, penalised, sample, uniform
+
+VOCAB = 12
+LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
+SETTINGS = [
+    {},
+    {"temperature": 0.3},
+    {"top_k": 4},
+    {"top_p": 0.6},
+    {"top_k": 6, "top_p": 0.7, "temperature": 1.7},
+    {"repetition_penalty": 1.8, "top_p": 0.9},
+    {"repetition_penalty": 0.5},
+    {"top_k": 1},
+    {"top_p": 1e-9},
+    {"top_k": 100},
+]
+
+
+def row(logits=0, tokens=(3, 5, 3), seed=0, choice=0, **params):
+    return Row(logits, SamplingParams(**params), list(tokens), seed, choice)
+
+
+def drawn(logits, **params):
+    """How often each token is drawn, with 5000 seeds."""
+    params = SamplingParams(**params)
+    rows = [Row(0, params, [3, 5, 3], seed, 0) for seed in range(5000)]
+    return torch.tensor([pick.token for pick in sample(logits[None], rows)]).bincount(minlength=len(logits))
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_tokens_are_drawn_as_transformers_processors_say(params):
+    settings = {"temperature": 1.0, "top_k": VOCAB, "top_p": 1.0, "repetition_penalty": 1.0} | params
+    processors = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]),
+            TemperatureLogitsWarper(settings["temperature"]),
+            TopKLogitsWarper(settings["top_k"]),
+            TopPLogitsWarper(settings["top_p"]),
+        ]
+    )
+    expected = processors(torch.tensor([[3, 5, 3]]), LOGITS[None].clone())[0].double().softmax(-1)
+    counts = drawn(LOGITS, **params)
+    assert counts[expected == 0].sum() == 0
+    n = counts.sum()
+    assert ((counts - n * expected).abs() <= 4.5 * (n * expected * (1 - expected)).sqrt() + 1e-6).all()
+
+
+def test_temperature_zero_takes_the_likeliest_after_the_penalty():
+    assert sample(LOGITS[None], [row(temperature=0)])[0].token == LOGITS.argmax()
+    best = int(LOGITS.argmax())
+    second = sample(LOGITS[None], [row(tokens=[best], temperature=0, repetition_penalty=50.0)])[0]
+    assert second.token == LOGITS.topk(2).indices[1]
+    assert second.logprob == pytest.approx(LOGITS.log_softmax(-1)[second.token].item())  # the model's, not penalised
+
+
+def test_a_penalty_moves_negative_logits_down_too_and_counts_a_token_once():
+    logits = torch.tensor([[2.0, -2.0, 1.0]])
+    assert penalised(logits, [([0, 1, 1, 0], 2.0)]).tolist() == [[1.0, -4.0, 1.0]]
+    assert logits.tolist() == [[2.0, -2.0, 1.0]]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-8, 1e-3])
+def test_a_very_low_temperature_is_greedy(temperature):
+    assert {p.token for p in sample(LOGITS[None], [row(seed=s, temperature=temperature) for s in range(50)])} == {
+        int(LOGITS.argmax())
+    }
+
+
+def test_what_a_row_draws_does_not_depend_on_the_rows_around_it():
+    logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(1)) * 3
+    rows = [row(i, tokens=range(i + 1), seed=i, **SETTINGS[i % len(SETTINGS)]) for i in range(30)]
+    together = sample(logits, rows)
+    alone = [sample(logits[i : i + 1], [one._replace(logits=0)])[0] for i, one in enumerate(rows)]
+    assert [p.token for p in together] == [p.token for p in alone]
+    some = [4, 17, 3]
+    assert [p.token for p in sample(logits, [rows[i] for i in some])] == [together[i].token for i in some]
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.999999}, {"top_k": 3}], ids=str)
+def test_a_token_that_the_model_excludes_is_never_drawn(params):
+    logits = torch.full((VOCAB,), -math.inf)
+    logits[[0, 7]] = torch.tensor([0.0, 1.0])
+    assert set(drawn(logits, **params).nonzero()[:, 0].tolist()) == {0, 7}
+
+
+def test_the_largest_number_that_is_drawn_still_finds_a_likely_token(monkeypatch):
+    logits = torch.tensor([[0.0, 0.0, -math.inf]])
+    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: torch.full((1,), 1 - 2.0**-53).double())
+    for params in ({}, {"top_k": 3}, {"top_p": 0.9999}):
+        assert sample(logits, [row(tokens=[], **params)])[0].token in (0, 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_refused(bad):
+    logits = LOGITS.clone()
+    logits[4] = bad
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sample(torch.stack([LOGITS, logits]), [row(0), row(1)])
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sample(torch.full((1, VOCAB), -math.inf), [row(0)])
+
+
+def test_logprobs_are_the_models_own_the_chosen_one_first():
+    pick = sample(LOGITS[None], [row(temperature=5.0, seed=3, logprobs=2)])[0]
+    exact = LOGITS.double().log_softmax(-1)
+    likeliest = exact.topk(2).indices.tolist()
+    assert list(pick.likeliest)[0] == pick.token
+    assert set(pick.likeliest) == {pick.token, *likeliest}
+    assert all(value == pytest.approx(exact[token].item(), abs=1e-5) for token, value in pick.likeliest.items())
+    assert sample(LOGITS[None], [row(logprobs=0)])[0].likeliest.keys() == {sample(LOGITS[None], [row()])[0].token}
+
+
+def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interval():
+    numbers = uniform([7] * 4000, [0] * 4000, [*range(4000)])
+    assert ((numbers >= 0) & (numbers < 1)).all()
+    assert numbers.unique().numel() == 4000
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert abs((numbers[1:] * numbers[:-1]).mean() - 0.25) < 0.02
+    others = uniform([8, 7, 7, 7 + 2**40, -7], [0, 1, 0, 0, 0], [5, 5, 6, 5, 5])
+    assert len({*others.tolist(), numbers[5].item()}) == 6
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"top_k": 2.5}, "top_k must be an int"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"n": 0}, "n must be at least 1"),
+        ({"n": 2, "beam_width": 3}, "beam_width = 3 and n = 2 exclude each other"),
+        ({"n": 2, "temperature": 0}, "n = 2 samples at temperature 0 are all the same"),
+        ({"beam_width": 2, "top_k": 5}, "top_k = 5 with beam_width = 2"),
+        ({"beam_width": 2, "top_p": 0.5}, "top_p = 0.5 with beam_width = 2"),
+        ({"beam_width": 2, "logprobs": 1}, "logprobs = 1 with beam_width = 2"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"stop": ("", "a")}, "stop must not hold an empty string"),
+        ({"stop": (-1,)}, "stop must be at least 0"),
+        ({"stop": 1.5}, "stop must be strings and token ids, got float"),
+        ({"stop": (None,)}, "stop must be an int"),
+        ({"seed": "1"}, "seed must be an int"),
+        ({"seed": 2**63}, "seed must be below"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False"),
+        ({"logprobs": -1}, "logprobs must be at least 0"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused_by_name(params, message, own_checks):
+    with pytest.raises((ValueError, TypeError), match=message):
+        SamplingParams(**params)
+
+
+def test_stop_may_be_one_thing_or_several():
+    assert SamplingParams(stop="x").stop == ("x",)
+    assert SamplingParams(stop=5).stop_ids == (5,)
+    params = SamplingParams(stop=["a", 3, "b"])
+    assert (params.stop_strings, params.stop_ids) == (("a", "b"), (3,))
+
+
+def test_without_a_seed_torchs_generator_gives_one():
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        first = SamplingParams().chosen_seed()
+        torch.manual_seed(5)
+        assert SamplingParams().chosen_seed() == first
+        assert SamplingParams().chosen_seed() != first
+    assert SamplingParams(seed=9).chosen_seed() == 9

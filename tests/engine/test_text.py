@@ -1,0 +1,67 @@
+"""Text from tokens that come one by one."""
+
+import pytest
+
+from pagewise.engine.text import Text
+from pagewise.models.load import ByteTokenizer
+
+
+class Words:
+    """A tokenizer whose words bring a space along, except for the first, as sentencepiece's do."""
+
+    words = ("one", "two", "three", "<end>")
+
+    def decode(self, ids, *, skip_special_tokens):
+        assert skip_special_tokens
+        return " ".join(self.words[i] for i in ids if i != 3)
+
+
+def fed(tokens, tokenizer=None, stop=()):
+    """(pieces as they come, the last one included; the text)."""
+    text = Text(tokenizer or ByteTokenizer(), tuple(stop))
+    pieces = [text.add(token) for token in tokens if not text.stopped]
+    pieces.append(text.end())
+    assert "".join(pieces) == text.text
+    return pieces, text
+
+
+@pytest.mark.parametrize("string", ["plain", "Zürich", "漢字 🙂 done", ""])
+def test_pieces_add_up_and_no_character_comes_in_halves(string):
+    pieces, text = fed(string.encode())
+    assert text.text == string
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+
+def test_bytes_that_are_no_text_come_out_when_it_is_clear_that_they_are_none():
+    pieces, text = fed([*b"a\xff", *b"bc", 0xE6])
+    assert pieces == ["a", "", "\N{REPLACEMENT CHARACTER}b", "c", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_token_is_decoded_with_the_one_before_it():
+    pieces, text = fed([0, 1, 3, 2], Words())
+    assert text.text == "one two three"
+    assert pieces == ["one", " two", "", " three", ""]
+
+
+@pytest.mark.parametrize(
+    ("string", "stop", "expected"),
+    [
+        ("hello world", ["wor"], "hello "),
+        ("hello world", ["d"], "hello worl"),
+        ("hello world", ["xyz"], "hello world"),
+        ("aaab", ["aab"], "a"),
+        ("one two", ["two", "ne"], "o"),
+        ("abc", ["abc"], ""),
+        ("ab", ["abc"], "ab"),
+        ("a🙂b", ["🙂"], "a"),
+    ],
+)
+def test_text_ends_before_a_stop_string(string, stop, expected):
+    pieces, text = fed(string.encode(), stop=stop)
+    assert text.text == expected
+    assert text.stopped == (expected != string)
+
+
+def test_what_may_begin_a_stop_string_waits_until_it_does_not():
+    pieces, _ = fed(b"xabab.", stop=["abc"])
+    assert pieces == ["x", "", "", "ab", "", "ab.", ""]
