@@ -163,7 +163,7 @@ def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interva
     ],
     ids=str,
 )
-def test_what_contradicts_itself_is_refused_by_name(params, message, own_checks):
+def test_what_contradicts_itself_is_refused_by_name(params, message, shapes_unchecked):
     with pytest.raises((ValueError, TypeError), match=message):
         SamplingParams(**params)
 
