@@ -1,15 +1,109 @@
-"""Beam search on forked blocks (lesson 9)."""
+"""Beam search on forked blocks (lesson 9).
+
+k beams of the same length are continued by every token, and of these the likeliest are kept:
+
+    score(beam + token) = score(beam) + log p(token | beam)
+
+Of the k best, those that end become hypotheses, at score / length; the k best that do not end are the next beams. The
+search is over when k hypotheses are better than what the best beam would be if it ended now, or at max_tokens. This is
+transformers' rule for length_penalty=1, early_stopping=False; a repetition penalty acts on log p, there and here.
+
+Beams share the blocks of what they have in common. A beam with several successors is forked, one without is freed, and
+which of the twins copies their last block is decided by who writes first (copy-on-write).
+"""
 
 from typing import NamedTuple
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.sampling import log_sums, penalised
+from pagewise.engine.sequence import Choice, Request, Sequence
+
+
+class Branch(NamedTuple):
+    """A beam and a token after it."""
+
+    beam: int
+    token: int
+    score: float  # Σ log p
+
 
 class Selection(NamedTuple):
-    """To be written."""
+    """What a step makes of a search."""
+
+    live: list[Branch]  # the next beams, best first; none: the search has ended
+    found: list[Choice]  # the best hypotheses so far, best first; they have texts when the search has ended
 
 
-def select(request, logits, ends):
-    raise NotImplementedError
+def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozenset[int]) -> Selection:
+    """How the search goes on after its live beams, given the logits of each. It changes nothing.
+
+    Args:
+        ends: tokens that end a sequence.
+
+    Raises:
+        FloatingPointError: the logits hold NaN or +inf, or nothing above -inf.
+    """
+    width, length = request.sampling.beam_width, len(request.live[0].tokens) + 1 - len(request.prompt)
+    logits = logits.float()
+    logprobs = logits - log_sums(logits)[:, None]
+    logprobs = penalised(logprobs, [(beam.tokens, request.sampling.repetition_penalty) for beam in request.live])
+    scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
+    live, ended = branches(scores[:, None] + logprobs, width, ends)
+    if length == request.sampling.max_tokens:
+        live, ended = [], sorted([*live, *ended], key=lambda branch: -branch.score)[:width]
+    found = request.beams + [_hypothesis(request, branch, ends, length) for branch in ended]
+    found = sorted(found, key=lambda choice: -choice.score)[:width]
+    if len(found) == width and live and live[0].score / length <= found[-1].score:
+        live = []
+    return Selection(live, found if live else [_with_text(request, choice) for choice in found])
 
 
-def apply(request, selection, memory):
-    raise NotImplementedError
+def branches(
+    scores: Float[Tensor, "beams vocab"], width: int, ends: frozenset[int]
+) -> tuple[list[Branch], list[Branch]]:
+    """The `width` best branches that do not end, and those of the `width` best of all that do, each best first."""
+    vocab, enough = scores.shape[1], width * (1 + len(ends))  # of any `width` beams so many may end, and width are left
+    best = scores.flatten().topk(min(enough, scores.numel()))
+    branches = [Branch(*divmod(at, vocab), score) for score, at in zip(*map(Tensor.tolist, best), strict=True)]
+    live = [branch for branch in branches if branch.token not in ends]
+    return live[:width], [branch for branch in branches[:width] if branch.token in ends]
+
+
+def apply(request: Request, selection: Selection, memory: PagedMemory | DenseMemory) -> list[Choice] | None:
+    """Let the search go on as selected, in memory too. Returns its choices, best first, if it has ended, else None.
+
+    What dies is freed before anything is forked, so that no more than beam_width beams ever hold memory. A beam's best
+    successor goes on in its place, the others in forks of it.
+    """
+    request.beams, parents = selection.found, request.live
+    in_place = {branch.beam: parents[branch.beam] for branch in selection.live}
+    for index, parent in enumerate(parents):
+        if index not in in_place:
+            memory.free(parent)
+    request.live = []
+    for branch in selection.live:
+        if (beam := in_place.pop(branch.beam, None)) is None:
+            parent = parents[branch.beam]
+            beam = Sequence(parent.tokens.copy())
+            beam.num_computed = parent.num_computed
+            memory.fork(parent, beam)
+        request.live.append(beam)
+    for beam, branch in zip(request.live, selection.live, strict=True):
+        beam.tokens.append(branch.token)
+        beam.score = branch.score
+    return None if request.live else request.beams
+
+
+def _hypothesis(request: Request, branch: Branch, ends: frozenset[int], length: int) -> Choice:
+    token_ids = [*request.live[branch.beam].tokens[len(request.prompt) :], branch.token]
+    return Choice(token_ids, None, "stop" if branch.token in ends else "length", branch.score / length)
+
+
+def _with_text(request: Request, choice: Choice) -> Choice:
+    """Its text leaves out the token that ended it."""
+    token_ids = choice.token_ids[:-1] if choice.finish_reason == "stop" else choice.token_ids
+    return choice._replace(text=request.text_of(token_ids))

@@ -141,21 +141,31 @@ def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick]:
     if not rows:
         return []
     logits = logits[[row.logits for row in rows]].float()
-    log_sums = logits.logsumexp(dim=-1)
-    if not log_sums.isfinite().all():
-        raise FloatingPointError("the model's logits are not finite: no token can be chosen from them")
+    log_normalisers = log_sums(logits)
     processed = penalised(logits, [(row.tokens, row.sampling.repetition_penalty) for row in rows])
     tokens = processed.argmax(dim=-1)
     if drawing := [i for i, row in enumerate(rows) if row.sampling.temperature > 0]:
         tokens[drawing] = _draw(processed[drawing], [rows[i] for i in drawing])
-    logprobs = (logits.gather(1, tokens[:, None])[:, 0] - log_sums).tolist()
+    logprobs = (logits.gather(1, tokens[:, None])[:, 0] - log_normalisers).tolist()
     picks = [Pick(token, logprob) for token, logprob in zip(tokens.tolist(), logprobs, strict=True)]
     for i, row in enumerate(rows):
         if row.sampling.logprobs is not None:
             top = logits[i].topk(min(row.sampling.logprobs, logits.shape[1]))
-            likeliest = zip(top.indices.tolist(), (top.values - log_sums[i]).tolist(), strict=True)
+            likeliest = zip(top.indices.tolist(), (top.values - log_normalisers[i]).tolist(), strict=True)
             picks[i] = picks[i]._replace(likeliest={picks[i].token: picks[i].logprob} | dict(likeliest))
     return picks
+
+
+def log_sums(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
+    """log Σ exp of each row, which log p is measured from.
+
+    Raises:
+        FloatingPointError: a row holds NaN, or +inf, or nothing above -inf.
+    """
+    sums = logits.logsumexp(dim=-1)
+    if not sums.isfinite().all():
+        raise FloatingPointError("the model's logits are not finite: no token can be chosen from them")
+    return sums
 
 
 def penalised(logits: Float[Tensor, "n vocab"], rows: Sequence[tuple[list[int], float]]) -> Float[Tensor, "n vocab"]:

@@ -96,7 +96,7 @@ class Request:
         texts = [tokenizer and Text(tokenizer, sampling.stop_strings) for _ in range(sampling.n)]
         self.live = [Sequence(prompt.copy(), text, index) for index, text in enumerate(texts)]
         self.finished: list[Sequence] = []
-        self.beams: Any = None  # what a beam search has found so far
+        self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.common = 0
         self.forked = False
         self.num_cached_tokens: int | None = None

@@ -1,0 +1,274 @@
+"""Beam search: the selection alone, on a toy model that can be enumerated, and its blocks in the engine."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.beam_search import Branch, apply, branches, select
+from pagewise.engine.memory import PagedMemory
+from pagewise.engine.sequence import Choice, Request, Sequence
+from pagewise.models.load import ByteTokenizer, tiny_model
+
+# ------------------------------------------------------------------------------------------------ the selection
+
+
+def toy_logits(tokens: list[int], vocab: int = 4) -> Tensor:
+    """The logits of a model without a rule: others after every text."""
+    seed = sum((token + 1) * 31**i for i, token in enumerate(tokens))
+    return 2 * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
+
+
+class Ledger(PagedMemory):
+    """A memory that has nothing but the books."""
+
+    def __init__(self, request: Request) -> None:
+        self.held, self.most = {request.live[0]}, 1
+
+    def free(self, sequence: Sequence) -> None:
+        self.held.remove(sequence)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        assert parent in self.held
+        assert parent.tokens == child.tokens, "forked after the parent had grown"
+        assert child not in self.held
+        self.held.add(child)
+        self.most = max(self.most, len(self.held))
+
+
+def searching(width: int, max_tokens: int, prompt=(2, 0), **options) -> Request:
+    return Request(list(prompt), SamplingParams(max_tokens=max_tokens, beam_width=width, **options), None)
+
+
+def search(request: Request, ends=frozenset(), vocab=4) -> tuple[list[Choice], Ledger]:
+    """The choices of a whole search on the toy model, and the books."""
+    memory, choices = Ledger(request), None
+    while choices is None:
+        logits = torch.stack([toy_logits(beam.tokens, vocab) for beam in request.live])
+        choices = apply(request, select(request, logits, ends), memory)
+        assert memory.held == set(request.live)
+    return choices, memory
+
+
+def every_text(prompt: list[int], max_tokens: int, ends, vocab=4) -> dict[tuple[int, ...], float]:
+    """{tokens: Σ log p / length} of all that the toy model can write."""
+    scores = {}
+    for length in range(1, max_tokens + 1):
+        for tokens in itertools.product(range(vocab), repeat=length):
+            ended = [token in ends for token in tokens]
+            if any(ended[:-1]) or not (ended[-1] or length == max_tokens):
+                continue
+            log_p = [toy_logits([*prompt, *tokens[:i]], vocab).log_softmax(-1)[tokens[i]] for i in range(length)]
+            scores[tokens] = float(sum(log_p)) / length
+    return scores
+
+
+@pytest.mark.parametrize("ends", [frozenset(), frozenset({1}), frozenset({0, 3})], ids=str)
+def test_a_beam_as_wide_as_all_texts_finds_all_of_them_best_first(ends):
+    exact = every_text([2, 0], 3, ends)
+    choices, _ = search(searching(len(exact), 3), ends)
+    assert {tuple(choice.token_ids): choice.score for choice in choices} == pytest.approx(exact, abs=1e-5)
+    scores = [choice.score for choice in choices]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_narrow_beam_is_greedy_about_beams_and_its_scores_are_true():
+    """Width 3 of 4 ** 5 texts: every choice is a text of the model with its own score; together they hold 3 beams."""
+    exact = every_text([2, 0], 5, {1})
+    choices, memory = search(searching(3, 5), frozenset({1}))
+    assert len({tuple(choice.token_ids) for choice in choices}) == 3
+    for choice in choices:
+        assert choice.score == pytest.approx(exact[tuple(choice.token_ids)], abs=1e-5)
+        assert choice.finish_reason == ("stop" if choice.token_ids[-1] == 1 else "length")
+    assert memory.most <= 3
+    assert not memory.held
+
+
+def test_the_best_branches_are_taken_of_all_beams_together():
+    scores = torch.tensor([[-1.0, -5.0, -2.0], [-4.0, -1.5, -9.0]])
+    live, ended = branches(scores, 2, frozenset())
+    assert (live, ended) == ([Branch(0, 0, -1.0), Branch(1, 1, -1.5)], [])
+
+
+def test_an_end_below_the_best_is_no_hypothesis_and_takes_no_place():
+    """Token 2 ends: of the two best branches none does, and the third is passed over."""
+    scores = torch.tensor([[-1.0, -5.0, -2.0], [-4.0, -1.5, -9.0]])
+    assert branches(scores, 2, frozenset({2})) == ([Branch(0, 0, -1.0), Branch(1, 1, -1.5)], [])
+    assert branches(scores, 3, frozenset({2})) == (
+        [Branch(0, 0, -1.0), Branch(1, 1, -1.5), Branch(1, 0, -4.0)],
+        [Branch(0, 2, -2.0)],
+    )
+
+
+def test_width_beams_are_left_however_many_of_the_best_end():
+    scores = torch.tensor([[-1.0, -2.0, -3.0, -9.0, -8.0], [-1.5, -2.5, -3.5, -7.0, -9.0]])
+    live, ended = branches(scores, 2, frozenset({0, 1, 2}))
+    assert live == [Branch(1, 3, -7.0), Branch(0, 4, -8.0)]
+    assert ended == [Branch(0, 0, -1.0), Branch(1, 0, -1.5)]
+
+
+def after_one_step(hypotheses: list[float], beams: list[float]) -> Request:
+    """A search of width 2 over 3 tokens, one token after the prompt."""
+    request = searching(2, 10)
+    request.live = [Sequence([2, 0, token]) for token in range(len(beams))]
+    for beam, score in zip(request.live, beams, strict=True):
+        beam.score = score
+    request.beams = [Choice([1], None, "stop", score) for score in hypotheses]
+    return request
+
+
+LIKELY_0 = torch.tensor([[20.0, 0.0, 0.0]] * 2)  # log p of token 0 is 0 but for 4e-9
+
+
+@pytest.mark.parametrize(
+    ("hypotheses", "beams", "goes_on"),
+    [
+        ([-0.6], [-2.0, -3.0], True),  # a hypothesis is missing
+        ([-0.6, -1.2], [-2.0, -3.0], True),  # the best beam may yet become −2 / 2 > −1.2
+        ([-0.6, -0.9], [-2.0, -3.0], False),  # −2 / 2 < −0.9: what ends from here on is worse
+        ([-0.6, -1.2], [-2.5, -2.6], False),  # −2.5 / 2 < −1.2
+    ],
+)
+def test_the_search_ends_when_the_best_beam_is_worse_than_the_worst_hypothesis(hypotheses, beams, goes_on):
+    selection = select(after_one_step(hypotheses, beams), LIKELY_0, frozenset({1}))
+    assert bool(selection.live) == goes_on
+    assert [choice.score for choice in selection.found] == hypotheses
+
+
+def test_a_better_hypothesis_drives_out_the_worst():
+    ending = torch.tensor([[0.0, 20.0, 0.0], [20.0, 0.0, 0.0]])  # beam 0 ends
+    selection = select(after_one_step([-0.9, -1.2], [-2.0, -3.0]), ending, frozenset({1}))
+    assert [choice.score for choice in selection.found] == pytest.approx([-0.9, -1.0])
+    assert selection.found[1].token_ids == [0, 1]
+
+
+def test_selecting_changes_nothing():
+    request = after_one_step([-0.6], [-2.0, -3.0])
+    before = copy.deepcopy([(vars(beam), request.beams) for beam in request.live])
+    select(request, LIKELY_0, frozenset())
+    assert [(vars(beam), request.beams) for beam in request.live] == before
+
+
+def test_the_penalty_is_on_log_p_of_tokens_that_a_beam_or_its_prompt_has():
+    request = searching(2, 1, prompt=(2, 2), repetition_penalty=3.0)
+    logits = torch.tensor([[1.0, 0.0, 2.0]])
+    log_p = (logits - logits.logsumexp(-1))[0].tolist()
+    selection = select(request, logits, frozenset())
+    assert [choice.token_ids for choice in selection.found] == [[2], [0]]  # 3 · −0.41 is still above −1.41
+    assert [choice.score for choice in selection.found] == pytest.approx([3 * log_p[2], log_p[0]])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused(bad):
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        select(after_one_step([], [-1.0, -2.0]), LIKELY_0 * bad, frozenset())
+
+
+# ------------------------------------------------------------------------------------------------ in the engine
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tiny_model()
+
+
+PROMPTS = ["The KV cache holds the keys and values of ", "A block of "]
+BEAMS = SamplingParams(beam_width=4, max_tokens=12)
+
+
+def texts(outputs) -> list[list[tuple]]:
+    return [[(choice.text, choice.finish_reason, round(choice.score, 4)) for choice in out.choices] for out in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """What each prompt's search finds when nothing else runs."""
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch")
+    return [texts(llm.generate([prompt], BEAMS))[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, {"prefix_cache": False}, {"scheduler": "static"}, {"attention": "dense"}], ids=str
+)
+def test_a_search_finds_the_same_beside_others(kind, tiny, alone):
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=256, block_size=4, backend="torch", **kind)
+    others = [SamplingParams(max_tokens=9, n=3, seed=1), SamplingParams(max_tokens=15, temperature=0.0)]
+    outputs = llm.generate(["The first ", "Another", *PROMPTS], [*others, BEAMS, BEAMS])
+    assert texts(outputs[2:]) == alone
+
+
+def test_a_preempted_search_finds_the_same(tiny, alone):
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=27, block_size=4, max_num_batched_tokens=16, backend="torch")
+    outputs = llm.generate(PROMPTS, BEAMS)
+    assert llm.scheduler.num_preemptions > 0
+    assert texts(outputs) == alone
+    assert llm.memory.manager.num_free_blocks == 27
+
+
+def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
+    """41 prompt tokens fill 10 blocks of 4; without sharing four beams would hold 44 and more."""
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch", prefix_cache=False)
+    manager = llm.memory.manager
+    request_id = llm.add_request(PROMPTS[0][:41], BEAMS)
+    used, copies = [], []
+    while llm.has_unfinished:
+        llm.step()
+        used.append(manager.stats().used)
+        copies.append(manager.stats().copies)
+        beams = manager.sequences
+        assert len(beams) <= 4
+        if beams:
+            assert all(manager.ref_count(block) == len(beams) for block in manager.block_table(beams[0])[:10])
+    assert used[0] == 11  # the prompt, computed once, for four beams
+    assert max(used) <= 10 + 4 * 4
+    assert copies[1] == 3  # the block that the prompt began is written by four beams: three copies
+    assert used[-1] == 0
+    llm.abort(request_id)  # has ended: nothing happens
+
+
+def test_an_aborted_search_leaves_nothing(tiny):
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch")
+    request_id = llm.add_request(PROMPTS[0], BEAMS)
+    for _ in range(5):
+        llm.step()
+    assert llm.memory.manager.num_free_blocks < 64
+    llm.abort(request_id)
+    assert llm.memory.manager.num_free_blocks == 64
+    assert not llm.has_unfinished
+
+
+def test_the_text_of_a_choice_leaves_out_what_ended_it(tiny):
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, backend="torch")
+    space = ord(" ")
+    (output,) = llm.generate(["The ca"], SamplingParams(beam_width=3, max_tokens=12, stop=space))
+    ended = [choice for choice in output.choices if choice.finish_reason == "stop"]
+    assert ended
+    for choice in ended:
+        assert choice.token_ids[-1] == space
+        assert choice.text == ByteTokenizer().decode(choice.token_ids[:-1])
+        assert space not in choice.token_ids[:-1]
+    assert output.token_ids == output.choices[0].token_ids
+
+
+def test_listeners_hear_of_beams_when_the_search_has_ended(tiny):
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, backend="torch")
+    pieces = []
+    llm.add_request("The", SamplingParams(beam_width=3, max_tokens=4), listener=pieces.append)
+    outputs = []
+    while llm.has_unfinished:
+        assert not pieces
+        outputs += llm.step()
+    assert [(piece.choice, piece.token_ids, piece.text, piece.finish_reason) for piece in pieces] == [
+        (i, choice.token_ids, choice.text, choice.finish_reason) for i, choice in enumerate(outputs[0].choices)
+    ]
