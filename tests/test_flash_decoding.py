@@ -80,18 +80,22 @@ AXES = {
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
     "options": ["none", "causal", "window", "softcap, alibi", "causal, alibi"],
 }
+QUICK = AXES | {
+    "S": [1, 63, 64, 65, 799, 2048],
+    "splits": [1, 3, 17, 10**6, ("size", 1000), ("share", 1), ("share", 11), ("share", 45)],
+}
 
 
 def matrix():
-    """A covering selection of what is interpreted in a second or two; PAGEWISE_FULL=1: all sizes, dtypes and splits."""
+    """A covering selection of what is interpreted in half a second; PAGEWISE_FULL=1: all sizes, dtypes and splits."""
 
     def quick(case):
         rows = case["T"] * case["group"]
         tiles = in_triton.tiles_for(rows, case["D"], case["dtype"], case["dtype"])
-        return cdiv(case["S"], tiles.keys) * cdiv(rows, tiles.rows) <= 260
+        return cdiv(case["S"], tiles.keys) * cdiv(rows, tiles.rows) <= 70
 
     if os.environ.get("PAGEWISE_FULL") != "1":
-        return covering(AXES, quick)
+        return covering(QUICK, quick)
     full = AXES | {"options": ["causal"]}
     return [dict(zip(full, values, strict=True)) for values in product(*full.values())]
 
@@ -165,7 +169,7 @@ def test_extreme_logits_in_one_piece_only(backend, logit, kernel_device):
         assert_right(found, q, k, v)
 
 
-@pytest.mark.parametrize("attend", [1, 3, 40, "share 1", "share 7", "share 99"])
+@pytest.mark.parametrize("attend", [1, 40, "share 7", "share 99"])
 def test_ragged_batches_with_empty_sequences_and_rows_that_see_nothing(attend, kernel_device):
     """Causal: of 3 queries over 2 keys the first sees none. Whatever lies past a length is NaN and is not seen."""
     lens = [0, 130, 2, 0, 0, 257, 1, 64, 0]
@@ -233,12 +237,12 @@ def test_offsets_are_64_bit(which, dim, kernel_device):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_given_splits_make_a_rows_bits_independent_of_the_batch(backend, splits, kernel_device):
     """Alone, among shorter and longer ones, and with more room after its keys."""
-    lens = [37, 200, 0, 333]
-    q, k, v = random_qkv(4, (4, 2), 1, 400, 32, torch.float16, kernel_device)
+    lens = [37, 130, 0, 200]
+    q, k, v = random_qkv(4, (4, 2), 1, 260, 32, torch.float16, kernel_device)
     same = {"return_lse": True, "backend": backend, **splits}
     together = flash_decoding(q, k, v, seq_lens=torch.tensor(lens, dtype=torch.int32, device=q.device), **same)
     for b, n in enumerate(lens):
-        for S in (n, 400):
+        for S in (n, 260):
             length = torch.tensor([n], dtype=torch.int32, device=q.device)
             alone = flash_decoding(q[b, None], k[b, None, :, :S], v[b, None, :, :S], seq_lens=length, **same)
             for mine, theirs in zip(alone, together, strict=True):
@@ -248,7 +252,7 @@ def test_given_splits_make_a_rows_bits_independent_of_the_batch(backend, splits,
 @pytest.mark.parametrize("splits", [{"num_splits": 3}, {"num_splits": 99}, {"split_size": 64}])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_so_they_do_for_blocks(backend, splits, kernel_device):
-    q, k, v, tables, lens = paged_inputs([37, 200, 0, 333], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    q, k, v, tables, lens = paged_inputs([37, 130, 0, 200], 4, 2, 32, dtype=torch.float16, device=kernel_device)
     same = {"return_lse": True, "backend": backend, **splits}
     together = paged_attention(q, k, v, tables, lens, **same)
     for b in range(4):

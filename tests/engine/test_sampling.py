@@ -119,7 +119,7 @@ def test_logprobs_are_the_models_own_the_chosen_one_first():
     pick = sample(LOGITS[None], [row(temperature=5.0, seed=3, logprobs=2)])[0]
     exact = LOGITS.double().log_softmax(-1)
     likeliest = exact.topk(2).indices.tolist()
-    assert list(pick.likeliest)[0] == pick.token
+    assert next(iter(pick.likeliest)) == pick.token
     assert set(pick.likeliest) == {pick.token, *likeliest}
     assert all(value == pytest.approx(exact[token].item(), abs=1e-5) for token, value in pick.likeliest.items())
     assert sample(LOGITS[None], [row(logprobs=0)])[0].likeliest.keys() == {sample(LOGITS[None], [row()])[0].token}

@@ -33,7 +33,7 @@ def test_pieces_add_up_and_no_character_comes_in_halves(string):
 
 
 def test_bytes_that_are_no_text_come_out_when_it_is_clear_that_they_are_none():
-    pieces, text = fed([*b"a\xff", *b"bc", 0xE6])
+    pieces, _ = fed([*b"a\xff", *b"bc", 0xE6])
     assert pieces == ["a", "", "\N{REPLACEMENT CHARACTER}b", "c", "", "\N{REPLACEMENT CHARACTER}"]
 
 
@@ -57,7 +57,7 @@ def test_a_token_is_decoded_with_the_one_before_it():
     ],
 )
 def test_text_ends_before_a_stop_string(string, stop, expected):
-    pieces, text = fed(string.encode(), stop=stop)
+    _, text = fed(string.encode(), stop=stop)
     assert text.text == expected
     assert text.stopped == (expected != string)
 

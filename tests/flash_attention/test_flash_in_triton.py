@@ -31,7 +31,8 @@ AXES = {
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
 }
 SMALL = AXES | {
-    "sizes": [(1, 1), (1, 147), (70, 129), (113, 203), (97, 64), (130, 1), (3, 300)],
+    "sizes": [(1, 1), (1, 147), (70, 129), (130, 1), (3, 200)],
+    "head_size": [16, 40, 80, 128, 256],
     "heads": [(2, 2), (4, 2), (3, 1)],
 }
 
@@ -78,13 +79,13 @@ def tiled(monkeypatch, rows, cols):
 def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
     """Tiles that the mask cuts on either side, tiles it hides, tiles longer than wide and wider than long."""
     tiled(monkeypatch, *tiles)
-    q, k, v = random_qkv(43, 75, 16, (2, 1), 1, torch.float32, kernel_device)
+    q, k, v = random_qkv(35, 67, 16, (2, 1), 1, torch.float32, kernel_device)
     options = options_of(kind, *q.shape[:3], k.shape[2], kernel_device)
     assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
 @pytest.mark.parametrize("sizes", [(20, 69), (70, 20)])
-@pytest.mark.parametrize("window", [1, 3, 48, 1000, None])
+@pytest.mark.parametrize("window", [1, 3, 48, None])
 def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, monkeypatch):
     """NaN in what a tile outside the mask would read does no harm, and the rest is right.
 
@@ -227,7 +228,7 @@ SEED = 7 - 2**40  # of more than 32 bits
 DRAWN = 49291  # with it, by the first weight
 
 
-@pytest.mark.parametrize("p", [0.01, 0.17, DRAWN / 2**16, 0.99])
+@pytest.mark.parametrize("p", [0.17, DRAWN / 2**16, 0.99])
 def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
     """With values that are the unit vectors, out is the matrix of weights itself."""
     T, S = 40, 64

@@ -17,7 +17,7 @@ from pagewise.flash_decoding_plus_plus import dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_v2
+from pagewise.paged_attention import in_triton, paged_attention, paged_attention_v1, paged_attention_v2
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
 from pagewise.tools.timing import ColdTimer
@@ -35,6 +35,12 @@ def fill():
 @pytest.fixture
 def x():
     return torch.zeros(32, device="cuda")
+
+
+@pytest.fixture
+def other_gpu():
+    """Not the current one: what is launched where Triton or torch stands, and not where its tensors are, is found."""
+    return torch.device("cuda", 1)
 
 
 def in_new_thread(run):
@@ -94,33 +100,32 @@ def paged_cache(gpu):
     return cache.k[0], cache.v[0], tables.to(gpu), lens.to(gpu)
 
 
-@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
-def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(gpu):
-    """GPU 0 is the current one: the rehearsal holds each launch's context against its tensors."""
-    x = torch.randn(3, 50, device=gpu)
+def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(other_gpu, monkeypatch):
+    """The rehearsal holds each launch's context against its tensors, and interprets one program after the other."""
+    monkeypatch.setattr(in_triton, "num_sms", lambda device, on_cpu: 4)
+    x = torch.randn(3, 50, device=other_gpu)
     torch.testing.assert_close(online_softmax(x, 16, backend="triton"), x.softmax(dim=-1))
-    q, cache = torch.randn(2, 4, 32, device=gpu).half(), paged_cache(gpu)
+    q, cache = torch.randn(2, 4, 32, device=other_gpu).half(), paged_cache(other_gpu)
     expected = paged_attention(q, *cache, backend="torch")
     for num_splits in (1, 3):
         out = paged_attention(q, *cache, num_splits=num_splits, backend="triton")
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
-    q, k, v = (torch.randn(2, heads, tokens, 32, device=gpu).half() for heads, tokens in ((4, 1), (2, 300), (2, 300)))
-    for lens in (None, torch.tensor([300, 17], dtype=torch.int32, device=gpu)):  # cut alike, and in equal ranges
+    sizes = ((2, 4, 1, 32), (2, 2, 300, 32), (2, 2, 300, 32))
+    q, k, v = (torch.randn(size, device=other_gpu).half() for size in sizes)
+    for lens in (None, torch.tensor([300, 17], dtype=torch.int32, device=other_gpu)):  # cut alike, and in equal ranges
         out, expected = (flash_decoding(q, k, v, seq_lens=lens, backend=name) for name in ("triton", "torch"))
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
     assert torch.cuda.current_device() == 0
 
 
-@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
-def test_products_with_few_rows_run_on_the_gpu_of_their_tensors_and_are_profiled_there(gpu, monkeypatch):
+def test_products_with_few_rows_run_on_the_gpu_of_their_tensors_and_are_profiled_there(other_gpu, monkeypatch):
     monkeypatch.setattr(dataflow, "NUM_ROWS", (1,))
-    gpu = torch.device(gpu)
-    flow = Dataflow(device_label(gpu), torch.float16, {(40, 64): (2, 65)})
-    w = torch.randn(40, 64, device=gpu).half()
+    flow = Dataflow(device_label(other_gpu), torch.float16, {(40, 64): (2, 65)})
+    w = torch.randn(40, 64, device=other_gpu).half()
     for M in (1, 3):
-        x = torch.randn(M, 64, device=gpu).half()
+        x = torch.randn(M, 64, device=other_gpu).half()
         torch.testing.assert_close(flow.linear(x, w), x @ w.T, rtol=0.01, atol=0.02)
-    assert Dataflow.profile([(40, 64)], gpu).device == flow.device
+    assert Dataflow.profile([(40, 64)], other_gpu).device == flow.device
     assert torch.cuda.current_device() == 0
 
 
@@ -132,9 +137,8 @@ def attended(gpu, **options):
     return out, *torch.autograd.grad(out.float().sin().sum(), (q, k, v))
 
 
-@pytest.mark.parametrize("gpu", ["cuda:0", "cuda:1"])
-def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(gpu):
-    for out, expected in zip(attended(gpu, backend="triton"), attended(gpu, backend="torch"), strict=True):
+def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(other_gpu):
+    for out, expected in zip(attended(other_gpu, backend="triton"), attended(other_gpu, backend="torch"), strict=True):
         torch.testing.assert_close(out, expected, rtol=0.02, atol=4e-3)
 
 

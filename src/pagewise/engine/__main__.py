@@ -14,7 +14,7 @@ INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0, or 2 where the command cannot be done and one line on stderr says why."""
     asked = vars(_parser().parse_args(arguments))
-    prompt, model = asked.pop("prompt"), asked.pop("model")
+    prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
     engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks")}
     try:
         llm = LLM(model, max_num_seqs=1, **engine)
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; what the memory has room for")
-    parser.add_argument("--device", help="cpu or cuda; the best there is")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
     return parser
 
 

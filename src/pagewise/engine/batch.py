@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
+from pagewise.engine.profile import span
 from pagewise.engine.sequence import Chunk
 from pagewise.paged_blocks import BlockManager
 
@@ -41,20 +42,21 @@ class Batch(NamedTuple):
         )
         if manager is None:
             return batch
-        tables = [manager.block_table(chunk.sequence) for chunk in chunks]
-        P, width = manager.block_size, max(map(len, tables))
-        slots = [
-            table[i // P] * P + i % P
-            for chunk, table in zip(chunks, tables, strict=True)
-            for i in range(chunk.start, chunk.stop)
-        ]
-        padded = [table + [0] * (width - len(table)) for table in tables]
-        return batch._replace(
-            slots=on_device(slots, torch.int64, device),
-            block_tables=on_device(padded, torch.int32, device),
-            seq_lens=on_device([chunk.stop for chunk in chunks], torch.int32, device),
-            cu_seqlens_q=on_device(ends, torch.int32, device),
-        )
+        with span("block tables"):
+            tables = [manager.block_table(chunk.sequence) for chunk in chunks]
+            P, width = manager.block_size, max(map(len, tables))
+            slots = [
+                table[i // P] * P + i % P
+                for chunk, table in zip(chunks, tables, strict=True)
+                for i in range(chunk.start, chunk.stop)
+            ]
+            padded = [table + [0] * (width - len(table)) for table in tables]
+            return batch._replace(
+                slots=on_device(slots, torch.int64, device),
+                block_tables=on_device(padded, torch.int32, device),
+                seq_lens=on_device([chunk.stop for chunk in chunks], torch.int32, device),
+                cu_seqlens_q=on_device(ends, torch.int32, device),
+            )
 
     @property
     def rows(self) -> list[tuple[slice, Chunk]]:

@@ -76,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(asked: argparse.Namespace) -> None:
     device = torch.device(asked.device) if asked.device else best_device()
     on_gpu = device.type == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no GPU here: leave it out, or say cpu")
     model_name = asked.model or ("gpt2-small" if on_gpu else "tiny")
     model = named_model(model_name, DTYPES[asked.dtype or ("float16" if on_gpu else "float32")], device)
     every = asked.mode == "all"
@@ -109,7 +111,8 @@ def _measure(asked: argparse.Namespace) -> None:
         if asked.profile:
             for name, llm in engines.items():
                 path = asked.profile / f"{name}, {prompts}.json".replace(", ", "_").replace(" ", "-")
-                serve(llm, *workload.draw(model.config.vocab_size, -1, **sampling), ops=True).profile.export(path)
+                requests = workload.draw(model.config.vocab_size, sum(counts.values()), **sampling)
+                serve(llm, *requests, ops=True).profile.export(path)
                 print(f"[profile] wrote: {path}")
 
 
@@ -140,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this weight")
     parser.add_argument("--backend", default="auto", help="auto, torch, triton or cuda")
-    parser.add_argument("--device", help="cpu or cuda; the best there is")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
     parser.add_argument("--dtype", choices=DTYPES, help="float16 on a GPU, else float32")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what was measured in this JSON file")
     parser.add_argument(

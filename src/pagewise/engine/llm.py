@@ -8,7 +8,7 @@ Whatever interrupts a step, the requests that ran wait again with the tokens the
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from pagewise.engine.scheduler import Policy, Scheduler
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
 
-Prompt = str | list[int]
+Prompt = str | Sequence[int] | Tensor
 
 
 class LLM:
@@ -96,8 +96,8 @@ class LLM:
 
     def generate(
         self,
-        prompts: list[Prompt],
-        sampling: SamplingParams | list[SamplingParams] | None = None,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
     ) -> list[Output]:

@@ -3,13 +3,15 @@
 The engine says what it does with `span`, and spans lie inside one another:
 
     step ─┬─ schedule
-          ├─ prefill | decode ─┬─ build batch ─── block tables
-          │                    └─ model ─┬─ cache write            (once per layer)
+          ├─ prefill | decode ─┬─ build batch
+          │                    ├─ block tables              (paged)
+          │                    └─ model ─┬─ cache write     (in each layer)
+          │                              ├─ build batch     (dense: K and V of all, copied together)
           │                              └─ attention
           └─ sampling
 
-A step that computes tokens of a prompt is a prefill, though others may decode in it. While no profile runs, a span
-costs a fraction of a microsecond.
+A step is a prefill if one of its sequences has more than one token to compute, though others decode in it. While no
+profile runs, a span costs a fraction of a microsecond.
 """
 
 import json

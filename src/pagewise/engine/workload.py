@@ -31,7 +31,10 @@ class Workload(NamedTuple):
     max_new_tokens: int = 16
 
     def draw(self, vocab_size: int, seed: int, **sampling: object) -> tuple[list[list[int]], list[SamplingParams]]:
-        """Prompts of random tokens, and how to continue each: end tokens ignored, request i seeded with i."""
+        """Prompts of random tokens, and how to continue each: end tokens ignored, request i seeded with i.
+
+        seed: from 0; another one, other prompts. sampling: fields of SamplingParams; greedy unless it says otherwise.
+        """
         chance = random.Random(seed)
         lengths, budgets = ([most] * self.num_requests for most in (self.prompt_tokens, self.max_new_tokens))
         if self.prompts == "mixed":
@@ -129,9 +132,9 @@ def compare(
     `partial(serve, llm)`, or somebody else's engine as a function of prompts and parameters.
     """
     runs = {name: [] for name in servers}
-    turns = [(round, name) for round in range(-warmup_runs, repeat_runs) for name in servers]
+    turns = [(round, name) for round in range(warmup_runs + repeat_runs) for name in servers]
     for round, name in progress(turns, f"{workload.prompts} prompts"):
         run = servers[name](*workload.draw(vocab_size, round, **sampling))
-        if round >= 0:
+        if round >= warmup_runs:
             runs[name].append(run)
     return runs

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from pagewise.tools.triton_interpreter import spare_the_interpreter
+
 _interpreter = threading.RLock()
 _triton_came_first = False
 _TRITON_CAME_FIRST = (
@@ -130,49 +132,11 @@ def triton_launch(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
     """
     if triton_mode() == "interpreted":
         with _interpreter:
-            _patch_language_once_per_launch()
+            spare_the_interpreter()
             yield lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
     else:
         with torch.cuda.device(device):
             yield lambda tensor: tensor
-
-
-@functools.cache
-def _patch_language_once_per_launch() -> None:
-    """Spare Triton's interpreter most of its time: it looks through its language at every call of a device function.
-
-    It replaces what it finds there by functions that compute with numpy, which is done when a launch begins, and would
-    be repeated in vain at each call until the launch ends: nine tenths of the time of a small kernel.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    patch = getattr(interpreter, "_patch_lang", None)
-    if patch is None:  # a version of Triton that does it otherwise
-        return
-    patched = set()  # in this launch: triton.language, its core, or both
-
-    @functools.cache
-    def seen_by(function: Callable) -> frozenset[str]:
-        names = {"language": language, "core": language.core}
-        return frozenset(name for name in names if any(value is names[name] for value in function.__globals__.values()))
-
-    def patch_once(function: Callable) -> object:
-        if seen_by(function) in patched:
-            return None
-        scope = patch(function)
-        if not patched:  # the kernel itself, whose launch restores the language when it ends
-            restore = scope.restore
-
-            def end_launch() -> None:
-                patched.clear()
-                restore()
-
-            scope.restore = end_launch
-        patched.add(seen_by(function))
-        return scope
-
-    interpreter._patch_lang = patch_once
 
 
 def banner() -> str:

@@ -1,0 +1,278 @@
+"""The benchmark: the requests it draws, what it counts, its sums and tables, its command line."""
+
+import contextlib
+import io
+import json
+import re
+
+import pytest
+import torch
+
+from pagewise.engine import benchmark
+from pagewise.engine.benchmark import main, variants
+from pagewise.engine.results import agreement, overview, records, speedups, summary
+from pagewise.engine.workload import Run, Workload
+from pagewise.models import tiny_model
+from pagewise.tools.records import keep, recorded
+
+FOUR = ("--num-requests", "4", "--prompt-tokens", "40", "--max-new-tokens", "3", "--block-size", "8")
+ONCE = ("--model", "tiny", "--device", "cpu", "--warmup-runs", "0", "--repeat-runs", "1", *FOUR)
+
+
+def fields(out):
+    """{engine: {field: text}} of all blocks that were printed."""
+    found = {}
+    for block in re.split(r"^=== ", out, flags=re.MULTILINE)[1:]:
+        name, *lines = block.split("\n\n")[0].splitlines()
+        found[name.removesuffix(" ===")] = dict(line.split(": ", 1) for line in lines)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ requests
+
+
+def test_identical_prompts_are_one():
+    prompts, _ = Workload("identical", 5, 20, 3).draw(257, seed=0)
+    assert len(prompts) == 5
+    assert all(prompt == prompts[0] for prompt in prompts)
+    assert len(set(prompts[0])) > 10
+
+
+def test_shared_prompts_part_after_seven_eighths():
+    prompts, _ = Workload("shared", 5, 80, 3).draw(257, seed=0)
+    assert {len(prompt) for prompt in prompts} == {80}
+    assert len({tuple(prompt[:70]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[70:]) for prompt in prompts}) == 5
+
+
+def test_distinct_prompts_share_nothing():
+    prompts, params = Workload("distinct", 5, 20, 3).draw(257, seed=0)
+    assert len({tuple(prompt[:8]) for prompt in prompts}) == 5
+    assert {len(prompt) for prompt in prompts} == {20}
+    assert {one.max_tokens for one in params} == {3}
+
+
+def test_mixed_lengths_spread_from_an_eighth_to_all_independently():
+    prompts, params = Workload("mixed", 50, 160, 32).draw(257, seed=0)
+    lengths, budgets = [len(prompt) for prompt in prompts], [one.max_tokens for one in params]
+    assert (min(lengths), max(lengths), sum(lengths) / 50) == (20, 160, pytest.approx(90, abs=1))
+    assert (min(budgets), max(budgets), sum(budgets) / 50) == (4, 32, pytest.approx(18, abs=1))
+    together = torch.corrcoef(torch.tensor([lengths, budgets], dtype=torch.float32))[0, 1]
+    assert abs(together) < 0.5  # shuffled the same way, they would be 1
+
+
+def test_a_round_draws_the_same_again_and_another_round_others():
+    workload = Workload("identical", 2, 16, 3)
+    assert workload.draw(257, seed=1) == workload.draw(257, seed=1)
+    assert workload.draw(257, seed=1)[0] != workload.draw(257, seed=2)[0]
+
+
+def test_requests_are_greedy_unless_asked_and_go_on_after_an_end_token():
+    _, greedy = Workload(num_requests=2).draw(257, seed=0)
+    _, sampled = Workload(num_requests=2).draw(257, seed=0, top_k=5, temperature=1.0)
+    assert all(one.temperature == 0 and one.ignore_eos for one in greedy)
+    assert [(one.top_k, one.temperature, one.seed) for one in sampled] == [(5, 1.0, 0), (5, 1.0, 1)]
+
+
+def test_there_are_blocks_for_all_requests_at_once():
+    assert Workload("distinct", 3, 31, 2).num_blocks(16) == 3 * 3
+
+
+def test_every_combination_is_there_once():
+    assert list(variants()) == [
+        "naive, dense", "offline, dense", "online, dense",
+        "naive, paged", "naive, paged, no prefix cache", "offline, paged", "offline, paged, no prefix cache",
+        "online, paged", "online, paged, no prefix cache",
+    ]  # fmt: skip
+    assert variants()["offline, dense"] == {"scheduler": "static", "attention": "dense", "prefix_cache": False}
+    assert variants(("online",), ("paged",), (False,)) == {
+        "online, paged, no prefix cache": {"scheduler": "continuous", "attention": "paged", "prefix_cache": False}
+    }
+
+
+# ------------------------------------------------------------------------------------------------ results
+
+RUN = Run(
+    seconds=4.0,
+    prompt_tokens=100,
+    token_ids=[[1, 2, 3], [4, 5, 6]],
+    prefill=1.0,
+    steps=[1.0, 2.0],
+    first_token=[0.5, 1.5],
+    cached_tokens=25,
+    peak_cache=3 * 2**20,
+)
+
+
+def test_a_summary_has_the_sources_fields():
+    slower = RUN._replace(seconds=8.0, prefill=2.0, steps=[2.0, 4.0])
+    (found,) = fields(summary("online, paged", [RUN, slower, slower], warmup_runs=1)).values()
+    assert found == {
+        "Requests": "2",
+        "Warmup runs": "1",
+        "Measured runs": "3",
+        "Prefill time (add) p50/mean": "2.000000/1.666667 s",
+        "Decode time (run) p50/mean": "6.000000/5.000000 s",
+        "Total time p50/mean": "8.000000/6.666667 s",
+        "Prompt tokens": "100",
+        "Completion tokens": "6",
+        "Total tokens": "106",
+        "Throughput (completion,decode) p50/mean": "1.000000/1.333333 tokens/s",
+        "Throughput (completion,total) p50/mean": "0.750000/1.000000 tokens/s",
+        "Throughput (total,total) p50/mean": "13.250000/17.666667 tokens/s",
+        "Prefill served by the prefix cache": "25.0%",
+        "Time to first token p50/mean": "1.000000/1.000000 s",
+        "Time per decode step p50/mean": "2.000000/2.500000 s",
+        "Peak cache memory": "3.00 MiB",
+    }
+
+
+def test_speedups_compare_runs_of_one_round():
+    # the second round is twice as slow for both: the machine's doing
+    base = [RUN, RUN._replace(seconds=8.0)]
+    ours = [RUN._replace(seconds=2.0), RUN._replace(seconds=4.0)]
+    assert speedups({"base": base, "ours": ours}) == {"base": 1.0, "ours": 2.0}
+
+
+def test_agreement_counts_requests_with_the_same_tokens():
+    other = RUN._replace(token_ids=[[1, 2, 3], [4, 5, 7]])
+    assert agreement({"base": [RUN, RUN], "ours": [RUN, other]}) == {"base": 1.0, "ours": 0.75}
+
+
+def test_an_overview_has_a_line_for_a_server_that_tells_little():
+    peer = Run(seconds=1.0, prompt_tokens=100, token_ids=RUN.token_ids)
+    *_, ours, theirs = overview("title", {"ours": [RUN], "theirs": [peer]}).splitlines()
+    assert ours.split()[-1] == "1.00"
+    assert theirs.split()[-1] == "4.00"
+
+
+def test_records_can_be_kept_and_read_again(tmp_path):
+    model, _ = tiny_model()
+    workload = Workload("distinct", 2, 50, 3)
+    found = records("tiny", model, workload, {"online, paged": [RUN, RUN._replace(seconds=6.0)]})
+    for record in found:
+        keep(tmp_path / "engine.json", record)
+    again = recorded(tmp_path / "engine.json")
+    assert again == found
+    assert [record.what for record in again] == [
+        f"tiny, distinct prompts, online, paged: {what}" for what in ("total", "decode step", "first token")
+    ]
+    total, step, _ = again
+    assert (total.seconds, total.shape) == (5.0, {"num_requests": 2, "prompt_tokens": 50, "max_new_tokens": 3})
+    # K and V of a token: 4 layers, 2 KV heads of 32, float32; the cache served 25 of 100, the last tokens stay out
+    kv_bytes = 2 * 4 * 2 * 32 * 4
+    assert total.bytes == (100 - 25 + 6 - 2) * kv_bytes
+    # 4 of 6 tokens in 2 steps: 2 in a step, 50 + 1.5 tokens before each; the weights once
+    weights = sum(p.numel() for p in model.parameters())
+    assert step.bytes == weights * 4 + int(2 * 51.5 * kv_bytes)
+    assert step.flops == int(2 * (2 * weights + 4 * 4 * 8 * 32 * 51.5))
+
+
+# ------------------------------------------------------------------------------------------------ command line
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """What is printed about every engine, of identical and of distinct prompts."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main([*ONCE]) == 0
+    return out.getvalue()
+
+
+def test_tokens_and_the_share_of_the_prefix_cache_are_exact(everything):
+    found = fields(everything)
+    assert len(found) == 2 * 9
+    for name, block in found.items():
+        assert (block["Requests"], block["Prompt tokens"], block["Completion tokens"]) == ("4", "160", "12")
+        assert block["Total tokens"] == "172"
+        # of 40 tokens 4 whole blocks of 8 can be shared, for one must be left; the first request finds nothing
+        served = 3 * 32 / 160 if name.endswith("paged, identical prompts") else 0
+        assert block["Prefill served by the prefix cache"] == f"{served:.1%}", name
+
+
+def test_everybody_generates_the_same(everything):
+    for kind in ("identical", "distinct"):
+        rows = everything.split(f"tiny, {kind} prompts")[1].split("\n\n")[0].splitlines()[1:]
+        found = {name: row for name, *row in (re.split(r"  +", row) for row in rows)}
+        assert list(found) == list(variants())
+        assert {row[8] for row in found.values()} == {"100%"}
+        assert float(found["offline, dense"][-1][1:]) > 1  # a batch, over one by one
+
+
+def test_peak_memory_is_what_blocks_or_reservations_took_between_steps(everything):
+    found = fields(everything)
+    token = 2 * 4 * 2 * 32 * 4 / 2**20  # MiB of a token's K and V
+    for name, tokens in {
+        "naive, dense": 43,
+        "offline, dense": 4 * 43,
+        "naive, paged": 48,  # 6 blocks of 8 for 42 tokens: the last one is never written
+        "online, paged": 32 + 3 * 16,  # 4 blocks in common, 2 more each for three; the first has ended before them
+        "online, paged, no prefix cache": 4 * 48,
+    }.items():
+        assert found[f"{name}, identical prompts"]["Peak cache memory"] == f"{token * tokens:.2f} MiB", name
+
+
+def test_one_mode_is_dense_or_paged_as_asked(capsys):
+    for flags, name in (
+        ((), "offline, dense"),
+        (("--paged-attn",), "offline, paged"),
+        (("--paged-attn", "--no-prefix-cache"), "offline, paged, no prefix cache"),
+    ):
+        main([*ONCE, "--mode", "offline", *flags])
+        assert list(fields(capsys.readouterr().out)) == [f"{name}, identical prompts"]
+
+
+def test_warm_up_runs_are_not_among_the_measured(capsys, monkeypatch):
+    served = []
+    monkeypatch.setattr(benchmark, "serve", lambda llm, prompts, params: served.append(prompts) or RUN)
+    main(["--model", "tiny", "--mode", "naive", "--warmup-runs", "2", "--repeat-runs", "3", *FOUR])
+    (block,) = fields(capsys.readouterr().out).values()
+    assert (block["Warmup runs"], block["Measured runs"]) == ("2", "3")
+    assert len(served) == 5
+    assert len({str(prompts) for prompts in served}) == 5  # no run finds another one's prompts in the cache
+
+
+def test_sampling_flags_reach_the_requests(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(benchmark, "serve", lambda llm, prompts, params: drawn.extend(params) or RUN)
+    main([*ONCE, "--mode", "naive", "--top-k", "40", "--top-p", "0.9"])
+    assert {(one.top_k, one.top_p, one.temperature) for one in drawn} == {(40, 0.9, 1.0)}
+
+
+def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
+    arguments = ("--mode", "online", "--paged-attn", "--profile", str(tmp_path / "traces"))
+    main([*ONCE, *arguments, "--record", str(tmp_path / "engine.json")])
+    assert f"[profile] wrote: {tmp_path}/traces/online_paged_identical.json" in capsys.readouterr().out
+    events = json.loads((tmp_path / "traces" / "online_paged_identical.json").read_text())["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"step", "schedule", "prefill", "decode", "build batch", "block tables"} < names
+    assert {"model", "cache write", "attention", "sampling", "aten::linear"} < names
+    assert len(recorded(tmp_path / "engine.json")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--prompt-tokens", "600"), "600 tokens and max_tokens = 3 exceed the model's context of 512"),
+        (("--num-blocks", "2"), "num_blocks"),
+        (("--backend", "abacus"), "backend"),
+        (("--device", "cuda"), "device is cuda, but torch finds no GPU here"),
+        (("--top-p", "1.5"), "top_p must be above 0 and at most 1, got 1.5"),
+        (("--model", "no/such/../folder"), "no/such/../folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*ONCE, "--mode", "online", "--paged-attn", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("arguments", [("--mode", "fast"), ("--num-requests", "0"), ("--repeat-runs", "x")])
+def test_flags_that_do_not_exist_or_fit_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(list(arguments))
+    assert arguments[0] in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""`python -m pagewise.engine "prompt"`: text as it comes, and one line where something is wrong."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from pagewise.engine import LLM, SamplingParams
+from pagewise.engine import __main__ as command_line
+from pagewise.engine.__main__ import main
+from pagewise.models import tiny_model
+from pagewise.models.load import TINY
+
+CPU = ("--device", "cpu", "--num-blocks", "8")
+
+
+def engine():
+    model, tokenizer = tiny_model(device="cpu")
+    return LLM(model, tokenizer=tokenizer, num_blocks=8)
+
+
+def test_it_prints_what_generate_gives(capsys):
+    assert main(["The attention", *CPU, "--max-tokens", "12", "--temperature", "0"]) == 0
+    (output,) = engine().generate(["The attention"], SamplingParams(max_tokens=12, temperature=0.0))
+    assert capsys.readouterr().out == output.text + "\n"
+
+
+def test_every_sampling_flag_reaches_the_request(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(LLM, "stream", lambda self, prompt, sampling: asked.append((prompt, sampling)) or iter("xy"))
+    flags = "--max-tokens 5 --temperature 0.5 --top-k 9 --top-p 0.8 --repetition-penalty 1.2 --seed 3 --ignore-eos"
+    main(["Hello", *CPU, *flags.split(), "--stop", ".", "\n"])
+    assert asked == [
+        (
+            "Hello",
+            SamplingParams(
+                max_tokens=5, temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.2, seed=3, ignore_eos=True,
+                stop=(".", "\n"),
+            ),
+        )
+    ]  # fmt: skip
+    assert capsys.readouterr().out == "xy\n"
+
+
+def test_each_piece_is_printed_when_it_comes(monkeypatch, capsys):
+    seen = []
+
+    def pieces(*_):
+        yield "first"
+        seen.append(capsys.readouterr().out)
+        yield "second"
+
+    monkeypatch.setattr(LLM, "stream", pieces)
+    main(["Hello", *CPU])
+    assert seen == ["first"]
+
+
+def test_a_checkpoint_without_a_tokenizer_takes_and_gives_token_ids(tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["tokenizer"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    flags = ("--model", str(folder), *CPU, "--max-tokens", "4", "--temperature", "0")
+    assert main(["84 104 101", *flags]) == 0
+    (output,) = engine().generate([[84, 104, 101]], SamplingParams(max_tokens=4, temperature=0.0))
+    assert capsys.readouterr().out.split() == [str(token) for token in output.token_ids]
+    assert main(["The", *flags]) == 2
+    assert "the prompt must be token ids, got 'The'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("", *CPU), "the prompt must hold at least 1 token"),
+        (("Hello", *CPU, "--top-p", "2"), "top_p must be above 0 and at most 1, got 2.0"),
+        (("Hello", *CPU, "--max-tokens", "600"), "context of 512"),
+        (("Hello", *CPU, "--max-tokens", "200"), "raise num_blocks"),
+        (("Hello", *CPU, "--model", "/no/such/folder"), "/no/such/folder"),
+        (("Hello", *CPU, "--attention", "dense", "--num-blocks", "0"), "num_blocks"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_ctrl_c_ends_it_without_a_traceback(monkeypatch, capsys):
+    def interrupted(*_):
+        yield "The"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    assert main(["Hello", *CPU]) == command_line.INTERRUPTED
+    assert capsys.readouterr().out == "The\n"
+
+
+def test_it_runs_as_a_module():
+    command = (sys.executable, "-m", "pagewise.engine", "The", *CPU, "--max-tokens", "3", "--seed", "1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.endswith("\n")
+    assert done.stderr == ""

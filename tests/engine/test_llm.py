@@ -1,0 +1,358 @@
+"""The engine as its users meet it, on the tiny model: text, ids, streams, requests, failures."""
+
+import functools
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+from pagewise.engine import LLM, SamplingParams
+from pagewise.kv_cache import generate
+from pagewise.models import tiny_model
+from pagewise.paged_blocks import PagedKVCache
+
+MODEL, TOKENIZER = tiny_model()
+PROMPTS = ["A block table maps", "def ", "The keys and values of " * 2, "x"]
+NUM_TOKENS = 7
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+
+
+def engine(**options):
+    return LLM(MODEL, **({"tokenizer": TOKENIZER, "num_blocks": 64} | options))
+
+
+@functools.cache
+def unserved(prompt, num_tokens=NUM_TOKENS):
+    """What lesson 2's loop gives for one prompt."""
+    ids = torch.tensor([TOKENIZER.encode(prompt)])
+    return generate(MODEL, ids, num_tokens)[0, ids.shape[1] :].tolist()
+
+
+def nothing_is_held(llm):
+    if hasattr(llm.memory, "manager"):
+        return llm.memory.manager.num_free_blocks == llm.memory.manager.num_blocks
+    return llm.memory.used_nbytes == 0 and not llm.memory._reserved
+
+
+# ------------------------------------------------------------------------------------------------ what comes out
+
+
+@pytest.mark.parametrize("scheduler", ["naive", "static", "continuous"])
+@pytest.mark.parametrize("attention", ["dense", "paged"])
+def test_every_way_to_serve_gives_the_tokens_of_each_prompt_alone(scheduler, attention):
+    limits = {"block_size": 2, "num_blocks": 100, "max_num_batched_tokens": 9, "max_num_seqs": 3}
+    llm = engine(scheduler=scheduler, attention=attention, **limits)
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert [output.token_ids for output in outputs] == [unserved(prompt) for prompt in PROMPTS]
+    assert [output.prompt_token_ids for output in outputs] == [TOKENIZER.encode(prompt) for prompt in PROMPTS]
+    assert [output.text for output in outputs] == [TOKENIZER.decode(unserved(prompt)) for prompt in PROMPTS]
+    assert nothing_is_held(llm)
+
+
+def test_without_a_tokenizer_there_are_ids_only():
+    llm = LLM(MODEL, num_blocks=8)
+    prompt = TOKENIZER.encode(PROMPTS[0])
+    (output,) = llm.generate([torch.tensor(prompt)], GREEDY)
+    assert (output.token_ids, output.text) == (unserved(PROMPTS[0]), None)
+    assert list(llm.stream(prompt, GREEDY)) == output.token_ids
+
+
+def test_a_stream_gives_the_same_text_piece_by_piece():
+    llm = engine()
+    pieces = list(llm.stream(PROMPTS[0], SamplingParams(max_tokens=15, seed=4)))
+    assert "".join(pieces) == llm.generate(PROMPTS[:1], SamplingParams(max_tokens=15, seed=4))[0].text
+    assert len(pieces) > 10
+
+
+def test_a_stream_that_is_left_or_never_begun_holds_nothing():
+    llm = engine()
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    assert not llm.has_unfinished
+    next(stream)
+    assert llm.num_running == 1
+    stream.close()
+    assert not llm.has_unfinished
+    assert nothing_is_held(llm)
+
+
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_a_preemption():
+    params = [SamplingParams(max_tokens=16, seed=seed, top_p=0.95) for seed in range(4)]
+    prompts = [PROMPTS[0]] * 4
+    alone = [engine().generate(prompts[:1], [one])[0].token_ids for one in params]
+    assert len({tuple(tokens) for tokens in alone}) == 4
+    assert [output.token_ids for output in engine().generate(prompts, params)] == alone
+    cramped = engine(num_blocks=10, block_size=8, prefix_cache=False)
+    assert [output.token_ids for output in cramped.generate(prompts, params)] == alone
+    assert cramped.scheduler.num_preemptions > 0
+
+
+# ------------------------------------------------------------------------------------------------ how it ends
+
+
+def test_an_end_token_ends_a_sequence_unless_it_is_to_be_ignored():
+    tokens = unserved(PROMPTS[0])
+    end = tokens[5]
+    expected = tokens[: tokens.index(end) + 1]
+    model = MODEL.__class__(MODEL.config)
+    model.load_state_dict(MODEL.state_dict())
+    model.eos_token_ids = (300, end)
+    llm = LLM(model, tokenizer=TOKENIZER, num_blocks=16)
+    (output,) = llm.generate(PROMPTS[:1], GREEDY)
+    assert (output.token_ids, output.finish_reason) == (expected, "stop")
+    assert output.text == TOKENIZER.decode(expected[:-1])
+    ignoring = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+    assert llm.generate(PROMPTS[:1], ignoring)[0].token_ids == tokens
+    (by_id,) = engine().generate(PROMPTS[:1], SamplingParams(max_tokens=NUM_TOKENS, temperature=0, stop=end))
+    assert (by_id.token_ids, by_id.text, by_id.finish_reason) == (expected, output.text, "stop")
+
+
+def test_a_stop_string_ends_the_text_before_it():
+    whole = TOKENIZER.decode(unserved(PROMPTS[0], 30))
+    stop = whole[9:13]
+    (output,) = engine().generate(PROMPTS[:1], SamplingParams(max_tokens=30, temperature=0, stop=(stop, "never")))
+    assert output.text == whole[: whole.index(stop)]
+    assert output.finish_reason == "stop"
+    assert len(output.token_ids) == whole.index(stop) + 4
+    pieces = engine().stream(PROMPTS[0], SamplingParams(max_tokens=30, temperature=0, stop=stop))
+    assert "".join(pieces) == output.text
+
+
+def test_max_tokens_ends_it_otherwise():
+    (output,) = engine().generate(PROMPTS[:1], SamplingParams(max_tokens=1, temperature=0))
+    assert (len(output.token_ids), output.finish_reason) == (1, "length")
+
+
+# ------------------------------------------------------------------------------------------------ samples
+
+
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_samples_of_a_prompt_are_those_of_its_seed_best_first_and_their_blocks_are_shared(attention):
+    llm = engine(attention=attention, block_size=4)
+    params = SamplingParams(max_tokens=10, n=4, seed=3, logprobs=1)
+    llm.add_request(PROMPTS[2], params)
+    llm.step()
+    if attention == "paged":
+        manager, samples = llm.memory.manager, llm.scheduler.running[0].live
+        full = len(TOKENIZER.encode(PROMPTS[2])) // 4
+        assert manager.stats().used == full + 1
+        llm.step()
+        tables = [manager.block_table(sample) for sample in samples]
+        assert [manager.ref_count(block) for block in tables[0][:full]] == [4] * full
+        assert manager.stats().used == full + 4
+    outputs = []
+    while llm.has_unfinished:
+        outputs += llm.step()
+    (output,) = outputs
+    scores = [choice.score for choice in output.choices]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(choice.token_ids) for choice in output.choices}) == 4
+    for choice, logprobs in zip(output.choices, output.logprobs, strict=True):
+        chosen = [step[token] for token, step in zip(choice.token_ids, logprobs, strict=True)]
+        assert choice.score == pytest.approx(sum(chosen))
+    assert nothing_is_held(llm)
+
+
+def test_samples_do_not_depend_on_how_they_are_served():
+    params = SamplingParams(max_tokens=10, n=3, seed=3)
+    ways = [{}, {"attention": "dense"}, {"num_blocks": 22, "block_size": 4}, {"max_num_batched_tokens": 5}]
+    found = []
+    for way in ways:
+        outputs = engine(**way).generate(PROMPTS[:3], params)
+        found.append([{tuple(choice.token_ids) for choice in output.choices} for output in outputs])
+    assert all(one == found[0] for one in found)
+
+
+# ------------------------------------------------------------------------------------------------ requests and steps
+
+
+def test_requests_may_come_and_go_while_others_run():
+    llm = engine()
+    pieces = []
+    first = llm.add_request(PROMPTS[0], GREEDY, listener=pieces.append)
+    llm.step()
+    second = llm.add_request(PROMPTS[1], GREEDY)
+    llm.step()
+    third = llm.add_request(PROMPTS[3], GREEDY)
+    llm.abort(second)
+    outputs = {}
+    while llm.has_unfinished:
+        outputs |= {output.request_id: output for output in llm.step()}
+    assert outputs.keys() == {first, third}
+    assert [token for piece in pieces for token in piece.token_ids] == outputs[first].token_ids
+    assert "".join(piece.text for piece in pieces) == outputs[first].text
+    assert [piece.finish_reason for piece in pieces] == [None] * (NUM_TOKENS - 1) + ["length"]
+    llm.abort(second), llm.abort(first)  # they have ended: nothing happens
+    with pytest.raises(ValueError, match="there is no request 17"):
+        llm.abort(17)
+
+
+def test_what_ends_while_generate_runs_is_told_by_the_next_step():
+    llm = engine()
+    other = llm.add_request(PROMPTS[0], SamplingParams(max_tokens=2, temperature=0))
+    (output,) = llm.generate(PROMPTS[1:2], GREEDY)
+    assert output.token_ids == unserved(PROMPTS[1])
+    assert llm.has_unfinished
+    assert [output.request_id for output in llm.step()] == [other]
+    assert not llm.has_unfinished
+
+
+def test_the_prefix_cache_serves_what_a_prompt_shares_with_one_before():
+    llm = engine(block_size=4)
+    prompt = TOKENIZER.encode(PROMPTS[2])
+    cold, warm = (llm.generate([prompt], GREEDY)[0] for _ in range(2))
+    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, (len(prompt) - 1) // 4 * 4)
+    assert warm.token_ids == cold.token_ids
+    assert engine(block_size=4, prefix_cache=False).generate([prompt] * 2, GREEDY)[1].num_cached_tokens == 0
+
+
+def test_equal_prompts_of_one_batch_are_computed_once():
+    llm = engine(block_size=4)
+    outputs = llm.generate(PROMPTS[2:3] * 5, GREEDY)
+    assert [output.num_cached_tokens for output in outputs] == [0, *[len(outputs[0].prompt_token_ids) // 4 * 4] * 4]
+    assert len({tuple(output.token_ids) for output in outputs}) == 1
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["model", "write", "sample", "decode"])
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where, attention, monkeypatch):
+    if where == "write" and attention == "dense":
+        where = "model"
+    llm = engine(attention=attention)
+    ids = [llm.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    llm.step(), llm.step()
+    target, name = {
+        "model": (MODEL, "forward"),
+        "write": (PagedKVCache, "write"),
+        "sample": (torch.Tensor, "logsumexp"),
+        "decode": (TOKENIZER, "decode"),
+    }[where]
+
+    def fail(*arguments, **options):
+        raise error("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, fail)
+        with pytest.raises(error, match="planted"):
+            llm.step()
+    assert llm.interrupted == ids
+    assert nothing_is_held(llm)
+    outputs = {}
+    while llm.has_unfinished:
+        outputs |= {output.request_id: output for output in llm.step()}
+    assert [outputs[i].token_ids for i in ids] == [unserved(prompt) for prompt in PROMPTS]
+
+
+def test_generate_that_fails_forgets_its_requests_and_no_others(monkeypatch):
+    llm = engine()
+    other = llm.add_request(PROMPTS[0], GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(MODEL, "forward", lambda *a, **k: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate(PROMPTS[1:], GREEDY)
+    assert (llm.num_waiting, llm.num_running) == (1, 0)
+    outputs = []
+    while llm.has_unfinished:
+        outputs += llm.step()
+    assert [(output.request_id, output.token_ids) for output in outputs] == [(other, unserved(PROMPTS[0]))]
+
+
+def test_ctrl_c_during_generate_leaves_a_usable_engine():
+    llm = engine()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS * 20, SamplingParams(max_tokens=400, ignore_eos=True))
+    assert not llm.has_unfinished
+    assert nothing_is_held(llm)
+    assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == unserved(PROMPTS[0])
+
+
+def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
+    llm = engine()
+    with monkeypatch.context() as patch:
+        patch.setattr(MODEL, "forward", lambda *a, logits_for, **k: torch.full((1, len(logits_for), 257), torch.nan))
+        with pytest.raises(FloatingPointError, match="not finite"):
+            llm.generate(PROMPTS, GREEDY)
+    assert nothing_is_held(llm)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ("one text", {}, "put a single one into a list"),
+        ([1, 2, 3], {}, "put a single one into a list"),
+        ([[]], {}, "at least 1 token"),
+        ([""], {}, "at least 1 token"),
+        ([[1, 257]], {}, r"\[0, vocab_size = 257\), got 257"),
+        ([[-1]], {}, "got -1"),
+        ([[1.5]], {}, "tokens must be ints"),
+        (["x" * 500], {"max_tokens": 13}, "prompt of 500 tokens and max_tokens = 13 exceed the model's context of 512"),
+        (["x" * 60], {"max_tokens": 69}, "need 9 blocks of 16 tokens, and the memory has 8"),
+        (["x" * 30], {"max_tokens": 20, "n": 5}, "5 sequences of a prompt of 30 tokens .* need 16 blocks"),
+        (["x"], {"n": 7}, "7 sequences of one prompt exceed max_num_seqs = 6"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_computed(prompts, params, message, shapes_unchecked):
+    llm = engine(num_blocks=8, max_num_seqs=6)
+    params = SamplingParams(**params)
+    if isinstance(prompts, list) and len(prompts) == 1:  # beside one that could be served
+        prompts, params = ["a", *prompts], [GREEDY, params]
+    with pytest.raises((ValueError, TypeError), match=message):
+        llm.generate(prompts, params)
+    assert not llm.has_unfinished
+    assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == unserved(PROMPTS[0])
+
+
+def test_other_things_that_do_not_fit_a_call(shapes_unchecked):
+    llm = engine()
+    with pytest.raises(ValueError, match="one for each of 2 prompts, got 1"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(TypeError, match="sampling must be SamplingParams, got dict"):
+        llm.generate(["a"], {"max_tokens": 3})
+    with pytest.raises(ValueError, match="stream gives one text, got n or beam_width = 2"):
+        llm.stream("a", SamplingParams(n=2))
+    bare = LLM(MODEL, num_blocks=8)
+    with pytest.raises(ValueError, match="without a tokenizer: give token ids"):
+        bare.generate(["a"], GREEDY)
+    with pytest.raises(ValueError, match="stop has strings"):
+        bare.add_request([1], SamplingParams(stop="a"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheduler": "eager"}, 'scheduler must be "naive", "static" or "continuous", got \'eager\''),
+        ({"attention": "flat"}, 'attention must be "paged" or "dense"'),
+        ({"backend": "jax"}, 'backend must be "auto", "torch", "triton" or "cuda"'),
+        ({"attention": "dense", "prefix_cache": True}, 'prefix_cache=True needs attention="paged"'),
+        ({"num_blocks": 0}, "num_blocks must be at least 1"),
+        ({"block_size": 0}, "block_size must be at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
+        ({"max_num_batched_tokens": 1.5}, "max_num_batched_tokens must be an int"),
+        ({"dtype": torch.float16}, "dtype is torch.float16, but the model's weights are torch.float32"),
+        ({"backend": "cuda", "block_size": 4}, 'backend="cuda" takes block_size 8, 16, 32, got 4'),
+        ({"backend": "triton", "block_size": 12}, "power of two"),
+    ],
+    ids=str,
+)
+def test_an_engine_that_cannot_be_is_refused(options, message, shapes_unchecked):
+    with pytest.raises((ValueError, TypeError), match=message):
+        engine(**options)
+
+
+def test_without_num_blocks_there_is_room_for_all_sequences_or_a_quarter_of_the_free_memory(monkeypatch):
+    assert LLM(MODEL, max_num_seqs=3).memory.manager.num_blocks == 3 * 512 // 16
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    memory = LLM(MODEL, max_num_seqs=100).memory
+    assert memory.nbytes <= 1_024_000 < memory.nbytes + memory.nbytes // memory.manager.num_blocks
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1, "SC_PAGE_SIZE": 4096}.get)
+    with pytest.raises(ValueError, match="no memory for a block of 32768 bytes"):
+        LLM(MODEL)
