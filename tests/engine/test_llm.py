@@ -297,7 +297,7 @@ def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
         (["x" * 500], {"max_tokens": 13}, "prompt of 500 tokens and max_tokens = 13 exceed the model's context of 512"),
         (["x" * 60], {"max_tokens": 69}, "need 9 blocks of 16 tokens, and the memory has 8"),
         (["x" * 30], {"max_tokens": 20, "n": 5}, "5 sequences of a prompt of 30 tokens .* need 16 blocks"),
-        (["x"], {"n": 7}, "7 sequences of one prompt exceed max_num_seqs = 6"),
+        (["x"], {"n": 7}, "n or beam_width = 7 exceeds max_num_seqs = 6"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_is_computed(prompts, params, message, shapes_unchecked):

@@ -82,7 +82,7 @@ def test_every_pair_of_variants(case, kernel_device):
 def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter, kernel_device, monkeypatch):
     """With one token the output is its value and lse · k_scale its key, whichever way the bytes are converted."""
     if converter == "by bits":
-        monkeypatch.setattr(in_triton, "_float8_bits", lambda cache: 4 if cache.dtype == E4M3 else 5)
+        monkeypatch.setattr(in_triton, "float8_bits", lambda cache: 4 if cache.dtype == E4M3 else 5)
     codes = torch.arange(256, dtype=torch.uint8, device=kernel_device).view(cache_dtype)
     table, lens = (torch.full(size, n, dtype=torch.int32, device=kernel_device) for size, n in (((1, 1), 0), ((1,), 1)))
     q = torch.zeros(1, heads, 256, dtype=dtype, device=kernel_device)

@@ -109,7 +109,7 @@ def test_pins_cover_every_direct_dependency():
         return requirement.partition(";")[0].replace("=", ">").partition(">")[0].strip()
 
     wanted = {name(r) for r in project["dependencies"]}
-    wanted |= {name(r) for extra in ("lessons", "book", "test", "cuda", "models") for r in extras[extra]}
+    wanted |= {name(r) for extra in ("lessons", "book", "test", "cuda", "models", "serve") for r in extras[extra]}
     assert all("==" in pin for pin in extras["pinned"])
     assert {name(pin) for pin in extras["pinned"]} == wanted
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagewise.engine.scheduler import POLICIES
+from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.scheduler import POLICIES, Scheduler
+from pagewise.engine.sequence import Request
 from pagewise.models import load_model
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.prefix_cache import as_token
@@ -132,3 +134,33 @@ def checked_prompt(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]
     if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong[0]} in the prompt")
     return tokens
+
+
+def checked_request(prompt: object, sampling: object, tokenizer: Any, config: Any) -> Request:
+    """A request for a prompt that the model can read, to be continued as it can be told to.
+
+    Raises:
+        ValueError, TypeError: see `checked_prompt`; or there are stop strings where there is no text.
+    """
+    if not isinstance(sampling, SamplingParams):
+        raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
+    tokens = checked_prompt(prompt, tokenizer, config.vocab_size)
+    if sampling.stop_strings and (tokenizer is None or sampling.beam_width > 1):
+        why = "the model came without a tokenizer" if tokenizer is None else "a beam search knows tokens only"
+        raise ValueError(f"stop has strings, but {why}: give token ids")
+    return Request(tokens, sampling, tokenizer)
+
+
+def check_fits(request: Request, config: Any, scheduler: Scheduler) -> None:
+    """ValueError, with the numbers, if a request can never be served: by the context, in a step, or by the memory."""
+    if request.longest > config.max_position_embeddings:
+        raise ValueError(
+            f"{request.described} exceed the model's context of {config.max_position_embeddings} tokens: shorten one "
+            f"of them"
+        )
+    if request.width > min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens):
+        raise ValueError(
+            f"n or beam_width = {request.width} exceeds max_num_seqs = {scheduler.max_num_seqs} or "
+            f"max_num_batched_tokens = {scheduler.max_num_batched_tokens}"
+        )
+    scheduler.memory.check_fits(request)

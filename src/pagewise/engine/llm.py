@@ -221,26 +221,8 @@ class LLM:
     def _request(self, prompt: object, sampling: SamplingParams | None) -> Request:
         """A request that fits, not yet known to anybody."""
         sampling = SamplingParams() if sampling is None else sampling
-        if not isinstance(sampling, SamplingParams):
-            raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
-        config = self.model.config
-        tokens = door.checked_prompt(prompt, self.tokenizer, config.vocab_size)
-        if sampling.stop_strings and (self.tokenizer is None or sampling.beam_width > 1):
-            why = "the model came without a tokenizer" if self.tokenizer is None else "a beam search knows tokens only"
-            raise ValueError(f"stop has strings, but {why}: give token ids")
-        request = Request(tokens, sampling, self.tokenizer)
-        if request.longest > config.max_position_embeddings:
-            raise ValueError(
-                f"a prompt of {len(tokens)} tokens and max_tokens = {sampling.max_tokens} exceed the model's context "
-                f"of {config.max_position_embeddings} tokens: shorten one of them"
-            )
-        most = min(self.scheduler.max_num_seqs, self.scheduler.max_num_batched_tokens)
-        if request.width > most:
-            raise ValueError(
-                f"{request.width} sequences of one prompt exceed max_num_seqs = {self.scheduler.max_num_seqs} or "
-                f"max_num_batched_tokens = {self.scheduler.max_num_batched_tokens}"
-            )
-        self.memory.check_fits(request)
+        request = door.checked_request(prompt, sampling, self.tokenizer, self.model.config)
+        door.check_fits(request, self.model.config, self.scheduler)
         return request
 
     def _add(self, request: Request) -> int:

@@ -65,11 +65,12 @@ class Scheduler:
         """The next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff all is done."""
         preempted = self.num_preemptions
         chunks, reading = self._decode()
+        left = self.max_num_batched_tokens - len(chunks)
         for request in reading:
             for sequence in request.in_memory() if request in self.running else ():
-                self._prefill(request, sequence, chunks)
-        while self.num_preemptions == preempted and self._left(chunks) > 0 and self._admit(chunks):
-            self._prefill(self.running[-1], self.running[-1].live[0], chunks)
+                left -= self._prefill(request, sequence, left, chunks)
+        while self.num_preemptions == preempted and left > 0 and self._admit(chunks):
+            left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
         return chunks
 
     def preempt(self, request: Request) -> None:
@@ -93,7 +94,7 @@ class Scheduler:
             elif any(len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences):
                 if self._make_room(request, sequences):
                     reading.append(request)
-            elif len(sequences) <= self._left(chunks) and self._make_room(request, sequences):
+            elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._make_room(request, sequences):
                 chunks += (Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences)
         return chunks, reading
 
@@ -111,20 +112,16 @@ class Scheduler:
                         return False
         return True
 
-    def _prefill(self, request: Request, sequence: Sequence, chunks: list[Chunk]) -> None:
-        """As large a chunk as is left of what all its sequences have in common, or of what they have not.
+    def _prefill(self, request: Request, sequence: Sequence, most: int, chunks: list[Chunk]) -> int:
+        """A chunk of at most so many of the tokens that all its sequences have in common, or of those it has alone.
 
         The newest tokens of several sequences are left for one step that decodes them together.
         """
-        stop = len(sequence.tokens) - 1 if request.forked else request.common
-        start = sequence.num_computed
-        stop = min(stop, start + self._left(chunks))
-        if start < stop:
-            chunks.append(Chunk(request, sequence, start, stop))
-
-    def _left(self, chunks: list[Chunk]) -> int:
-        """What is left of the step's budget."""
-        return self.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks)
+        start, stop = sequence.num_computed, len(sequence.tokens) - 1 if request.forked else request.common
+        num_tokens = max(0, min(stop - start, most))
+        if num_tokens:
+            chunks.append(Chunk(request, sequence, start, start + num_tokens))
+        return num_tokens
 
     def _admit(self, chunks: list[Chunk]) -> bool:
         """Let the request that has waited longest run, if it may and there is memory."""

@@ -192,10 +192,10 @@ def launch(
 
     q, k, v, block_tables, seq_lens, v_scale = inputs
     (B, H, T, D), (_, Hkv, P, _) = q.shape, k.shape
-    group, float8_bits = H // Hkv, _float8_bits(k)
+    group, bits = H // Hkv, float8_bits(k)
     tiles = tiles_for(T * group, D, q.dtype, k.dtype)
     items = B * Hkv * cdiv(T * group, tiles.rows)
-    if float8_bits:
+    if bits:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
     way, count = splits
     key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
@@ -210,7 +210,7 @@ def launch(
     wide = q.dtype == torch.float16 and (kind == "unified" or softmax.reference > LOG_FLOAT16_MAX)
     sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_R": tiles.rows, "TILE": tiles.keys}
     sizes |= {"MIN_TILES": min_tiles, "CUT": way, "SOFTMAX": kind}
-    variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": float8_bits, "SPLIT": split, "WIDE": wide}
+    variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": bits, "SPLIT": split, "WIDE": wide}
     variant |= {"CAUSAL": options.causal and T > 1, "SOFTCAP": options.softcap > 0}
     with triton_launch(q.device) as readable:
         q, written = readable(q), readable(out)
@@ -236,7 +236,7 @@ def launch(
             out.copy_(written)
 
 
-def _float8_bits(cache: Tensor) -> int:
+def float8_bits(cache: Tensor) -> int:
     """4 or 5 where the kernel converts the bytes of a float8 cache (that many exponent bits), 0 where the GPU does."""
     converts = cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= (8, 9)
     return 0 if converts else EXPONENT_BITS.get(cache.dtype, 0)

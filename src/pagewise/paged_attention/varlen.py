@@ -12,9 +12,12 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_triton import DecodeInputs, refuses
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
 from pagewise.paged_attention.splits import Splits, checked_splits
+from pagewise.paged_attention.varlen_in_cuda import PlanInCuda
 from pagewise.paged_attention.varlen_in_torch import PlanInTorch
+from pagewise.paged_attention.varlen_in_triton import PlanInTriton
 from pagewise.tools.checks import check_flag, check_running_sums, check_same, check_tensor
 from pagewise.tools.device import choose_backend, wants_gradient
 
@@ -67,21 +70,22 @@ def paged_attention_varlen(
     splits = checked_splits(num_splits, split_size)
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
-    if not len(cu_seqlens_q):
-        raise ValueError("cu_seqlens_q must have B + 1 entries, the first 0, got none")
+    if not len(cu_seqlens_q) or (len(cu_seqlens_q) == 1 and len(q)):
+        raise ValueError(
+            f"cu_seqlens_q must have B + 1 entries, the first 0, got {len(cu_seqlens_q)} for {len(q)} queries"
+        )
     sizes = {"num_seqs": len(cu_seqlens_q) - 1, "k_scale": k_scale, "v_scale": v_scale}
     inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
     check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
     learns = wants_gradient(q, k_cache, v_cache, alibi_slopes)
-    chosen = choose_backend(backend, q.device, None, learns=learns)
+    chosen = choose_backend(backend, q.device, refuses(DecodeInputs.paged(inputs)), learns=learns)
     if chosen == "torch" or check or (check is None and not q.is_cuda):
         _look_at(inputs, cu_seqlens_q, options)
     step = plan(
         block_tables, seq_lens, cu_seqlens_q, block_size=inputs.cache_sizes[1], backend=chosen,
         options=options, v_scale=inputs.v_scale, splits=splits,
     )  # fmt: skip
-    out, lse = step.attend_with_lse(q, k_cache, v_cache, wants_lse=return_lse)
-    return (out, lse) if return_lse else out
+    return step.attend_with_lse(q, k_cache, v_cache) if return_lse else step.attend(q, k_cache, v_cache)
 
 
 def _look_at(inputs: PagedInputs, cu_seqlens_q: Int32[Tensor, " ends"], options: ScoreOptions) -> None:
@@ -103,14 +107,23 @@ def plan(
     *,
     block_size: int,
     backend: Literal["torch", "triton", "cuda"],
+    decodes: bool = False,
     options: ScoreOptions = DECODING,
     v_scale: float = 1.0,
     splits: Splits | None = None,
-) -> PlanInTorch:
-    """What all layers of a step share; `.attend(q, k_cache, v_cache)` is then the attention of one. Nothing is checked.
+) -> PlanInTorch | PlanInTriton | PlanInCuda:
+    """What all layers of a step share: `.attend(q, k_cache, v_cache)` is then the attention of one, and checks nothing.
 
-    It looks at the numbers in these tensors when it is made, as far as the backend needs them on the host.
+    Sequences of length 0 are harmless, with queries too, which then see nothing. A plan may look at the numbers in
+    these tensors, which on a GPU waits for it; of a step that decodes, triton and cuda do not, and `attend` never does.
+
+    Args:
+        backend: "cuda" is of caches in vLLM's layout, without window, softcap and splits.
+        decodes: every sequence has one query, which is not looked up.
     """
-    return PlanInTorch(
-        block_tables, seq_lens, cu_seqlens_q, block_size=block_size, options=options, v_scale=v_scale, splits=splits
-    )
+    step, shapes = (block_tables, seq_lens, cu_seqlens_q), {"options": options, "v_scale": v_scale}
+    if backend == "torch":
+        return PlanInTorch(*step, **shapes, block_size=block_size, splits=splits)
+    if backend == "triton":
+        return PlanInTriton(*step, **shapes, decodes=decodes, splits=splits)
+    return PlanInCuda(*step, **shapes, block_size=block_size, decodes=decodes)

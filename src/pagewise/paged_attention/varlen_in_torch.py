@@ -63,17 +63,19 @@ class PlanInTorch:
         v_cache: Shaped[Tensor, "N P Hkv D"],
     ) -> Float[Tensor, "total_q H D"]:
         """out of `paged_attention_varlen` for one layer; nothing is checked."""
-        return self.attend_with_lse(q, k_cache, v_cache, wants_lse=False)[0]
+        return self._attend(q, k_cache, v_cache, wants_lse=False)[0]
 
     def attend_with_lse(
         self,
         q: Float[Tensor, "total_q H D"],
         k_cache: Shaped[Tensor, "N P Hkv D"],
         v_cache: Shaped[Tensor, "N P Hkv D"],
-        *,
-        wants_lse: bool = True,
     ) -> OutAndLse:
-        """(out, lse) of `paged_attention_varlen`; without wants_lse, lse is not all there."""
+        """(out, lse) of `paged_attention_varlen`."""
+        return self._attend(q, k_cache, v_cache, wants_lse=True)
+
+    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
+        """Without wants_lse, lse is not all there."""
         caches, wide = (k_cache, v_cache), torch.promote_types(q.dtype, torch.float32)
         sparse = self.splits is None and takes_sparse(q, *caches)
         seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)

@@ -1,0 +1,170 @@
+"""What the bodies of both endpoints have: what a request may say, and how its answer is told (lesson 9).
+
+Both endpoints take the options of `SamplingParams` by their names; those that OpenAI does not have (top_k, beam_width,
+repetition_penalty, ignore_eos) its client sends as `extra_body`. Types are checked here, values by `SamplingParams`.
+An option of OpenAI's that would change the answer and is not implemented is refused.
+
+Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt i has the index i · width + c.
+"""
+
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pagewise.engine import LLM, Output, SamplingParams
+from pagewise.engine.sequence import Piece
+
+Prompt = str | list[int]
+NumLogprobs = Annotated[int, Field(ge=0, le=20)]  # 20: OpenAI's limit
+
+SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "n", "beam_width", "stop", "seed", "ignore_eos",
+            "repetition_penalty")  # fmt: skip
+NO_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+             "prompt_cache_retention", "parallel_tool_calls"}  # fmt: skip
+"""Options of OpenAI's that change no answer."""
+NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": "", "echo": False,
+           "tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "modalities": ["text"],
+           "response_format": {"type": "text"}}  # fmt: skip
+"""Options of OpenAI's that are not implemented: the value of each that changes nothing."""
+
+
+class Refused(Exception):
+    """A request that gets a 4xx: what is wrong, in which field of the body."""
+
+    def __init__(self, message: str, field: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.field, self.status = field, status
+
+    @classmethod
+    def of(cls, error: Exception, body: "Body", otherwise: str | None) -> "Refused":
+        """For what the engine says of a field: its name comes first."""
+        name = str(error).split()[0]
+        return cls(str(error), name if name in type(body).model_fields else otherwise)
+
+
+class Strict(BaseModel):
+    """Fields are of the types that they say, or the body is refused."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(Strict):
+    """Of a stream: whether a last chunk counts the tokens."""
+
+    include_usage: bool | None = None
+
+
+class Body(Strict):
+    """What the bodies of both endpoints have. None is as if left out."""
+
+    id_prefix: ClassVar[str]
+    object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    prompt_field: ClassVar[str]
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    n: int | None = None
+    beam_width: int | None = None
+    stop: str | tuple[str | int, ...] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+
+    @classmethod
+    def read(cls, body: bytes) -> "Body":
+        """The body of a request, whose types fit and which asks for nothing that is not implemented."""
+        try:
+            self = cls.model_validate_json(body)
+        except ValidationError as error:
+            raise _refused(error) from error
+        for name, value in self.model_extra.items():
+            if value is not None and name not in NO_EFFECT and (name not in NEUTRAL or value != NEUTRAL[name]):
+                raise Refused(f"{name} = {value!r:.80} is not supported here", name)
+        return self
+
+    @property
+    def num_rivals(self) -> int | None:
+        """Of how many of the likeliest tokens the log p is told; None: of no token at all."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        """How many choices each prompt has."""
+        return max(self.n or 1, self.beam_width or 1)
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """How each prompt is continued."""
+        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        try:
+            return SamplingParams(**given | more, logprobs=self.num_rivals)
+        except (ValueError, TypeError) as error:
+            raise Refused.of(error, self, None) from error
+
+    def requests(self, llm: LLM) -> list[tuple[Prompt, SamplingParams]]:
+        """Each prompt, and how it is continued."""
+        raise NotImplementedError
+
+    def openings(self) -> list[dict]:
+        """The choices that a stream begins with."""
+        return []
+
+    def part(self, index: int, text: str, finish_reason: str | None, told: list["Told"] | None) -> dict:
+        """What is new of a choice, as a stream tells it."""
+        raise NotImplementedError
+
+    def choice(self, index: int, text: str, finish_reason: str, told: list["Told"] | None) -> dict:
+        """All of a choice."""
+        return self.part(index, text, finish_reason, told)
+
+    def piece(self, prompt: int, piece: Piece, tokenizer: Any) -> dict:
+        """What a step added to a choice of a prompt."""
+        told = self._told(piece.logprobs, tokenizer)
+        return self.part(prompt * self.width + piece.choice, piece.text, piece.finish_reason, told)
+
+    def choices(self, prompt: int, output: Output, tokenizer: Any) -> list[dict]:
+        """The choices of a prompt."""
+        return [
+            self.choice(prompt * self.width + c, choice.text, choice.finish_reason, self._told(logprobs, tokenizer))
+            for c, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True))
+        ]
+
+    def _told(self, logprobs: list[dict[int, float]] | None, tokenizer: Any) -> list["Told"] | None:
+        """Each token's log p and its rivals', in text."""
+        if logprobs is None:
+            return None
+        texts = [[(tokenizer.decode([token]), logprob) for token, logprob in one.items()] for one in logprobs]
+        return [Told(*one[0], sorted(one, key=lambda rival: -rival[1])[: self.num_rivals]) for one in texts]
+
+
+class Told(NamedTuple):
+    """A chosen token, alone as text, and its log p; and so of the likeliest tokens, falling."""
+
+    token: str
+    logprob: float
+    rivals: list[tuple[str, float]]
+
+
+def _refused(error: ValidationError) -> Refused:
+    """The first field that does not fit, and all that is said of it."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    field = errors[0]["loc"][0] if errors[0]["loc"] else None
+    said = dict.fromkeys(one["msg"] for one in errors if field in (None, *one["loc"][:1]))
+    return Refused(f"{field or 'the body'}: {'; or: '.join(list(said)[:4])}", field)
+
+
+def usage(outputs: list[Output]) -> dict:
+    """Tokens read, how many of them the prefix cache had, and tokens made."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(choice.token_ids) for output in outputs for choice in output.choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }

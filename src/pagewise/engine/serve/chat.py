@@ -1,0 +1,95 @@
+"""POST /v1/chat/completions: a conversation, and how it becomes a prompt (lesson 9)."""
+
+from typing import Any, Literal
+
+from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.serve.body import Body, NumLogprobs, Prompt, Refused, Strict, Told
+
+
+class Part(Strict):
+    """A part of a message: text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatBody(Body):
+    """POST /v1/chat/completions: a conversation."""
+
+    id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    prompt_field = "messages"
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+
+    @property
+    def num_rivals(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def requests(self, llm: LLM) -> list[tuple[Prompt, SamplingParams]]:
+        if self.top_logprobs and not self.logprobs:
+            raise Refused(f"top_logprobs = {self.top_logprobs} needs logprobs = true", "top_logprobs")
+        prompt, most = chat_prompt(self.messages, llm.tokenizer), self.max_completion_tokens
+        if most is None:
+            most = self.max_tokens
+        if most is None:  # as far as the context goes; add_request says it if there is no room at all
+            most = max(1, llm.max_new_tokens(prompt))
+        return [(prompt, self.sampling(max_tokens=most))]
+
+    def openings(self) -> list[dict]:
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(self.width)]
+
+    def part(self, index: int, text: str, finish_reason: str | None, told: list[Told] | None) -> dict:
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": _logprobs(told), "finish_reason": finish_reason}
+
+    def choice(self, index: int, text: str, finish_reason: str, told: list[Told] | None) -> dict:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": _logprobs(told), "finish_reason": finish_reason}
+
+
+def chat_prompt(messages: list[Message], tokenizer: Any) -> Prompt:
+    """A conversation as a prompt: by the chat template of its tokenizer, and where it has none, as
+
+        system: …
+        user: …
+        assistant:
+
+    a line for each message, and the model goes on after the last colon.
+    """
+    if not messages:
+        raise Refused("messages must hold at least one message, got none", "messages")
+    if not getattr(tokenizer, "chat_template", None):
+        return "".join(f"{message.role}: {message.text}\n" for message in messages) + "assistant:"
+    told = [{"role": message.role, "content": message.text} for message in messages]
+    try:
+        return tokenizer.apply_chat_template(told, add_generation_prompt=True, return_dict=False)
+    except Exception as error:  # whatever the template raises
+        raise Refused(f"messages do not fit the model's chat template: {error}", "messages") from error
+
+
+def _logprobs(told: list[Told] | None) -> dict | None:
+    def entry(token: str, logprob: float) -> dict:
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    if told is None:
+        return None
+    tops = ([entry(*rival) for rival in one.rivals] for one in told)
+    return {
+        "content": [entry(one.token, one.logprob) | {"top_logprobs": top} for one, top in zip(told, tops, strict=True)]
+    }

@@ -1,0 +1,181 @@
+"""The one thread that calls an LLM, and how an event loop talks to it (lesson 9).
+
+    event loop                         engine thread
+    submit, ask, drop ── inbox ──▶     done in order, between two steps
+    Answer.events  ◀── once a step ──  what the step gave: pieces, outputs, an error
+
+The engine never waits for a reader. What a reader has not taken yet waits in its `Answer`, which holds one request's
+tokens at most; and answers that are not read to their end count against `max_queue`. So memory is bounded.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+from pagewise.engine import LLM, Output, SamplingParams
+from pagewise.engine.sequence import Piece
+from pagewise.engine.serve.body import Prompt
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class Full(RuntimeError):
+    """As many requests are held as may be."""
+
+
+class StepFailed(RuntimeError):
+    """The step that computed a request raised an exception."""
+
+
+class Answer:
+    """What becomes of the requests of one body: (which of them, what is new) for each piece and each output."""
+
+    def __init__(self, num_requests: int) -> None:
+        self.request_ids: list[int] = []  # the engine thread's
+        self.events: asyncio.Queue[tuple[int, Piece | Output | StepFailed]] = asyncio.Queue()
+        self._unfinished = num_requests
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Output]]:
+        """Until every request has its output.
+
+        Raises:
+            StepFailed: one of them will not have one.
+        """
+        while self._unfinished:
+            index, event = await self.events.get()
+            if isinstance(event, StepFailed):
+                raise event
+            self._unfinished -= isinstance(event, Output)
+            yield index, event
+
+    async def outputs(self) -> list[Output]:
+        """The output of each request, in their order."""
+        found = {index: event async for index, event in self if isinstance(event, Output)}
+        return [output for _, output in sorted(found.items())]
+
+
+class EngineThread:
+    """Runs `llm.step()` while there is something to compute, and sleeps otherwise.
+
+    Invariant: a request is in `llm` only while its answer is open (`with engine.answer(...)`), but for the jobs that
+    still wait in the inbox. An exception in a step fails the requests that ran in it, and no others.
+    """
+
+    def __init__(self, llm: LLM, *, max_queue: int) -> None:
+        self.llm, self.max_queue = llm, max_queue
+        self.num_held = 0  # requests of open answers; the event loop's
+        self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
+        self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's, as the next one
+        self._news: list[tuple[int, Piece | Output | StepFailed]] = []
+
+    def start(self) -> None:
+        """Begin, from within the event loop that will read the answers."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End after the step that runs now. No answer may be open."""
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    @contextmanager
+    def answer(self, num_requests: int) -> Iterator[Answer]:
+        """A place for so many requests. They are aborted when it is left, if they have not finished.
+
+        Raises:
+            Full: there is no place now.
+        """
+        if self.num_held + num_requests > self.max_queue:
+            raise Full(f"{self.num_held} requests wait or run, and {self.max_queue} may: try again in a moment")
+        self.num_held += num_requests
+        answer = Answer(num_requests)
+        try:
+            yield answer
+        finally:
+            self.num_held -= num_requests
+            self._post(lambda: self._drop(answer))
+
+    async def submit(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], *, pieces: bool) -> list[int]:
+        """Add the requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
+
+        Cancelled before the engine thread comes to it, it adds none.
+
+        Raises:
+            ValueError, TypeError: `LLM.add_request` refuses one; then it is as if none had been added.
+        """
+        return await self.ask(lambda: self._add(answer, requests, pieces))
+
+    async def ask(self, work: Callable[[], T]) -> T:
+        """What `work()` returns on the engine thread, between two steps."""
+        return await asyncio.wrap_future(self._post(work))
+
+    def _post(self, work: Callable[[], T]) -> "Future[T]":
+        future: Future[T] = Future()
+        self._inbox.put((future, work))
+        return future
+
+    # ------------------------------------------------------------------------------------ on the engine thread
+
+    def _run(self) -> None:
+        while True:
+            while not (self.llm.has_unfinished and self._inbox.empty()):
+                if (job := self._inbox.get()) is None:
+                    return
+                _do(*job)
+            self._step()
+
+    def _add(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], pieces: bool) -> list[int]:
+        listener = self._hear if pieces else None
+        try:
+            for index, (prompt, sampling) in enumerate(requests):
+                request_id = self.llm.add_request(prompt, sampling, listener=listener)
+                answer.request_ids.append(request_id)
+                self._answers[request_id] = answer, index
+        except BaseException:
+            self._drop(answer)
+            raise
+        return answer.request_ids
+
+    def _drop(self, answer: Answer) -> None:
+        for request_id in answer.request_ids:
+            if self._answers.pop(request_id, None):
+                self.llm.abort(request_id)
+
+    def _hear(self, piece: Piece) -> None:
+        self._news.append((piece.request_id, piece))
+
+    def _step(self) -> None:
+        try:
+            self._news += ((output.request_id, output) for output in self.llm.step())
+        except Exception as error:
+            logger.exception("a step failed, and with it the requests that ran in it")
+            for request_id in self.llm.interrupted or [self.llm.scheduler.waiting[0].id]:  # it would fail for ever
+                self.llm.abort(request_id)
+                self._news.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
+        news, self._news = self._news, []
+        told = [(*self._answers[request_id], event) for request_id, event in news]
+        for request_id, event in news:
+            if not isinstance(event, Piece):
+                del self._answers[request_id]
+        self._loop.call_soon_threadsafe(_tell, told)
+
+
+def _do(future: Future, work: Callable[[], object]) -> None:
+    """Carry out a job, unless nobody waits for it any more."""
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def _tell(told: list[tuple[Answer, int, Piece | Output | StepFailed]]) -> None:
+    for answer, index, event in told:
+        answer.events.put_nowait((index, event))

@@ -1,0 +1,459 @@
+"""The server, as its clients see it: the official one, a plain one, and those that hang up."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+from serving import serving, soon
+
+from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.serve.__main__ import main
+from pagewise.engine.serve.app import make_app
+from pagewise.engine.serve.chat import Message, chat_prompt
+from pagewise.models import tiny_model
+
+# errors and speed are those of users: the annotations of the engine are checked by its own tests
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+
+PROMPT = "The block table of a sequence "
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
+
+
+def tiny_llm(**options):
+    model, tokenizer = tiny_model()
+    return LLM(model, tokenizer=tokenizer, **options)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """An LLM that no server runs."""
+    return tiny_llm(num_blocks=256)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(tiny_llm(num_blocks=256), max_queue=8) as server:
+        yield server
+        assert server.becomes_idle()
+
+
+@pytest.fixture
+def slow(server, monkeypatch):
+    """Steps take 10 ms at least: there is time to hang up in."""
+    step = server.llm.step
+    monkeypatch.setattr(server.llm, "step", lambda: time.sleep(0.01) or step())
+
+
+# ------------------------------------------------------------------------------------------------ answers
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["Attention", ["Attention", "A block"], [65, 116, 116], [[65, 116], [66]]],
+    ids=["text", "texts", "ids", "lists"],
+)
+def test_a_completion_is_what_generate_gives(server, reference, prompt):
+    answer = server.client.completions.create(model="tiny", prompt=prompt, max_tokens=12, temperature=0)
+    several = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    outputs = reference.generate(prompt if several else [prompt], GREEDY)
+    assert [choice.text for choice in answer.choices] == [output.text for output in outputs]
+    assert [choice.finish_reason for choice in answer.choices] == [output.finish_reason for output in outputs]
+    assert [choice.index for choice in answer.choices] == list(range(len(outputs)))
+    assert answer.usage.prompt_tokens == sum(len(output.prompt_token_ids) for output in outputs)
+    assert answer.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_a_stream_is_the_whole_in_pieces(server, reference):
+    prompts = [PROMPT, "Softmax"]
+    (*chunks, last) = server.client.completions.create(
+        model="tiny", prompt=prompts, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    outputs = reference.generate(prompts, GREEDY)
+    texts, reasons = ["", ""], [None, None]
+    for (choice,) in (chunk.choices for chunk in chunks):
+        texts[choice.index] += choice.text
+        reasons[choice.index] = reasons[choice.index] or choice.finish_reason
+    assert texts == [output.text for output in outputs]
+    assert reasons == [output.finish_reason for output in outputs]
+    assert len(chunks) > 12  # as it comes, not at the end
+    assert last.choices == []
+    assert last.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
+
+
+def test_a_stream_ends_with_done_and_counts_only_when_asked(server):
+    body = {"prompt": "A", "max_tokens": 3, "stream": True}
+    answer = server.post("/v1/completions", body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events)
+
+
+def test_a_conversation_becomes_a_plain_prompt_without_a_template(server, reference):
+    messages = [{"role": "system", "content": "Blocks."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    (output,) = reference.generate(["system: Blocks.\nuser: Hi\nassistant:"], GREEDY)
+    chat = server.client.chat.completions
+    whole = chat.create(model="tiny", messages=messages, max_completion_tokens=12, temperature=0)
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].message.content == output.text
+    first, *chunks = chat.create(model="tiny", messages=messages, max_tokens=12, temperature=0, stream=True)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == output.text
+    assert chunks[-1].choices[0].finish_reason == output.finish_reason
+
+
+def test_a_chat_goes_on_to_the_end_of_the_context_by_default(server):
+    messages = [{"role": "user", "content": "A" * 490}]
+    answer = server.post("/v1/chat/completions", {"messages": messages, "ignore_eos": True})
+    assert answer.json()["usage"]["total_tokens"] == server.llm.model.config.max_position_embeddings == 512
+
+
+def test_a_conversation_goes_through_the_template_of_its_tokenizer():
+    class Tokenizer:
+        chat_template = "…"
+
+        def apply_chat_template(self, messages, *, add_generation_prompt, return_dict):
+            assert add_generation_prompt
+            return [len(message["content"]) for message in messages]
+
+    messages = [Message(role="system", content="four"), Message(role="user", content="sevenxx")]
+    assert chat_prompt(messages, Tokenizer()) == [4, 7]
+
+
+def test_samples_with_a_seed_are_those_of_generate(server, reference):
+    sampling = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, top_k=20, n=3, seed=7, repetition_penalty=1.2)
+    (output,) = reference.generate([PROMPT], sampling)
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "n": 3, "seed": 7}
+    own = {"top_k": 20, "repetition_penalty": 1.2}
+    answer = server.client.completions.create(**options, extra_body=own)
+    assert [choice.text for choice in answer.choices] == [choice.text for choice in output.choices]
+    assert len({choice.text for choice in answer.choices}) == 3
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in server.client.completions.create(**options, extra_body=own, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert sorted(texts.values()) == sorted(choice.text for choice in output.choices)
+
+
+def test_beams_are_choices(server, reference):
+    (output,) = reference.generate([PROMPT], SamplingParams(max_tokens=8, beam_width=3))
+    body = {"prompt": PROMPT, "max_tokens": 8, "beam_width": 3}
+    assert [c["text"] for c in server.post("/v1/completions", body).json()["choices"]] == [
+        choice.text for choice in output.choices
+    ]
+
+
+def test_stop_strings_end_a_text(server, reference):
+    text = reference.generate([PROMPT], GREEDY)[0].text
+    stop = text[5:8]
+    answer = server.client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0, stop=[stop])
+    assert answer.choices[0].text == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_are_those_of_generate(server, reference):
+    (output,) = reference.generate([PROMPT], SamplingParams(max_tokens=4, temperature=0.0, logprobs=3))
+    expected = [next(iter(one.values())) for one in output.logprobs[0]]
+    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "temperature": 0, "logprobs": 3}
+    logprobs = server.client.completions.create(**options).choices[0].logprobs
+    assert "".join(logprobs.tokens) == output.text
+    assert logprobs.token_logprobs == pytest.approx(expected, abs=1e-4)
+    assert [max(top, key=top.get) for top in logprobs.top_logprobs] == logprobs.tokens  # it is greedy
+    assert all(len(top) == 3 for top in logprobs.top_logprobs)
+    streamed = [chunk.choices[0].logprobs for chunk in server.client.completions.create(**options, stream=True)]
+    assert [lp for one in streamed if one for lp in one.token_logprobs] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_chats_logprobs_name_each_token_and_its_rivals(server):
+    answer = server.client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "Hi"}],
+        max_tokens=4,
+        temperature=0,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == answer.usage.completion_tokens
+    for one in content:
+        assert [one.token, one.logprob] == [one.top_logprobs[0].token, one.top_logprobs[0].logprob]
+        assert one.top_logprobs[0].logprob > one.top_logprobs[1].logprob
+        assert bytes(one.bytes).decode() == one.token
+
+
+def test_usage_says_what_the_prefix_cache_had(server):
+    prompt = "Each sequence has a block table; block tables may share blocks."
+    first, second = (server.client.completions.create(model="tiny", prompt=prompt, max_tokens=1) for _ in range(2))
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert second.usage.prompt_tokens_details.cached_tokens == (len(prompt) - 1) // 16 * 16
+
+
+def test_models_and_health(server):
+    assert [model.id for model in server.client.models.list()] == ["tiny"]
+    assert server.client.models.retrieve("tiny").object == "model"
+    assert server.http.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (COMPLETION, b"", None),
+        (COMPLETION, b"{", None),
+        (COMPLETION, b"\xff\xfe", None),
+        (COMPLETION, b'{"prompt": "\xff"}', None),
+        (COMPLETION, b'{"prompt": "\\ud800"}', None),
+        (COMPLETION, b"[" * 100_000, None),
+        (COMPLETION, [], None),
+        (COMPLETION, "prompt", None),
+        (COMPLETION, {}, "prompt"),
+        (COMPLETION, {"prompt": None}, "prompt"),
+        (COMPLETION, {"prompt": ""}, "prompt"),
+        (COMPLETION, {"prompt": []}, "prompt"),
+        (COMPLETION, {"prompt": [[]]}, "prompt"),
+        (COMPLETION, {"prompt": ["A", ""]}, "prompt"),  # the first is not computed either
+        (COMPLETION, {"prompt": ["A", 1]}, "prompt"),
+        (COMPLETION, {"prompt": [1.5]}, "prompt"),
+        (COMPLETION, {"prompt": [True]}, "prompt"),
+        (COMPLETION, {"prompt": [257]}, "prompt"),
+        (COMPLETION, {"prompt": [-1]}, "prompt"),
+        (COMPLETION, {"prompt": [10**30]}, "prompt"),
+        (COMPLETION, {"prompt": "A" * 600}, "prompt"),
+        (COMPLETION, {"prompt": ["A"] * 9}, "prompt"),  # more than the queue holds
+        (COMPLETION, {"prompt": "A", "max_tokens": 0}, "max_tokens"),
+        (COMPLETION, {"prompt": "A", "max_tokens": "16"}, "max_tokens"),
+        (COMPLETION, {"prompt": "A", "max_tokens": 1.5}, "max_tokens"),
+        (COMPLETION, {"prompt": "A", "max_tokens": True}, "max_tokens"),
+        (COMPLETION, {"prompt": "A", "temperature": -1}, "temperature"),
+        (COMPLETION, b'{"prompt": "A", "temperature": NaN}', "temperature"),
+        (COMPLETION, {"prompt": "A", "temperature": "hot"}, "temperature"),
+        (COMPLETION, {"prompt": "A", "top_p": 0}, "top_p"),
+        (COMPLETION, {"prompt": "A", "top_p": 1.5}, "top_p"),
+        (COMPLETION, {"prompt": "A", "top_k": -1}, "top_k"),
+        (COMPLETION, {"prompt": "A", "n": 0}, "n"),
+        (COMPLETION, {"prompt": "A", "n": 3, "temperature": 0}, "n"),
+        (COMPLETION, {"prompt": "A", "n": 65}, "n"),
+        (COMPLETION, {"prompt": "A", "n": 2, "beam_width": 2}, "beam_width"),
+        (COMPLETION, {"prompt": "A", "stop": 5}, "stop"),
+        (COMPLETION, {"prompt": "A", "stop": ""}, "stop"),
+        (COMPLETION, {"prompt": "A", "stop": [None]}, "stop"),
+        (COMPLETION, {"prompt": "A", "seed": "x"}, "seed"),
+        (COMPLETION, {"prompt": "A", "seed": 2**64}, "seed"),
+        (COMPLETION, {"prompt": "A", "logprobs": True}, "logprobs"),
+        (COMPLETION, {"prompt": "A", "logprobs": 21}, "logprobs"),
+        (COMPLETION, {"prompt": "A", "stream": "yes"}, "stream"),
+        (COMPLETION, {"prompt": "A", "stream_options": 1}, "stream_options"),
+        (COMPLETION, {"prompt": "A", "repetition_penalty": 0}, "repetition_penalty"),
+        (COMPLETION, {"prompt": "A", "frequency_penalty": 0.5}, "frequency_penalty"),
+        (COMPLETION, {"prompt": "A", "logit_bias": {"1": 2}}, "logit_bias"),
+        (COMPLETION, {"prompt": "A", "best_of": 2}, "best_of"),
+        (COMPLETION, {"prompt": "A", "echo": True}, "echo"),
+        (COMPLETION, {"prompt": "A", "max_tokns": 4}, "max_tokns"),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": "Hi"}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages"),
+        (CHAT, {"messages": [{"role": "tool", "content": "Hi"}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "A" * 600}]}, "messages"),
+        (CHAT, {"messages": HI, "max_completion_tokens": 0}, "max_tokens"),
+        (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+    ids=lambda value: None if value in (COMPLETION, CHAT) else str(value)[:40],
+)  # fmt: skip
+def test_a_body_that_does_not_fit_names_its_field(server, path, body, field):
+    answer = server.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field), error
+    assert error["type"] == "invalid_request_error"
+    if field is not None:
+        assert field in error["message"] or field in ("prompt", "messages")
+    assert len(error["message"]) < 500
+
+
+def test_options_of_openai_that_change_nothing_are_taken(server):
+    neutral = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "stop": None}
+    neutral |= {"response_format": {"type": "text"}, "user": "me", "metadata": {"a": "b"}, "store": False}
+    messages = [{"role": "user", "content": "Hi"}]
+    answer = server.client.chat.completions.create(model="tiny", messages=messages, max_tokens=2, **neutral)
+    assert answer.choices[0].message.content is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nothing", 404), ("GET", COMPLETION, 405), ("GET", "/v1/models/gpt", 404)],
+)
+def test_a_wrong_address_is_refused_in_openais_form(server, method, path, status):
+    answer = server.http.request(method, path)
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_another_model_is_not_here(server):
+    with pytest.raises(openai.NotFoundError, match=r"'gpt'.*'tiny'") as refusal:
+        server.client.completions.create(model="gpt", prompt="A")
+    assert refusal.value.param == "model"
+
+
+def test_a_body_without_end_is_cut_off(server):
+    answer = server.post(COMPLETION, b" " * (2**23 + 1))
+    assert answer.status_code == 413
+
+
+# ------------------------------------------------------------------------------------------------ hanging up, failing
+
+
+def test_a_full_queue_answers_429(server, slow):
+    with server.client.completions.create(
+        model="tiny", prompt=["A"] * 7, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    ):
+        assert soon(lambda: server.engine.num_held == 7)
+        answer = server.post(COMPLETION, {"prompt": ["A", "B"]})
+        assert answer.status_code == 429
+        assert int(answer.headers["Retry-After"]) > 0
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}).status_code == 200  # the eighth
+    assert server.becomes_idle()
+
+
+def test_a_reader_that_hangs_up_frees_its_blocks(server, slow):
+    body = {"prompt": [PROMPT, "A"], "n": 2, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with server.http.stream("POST", COMPLETION, json=body) as answer:
+        next(answer.iter_lines())
+        manager = server.llm.memory.manager
+        assert manager.num_free_blocks < manager.num_blocks
+    steps = server.llm.num_running
+    assert server.becomes_idle()
+    assert steps
+
+
+def test_one_that_waits_for_the_whole_and_hangs_up_frees_its_blocks(server, slow):
+    body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
+    with pytest.raises(httpx.ReadTimeout):
+        server.post(COMPLETION, body, timeout=0.1)
+    assert server.llm.has_unfinished  # 400 steps of 10 ms
+    assert server.becomes_idle()
+
+
+def test_one_that_hangs_up_before_it_is_heard_is_not_computed(server, monkeypatch):
+    added, go = [], threading.Event()
+    add_request = server.llm.add_request
+    monkeypatch.setattr(server.llm, "add_request", lambda *a, **k: added.append(a) or add_request(*a, **k))
+    step = server.llm.step
+    monkeypatch.setattr(server.llm, "step", lambda: (go.wait(10), step())[1])
+    first = threading.Thread(target=server.post, args=(COMPLETION, {"prompt": "A", "max_tokens": 2}))
+    first.start()
+    assert soon(lambda: server.llm.has_unfinished)  # and its step waits
+    with pytest.raises(httpx.ReadTimeout):
+        server.post(COMPLETION, {"prompt": "B"}, timeout=0.1)
+    assert soon(lambda: server.engine.num_held == 1)
+    go.set()
+    first.join()
+    assert server.becomes_idle()
+    assert [prompt for prompt, *_ in added] == ["A"]
+
+
+def test_a_step_that_fails_fails_its_requests_only(server, monkeypatch):
+    step, failures = server.llm.runner.run, iter([RuntimeError("boom")])
+
+    def run(chunks):
+        for failure in failures:
+            raise failure
+        return step(chunks)
+
+    monkeypatch.setattr(server.llm.runner, "run", run)
+    answer = server.post(COMPLETION, {"prompt": PROMPT})
+    assert answer.status_code == 500
+    assert answer.json()["error"] == {
+        "message": "RuntimeError: boom",
+        "type": "server_error",
+        "param": None,
+        "code": 500,
+    }
+    assert server.post(COMPLETION, {"prompt": PROMPT}).status_code == 200
+    assert server.becomes_idle()
+
+
+def test_a_step_that_cannot_begin_fails_who_waits_longest(server, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(server.llm.scheduler, "schedule", lambda: 1 / 0)
+        assert server.post(COMPLETION, {"prompt": ["A", "B"]}).status_code == 500
+    assert server.post(COMPLETION, {"prompt": "A"}).status_code == 200
+    assert server.becomes_idle()
+
+
+def test_a_step_that_fails_ends_a_stream_with_an_error(server, monkeypatch):
+    run, count = server.llm.runner.run, iter(range(100))
+    monkeypatch.setattr(server.llm.runner, "run", lambda chunks: run(chunks) if next(count) != 3 else 1 / 0)
+    stream = server.client.completions.create(model="tiny", prompt="A", stream=True, extra_body={"ignore_eos": True})
+    with pytest.raises(openai.APIError, match="ZeroDivisionError"):
+        list(stream)
+    assert server.becomes_idle()
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(server):
+    """What it has not taken waits in its answer, its blocks are free, and it counts until it has gone."""
+    body = {"prompt": ["A"] * 2, "n": 2, "max_tokens": 60, "stream": True, "ignore_eos": True, "logprobs": 20}
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        content = json.dumps(body)
+        reader.sendall(
+            f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n{content}".encode()
+        )
+        assert b"200 OK" in reader.recv(100)
+        assert soon(lambda: not server.llm.has_unfinished, 60)
+        assert server.engine.num_held == 2
+        assert server.post(COMPLETION, {"prompt": "A"}).status_code == 200
+        assert server.engine.num_held == 2
+    assert server.becomes_idle()
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_a_model_without_a_tokenizer_is_not_served():
+    model, _ = tiny_model()
+    with pytest.raises(ValueError, match="tokenizer"):
+        make_app(LLM(model, num_blocks=1), name="tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"), [(["--model", "no such folder!"], "no existing folder"), (["--max-queue", "0"], "max_queue")]
+)
+def test_a_command_that_cannot_be_done_says_why(arguments, why, capsys):
+    assert main(arguments) == 2
+    assert re.fullmatch(f"error: .*{why}.*\n", capsys.readouterr().err)
+
+
+def test_the_command_serves_and_ends_when_what_runs_has_ended():
+    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "64", "--max-queue", "4"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        url = next(found[0] for line in process.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+        body = {"prompt": PROMPT, "max_tokens": 60, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", url + COMPLETION, json=body, timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,75 @@
+"""A server on this machine, for the tests that talk to it."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import httpx
+import openai
+import uvicorn
+
+from pagewise.engine import LLM
+from pagewise.engine.serve.app import make_app
+from pagewise.engine.serve.engine_thread import EngineThread
+
+
+@dataclass
+class Server:
+    """A server in a thread of this process."""
+
+    llm: LLM
+    engine: EngineThread
+    url: str
+    http: httpx.Client  # a plain client
+
+    @cached_property
+    def client(self) -> openai.OpenAI:
+        """The official client."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http)
+
+    def post(self, path: str, body: object, **options) -> httpx.Response:
+        """A body as it stands: JSON of anything, or bytes."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
+        return self.http.post(path, **content, **options)
+
+    def is_idle(self) -> bool:
+        """Nothing is held any more: no request, no block."""
+        manager = self.llm.memory.manager
+        free = manager.num_free_blocks == manager.num_blocks
+        return free and not (self.engine.num_held or self.llm.has_unfinished or self.engine._answers)
+
+    def becomes_idle(self) -> bool:
+        """Whether it is idle soon."""
+        return soon(self.is_idle)
+
+
+def soon(condition, seconds=10.0) -> bool:
+    """Whether the condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not (true := condition()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return true
+
+
+@contextmanager
+def serving(llm: LLM, **options) -> Iterator[Server]:
+    """`llm` behind a free port."""
+    app = make_app(llm, name="tiny", **options)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=10))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is noticed soon
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        assert soon(lambda: server.started)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url, timeout=30, verify=False) as http:  # reads no certificates, which takes longer
+            yield Server(llm, app.state.engine, url, http)
+    finally:
+        server.should_exit = True
+        thread.join()
+    assert not app.state.engine._thread.is_alive()
