@@ -200,13 +200,19 @@ def test_blocks_that_sequences_begin_with_are_attended_to_once(options):
     assert_packed_matches_dense(in_torch, inputs, window=600)
 
 
+def test_a_block_that_only_the_later_queries_see_whole_is_not_shared():
+    inputs = packed_inputs([560, 528, 530], [1, 2, 4], 4, 2, 32, shared=33, dtype=torch.float32, device="cpu")
+    assert [len(inputs[1][part.blocks]) for part in parts_of(inputs) if isinstance(part, SharedKeys)] == [32]
+    assert_packed_matches_dense(in_torch, inputs)
+
+
 def test_what_some_share_follows_what_all_share():
     inputs = packed_inputs([600] * 6, [1] * 6, 4, 2, 16, shared=10, dtype=torch.float32, device="cpu")
     tables = inputs[3]
     tables[1:3, :34] = tables[0, :34]
     shared = [part for part in parts_of(inputs) if isinstance(part, SharedKeys)]
     assert [(part.queries.tolist(), part.start) for part in shared] == [([0, 1, 2, 3, 4, 5], 0), ([0, 1, 2], 160)]
-    assert_packed_matches_dense(in_torch, inputs)
+    assert_packed_matches_dense(in_torch, inputs, alibi_slopes=torch.tensor([0.5, 0.1, 0.01, 0.001]))
 
 
 def test_shared_beginnings_are_the_longest_that_pay():
