@@ -7,7 +7,7 @@ import torch
 from covering import covering
 from triton_compile import compile_triton
 
-from pagewise.kernels.paged_attention_varlen import merge_varlen_kernel, varlen_kernel
+from pagewise.kernels.paged_attention_varlen import varlen_kernel
 from pagewise.paged_attention.in_triton import tiles_for
 from pagewise.tools.sizes import padded
 

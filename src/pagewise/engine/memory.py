@@ -105,7 +105,8 @@ class PagedMemory:
         """Write a step's keys and values into their slots, then attend: all of it told by the batch."""
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
-            plan = varlen.plan(*tables, block_size=self.block_size, backend=self.backend)
+            decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty
+            plan = varlen.plan(*tables, block_size=self.block_size, backend=self.backend, decodes=decodes)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [total_q, heads, D]

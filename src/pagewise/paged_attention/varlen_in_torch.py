@@ -25,6 +25,7 @@ from pagewise.tools.sizes import cdiv
 
 FEW = 4  # queries of a sequence: to read its keys for each of them costs less than to gather them
 OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
+OutAndMaybeLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"] | None]
 
 
 class PlanInTorch:
@@ -74,21 +75,28 @@ class PlanInTorch:
         """(out, lse) of `paged_attention_varlen`."""
         return self._attend(q, k_cache, v_cache, wants_lse=True)
 
-    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
+    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndMaybeLse:
         """Without wants_lse, lse is not all there."""
-        caches, wide = (k_cache, v_cache), torch.promote_types(q.dtype, torch.float32)
+        caches = (k_cache, v_cache)
         sparse = self.splits is None and takes_sparse(q, *caches)
-        seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
-        for part in self.parts if sparse else ():
-            merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, *caches, self.options))
-            for whole, rows in zip(seen, merged, strict=True):
-                whole[part.queries] = rows
-        out, lse = seen.output() * self.v_scale, seen.lse()
+        out, lse = self._sparse(q, *caches, self.parts if sparse else [], wants_lse)
         for queries in self.sequences:
             if queries.number > (FEW if sparse else 0):
                 rows = slice(queries.start, queries.stop)
                 out[rows], lse[rows] = self._dense(queries, q[rows], *caches, wants_lse)
         return out.to(q.dtype), lse
+
+    def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndMaybeLse:
+        """(out, lse) from the parts; out is 0 and lse −∞ where they have no row."""
+        if len(parts) == 1 and len(parts[0].queries) == len(q) and not wants_lse:
+            return parts[0].output(q, k_cache, v_cache, self.options) * self.v_scale, None
+        wide = torch.promote_types(q.dtype, torch.float32)
+        seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
+        for part in parts:
+            merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, k_cache, v_cache, self.options))
+            for whole, rows in zip(seen, merged, strict=True):
+                whole[part.queries] = rows
+        return seen.output() * self.v_scale, seen.lse()
 
     def _dense(
         self, queries: Queries, q: Float[Tensor, "T H D"], k_cache: Tensor, v_cache: Tensor, wants_lse: bool
