@@ -25,7 +25,12 @@ if importlib.util.find_spec("beartype"):
     _with_shapes = jaxtyping.jaxtyped
 
     def _jaxtyped(function=None, **options):
-        """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth."""
+        """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth.
+
+        A function within a function is made at each call of that, and to check it would be compiled each time.
+        """
+        if "<locals>" in getattr(function, "__qualname__", ""):
+            return function
         if function is None or not inspect.isfunction(function) or "Tensor" in str(inspect.signature(function)):
             return functools.partial(_jaxtyped, **options) if function is None else _with_shapes(function, **options)
         checked = typechecker(function)

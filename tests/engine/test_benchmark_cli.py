@@ -8,10 +8,10 @@ import re
 import pytest
 import torch
 
-from pagewise.engine import benchmark
+from pagewise.engine import LLM, benchmark
 from pagewise.engine.benchmark import main, variants
 from pagewise.engine.results import agreement, overview, records, speedups, summary
-from pagewise.engine.workload import Run, Workload
+from pagewise.engine.workload import Run, Workload, compare, serve
 from pagewise.models import tiny_model
 from pagewise.tools.records import keep, recorded
 
@@ -88,6 +88,54 @@ def test_every_combination_is_there_once():
     assert variants(("online",), ("paged",), (False,)) == {
         "online, paged, no prefix cache": {"scheduler": "continuous", "attention": "paged", "prefix_cache": False}
     }
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def served(**options):
+    """A run of three requests of 12 tokens, 4 new ones each."""
+    model, _ = tiny_model(device="cpu")
+    return serve(LLM(model, num_blocks=3, **options), *Workload("distinct", 3, 12, 4).draw(257, seed=0))
+
+
+def test_steps_with_tokens_of_a_prompt_are_prefill_and_the_others_decode():
+    run = served()
+    assert len(run.steps) == 3  # the first of 4 tokens comes with the prompts
+    assert 0 < run.prefill < run.seconds
+    assert run.prefill + run.decode <= run.seconds
+
+
+def test_requests_have_their_first_tokens_together_in_a_batch_and_one_after_the_other_without():
+    together, alone = served(), served(scheduler="naive")
+    assert together.token_ids == alone.token_ids
+    assert min(together.first_token) > 0
+    assert max(together.first_token) <= together.seconds - together.decode
+    first, second, third = alone.first_token
+    assert 0 < first < second < third < alone.seconds
+    assert second - first > alone.steps[0] + alone.steps[1] + alone.steps[2]  # which the first request took
+
+
+def test_a_run_counts_what_was_asked_and_answered():
+    run = served()
+    assert (run.prompt_tokens, run.completion_tokens, run.cached_tokens) == (36, 12, 0)
+    assert [len(answer) for answer in run.token_ids] == [4, 4, 4]
+
+
+def test_each_round_has_its_own_prompts_and_warm_up_rounds_are_dropped():
+    met = []
+
+    def server(prompts, params):
+        met.append((tuple(map(tuple, prompts)), len(met)))
+        return Run(float(len(met)), 1, [])
+
+    compared = compare({"a": server, "b": server}, Workload("distinct", 2, 8, 1), vocab_size=257, warmup_runs=1)
+    assert {name: [run.seconds for run in runs] for name, runs in compared.items()} == {
+        "a": [3.0, 5.0, 7.0], "b": [4.0, 6.0, 8.0],
+    }  # fmt: skip
+    prompts = [prompts for prompts, _ in met]
+    assert prompts[::2] == prompts[1::2]  # the same for both
+    assert len(set(prompts)) == 4
 
 
 # ------------------------------------------------------------------------------------------------ results
@@ -222,14 +270,12 @@ def test_one_mode_is_dense_or_paged_as_asked(capsys):
         assert list(fields(capsys.readouterr().out)) == [f"{name}, identical prompts"]
 
 
-def test_warm_up_runs_are_not_among_the_measured(capsys, monkeypatch):
-    served = []
-    monkeypatch.setattr(benchmark, "serve", lambda llm, prompts, params: served.append(prompts) or RUN)
+def test_warm_up_and_measured_runs_are_said(capsys, monkeypatch):
+    calls = []
+    monkeypatch.setattr(benchmark, "serve", lambda llm, prompts, params: calls.append(prompts) or RUN)
     main(["--model", "tiny", "--mode", "naive", "--warmup-runs", "2", "--repeat-runs", "3", *FOUR])
     (block,) = fields(capsys.readouterr().out).values()
-    assert (block["Warmup runs"], block["Measured runs"]) == ("2", "3")
-    assert len(served) == 5
-    assert len({str(prompts) for prompts in served}) == 5  # no run finds another one's prompts in the cache
+    assert (block["Warmup runs"], block["Measured runs"], len(calls)) == ("2", "3", 5)
 
 
 def test_sampling_flags_reach_the_requests(monkeypatch):

@@ -7,8 +7,10 @@ import time
 import pytest
 import torch
 
+from pagewise.engine import LLM, SamplingParams
 from pagewise.engine import profile as profile_module
 from pagewise.engine.profile import Profile, Span, Total, span
+from pagewise.models import tiny_model
 
 
 @pytest.fixture
@@ -130,3 +132,54 @@ def test_with_operations_torch_writes_the_trace(tmp_path):
     attention, product = events["attention"], events["aten::mm"]
     assert attention["ts"] <= product["ts"] <= attention["ts"] + attention["dur"]
     assert attention["dur"] == pytest.approx(1e6 * profile.by_name()["attention"].seconds, rel=0.5)
+
+
+# ------------------------------------------------------------------------------------------------ of an engine
+
+
+def spans_by_step(attention):
+    """[{name: (count, names of the spans that it lies in)}] of two requests of 5 tokens, 3 new ones each."""
+    model, _ = tiny_model(device="cpu")
+    llm = LLM(model, num_blocks=4, attention=attention)
+    greedy = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    with llm.profile() as profile:
+        llm.generate([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]], greedy)
+    steps, enclosing = [], []
+    for one in profile.spans:
+        enclosing[one.depth :] = [one.name]
+        if one.depth == 0:
+            steps.append({})
+        count, _ = steps[one.step].get(one.name, (0, ()))
+        steps[one.step][one.name] = (count + 1, tuple(enclosing[:-1]))
+    return steps
+
+
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_an_engine_says_what_each_step_does(attention):
+    steps = spans_by_step(attention)
+    assert len(steps) == 3
+    for number, found in enumerate(steps):
+        kind = "decode" if number else "prefill"
+        model = ("step", kind, "model")
+        assert found["step"] == (1, ())
+        assert found["schedule"] == found["sampling"] == found[kind] == (1, ("step",))
+        assert found["model"] == (1, ("step", kind))
+        assert found["cache write"] == (4, model)  # once per layer
+        if attention == "paged":
+            assert found["attention"] == (4, model)
+            assert found["build batch"] == (1, ("step", kind))
+            assert "block tables" in found
+        else:  # prompts are attended to one by one, decoding sequences as a batch that each layer copies together
+            assert found["attention"] == ((4, model) if number else (2 * 4, model))
+            assert found["build batch"] == ((1 + 4, model) if number else (1, ("step", kind)))
+            assert "block tables" not in found
+
+
+def test_profiling_changes_no_token():
+    model, _ = tiny_model(device="cpu")
+    llm = LLM(model, num_blocks=4)
+    sampling = SamplingParams(max_tokens=4, seed=3)
+    (alone,) = llm.generate([[1, 2, 3]], sampling)
+    with llm.profile():
+        (profiled,) = llm.generate([[1, 2, 3]], sampling)
+    assert alone.token_ids == profiled.token_ids

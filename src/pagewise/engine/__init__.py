@@ -10,6 +10,9 @@ sampling       from logits to tokens
 beam_search    the likeliest sequences instead of drawn ones
 text           from tokens to text as they come
 profile        where a step's time goes
+workload       requests to measure an engine with, and what serving them took
+results        what that says: in words, as ratios, as records
+benchmark      every scheduler and cache on the same requests (python -m pagewise.engine.benchmark)
 """
 
 from pagewise.engine.llm import LLM

@@ -3,9 +3,9 @@
     python -m pagewise.engine.benchmark                        every combination, on a model that suits this machine
     python -m pagewise.engine.benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
 
-Modes, as the text that lesson 9 follows names them: naive serves one request after the other; offline has all requests
-in one batch until the last is done (the static scheduler); online steps through the continuous scheduler. Everything
-that one command measures runs in turns; what to read are the ratios.
+Modes, as the source of lesson 9 names them: naive serves one request after the other; offline has all requests in one
+batch until the last is done (the static scheduler); online steps through the continuous scheduler. Everything that one
+command measures runs in turns; what to read are the ratios.
 """
 
 import argparse

@@ -7,6 +7,8 @@
 Both have the same methods, for sequences that the scheduler runs. `attention` gives the `Attend` of one step.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -105,7 +107,8 @@ class PagedMemory:
         """Write a step's keys and values into their slots, then attend: all of it told by the batch."""
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
-            plan = varlen.plan(*tables, block_size=self.block_size, backend=self.backend)
+            decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty
+            plan = varlen.plan(*tables, block_size=self.block_size, backend=self.backend, decodes=decodes)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [total_q, heads, D]
@@ -129,6 +132,7 @@ class DenseMemory:
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
         self._reserved: dict[Request, int] = {}
+        self._room = torch.empty(0, **self._options)  # for `_padded`: a fresh one would cost more than the copying
 
     @property
     def nbytes(self) -> int:
@@ -215,9 +219,12 @@ class DenseMemory:
         return attend
 
     def _padded(self, layer: int, decoding: list, longest: int) -> Tensor:
-        """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends."""
+        """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends. The next call overwrites them."""
         _, _, Hkv = self._shape
-        batch = torch.empty(2, len(decoding), Hkv, longest, self._head_dim, **self._options)
+        shape = (2, len(decoding), Hkv, longest, self._head_dim)
+        if self._room.numel() < prod(shape):
+            self._room = self._room.new_empty(prod(shape) * 5 // 4)
+        batch = self._room[: prod(shape)].view(shape)
         for i, (_, chunk) in enumerate(decoding):
             batch[:, i, :, : chunk.stop] = self._kv[chunk.sequence][:, layer, :, : chunk.stop]
             batch[:, i, :, chunk.stop :] = 0

@@ -1,4 +1,4 @@
-"""What runs of engines say: in the fields of the text that lesson 9 follows, as ratios, and as records to keep."""
+"""What runs of engines say: in the fields of lesson 9's source, as ratios, and as records to keep."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
 
 
 def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
-    """One engine's runs, in the fields of the text that lesson 9 follows, and what it leaves out."""
+    """One engine's runs, in the fields of lesson 9's source, and others."""
     run = runs[0]
     requests, completion = len(run.token_ids), run.completion_tokens
     lines = {
@@ -76,16 +76,24 @@ def overview(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
     header = (title, "prefill", "decode", "total", "tokens/s", "cached", "first token", "step", "cache", "agrees", "")
     rows = []
     for name, runs in compared.items():
-        seconds = (_median([getattr(r, field) for r in runs]) for field in ("prefill", "decode", "seconds"))
-        rate = _median([completion_rate(r) for r in runs])
-        cached = f"{runs[0].cached_tokens / runs[0].prompt_tokens:.1%}"
-        first, step = (1e3 * _median(_all(runs, lambda r, f=f: getattr(r, f))) for f in ("first_token", "steps"))
-        peak = max(r.peak_cache for r in runs) / 2**20
-        times_as_fast = f"× {times[name]:.2f}"
-        rows.append(
-            (name, *(f"{s:.3f} s" for s in seconds), f"{rate:,.1f}", cached, f"{first:,.0f} ms", f"{step:,.1f} ms",
-             f"{peak:,.1f} MiB", f"{agrees[name]:.0%}", times_as_fast)
-        )  # fmt: skip
+
+        def median(unit: str, measured: Callable[[Run], float | Sequence[float]], runs: Sequence[Run] = runs) -> str:
+            return unit.format(_median(_all(runs, measured)))
+
+        run = runs[0]
+        row = {
+            "prefill": median("{:.3f} s", lambda r: r.prefill),
+            "decode": median("{:.3f} s", lambda r: r.decode),
+            "total": median("{:.3f} s", lambda r: r.seconds),
+            "tokens/s": median("{:,.1f}", completion_rate),
+            "cached": f"{run.cached_tokens / run.prompt_tokens:.1%}",
+            "first token": median("{:.3f} s", lambda r: r.first_token),
+            "step": median("{:.4f} s", lambda r: r.steps),
+            "cache": f"{max(r.peak_cache for r in runs) / 2**20:,.1f} MiB",
+        }
+        if not run.first_token:  # a server that tells nothing of its steps
+            row |= dict.fromkeys(("prefill", "decode", "first token", "step", "cache"), "–")
+        rows.append((name, *row.values(), f"{agrees[name]:.0%}", f"× {times[name]:.2f}"))
     return table(header, rows)
 
 

@@ -1,7 +1,7 @@
 """Requests to measure an engine with, and what serving them took (lesson 9).
 
-The workload that paged attention's text for lesson 9 measures is 64 prompts of 856 tokens, 16 new tokens each, and the
-prompt is one and the same 64 times: a prefix cache serves nearly all of it. So there are others beside it.
+The source of lesson 9 measures 64 prompts of 856 tokens, 16 new tokens each, and the prompt is one and the same 64
+times: a prefix cache serves nearly all of it. So there are other prompts beside it.
 """
 
 import random
@@ -13,6 +13,7 @@ from pagewise.engine.llm import LLM
 from pagewise.engine.profile import Profile
 from pagewise.engine.sampling import SamplingParams
 from pagewise.tools.benchmark import progress
+from pagewise.tools.sizes import cdiv
 
 Prompts = Literal["identical", "shared", "distinct", "mixed"]
 
@@ -52,7 +53,7 @@ class Workload(NamedTuple):
 
     def num_blocks(self, block_size: int) -> int:
         """Enough blocks for all requests at once, whatever they share."""
-        return self.num_requests * -(-(self.prompt_tokens + self.max_new_tokens) // block_size)
+        return self.num_requests * cdiv(self.prompt_tokens + self.max_new_tokens, block_size)
 
 
 def _spread(most: int, count: int) -> list[int]:

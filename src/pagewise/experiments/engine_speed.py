@@ -27,9 +27,11 @@ from pagewise.models.load import load_model
 from pagewise.tools import benchmark
 from pagewise.tools.device import best_device
 
-# as transformers' GPT2Config names them
-GPT2_SMALL = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
-SMALLER = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 256}
+# As transformers' GPT2Config names them. With its own, smaller, weights GPT-2 repeats its last token, whatever came
+# before: engines that differ in what they attend to would agree.
+GPT2_SMALL = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "initializer_range": 0.1}
+SMALLER = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+SMALLER |= {"n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
 OURS, NAIVE, STATIC, GENERATE = "online, paged", "naive, dense", "offline, dense", "transformers, generate"
 
 

@@ -75,20 +75,28 @@ class PlanInTorch:
         return self._attend(q, k_cache, v_cache, wants_lse=True)
 
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
-        """Without wants_lse, lse is not all there."""
-        caches, wide = (k_cache, v_cache), torch.promote_types(q.dtype, torch.float32)
+        """Without wants_lse, lse is anything."""
+        caches = (k_cache, v_cache)
         sparse = self.splits is None and takes_sparse(q, *caches)
-        seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
-        for part in self.parts if sparse else ():
-            merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, *caches, self.options))
-            for whole, rows in zip(seen, merged, strict=True):
-                whole[part.queries] = rows
-        out, lse = seen.output() * self.v_scale, seen.lse()
+        out, lse = self._sparse(q, *caches, self.parts if sparse else [], wants_lse)
         for queries in self.sequences:
             if queries.number > (FEW if sparse else 0):
                 rows = slice(queries.start, queries.stop)
                 out[rows], lse[rows] = self._dense(queries, q[rows], *caches, wants_lse)
         return out.to(q.dtype), lse
+
+    def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndLse:
+        """(out, lse) from the parts; out is 0 and lse −∞ where they have no row."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        only = parts[0] if len(parts) == 1 else None
+        if isinstance(only, SparseRows) and len(only.queries) == len(q) and not wants_lse:
+            return only.output(q, k_cache, v_cache, self.options) * self.v_scale, q.new_empty(q.shape[:2], dtype=wide)
+        seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
+        for part in parts:
+            merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, k_cache, v_cache, self.options))
+            for whole, rows in zip(seen, merged, strict=True):
+                whole[part.queries] = rows
+        return seen.output() * self.v_scale, seen.lse()
 
     def _dense(
         self, queries: Queries, q: Float[Tensor, "T H D"], k_cache: Tensor, v_cache: Tensor, wants_lse: bool

@@ -79,15 +79,16 @@ class PagedKVCache:
         Args:
             k, v: in the cache's dtype. A float8 cache takes float32, float16 and bfloat16 too.
             k_scale, v_scale: what a float8 cache divides k and v by before it rounds them (see `write`).
-            check: look at the slots before anything is written, which on a GPU waits for it once. False trusts them:
-                wrong ones write into foreign memory.
+            check: look at everything before anything is written, which on a GPU waits for it once. False trusts the
+                arguments: wrong slots then write into foreign memory.
             backend: "auto" is triton on a GPU, torch on the CPU. Both write the same bits.
 
         Raises:
             ValueError, TypeError: a slot below −1 or beyond the cache, a slot given twice, tensors that do not fit, or
                 a scale that is not positive, or not 1 where nothing is converted.
         """
-        self._check_layer(layer)
+        if check:
+            self._check_layer(layer)
         how = {"k_scale": k_scale, "v_scale": v_scale, "check": check, "backend": backend}
         write_kv_cache(self.k[layer], self.v[layer], slots, k, v, **how)
 

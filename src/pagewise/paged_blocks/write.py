@@ -34,19 +34,11 @@ def write_kv_cache(
 ) -> None:
     """`PagedKVCache.write` into one layer's tensors, in either layout: the one with [N, P, Hkv, D], or vLLM's.
 
-    Everything is checked before anything is written, without `check` all but the slots' numbers. Takes no part in
-    differentiation.
+    Everything is checked before anything is written, unless `check` is False. Takes no part in differentiation.
     """
-    N, P, Hkv, D = cache_sizes(k_cache, v_cache)
-    check_tensor("slots", slots, "T", dtypes=(torch.int64,))
-    for name, new in (("k", k), ("v", v)):
-        check_tensor(name, new, "T Hkv D")
-        check_shape(name, new, (len(slots), Hkv, D), "T Hkv D")
-    _check_dtypes(k_cache, k, v, k_scale, v_scale)
-    check_same("device", cache=k_cache, slots=slots, k=k, v=v)
     check_flag("check", check)
     if check:
-        check_slots(slots[slots != -1], N * P)
+        _check(k_cache, v_cache, slots, k, v, k_scale, v_scale)
     k, v = k.detach(), v.detach()
     if choose_backend(backend, k.device) == "torch":
         _write_torch(k_cache, v_cache, slots, k, v, k_scale, v_scale)
@@ -68,6 +60,19 @@ def to_float8(x: Float[Tensor, "*any"], dtype: torch.dtype, scale: float) -> Sha
     x = x.float() / torch.full((1,), scale, device=x.device)
     largest = torch.finfo(dtype).max
     return x.clamp(-largest, largest).masked_fill(x.isnan(), torch.nan).to(dtype)
+
+
+def _check(
+    k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
+) -> None:
+    N, P, Hkv, D = cache_sizes(k_cache, v_cache)
+    check_tensor("slots", slots, "T", dtypes=(torch.int64,))
+    for name, new in (("k", k), ("v", v)):
+        check_tensor(name, new, "T Hkv D")
+        check_shape(name, new, (len(slots), Hkv, D), "T Hkv D")
+    _check_dtypes(k_cache, k, v, k_scale, v_scale)
+    check_same("device", cache=k_cache, slots=slots, k=k, v=v)
+    check_slots(slots[slots != -1], N * P)
 
 
 def check_slots(slots: Int64[Tensor, " T"], num_slots: int) -> None:
@@ -102,7 +107,8 @@ def _write_torch(
     k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
 ) -> None:
     kept = slots != -1
-    slots, k, v = slots[kept], k[kept], v[kept]
+    if not kept.all():
+        slots, k, v = slots[kept], k[kept], v[kept]
     if k.dtype != k_cache.dtype:
         k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
     _, P, _, _ = cache_sizes(k_cache, v_cache)

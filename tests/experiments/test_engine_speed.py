@@ -1,0 +1,102 @@
+"""Our engine beside other people's: the same checkpoint, the same prompts, and the same tokens in the end."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pagewise.engine import SamplingParams
+from pagewise.engine.benchmark import variants
+from pagewise.engine.results import agreement
+from pagewise.engine.workload import Run, Workload
+from pagewise.experiments import engine_peers, engine_speed
+from pagewise.experiments.engine_peers import peers, vllm_server
+from pagewise.experiments.engine_speed import GENERATE, NAIVE, OURS, SMALLER, STATIC, main, measure, targets
+
+CPU = torch.device("cpu")
+GREEDY = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (3, 2)]
+
+
+def run(seconds):
+    return [Run(seconds, 10, [[1]])]
+
+
+def test_everybody_continues_prompts_of_mixed_lengths_alike():
+    workload = Workload("mixed", 3, 24, 16)
+    options = {"only": (OURS, STATIC, GENERATE), "warmup_runs": 0, "repeat_runs": 1}
+    ((model, measured, compared),) = measure(SMALLER, [workload], CPU, torch.float32, **options)
+    assert (model.config.vocab_size, measured) == (512, workload)
+    assert list(compared) == [STATIC, OURS, f"{OURS}, no prefix cache", GENERATE]
+    assert set(agreement(compared).values()) == {1.0}
+    answers = compared[GENERATE][0].token_ids
+    assert sorted(map(len, answers)) == [2, 9, 16]  # from 1/8 to all
+    assert len({token for answer in answers for token in answer}) > 15
+    assert compared[GENERATE][0].prompt_tokens == compared[OURS][0].prompt_tokens == 3 + 13 + 24
+
+
+def test_a_peer_that_cannot_be_built_is_left_out_and_why_is_said(monkeypatch, capsys):
+    def broken(*_):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(engine_speed, "peers", lambda device: {"broken": broken})
+    options = {"only": (NAIVE, "broken"), "warmup_runs": 0, "repeat_runs": 1}
+    ((_, _, compared),) = measure(SMALLER, [Workload("identical", 1, 2, 1)], CPU, torch.float32, **options)
+    assert list(compared) == [NAIVE]
+    assert "broken is not compared with: RuntimeError: no room" in capsys.readouterr().out
+
+
+def test_vllm_is_asked_where_there_is_a_gpu_and_vllm(monkeypatch):
+    monkeypatch.setattr(engine_peers.importlib.util, "find_spec", lambda name: object())
+    assert list(peers(CPU)) == [GENERATE]
+    assert list(peers(torch.device("cuda"))) == [GENERATE, "vLLM"]
+
+
+def test_vllm_gets_token_ids_and_goes_on_after_end_tokens(monkeypatch, tmp_path):
+    asked = {}
+
+    class FakeLLM:
+        def __init__(self, folder, **options):
+            asked["folder"], asked["options"] = folder, options
+
+        def generate(self, prompts, params, use_tqdm):
+            asked["prompts"], asked["params"] = prompts, params
+            answers = [SimpleNamespace(token_ids=(7,) * one["max_tokens"]) for one in params]
+            return [SimpleNamespace(outputs=[answer], num_cached_tokens=1) for answer in answers]
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
+    found = vllm_server(tmp_path, torch.device("cuda"), torch.float16)([[1, 2], [3, 4, 5]], GREEDY)
+    assert (found.token_ids, found.prompt_tokens, found.cached_tokens) == ([[7, 7, 7], [7, 7]], 5, 2)
+    assert asked["folder"] == str(tmp_path)
+    assert asked["options"]["dtype"] == "float16"
+    assert asked["prompts"] == [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": [3, 4, 5]}]
+    assert all(one["ignore_eos"] and one["temperature"] == 0 for one in asked["params"])
+
+
+def test_targets_are_held_against_the_prompts_that_they_are_set_for():
+    compared = {
+        "shared": {NAIVE: run(10.0), STATIC: run(3.0), OURS: run(2.0)},
+        "mixed": {OURS: run(2.0), GENERATE: run(5.0)},
+    }
+    reached = [line.split()[-2:] for line in targets(compared).splitlines()[1:]]
+    assert reached == [["4.0", "5.00"], ["1.5", "1.50"], ["1.0", "–"], ["1.5", "2.50"]]
+
+
+def test_the_command_prints_a_table_for_each_kind_of_prompts_and_the_targets(monkeypatch, capsys):
+    few = ["--prompts", "shared", "distinct", "--only", "dense", "--requests", "2", "--prompt-tokens", "8"]
+    monkeypatch.setattr(sys, "argv", ["engine_speed", *few, "--new-tokens", "2", "--repeats", "1"])
+    monkeypatch.setattr(engine_speed, "peers", lambda device: {})
+    main()
+    shared, distinct, held = capsys.readouterr().out.strip().split("\n\n")
+    assert shared.startswith("a smaller GPT-2, shared prompts")
+    assert distinct.startswith("a smaller GPT-2, distinct prompts")
+    assert [line.split("  ")[0] for line in distinct.splitlines()[1:]] == [n for n in variants() if "dense" in n]
+    assert held.startswith("times as fast")
+
+
+def test_times_of_a_cpu_are_not_kept(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["engine_speed", "--record", str(tmp_path / "engine.json")])
+    monkeypatch.setattr(engine_speed, "best_device", lambda: CPU)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--record needs a GPU" in capsys.readouterr().err
