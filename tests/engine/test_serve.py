@@ -1,5 +1,6 @@
 """The server, as its clients see it: the official one, a plain one, and those that hang up."""
 
+import asyncio
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -131,17 +133,18 @@ def test_a_conversation_goes_through_the_template_of_its_tokenizer():
 
 
 def test_samples_with_a_seed_are_those_of_generate(server, reference):
-    sampling = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, top_k=20, n=3, seed=7, repetition_penalty=1.2)
-    (output,) = reference.generate([PROMPT], sampling)
-    options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "n": 3, "seed": 7}
     own = {"top_k": 20, "repetition_penalty": 1.2}
-    answer = server.client.completions.create(**options, extra_body=own)
-    assert [choice.text for choice in answer.choices] == [choice.text for choice in output.choices]
-    assert len({choice.text for choice in answer.choices}) == 3
-    texts = {0: "", 1: "", 2: ""}
-    for chunk in server.client.completions.create(**options, extra_body=own, stream=True):
+    options = {"max_tokens": 8, "temperature": 0.8, "top_p": 0.9, "n": 2, "seed": 7}
+    outputs = reference.generate([PROMPT, "Softmax"], SamplingParams(**options, **own))
+    expected = [[choice.text for choice in output.choices] for output in outputs]
+    assert len({text for texts in expected for text in texts}) == 4
+    ask = server.client.completions.create
+    whole = ask(model="tiny", prompt=[PROMPT, "Softmax"], **options, extra_body=own)
+    assert [choice.text for choice in whole.choices] == [text for texts in expected for text in texts]
+    texts = [""] * 4
+    for chunk in ask(model="tiny", prompt=[PROMPT, "Softmax"], **options, extra_body=own, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert sorted(texts.values()) == sorted(choice.text for choice in output.choices)
+    assert [sorted(texts[:2]), sorted(texts[2:])] == [sorted(one) for one in expected]
 
 
 def test_beams_are_choices(server, reference):
@@ -369,25 +372,27 @@ def test_one_that_hangs_up_before_it_is_heard_is_not_computed(server, monkeypatc
     assert [prompt for prompt, *_ in added] == ["A"]
 
 
-def test_a_step_that_fails_fails_its_requests_only(server, monkeypatch):
-    step, failures = server.llm.runner.run, iter([RuntimeError("boom")])
+def test_a_step_that_fails_fails_its_requests_only(monkeypatch):
+    with serving(tiny_llm(num_blocks=64, max_num_seqs=2)) as server, ThreadPoolExecutor() as threads:
+        run, failures = server.llm.runner.run, iter([RuntimeError("boom")])
+        monkeypatch.setattr(server.llm.runner, "run", lambda chunks: raise_next(failures) or run(chunks))
+        go = threading.Event()
+        asyncio.run_coroutine_threadsafe(server.engine.ask(go.wait), server.engine._loop)
+        answers = []
+        for number, prompt in enumerate("ABC"):  # two run, one waits
+            answers.append(threads.submit(server.post, COMPLETION, {"prompt": prompt}))
+            assert soon(lambda number=number: server.engine.num_held == number + 1)
+        go.set()
+        first, second, third = (answer.result() for answer in answers)
+        assert [first.status_code, second.status_code, third.status_code] == [500, 500, 200]
+        error = {"message": "RuntimeError: boom", "type": "server_error", "param": None, "code": 500}
+        assert first.json()["error"] == error
+        assert server.becomes_idle()
 
-    def run(chunks):
-        for failure in failures:
-            raise failure
-        return step(chunks)
 
-    monkeypatch.setattr(server.llm.runner, "run", run)
-    answer = server.post(COMPLETION, {"prompt": PROMPT})
-    assert answer.status_code == 500
-    assert answer.json()["error"] == {
-        "message": "RuntimeError: boom",
-        "type": "server_error",
-        "param": None,
-        "code": 500,
-    }
-    assert server.post(COMPLETION, {"prompt": PROMPT}).status_code == 200
-    assert server.becomes_idle()
+def raise_next(errors):
+    for error in errors:
+        raise error
 
 
 def test_a_step_that_cannot_begin_fails_who_waits_longest(server, monkeypatch):
@@ -421,7 +426,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(server):
         assert soon(lambda: not server.llm.has_unfinished, 60)
         assert server.engine.num_held == 2
         assert server.post(COMPLETION, {"prompt": "A"}).status_code == 200
-        assert server.engine.num_held == 2
+        assert soon(lambda: server.engine.num_held == 2)
     assert server.becomes_idle()
 
 

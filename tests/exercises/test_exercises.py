@@ -9,11 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.batch import Batch
+from pagewise.engine.sampling import Row, sample
+from pagewise.engine.sequence import Chunk, Sequence
 from pagewise.exercises import check, mistakes, show, solutions, stubs
 from pagewise.exercises.checkers import LESSONS
 from pagewise.exercises.code import triton_kernel
 from pagewise.exercises.exercise import Verdict
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
+from pagewise.models import tiny_model
+from pagewise.paged_blocks import BlockManager
 
 CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
 TRITON = ["online_softmax_kernel", "decode_block", "flash_kernel", "decode_split"]
@@ -165,7 +171,7 @@ def test_progress_names_what_is_done():
     judge("kv_head", solutions["kv_head"])
     judge("merge", lambda a, b: None)
     lines = repr(check.progress()).splitlines()
-    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 9)]
+    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 10)]
     assert "✓ kv_head" in lines[0]
     assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
 
@@ -185,3 +191,80 @@ def test_lesson_7_teaches_the_packages_own_rules():
         for most in (1, 3, 11):  # each of which makes 132 tiles' longest piece shorter
             ours = num_splits_heuristic(programs, 132, 132, most)
             assert ours == solutions["smallest_good_split"](programs, 132, most)
+
+
+# ------------------------------------------------------------------------------------------------ lesson 9's engine
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model()[0]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "seats", "budget"),  # the tokens of the prompts that come before each step
+    [([[5, 9], [4], [], [2, 30]], 3, 12), ([[40, 3], [1], [7]], 2, 8), ([[1] * 9], 9, 4)],
+)
+def test_lesson_9_schedules_as_the_engine_does(model, arrivals, seats, budget):
+    llm = LLM(model, num_blocks=64, max_num_seqs=seats, max_num_batched_tokens=budget, prefix_cache=False)
+    schedule, several = llm.scheduler.schedule, 0
+
+    def left(requests):
+        return [(str(r.id), len(r.live[0].tokens) - r.live[0].num_computed) for r in requests]
+
+    def checked():
+        nonlocal several
+        ours = solutions["schedule_step"](left(llm.scheduler.running), left(llm.scheduler.waiting), seats, budget)
+        chunks = schedule()
+        assert ours == [(str(chunk.request.id), chunk.stop - chunk.start) for chunk in chunks]
+        several += len(chunks) > 1
+        return chunks
+
+    llm.scheduler.schedule = checked
+    while arrivals or llm.has_unfinished:
+        for i, length in enumerate(arrivals.pop(0) if arrivals else []):
+            llm.add_request([i + 1] * length, SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+        llm.step()
+    assert several > 3
+
+
+def test_lesson_9_preempts_whom_the_engine_preempts(model):
+    llm = LLM(model, num_blocks=9, block_size=4, prefix_cache=False)
+    manager, scheduler = llm.memory.manager, llm.scheduler
+    for i, length in enumerate((6, 8, 5, 7)):
+        llm.add_request([i + 1] * length, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    seen = 0
+    while llm.has_unfinished:
+        running = []
+        for request in scheduler.running:
+            held = len(manager.block_table(request.live[0]))
+            running.append((str(request.id), held, -(-len(request.live[0].tokens) // 4) - held))
+        gone = solutions["preempted"](running, manager.num_free_blocks)
+        llm.step()
+        waiting = {str(request.id) for request in scheduler.waiting}
+        assert {name for name, _, _ in running} & waiting == set(gone)
+        seen += len(gone)
+    assert seen >= 2
+
+
+def test_lesson_9_builds_the_engines_batch():
+    manager = BlockManager(16, 4)
+    chunks = []
+    for name, (length, start, stop) in {"A": (9, 8, 9), "B": (6, 0, 6), "C": (11, 2, 7)}.items():
+        sequence = Sequence([ord(name)] * length)
+        manager.allocate(sequence, sequence.tokens)
+        chunks.append(Chunk(None, sequence, start, stop))
+    batch = Batch.of(chunks, manager, torch.device("cpu"))
+    tables = [manager.block_table(chunk.sequence) for chunk in chunks]
+    theirs = solutions["step_inputs"]([(chunk.start, chunk.stop) for chunk in chunks], tables, 4)
+    assert theirs == {name: getattr(batch, name).tolist() for name in theirs}
+
+
+@pytest.mark.parametrize("kind", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.5}])
+def test_lesson_9_draws_from_the_engines_distribution(kind):
+    logits = torch.tensor([3.0, 10.0, 2.0, 5.0, 1.0]).log()
+    p = solutions["token_probabilities"](logits, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0} | kind)
+    picks = sample(logits[None], [Row(0, SamplingParams(**kind), [0], seed, 0) for seed in range(2000)])
+    shares = torch.bincount(torch.tensor([pick.token for pick in picks]), minlength=5) / 2000
+    assert (shares > 0).tolist() == (p > 0).tolist()
+    torch.testing.assert_close(shares, p, atol=0.04, rtol=0)

@@ -191,3 +191,11 @@ def test_training_table_has_the_form_of_the_other(lesson):
     assert [row.method for row in TRAINING if row.lesson <= lesson] == [row[8:42].strip() for row in rows]
     assert scoreboard.scoreboard(0).splitlines() == [head, units]
     assert len({len(line) for line in (head, units, *rows)}) == 1
+
+
+def test_a_prompt_in_chunks_multiplies_and_reads_what_its_rows_of_tiles_would(monkeypatch):
+    monkeypatch.setattr(scoreboard, "PROMPT", 256)
+    monkeypatch.setattr(scoreboard, "TOTAL", 256 + NEW)
+    whole, chunked = (score(method(name)) for name in ("Flash-Decoding", "chunks of 64"))
+    assert chunked.matmul_flops == whole.matmul_flops
+    assert whole.bytes_read <= chunked.bytes_read < 1.02 * whole.bytes_read

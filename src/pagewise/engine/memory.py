@@ -7,6 +7,8 @@
 Both have the same methods, for sequences that the scheduler runs. `attention` gives the `Attend` of one step.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -130,6 +132,7 @@ class DenseMemory:
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
         self._reserved: dict[Request, int] = {}
+        self._room = torch.empty(0, **self._options)  # for `_padded`: a fresh one would cost more than the copying
 
     @property
     def nbytes(self) -> int:
@@ -216,9 +219,12 @@ class DenseMemory:
         return attend
 
     def _padded(self, layer: int, decoding: list, longest: int) -> Tensor:
-        """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends."""
+        """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends. The next call overwrites them."""
         _, _, Hkv = self._shape
-        batch = torch.empty(2, len(decoding), Hkv, longest, self._head_dim, **self._options)
+        shape = (2, len(decoding), Hkv, longest, self._head_dim)
+        if self._room.numel() < prod(shape):
+            self._room = self._room.new_empty(prod(shape) * 5 // 4)
+        batch = self._room[: prod(shape)].view(shape)
         for i, (_, chunk) in enumerate(decoding):
             batch[:, i, :, : chunk.stop] = self._kv[chunk.sequence][:, layer, :, : chunk.stop]
             batch[:, i, :, chunk.stop :] = 0

@@ -20,6 +20,8 @@ from pagewise.exercises import (
     lesson_8,
     lesson_8_lazy,
     lesson_8_products,
+    lesson_9,
+    lesson_9_batch,
 )
 from pagewise.exercises.exercise import Exercise, Verdict
 from pagewise.exercises.python import listing
@@ -33,6 +35,7 @@ LESSONS: dict[int, list[Exercise]] = {
     6: [*lesson_6.EXERCISES, *lesson_6_kernel.EXERCISES],
     7: [*lesson_7.EXERCISES, *lesson_7_schedules.EXERCISES, *lesson_7_kernel.EXERCISES],
     8: [*lesson_8.EXERCISES, *lesson_8_lazy.EXERCISES, *lesson_8_products.EXERCISES],
+    9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 _NOTHING = object()

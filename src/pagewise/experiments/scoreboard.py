@@ -7,6 +7,7 @@ backward over the prompt, as a training step does. Counting rules: `tools.work.c
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,13 +46,19 @@ def recompute(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
     return outs
 
 
-def with_cache(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
-    """With a contiguous cache: each step appends its K and V and attends with its own queries only."""
+def with_cache(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], *, chunk: int | None = None
+) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
+    """With a contiguous cache: each step appends its K and V and attends with its own queries only.
+
+    `chunk`: the prompt comes in pieces of so many tokens, as an engine reads it beside others that decode.
+    """
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         cache = KVCache(1, KV_HEADS, TOTAL, HEAD_SIZE, dtype=q.dtype, device=q.device)
+        begins = [*range(0, PROMPT, chunk or PROMPT), *range(PROMPT, TOTAL + 1)]
         outs = []
-        for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
+        for start, stop in pairwise(begins):
             k_all, v_all = cache.append(k[:, :, start:stop], v[:, :, start:stop])
             outs.append(attend(q[:, :, start:stop], k_all, v_all))
         return outs
@@ -123,6 +130,7 @@ ROWS = [
     Row(5, "paged, CUDA kernel, grouped", paged(_grouped, layout="vllm")),
     Row(6, "FlashAttention-2, then paged", paged(_grouped, layout="vllm", prompt=_flash_2)),
     Row(7, "Flash-Decoding, 4 splits", with_cache(_split)),
+    Row(9, "the same, prompt in chunks of 64", with_cache(_split, chunk=64)),
 ]
 TRAINING = [
     Row(1, "naive", training_step(_naive)),

@@ -14,9 +14,10 @@ One face, and a module per subject:
     tiles        FlashAttention's tiles of the scores: visited or skipped, split between warps; whose the gradients are
     bands        where scores lie, and the band in which a fixed maximum is safe
     gemm         flat matrix products: the width of a tile, the ring of buffers
-    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps, _sms and
-                 _schemes
+    steps        a stepper, one picture per step; the pictures are in moving_blocks, _merges, _tiles, _warps, _sms,
+                 _schemes and _batches (whose blocks they hold, too)
     schedules    a decode step's pieces on a GPU's slots over time, and how full a grid's last wave is
+    timelines    a step's spans, from a profile
     calculators  the size of a cache and the roofline, to drag
 """
 
@@ -28,6 +29,7 @@ from pagewise.figures.charts import bars, heatmaps, lines, show
 from pagewise.figures.dataflow import cache_timeline, decoder_flow, operator_map
 from pagewise.figures.gemm import ring, tile_width
 from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_held
+from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_merges import softmax_steps
 from pagewise.figures.moving_schemes import scheme_steps
@@ -48,4 +50,5 @@ from pagewise.figures.threads import (
     vecs_of_block,
 )
 from pagewise.figures.tiles import gradient_owners, visited_tiles, warp_shares
+from pagewise.figures.timelines import step_timelines
 from pagewise.figures.waste import memory_map, stacks

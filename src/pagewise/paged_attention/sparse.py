@@ -25,6 +25,7 @@ from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 
 WORTH_SHARING = 512  # tokens that need not be read again, to pay for a product of their own
+INT32_MAX = 2**31 - 1
 
 
 class Queries(NamedTuple):
@@ -164,7 +165,7 @@ class SparseRows:
     def _pattern(self, H: int, k_cache: Shaped[Tensor, "N P Hkv D"]) -> Float[Tensor, "rows places"]:
         """The sparse matrix: row (r, h) has a place for each of its slots, that of the KV head of h."""
         (R, S), Hkv = self.slots.shape, k_cache.shape[2]
-        index = torch.int32 if k_cache.numel() < 2**31 else torch.int64
+        index = torch.int32 if k_cache.numel() <= INT32_MAX else torch.int64
         kv_heads = torch.arange(H) // (H // Hkv)
         places = (self.slots[:, None] * Hkv + kv_heads[:, None]).to(index).flatten()
         ends = torch.arange(0, R * H * S + 1, S, dtype=index)

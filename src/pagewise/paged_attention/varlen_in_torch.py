@@ -25,7 +25,6 @@ from pagewise.tools.sizes import cdiv
 
 FEW = 4  # queries of a sequence: to read its keys for each of them costs less than to gather them
 OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
-OutAndMaybeLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"] | None]
 
 
 class PlanInTorch:
@@ -75,8 +74,8 @@ class PlanInTorch:
         """(out, lse) of `paged_attention_varlen`."""
         return self._attend(q, k_cache, v_cache, wants_lse=True)
 
-    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndMaybeLse:
-        """Without wants_lse, lse is not all there."""
+    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
+        """Without wants_lse, lse is anything."""
         caches = (k_cache, v_cache)
         sparse = self.splits is None and takes_sparse(q, *caches)
         out, lse = self._sparse(q, *caches, self.parts if sparse else [], wants_lse)
@@ -86,11 +85,12 @@ class PlanInTorch:
                 out[rows], lse[rows] = self._dense(queries, q[rows], *caches, wants_lse)
         return out.to(q.dtype), lse
 
-    def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndMaybeLse:
+    def _sparse(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, parts: list, wants_lse: bool) -> OutAndLse:
         """(out, lse) from the parts; out is 0 and lse −∞ where they have no row."""
-        if len(parts) == 1 and len(parts[0].queries) == len(q) and not wants_lse:
-            return parts[0].output(q, k_cache, v_cache, self.options) * self.v_scale, None
         wide = torch.promote_types(q.dtype, torch.float32)
+        only = parts[0] if len(parts) == 1 else None
+        if isinstance(only, SparseRows) and len(only.queries) == len(q) and not wants_lse:
+            return only.output(q, k_cache, v_cache, self.options) * self.v_scale, q.new_empty(q.shape[:2], dtype=wide)
         seen = Partial.empty(*q.shape[:2], head_size=q.shape[2], dtype=wide, device=q.device)
         for part in parts:
             merged = Partial(*(x[part.queries] for x in seen)).merge(part.attend(q, k_cache, v_cache, self.options))

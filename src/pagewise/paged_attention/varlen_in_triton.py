@@ -69,10 +69,10 @@ class PlanInTriton:
             return out.squeeze(2), lse.squeeze(2)
         splits = self.splits or filling(q, k_cache, tables)
         numbers = (options.scale_for(q.shape[-1]), options.window, options.softcap, v_scale)
-        tensors = (q, k_cache, v_cache, tables, lens, self.cu_seqlens_q, self._chunks(q, k_cache))
+        tensors = (q, k_cache, v_cache, tables, lens, self.cu_seqlens_q, self.chunks(q, k_cache))
         return torch.ops.pagewise.paged_attention_varlen(*tensors, options.alibi_slopes, *numbers, *splits)
 
-    def _chunks(self, q: Tensor, k_cache: Tensor) -> Int32[Tensor, " chunks"]:
+    def chunks(self, q: Tensor, k_cache: Tensor) -> Int32[Tensor, " chunks"]:
         """The sequence of each chunk of rows: the last whose first chunk is it or before it. Made once."""
         group, rows = q.shape[1] // k_cache.shape[2], chunk_tiles(q, k_cache).rows
         if (group, rows) not in self._sequences:

@@ -79,7 +79,8 @@ class PagedKVCache:
         Args:
             k, v: in the cache's dtype. A float8 cache takes float32, float16 and bfloat16 too.
             k_scale, v_scale: what a float8 cache divides k and v by before it rounds them (see `write`).
-            check: False trusts the arguments, and does not wait for a GPU: wrong slots then write into foreign memory.
+            check: look at everything before anything is written, which on a GPU waits for it once. False trusts the
+                arguments: wrong slots then write into foreign memory.
             backend: "auto" is triton on a GPU, torch on the CPU. Both write the same bits.
 
         Raises:

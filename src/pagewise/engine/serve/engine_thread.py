@@ -108,7 +108,7 @@ class EngineThread:
         Cancelled before the engine thread comes to it, it adds none.
 
         Raises:
-            ValueError, TypeError: `LLM.add_request` refuses one; then it is as if none had been added.
+            ValueError, TypeError: `LLM.add_request` refuses one; the others end with the answer.
         """
         return await self.ask(lambda: self._add(answer, requests, pieces))
 
@@ -133,14 +133,10 @@ class EngineThread:
 
     def _add(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], pieces: bool) -> list[int]:
         listener = self._hear if pieces else None
-        try:
-            for index, (prompt, sampling) in enumerate(requests):
-                request_id = self.llm.add_request(prompt, sampling, listener=listener)
-                answer.request_ids.append(request_id)
-                self._answers[request_id] = answer, index
-        except BaseException:
-            self._drop(answer)
-            raise
+        for index, (prompt, sampling) in enumerate(requests):
+            request_id = self.llm.add_request(prompt, sampling, listener=listener)
+            answer.request_ids.append(request_id)
+            self._answers[request_id] = answer, index
         return answer.request_ids
 
     def _drop(self, answer: Answer) -> None:

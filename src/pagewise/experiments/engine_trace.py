@@ -1,0 +1,79 @@
+"""An engine watched from outside as it serves: who computes what in each step, whose the blocks are (lesson 9)."""
+
+from collections.abc import Sequence
+
+from pagewise.engine import LLM, Output, SamplingParams
+from pagewise.engine.batch import Batch
+from pagewise.engine.sequence import Chunk, Request
+from pagewise.figures import Moment
+from pagewise.paged_blocks import BlockManager
+
+
+class Watch:
+    """What an engine's scheduler decides, step by step, as `moments`. Requests are counted from 0 as they come."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.moments: list[Moment] = []
+        self.batches: list[Batch] = []  # of a paged engine: each step as one value
+        self._llm, self._schedule = llm, llm.scheduler.schedule
+        self._numbers: dict[int, int] = {}
+        self._computed: dict[object, int] = {}  # sequence → how far it was ever computed
+
+    def __enter__(self) -> "Watch":
+        self._llm.scheduler.schedule = self._note
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._llm.scheduler.schedule  # the method is visible again
+
+    def _note(self) -> list[Chunk]:
+        scheduler = self._llm.scheduler
+        before = list(scheduler.running)
+        chunks = self._schedule()
+        manager = getattr(self._llm.memory, "manager", None)
+        if manager is not None and chunks:
+            self.batches.append(Batch.of(chunks, manager, self._llm.runner.device))
+        computed: dict[int, tuple[str, int]] = {}
+        for chunk in chunks:
+            number = self._number(chunk.request)
+            kind, tokens = computed.get(number, (self._kind(chunk), 0))
+            computed[number] = kind, tokens + chunk.stop - chunk.start
+            self._computed[chunk.sequence] = max(chunk.stop, self._computed.get(chunk.sequence, 0))
+        running, waiting, preempted = (
+            [self._number(request) for request in requests]
+            for requests in (scheduler.running, scheduler.waiting, [r for r in before if r in scheduler.waiting])
+        )
+        self.moments.append(Moment(computed, running, waiting, preempted, self._blocks(manager)))
+        return chunks
+
+    def _number(self, request: Request) -> int:
+        return self._numbers.setdefault(request.id, len(self._numbers))
+
+    def _kind(self, chunk: Chunk) -> str:
+        if chunk.start < self._computed.get(chunk.sequence, 0):
+            return "again"
+        return "decode" if chunk.start >= len(chunk.request.prompt) else "prompt"
+
+    def _blocks(self, manager: BlockManager | None) -> dict[int, int]:
+        """Request → blocks that only its one sequence holds; −1 → blocks in several tables, each counted once."""
+        if manager is None:
+            return {}
+        found: dict[int, int] = {}
+        shared: set[int] = set()
+        for request in self._llm.scheduler.running:
+            for sequence in request.in_memory():
+                table = manager.block_table(sequence)
+                own = [block for block in table if manager.ref_count(block) == 1]
+                shared |= set(table) - set(own)
+                number = self._number(request)
+                found[number] = found.get(number, 0) + len(own)
+        return found | ({-1: len(shared)} if shared else {})
+
+
+def watch(
+    llm: LLM, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]
+) -> tuple[list[Moment], list[Output]]:
+    """Serve these requests, all there from the beginning: each step, and the outputs in the order of the prompts."""
+    with Watch(llm) as seen:
+        outputs = llm.generate(list(prompts), list(sampling), progress=False)
+    return seen.moments, outputs

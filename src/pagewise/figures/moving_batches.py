@@ -1,0 +1,160 @@
+"""Who is in the batch, step by step: seats over time, a panel per scheduler, and whose blocks they hold (lesson 9)."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from pagewise.figures.blocks import OWNERS, SHARED
+from pagewise.figures.charts import INK, ORANGE, show
+from pagewise.figures.embed import Embedded
+from pagewise.figures.steps import stepper
+
+KINDS = {"prompt": "////", "decode": "", "again": "xxxx"}  # what a sequence computes in a step, and its hatch
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Moment(NamedTuple):
+    """One step of an engine, as it was seen. A request is a number, counted from 0 in the order of arrival."""
+
+    computed: dict[int, tuple[str, int]]  # request → (one of KINDS, tokens computed), of those in the batch
+    running: list[int]  # have a seat in this step, though the budget may have left them no token
+    waiting: list[int]
+    preempted: list[int]  # had a seat before this step, and gave its blocks back
+    blocks: dict[int, int]  # request → blocks of its own while the step runs; −1 → blocks in several tables
+
+
+class Seat(NamedTuple):
+    """What happens on one of the batch's seats in one step."""
+
+    seat: int
+    request: int
+    kind: str
+    tokens: int
+
+
+def seats(moments: Sequence[Moment]) -> list[list[Seat]]:
+    """Where everyone sits in each step: a newcomer takes the first free seat and keeps it while it runs."""
+    place: dict[int, int] = {}
+    found = []
+    for moment in moments:
+        place = {request: seat for request, seat in place.items() if request in moment.running}
+        for request in moment.running:
+            if request not in place:
+                place[request] = next(seat for seat in range(len(place) + 1) if seat not in place.values())
+        idle = ("nothing", 0)
+        found.append([Seat(place[i], i, *moment.computed.get(i, idle)) for i in moment.running])
+    return found
+
+
+def batch_steps(
+    panels: Mapping[str, Sequence[Moment]],
+    num_seats: int,
+    *,
+    title: str,
+    alt: str,
+    every: int = 1,
+) -> Embedded:
+    """A panel per scheduler, a row per seat, a column per step: whose the seat is and what it computes.
+
+    Args:
+        num_seats: of the batch, at most.
+        every: show only each so many steps, and the last.
+    """
+    end = max(map(len, panels.values()))
+    drawn = {name: (seats(moments), moments) for name, moments in panels.items()}
+    times = sorted({*range(0, end, every), end - 1})
+    frames = [(f"Step {t}. {_said(panels, t)}", (drawn, num_seats, t, end)) for t in times]
+    return stepper(frames, _draw, title=title, alt=alt, height=1.35 * len(panels) + 0.9)
+
+
+def letters(requests: Sequence[int]) -> str:
+    """The names of requests: A, B, C …"""
+    return ", ".join(LETTERS[request % len(LETTERS)] for request in requests)
+
+
+def _said(panels: Mapping[str, Sequence[Moment]], t: int) -> str:
+    sentences = []
+    for name, moments in panels.items():
+        if t >= len(moments):
+            sentences.append(f"{name}: done.")
+            continue
+        now = moments[t]
+        tokens = sum(count for _, count in now.computed.values())
+        words = f"{name}: {letters(now.running)} compute {tokens} token{'s' * (tokens != 1)}"
+        words += f"; {letters(now.preempted)} preempted" if now.preempted else ""
+        sentences.append(words + (f"; {letters(now.waiting)} wait." if now.waiting else "."))
+    return " ".join(sentences)
+
+
+def _draw(figure: Figure, frame: tuple[Mapping[str, tuple], int, int, int]) -> None:
+    drawn, num_seats, time, end = frame
+    axes = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (name, (taken, moments)) in zip(axes, drawn.items(), strict=True):
+        ax.add_patch(Rectangle((0, 0), len(moments), num_seats, fc="#f1f1f5", ec="none"))
+        latest: dict[int, tuple[int, int]] = {}  # request → when and where it was last seen
+        for step, moment in enumerate(moments[: time + 1]):
+            for seat in taken[step]:
+                _draw_seat(ax, step, seat, named=latest.get(seat.request, (-2, 0))[0] < step - 1)
+                latest[seat.request] = step, seat.seat
+            for lost in set(moment.preempted) & set(latest):  # a cross on the seat that it had
+                ax.plot(step, latest[lost][1] + 0.5, "X", color=ORANGE, mec=INK, ms=8, zorder=5)
+        if time < len(moments):
+            ax.add_patch(Rectangle((time, 0), 1, num_seats, fc="none", ec=INK, lw=1.6))
+        steps = f"{len(moments)} steps" if time >= len(moments) - 1 else f"step {time}"
+        ax.set_title(f"{name}: {steps}", fontsize=10)
+        ax.set(xlim=(0, end), ylim=(num_seats, 0), yticks=np.arange(num_seats) + 0.5)
+        ax.set_yticklabels(range(num_seats))
+        ax.set_ylabel("seat")
+        ax.grid(visible=False)
+    axes[-1].set_xlabel("step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    kinds = {"prompt": KINDS["prompt"], "one token": ""}
+    if any(seat.kind == "again" for taken, _ in drawn.values() for at_once in taken for seat in at_once):
+        kinds["computed again"] = KINDS["again"]
+    handles = [Patch(fc="white", ec=INK, hatch=hatch, label=name) for name, hatch in kinds.items()]
+    handles.append(Patch(fc="#f1f1f5", ec="none", label="empty seat"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1.4)
+
+
+def _draw_seat(ax: Axes, step: int, seat: Seat, *, named: bool) -> None:
+    fill = OWNERS[seat.request % len(OWNERS)] if seat.kind in KINDS else "white"
+    hatch = KINDS.get(seat.kind)
+    ax.add_patch(Rectangle((step, seat.seat), 1, 1, fc=fill, ec=INK, lw=0.5, hatch=hatch))
+    if named:
+        label = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
+        middle = (step + 0.5, seat.seat + 0.5)
+        ax.text(*middle, letters([seat.request]), ha="center", va="center", fontsize=8, fontweight="bold", bbox=label)
+
+
+def blocks_over_time(
+    panels: Mapping[str, Sequence[Moment]], num_blocks: int, *, title: str, alt: str | None = None
+) -> None:
+    """A panel per run: the pool's blocks in each step, whose they are, and where a request was preempted."""
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=(5.2, 1.6 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
+    )
+    for ax, (name, moments) in zip(axes[:, 0], panels.items(), strict=True):
+        requests = sorted({request for moment in moments for request in moment.blocks})
+        base = np.zeros(len(moments))
+        for request in requests:
+            held = np.array([moment.blocks.get(request, 0) for moment in moments], dtype=float)
+            colour = SHARED if request < 0 else OWNERS[request % len(OWNERS)]
+            ax.bar(np.arange(len(moments)) + 0.5, held, 1.0, bottom=base, color=colour, ec="white", lw=0.3)
+            base += held
+        for step, moment in enumerate(moments):
+            if moment.preempted:
+                ax.plot(step, num_blocks, "X", color=ORANGE, mec=INK, ms=8, clip_on=False, zorder=5)
+        ax.axhline(num_blocks, color=INK, ls="--", lw=1)
+        ax.set_title(name, fontsize=10)
+        ax.set(ylim=(0, num_blocks * 1.1), xlim=(0, max(map(len, panels.values()))))
+    figure.supylabel("blocks held", fontsize=10)
+    axes[-1, 0].set_xlabel("step")
+    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
+    show(alt)

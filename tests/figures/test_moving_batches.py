@@ -1,0 +1,62 @@
+"""Who is in the batch: seats, what is said of each step, and whose the blocks are."""
+
+import html
+import re
+
+from matplotlib.colors import to_rgb
+
+from pagewise.figures import Moment, batch_steps, blocks_over_time
+from pagewise.figures.blocks import OWNERS, SHARED
+from pagewise.figures.moving_batches import Seat, seats
+
+PROMPTS = {0: ("prompt", 5), 1: ("prompt", 4)}
+MOMENTS = [
+    Moment(PROMPTS, [0, 1], [2], [], {0: 2, 1: 1}),
+    Moment({0: ("decode", 1), 1: ("decode", 1)}, [0, 1], [2], [], {0: 2, 1: 2}),
+    Moment({1: ("decode", 1), 2: ("prompt", 3)}, [1, 2], [], [], {1: 2, 2: 1, -1: 1}),
+    Moment({1: ("decode", 1)}, [1], [2], [2], {1: 3}),
+    Moment({2: ("again", 3)}, [2], [], [], {2: 1}),
+]
+
+
+def test_a_newcomer_takes_the_first_free_seat_and_keeps_it():
+    assert seats(MOMENTS)[:3] == [
+        [Seat(0, 0, "prompt", 5), Seat(1, 1, "prompt", 4)],
+        [Seat(0, 0, "decode", 1), Seat(1, 1, "decode", 1)],
+        [Seat(1, 1, "decode", 1), Seat(0, 2, "prompt", 3)],
+    ]
+
+
+def test_who_runs_without_a_token_keeps_its_seat():
+    nothing = [Moment({0: ("prompt", 5)}, [0, 1], [], [], {}), Moment({1: ("prompt", 4)}, [0, 1], [], [], {})]
+    assert seats(nothing) == [
+        [Seat(0, 0, "prompt", 5), Seat(1, 1, "nothing", 0)],
+        [Seat(0, 0, "nothing", 0), Seat(1, 1, "prompt", 4)],
+    ]
+
+
+def captions(**options):
+    steps = batch_steps({"static": MOMENTS, "other": MOMENTS[:2]}, 2, title="Who?", alt="Seats.", **options)
+    return [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+
+
+def test_each_step_says_who_computes_how_much_and_who_waits():
+    said = captions()
+    assert len(said) == 5
+    assert said[0] == "Step 0. static: A, B compute 9 tokens; C wait. other: A, B compute 9 tokens; C wait."
+    assert said[3] == "Step 3. static: B compute 1 token; C preempted; C wait. other: done."
+
+
+def test_fewer_steps_may_be_shown_and_the_last_always_is():
+    assert [text.split(".")[0] for text in captions(every=3)] == ["Step 0", "Step 3", "Step 4"]
+
+
+def test_blocks_are_stacked_in_their_owners_colours_and_shared_ones_apart(shown):
+    blocks_over_time({"run": MOMENTS}, 4, title="Whose are the blocks?")
+    (ax,) = shown[0].axes
+    bars = {(round(b.get_x()), b.get_facecolor()[:3]): (b.get_y(), b.get_height()) for b in ax.patches}
+    assert bars[1, to_rgb(OWNERS[0])] == (0, 2)
+    assert bars[1, to_rgb(OWNERS[1])] == (2, 2)
+    assert bars[2, to_rgb(SHARED)] == (0, 1)
+    crosses = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "X"]
+    assert crosses == [3]

@@ -1,0 +1,367 @@
+"""Packed queries over a paged cache, in torch and Triton, against dense attention; and plans as an engine uses them.
+
+With PAGEWISE_FULL=1 the matrix is the whole product of its axes.
+"""
+
+import pytest
+import torch
+from covering import covering_or_all
+from packed_cases import assert_packed_matches_dense, dense, packed_inputs
+
+from conftest import DEVICES
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention import paged_attention, paged_attention_varlen, sparse, varlen, varlen_in_torch
+from pagewise.paged_attention.sparse import Queries, Rows, SharedKeys, indices, shared_beginnings, similar
+from pagewise.paged_blocks.cache import to_vllm_layout
+
+E4M3 = torch.float8_e4m3fn
+MIXES = {  # (length, queries) of each sequence
+    "decode": [(1, 1), (33, 1), (130, 1), (16, 1)],
+    "prompts": [(33, 33), (1, 1), (17, 17)],
+    "chunks": [(130, 20), (37, 5), (18, 17)],
+    "mixed": [(70, 1), (0, 0), (40, 0), (67, 9), (130, 1), (35, 35), (129, 3)],
+}
+AXES = {
+    "mix": list(MIXES),
+    "head_size": [32, 80, 256],
+    "block_size": [1, 8, 16],
+    "dtype": [torch.float32, torch.float16, torch.bfloat16],
+    "cache": [None, E4M3],
+    "heads": [(2, 2), (4, 2), (3, 1)],
+    "alibi": [False, True],
+    "window": [None, 50],
+    "softcap": [0.0, 3.0],
+    "splits": [{}, {"num_splits": 3}, {"split_size": 40}],
+    "backend": ["torch", "triton"],
+}
+
+
+def in_torch(*inputs, **options):
+    return paged_attention_varlen(*inputs, **options, return_lse=True, backend="torch")
+
+
+def in_torch_without_lse(*inputs, **options):
+    return paged_attention_varlen(*inputs, **options, backend="torch"), None
+
+
+def in_triton(*inputs, **options):
+    """Where Triton kernels run in this process; the result comes back."""
+    device = inputs[0].device
+    options = {name: t.to(DEVICES[-1]) if isinstance(t, torch.Tensor) else t for name, t in options.items()}
+    inputs = [t.to(DEVICES[-1]) for t in inputs]
+    out, lse = paged_attention_varlen(*inputs, **options, return_lse=True, backend="triton", check=True)
+    return out.to(device), lse.to(device)
+
+
+PATHS = {"torch": in_torch, "torch without lse": in_torch_without_lse, "triton": in_triton}
+
+
+@pytest.fixture(params=PATHS)
+def path(request):
+    """Each returns (out, lse or None)."""
+    return PATHS[request.param]
+
+
+def name(case):
+    values = (v if isinstance(v, tuple) else v.items() if isinstance(v, dict) else (v,) for v in case.values())
+    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
+
+
+@pytest.mark.parametrize("case", covering_or_all(AXES), ids=name)
+def test_every_pair_of_variants(case, kernel_device):
+    heads, kv_heads = case["heads"]
+    inputs = packed_inputs(
+        *zip(*MIXES[case["mix"]], strict=True), heads, kv_heads, case["head_size"], block_size=case["block_size"],
+        dtype=case["dtype"], device=kernel_device, cache_dtype=case["cache"],
+    )  # fmt: skip
+    options = {"window": case["window"], "softcap": case["softcap"]}
+    if case["alibi"]:
+        options["alibi_slopes"] = 2.0 ** -torch.arange(heads, device=kernel_device)
+    if case["cache"] is not None:
+        options |= {"k_scale": 0.5, "v_scale": 1.5}
+
+    for path in [in_torch, in_torch_without_lse] if case["backend"] == "torch" else [in_triton]:
+        assert_packed_matches_dense(lambda *a, path=path, **o: path(*a, **o, **case["splits"]), inputs, **options)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"scale": 0.3, "softcap": 2.0}], ids=["", "window", "softcap"])
+def test_matches_dense_attention_in_float32_and_float64(mix, options, path):
+    for dtype in (torch.float32, torch.float64) if path is not in_triton else (torch.float32,):
+        inputs = packed_inputs(*zip(*MIXES[mix], strict=True), 4, 2, 32, dtype=dtype, device="cpu")
+        assert_packed_matches_dense(path, inputs, **options)
+
+
+def test_one_query_each_is_paged_attention(path, device):
+    inputs = packed_inputs([5, 70, 33], [1, 1, 1], 4, 2, 32, dtype=torch.float32, device=device)
+    out, lse = paged_attention(*inputs[:5], return_lse=True, backend="torch")
+    ours, our_lse = path(*inputs)
+    torch.testing.assert_close(ours, out, rtol=1e-5, atol=1e-6)
+    if our_lse is not None:
+        torch.testing.assert_close(our_lse, lse, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequence_without_tokens_has_no_queries(path, device):
+    inputs = packed_inputs([0, 0, 5], [0, 0, 1], 4, 2, 32, dtype=torch.float32, device=device)
+    assert_packed_matches_dense(path, inputs)
+    none = packed_inputs([0, 5], [0, 0], 4, 2, 32, dtype=torch.float32, device=device)
+    assert path(*none)[0].shape == (0, 4, 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_extreme_logits(dtype, path, device):
+    q, k_cache, *rest = packed_inputs([1, 17, 40, 40], [1, 2, 1, 9], 4, 2, 32, dtype=dtype, device=device)
+    scale = 1e5 / (q.float().abs().amax() * k_cache[~k_cache.isnan()].float().abs().amax() * 32).item()
+    assert_packed_matches_dense(path, (q, k_cache, *rest), scale=scale)
+
+
+def test_lengths_far_apart(path, device):
+    inputs = packed_inputs([700, 3, 1, 90, 260, 2], [1, 1, 1, 2, 1, 2], 4, 2, 32, dtype=torch.float32, device=device)
+    assert_packed_matches_dense(path, inputs)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("splits", [{"num_splits": 2}, {"split_size": 32}], ids=str)
+def test_split_rows_do_not_depend_on_the_other_sequences(splits, backend, kernel_device):
+    q, k, v, tables, lens, ends = packed_inputs(
+        [100, 33, 64], [1, 9, 64], 4, 2, 32, dtype=torch.float16, device=kernel_device
+    )
+    run = lambda *inputs: paged_attention_varlen(*inputs, **splits, return_lse=True, backend=backend)  # noqa: E731
+    out, lse = run(q, k, v, tables, lens, ends)
+    alone, lse_alone = run(q[1:10], k, v, tables[1:2], lens[1:2], ends[1:3] - 1)
+    assert alone.equal(out[1:10])
+    assert lse_alone.equal(lse[1:10])
+
+
+def test_a_gradient_flows_through_the_torch_backend(device):
+    q, k_cache, v_cache, *rest = packed_inputs([5, 20], [1, 7], 4, 2, 8, dtype=torch.float64, device=device)
+    caches = [cache.nan_to_num().requires_grad_() for cache in (k_cache, v_cache)]
+    ours = torch.autograd.grad(paged_attention_varlen(q.requires_grad_(), *caches, *rest).square().sum(), [q, *caches])
+    theirs = torch.autograd.grad(dense(q, *caches, *rest, dtype=q.dtype)[0].square().sum(), [q, *caches])
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+# ------------------------------------------------------------------------------------------ mistakes
+
+
+MISTAKES = {
+    "a query too many in the first": lambda q, k, v, t, n, e: (q, k, v, t, n, e + torch.tensor([0, 1, 0, 0]).to(e)),
+    "the next sequence's table": lambda q, k, v, t, n, e: (q, k, v, t.roll(1, 0), n.min().expand(3).contiguous(), e),
+    "the tail left out": lambda q, k, v, t, n, e: (q, k, v, t, n - n % 16, e),
+    "queries at the beginning": lambda q, k, v, t, n, e: (q, k, v, t, torch.maximum(e.diff(), n // 2), e),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_what_belongs_to_whom_are_caught(mistake, path, device):
+    inputs = packed_inputs([70, 75, 67], [1, 3, 40], 4, 2, 32, dtype=torch.float32, device=device)
+    inputs = (inputs[0], inputs[1].nan_to_num(), inputs[2].nan_to_num(), *inputs[3:])
+
+    def mistaken(*inputs, **options):
+        return path(*MISTAKES[mistake](*inputs), **options)
+
+    with pytest.raises(AssertionError, match="error"):
+        assert_packed_matches_dense(mistaken, inputs)
+
+
+@pytest.mark.parametrize("many", [3, 9])
+def test_a_mask_aligned_to_the_beginning_is_caught(many, monkeypatch):
+    """Of a few queries, which are rows, and of many."""
+    inputs = packed_inputs([70], [many], 4, 2, 32, dtype=torch.float32, device="cpu")
+    monkeypatch.setattr(varlen_in_torch, "query_positions", lambda T, S, device: torch.arange(T))
+    real = Rows.of
+    shifted = classmethod(lambda cls, *args: (r := real(*args))._replace(positions=r.positions.flip(0)))
+    monkeypatch.setattr(Rows, "of", shifted)
+    with pytest.raises(AssertionError, match="error"):
+        assert_packed_matches_dense(in_torch_without_lse, inputs)
+
+
+# ------------------------------------------------------------------------------------------ the torch backend's parts
+
+
+def parts_of(inputs, **options):
+    step = varlen.plan(*inputs[3:], block_size=inputs[1].shape[1], backend="torch", options=ScoreOptions(**options))
+    return step.parts
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 3.0, "scale": 0.4, "alibi_slopes": [0.5, 0.1, 0.01, 0.0]}], ids=["", "all"]
+)
+def test_blocks_that_sequences_begin_with_are_attended_to_once(options):
+    if options:
+        options = options | {"alibi_slopes": torch.tensor(options["alibi_slopes"])}
+    lens, queries = [560, 600, 528, 513, 90, 700], [1, 1, 2, 1, 1, 30]
+    inputs = packed_inputs(lens, queries, 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
+    shared = [part for part in parts_of(inputs) if isinstance(part, SharedKeys)]
+    assert [part.queries.tolist() for part in shared] == [
+        [0, 1, 2, 3, 4]
+    ]  # the fifth begins otherwise, the last is long
+    for path in (in_torch, in_torch_without_lse):
+        assert_packed_matches_dense(path, inputs, **options)
+    assert not any(isinstance(part, SharedKeys) for part in parts_of(inputs, causal=True, window=600))
+    assert_packed_matches_dense(in_torch, inputs, window=600)
+
+
+def test_what_some_share_follows_what_all_share():
+    inputs = packed_inputs([600] * 6, [1] * 6, 4, 2, 16, shared=10, dtype=torch.float32, device="cpu")
+    tables = inputs[3]
+    tables[1:3, :34] = tables[0, :34]
+    shared = [part for part in parts_of(inputs) if isinstance(part, SharedKeys)]
+    assert [(part.queries.tolist(), part.start) for part in shared] == [([0, 1, 2, 3, 4, 5], 0), ([0, 1, 2], 160)]
+    assert_packed_matches_dense(in_torch, inputs)
+
+
+def test_shared_beginnings_are_the_longest_that_pay():
+    tables = {10: [1, 2, 3, 4], 11: [1, 2, 3, 5], 12: [1, 2, 7], 13: [8], 14: []}
+    assert list(shared_beginnings(tables, 512)) == [([10, 11, 12], 0, 2), ([10, 11], 2, 3)]
+    assert list(shared_beginnings(tables, 16)) == []
+
+
+def test_all_keys_may_be_shared():
+    """Then nothing is left to a row."""
+    inputs = packed_inputs([512, 512, 512], [1, 1, 1], 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
+    (part,) = parts_of(inputs)
+    assert isinstance(part, SharedKeys)
+    assert_packed_matches_dense(in_torch_without_lse, inputs)
+
+
+def test_rows_of_similar_lengths_are_computed_together():
+    lens = [1, 2, 3, 900, 1000, 40, 30, 70, 0]  # 40 is more than half of 70, 30 is not
+    batch = [Queries(b, b, b + 1, n, []) for b, n in enumerate(lens)]
+    groups = [group.queries.tolist() for group in similar(Rows.of(batch, [0] * len(lens), None))]
+    assert groups == [[3, 4], [5, 7], [6], [1, 2], [0]]
+
+
+def test_neighbouring_blocks_are_not_copied():
+    cache = torch.randn(8, 4, 2, 16)
+    assert cache[indices([3, 4, 5])].data_ptr() == cache[3].data_ptr()
+    assert cache[indices([7])].data_ptr() == cache[7].data_ptr()
+    assert cache[indices([3, 5, 4])].equal(cache[[3, 5, 4]])
+    assert cache[indices([])].shape == (0, 4, 2, 16)
+
+
+def test_a_cache_beyond_32_bits_is_indexed_by_64(monkeypatch):
+    inputs = packed_inputs([70, 33], [1, 1], 4, 2, 32, dtype=torch.float32, device="cpu")
+    monkeypatch.setattr(sparse, "INT32_MAX", 100)
+    (part,) = parts_of(inputs)[-1:]
+    assert part._pattern(4, inputs[1]).col_indices().dtype == torch.int64
+    assert_packed_matches_dense(in_torch, inputs)
+
+
+def test_a_cache_that_is_no_matrix_is_attended_to_without_one(path):
+    """Its heads stand before its tokens, as kernels of other projects want it."""
+    q, k_cache, v_cache, *rest = packed_inputs([70, 33], [1, 5], 4, 2, 32, dtype=torch.float32, device="cpu")
+    k_cache, v_cache = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_cache, v_cache))
+    assert_packed_matches_dense(path, (q, k_cache, v_cache, *rest))
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+BACKENDS = ["torch", "triton", "cuda"]
+
+
+def attend(backend, inputs, *, decodes=False):
+    q, k_cache, v_cache, *step = inputs
+    caches = to_vllm_layout(k_cache, v_cache) if backend == "cuda" else (k_cache, v_cache)
+    plan = varlen.plan(*step, block_size=k_cache.shape[1], backend=backend, decodes=decodes)
+    return plan, plan.attend(q, *caches)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mix", ["decode", "mixed"])
+def test_a_plan_attends_as_the_function_does(mix, backend, kernel_device):
+    inputs = packed_inputs(*zip(*MIXES[mix], strict=True), 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    out = attend(backend, inputs)[1]
+    assert_packed_matches_dense(lambda *_: (out, None), inputs)
+    if mix == "decode":
+        again = attend(backend, inputs, decodes=True)[1]
+        assert_packed_matches_dense(lambda *_: (again, None), inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plan_serves_all_layers_and_a_nan_in_one_stays_there(backend, kernel_device):
+    step = [(33, 1), (70, 1), (20, 6)]
+    first = packed_inputs(*zip(*step, strict=True), 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    q, k_cache, v_cache, *tables = first
+    plan, _ = attend(backend, first)
+    layout = to_vllm_layout if backend == "cuda" else lambda *caches: caches
+    plan.attend(torch.full_like(q, torch.nan), *layout(k_cache, v_cache))
+    second = (q.flip(0), v_cache, k_cache, *tables)
+    out = plan.attend(second[0], *layout(*second[1:3]))
+    assert_packed_matches_dense(lambda *_: (out, None), second)
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_fill_up_a_batch_are_harmless(backend, decodes, kernel_device):
+    """Of sequences of length 0, which yet have a query: those of a CUDA graph."""
+    q, k, v, tables, lens, ends = packed_inputs(
+        [33, 0, 70], [1, 1, 1], 4, 2, 32, dtype=torch.float32, device=kernel_device
+    )
+    out = attend(backend, (q, k, v, tables, lens, ends), decodes=decodes)[1]
+    assert out.isfinite().all()
+    exact = dense(q, k, v, tables, lens, ends, dtype=torch.float64)[0]
+    torch.testing.assert_close(out[::2].double(), exact[::2], rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+def sound():
+    return dict(
+        zip(
+            ("q", "k_cache", "v_cache", "block_tables", "seq_lens", "cu_seqlens_q"),
+            packed_inputs([5, 40], [1, 9], 4, 2, 32, dtype=torch.float32, device="cpu"),
+            strict=True,
+        )
+    )
+
+
+def ends(*numbers):
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+THREE_HEADS = torch.zeros(7, 16, 3, 32)
+BAD = {
+    "more queries than tokens": ({"seq_lens": ends(5, 8)}, ValueError, "seq_lens .* got 8 for sequence 1, which has 9"),
+    "sums that begin later": ({"cu_seqlens_q": ends(1, 1, 10)}, ValueError, "cu_seqlens_q must rise from 0 to the 10"),
+    "sums that end earlier": ({"cu_seqlens_q": ends(0, 1, 9)}, ValueError, "cu_seqlens_q must rise"),
+    "sums that fall": ({"cu_seqlens_q": ends(0, 11, 10)}, ValueError, "cu_seqlens_q must rise"),
+    "sums in int64": ({"cu_seqlens_q": ends(0, 1, 10).long()}, TypeError, "cu_seqlens_q must be int32"),
+    "a number": ({"cu_seqlens_q": 10}, TypeError, "cu_seqlens_q must be a torch.Tensor"),
+    "no sums": ({"cu_seqlens_q": ends()}, ValueError, "cu_seqlens_q must have B"),
+    "no sequences for queries": ({"cu_seqlens_q": ends(0)}, ValueError, "cu_seqlens_q must have B"),
+    "sums of other sequences": ({"cu_seqlens_q": ends(0, 10)}, ValueError, "block_tables must be .* = .1,"),
+    "lengths of other sequences": ({"seq_lens": ends(10)}, ValueError, "seq_lens must be"),
+    "a length beyond the table": ({"seq_lens": ends(5, 81)}, ValueError, r"M · P = 5 · 16 = 80.* got 81"),
+    "a block that is none": ({"block_tables": ends(*[99] * 10).view(2, 5)}, ValueError, "block_tables must hold"),
+    "a cache of other heads": ({"k_cache": THREE_HEADS, "v_cache": THREE_HEADS}, ValueError, "multiple of Hkv"),
+    "another device": ({"cu_seqlens_q": ends(0, 1, 10).to("meta")}, ValueError, "cu_seqlens_q must have the device"),
+    "a window of nothing": ({"window": 0}, ValueError, "window"),
+    "two ways to split": ({"num_splits": 2, "split_size": 16}, ValueError, "exclude each other"),
+    "another backend": ({"backend": "cuda"}, ValueError, "backend must be"),
+    "a flag that is none": ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
+    "a check that is none": ({"check": "yes"}, TypeError, "check must be True or False"),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case, backend, shapes_unchecked):
+    wrong, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        paged_attention_varlen(**sound() | {"backend": backend} | wrong)
+
+
+def test_table_entries_that_no_query_sees_may_be_anything(path):
+    """Before a window of the earliest query, and of sequences without queries."""
+    q, k, v, tables, lens, ends = packed_inputs([100, 40, 50], [3, 0, 1], 4, 2, 32, dtype=torch.float32, device="cpu")
+    expected = path(q, k, v, tables, lens, ends, window=20)[0]
+    tables[0, : (100 - 3 + 1 - 20) // 16] = 10**6
+    tables[1] = -7
+    assert path(q, k, v, tables, lens, ends, window=20)[0].equal(expected)
+    tables[0, (100 - 3 + 1 - 20) // 16] = 10**6
+    with pytest.raises(ValueError, match="block_tables must hold blocks"):
+        path(q, k, v, tables, lens, ends, window=20)
