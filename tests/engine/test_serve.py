@@ -12,15 +12,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
+pytest.importorskip("openai", reason="its official client comes with the extra `test`")
+
 import httpx
 import openai
-import pytest
 from serving import serving, soon
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve.__main__ import main
 from pagewise.engine.serve.app import make_app
-from pagewise.engine.serve.chat import Message, chat_prompt
+from pagewise.engine.serve.body import Told
+from pagewise.engine.serve.chat import ChatBody, Message, chat_prompt
 from pagewise.models import tiny_model
 
 # errors and speed are those of users: the annotations of the engine are checked by its own tests
@@ -191,6 +196,12 @@ def test_a_chats_logprobs_name_each_token_and_its_rivals(server):
         assert [one.token, one.logprob] == [one.top_logprobs[0].token, one.top_logprobs[0].logprob]
         assert one.top_logprobs[0].logprob > one.top_logprobs[1].logprob
         assert bytes(one.bytes).decode() == one.token
+
+
+def test_a_part_of_a_character_has_no_bytes():
+    body = ChatBody(messages=[], logprobs=True)
+    (entry,) = body.part(0, "", None, [Told("\N{REPLACEMENT CHARACTER}", -1.0, [])])["logprobs"]["content"]
+    assert entry["bytes"] is None
 
 
 def test_usage_says_what_the_prefix_cache_had(server):
