@@ -148,7 +148,7 @@ NARROW = {
 @pytest.mark.parametrize("options", NARROW.values(), ids=NARROW)
 def test_narrow_places_change_no_token(options):
     llm = engine(**options)
-    ids = {llm.add_request(*one): one[1] for one in requests(60, seed=1)}
+    ids = {llm.add_request(*one): one[1] for one in requests(40, seed=1)}
     outputs = finished(llm)
     assert [output.request_id for output in outputs] == sorted(ids)
     assert_right(outputs, ids)
@@ -497,5 +497,5 @@ def served_with(presses):
 
 def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more():
     served_with(counting := Presses())
-    places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 60))
+    places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 40))
     assert {served_with(Presses(at)) for at in places} == {1}
