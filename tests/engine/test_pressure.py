@@ -209,6 +209,23 @@ def test_a_request_may_be_aborted_at_any_time_and_twice(steps, n):
     assert_empty(llm)
 
 
+@pytest.mark.parametrize("budget", [3, 5, 7])
+def test_what_an_aborted_prompt_has_computed_is_shared_and_no_more(budget):
+    llm = engine(block_size=4, max_num_batched_tokens=budget)
+    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    for steps in range(1, 6):
+        prompt = [steps] * 2 + list(range(30))
+        request = llm.add_request(prompt, sampling)
+        for _ in range(steps):
+            llm.step()
+        llm.abort(request)
+        again = llm.add_request(prompt, sampling)
+        outputs = finished(llm)
+        assert outputs[0].num_cached_tokens == min(budget * steps, 31) // 4 * 4  # the last token is computed always
+        assert_right(outputs, {again: sampling})
+    assert_empty(llm)
+
+
 REFUSED = {
     "an empty prompt": ([], {}, "at least 1 token"),
     "longer than the context": ([1] * 100, {"max_tokens": 29}, "context of 128 tokens"),
