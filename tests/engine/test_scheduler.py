@@ -87,11 +87,10 @@ def test_an_older_long_prompt_does_not_keep_a_younger_request_from_decoding():
 
 def test_a_step_may_be_full_of_sequences_that_decode_but_not_fuller():
     s = scheduler(max_num_batched_tokens=3)
-    add(s, 1, 0), add(s, 1, 1, n=2)
-    assert step(s) == {0: [(0, 1)], 1: [(0, 1)]}
-    add(s, 2, 2)
+    add(s, 1, 0), add(s, 1, 1, n=2), add(s, 1, 2, n=2)
+    assert step(s) == {0: [(0, 1)], 1: [(0, 1)], 2: [(0, 1)]}
+    add(s, 1, 3)
     assert step(s) == {0: [(1, 2)], 1: [(1, 2)] * 2}
-    s.max_num_batched_tokens = 2
 
 
 def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keeps_its_tokens():
@@ -155,9 +154,9 @@ def test_a_static_batch_is_closed_to_those_who_come_while_its_prompts_are_read()
 
 
 def test_a_static_batch_that_memory_has_cut_short_is_closed():
-    s = scheduler(policy="static", num_blocks=3)
-    first, _ = add(s, 4, 0), add(s, 4, 1)
-    add(s, 8, 2)
+    s = scheduler(policy="static", num_blocks=5)
+    first, _ = add(s, 8, 0), add(s, 4, 1)
+    add(s, 12, 2)
     assert sorted(step(s)) == [0, 1]
     end(s, first)
     assert [sorted(step(s)) for _ in range(2)] == [[1]] * 2

@@ -121,6 +121,18 @@ def test_lengths_far_apart(path, device):
     assert_packed_matches_dense(path, inputs, alibi_slopes=torch.tensor([0.5, 0.1, 0.01, 0.0], device=device))
 
 
+def test_a_sequence_may_fill_its_table(path, device):
+    q, k_cache, v_cache, tables, *rest = packed_inputs([32, 20], [1, 3], 4, 2, 32, dtype=torch.float32, device=device)
+    assert_packed_matches_dense(path, (q, k_cache, v_cache, tables[:, :2], *rest))
+
+
+@pytest.mark.parametrize("splits", [{"num_splits": 30}, {"split_size": 16}], ids=str)
+def test_many_pieces_are_merged(splits, kernel_device):
+    """More than the kernel reads at once."""
+    inputs = packed_inputs([2200], [2], 2, 1, 32, dtype=torch.float32, device=kernel_device)
+    assert_packed_matches_dense(lambda *a, **o: in_triton(*a, **o, **splits), inputs)
+
+
 @pytest.mark.parametrize("queries", [(1, 1, 1), (1, 9, 2)])
 @pytest.mark.parametrize("shared", [0, 32])
 def test_values_are_scaled_wherever_torch_reads_them(queries, shared, device):
