@@ -33,10 +33,11 @@ test: environment
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(NOTEBOOKS) check lessons
-	$(PY) -m pytest -n 2
-	$(PY) -m pagewise.exercises.solved lessons build/solved
-	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope build/solved
 	$(SPHINX) lessons build/book
+	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 2 -p no:nbval
+	$(PY) -m pagewise.exercises.solved lessons build/solved
+	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope --no-loadscope-reorder \
+		$$(ls -r build/solved/*.ipynb)
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \

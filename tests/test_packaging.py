@@ -126,7 +126,7 @@ def test_tests_are_collected_without_what_only_lessons_and_the_book_need():
     """As on a machine with a GPU whose packages are fixed."""
     missing = ("nbformat", "nbclient", "nbval", "IPython", "sphinx", "myst_nb", "beartype")
     block = f"import sys, pytest; sys.modules.update(dict.fromkeys({missing})); "
-    collect = "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider']))"
+    collect = "sys.exit(pytest.main(['--collect-only', '-q', '--assert=plain', '-p', 'no:cacheprovider']))"
     told = run(sys.executable, "-c", block + collect, cwd=ROOT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert "tests collected" in told.splitlines()[-1]
 

@@ -54,6 +54,15 @@ def test_every_way_to_serve_gives_the_tokens_of_each_prompt_alone(scheduler, att
     assert nothing_is_held(llm)
 
 
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_on_every_device_it_gives_these_tokens(attention, device):
+    """On a GPU through Triton's kernels, and paged decode steps as CUDA graphs."""
+    model, _ = tiny_model(device=device)
+    llm = LLM(model, tokenizer=TOKENIZER, num_blocks=64, attention=attention, max_num_batched_tokens=20)
+    assert llm.backend == {"cpu": "torch", "cuda": "triton"}[device.type]
+    assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [unserved(prompt) for prompt in PROMPTS]
+
+
 def test_without_a_tokenizer_there_are_ids_only():
     llm = LLM(MODEL, num_blocks=8)
     prompt = TOKENIZER.encode(PROMPTS[0])

@@ -11,16 +11,22 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
+pytest.importorskip("openai", reason="its official client comes with the extra `test`")
 
 import httpx
 import openai
-import pytest
 from serving import serving, soon
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve.__main__ import main
 from pagewise.engine.serve.app import make_app
-from pagewise.engine.serve.chat import Message, chat_prompt
+from pagewise.engine.serve.body import Told
+from pagewise.engine.serve.chat import ChatBody, Message, chat_prompt
 from pagewise.models import tiny_model
 
 # errors and speed are those of users: the annotations of the engine are checked by its own tests
@@ -50,9 +56,9 @@ def server():
 
 @pytest.fixture
 def slow(server, monkeypatch):
-    """Steps take 10 ms at least: there is time to hang up in."""
+    """Steps take 50 ms at least: 400 of them take longer than a test waits."""
     step = server.llm.step
-    monkeypatch.setattr(server.llm, "step", lambda: time.sleep(0.01) or step())
+    monkeypatch.setattr(server.llm, "step", lambda: time.sleep(0.05) or step())
 
 
 # ------------------------------------------------------------------------------------------------ answers
@@ -191,6 +197,12 @@ def test_a_chats_logprobs_name_each_token_and_its_rivals(server):
         assert [one.token, one.logprob] == [one.top_logprobs[0].token, one.top_logprobs[0].logprob]
         assert one.top_logprobs[0].logprob > one.top_logprobs[1].logprob
         assert bytes(one.bytes).decode() == one.token
+
+
+def test_a_part_of_a_character_has_no_bytes():
+    body = ChatBody(messages=[], logprobs=True)
+    (entry,) = body.part(0, "", None, [Told("\N{REPLACEMENT CHARACTER}", -1.0, [])])["logprobs"]["content"]
+    assert entry["bytes"] is None
 
 
 def test_usage_says_what_the_prefix_cache_had(server):
@@ -341,16 +353,15 @@ def test_a_reader_that_hangs_up_frees_its_blocks(server, slow):
         next(answer.iter_lines())
         manager = server.llm.memory.manager
         assert manager.num_free_blocks < manager.num_blocks
-    steps = server.llm.num_running
     assert server.becomes_idle()
-    assert steps
 
 
 def test_one_that_waits_for_the_whole_and_hangs_up_frees_its_blocks(server, slow):
     body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        server.post(COMPLETION, body, timeout=0.1)
-    assert server.llm.has_unfinished  # 400 steps of 10 ms
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(server.post, COMPLETION, body, timeout=httpx.Timeout(30, read=1))
+        assert soon(lambda: server.llm.num_running)
+        assert isinstance(waiting.exception(), httpx.ReadTimeout)
     assert server.becomes_idle()
 
 
@@ -364,7 +375,7 @@ def test_one_that_hangs_up_before_it_is_heard_is_not_computed(server, monkeypatc
     first.start()
     assert soon(lambda: server.llm.has_unfinished)  # and its step waits
     with pytest.raises(httpx.ReadTimeout):
-        server.post(COMPLETION, {"prompt": "B"}, timeout=0.1)
+        server.post(COMPLETION, {"prompt": "B"}, timeout=httpx.Timeout(30, read=0.1))
     assert soon(lambda: server.engine.num_held == 1)
     go.set()
     first.join()
@@ -400,6 +411,25 @@ def test_a_step_that_cannot_begin_fails_who_waits_longest(server, monkeypatch):
         patch.setattr(server.llm.scheduler, "schedule", lambda: 1 / 0)
         assert server.post(COMPLETION, {"prompt": ["A", "B"]}).status_code == 500
     assert server.post(COMPLETION, {"prompt": "A"}).status_code == 200
+    assert server.becomes_idle()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_request_that_ended_in_a_failing_step_is_told_of_in_the_next(server, monkeypatch, dropped):
+    step, failures = server.llm._step, iter([RuntimeError("boom")])
+
+    def fail_once_done():
+        step()
+        for failure in failures:
+            if dropped:
+                server.engine._post(server.engine._answers.clear)
+            raise failure
+
+    monkeypatch.setattr(server.llm, "_step", fail_once_done)
+    timeout = httpx.Timeout(30, read=0.5 if dropped else 30)
+    with pytest.raises(httpx.ReadTimeout) if dropped else nullcontext():
+        assert server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}, timeout=timeout).status_code == 200
+    assert server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}).status_code == 200
     assert server.becomes_idle()
 
 

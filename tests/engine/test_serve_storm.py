@@ -10,8 +10,12 @@ import random
 import statistics
 from collections import Counter
 
-import httpx
 import pytest
+
+pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
+pytest.importorskip("openai", reason="its official client comes with the extra `test`")
+
+import httpx
 from serving import serving
 
 from pagewise.engine import LLM, SamplingParams

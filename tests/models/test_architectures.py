@@ -13,7 +13,7 @@ from pagewise.models import llama
 from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.llama import Llama, LlamaConfig
 from pagewise.models.load import load_model
-from pagewise.models.settings import eos_token_ids
+from pagewise.models.settings import build_model, eos_token_ids
 
 IDS = torch.randint(VOCAB, (2, 70), generator=torch.Generator().manual_seed(1))
 POSITIONS = torch.arange(70).expand_as(IDS)
@@ -310,6 +310,39 @@ def test_a_window_that_no_layer_uses_is_fine(tmp_path):
     load_model(tmp_path)
     change_config(tmp_path, use_sliding_window=True, max_window_layers=2)
     load_model(tmp_path)
+
+
+PUBLISHED = {
+    "GPT-2": {
+        "model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05, "n_ctx": 1024,
+        "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257, "resid_pdrop": 0.1,
+    },
+    "Qwen2.5-0.5B": {
+        "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "max_position_embeddings": 32768, "max_window_layers": 24, "sliding_window": 32768, "rope_theta": 1000000.0,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "Qwen3-0.6B": {
+        "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+        "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "max_position_embeddings": 40960, "max_window_layers": 28, "sliding_window": None, "rope_scaling": None,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000, "tie_word_embeddings": True, "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}  # fmt: skip
+"""Of published checkpoints, what matters of config.json, written by transformers 2 to 4."""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("GPT-2", 124_439_808), ("Qwen2.5-0.5B", 494_032_768), ("Qwen3-0.6B", 596_049_920)]
+)
+def test_published_configs_give_models_of_the_published_size(name, parameters):
+    with torch.device("meta"):
+        model = build_model(PUBLISHED[name])
+    assert sum(weight.numel() for weight in model.parameters()) == parameters
+    if name != "GPT-2":
+        assert model.config.rope_theta == 1e6
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    ("option", "dtype"), [*((option, torch.float32) for option in OPTIONS), ("all", torch.bfloat16)]
+)
 def test_options_match_dense_attention(option, dtype, path, lengths, device):
     options = dict(OPTIONS[option])
     if "alibi_slopes" in options:

@@ -6,6 +6,7 @@ from block_cases import bits
 from triton_compile import compile_triton
 
 from pagewise.kernels.paged_blocks import write_kv_cache_kernel
+from pagewise.paged_blocks import write
 from pagewise.paged_blocks.cache import PagedKVCache, from_vllm_layout
 from pagewise.paged_blocks.write import to_float8, write_kv_cache
 
@@ -133,6 +134,22 @@ def test_k_and_v_have_their_own_scales(layout, backend, kernel_device):
     k, v = cache.gather(0, [1], 2)
     assert k.float()[:, 0, 0].tolist() == [0.0, 3.0]
     assert v.float()[:, 0, 0].tolist() == [0.0, 12.0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_unchecked_write_stores_the_same_and_looks_at_no_slot(
+    layout, backend, kernel_device, monkeypatch, shapes_unchecked
+):
+    k, v = torch.randn(2, 4, 2, 16, generator=torch.Generator().manual_seed(0)).to(kernel_device)
+    checked, unchecked = (PagedKVCache(1, 3, 4, 2, 16, device=kernel_device, layout=layout) for _ in range(2))
+    slots = torch.tensor([3, -1, 11, 4], device=kernel_device)
+    checked.write(0, slots, k, v, backend=backend)
+    monkeypatch.setattr(write, "check_slots", None)
+    unchecked.write(0, slots, k, v, check=False, backend=backend)
+    assert unchecked.k.equal(checked.k)
+    assert unchecked.v.equal(checked.v)
+    with pytest.raises(TypeError, match="check must be True or False, got int"):
+        unchecked.write(0, slots, k, v, check=0, backend=backend)
 
 
 def test_nothing_to_write(backend, kernel_device):

@@ -46,15 +46,16 @@ def advance(
     scheduler: Scheduler,
     ends: frozenset[int],
     end: Callable[[Request, list[Choice], list], None],
-) -> list[tuple[Request, Piece]]:
-    """Give the tokens to their sequences. Returns what there is to tell.
+    tell: Callable[[tuple[Request, Piece]], None],
+) -> None:
+    """Give the tokens to their sequences.
 
-    `end` is called for each request that has ended, at once: should a tokenizer raise, nobody else's text is lost.
+    `tell` is called with what each got and `end` for each request that has ended, at once: should a tokenizer raise,
+    its sequence has not changed, and nobody else's text is lost.
     """
     scheduler.computed(chunks)
-    pieces = []
     for request, sequence, pick in chosen.picks:
-        pieces.append((request, _grow(request, sequence, pick, ends)))
+        tell((request, _grow(request, sequence, pick, ends)))
         if sequence.finish_reason is not None:
             scheduler.memory.free(sequence)
             request.live.remove(sequence)
@@ -65,8 +66,7 @@ def advance(
         if (choices := beam_search.apply(request, selection, scheduler.memory)) is not None:
             end(request, choices, [None] * len(choices))
             for index, (ids, text, reason, _) in enumerate(choices):
-                pieces.append((request, Piece(request.id, index, ids, text or "", reason, None)))
-    return pieces
+                tell((request, Piece(request.id, index, ids, text or "", reason, None)))
 
 
 def _ends_of(request: Request, ends: frozenset[int]) -> frozenset[int]:
@@ -79,12 +79,11 @@ def _grow(request: Request, sequence: Sequence, pick: Pick, ends: frozenset[int]
     text, reason = "", None
     if pick.token in _ends_of(request, ends):
         reason = "stop"
-    elif sequence.text is not None:
-        text = sequence.text.add(pick.token)
-    if reason is None and len(sequence.tokens) + 1 == request.longest:
+    elif len(sequence.tokens) + 1 == request.longest:
         reason = "length"
     if sequence.text is not None:
-        text += sequence.text.end() if reason else ""
+        ended = reason == "stop"
+        text = sequence.text.end() if ended else sequence.text.add(pick.token, last=reason is not None)
         reason = "stop" if sequence.text.stopped else reason
     sequence.add(pick, reason)
     logprobs = None if pick.likeliest is None else [pick.likeliest]

@@ -37,9 +37,8 @@ class Batch(NamedTuple):
         positions = list(chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks))
         ends = list(accumulate((chunk.stop - chunk.start for chunk in chunks), initial=0))
         logits_for = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.gives_logits]
-        batch = cls(
-            chunks, *(on_device(numbers, torch.int64, device) for numbers in (token_ids, positions, logits_for))
-        )
+        numbers = (token_ids, positions, logits_for)
+        batch = cls(chunks, *(torch.tensor(one, dtype=torch.int64, device=device) for one in numbers))
         if manager is None:
             return batch
         with span("block tables"):
@@ -52,10 +51,10 @@ class Batch(NamedTuple):
             ]
             padded = [table + [0] * (width - len(table)) for table in tables]
             return batch._replace(
-                slots=on_device(slots, torch.int64, device),
-                block_tables=on_device(padded, torch.int32, device),
-                seq_lens=on_device([chunk.stop for chunk in chunks], torch.int32, device),
-                cu_seqlens_q=on_device(ends, torch.int32, device),
+                slots=torch.tensor(slots, dtype=torch.int64, device=device),
+                block_tables=torch.tensor(padded, dtype=torch.int32, device=device),
+                seq_lens=torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32, device=device),
+                cu_seqlens_q=torch.tensor(ends, dtype=torch.int32, device=device),
             )
 
     @property
@@ -63,10 +62,3 @@ class Batch(NamedTuple):
         """Where each chunk's tokens are."""
         ends = accumulate((chunk.stop - chunk.start for chunk in self.chunks), initial=0)
         return [(slice(*row), chunk) for row, chunk in zip(pairwise(ends), self.chunks, strict=True)]
-
-
-def on_device(numbers: list, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The numbers as a tensor. A GPU is not waited for."""
-    if device.type == "cpu":
-        return torch.tensor(numbers, dtype=dtype)
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

@@ -244,7 +244,7 @@ class LLM:
                 with span("sampling"):
                     chosen = choose(chunks, logits, self._ends)
                 with held_back():
-                    self._pieces += advance(chunks, chosen, self.scheduler, self._ends, self._end)
+                    advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
         except BaseException:
             with held_back():
                 self.interrupted = [request.id for request in self.scheduler.running]

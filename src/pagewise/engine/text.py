@@ -19,26 +19,26 @@ class Text:
         self._first, self._decoded = 0, 0  # tokens to decode along, and the first not yet in the text
         self._held = ""  # decoded, not released
 
-    def add(self, token: int) -> str:
-        """One more token; returns the text that is now certain."""
-        self._tokens.append(token)
-        before = self._decode(self._first, self._decoded)
-        now = self._decode(self._first, len(self._tokens))
-        if len(now) > len(before) and not now.endswith("\N{REPLACEMENT CHARACTER}"):
+    def add(self, token: int, *, last: bool = False) -> str:
+        """One more token; returns the text that is now certain: all of it, if that was the last."""
+        before = self._decode(self._tokens[self._first : self._decoded])
+        now = self._decode([*self._tokens[self._first :], token])
+        self._tokens.append(token)  # not before: should the tokenizer raise, nothing has changed
+        if len(now) > len(before) and (last or not now.endswith("\N{REPLACEMENT CHARACTER}")):
             self._held += now[len(before) :]
             self._first, self._decoded = self._decoded, len(self._tokens)
-        return self._release(self._safe())
+        return self._release(self._safe(ended=last))
 
     def end(self) -> str:
         """No token follows: the rest of the text."""
         if not self.stopped:
-            before = self._decode(self._first, self._decoded)
-            self._held += self._decode(self._first, len(self._tokens))[len(before) :]
+            before = self._decode(self._tokens[self._first : self._decoded])
+            self._held += self._decode(self._tokens[self._first :])[len(before) :]
             self._decoded = len(self._tokens)
         return self._release(self._safe(ended=True))
 
-    def _decode(self, start: int, stop: int) -> str:
-        return self._tokenizer.decode(self._tokens[start:stop], skip_special_tokens=True) if stop > start else ""
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True) if tokens else ""
 
     def _safe(self, ended: bool = False) -> int:
         """How much of the held text can be released. Finds out whether a stop string is in it."""

@@ -50,6 +50,7 @@ class PlanInTorch:
         ]
         self.few = [queries for queries in self.sequences if queries.number <= FEW]
         self.block_tables, self.block_size = block_tables, block_size
+        self._masks: dict[tuple, Tensor] = {}
 
     @functools.cached_property
     def parts(self) -> list[SharedKeys | SparseRows]:
@@ -109,13 +110,21 @@ class PlanInTorch:
             out, lse = in_pieces(q[None], k[None], v[None], options, self.splits or Splits("num", 1))
             return out[0].transpose(0, 1) * self.v_scale, lse[0].transpose(0, 1)
         (H, T, D), (Hkv, S, _) = q.shape, k.shape
-        visible = visibility(query_positions(T, S, q.device)[:, None] - torch.arange(S, device=q.device), options)
-        mask = torch.zeros(T, S, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
+        square = T == S and options.window is None  # then all tiles above the diagonal are left out
         # the query heads of a KV head, as heads of a sequence of its own: keys and values are not copied for them
         q, k, v = q.reshape(Hkv, H // Hkv, T, D), k[:, None].to(q.dtype), v[:, None].to(q.dtype)
         k, v = (x.expand(-1, H // Hkv, -1, -1) for x in (k, v))
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=options.scale_for(D))
+        mask = {"is_causal": True} if square else {"attn_mask": self._mask(T, S, q.dtype, q.device)}
+        out = scaled_dot_product_attention(q, k, v, **mask, scale=options.scale_for(D))
         return out.view(H, T, D).transpose(0, 1), -torch.inf
+
+    def _mask(self, T: int, S: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "T S"]:
+        """0 where T queries at the end of S keys may look, else −∞; made once."""
+        if (T, S, dtype) not in self._masks:
+            distance = query_positions(T, S, device)[:, None] - torch.arange(S, device=device)
+            hidden = ~visibility(distance, self.options)
+            self._masks[T, S, dtype] = torch.zeros(T, S, dtype=dtype, device=device).masked_fill(hidden, -torch.inf)
+        return self._masks[T, S, dtype]
 
 
 def takes_sparse(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:

@@ -85,7 +85,8 @@ def chat_prompt(messages: list[Message], tokenizer: Any) -> Prompt:
 
 def _logprobs(told: list[Told] | None) -> dict | None:
     def entry(token: str, logprob: float) -> dict:
-        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+        part = "\N{REPLACEMENT CHARACTER}" in token  # of a character, whose bytes its text does not tell
+        return {"token": token, "logprob": logprob, "bytes": None if part else list(token.encode())}
 
     if told is None:
         return None

@@ -1,0 +1,518 @@
+"""The engine under pressure: memory for a fraction of what runs, cancellations, failures in any step.
+
+The model computes in exact arithmetic (`exact_model`), so every token is known beforehand, whatever the batch.
+PAGEWISE_FULL=1 runs more and longer schedules.
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import random
+import signal
+import sys
+from collections import defaultdict
+from unittest import mock
+
+import pytest
+from exact_model import VOCAB, ExactModel, Job, continued
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from conftest import ROOT
+from pagewise.engine import LLM, SamplingParams, advance
+
+FULL = os.environ.get("PAGEWISE_FULL") == "1"
+MODEL = ExactModel()
+ENGINE = str(ROOT / "src" / "pagewise" / "engine")
+
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # in tens of thousands of calls; other tests check them
+
+
+def engine(num_blocks=64, block_size=8, **options):
+    return LLM(MODEL, num_blocks=num_blocks, block_size=block_size, **options)
+
+
+def assert_sound(llm):
+    """The invariants of scheduler and memory, between two steps."""
+    scheduler, memory = llm.scheduler, llm.memory
+    running, waiting = list(scheduler.running), list(scheduler.waiting)
+    ids = [request.id for request in running + waiting]
+    assert ids == sorted(set(ids)), "oldest first, each once, who runs before who waits"
+    held = [sequence for request in running for sequence in request.in_memory()]
+    assert sum(request.width for request in running) <= scheduler.max_num_seqs
+    assert all(sequence.num_computed == 0 for request in waiting for sequence in request.live)
+    if not hasattr(memory, "manager"):
+        assert set(memory._kv) == set(held)
+        assert set(memory._reserved) == set(running)
+        assert sum(memory._reserved.values()) <= memory.num_tokens
+        return
+    manager = memory.manager
+    assert set(manager.sequences) == set(held)
+    blocks = [block for sequence in held for block in manager.block_table(sequence)]
+    counts = [blocks.count(block) for block in range(manager.num_blocks)]
+    assert counts == [manager.ref_count(block) for block in range(manager.num_blocks)]
+    assert manager.num_free_blocks == counts.count(0)
+    for sequence in held:
+        assert sequence.tokens[: manager.num_tokens(sequence)] == manager.tokens(sequence)
+        assert sequence.num_computed <= manager.num_tokens(sequence)
+
+
+def assert_empty(llm):
+    """Nothing is left of anybody."""
+    assert_sound(llm)
+    assert not llm.has_unfinished
+    assert (llm.num_running, llm.num_waiting) == (0, 0)
+    if hasattr(llm.memory, "manager"):
+        assert llm.memory.manager.num_free_blocks == llm.memory.manager.num_blocks
+    assert llm.memory.used_nbytes == 0
+
+
+def assert_right(outputs, sampling):
+    """Every choice has the tokens that its prompt has by itself; `sampling` is of each request."""
+    jobs = [
+        (o, Job(tuple(o.prompt_token_ids), sampling[o.request_id], i)) for o in outputs for i in range(len(o.choices))
+    ]
+    expected = defaultdict(list)
+    for (output, _), result in zip(jobs, continued(MODEL, [job for _, job in jobs]), strict=True):
+        expected[output.request_id].append(result)
+    for output in outputs:
+        assert len(output.choices) == sampling[output.request_id].n
+        assert sorted((c.token_ids, c.finish_reason) for c in output.choices) == sorted(expected[output.request_id])
+
+
+# ------------------------------------------------------------------------------------------ a thousand requests
+
+
+def requests(number, seed=0):
+    """Prompts that often begin alike, greedy and drawn, some of them several samples."""
+    draw = random.Random(seed)
+    beginnings = [[draw.randrange(VOCAB) for _ in range(draw.randrange(1, 40))] for _ in range(20)]
+    drawn = []
+    for i in range(number):
+        prompt = draw.choice(beginnings) + [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 20))]
+        n = draw.choice([1, 1, 1, 1, 1, 1, 2, 3])
+        temperature = draw.choice([0.0, 0.7, 1.5]) if n == 1 else 1.0
+        tokens = {"max_tokens": draw.randrange(1, 20), "ignore_eos": draw.random() < 0.5}
+        drawn.append(
+            (prompt, SamplingParams(**tokens, n=n, temperature=temperature, seed=i, top_k=draw.choice([0, 5])))
+        )
+    return drawn
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_thousand_requests_through_64_blocks(prefix_cache):
+    llm = engine(prefix_cache=prefix_cache, max_num_seqs=32, max_num_batched_tokens=64)
+    drawn = requests(1000)
+    ids = {llm.add_request(*one): one[1] for one in drawn}
+    outputs, steps = [], 0
+    while llm.has_unfinished:
+        outputs += llm.step()
+        steps += 1
+        if steps % 10 == 0:
+            assert_sound(llm)
+    assert_empty(llm)
+    assert sorted(output.request_id for output in outputs) == sorted(ids)
+    assert_right(outputs, ids)
+    assert llm.scheduler.num_preemptions > 100
+    assert (sum(output.num_cached_tokens for output in outputs) > 1000) == prefix_cache
+
+
+# ------------------------------------------------------------------------------------------ narrow places
+
+
+def finished(llm, most=2000):
+    """All outputs, in order of their requests; the invariants hold after every step."""
+    outputs = []
+    for _ in range(most):
+        if not llm.has_unfinished:
+            return sorted(outputs, key=lambda output: output.request_id)
+        outputs += llm.step()
+        assert_sound(llm)
+    raise AssertionError(f"not done after {most} steps")
+
+
+NARROW = {
+    "one sequence at a time": {"max_num_seqs": 3},  # as many as the samples of a prompt
+    "blocks of one token": {"num_blocks": 200, "block_size": 1},
+    "a budget smaller than the prompts": {"max_num_batched_tokens": 3},
+    "one block more than the largest request": {"num_blocks": 31},
+    "one by one": {"scheduler": "naive"},
+    "batch by batch": {"scheduler": "static", "num_blocks": 40},
+    "dense": {"attention": "dense"},
+    "dense, batch by batch": {"attention": "dense", "scheduler": "static", "max_num_batched_tokens": 5},
+}
+
+
+@pytest.mark.parametrize("options", NARROW.values(), ids=NARROW)
+def test_narrow_places_change_no_token(options):
+    llm = engine(**options)
+    ids = {llm.add_request(*one): one[1] for one in requests(40, seed=1)}
+    outputs = finished(llm)
+    assert [output.request_id for output in outputs] == sorted(ids)
+    assert_right(outputs, ids)
+    assert_empty(llm)
+
+
+def test_prompts_that_begin_alike_arrive_in_one_step():
+    """Each prefix of a prompt, itself twice, and it with another end; then all of them again, fully cached."""
+    llm = engine(block_size=4)
+    prompt = [(i * 17) % VOCAB for i in range(25)]
+    prompts = [prompt, prompt, prompt[:1], prompt[:4], prompt[:5], prompt[:8], prompt[:24], [*prompt[:12], 3, 1, 4]]
+    sampling = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    for cached in (0, 24):
+        ids = {llm.add_request(prompt, sampling): sampling for prompt in prompts}
+        outputs = finished(llm)
+        assert_right(outputs, ids)
+        assert outputs[0].num_cached_tokens == cached
+        assert outputs[1].num_cached_tokens == 24  # computed once, though both came in one step
+        assert outputs[6].num_cached_tokens == 20  # the last token is computed always
+    assert_empty(llm)
+
+
+def test_a_large_request_behind_a_stream_of_small_ones_is_served():
+    llm = engine(num_blocks=16, block_size=4, max_num_seqs=4)
+    small = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    for token in range(6):
+        llm.add_request([token, 1], small)
+    large = llm.add_request(list(range(40)), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
+    for step in range(100):
+        llm.add_request([step % VOCAB, 2], small)
+        if large in [output.request_id for output in llm.step()]:
+            break
+    else:
+        raise AssertionError("the large request starves")
+    finished(llm)
+    assert_empty(llm)
+
+
+# ------------------------------------------------------------------------------------------ aborted, refused
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("steps", range(8))
+def test_a_request_may_be_aborted_at_any_time_and_twice(steps, n):
+    """Waiting, in the middle of its prompt, running, ended."""
+    llm = engine(max_num_batched_tokens=8)
+    sampling = SamplingParams(max_tokens=3, n=n, seed=5)
+    others = {llm.add_request([1, 2, 3], sampling): sampling}
+    aborted = llm.add_request(list(range(20)), sampling)
+    others[llm.add_request(list(range(18)), sampling)] = sampling
+    outputs = [output for _ in range(steps) for output in llm.step()]
+    llm.abort(aborted)
+    llm.abort(aborted)
+    assert_sound(llm)
+    outputs = [output for output in outputs + finished(llm) if output.request_id != aborted]
+    assert {output.request_id for output in outputs} == others.keys()
+    assert_right(outputs, others)
+    assert_empty(llm)
+
+
+@pytest.mark.parametrize("budget", [3, 5, 7])
+def test_what_an_aborted_prompt_has_computed_is_shared_and_no_more(budget):
+    llm = engine(block_size=4, max_num_batched_tokens=budget)
+    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    for steps in range(1, 6):
+        prompt = [steps] * 2 + list(range(30))
+        request = llm.add_request(prompt, sampling)
+        for _ in range(steps):
+            llm.step()
+        llm.abort(request)
+        again = llm.add_request(prompt, sampling)
+        outputs = finished(llm)
+        assert outputs[0].num_cached_tokens == min(budget * steps, 31) // 4 * 4  # the last token is computed always
+        assert_right(outputs, {again: sampling})
+    assert_empty(llm)
+
+
+REFUSED = {
+    "an empty prompt": ([], {}, "at least 1 token"),
+    "longer than the context": ([1] * 100, {"max_tokens": 29}, "context of 128 tokens"),
+    "larger than the memory": ([1] * 60, {"n": 3, "max_tokens": 68}, "the memory has 32"),
+    "no token of the model's": ([3, VOCAB], {}, f"got {VOCAB} in the prompt"),
+    "a negative token": ([3, -1], {}, "got -1 in the prompt"),
+    "more samples than seats": ([3], {"n": 9, "max_tokens": 1}, "max_num_seqs = 8"),
+    "a stop string without a tokenizer": ([3], {"stop": "x"}, "give token ids"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_disturbs_nobody_who_runs(case):
+    prompt, sampling, message = REFUSED[case]
+    llm = engine(num_blocks=32, max_num_seqs=8)
+    ids = {llm.add_request(*one): one[1] for one in requests(6, seed=2)}
+    outputs = llm.step()
+    with pytest.raises(ValueError, match=message):
+        llm.add_request(prompt, SamplingParams(**sampling))
+    assert_right(outputs + finished(llm), ids)
+    assert_empty(llm)
+
+
+# ------------------------------------------------------------------------------------------ text
+
+
+class Letters:
+    """Each token is a letter. Decoding fails when it is told to: the next time, or the one after, …"""
+
+    failing = 0
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids, skip_special_tokens=False):
+        self.failing -= 1
+        if self.failing == 0:
+            raise RuntimeError("planted")
+        return "".join(chr(ord("a") + token) for token in ids)
+
+
+@pytest.mark.parametrize("scheduler", ["continuous", "naive"])
+def test_stop_strings_across_tokens_are_found_whatever_preempts(scheduler):
+    """Three letters of the text itself: of three tokens. Streamed, not a letter of it is shown."""
+    letters = Letters()
+    llm = engine(num_blocks=15, block_size=4, tokenizer=letters, scheduler=scheduler)
+    drawn = [("".join(random.Random(i).choices("abcdefgh", k=12)), 5 + i % 9) for i in range(20)]
+    expected, shown = {}, defaultdict(str)
+    for i, (prompt, at) in enumerate(drawn):
+        sampling = SamplingParams(max_tokens=30, seed=i, ignore_eos=True)
+        ((ids, _),) = continued(MODEL, [Job(tuple(letters.encode(prompt)), sampling)])
+        text = letters.decode(ids)
+        stop = text[at : at + 3]
+        sampling = SamplingParams(max_tokens=30, seed=i, ignore_eos=True, stop=stop)
+        request = llm.add_request(
+            prompt,
+            sampling,
+            listener=lambda piece: shown.__setitem__(piece.request_id, shown[piece.request_id] + piece.text),
+        )
+        ends = text.find(stop)
+        expected[request] = (text[:ends], ids[: ends + 3], "stop")
+    outputs = finished(llm)
+    assert {o.request_id: (o.text, o.token_ids, o.finish_reason) for o in outputs} == expected
+    assert shown == {request: text for request, (text, *_) in expected.items()}
+    assert (llm.scheduler.num_preemptions > 5) == (scheduler == "continuous")
+    assert_empty(llm)
+
+
+def test_a_tokenizer_that_fails_once_costs_no_letter():
+    """Neither of the text nor of what listeners are shown; in a step in which others, and twins of its own, go on."""
+    letters, shown = Letters(), defaultdict(str)
+    llm = engine(block_size=4, tokenizer=letters)
+    params = {}
+    for i in range(4):
+        params[i] = SamplingParams(max_tokens=12, seed=i, ignore_eos=True, n=1 + i % 2)
+
+        def listen(piece):
+            shown[piece.request_id, piece.choice] += piece.text
+
+        llm.add_request("abc"[i % 3 :], params[i], listener=listen)
+    outputs = []
+    for step in range(300):
+        letters.failing = 1 + step // 5 % 9 if step % 5 == 4 else 0
+        try:
+            outputs += llm.step()
+        except RuntimeError:
+            assert_sound(llm)
+        if not llm.has_unfinished:
+            break
+    assert_right(outputs, params)
+    for output in outputs:
+        texts = {letters.decode(choice.token_ids) for choice in output.choices}
+        assert {choice.text for choice in output.choices} == texts
+        assert {shown[output.request_id, i] for i in range(len(output.choices))} == texts
+    assert_empty(llm)
+
+
+# ------------------------------------------------------------------------------------------ any order of events
+
+
+FAULTS = ["model", "write", "sampling", "append", "commit", "allocate"]
+
+
+class Planted(Exception):
+    """What a fault raises."""
+
+
+def broken(llm, fault, error, after):
+    """A patch under which the `after`-th next call of a part of the engine raises."""
+    memory = llm.memory
+    paged = hasattr(memory, "manager")
+    owner, name = {
+        "model": (MODEL, "forward"),
+        "write": (memory.cache, "write") if paged else (memory, "attention"),
+        "sampling": (advance, "sample"),
+        "append": (memory.manager, "append") if paged else (memory, "extend"),
+        "commit": (memory, "commit"),
+        "allocate": (memory.manager, "allocate") if paged else (memory, "admit"),
+    }[fault]
+    usual, calls = getattr(owner, name), itertools.count()
+
+    def fails(*args, **kwargs):
+        if next(calls) == after:
+            raise error("planted")
+        return usual(*args, **kwargs)
+
+    return mock.patch.object(owner, name, fails)
+
+
+@functools.cache
+def served_alone(prompt, sampling):
+    """The choices of a request that nobody competes with, one by one, in a memory for all of them."""
+    (output,) = engine(512, prefix_cache=False, scheduler="naive").generate([list(prompt)], sampling, progress=False)
+    return output.choices
+
+
+BEGINNINGS = [[draw * i % VOCAB for i in range(1, 25)] for draw in (3, 7, 7)]
+
+prompts = st.builds(
+    lambda beginning, length, end: beginning[:length] + end,
+    st.sampled_from(BEGINNINGS),
+    st.integers(1, 24),
+    st.lists(st.integers(0, 2), max_size=3),
+)
+samplings = st.builds(
+    lambda kind, max_tokens, seed, ignore_eos: SamplingParams(
+        **kind, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos
+    ),
+    st.sampled_from([{"temperature": 0}, {}, {"top_p": 0.5, "stop": (4, 11)}, {"n": 2}, {"n": 3}, {"beam_width": 3}]),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.booleans(),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests come, steps are made or fail, requests are aborted: every choice is what its prompt gives alone."""
+
+    num_preemptions = 0
+
+    @initialize(
+        memory=st.sampled_from([(12, 4), (9, 8), (40, 1)]),
+        seats=st.sampled_from([3, 4, 8]),
+        budget=st.sampled_from([3, 7, 64]),
+        scheduler=st.sampled_from(["continuous", "continuous", "continuous", "static", "naive"]),
+        kind=st.sampled_from([{"prefix_cache": True}, {"prefix_cache": False}, {"attention": "dense"}]),
+    )
+    def begin(self, memory, seats, budget, scheduler, kind):
+        limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget}
+        self.llm = engine(*memory, scheduler=scheduler, **limits, **kind)
+        self.num_blocks, self.block_size = memory
+        self.wanted, self.aborted, self.heard = {}, set(), defaultdict(list)
+
+    @rule(prompt=prompts, sampling=samplings, several=st.integers(1, 3))
+    def add(self, prompt, sampling, several):
+        width, longest = max(sampling.n, sampling.beam_width), len(prompt) + sampling.max_tokens
+        if width * -(-longest // self.block_size) > self.num_blocks:
+            return
+        for _ in range(several):
+            self.wanted[self.llm.add_request(prompt, sampling, listener=self.hear)] = sampling
+
+    def hear(self, piece):
+        self.heard[piece.request_id, piece.choice] += piece.token_ids
+
+    @rule(number=st.integers(1, 5))
+    def steps(self, number):
+        for _ in range(number):
+            self.judge(self.llm.step())
+
+    @rule(fault=st.sampled_from(FAULTS), error=st.sampled_from([Planted, KeyboardInterrupt]), after=st.integers(0, 3))
+    def step_that_fails(self, fault, error, after):
+        with broken(self.llm, fault, error, after), contextlib.suppress(error):
+            self.judge(self.llm.step())
+
+    @rule(pick=st.integers(0, 99))
+    def abort(self, pick):
+        if self.wanted:
+            request = list(self.wanted)[pick % len(self.wanted)]
+            self.llm.abort(request)
+            del self.wanted[request]
+            self.aborted.add(request)
+
+    def judge(self, outputs):
+        for output in outputs:
+            if output.request_id in self.aborted:  # it had ended, and nobody had been told
+                continue
+            sampling = self.wanted.pop(output.request_id)
+            expected = served_alone(tuple(output.prompt_token_ids), sampling)
+            assert sorted(output.choices) == sorted(expected)
+            told = [self.heard[output.request_id, i] for i in range(len(expected))]
+            assert sorted(told) == sorted(choice.token_ids for choice in expected)
+
+    @invariant()
+    def sound(self):
+        if hasattr(self, "llm"):
+            assert_sound(self.llm)
+
+    def teardown(self):
+        if not hasattr(self, "llm"):
+            return
+        for _ in range(3000):
+            if not self.llm.has_unfinished:
+                break
+            self.judge(self.llm.step())
+        assert self.wanted == {}
+        assert_empty(self.llm)
+        AnyOrder.num_preemptions += self.llm.scheduler.num_preemptions
+
+
+def test_any_order_of_requests_steps_failures_and_aborts():
+    chances = (
+        {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 60, "stateful_step_count": 30}
+    )
+    options = {"deadline": None, "database": None, "derandomize": not FULL, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(AnyOrder, settings=settings(**chances, **options))
+    assert AnyOrder.num_preemptions > 100
+
+
+# ------------------------------------------------------------------------------------------ Ctrl-C
+
+
+class Presses:
+    """A tracer that presses Ctrl-C at the `at`-th line that the engine's code executes, and counts the lines."""
+
+    def __init__(self, at=None):
+        self.at, self.lines = at, 0
+
+    def __call__(self, frame, event, arg):
+        code = frame.f_code
+        if not code.co_filename.startswith(ENGINE) or code.co_name == "step":  # whose caller would be hit as well
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def served_with(presses):
+    """How often steps were interrupted until all of some requests, more than there is memory for, were served."""
+    llm = engine(8, block_size=4, max_num_seqs=4, max_num_batched_tokens=10)
+    sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
+    several = SamplingParams(max_tokens=5, seed=2, n=2)
+    ids = {
+        llm.add_request([i] * (3 + 5 * i), one): one for i, one in enumerate((sampling, several, sampling, sampling))
+    }
+    outputs, interrupted = [], 0
+    for _ in range(100):
+        if not llm.has_unfinished:
+            break
+        before = sys.gettrace()
+        try:
+            sys.settrace(presses)
+            outputs += llm.step()
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        assert_sound(llm)
+    assert_right(outputs, ids)
+    assert sorted(output.request_id for output in outputs) == sorted(ids)
+    assert_empty(llm)
+    assert llm.scheduler.num_preemptions > 0
+    return interrupted
+
+
+def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more():
+    served_with(counting := Presses())
+    places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 40))
+    assert {served_with(Presses(at)) for at in places} == {1}
