@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.interrupts import held_back
 from pagewise.kv_cache import generate
 from pagewise.models import tiny_model
 from pagewise.paged_blocks import PagedKVCache
@@ -322,6 +323,20 @@ def test_ctrl_c_during_generate_leaves_a_usable_engine():
     assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == unserved(PROMPTS[0])
 
 
+def test_ctrl_c_within_bookkeeping_is_raised_at_its_end():
+    usual, done = signal.getsignal(signal.SIGINT), []
+
+    def bookkeeping():
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        bookkeeping()
+    assert done
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
 def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
     llm = engine()
     with monkeypatch.context() as patch:
@@ -368,6 +383,7 @@ def test_what_just_fits_is_taken():
     with pytest.raises(ValueError, match=r"n or beam_width = 6 exceeds .* max_num_batched_tokens = 5"):
         llm.add_request("x", SamplingParams(n=6))
     engine(max_num_seqs=6).add_request("x", SamplingParams(n=6))
+    assert engine(backend="triton", block_size=256, num_blocks=1).memory.num_tokens == 256
 
 
 def test_the_most_new_tokens_are_what_context_and_memory_leave():
@@ -394,6 +410,8 @@ def test_other_things_that_do_not_fit_a_call(shapes_unchecked):
         bare.generate(["a"], GREEDY)
     with pytest.raises(ValueError, match="stop has strings"):
         bare.add_request([1], SamplingParams(stop="a"))
+    with pytest.raises(ValueError, match="stop has strings, but a beam search knows tokens only"):
+        llm.add_request("a", SamplingParams(stop="a", beam_width=2))
 
 
 @pytest.mark.parametrize(

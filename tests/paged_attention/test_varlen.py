@@ -149,6 +149,7 @@ def test_all_sequences_are_cut_as_asked_for(option, splits, monkeypatch):
     assert seen == [splits] * 3
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("splits", [{"num_splits": 2}, {"split_size": 32}], ids=str)
 def test_split_rows_do_not_depend_on_the_other_sequences(splits, backend, kernel_device):
     q, k, v, tables, lens, ends = packed_inputs(
