@@ -4,17 +4,28 @@ The model computes in exact arithmetic (`exact_model`), so every token is known 
 PAGEWISE_FULL=1 runs more and longer schedules.
 """
 
+import contextlib
+import functools
+import itertools
 import os
 import random
+import signal
+import sys
 from collections import defaultdict
+from unittest import mock
 
 import pytest
 from exact_model import VOCAB, ExactModel, Job, continued
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pagewise.engine import LLM, SamplingParams
+from conftest import ROOT
+from pagewise.engine import LLM, SamplingParams, advance
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 MODEL = ExactModel()
+ENGINE = str(ROOT / "src" / "pagewise" / "engine")
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")  # in tens of thousands of calls; other tests check them
 
@@ -293,3 +304,198 @@ def test_a_tokenizer_that_fails_once_costs_no_letter():
         assert {choice.text for choice in output.choices} == texts
         assert {shown[output.request_id, i] for i in range(len(output.choices))} == texts
     assert_empty(llm)
+
+
+# ------------------------------------------------------------------------------------------ any order of events
+
+
+FAULTS = ["model", "write", "sampling", "append", "commit", "allocate"]
+
+
+class Planted(Exception):
+    """What a fault raises."""
+
+
+def broken(llm, fault, error, after):
+    """A patch under which the `after`-th next call of a part of the engine raises."""
+    memory = llm.memory
+    paged = hasattr(memory, "manager")
+    owner, name = {
+        "model": (MODEL, "forward"),
+        "write": (memory.cache, "write") if paged else (memory, "attention"),
+        "sampling": (advance, "sample"),
+        "append": (memory.manager, "append") if paged else (memory, "extend"),
+        "commit": (memory, "commit"),
+        "allocate": (memory.manager, "allocate") if paged else (memory, "admit"),
+    }[fault]
+    usual, calls = getattr(owner, name), itertools.count()
+
+    def fails(*args, **kwargs):
+        if next(calls) == after:
+            raise error("planted")
+        return usual(*args, **kwargs)
+
+    return mock.patch.object(owner, name, fails)
+
+
+@functools.cache
+def served_alone(prompt, sampling):
+    """The choices of a request that nobody competes with, one by one, in a memory for all of them."""
+    (output,) = engine(512, prefix_cache=False, scheduler="naive").generate([list(prompt)], sampling, progress=False)
+    return output.choices
+
+
+BEGINNINGS = [[draw * i % VOCAB for i in range(1, 25)] for draw in (3, 7, 7)]
+
+prompts = st.builds(
+    lambda beginning, length, end: beginning[:length] + end,
+    st.sampled_from(BEGINNINGS),
+    st.integers(1, 24),
+    st.lists(st.integers(0, 2), max_size=3),
+)
+samplings = st.builds(
+    lambda kind, max_tokens, seed, ignore_eos: SamplingParams(
+        **kind, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos
+    ),
+    st.sampled_from([{"temperature": 0}, {}, {"top_p": 0.5, "stop": (4, 11)}, {"n": 2}, {"n": 3}, {"beam_width": 3}]),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.booleans(),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests come, steps are made or fail, requests are aborted: every choice is what its prompt gives alone."""
+
+    num_preemptions = 0
+
+    @initialize(
+        memory=st.sampled_from([(12, 4), (9, 8), (40, 1)]),
+        seats=st.sampled_from([3, 4, 8]),
+        budget=st.sampled_from([3, 7, 64]),
+        scheduler=st.sampled_from(["continuous", "continuous", "continuous", "static", "naive"]),
+        kind=st.sampled_from([{"prefix_cache": True}, {"prefix_cache": False}, {"attention": "dense"}]),
+    )
+    def begin(self, memory, seats, budget, scheduler, kind):
+        limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget}
+        self.llm = engine(*memory, scheduler=scheduler, **limits, **kind)
+        self.num_blocks, self.block_size = memory
+        self.wanted, self.aborted, self.heard = {}, set(), defaultdict(list)
+
+    @rule(prompt=prompts, sampling=samplings, several=st.integers(1, 3))
+    def add(self, prompt, sampling, several):
+        width, longest = max(sampling.n, sampling.beam_width), len(prompt) + sampling.max_tokens
+        if width * -(-longest // self.block_size) > self.num_blocks:
+            return
+        for _ in range(several):
+            self.wanted[self.llm.add_request(prompt, sampling, listener=self.hear)] = sampling
+
+    def hear(self, piece):
+        self.heard[piece.request_id, piece.choice] += piece.token_ids
+
+    @rule(number=st.integers(1, 5))
+    def steps(self, number):
+        for _ in range(number):
+            self.judge(self.llm.step())
+
+    @rule(fault=st.sampled_from(FAULTS), error=st.sampled_from([Planted, KeyboardInterrupt]), after=st.integers(0, 3))
+    def step_that_fails(self, fault, error, after):
+        with broken(self.llm, fault, error, after), contextlib.suppress(error):
+            self.judge(self.llm.step())
+
+    @rule(pick=st.integers(0, 99))
+    def abort(self, pick):
+        if self.wanted:
+            request = list(self.wanted)[pick % len(self.wanted)]
+            self.llm.abort(request)
+            del self.wanted[request]
+            self.aborted.add(request)
+
+    def judge(self, outputs):
+        for output in outputs:
+            if output.request_id in self.aborted:  # it had ended, and nobody had been told
+                continue
+            sampling = self.wanted.pop(output.request_id)
+            expected = served_alone(tuple(output.prompt_token_ids), sampling)
+            assert sorted(output.choices) == sorted(expected)
+            told = [self.heard[output.request_id, i] for i in range(len(expected))]
+            assert sorted(told) == sorted(choice.token_ids for choice in expected)
+
+    @invariant()
+    def sound(self):
+        if hasattr(self, "llm"):
+            assert_sound(self.llm)
+
+    def teardown(self):
+        if not hasattr(self, "llm"):
+            return
+        for _ in range(3000):
+            if not self.llm.has_unfinished:
+                break
+            self.judge(self.llm.step())
+        assert self.wanted == {}
+        assert_empty(self.llm)
+        AnyOrder.num_preemptions += self.llm.scheduler.num_preemptions
+
+
+def test_any_order_of_requests_steps_failures_and_aborts():
+    chances = (
+        {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 60, "stateful_step_count": 30}
+    )
+    options = {"deadline": None, "database": None, "derandomize": not FULL, "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(AnyOrder, settings=settings(**chances, **options))
+    assert AnyOrder.num_preemptions > 100
+
+
+# ------------------------------------------------------------------------------------------ Ctrl-C
+
+
+class Presses:
+    """A tracer that presses Ctrl-C at the `at`-th line that the engine's code executes, and counts the lines."""
+
+    def __init__(self, at=None):
+        self.at, self.lines = at, 0
+
+    def __call__(self, frame, event, arg):
+        code = frame.f_code
+        if not code.co_filename.startswith(ENGINE) or code.co_name == "step":  # whose caller would be hit as well
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def served_with(presses):
+    """How often steps were interrupted until all of some requests, more than there is memory for, were served."""
+    llm = engine(8, block_size=4, max_num_seqs=4, max_num_batched_tokens=10)
+    sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
+    several = SamplingParams(max_tokens=5, seed=2, n=2)
+    ids = {
+        llm.add_request([i] * (3 + 5 * i), one): one for i, one in enumerate((sampling, several, sampling, sampling))
+    }
+    outputs, interrupted = [], 0
+    for _ in range(100):
+        if not llm.has_unfinished:
+            break
+        before = sys.gettrace()
+        try:
+            sys.settrace(presses)
+            outputs += llm.step()
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        assert_sound(llm)
+    assert_right(outputs, ids)
+    assert sorted(output.request_id for output in outputs) == sorted(ids)
+    assert_empty(llm)
+    assert llm.scheduler.num_preemptions > 0
+    return interrupted
+
+
+def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more():
+    served_with(counting := Presses())
+    places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 60))
+    assert {served_with(Presses(at)) for at in places} == {1}

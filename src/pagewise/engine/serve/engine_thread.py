@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
@@ -152,7 +153,9 @@ class EngineThread:
             self._news += ((output.request_id, output) for output in self.llm.step())
         except Exception as error:
             logger.exception("a step failed, and with it the requests that ran in it")
-            for request_id in self.llm.interrupted or [self.llm.scheduler.waiting[0].id]:  # it would fail for ever
+            # a step that could not even begin fails who waits longest, or it would fail for ever
+            waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
+            for request_id in self.llm.interrupted or waiting:
                 self.llm.abort(request_id)
                 self._news.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
         news, self._news = self._news, []
