@@ -43,12 +43,12 @@ def captions(**options):
 def test_each_step_says_who_computes_how_much_and_who_waits():
     said = captions()
     assert len(said) == 5
-    assert said[0] == "Step 0. static: A, B compute 9 tokens; C wait. other: A, B compute 9 tokens; C wait."
-    assert said[3] == "Step 3. static: B compute 1 token; C preempted; C wait. other: done."
+    assert said[0] == "Step 0. static: A, B compute 9 tokens; C waits. other: A, B compute 9 tokens; C waits."
+    assert said[3] == "Step 3. static: B computes 1 token; C preempted; C waits. other: done."
 
 
-def test_fewer_steps_may_be_shown_and_the_last_always_is():
-    assert [text.split(".")[0] for text in captions(every=3)] == ["Step 0", "Step 3", "Step 4"]
+def test_fewer_steps_may_be_shown_and_preemptions_and_the_last_always_are():
+    assert [text.split(".")[0] for text in captions(every=9)] == ["Step 0", "Step 3", "Step 4"]
 
 
 def test_blocks_are_stacked_in_their_owners_colours_and_shared_ones_apart(shown):
@@ -58,5 +58,12 @@ def test_blocks_are_stacked_in_their_owners_colours_and_shared_ones_apart(shown)
     assert bars[1, to_rgb(OWNERS[0])] == (0, 2)
     assert bars[1, to_rgb(OWNERS[1])] == (2, 2)
     assert bars[2, to_rgb(SHARED)] == (0, 1)
+    letters = {text.get_text(): text.get_position() for text in ax.texts}
+    assert letters["B"] == (0.5, 2.5)
     crosses = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "X"]
     assert crosses == [3]
+    assert [text.get_text() for text in shown[0].legends[0].get_texts()] == [
+        "all blocks",
+        "in several tables",
+        "preempted",
+    ]

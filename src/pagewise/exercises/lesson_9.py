@@ -30,10 +30,15 @@ def schedule_step(
 
 def _step_with(mistake: str) -> Callable:
     def schedule_step(running, waiting, max_running, budget):
-        seats = {"no limit": len(waiting), "of the new": max_running, "static": 0 if running else max_running}
-        admitted = waiting[: seats.get(mistake, max_running - len(running))]
-        running = running if mistake == "by age" else sorted(running, key=lambda each: each[1] > 1)
+        free = max_running - len(running)
+        seats = {"no limit": len(waiting), "of the new": max_running, "static": 0 if running else free}
+        admitted = waiting[: seats.get(mistake, min(free, 1) if mistake == "one of the new" else free)]
+        orders = {"by age": lambda each: 0, "shortest": lambda each: each[1]}
+        running = sorted(running, key=orders.get(mistake, lambda each: each[1] > 1))
         step = []
+        if mistake == "unbounded":
+            step = [each for each in running if each[1] == 1]
+            running, budget = running[len(step) :], max(0, budget - len(step))
         for name, tokens in admitted + running if mistake == "new first" else running + admitted:
             if mistake == "whole" and tokens > budget:
                 break
@@ -60,6 +65,9 @@ SCHEDULE_STEP = python_exercise(
         call([("A", 1), ("B", 3)], [("C", 2), ("D", 4), ("E", 1), ("F", 1)], 3, 20),
         call([("A", 1), ("B", 1)], [("C", 2)], 2, 20),
         call([("A", 1), ("B", 9), ("C", 1)], [("D", 1)], 4, 7),
+        call([], [("A", 2), ("B", 3), ("C", 1)], 2, 20),
+        call([("A", 1), ("B", 1), ("C", 1)], [("D", 2)], 4, 2),
+        call([("A", 1), ("B", 9), ("C", 4)], [], 4, 7),
     ],
     {
         "the new ones first": Mistake(
@@ -68,11 +76,21 @@ SCHEDULE_STEP = python_exercise(
         "by age alone": Mistake(
             _step_with("by age"), "Those that decode come first, or a long prompt makes them wait for a step and more."
         ),
+        "the shortest first": Mistake(
+            _step_with("shortest"), "Those that read their prompts go on in the order of age: the oldest first."
+        ),
         "one token each": Mistake(
             _step_with("one each"), "A prompt has many tokens to compute: only a sequence that decodes has one."
         ),
         "nobody joins": Mistake(
             _step_with("static"), "That is a static batch: a continuous one lets the next in while others run."
+        ),
+        "one newcomer a step": Mistake(
+            _step_with("one of the new"), "There is room for more: let in one after the other, until a limit is met."
+        ),
+        "decoding for nothing": Mistake(
+            _step_with("unbounded"),
+            "Tokens of those that decode are tokens of the step: the budget holds for them, too.",
         ),
         "whole prompts": Mistake(
             _step_with("whole"), "A prompt longer than the rest of the budget gets that rest: the others follow later."
@@ -131,7 +149,9 @@ def _preempted_with(mistake: str) -> Callable:
                 served += 1
                 continue
             largest = max(range(served, len(there)), key=lambda i: there[i][1])
-            victim = {"oldest": 0, "itself": served, "largest": largest}.get(mistake, len(there) - 1)
+            enough = [i for i in range(served, len(there)) if there[i][1] + num_free >= there[served][2]]
+            victims = {"oldest": 0, "itself": served, "largest": largest, "large enough": max(enough, default=-1)}
+            victim = victims.get(mistake, -1)
             name, held, _ = there.pop(victim)
             gone.append(name)
             num_free += 0 if mistake == "not given back" else held
@@ -155,6 +175,7 @@ PREEMPTED = python_exercise(
         call([("A", 2, 1), ("B", 2, 0), ("C", 2, 1)], 1),
         call([("A", 2, 3), ("B", 2, 0), ("C", 1, 0)], 0),
         call([("A", 2, 1), ("B", 2, 0), ("C", 3, 5)], 2),
+        call([("A", 2, 3), ("B", 4, 0), ("C", 1, 0)], 0),
         call([("A", 1, 2), ("B", 2, 2), ("C", 1, 1), ("D", 1, 0), ("E", 2, 1)], 1),
     ],
     {
@@ -169,6 +190,10 @@ PREEMPTED = python_exercise(
         "the largest": Mistake(
             _preempted_with("largest"),
             "Who holds most has the most to compute again, and may be the oldest: the newest gives way.",
+        ),
+        "the newest that is large enough": Mistake(
+            _preempted_with("large enough"),
+            "Nobody is passed over: the newest gives way, then the next, until it is enough.",
         ),
         "one is enough": Mistake(
             _preempted_with("one is enough"), "One victim may hold too few blocks: go on until there are enough."

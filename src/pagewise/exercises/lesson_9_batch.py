@@ -66,6 +66,7 @@ STEP_INPUTS = python_exercise(
         call([(5, 6)], [[2, 0]], 4),
         call([(0, 2), (0, 1)], [[1], [3]], 4),
         call([(5, 6), (0, 3), (2, 7)], [[4, 1], [0], [6, 2]], 4),
+        call([(3, 5), (0, 1)], [[3, 0, 4], [1]], 2),
         call([(8, 9), (2, 3)], [[5, 0, 3], [1]], 4),
     ],
     {
@@ -132,6 +133,10 @@ def _probabilities_with(mistake: str) -> Callable:
         kept = torch.arange(len(p)) < k
         shares = p if mistake == "of all" else p * kept / (p * kept).sum()
         before = shares.cumsum(0) - shares
+        if mistake == "temperature last":
+            cold = torch.softmax(logits, dim=0)[order]
+            shares = cold * kept / (cold * kept).sum()
+            before = shares.cumsum(0) - shares
         if mistake == "as they come":
             in_order = torch.zeros_like(p).scatter(0, order, shares)
             before = (in_order.cumsum(0) - in_order)[order]
@@ -160,6 +165,7 @@ TOKEN_PROBABILITIES = python_exercise(
         call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 0, 0.6),
         call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 2, 0.6),
         call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 0, 0.1),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 0.5, 0, 0.6),
         call(_logits(3.0, 10.0, 2.0, 5.0), 0.0, 2, 0.6),
         call(_logits(8.0, 9.0, 7.0, 6.0, 30.0), 2.0, 4, 0.9),
     ],
@@ -185,6 +191,10 @@ TOKEN_PROBABILITIES = python_exercise(
         ),
         "top_p of all tokens": Mistake(
             _probabilities_with("of all"), "top_p is a share of what top_k has left: scale to sum to 1 in between."
+        ),
+        "the temperature last": Mistake(
+            _probabilities_with("temperature last"),
+            "top_p is a share of the probabilities that the temperature gives: divide by it first.",
         ),
         "divided by 0": Mistake(
             _probabilities_with("0 / 0"), "A temperature of 0 cannot be divided by: the likeliest token has it all."

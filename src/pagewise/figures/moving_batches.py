@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
@@ -64,11 +65,12 @@ def batch_steps(
 
     Args:
         num_seats: of the batch, at most.
-        every: show only each so many steps, and the last.
+        every: show only each so many steps, the last, and those in which somebody is preempted.
     """
     end = max(map(len, panels.values()))
     drawn = {name: (seats(moments), moments) for name, moments in panels.items()}
-    times = sorted({*range(0, end, every), end - 1})
+    preempted = {t for moments in panels.values() for t, moment in enumerate(moments) if moment.preempted}
+    times = sorted({*range(0, end, every), end - 1} | preempted)
     frames = [(f"Step {t}. {_said(panels, t)}", (drawn, num_seats, t, end)) for t in times]
     return stepper(frames, _draw, title=title, alt=alt, height=1.35 * len(panels) + 0.9)
 
@@ -86,9 +88,10 @@ def _said(panels: Mapping[str, Sequence[Moment]], t: int) -> str:
             continue
         now = moments[t]
         tokens = sum(count for _, count in now.computed.values())
-        words = f"{name}: {letters(now.running)} compute {tokens} token{'s' * (tokens != 1)}"
+        one, alone = len(now.running) == 1, len(now.waiting) == 1
+        words = f"{name}: {letters(now.running)} compute{'s' * one} {tokens} token{'s' * (tokens != 1)}"
         words += f"; {letters(now.preempted)} preempted" if now.preempted else ""
-        sentences.append(words + (f"; {letters(now.waiting)} wait." if now.waiting else "."))
+        sentences.append(words + (f"; {letters(now.waiting)} wait{'s' * alone}." if now.waiting else "."))
     return " ".join(sentences)
 
 
@@ -127,15 +130,22 @@ def _draw_seat(ax: Axes, step: int, seat: Seat, *, named: bool) -> None:
     hatch = KINDS.get(seat.kind)
     ax.add_patch(Rectangle((step, seat.seat), 1, 1, fc=fill, ec=INK, lw=0.5, hatch=hatch))
     if named:
-        label = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
-        middle = (step + 0.5, seat.seat + 0.5)
-        ax.text(*middle, letters([seat.request]), ha="center", va="center", fontsize=8, fontweight="bold", bbox=label)
+        _name(ax, step + 0.5, seat.seat + 0.5, seat.request)
+
+
+def _name(ax: Axes, x: float, y: float, request: int) -> None:
+    """The request's letter, readable on any colour."""
+    label = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
+    ax.text(x, y, letters([request]), ha="center", va="center", fontsize=8, fontweight="bold", bbox=label)
 
 
 def blocks_over_time(
     panels: Mapping[str, Sequence[Moment]], num_blocks: int, *, title: str, alt: str | None = None
 ) -> None:
-    """A panel per run: the pool's blocks in each step, whose they are, and where a request was preempted."""
+    """A panel per run: the pool's blocks in each step, whose they are, and where a request was preempted.
+
+    A letter stands where a request begins to hold blocks. The dashed line is the pool.
+    """
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(5.2, 1.6 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
     )
@@ -146,6 +156,8 @@ def blocks_over_time(
             held = np.array([moment.blocks.get(request, 0) for moment in moments], dtype=float)
             colour = SHARED if request < 0 else OWNERS[request % len(OWNERS)]
             ax.bar(np.arange(len(moments)) + 0.5, held, 1.0, bottom=base, color=colour, ec="white", lw=0.3)
+            for step in np.flatnonzero((held > 0) & (np.append(0, held[:-1]) == 0)) if request >= 0 else ():
+                _name(ax, step + 0.5, base[step] + held[step] / 2, request)
             base += held
         for step, moment in enumerate(moments):
             if moment.preempted:
@@ -156,5 +168,12 @@ def blocks_over_time(
     figure.supylabel("blocks held", fontsize=10)
     axes[-1, 0].set_xlabel("step")
     axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    everything = [moment for moments in panels.values() for moment in moments]
+    handles = [Line2D([], [], color=INK, ls="--", lw=1, label="all blocks")]
+    if any(-1 in moment.blocks for moment in everything):
+        handles.append(Patch(fc=SHARED, label="in several tables"))
+    if any(moment.preempted for moment in everything):
+        handles.append(Line2D([], [], color=ORANGE, marker="X", mec=INK, ms=8, ls="", label="preempted"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1.6)
     figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     show(alt)
