@@ -3,7 +3,7 @@
 import pytest
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.experiments.engine_trace import Watch, watch
+from pagewise.experiments.engine_trace import Watch, operations, watch
 from pagewise.models import tiny_model
 
 
@@ -61,3 +61,20 @@ def test_afterwards_the_engine_is_as_it_was(model):
         pass
     llm.generate([[65] * 6], greedy(2), progress=False)
     assert seen.moments == []
+
+
+@pytest.mark.parametrize(
+    ("attention", "written", "built"), [("dense", ("copy_", 2 * 4 * 3), 4 * 3), ("paged", ("index_put_", 2 * 4), 0)]
+)
+def test_operations_are_counted_in_the_innermost_span(attention, written, built):
+    llm = LLM(tiny_model(device="cpu")[0], attention=attention, num_blocks=64)  # 4 layers
+    for i in range(3):
+        llm.add_request([65 + i] * (5 + i), *greedy(4))
+    llm.step()
+    seen = operations(llm)
+    operation, times = written
+    assert seen.times["cache write", operation] == times
+    assert seen.times["build batch", "copy_"] == built
+    config = llm.model.config
+    row = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    assert seen.nbytes["build batch", "copy_"] == (0 if attention == "paged" else (6 + 7 + 8) * row)

@@ -1,9 +1,14 @@
 """An engine watched from outside as it serves: who computes what in each step, whose the blocks are (lesson 9)."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewise.engine import LLM, Output, SamplingParams
 from pagewise.engine.batch import Batch
+from pagewise.engine.profile import Profile
 from pagewise.engine.sequence import Chunk, Request
 from pagewise.figures import Moment
 from pagewise.paged_blocks import BlockManager
@@ -77,3 +82,27 @@ def watch(
     with Watch(llm) as seen:
         outputs = llm.generate(list(prompts), list(sampling), progress=False)
     return seen.moments, outputs
+
+
+class Operations(TorchDispatchMode):
+    """While it is entered, every operation of torch by (innermost span, name): how often, and bytes of the results."""
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__()
+        self.times: Counter[tuple[str, str]] = Counter()
+        self.nbytes: Counter[tuple[str, str]] = Counter()
+        self._profile = profile
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        inside = next((span.name for span in reversed(self._profile.spans) if not span.seconds), "")
+        self.times[inside, func.overloadpacket.__name__] += 1
+        self.nbytes[inside, func.overloadpacket.__name__] += out.nbytes if isinstance(out, Tensor) else 0
+        return out
+
+
+def operations(llm: LLM) -> Operations:
+    """What one step asks torch for. On a CPU: a GPU's decode step is a graph that is replayed."""
+    with llm.profile() as profile, Operations(profile) as seen:
+        llm.step()
+    return seen
