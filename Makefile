@@ -36,7 +36,7 @@ test: environment
 	$(SPHINX) lessons build/book
 	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 2 -p no:nbval
 	$(PY) -m pagewise.exercises.solved lessons build/solved
-	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope \
+	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope --no-loadscope-reorder \
 		$$(ls -r build/solved/*.ipynb)
 
 test-full: environment

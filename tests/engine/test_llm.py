@@ -1,14 +1,18 @@
 """The engine as its users meet it, on the tiny model: text, ids, streams, requests, failures."""
 
+import contextlib
+import dataclasses
 import functools
 import os
 import signal
 import threading
+import types
 
 import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.interrupts import held_back
 from pagewise.kv_cache import generate
 from pagewise.models import tiny_model
 from pagewise.paged_blocks import PagedKVCache
@@ -71,6 +75,7 @@ def test_without_a_tokenizer_there_are_ids_only():
 def test_a_stream_gives_the_same_text_piece_by_piece():
     llm = engine()
     pieces = list(llm.stream(PROMPTS[0], SamplingParams(max_tokens=15, seed=4)))
+    assert not llm.has_unfinished
     assert "".join(pieces) == llm.generate(PROMPTS[:1], SamplingParams(max_tokens=15, seed=4))[0].text
     assert len(pieces) > 10
 
@@ -113,8 +118,10 @@ def test_an_end_token_ends_a_sequence_unless_it_is_to_be_ignored():
     assert output.text == TOKENIZER.decode(expected[:-1])
     ignoring = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
     assert llm.generate(PROMPTS[:1], ignoring)[0].token_ids == tokens
-    (by_id,) = engine().generate(PROMPTS[:1], SamplingParams(max_tokens=NUM_TOKENS, temperature=0, stop=end))
-    assert (by_id.token_ids, by_id.text, by_id.finish_reason) == (expected, output.text, "stop")
+    for ignore_eos in (False, True):
+        stopping = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, stop=end, ignore_eos=ignore_eos)
+        (by_id,) = engine().generate(PROMPTS[:1], stopping)
+        assert (by_id.token_ids, by_id.text, by_id.finish_reason) == (expected, output.text, "stop")
 
 
 def test_a_stop_string_ends_the_text_before_it():
@@ -128,9 +135,25 @@ def test_a_stop_string_ends_the_text_before_it():
     assert "".join(pieces) == output.text
 
 
+def test_the_last_token_may_complete_a_stop_string_or_leave_half_of_one():
+    whole = TOKENIZER.decode(unserved(PROMPTS[0]))
+    stop = next(whole[-n:] for n in range(1, len(whole)) if whole.index(whole[-n:]) == len(whole) - n)
+    pieces = []
+    llm = engine()
+    for string in (stop, stop + "never"):
+        llm.add_request(PROMPTS[0], dataclasses.replace(GREEDY, stop=string), listener=pieces.append)
+    outputs = {}
+    while llm.has_unfinished:
+        outputs |= {output.request_id: output for output in llm.step()}
+    stopped, full = outputs[0], outputs[1]
+    assert (stopped.text, stopped.finish_reason) == (whole.removesuffix(stop), "stop")
+    assert (full.text, full.finish_reason) == (whole, "length")
+    assert "".join(piece.text for piece in pieces if piece.request_id == 1) == whole
+
+
 def test_max_tokens_ends_it_otherwise():
     (output,) = engine().generate(PROMPTS[:1], SamplingParams(max_tokens=1, temperature=0))
-    assert (len(output.token_ids), output.finish_reason) == (1, "length")
+    assert (len(output.token_ids), output.finish_reason, output.logprobs) == (1, "length", [None])
 
 
 # ------------------------------------------------------------------------------------------------ samples
@@ -163,6 +186,13 @@ def test_samples_of_a_prompt_are_those_of_its_seed_best_first_and_their_blocks_a
     assert nothing_is_held(llm)
 
 
+def test_what_was_in_the_memory_of_a_dense_batch_before_does_not_matter():
+    llm = engine(attention="dense")
+    llm.memory._room = torch.full((100_000,), torch.nan)
+    outputs = llm.generate(PROMPTS[:2], GREEDY)
+    assert [output.token_ids for output in outputs] == [unserved(prompt) for prompt in PROMPTS[:2]]
+
+
 def test_samples_do_not_depend_on_how_they_are_served():
     params = SamplingParams(max_tokens=10, n=3, seed=3)
     ways = [{}, {"attention": "dense"}, {"num_blocks": 22, "block_size": 4}, {"max_num_batched_tokens": 5}]
@@ -193,18 +223,29 @@ def test_requests_may_come_and_go_while_others_run():
     assert "".join(piece.text for piece in pieces) == outputs[first].text
     assert [piece.finish_reason for piece in pieces] == [None] * (NUM_TOKENS - 1) + ["length"]
     llm.abort(second), llm.abort(first)  # they have ended: nothing happens
-    with pytest.raises(ValueError, match="there is no request 17"):
-        llm.abort(17)
+    with pytest.raises(ValueError, match="there is no request 3"):
+        llm.abort(3)
 
 
 def test_what_ends_while_generate_runs_is_told_by_the_next_step():
     llm = engine()
     other = llm.add_request(PROMPTS[0], SamplingParams(max_tokens=2, temperature=0))
+    longer = llm.add_request(PROMPTS[0], SamplingParams(max_tokens=2 * NUM_TOKENS, ignore_eos=True))
     (output,) = llm.generate(PROMPTS[1:2], GREEDY)
     assert output.token_ids == unserved(PROMPTS[1])
     assert llm.has_unfinished
     assert [output.request_id for output in llm.step()] == [other]
+    assert llm.num_running == 1  # nobody waited for the longer one
+    llm.abort(longer)
     assert not llm.has_unfinished
+
+
+def test_the_bar_counts_the_prompts_that_have_ended(monkeypatch):
+    counted = []
+    bar = contextlib.nullcontext(types.SimpleNamespace(update=counted.append))
+    monkeypatch.setattr("pagewise.engine.llm._bar", lambda *total_and_progress: bar)
+    engine().generate(PROMPTS[:3], [dataclasses.replace(GREEDY, max_tokens=n) for n in (2, 3, 2)])
+    assert counted == [0, 2, 1]
 
 
 def test_the_prefix_cache_serves_what_a_prompt_shares_with_one_before():
@@ -250,6 +291,7 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
         with pytest.raises(error, match="planted"):
             llm.step()
     assert llm.interrupted == ids
+    assert [request.id for request in llm.scheduler.waiting] == ids
     assert nothing_is_held(llm)
     outputs = {}
     while llm.has_unfinished:
@@ -279,6 +321,20 @@ def test_ctrl_c_during_generate_leaves_a_usable_engine():
     assert not llm.has_unfinished
     assert nothing_is_held(llm)
     assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == unserved(PROMPTS[0])
+
+
+def test_ctrl_c_within_bookkeeping_is_raised_at_its_end():
+    usual, done = signal.getsignal(signal.SIGINT), []
+
+    def bookkeeping():
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("all of it")
+
+    with pytest.raises(KeyboardInterrupt):
+        bookkeeping()
+    assert done
+    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
@@ -320,6 +376,27 @@ def test_what_cannot_be_served_is_refused_before_anything_is_computed(prompts, p
     assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == unserved(PROMPTS[0])
 
 
+def test_what_just_fits_is_taken():
+    llm = engine(num_blocks=64, max_num_seqs=6, max_num_batched_tokens=5)
+    llm.add_request("x" * 500, SamplingParams(max_tokens=12))
+    llm.add_request("x", SamplingParams(n=5))
+    with pytest.raises(ValueError, match=r"n or beam_width = 6 exceeds .* max_num_batched_tokens = 5"):
+        llm.add_request("x", SamplingParams(n=6))
+    engine(max_num_seqs=6).add_request("x", SamplingParams(n=6))
+    assert engine(backend="triton", block_size=256, num_blocks=1).memory.num_tokens == 256
+
+
+def test_the_most_new_tokens_are_what_context_and_memory_leave():
+    assert engine(num_blocks=64).max_new_tokens("x" * 100) == MODEL.config.max_position_embeddings - 100
+    for attention in ("paged", "dense"):
+        llm = engine(num_blocks=8, attention=attention)
+        most = llm.max_new_tokens("x" * 100)
+        assert most == 8 * 16 - 100
+        llm.add_request("x" * 100, SamplingParams(max_tokens=most))
+        with pytest.raises(ValueError, match="the memory has"):
+            llm.add_request("x" * 100, SamplingParams(max_tokens=most + 1))
+
+
 def test_other_things_that_do_not_fit_a_call(shapes_unchecked):
     llm = engine()
     with pytest.raises(ValueError, match="one for each of 2 prompts, got 1"):
@@ -333,6 +410,8 @@ def test_other_things_that_do_not_fit_a_call(shapes_unchecked):
         bare.generate(["a"], GREEDY)
     with pytest.raises(ValueError, match="stop has strings"):
         bare.add_request([1], SamplingParams(stop="a"))
+    with pytest.raises(ValueError, match="stop has strings, but a beam search knows tokens only"):
+        llm.add_request("a", SamplingParams(stop="a", beam_width=2))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pagewise.engine import LLM, SamplingParams
+from pagewise.engine import LLM, SamplingParams, model_runner
 from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.models import tiny_model
 
 MODEL, _ = tiny_model()
-PROMPTS = [[1, 2, 3], [4] * 9, [5, 6], [7, 8, 9, 10, 11]]
+PROMPTS = [[1, 2, 3], [4] * 9, [5, 6], [7, 8, 9, 10, 11], [12] * 6]
 
 
 def engine(**options):
@@ -57,27 +57,54 @@ class Replayed:
         self.logits.copy_(self.runner.forward(self.static))
 
 
-@pytest.mark.parametrize("num_prompts", [1, 2, 3, 4])
-def test_decode_steps_on_fixed_buffers_give_the_same_tokens(num_prompts, monkeypatch):
-    from pagewise.engine import model_runner
-
-    captured = []
+@pytest.fixture
+def captured(monkeypatch):
+    """(size, width) of each graph that was captured."""
+    found = []
 
     def capture(graphs, size, width):
         graph = Replayed(graphs._runner, size, width, model_runner._empty)
-        captured.append((size, width))
+        found.append((size, width))
         return graph, graph.static, graph.logits
 
     monkeypatch.setattr(DecodeGraphs, "_capture", capture)
-    params = [SamplingParams(max_tokens=n, temperature=0) for n in (12, 3, 7, 5)][:num_prompts]
+    return found
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2, 3, 4, 5])
+def test_decode_steps_on_fixed_buffers_give_the_same_tokens(num_prompts, captured):
+    params = [SamplingParams(max_tokens=n, temperature=0) for n in (12, 3, 7, 5, 9)][:num_prompts]
     expected = engine().generate(PROMPTS[:num_prompts], params)
     llm = engine()
     llm.runner._graphs = DecodeGraphs(llm.runner)
     outputs = llm.generate(PROMPTS[:num_prompts], params)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert len(captured) == len(set(captured))
-    sizes = {1: {1}, 2: {1, 2}, 3: {1, 2, 4}, 4: {1, 2, 4}}[num_prompts]
+    sizes = {1: {1}, 2: {1, 2}, 3: {1, 2, 4}, 4: {1, 2, 4}, 5: {1, 2, 4, 8}}[num_prompts]
     assert {size for size, _ in captured} == sizes
     assert {width for _, width in captured} <= {1, 2, 4, 8}
     k = llm.memory.cache.k[0].flatten(0, 1)
     assert (k[llm.memory.manager.num_blocks * 4 - 1] == 0).all()  # rows that are left over write nowhere
+
+
+def test_a_step_with_a_piece_of_a_prompt_is_not_replayed(captured):
+    params = SamplingParams(max_tokens=4, temperature=0)
+    expected = engine().generate(PROMPTS[:2], params)
+    llm = engine(max_num_batched_tokens=4)  # the second prompt is read while the first sequence decodes
+    llm.runner._graphs = DecodeGraphs(llm.runner)
+    outputs = llm.generate(PROMPTS[:2], params)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert {size for size, _ in captured} == {1}
+
+
+def test_rows_of_a_larger_step_before_are_cleared():
+    """Else they would write once more, where another sequence's keys may be by now."""
+    static, larger, smaller = (model_runner._empty(size, 2, torch.device("cpu")) for size in (4, 4, 3))
+    larger = larger._replace(
+        **{name: getattr(larger, name) + 7 for name in ("token_ids", "positions", "slots", "seq_lens")}
+    )
+    model_runner._fill(static, larger)
+    model_runner._fill(static, smaller)
+    assert static.slots.tolist() == [-1] * 4
+    for numbers in (static.token_ids, static.positions, static.seq_lens):
+        assert numbers.tolist() == [0] * 4

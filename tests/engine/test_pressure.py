@@ -148,7 +148,7 @@ NARROW = {
 @pytest.mark.parametrize("options", NARROW.values(), ids=NARROW)
 def test_narrow_places_change_no_token(options):
     llm = engine(**options)
-    ids = {llm.add_request(*one): one[1] for one in requests(60, seed=1)}
+    ids = {llm.add_request(*one): one[1] for one in requests(40, seed=1)}
     outputs = finished(llm)
     assert [output.request_id for output in outputs] == sorted(ids)
     assert_right(outputs, ids)
@@ -206,6 +206,23 @@ def test_a_request_may_be_aborted_at_any_time_and_twice(steps, n):
     outputs = [output for output in outputs + finished(llm) if output.request_id != aborted]
     assert {output.request_id for output in outputs} == others.keys()
     assert_right(outputs, others)
+    assert_empty(llm)
+
+
+@pytest.mark.parametrize("budget", [3, 5, 7])
+def test_what_an_aborted_prompt_has_computed_is_shared_and_no_more(budget):
+    llm = engine(block_size=4, max_num_batched_tokens=budget)
+    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    for steps in range(1, 6):
+        prompt = [steps] * 2 + list(range(30))
+        request = llm.add_request(prompt, sampling)
+        for _ in range(steps):
+            llm.step()
+        llm.abort(request)
+        again = llm.add_request(prompt, sampling)
+        outputs = finished(llm)
+        assert outputs[0].num_cached_tokens == min(budget * steps, 31) // 4 * 4  # the last token is computed always
+        assert_right(outputs, {again: sampling})
     assert_empty(llm)
 
 
@@ -497,5 +514,5 @@ def served_with(presses):
 
 def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more():
     served_with(counting := Presses())
-    places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 60))
+    places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 40))
     assert {served_with(Presses(at)) for at in places} == {1}

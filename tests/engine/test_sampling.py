@@ -76,9 +76,9 @@ def test_a_penalty_moves_negative_logits_down_too_and_counts_a_token_once():
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-8, 1e-3])
 def test_a_very_low_temperature_is_greedy(temperature):
-    assert {p.token for p in sample(LOGITS[None], [row(seed=s, temperature=temperature) for s in range(50)])} == {
-        int(LOGITS.argmax())
-    }
+    for logits in (LOGITS, LOGITS + 100, LOGITS.flip(0) + 100):
+        picks = sample(logits[None], [row(seed=s, temperature=temperature) for s in range(50)])
+        assert {pick.token for pick in picks} == {int(logits.argmax())}
 
 
 def test_what_a_row_draws_does_not_depend_on_the_rows_around_it():
@@ -103,6 +103,21 @@ def test_the_largest_number_that_is_drawn_still_finds_a_likely_token(monkeypatch
     monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: torch.full((1,), 1 - 2.0**-53).double())
     for params in ({}, {"top_k": 3}, {"top_p": 0.9999}):
         assert sample(logits, [row(tokens=[], **params)])[0].token in (0, 1)
+
+
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9999}], ids=str)
+def test_the_smallest_number_that_is_drawn_finds_no_excluded_token(params, monkeypatch):
+    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: torch.zeros(1).double())
+    assert sample(torch.tensor([[-math.inf, 0.0, 0.0]]), [row(tokens=[], **params)])[0].token in (1, 2)
+
+
+def test_tokens_that_reach_top_p_exactly_are_enough():
+    assert drawn(torch.zeros(2), top_p=0.5).count_nonzero() == 1
+
+
+def test_another_number_is_drawn_at_each_position():
+    picks = sample(torch.zeros(1, 1000), [row(tokens=[1] * n) for n in range(1, 20)])
+    assert len({pick.token for pick in picks}) > 15
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

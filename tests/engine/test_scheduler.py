@@ -35,6 +35,7 @@ def add(scheduler, prompt, name=0, **sampling):
 def step(scheduler):
     """{request: [(start, stop), …]} of a step, after which every sequence that it was for has a token more."""
     chunks = scheduler.schedule()
+    assert sum(chunk.stop - chunk.start for chunk in chunks) <= scheduler.max_num_batched_tokens
     scheduler.computed(chunks)
     for request, sequence, _, stop in chunks:
         if stop == len(sequence.tokens):
@@ -70,7 +71,9 @@ def test_sequences_that_decode_come_first_and_prompts_share_what_is_left():
 def test_a_long_prompt_is_computed_in_chunks_and_the_next_one_starts_in_its_last_step():
     s = scheduler(max_num_batched_tokens=8)
     add(s, 20, 0), add(s, 6, 1)
-    assert [step(s) for _ in range(3)] == [{0: [(0, 8)]}, {0: [(8, 16)]}, {0: [(16, 20)], 1: [(0, 4)]}]
+    assert [step(s) for _ in range(2)] == [{0: [(0, 8)]}, {0: [(8, 16)]}]
+    assert names(s.running) == [0]  # the other holds nothing before it is computed
+    assert step(s) == {0: [(16, 20)], 1: [(0, 4)]}
     assert step(s) == {0: [(20, 21)], 1: [(4, 6)]}
 
 
@@ -80,6 +83,14 @@ def test_an_older_long_prompt_does_not_keep_a_younger_request_from_decoding():
     step(s)
     add(s, 40, 1)
     assert all(step(s)[young.id] == [(i, i + 1)] for i in range(2, 6))
+
+
+def test_a_step_may_be_full_of_sequences_that_decode_but_not_fuller():
+    s = scheduler(max_num_batched_tokens=3)
+    add(s, 1, 0), add(s, 1, 1, n=2), add(s, 1, 2, n=2)
+    assert step(s) == {0: [(0, 1)], 1: [(0, 1)], 2: [(0, 1)]}
+    add(s, 1, 3)
+    assert step(s) == {0: [(1, 2)], 1: [(1, 2)] * 2}
 
 
 def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keeps_its_tokens():
@@ -142,6 +153,26 @@ def test_a_static_batch_is_closed_to_those_who_come_while_its_prompts_are_read()
     assert names(s.waiting) == [2]
 
 
+def test_a_static_batch_that_memory_has_cut_short_is_closed():
+    s = scheduler(policy="static", num_blocks=5)
+    first, _ = add(s, 8, 0), add(s, 4, 1)
+    add(s, 12, 2)
+    assert sorted(step(s)) == [0, 1]
+    end(s, first)
+    assert [sorted(step(s)) for _ in range(2)] == [[1]] * 2
+    assert names(s.waiting) == [2]
+
+
+def test_who_is_preempted_keeps_the_place_in_a_static_batch():
+    s = scheduler(policy="static")
+    add(s, 4, 0), add(s, 4, 1)
+    step(s)
+    add(s, 4, 2)
+    s.preempt(s.running[-1])
+    assert [sorted(step(s)) for _ in range(2)] == [[0, 1]] * 2
+    assert names(s.waiting) == [2]
+
+
 def test_a_prompt_waits_for_the_prefix_that_another_is_computing_and_then_finds_it():
     shared = [*range(10)]
     s = scheduler(prefix_cache=True)
@@ -199,9 +230,27 @@ def test_samples_that_drew_the_same_tokens_so_far_are_computed_once_when_they_re
     assert [one.num_computed for one in request.live] == [6, 6]
 
 
-def test_no_more_sequences_run_than_allowed_counting_those_to_come():
+def test_samples_that_differ_in_their_newest_two_tokens_count_as_many_tokens_when_they_resume():
+    s = scheduler(max_num_batched_tokens=5)
+    request = add(s, 3, 0, n=3)
+    step(s), step(s)
+    s.preempt(request)
+    assert [step(s)[0] for _ in range(3)] == [[(0, 3)], [(3, 4)] * 3, [(4, 5)] * 3]
+
+
+def test_the_number_of_cached_tokens_is_that_of_the_first_admission():
+    s = scheduler(prefix_cache=True)
+    request = add(s, 9, 0)
+    step(s)
+    s.preempt(request)
+    assert step(s) == {0: [(8, 10)]}
+    assert request.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("several", ["n", "beam_width"])
+def test_no_more_sequences_run_than_allowed_counting_those_to_come(several):
     s = scheduler(max_num_seqs=4)
-    add(s, 2, 0, n=3), add(s, 2, 1, n=2), add(s, 2, 2)
+    add(s, 2, 0, **{several: 3}), add(s, 2, 1, n=2), add(s, 2, 2)
     assert sorted(step(s)) == [0]
     assert names(s.waiting) == [1, 2]  # nobody overtakes
 
@@ -216,3 +265,43 @@ def test_dense_memory_is_reserved_for_all_tokens_that_a_request_may_have():
     assert sorted(step(s)) == [1]
     s.preempt(second)
     assert s.memory.used_nbytes == 0
+
+
+JUST_FITS = {  # a prompt of 5 tokens and 3 new ones, in blocks of 4
+    "one": ({}, False, 2),
+    "samples, which have a block in common": ({"n": 2}, False, 3),
+    "dense": ({}, True, 2),
+    "dense samples, which have nothing in common": ({"n": 2}, True, 4),
+}
+
+
+@pytest.mark.parametrize("case", JUST_FITS)
+def test_a_request_that_just_fits_is_served_and_with_a_block_less_it_is_refused(case):
+    sampling, dense, num_blocks = JUST_FITS[case]
+    s = scheduler(num_blocks, dense=dense)
+    request = add(s, 5, max_tokens=3, **sampling)
+    s.memory.check_fits(request)
+    step(s), step(s), step(s)
+    assert [len(one.tokens) for one in request.live] == [8] * request.width
+    assert s.num_preemptions == 0
+    with pytest.raises(ValueError, match="and the memory has"):
+        scheduler(num_blocks - 1, dense=dense).memory.check_fits(request)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_samples_wait_until_there_is_memory_for_each_of_them(dense):
+    """The first of them alone would find it."""
+    s = scheduler(num_blocks=5 if dense else 3, dense=dense)
+    first, _ = add(s, 4, 0, max_tokens=4), add(s, 5, 1, n=2, max_tokens=3)
+    assert sorted(step(s)) == [0]
+    assert names(s.waiting) == [1]
+    end(s, first)
+    assert sorted(step(s)) == [1]
+
+
+def test_blocks_that_a_prompt_finds_need_not_be_free():
+    s = scheduler(num_blocks=6, prefix_cache=True)
+    add(s, [*range(17)], 0)
+    step(s)
+    add(s, [*range(16), 50], 1)
+    assert step(s) == {0: [(17, 18)], 1: [(16, 17)]}

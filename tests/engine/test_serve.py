@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
@@ -410,6 +411,25 @@ def test_a_step_that_cannot_begin_fails_who_waits_longest(server, monkeypatch):
         patch.setattr(server.llm.scheduler, "schedule", lambda: 1 / 0)
         assert server.post(COMPLETION, {"prompt": ["A", "B"]}).status_code == 500
     assert server.post(COMPLETION, {"prompt": "A"}).status_code == 200
+    assert server.becomes_idle()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_request_that_ended_in_a_failing_step_is_told_of_in_the_next(server, monkeypatch, dropped):
+    step, failures = server.llm._step, iter([RuntimeError("boom")])
+
+    def fail_once_done():
+        step()
+        for failure in failures:
+            if dropped:
+                server.engine._post(server.engine._answers.clear)
+            raise failure
+
+    monkeypatch.setattr(server.llm, "_step", fail_once_done)
+    timeout = httpx.Timeout(30, read=0.5 if dropped else 30)
+    with pytest.raises(httpx.ReadTimeout) if dropped else nullcontext():
+        assert server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}, timeout=timeout).status_code == 200
+    assert server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}).status_code == 200
     assert server.becomes_idle()
 
 

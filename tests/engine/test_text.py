@@ -62,6 +62,11 @@ def test_text_ends_before_a_stop_string(string, stop, expected):
     assert text.stopped == (expected != string)
 
 
+def test_the_first_of_two_stop_strings_in_one_token_ends_the_text():
+    _, text = fed([0, 1, 3, 2], Words(), stop=["ee", "hr"])
+    assert text.text == "one two t"
+
+
 def test_what_may_begin_a_stop_string_waits_until_it_does_not():
     pieces, _ = fed(b"xabab.", stop=["abc"])
     assert pieces == ["x", "", "", "ab", "", "ab.", ""]

@@ -9,6 +9,7 @@ from conftest import DEVICES
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_varlen, sparse, varlen, varlen_in_torch
 from pagewise.paged_attention.sparse import Queries, Rows, SharedKeys, indices, shared_beginnings, similar
+from pagewise.paged_attention.splits import Splits
 from pagewise.paged_blocks.cache import to_vllm_layout
 
 E4M3 = torch.float8_e4m3fn
@@ -16,7 +17,7 @@ MIXES = {  # (length, queries) of each sequence
     "decode": [(1, 1), (33, 1), (130, 1), (16, 1)],
     "prompts": [(33, 33), (1, 1), (17, 17)],
     "chunks": [(130, 20), (37, 5), (18, 17)],
-    "mixed": [(70, 1), (0, 0), (40, 0), (67, 9), (130, 1), (35, 35), (129, 3)],
+    "mixed": [(70, 1), (0, 0), (40, 0), (67, 9), (130, 1), (35, 35), (129, 4)],
 }
 AXES = {
     "mix": list(MIXES),
@@ -114,7 +115,38 @@ def test_extreme_logits(dtype, path, device):
 
 def test_lengths_far_apart(path, device):
     inputs = packed_inputs([700, 3, 1, 90, 260, 2], [1, 1, 1, 2, 1, 2], 4, 2, 32, dtype=torch.float32, device=device)
-    assert_packed_matches_dense(path, inputs)
+    assert_packed_matches_dense(path, inputs, alibi_slopes=torch.tensor([0.5, 0.1, 0.01, 0.0], device=device))
+
+
+def test_a_sequence_may_fill_its_table(path, device):
+    q, k_cache, v_cache, tables, *rest = packed_inputs([32, 20], [1, 3], 4, 2, 32, dtype=torch.float32, device=device)
+    assert_packed_matches_dense(path, (q, k_cache, v_cache, tables[:, :2], *rest))
+
+
+@pytest.mark.parametrize("splits", [{"num_splits": 30}, {"split_size": 16}], ids=str)
+def test_many_pieces_are_merged(splits, kernel_device):
+    """More than the kernel reads at once."""
+    inputs = packed_inputs([2200], [2], 2, 1, 32, dtype=torch.float32, device=kernel_device)
+    assert_packed_matches_dense(lambda *a, **o: in_triton(*a, **o, **splits), inputs)
+
+
+@pytest.mark.parametrize("queries", [(1, 1, 1), (1, 9, 2)])
+@pytest.mark.parametrize("shared", [0, 32])
+def test_values_are_scaled_wherever_torch_reads_them(queries, shared, device):
+    """As rows only, in blocks in common, for many queries."""
+    inputs = packed_inputs([540, 520, 530], queries, 4, 2, 32, shared=shared, dtype=torch.float32, device=device)
+    for path in (in_torch, in_torch_without_lse):
+        assert_packed_matches_dense(path, inputs, k_scale=0.5, v_scale=1.5)
+
+
+@pytest.mark.parametrize(("option", "splits"), [("num_splits", Splits("num", 3)), ("split_size", Splits("size", 40))])
+def test_all_sequences_are_cut_as_asked_for(option, splits, monkeypatch):
+    """In float32, too, where few queries would else be rows of a sparse product."""
+    seen, usual = [], varlen_in_torch.in_pieces
+    monkeypatch.setattr(varlen_in_torch, "in_pieces", lambda *args: (seen.append(args[-1]), usual(*args))[1])
+    inputs = packed_inputs([70, 75, 67], [1, 3, 40], 4, 2, 32, dtype=torch.float32, device="cpu")
+    assert_packed_matches_dense(lambda *a, **o: in_torch(*a, **o, **{option: splits.count}), inputs)
+    assert seen == [splits] * 3
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -130,8 +162,9 @@ def test_split_rows_do_not_depend_on_the_other_sequences(splits, backend, kernel
     assert lse_alone.equal(lse[1:10])
 
 
-def test_a_gradient_flows_through_the_torch_backend(device):
-    q, k_cache, v_cache, *rest = packed_inputs([5, 20], [1, 7], 4, 2, 8, dtype=torch.float64, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_flows_through_the_torch_backend(dtype, device):
+    q, k_cache, v_cache, *rest = packed_inputs([5, 20], [1, 7], 4, 2, 8, dtype=dtype, device=device)
     caches = [cache.nan_to_num().requires_grad_() for cache in (k_cache, v_cache)]
     ours = torch.autograd.grad(paged_attention_varlen(q.requires_grad_(), *caches, *rest).square().sum(), [q, *caches])
     theirs = torch.autograd.grad(dense(q, *caches, *rest, dtype=q.dtype)[0].square().sum(), [q, *caches])
@@ -200,19 +233,29 @@ def test_blocks_that_sequences_begin_with_are_attended_to_once(options):
     assert_packed_matches_dense(in_torch, inputs, window=600)
 
 
+def test_a_block_that_only_the_later_queries_see_whole_is_not_shared():
+    inputs = packed_inputs([560, 528, 530], [1, 2, 4], 4, 2, 32, shared=33, dtype=torch.float32, device="cpu")
+    assert [len(inputs[1][part.blocks]) for part in parts_of(inputs) if isinstance(part, SharedKeys)] == [32]
+    assert_packed_matches_dense(in_torch, inputs)
+
+
 def test_what_some_share_follows_what_all_share():
     inputs = packed_inputs([600] * 6, [1] * 6, 4, 2, 16, shared=10, dtype=torch.float32, device="cpu")
     tables = inputs[3]
     tables[1:3, :34] = tables[0, :34]
     shared = [part for part in parts_of(inputs) if isinstance(part, SharedKeys)]
     assert [(part.queries.tolist(), part.start) for part in shared] == [([0, 1, 2, 3, 4, 5], 0), ([0, 1, 2], 160)]
-    assert_packed_matches_dense(in_torch, inputs)
+    for slopes in (None, torch.tensor([0.5, 0.1, 0.01, 0.001])):
+        assert_packed_matches_dense(in_torch, inputs, alibi_slopes=slopes)
 
 
 def test_shared_beginnings_are_the_longest_that_pay():
     tables = {10: [1, 2, 3, 4], 11: [1, 2, 3, 5], 12: [1, 2, 7], 13: [8], 14: []}
     assert list(shared_beginnings(tables, 512)) == [([10, 11, 12], 0, 2), ([10, 11], 2, 3)]
+    assert list(shared_beginnings(tables, 256)) == [([10, 11, 12], 0, 2)]
     assert list(shared_beginnings(tables, 16)) == []
+    between = {10: [1, 2], 11: [1, 3], 12: [1, 2]}
+    assert list(shared_beginnings(between, 512)) == [([10, 11, 12], 0, 1), ([10, 12], 1, 2)]
 
 
 def test_all_keys_may_be_shared():
@@ -221,6 +264,12 @@ def test_all_keys_may_be_shared():
     (part,) = parts_of(inputs)
     assert isinstance(part, SharedKeys)
     assert_packed_matches_dense(in_torch_without_lse, inputs)
+
+
+def test_a_block_that_only_the_last_query_of_a_sequence_sees_whole_is_not_shared():
+    inputs = packed_inputs([512, 512, 512], [1, 3, 1], 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
+    assert [len(part.blocks) for part in parts_of(inputs) if isinstance(part, SharedKeys)] == [31]
+    assert_packed_matches_dense(in_torch, inputs)
 
 
 def test_rows_of_similar_lengths_are_computed_together():

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         _measure(asked)
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=float, metavar="T", help="1 with --top-k or --top-p, else greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this weight")
-    parser.add_argument("--backend", default="auto", help="auto, torch, triton or cuda")
+    parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
     parser.add_argument("--dtype", choices=DTYPES, help="float16 on a GPU, else float32")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what was measured in this JSON file")

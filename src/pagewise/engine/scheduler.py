@@ -67,7 +67,7 @@ class Scheduler:
         chunks, reading = self._decode()
         left = self.max_num_batched_tokens - len(chunks)
         for request in reading:
-            for sequence in request.in_memory() if request in self.running else ():
+            for sequence in request.in_memory():
                 left -= self._prefill(request, sequence, left, chunks)
         while self.num_preemptions == preempted and left > 0 and self._admit(chunks):
             left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
@@ -139,7 +139,7 @@ class Scheduler:
         self.waiting.popleft()
         self.running.append(request)
         self._places -= 1
-        request.common, request.forked = len(tokens), False
+        request.common = len(tokens)
         request.live[0].num_computed = cached
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached

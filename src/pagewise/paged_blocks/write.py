@@ -107,8 +107,7 @@ def _write_torch(
     k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
 ) -> None:
     kept = slots != -1
-    if not kept.all():
-        slots, k, v = slots[kept], k[kept], v[kept]
+    slots, k, v = slots[kept], k[kept], v[kept]
     if k.dtype != k_cache.dtype:
         k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
     _, P, _, _ = cache_sizes(k_cache, v_cache)

@@ -159,10 +159,11 @@ class EngineThread:
                 self.llm.abort(request_id)
                 self._news.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
         news, self._news = self._news, []
-        told = [(*self._answers[request_id], event) for request_id, event in news]
+        # not of one that ended in a failing step, and was dropped before the next could tell of it
+        told = [(*self._answers[request_id], event) for request_id, event in news if request_id in self._answers]
         for request_id, event in news:
             if not isinstance(event, Piece):
-                del self._answers[request_id]
+                self._answers.pop(request_id, None)
         self._loop.call_soon_threadsafe(_tell, told)
 
 
