@@ -115,7 +115,7 @@ def test_a_thousand_requests_through_64_blocks(prefix_cache):
     assert_empty(llm)
     assert sorted(output.request_id for output in outputs) == sorted(ids)
     assert_right(outputs, ids)
-    assert llm.scheduler.num_preemptions > 100
+    assert llm.scheduler.num_preemptions > 50
     assert (sum(output.num_cached_tokens for output in outputs) > 1000) == prefix_cache
 
 

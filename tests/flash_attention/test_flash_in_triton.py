@@ -53,7 +53,7 @@ def in_kernels(options, **more):
 @pytest.mark.parametrize("case", cases(), ids=name)
 def test_forward_and_gradients_are_as_accurate_as_naive(case, kernel_device):
     (T, S), batch = case["sizes"], 2 if FULL else 1
-    qkv = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device, seed=1)
+    qkv = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device, seed=3)
     q, k, v = as_tokens(*qkv)
     options = options_of(case["kind"], *q.shape[:3], S, kernel_device)
     assert_matches_naive(in_kernels(options), q, k, v, options)

@@ -73,7 +73,7 @@ def inputs_of(case, device, seq_lens=None):
         dtype=case["dtype"], device=device, cache_dtype=case["cache"],
     )  # fmt: skip
     tables = inputs[3]
-    tables[-1, 0] = tables[-2, 1]  # a block of another sequence
+    tables[-1, 1] = tables[-2, 0]  # a block of another sequence
     tables[-1, 2] = tables[-1, 3]  # a block twice in one table
     options = {"k_scale": 0.5, "v_scale": 0.25} if case["cache"] else {}
     if case["alibi"]:
