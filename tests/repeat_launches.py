@@ -20,7 +20,13 @@ from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_attention import (
+    paged_attention,
+    paged_attention_grouped,
+    paged_attention_v1,
+    paged_attention_v2,
+    paged_attention_varlen,
+)
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 
 Run = Callable[[], tuple[Tensor, ...]]
@@ -42,6 +48,8 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         for splits in (1, 3, None):
             decode = partial(paged_attention, *inputs, num_splits=splits, backend="triton", **options)
             yield f"Triton decode, num_splits {splits}, {types}", decode
+        for splits in (1, 3):
+            yield f"Triton packed, num_splits {splits}, {types}", packed(inputs, splits, options)
         for layout in ("nhd", "vllm"):
             yield f"Triton write, {layout}, {types}", written(num_tokens, dtype, cache_dtype or dtype, layout, device)
         qkv = padded_qkv(num_tokens, num_tokens // 2 + 3, dtype, device)
@@ -60,6 +68,14 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
                 yield f"Triton flash, {variant}", partial(hopper, *qkv, variant)
         rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
         yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
+
+
+def packed(inputs: list[Tensor], num_splits: int, options: dict[str, bool]) -> Run:
+    """The last queries of each sequence: three, none, one and two."""
+    _, *rest = inputs
+    ends = torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32, device=rest[0].device)
+    q = torch.randn(6, 8, 64, generator=torch.Generator().manual_seed(1)).to(inputs[0].dtype).to(ends.device)
+    return partial(paged_attention_varlen, q, *rest, ends, num_splits=num_splits, backend="triton", **options)
 
 
 def product(kernel: Callable[..., Tensor], x: Tensor, w: Tensor, **options: int) -> Run:

@@ -17,7 +17,13 @@ from pagewise.flash_decoding_plus_plus import dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention import in_triton, paged_attention, paged_attention_v1, paged_attention_v2
+from pagewise.paged_attention import (
+    in_triton,
+    paged_attention,
+    paged_attention_v1,
+    paged_attention_v2,
+    paged_attention_varlen,
+)
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
 from pagewise.tools.timing import ColdTimer
@@ -109,6 +115,14 @@ def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(other_gpu, monkeypat
     expected = paged_attention(q, *cache, backend="torch")
     for num_splits in (1, 3):
         out = paged_attention(q, *cache, num_splits=num_splits, backend="triton")
+        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+    q, ends = torch.randn(3, 4, 32, device=other_gpu).half(), torch.tensor([0, 1, 3], device=other_gpu).int()
+    k, v = (torch.randn(20, 16, 2, 32, device=other_gpu).half() for _ in range(2))
+    lens = torch.tensor([17, 160], device=other_gpu).int()
+    cache = (k, v, torch.arange(20, device=other_gpu).int().view(2, 10), lens)
+    expected = paged_attention_varlen(q, *cache, ends, backend="torch")
+    for num_splits in (1, 3):
+        out = paged_attention_varlen(q, *cache, ends, num_splits=num_splits, backend="triton")
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
     sizes = ((2, 4, 1, 32), (2, 2, 300, 32), (2, 2, 300, 32))
     q, k, v = (torch.randn(size, device=other_gpu).half() for size in sizes)
