@@ -457,7 +457,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 def test_any_order_of_requests_steps_failures_and_aborts():
     chances = (
-        {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 60, "stateful_step_count": 30}
+        {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 40, "stateful_step_count": 30}
     )
     options = {"deadline": None, "database": None, "derandomize": not FULL, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(AnyOrder, settings=settings(**chances, **options))
