@@ -121,7 +121,7 @@ class Request:
     def common_tokens(self) -> list[int]:
         """The tokens that all live sequences begin with: the prompt at least."""
         first, *others = (sequence.tokens for sequence in self.live)
-        length = min(len(first), *map(len, others)) if others else len(first)
+        length = min(len(sequence.tokens) for sequence in self.live)
         for other in others:
             length = next((i for i in range(length) if first[i] != other[i]), length)
         return first[:length]

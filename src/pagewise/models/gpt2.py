@@ -19,6 +19,7 @@ from torch.nn.functional import gelu, linear
 
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
+from pagewise.models.llama import new_embedding
 from pagewise.tools.checks import check_count, check_flag, check_number
 
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
@@ -82,8 +83,8 @@ class GPT2(nn.Module):
         self.config = config
         self.transformer = nn.ModuleDict(
             {
-                "wte": _embedding(config.vocab_size, config.hidden_size),
-                "wpe": _embedding(config.max_position_embeddings, config.hidden_size),
+                "wte": new_embedding(config.vocab_size, config.hidden_size),
+                "wpe": new_embedding(config.max_position_embeddings, config.hidden_size),
                 "h": nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers)),
                 "ln_f": nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon),
             }
@@ -171,8 +172,3 @@ class Conv1D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.T, self.bias)
-
-
-def _embedding(num_rows: int, size: int) -> nn.Embedding:
-    # uniform: on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
-    return nn.Embedding.from_pretrained(torch.empty(num_rows, size).uniform_(-0.05, 0.05), freeze=False)

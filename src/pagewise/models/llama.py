@@ -94,11 +94,9 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        # uniform: on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
-        embedding = torch.empty(config.vocab_size, config.hidden_size).uniform_(-0.05, 0.05)
         self.model = nn.ModuleDict(
             {
-                "embed_tokens": nn.Embedding.from_pretrained(embedding, freeze=False),
+                "embed_tokens": new_embedding(config.vocab_size, config.hidden_size),
                 "layers": nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers)),
                 "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
             }
@@ -134,6 +132,12 @@ class Llama(nn.Module):
             h = block(h, turn, attend)
         h = self.model["norm"](h if logits_for is None else h[:, logits_for])
         return linear(h, self.model["embed_tokens"].weight) if self.config.tie_word_embeddings else self.lm_head(h)
+
+
+def new_embedding(num_rows: int, size: int) -> nn.Embedding:
+    """An embedding with random weights."""
+    # uniform: on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
+    return nn.Embedding.from_pretrained(torch.empty(num_rows, size).uniform_(-0.05, 0.05), freeze=False)
 
 
 class Block(nn.Module):
