@@ -29,12 +29,13 @@ lessons: environment
 	@$(SPHINX) build/lessons build/book
 	@echo "the book: open build/book/index.html"
 
+# Three workers for two cores: a fifth of its time a test waits, for a browser, a server or a clock.
 test: environment
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(NOTEBOOKS) check lessons
 	$(SPHINX) lessons build/book
-	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 2 -p no:nbval
+	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 3 -p no:nbval
 	$(PY) -m pagewise.exercises.solved lessons build/solved
 	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope --no-loadscope-reorder \
 		$$(ls -r build/solved/*.ipynb)
