@@ -246,6 +246,32 @@ def test_an_aborted_search_leaves_nothing(tiny):
     assert not llm.has_unfinished
 
 
+@pytest.mark.parametrize("failing", [2, 3, 6, 9])
+def test_a_copy_that_does_not_fit_costs_a_step_and_no_more(tiny, alone, monkeypatch, failing):
+    """Of dense memory, whose forks copy: the first room is the prompt's."""
+    model, tokenizer = tiny
+    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, attention="dense", backend="torch")
+    new, rooms = llm.memory._new, itertools.count(1)
+
+    def scarce(num_tokens):
+        if next(rooms) == failing:
+            raise MemoryError("planted")
+        return new(num_tokens)
+
+    monkeypatch.setattr(llm.memory, "_new", scarce)
+    llm.add_request(PROMPTS[0], BEAMS)
+    outputs, failures = [], 0
+    while llm.has_unfinished:
+        try:
+            outputs += llm.step()
+        except MemoryError:
+            failures += 1
+            assert llm.memory.nbytes == 0
+    assert failures == 1
+    assert texts(outputs) == alone[:1]
+    assert llm.memory.nbytes == 0
+
+
 def test_the_text_of_a_choice_leaves_out_what_ended_it(tiny):
     model, tokenizer = tiny
     llm = LLM(model, tokenizer=tokenizer, num_blocks=64, backend="torch")

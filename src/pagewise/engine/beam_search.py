@@ -79,19 +79,25 @@ def apply(request: Request, selection: Selection, memory: PagedMemory | DenseMem
     What dies is freed before anything is forked, so that no more than beam_width beams ever hold memory. A beam's best
     successor goes on in its place, the others in forks of it.
     """
-    request.beams, parents = selection.found, request.live
+    parents, live, forks = request.live, [], []
     in_place = {branch.beam: parents[branch.beam] for branch in selection.live}
     for index, parent in enumerate(parents):
         if index not in in_place:
             memory.free(parent)
-    request.live = []
-    for branch in selection.live:
-        if (beam := in_place.pop(branch.beam, None)) is None:
-            parent = parents[branch.beam]
-            beam = Sequence(parent.tokens.copy())
-            beam.num_computed = parent.num_computed
-            memory.fork(parent, beam)
-        request.live.append(beam)
+    try:
+        for branch in selection.live:
+            if (beam := in_place.pop(branch.beam, None)) is None:
+                parent = parents[branch.beam]
+                beam = Sequence(parent.tokens.copy())
+                beam.num_computed = parent.num_computed
+                memory.fork(parent, beam)
+                forks.append(beam)
+            live.append(beam)
+    except BaseException:  # a copy may not fit: the beams are what they were, and can be computed again
+        for beam in forks:
+            memory.free(beam)
+        raise
+    request.beams, request.live = selection.found, live
     for beam, branch in zip(request.live, selection.live, strict=True):
         beam.tokens.append(branch.token)
         beam.score = branch.score

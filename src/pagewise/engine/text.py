@@ -21,23 +21,27 @@ class Text:
 
     def add(self, token: int, *, last: bool = False) -> str:
         """One more token; returns the text that is now certain: all of it, if that was the last."""
-        before = self._decode(self._tokens[self._first : self._decoded])
-        now = self._decode([*self._tokens[self._first :], token])
+        new = self._new(token)
         self._tokens.append(token)  # not before: should the tokenizer raise, nothing has changed
-        if len(now) > len(before) and (last or not now.endswith("\N{REPLACEMENT CHARACTER}")):
-            self._held += now[len(before) :]
+        if new and (last or not new.endswith("\N{REPLACEMENT CHARACTER}")):
+            self._held += new
             self._first, self._decoded = self._decoded, len(self._tokens)
         return self._release(self._safe(ended=last))
 
     def end(self) -> str:
         """No token follows: the rest of the text."""
         if not self.stopped:
-            before = self._decode(self._tokens[self._first : self._decoded])
-            self._held += self._decode(self._tokens[self._first :])[len(before) :]
+            self._held += self._new()
             self._decoded = len(self._tokens)
         return self._release(self._safe(ended=True))
 
-    def _decode(self, tokens: list[int]) -> str:
+    def _new(self, *more: int) -> str:
+        """What the tokens that are not yet in the text, and these, add to it."""
+        tokens, old = [*self._tokens[self._first :], *more], self._decoded - self._first
+        before, whole = self._text(tokens[:old]), self._text(tokens)
+        return whole[len(before) :]
+
+    def _text(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True) if tokens else ""
 
     def _safe(self, ended: bool = False) -> int:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int32, Shaped
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention.splits import Splits
 from pagewise.paged_blocks.write import cache_sizes
 from pagewise.tools.checks import (
     FLOAT8,
@@ -50,6 +51,19 @@ class PagedInputs(NamedTuple):
     def cache_sizes(self) -> tuple[int, int, int, int]:
         """N, P, Hkv, D of the cache."""
         return cache_sizes(self.k_cache, self.v_cache)
+
+
+class Step(NamedTuple):
+    """What all layers of a step share: sequences with packed queries, where they lie in a cache, and how to attend."""
+
+    block_tables: Int32[Tensor, "B M"]
+    seq_lens: Int32[Tensor, " B"]
+    cu_seqlens_q: Int32[Tensor, " ends"]
+    block_size: int
+    decodes: bool  # every sequence has one query
+    options: ScoreOptions
+    v_scale: float
+    splits: Splits | None
 
 
 def checked_inputs(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_triton import DecodeInputs, refuses
-from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
+from pagewise.paged_attention.inputs import DECODING, PagedInputs, Step, checked_inputs, used_blocks
 from pagewise.paged_attention.splits import Splits, checked_splits
 from pagewise.paged_attention.varlen_in_cuda import PlanInCuda
 from pagewise.paged_attention.varlen_in_torch import PlanInTorch
@@ -121,9 +121,5 @@ def plan(
         backend: "cuda" is of caches in vLLM's layout, without window, softcap and splits.
         decodes: every sequence has one query, which is not looked up.
     """
-    step, shapes = (block_tables, seq_lens, cu_seqlens_q), {"options": options, "v_scale": v_scale}
-    if backend == "torch":
-        return PlanInTorch(*step, **shapes, block_size=block_size, splits=splits)
-    if backend == "triton":
-        return PlanInTriton(*step, **shapes, decodes=decodes, splits=splits)
-    return PlanInCuda(*step, **shapes, block_size=block_size, decodes=decodes)
+    step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, v_scale, splits)
+    return {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}[backend](step)

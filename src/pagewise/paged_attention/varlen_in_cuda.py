@@ -6,13 +6,12 @@ these kernels to show them at work, and Triton's to be fast.
 """
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_attention.door import choose_version
-from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.inputs import PagedInputs, Step
 
 PARTITION_SIZE = 512
 
@@ -20,20 +19,11 @@ PARTITION_SIZE = 512
 class PlanInCuda:
     """What all layers of a step share: a table and a length for each query."""
 
-    def __init__(
-        self,
-        block_tables: Int32[Tensor, "B M"],
-        seq_lens: Int32[Tensor, " B"],
-        cu_seqlens_q: Int32[Tensor, " ends"],
-        *,
-        block_size: int,
-        decodes: bool,
-        options: ScoreOptions,
-        v_scale: float,
-    ) -> None:
-        self.options, self.v_scale = options, v_scale
+    def __init__(self, step: Step) -> None:
+        block_tables, seq_lens, cu_seqlens_q, block_size, *_ = step
+        self.options, self.v_scale = step.options, step.v_scale
         self.max_seq_len = block_tables.shape[1] * block_size
-        if not decodes:
+        if not step.decodes:
             sequences = torch.arange(len(seq_lens), device=seq_lens.device).repeat_interleave(cu_seqlens_q.diff())
             left = cu_seqlens_q[sequences + 1] - torch.arange(1, len(sequences) + 1, device=seq_lens.device)
             block_tables, seq_lens = block_tables[sequences], (seq_lens[sequences] - left).to(torch.int32)

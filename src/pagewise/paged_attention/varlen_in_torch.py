@@ -10,14 +10,14 @@ import functools
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.naive_attention import query_positions, visibility
 from pagewise.online_softmax import Partial
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import in_pieces
+from pagewise.paged_attention.inputs import Step
 from pagewise.paged_attention.sparse import Queries, SharedKeys, SparseRows, indices, parts_of
 from pagewise.paged_attention.splits import Splits
 from pagewise.tools.device import wants_gradient
@@ -30,32 +30,21 @@ OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
 class PlanInTorch:
     """What all layers of a step share."""
 
-    def __init__(
-        self,
-        block_tables: Int32[Tensor, "B M"],
-        seq_lens: Int32[Tensor, " B"],
-        cu_seqlens_q: Int32[Tensor, " ends"],
-        *,
-        block_size: int,
-        options: ScoreOptions,
-        v_scale: float = 1.0,
-        splits: Splits | None = None,
-    ) -> None:
-        self.options, self.v_scale, self.splits = options, v_scale, splits
-        lists = (pairwise(cu_seqlens_q.tolist()), seq_lens.tolist(), block_tables.tolist())
+    def __init__(self, step: Step) -> None:
+        self.step, self.options, self.v_scale, self.splits = step, step.options, step.v_scale, step.splits
+        lists = (pairwise(step.cu_seqlens_q.tolist()), step.seq_lens.tolist(), step.block_tables.tolist())
         self.sequences = [
-            Queries(b, start, stop, length, table[: cdiv(length, block_size)])
+            Queries(b, start, stop, length, table[: cdiv(length, step.block_size)])
             for b, ((start, stop), length, table) in enumerate(zip(*lists, strict=True))
             if stop > start and length
         ]
         self.few = [queries for queries in self.sequences if queries.number <= FEW]
-        self.block_tables, self.block_size = block_tables, block_size
         self._masks: dict[tuple, Tensor] = {}
 
     @functools.cached_property
     def parts(self) -> list[SharedKeys | SparseRows]:
         """What sequences with few queries are computed from where the sparse product takes the tensors."""
-        return parts_of(self.few, self.block_tables, self.block_size, self.options.window)
+        return parts_of(self.few, self.step.block_tables, self.step.block_size, self.options.window)
 
     def attend(
         self,

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_triton import (
     INT32_MAX,
     NO_WINDOW,
@@ -20,30 +19,17 @@ from pagewise.paged_attention.in_triton import (
     float8_bits,
     tiles_for,
 )
-from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.inputs import PagedInputs, Step
 from pagewise.paged_attention.splits import MAX_SPLITS, MIN_KEYS, Splits, num_splits_heuristic
 from pagewise.tools.device import num_sms, triton_launch
 from pagewise.tools.sizes import cdiv, padded
-
-OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
 
 
 class PlanInTriton:
     """What all layers of a step share: nothing but the tensors, whose numbers stay on the device."""
 
-    def __init__(
-        self,
-        block_tables: Int32[Tensor, "B M"],
-        seq_lens: Int32[Tensor, " B"],
-        cu_seqlens_q: Int32[Tensor, " ends"],
-        *,
-        decodes: bool,
-        options: ScoreOptions,
-        v_scale: float,
-        splits: Splits | None,
-    ) -> None:
-        self.block_tables, self.seq_lens, self.cu_seqlens_q = block_tables, seq_lens, cu_seqlens_q
-        self.decodes, self.options, self.v_scale, self.splits = decodes, options, v_scale, splits
+    def __init__(self, step: Step) -> None:
+        self.step = step
         self._sequences: dict[tuple[int, int], Tensor] = {}
 
     def attend(
@@ -60,24 +46,25 @@ class PlanInTriton:
         q: Float[Tensor, "total_q H D"],
         k_cache: Shaped[Tensor, "N P Hkv D"],
         v_cache: Shaped[Tensor, "N P Hkv D"],
-    ) -> OutAndLse:
+    ) -> tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
         """(out, lse) of `paged_attention_varlen`."""
-        tables, lens, options, v_scale = self.block_tables, self.seq_lens, self.options, self.v_scale
-        if self.decodes:
+        tables, lens, ends, _, decodes, options, v_scale, splits = self.step
+        if decodes:
             inputs = PagedInputs(q, k_cache, v_cache, tables, lens, v_scale)
-            out, lse = decode(DecodeInputs.paged(inputs), options, self.splits)
+            out, lse = decode(DecodeInputs.paged(inputs), options, splits)
             return out.squeeze(2), lse.squeeze(2)
-        splits = self.splits or filling(q, k_cache, tables)
         numbers = (options.scale_for(q.shape[-1]), options.window, options.softcap, v_scale)
-        tensors = (q, k_cache, v_cache, tables, lens, self.cu_seqlens_q, self.chunks(q, k_cache))
+        tensors = (q, k_cache, v_cache, tables, lens, ends, self.chunks(q, k_cache))
+        splits = splits or filling(q, k_cache, tables)
         return torch.ops.pagewise.paged_attention_varlen(*tensors, options.alibi_slopes, *numbers, *splits)
 
     def chunks(self, q: Tensor, k_cache: Tensor) -> Int32[Tensor, " chunks"]:
         """The sequence of each chunk of rows: the last whose first chunk is it or before it. Made once."""
         group, rows = q.shape[1] // k_cache.shape[2], chunk_tiles(q, k_cache).rows
         if (group, rows) not in self._sequences:
-            counted = torch.arange(num_chunks(len(q), len(self.seq_lens), group, rows), device=q.device)
-            first = self.cu_seqlens_q[:-1].long() * group // rows + counted[: len(self.seq_lens)]
+            ends, num_seqs = self.step.cu_seqlens_q, len(self.step.seq_lens)
+            counted = torch.arange(num_chunks(len(q), num_seqs, group, rows), device=q.device)
+            first = ends[:-1].long() * group // rows + counted[:num_seqs]
             self._sequences[group, rows] = torch.searchsorted(first, counted, right=True, out_int32=True) - 1
         return self._sequences[group, rows]
 
