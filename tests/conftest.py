@@ -1,6 +1,7 @@
 """What every test shares: checked shapes, devices, the one tolerance policy, and the count of kernels executed."""
 
 import functools
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -47,6 +48,15 @@ if importlib.util.find_spec("beartype"):
 
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)
+
+# What is imported while tests are collected stays: to look for garbage in it, then or later, costs a fifth of the time.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
+
 
 ROOT = Path(__file__).parent.parent
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
