@@ -169,7 +169,7 @@ def test_extreme_logits_in_one_piece_only(backend, logit, kernel_device):
         assert_right(found, q, k, v)
 
 
-@pytest.mark.parametrize("attend", [1, 40, "share 7", "share 99"])
+@pytest.mark.parametrize("attend", [1, 3, 40, "share 1", "share 7", "share 99"])
 def test_ragged_batches_with_empty_sequences_and_rows_that_see_nothing(attend, kernel_device):
     """Causal: of 3 queries over 2 keys the first sees none. Whatever lies past a length is NaN and is not seen."""
     lens = [0, 130, 2, 0, 0, 257, 1, 64, 0]

@@ -129,6 +129,7 @@ LIKELY_0 = torch.tensor([[20.0, 0.0, 0.0]] * 2)  # log p of token 0 is 0 but for
     [
         ([-0.6], [-2.0, -3.0], True),  # a hypothesis is missing
         ([-0.6, -1.2], [-2.0, -3.0], True),  # the best beam may yet become −2 / 2 > −1.2
+        ([-0.6, -1.0], [-2.0, -3.0], False),  # −2 / 2 is no better
         ([-0.6, -0.9], [-2.0, -3.0], False),  # −2 / 2 < −0.9: what ends from here on is worse
         ([-0.6, -1.2], [-2.5, -2.6], False),  # −2.5 / 2 < −1.2
     ],
@@ -246,7 +247,7 @@ def test_an_aborted_search_leaves_nothing(tiny):
     assert not llm.has_unfinished
 
 
-@pytest.mark.parametrize("failing", [2, 3, 6, 9])
+@pytest.mark.parametrize("failing", [3, 6])
 def test_a_copy_that_does_not_fit_costs_a_step_and_no_more(tiny, alone, monkeypatch, failing):
     """Of dense memory, whose forks copy: the first room is the prompt's."""
     model, tokenizer = tiny

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.door import checked_backend
 from pagewise.engine.interrupts import held_back
 from pagewise.kv_cache import generate
 from pagewise.models import tiny_model
@@ -384,6 +385,10 @@ def test_what_just_fits_is_taken():
         llm.add_request("x", SamplingParams(n=6))
     engine(max_num_seqs=6).add_request("x", SamplingParams(n=6))
     assert engine(backend="triton", block_size=256, num_blocks=1).memory.num_tokens == 256
+    of_size = lambda head_dim: ("triton", "paged", types.SimpleNamespace(head_dim=head_dim), 16, torch.ones(1))  # noqa: E731
+    assert checked_backend(*of_size(256)) == "triton"
+    with pytest.raises(ValueError, match="head sizes up to 256, got 257"):
+        checked_backend(*of_size(257))
 
 
 def test_the_most_new_tokens_are_what_context_and_memory_leave():

@@ -85,7 +85,7 @@ def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [(20, 69), (70, 20)])
-@pytest.mark.parametrize("window", [1, 3, 48, None])
+@pytest.mark.parametrize("window", [1, 3, 48, 1000, None])
 def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, monkeypatch):
     """NaN in what a tile outside the mask would read does no harm, and the rest is right.
 
@@ -228,7 +228,7 @@ SEED = 7 - 2**40  # of more than 32 bits
 DRAWN = 49291  # with it, by the first weight
 
 
-@pytest.mark.parametrize("p", [0.17, DRAWN / 2**16, 0.99])
+@pytest.mark.parametrize("p", [0.01, 0.17, DRAWN / 2**16, 0.99])
 def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
     """With values that are the unit vectors, out is the matrix of weights itself."""
     T, S = 40, 64

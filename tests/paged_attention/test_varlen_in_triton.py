@@ -8,6 +8,7 @@ from covering import covering
 from packed_cases import assert_packed_matches_dense, packed_inputs
 from triton_compile import compile_triton
 
+from conftest import executed
 from pagewise.kernels.paged_attention_varlen import merge_varlen_kernel, varlen_kernel
 from pagewise.paged_attention import paged_attention_varlen, varlen
 from pagewise.paged_attention.in_triton import tiles_for
@@ -125,6 +126,14 @@ def test_any_number_of_heads_may_share_a_kv_head(kernel_device):
     for group in (1, 3, 40):
         inputs = packed_inputs([20, 35], [1, 3], 2 * group, 2, 16, dtype=torch.float16, device=kernel_device)
         assert_packed_matches_dense(in_triton, inputs)
+
+
+def test_keys_are_cut_where_it_is_asked_for(kernel_device):
+    inputs = packed_inputs([130, 40], [2, 5], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    for splits, merges in (({"num_splits": 1}, 0), ({"num_splits": 3}, 1), ({"split_size": 64}, 1)):
+        before = executed["merge_varlen_kernel"]
+        paged_attention_varlen(*inputs, **splits, backend="triton")
+        assert executed["merge_varlen_kernel"] - before == merges, splits
 
 
 @pytest.mark.parametrize("splits", [{}, {"num_splits": 2}], ids=str)

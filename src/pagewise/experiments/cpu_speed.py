@@ -13,12 +13,17 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from pagewise.cuda import simt
+from pagewise.engine import LLM
+from pagewise.engine.scheduler import Policy
+from pagewise.engine.workload import Workload
 from pagewise.experiments.paged_attention_peers import side_by_side
 from pagewise.experiments.paged_attention_speed import Shape, exact, random_batch
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
+from pagewise.kv_cache import generate
+from pagewise.models import tiny_model
 from pagewise.naive_attention import attention
-from pagewise.paged_attention import paged_attention, paged_attention_v1
+from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_varlen
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
 from pagewise.paged_attention.inputs import checked_inputs
 from pagewise.paged_blocks import BlockManager
@@ -39,6 +44,7 @@ def contests() -> Iterator[Contest]:
     yield interpreter(Shape(1, 64, 4, 2, head_size=64))
     yield splits(8192)
     yield dispatch(1024)
+    yield engines(Workload("shared", num_requests=8, prompt_tokens=96, max_new_tokens=4))
 
 
 def block_manager() -> Contest:
@@ -80,6 +86,7 @@ def torch_paths(shape: Shape) -> Contest:
         "naive, contiguous": lambda: attention(q, k, v)[:, :, 0],
         "paged, gathered": lambda: gathered_attention(*paged)[0],
         "paged, streamed": lambda: streamed_attention(*paged)[0],
+        "paged, packed": partial(paged_attention_varlen, *batch[:5], torch.arange(shape.num_seqs + 1).int()),
     }
     return f"decode in torch, {_sizes(shape)}", functions, exact(batch)
 
@@ -127,6 +134,22 @@ def dispatch(size: int) -> Contest:
     flow = Dataflow(device_label(CPU), torch.float32, {(size, size): (1, 1)})
     functions = {"torch's linear": lambda: linear(x, w), "Dataflow.linear": lambda: flow.linear(x, w)}
     return f"a token times weights [{size}, {size}], float32", functions, x.double() @ w.double().T
+
+
+def engines(workload: Workload) -> Contest:
+    """The engine, new each time: requests one by one, in batches for which K and V are copied, in batches by tables."""
+    model, _ = tiny_model()
+    prompts, sampling = workload.draw(model.config.vocab_size, 0)
+
+    def tokens(scheduler: Policy, attention: str) -> Tensor:
+        llm = LLM(model, scheduler=scheduler, attention=attention, num_blocks=256)
+        return Tensor([output.token_ids for output in llm.generate(prompts, sampling, progress=False)])
+
+    ways = (("naive", "dense"), ("static", "dense"), ("continuous", "paged"))
+    functions = {f"{scheduler}, {attention}": partial(tokens, scheduler, attention) for scheduler, attention in ways}
+    alone = [generate(model, torch.tensor([prompt]), workload.max_new_tokens)[0, len(prompt) :] for prompt in prompts]
+    sizes = f"{workload.num_requests} × {workload.prompt_tokens} tokens, {workload.max_new_tokens} new"
+    return f"engine, tiny model, {sizes}", functions, torch.stack(alone).double()
 
 
 def _sizes(shape: Shape) -> str:
