@@ -398,8 +398,12 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused(case, backend, shapes_unchecked):
     wrong, error, message = BAD[case]
+    inputs = sound() | {"backend": backend, "check": True} | wrong
+    if backend == "triton":
+        on_cpu = {name for name, value in inputs.items() if getattr(value, "device", None) == torch.device("cpu")}
+        inputs |= {name: inputs[name].to(DEVICES[-1]) for name in on_cpu}
     with pytest.raises(error, match=message):
-        paged_attention_varlen(**sound() | {"backend": backend} | wrong)
+        paged_attention_varlen(**inputs)
 
 
 def test_table_entries_that_no_query_sees_may_be_anything(path):

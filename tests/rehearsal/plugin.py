@@ -14,10 +14,14 @@ SPILLS = {
     ("decode_kernel", "k_ptr=*fp8e4nv D=120 P=2", 90): 104,
     ("decode_kernel", "k_ptr=*fp8e4nv D=120 P=32", 90): 296,
     ("decode_kernel", "k_ptr=*fp8e5 D=120 P=256", 90): 360,
+    ("varlen_kernel", "q_ptr=*fp32 D=32 BLOCK_R=16", 90): 8,
+    ("varlen_kernel", "q_ptr=*fp32 k_ptr=*u8 D=256", 80): 8,
+    ("varlen_kernel", "q_ptr=*fp16 D=32 BLOCK_R=32", 80): 16,
 }
 """Bytes that a thread is known to spill, by kernel, its types and constants, and compute capability: the most that was
-seen, with Triton 3.6 and 3.7 on sm_80, with 3.7 on sm_90. All are tiles of 64 keys in float8 at D = 120, the one head
-size whose rows of bytes begin at no multiple of 16, so that they are read in smaller pieces; no other size spills.
+seen, with Triton 3.6 and 3.7 on sm_80, with 3.7 on sm_90. The decode kernel's are tiles of 64 keys in float8 at
+D = 120, the one head size whose rows of bytes begin at no multiple of 16, so that they are read in smaller pieces. The
+varlen kernel's (3.7) take 80, 128 and 96 registers: with eight more, an SM would hold a thread block less.
 """
 
 
