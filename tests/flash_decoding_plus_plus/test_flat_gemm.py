@@ -219,7 +219,7 @@ def test_no_findings_under_any_schedule(kernel, dtype, layouts):
     """Every access within bounds, no race, every copy waited for, nothing read that nobody wrote; the same bits."""
     x, w = random_matrices(*WATCHED, dtype, **layouts)
     expected = multiply(kernel, x, w)
-    for seed in SCHEDULES:
+    for seed in SCHEDULES if FULL else SCHEDULES[:7]:
         with simt.check(schedule=seed):
             assert multiply(kernel, x, w).equal(expected)
 

@@ -460,9 +460,21 @@ def instantiation(case):
     return v2_kernel(*sizes, 512, query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+INSTANTIATIONS = sorted({instantiation(case) for case in CASES}, key=lambda k: k.name)
+
+
+def architectures(number):
+    """Both, or of a selection one in turns."""
+    return ARCHITECTURES if FULL else ARCHITECTURES[number % 2 :: 2]
+
+
 @pytest.mark.parametrize(
-    "kernel", sorted({instantiation(case) for case in CASES}, key=lambda k: k.name), ids=lambda k: k.name
+    ("kernel", "arch"),
+    [
+        pytest.param(kernel, arch, id=f"{kernel.name}-{arch}")
+        for number, kernel in enumerate(INSTANTIATIONS)
+        for arch in architectures(number)
+    ],
 )
 def test_compiles_without_spills(kernel, arch):
     resources = kernel.resources(arch)
@@ -472,8 +484,9 @@ def test_compiles_without_spills(kernel, arch):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_merge_compiles_without_spills(arch):
-    for dtype in AXES["dtype"]:
-        for head_size in AXES["head_size"]:
+    sizes = [(dtype, head_size) for dtype in AXES["dtype"] for head_size in AXES["head_size"]]
+    for number, (dtype, head_size) in enumerate(sizes):
+        if arch in architectures(number):
             assert merge_kernel(dtype, head_size).resources(arch).spilled_bytes == 0
 
 
