@@ -131,7 +131,7 @@ def test_no_findings_under_any_schedule(case):
     block_size = case["block_size"]
     inputs, options = inputs_of(case, torch.device("cpu"), [0, block_size - 1, block_size + 1, 513])
     expected = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
-    for seed in (None, 1, 2):
+    for seed in (None, 1, 2) if FULL else (None, 1):
         with simt.check(schedule=seed):
             out = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
         assert out.equal(expected)
