@@ -62,3 +62,10 @@ def covering_or_all(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool
     if os.environ.get("PAGEWISE_FULL") != "1":
         return covering(axes, allowed)
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def in_turns(cases: Sequence, others: Sequence) -> list[tuple[Any, Any]]:
+    """(case, other): each case with one of the others, which take turns; with PAGEWISE_FULL=1 with all of them."""
+    if os.environ.get("PAGEWISE_FULL") == "1":
+        return list(product(cases, others))
+    return [(case, others[number % len(others)]) for number, case in enumerate(cases)]

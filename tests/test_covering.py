@@ -3,7 +3,7 @@
 from itertools import combinations, product
 
 import pytest
-from covering import covering
+from covering import covering, in_turns
 
 AXES = {
     "D": [32, 64, 80, 128, 256],
@@ -49,3 +49,10 @@ def test_small_selections():
     assert covering({"D": [1, 2]}, lambda case: case["D"] > 1) == [{"D": 2}]
     assert covering({"D": [1, 2], "P": []}) == []
     assert covering(AXES, lambda case: False) == []
+
+
+def test_others_take_turns_or_are_all_met(monkeypatch):
+    monkeypatch.delenv("PAGEWISE_FULL", raising=False)
+    assert in_turns("abc", (80, 90)) == [("a", 80), ("b", 90), ("c", 80)]
+    monkeypatch.setenv("PAGEWISE_FULL", "1")
+    assert in_turns("ab", (80, 90)) == [("a", 80), ("a", 90), ("b", 80), ("b", 90)]

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from covering import covering
+from covering import covering, in_turns
 
 from conftest import assert_as_accurate_as_naive
 from pagewise.cuda import CudaKernel, simt
@@ -379,9 +379,9 @@ COMPILED = [
 ]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES if FULL else ARCHITECTURES[-1:])
-@pytest.mark.parametrize(("make", "dtype", "head_size"), COMPILED)
-def test_compiles_without_spills(make, dtype, head_size, arch):
+@pytest.mark.parametrize(("instantiation", "arch"), in_turns(COMPILED, ARCHITECTURES))
+def test_compiles_without_spills(instantiation, arch):
+    make, dtype, head_size = instantiation
     resources = make(dtype, head_size).resources(arch)
     assert resources.spilled_bytes == 0
     assert resources.shared_bytes == 0  # all of it dynamic: see `tile_bytes`

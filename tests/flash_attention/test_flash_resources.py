@@ -7,10 +7,10 @@ each becomes a line of the table in RESOURCES.md.
 import inspect
 import os
 import re
-from itertools import product
 from typing import Any
 
 import pytest
+from covering import in_turns
 from triton_compile import Compiled, compile_triton
 
 from pagewise.kernels.flash_attention import flash_attention_kernel, forward_tiles
@@ -80,7 +80,7 @@ def backward(D: int, dtype: str, sm: int, kind: str) -> Compiled:
 # ------------------------------------------------------------------------------------------------ what is promised
 
 
-@pytest.mark.parametrize(("D", "sm"), product([16, 32, 64, 128], [80, 90]) if FULL else [(64, 80), (128, 90)])
+@pytest.mark.parametrize(("D", "sm"), in_turns([16, 32, 64, 128] if FULL else [64, 128], [80, 90]))
 @pytest.mark.parametrize("kind", LIGHT if FULL else [TOGETHER])
 def test_the_forward_in_16_bits_spills_nothing(kind, D, sm):
     assert forward(D, "fp16", sm, kind).spilled_bytes == 0

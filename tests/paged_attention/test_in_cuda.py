@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from covering import covering
+from covering import covering, in_turns
 from paged_cases import dense, paged_inputs
 
 from conftest import assert_as_accurate_as_naive
@@ -463,18 +463,8 @@ def instantiation(case):
 INSTANTIATIONS = sorted({instantiation(case) for case in CASES}, key=lambda k: k.name)
 
 
-def architectures(number):
-    """Both, or of a selection one in turns."""
-    return ARCHITECTURES if FULL else ARCHITECTURES[number % 2 :: 2]
-
-
 @pytest.mark.parametrize(
-    ("kernel", "arch"),
-    [
-        pytest.param(kernel, arch, id=f"{kernel.name}-{arch}")
-        for number, kernel in enumerate(INSTANTIATIONS)
-        for arch in architectures(number)
-    ],
+    ("kernel", "arch"), in_turns(INSTANTIATIONS, ARCHITECTURES), ids=lambda x: getattr(x, "name", x)
 )
 def test_compiles_without_spills(kernel, arch):
     resources = kernel.resources(arch)
@@ -485,8 +475,8 @@ def test_compiles_without_spills(kernel, arch):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_merge_compiles_without_spills(arch):
     sizes = [(dtype, head_size) for dtype in AXES["dtype"] for head_size in AXES["head_size"]]
-    for number, (dtype, head_size) in enumerate(sizes):
-        if arch in architectures(number):
+    for (dtype, head_size), turn in in_turns(sizes, ARCHITECTURES):
+        if turn == arch:
             assert merge_kernel(dtype, head_size).resources(arch).spilled_bytes == 0
 
 
