@@ -27,14 +27,15 @@ class Compiled(NamedTuple):
 
 
 def compile_triton(
-    kernel: Any, signature: Mapping[str, str], constexprs: Mapping[str, Any], sm: int, **options: Any
+    kernel: Any, signature: Mapping[str, str | list], constexprs: Mapping[str, Any], sm: int, **options: Any
 ) -> Compiled:
     """Compile a `@triton.jit` function, interpreted or not, for compute capability `sm` (80, 90).
 
     Args:
-        signature: type of each argument that is not `tl.constexpr`, e.g. {"x_ptr": "*fp16", "num_cols": "i32"}.
-            Pointers are taken to be 16-byte aligned, as torch's are; "i32:16" is an int known to be divisible by 16,
-            as Triton finds out at a launch.
+        signature: the type of each argument that is not `tl.constexpr`, such as {"x_ptr": "*fp16", "num_cols": "i32"}.
+            Pointers are taken to be 16-byte aligned, as torch's are. "i32:16" is an int that is divisible by 16, as
+            Triton finds out at a launch. A list is a tuple of such types; a number in the list is a constant, as
+            Triton takes a stride of 1.
         constexprs: value of each `tl.constexpr` argument.
         options: of the launch, e.g. num_warps=8.
 
@@ -80,10 +81,22 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    by_16 = {i for i, kind in enumerate(signature.values()) if kind.startswith("*") or kind.endswith(":16")}
-    aligned = {(i,): [["tt.divisibility", 16]] for i in by_16}
-    signature = {name: kind.removesuffix(":16") for name, kind in signature.items()}
-    source = ASTSource(getattr(_module(path), name), signature, constexprs, aligned)
+    types, constants, aligned = (
+        {},
+        {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs},
+        {},
+    )
+    for i, (argument, kinds) in enumerate(signature.items()):
+        found = []
+        for j, kind in enumerate(kinds if isinstance(kinds, list) else [kinds]):
+            where = (i, j) if isinstance(kinds, list) else (i,)
+            if not isinstance(kind, str):
+                constants[where], kind = kind, "constexpr"
+            elif kind.startswith("*") or kind.endswith(":16"):
+                aligned[where] = [["tt.divisibility", 16]]
+            found.append(kind.removesuffix(":16"))
+        types[argument] = tuple(found) if isinstance(kinds, list) else found[0]
+    source = ASTSource(getattr(_module(path), name), types, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     ptx = compiled.asm["ptx"]
     return {"ptx": ptx, "shared_bytes": compiled.metadata.shared, **_resources(ptx, Path(triton.__file__).parent)}

@@ -1,0 +1,40 @@
+"""What a launch must know about the GPU: its compute capability, its shared memory, its number of SMs."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+
+class Architecture(NamedTuple):
+    """The properties of a GPU that decide how kernels are launched on it."""
+
+    sm: int  # compute capability · 10, such as 75, 80 or 120; 0 on a CPU, where kernels are interpreted
+    shared_bytes: int  # of a thread block, at most (`shared_memory_per_block_optin`)
+    num_sms: int
+
+    @property
+    def has_triton_tensor_cores(self) -> bool:
+        """Whether Triton multiplies matrices on tensor cores. Triton 3.6 and 3.7 do not on sm_75 (T4)."""
+        return self.sm >= 80
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether the GPU computes with bfloat16."""
+        return self.sm >= 80
+
+
+CPU = Architecture(sm=0, shared_bytes=2**31 - 1, num_sms=1)
+
+# Shared memory per thread block by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+
+
+@functools.cache
+def architecture(device: torch.device) -> Architecture:
+    """Return the architecture of `device`."""
+    if device.type != "cuda":
+        return CPU
+    properties = torch.cuda.get_device_properties(device)
+    sm = 10 * properties.major + properties.minor
+    return Architecture(sm, properties.shared_memory_per_block_optin, properties.multi_processor_count)

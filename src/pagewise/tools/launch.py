@@ -1,0 +1,57 @@
+"""One way to launch a Triton kernel: the tuples it takes, and the casts that Triton's interpreter needs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagewise.tools.device import triton_launch, triton_mode
+
+
+def launch(
+    kernel: Any,
+    grid: Any,
+    *arguments: Any,
+    outputs: Sequence[Tensor] = (),
+    stored: Sequence[Tensor] = (),
+    **constants: Any,
+) -> None:
+    """Launch a Triton kernel on the device of its first tensor.
+
+    A matrix, or a tensor of more dimensions, reaches the kernel as the tuple (pointer, stride of each dimension). A
+    vector reaches it as a pointer and is made contiguous. Everything else is passed as it is.
+
+    Triton's interpreter multiplies bfloat16 wrongly and converts to it without rounding. There, bfloat16 tensors are
+    passed as float32 copies, and what the kernel writes is rounded into the tensor afterwards.
+
+    Args:
+        grid: as Triton takes it, a tuple or a function of the constants.
+        outputs: the arguments that the kernel writes, all of them or some elements. A vector must be contiguous.
+        stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
+        constants: the kernel's `tl.constexpr` parameters and the launch options, such as num_warps.
+    """
+    copies: list[tuple[Tensor, Tensor]] = []
+
+    def passed(argument: Any) -> Any:
+        if not isinstance(argument, Tensor):
+            return argument
+        tensor = argument
+        if tensor.dtype == torch.bfloat16 and triton_mode() == "interpreted" and not _among(argument, stored):
+            tensor = tensor.float()
+        if _among(argument, outputs):
+            if tensor is not argument:
+                copies.append((argument, tensor))
+        elif tensor.dim() < 2:
+            tensor = tensor.contiguous()
+        return tensor if tensor.dim() < 2 else (tensor, *tensor.stride())
+
+    device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
+    with triton_launch(device):
+        kernel[grid](*map(passed, arguments), **constants)
+        for output, written in copies:
+            output.copy_(written)
+
+
+def _among(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
