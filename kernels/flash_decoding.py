@@ -1,233 +1,225 @@
-"""Flash-Decoding: which keys a program attends to, and the merge of what all of them found (lesson 7).
+"""Flash-Decoding in Triton: the keys of a sequence cut into splits that run side by side (lesson 7).
 
-An item is what one program would do alone: a chunk of the query rows that share a KV head, over the tiles of all keys
-of a sequence that one of them sees. `pagewise.paged_attention.splits` names the three ways in which items are cut; CUT
-says which one, and `cut` is its number: pieces of an item ("num"), tiles of a piece ("size"), or programs ("share").
-Nothing here is known on the host: a length may change between two launches of a CUDA graph.
+    split_decode_kernel     first rung: dense keys, splits by number. Lesson 5's `merge_splits_kernel` merges them
+    flash_decoding_kernel   last rung: dense or paged keys, driven by a work plan
+    merge_plan_kernel       the merge of what a work plan has split
+
+A work plan (`pagewise.flash_decoding.work_plan`) says which tiles of which item a program computes, and where the
+result goes. An *item* is a chunk of query rows that share a KV head of one sequence. No length is known on the host, so
+lengths may change between two replays of a CUDA graph. Dao et al. 2023.
 """
 
 import triton
 import triton.language as tl
 
-from pagewise.kernels.partial import add_up, empty, left_the_band, merge, output
+from pagewise.kernels.paged_attention import (
+    attend_to_tiles,
+    load_queries,
+    merge_slots,
+    rows_of_chunk,
+    store_partials,
+    store_results,
+)
+from pagewise.kernels.partial import empty
 
 
 @triton.jit
-def keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window):
-    """(first, stop, possible): keys first … stop − 1 of a sequence are those that some query sees. seq: one or many.
-
-    The last query stands at the last key. possible: the length is one that there can be; if not, no key is seen.
-    """
-    if lens_ptr is None:
-        length = tl.where(seq < num_seqs, capacity, 0)
-    else:
-        length = tl.load(lens_ptr + seq, mask=seq < num_seqs, other=0)
-    possible = (length >= 0) & (length <= capacity)
-    stop = tl.where(possible, length, 0)
-    first = tl.maximum(stop - window, num_queries - 1) - (num_queries - 1)
-    return tl.minimum(first, stop), stop, possible
-
-
-@triton.jit
-def tiles_of(first, stop, TILE: tl.constexpr):
-    """How many tiles hold keys first … stop − 1: those from first // TILE on. stop may be int32's largest number."""
-    return tl.where(first < stop, (stop - 1) // TILE - first // TILE + 1, 0).to(tl.int64)
-
-
-# ------------------------------------------------------------------------------- every item by itself
-
-
-@triton.jit
-def num_pieces(tiles, cut, CUT: tl.constexpr):
-    """Into how many pieces an item of so many tiles is cut; 1 if it has none, so that somebody writes its result."""
-    pieces = (tiles + cut - 1) // cut if CUT == "size" else tl.minimum(tiles, cut)
-    return tl.maximum(pieces, 1)
-
-
-@triton.jit
-def piece_of(tiles, split, cut, CUT: tl.constexpr):
-    """(start, stop): the tiles of piece `split`."""
-    if CUT == "size":
-        start, stop = split * cut, (split + 1) * cut
-    else:
-        pieces = num_pieces(tiles, cut, CUT)
-        start, stop = tiles * split // pieces, tiles * (split + 1) // pieces
-    return tl.minimum(start, tiles), tl.minimum(stop, tiles)
-
-
-# ------------------------------------------------------------------------------- equal ranges of all items
-
-
-@triton.jit
-def work_of(tiles):
-    """What an item of so many tiles counts in the ranges: to start it takes a program about as long as a tile."""
-    return tl.where(tiles > 0, tiles + 1, 0)
-
-
-@triton.jit
-def work_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
-    """The work of the sequences before `seq`, one item of each; of all sequences, if it is num_seqs."""
-    lane, work = tl.arange(0, 64), tl.zeros([64], tl.int64)
-    for start in range(0, num_seqs, 64):
-        first, stop, _ = keys_seen(start + lane, lens_ptr, num_seqs, num_queries, capacity, window)
-        work += tl.where(start + lane < seq, work_of(tiles_of(first, stop, TILE)), 0)
-    return tl.sum(work, axis=0)
-
-
-@triton.jit
-def sequence_at(unit, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
-    """The sequence in which a unit of work lies when an item of each sequence lies end to end."""
-    lane, seq, end = tl.arange(0, 64), tl.cast(0, tl.int64), tl.cast(0, tl.int64)
-    for start in range(0, num_seqs, 64):
-        first, stop, _ = keys_seen(start + lane, lens_ptr, num_seqs, num_queries, capacity, window)
-        work = work_of(tiles_of(first, stop, TILE))
-        seq += tl.sum((end + tl.cumsum(work, axis=0) <= unit).to(tl.int64), axis=0)
-        end += tl.sum(work, axis=0)
-    return seq
-
-
-@triton.jit
-def item_at(unit, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE: tl.constexpr):
-    """(item, begin): the item in which a unit of work lies, and its first. A sequence has `chunks` of them."""
-    seq = sequence_at(unit // chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-    begin = chunks * work_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-    first, stop, _ = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
-    work = work_of(tiles_of(first, stop, TILE))
-    chunk = (unit - begin) // tl.maximum(work, 1)
-    return seq * chunks + chunk, begin + chunk * work
-
-
-@triton.jit
-def piece_within(low, high, begin, tiles):
-    """(start, stop): the tiles of an item in a range of work; its first unit is its start, and no tile."""
-    return tl.maximum(low - begin - 1, 0), tl.minimum(high - begin - 1, tiles)
-
-
-@triton.jit
-def programs_sharing(total, num_programs, MIN_TILES: tl.constexpr):
-    """How many programs get work: each at least a unit, and MIN_TILES if there are so many."""
-    return tl.maximum(tl.minimum(total // MIN_TILES, num_programs), 1)
-
-
-@triton.jit
-def range_of(program, total, sharing):
-    """(low, high): the work of a program; none, if it is not one of those that share."""
-    return tl.minimum(total * program // sharing, total), tl.minimum(total * (program + 1) // sharing, total)
-
-
-@triton.jit
-def program_at(unit, total, sharing):
-    """The program in whose range a unit of work lies: the last that begins at it or before."""
-    return ((unit + 1) * sharing - 1) // total
-
-
-# ------------------------------------------------------------------------------- the merge
-
-
-@triton.jit
-def result_of(seq, head, query, num_heads, num_queries):
-    """Which row of [B · H · T] is a query's."""
-    return (seq * num_heads + head) * num_queries + query
-
-
-@triton.jit
-def store_rows(
-    out_ptr, lse_ptr, flags_ptr, at, mask, m, l, acc, v_scale, reference, band_low, band_high, smallest,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, SOFTMAX: tl.constexpr,
-):  # fmt: skip
-    """out and lse of rows `at` of [B · H · T] where `mask` allows; with a unified max also which must be recomputed."""
-    if SOFTMAX == "unified":
-        left = left_the_band(m, l, acc, reference, band_low, band_high, smallest)
-        tl.store(flags_ptr + at, left.to(tl.uint8), mask=mask)
-        m = tl.zeros_like(m) + reference
-    out, lse = output(m, l, acc)
-    out = (out * v_scale).to(out_ptr.dtype.element_ty)
-    dim = tl.arange(0, BLOCK_D)
-    tl.store(out_ptr + at[:, None] * D + dim[None, :], out, mask=mask[:, None] & (dim < D)[None, :])
-    tl.store(lse_ptr + at, lse, mask=mask)
-
-
-@triton.jit(do_not_specialize=["num_seqs", "capacity", "window", "cut", "slots"])
-def merge_splits_kernel(
-    m_ptr,  # [slots, BLOCK_R] float32
-    l_ptr,  # [slots, BLOCK_R] float32
-    acc_ptr,  # [slots, BLOCK_R, D] float32
-    lens_ptr,  # [B] int32, or None: all have `capacity` keys
-    out_ptr,  # [B, H, T, D]
-    lse_ptr,  # [B, H, T] float32
-    flags_ptr,  # [B, H, T] uint8, or None: as in `decode_kernel`
-    num_seqs,
+def split_decode_kernel(
+    q,  # [B, H, D]
+    k,  # [B, Hkv, S, D]
+    v,  # [B, Hkv, S, D]
+    m_ptr,  # [B · H · num_splits] float32, as l
+    l_ptr,
+    acc_ptr,  # [B · H · num_splits · D] float32
     num_heads,
-    num_queries,
-    capacity,
-    window,
-    cut,
-    slots,  # for each item, if it is cut by itself
+    S,
+    scale,
+    D: tl.constexpr,  # a power of two, at least 16
+    GROUP: tl.constexpr,  # query heads per KV head
+    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: the tensor cores take no fewer rows
+    TILE: tl.constexpr,  # keys per step
+):
+    """Leave (m, l, acc) of attention over split i of the keys, for one query per sequence.
+
+    Grid (B, Hkv, num_splits). Of t = ⌈S / TILE⌉ tiles, split i of n has tiles t·i // n … t·(i+1) // n − 1. A split
+    without keys leaves (−∞, 0, 0).
+    """
+    q_ptr, q_seq, q_head, _ = q
+    k_ptr, k_seq, k_head, k_token, _ = k
+    v_ptr, v_seq, v_head, v_token, _ = v
+    seq, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
+    row, dim = tl.arange(0, ROWS), tl.arange(0, D)[None, :]
+    head, is_head = kv_head * GROUP + row, row < GROUP
+
+    query = tl.load(q_ptr + seq * q_seq + head[:, None] * q_head + dim, mask=is_head[:, None], other=0.0)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    num_tiles = tl.cdiv(S, TILE)
+    for tile in range(num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits):
+        key = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
+        is_key = key < S
+        k_offset = seq * k_seq + kv_head * k_head + key[:, None] * k_token + dim
+        v_offset = seq * v_seq + kv_head * v_head + key[:, None] * v_token + dim
+        keys = tl.load(k_ptr + k_offset, mask=is_key[:, None], other=0.0)  # [TILE, D]
+        values = tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale  # [ROWS, TILE]
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        m_new = tl.maximum(m, tl.max(scores, axis=1))
+        alpha = tl.exp(m - m_new)
+        weights = tl.exp(scores - m_new[:, None])
+        l = alpha * l + tl.sum(weights, axis=1)
+        acc = alpha[:, None] * acc + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        m = m_new
+    slot = (seq * num_heads + head) * num_splits + split
+    tl.store(m_ptr + slot, m, mask=is_head)
+    tl.store(l_ptr + slot, l, mask=is_head)
+    tl.store(acc_ptr + slot[:, None] * D + dim, acc, mask=is_head[:, None])
+
+
+@triton.jit
+def load_split(splits_ptr, index):
+    """Return (item, first tile, end tile, slot) of entry `index` of a work plan's splits."""
+    entry = splits_ptr + 4 * index
+    item = tl.load(entry).to(tl.int64)
+    return item, tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3).to(tl.int64)
+
+
+@triton.jit
+def keys_of_sequence(seq, seq_lens_ptr, capacity):
+    """Return (number of keys, whether that number is possible). An impossible number counts as 0 keys."""
+    length = tl.cast(capacity, tl.int32) if seq_lens_ptr is None else tl.load(seq_lens_ptr + seq)
+    is_possible = (length >= 0) & (length <= capacity)
+    return tl.where(is_possible, length, 0), is_possible
+
+
+@triton.jit(
+    do_not_specialize=["block_tables", "num_queries", "capacity", "window"],
+    do_not_specialize_on_alignment=["seq_lens_ptr", "slopes_ptr"],
+)
+def flash_decoding_kernel(
+    q,  # [B, H, T, D]
+    k,  # [N, Hkv, P, D], or dense [B, Hkv, S, D]
+    v,
+    block_tables,  # [B, M] int32, or None: dense
+    seq_lens_ptr,  # [B] int32, or None: `capacity` keys each
+    slopes_ptr,  # [H] float32, or None
+    out,  # [B, H, T, D]; this and lse are written for items that are not split
+    lse,  # [B, H, T] float32
+    m_ptr,  # [slots · ROWS] float32; this, l and acc are written for splits. None: no item is split
+    l_ptr,
+    acc_ptr,  # [slots · ROWS · D] float32
+    programs_ptr,  # [programs + 1] int32: the first of each program's splits
+    splits_ptr,  # [splits, 4] int32: item, first tile, end tile, slot
+    num_queries,  # T
+    capacity,  # the most keys that a sequence can have
+    window,  # 2³¹ − 1: no window
+    scale,  # includes k_scale
+    softcap,  # or None
     v_scale,
-    reference,
-    band_low,
-    band_high,
-    smallest,
+    P: tl.constexpr,  # tokens per block, or None: dense
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # the power of two from D on, at least 16
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    ROWS: tl.constexpr,  # query rows per item
+    TILE: tl.constexpr,  # keys per step
+    FLOAT8_BITS: tl.constexpr,  # as in lesson 5
+    CAUSAL: tl.constexpr,
+):
+    """out[b] = attention(q[b], keys, values) · v_scale over the seq_lens[b] keys of sequence b, the queries at its end.
+
+    Grid (programs). From `split_decode_kernel` to this kernel:
+
+    1. Lesson 5's steps: any head size and group, ALiBi, softcap, window, float8, paged keys, impossible lengths.
+    2. T queries per sequence: rows are pairs of a query and a head of the group, in chunks of ROWS.
+    3. A work plan in place of the grid: a program takes its splits from a table. It may take several, of several items.
+    4. An item that is one split is stored as a result. The other splits leave (m, l, acc) for `merge_plan_kernel`.
+    """
+    q_ptr, q_seq, q_head, q_query, _ = q
+    k_ptr, k_block, k_head, k_token, _ = k
+    v_ptr, v_block, v_head, v_token, _ = v
+    out_ptr, out_seq, out_head, out_query, _ = out
+    lse_ptr, lse_seq, lse_head, _ = lse
+    chunks = (num_queries * GROUP + ROWS - 1) // ROWS
+    program = tl.program_id(0)
+    for index in range(tl.load(programs_ptr + program), tl.load(programs_ptr + program + 1)):
+        item, first_tile, end_tile, slot = load_split(splits_ptr, index)
+        seq, kv_head = item // (HKV * chunks), item // chunks % HKV
+        query, group_head, is_row = rows_of_chunk((item % chunks).to(tl.int32), num_queries * GROUP, GROUP, ROWS)
+        head = kv_head * GROUP + group_head
+        end_key, is_possible = keys_of_sequence(seq, seq_lens_ptr, capacity)
+        first_key = tl.maximum(end_key - window, num_queries - 1) - (num_queries - 1)  # the first query's first key
+        table = seq
+        if P is not None:
+            tables_ptr, tables_row, tables_column = block_tables
+            table = (tables_ptr + seq * tables_row, tables_column)
+
+        q_tile = load_queries(q_ptr, seq * q_seq + head * q_head + query * q_query, is_row, D, BLOCK_D)
+        slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+        m, l, acc = attend_to_tiles(
+            q_tile,
+            (end_key - num_queries + query).to(tl.int32),
+            slope,
+            (k_ptr + kv_head * k_head, k_block, k_token),
+            (v_ptr + kv_head * v_head, v_block, v_token),
+            table,
+            first_tile,
+            end_tile,
+            first_key,
+            end_key,
+            window,
+            scale,
+            softcap,
+            P,
+            D,
+            TILE,
+            FLOAT8_BITS,
+            CAUSAL,
+        )
+        if m_ptr is not None:
+            slots = slot * ROWS + tl.arange(0, ROWS)
+            store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row & (slot >= 0), m, l, acc, D)
+        l = tl.where(is_possible, l, float("nan"))
+        out_offsets = seq * out_seq + head * out_head + query * out_query
+        lse_offsets = seq * lse_seq + head * lse_head + query
+        store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, is_row & (slot == -1), m, l, acc, v_scale, D)
+
+
+@triton.jit(do_not_specialize=["num_queries"])
+def merge_plan_kernel(
+    m_ptr,  # [slots · ROWS] float32
+    l_ptr,  # [slots · ROWS] float32
+    acc_ptr,  # [slots · ROWS · D] float32
+    items_ptr,  # [items, 6] int32: first slot, number of splits, first row of lse, KV head, first row, number of rows
+    out_ptr,  # [rows of lse · D]
+    lse_ptr,  # float32
+    head_stride,  # rows of lse from one head of a query to the next
+    query_stride,  # and from one query of a head to the next
+    v_scale,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     GROUP: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    TILE: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    CUT: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    SOFTMAX: tl.constexpr,
+    ROWS: tl.constexpr,
+    LOADS: tl.constexpr,  # as in lesson 5
 ):
-    """Partial.merge of all pieces of a row in the order of their keys, then .output() · v_scale and .lse().
+    """Merge the splits of each item in the order of its keys, row by row: out = acc / l · v_scale and lse.
 
-    Grid (items, BLOCK_R). AT_ONCE of them are read at once: one by one each would wait for the last. The rows of an
-    item that is one piece are written already.
+    Grid (items, ROWS). An item with one split is stored already. An item with none saw no key. A negative number of
+    splits marks a sequence whose length is impossible: it gives NaN.
     """
-    item, in_chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row_chunks = (num_queries * GROUP + BLOCK_R - 1) // BLOCK_R
-    chunks = num_heads // GROUP * row_chunks
-    seq, row = item // chunks, item % row_chunks * BLOCK_R + in_chunk
-    if row >= num_queries * GROUP:
+    entry, row_of_item = items_ptr + 6 * tl.program_id(0).to(tl.int64), tl.program_id(1)
+    first_slot, num_splits = tl.load(entry).to(tl.int64), tl.load(entry + 1)
+    row = tl.load(entry + 4) + row_of_item
+    if (num_splits == 1) | (row >= tl.load(entry + 5)):
         return
-    head = item % chunks // row_chunks * GROUP + row % GROUP
-    result = result_of(seq, head, row // GROUP, num_heads, num_queries)
-    if SOFTMAX != "unified" and flags_ptr is not None:  # noqa: SIM102 (`and` of a constant and a number it is not)
-        if tl.load(flags_ptr + result) == 0:
-            return
-
-    # where its pieces lie
-    first, stop, possible = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
-    tiles = tiles_of(first, stop, TILE)
-    if CUT == "share":
-        total = chunks * work_before(num_seqs, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-        sharing = programs_sharing(total, cut, MIN_TILES)
-        begin = chunks * work_before(seq, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-        begin += item % chunks * work_of(tiles)
-        total = tl.maximum(total, 1)
-        from_program = program_at(begin + 1, total, sharing)  # that of its first tile
-        pieces = tl.where(tiles > 0, program_at(begin + tiles, total, sharing) - from_program + 1, 0)
-        slot = from_program + item
-    else:
-        pieces, slot = num_pieces(tiles, cut, CUT), item * slots
-    if pieces == 1:
-        return
-
-    dim, part = tl.arange(0, BLOCK_D), tl.arange(0, AT_ONCE)
     m, l, acc = empty(1, BLOCK_D)
-    for start in range(0, pieces, AT_ONCE):
-        there = start + part < pieces
-        at = (slot + start + part) * BLOCK_R + in_chunk
-        m_parts = tl.load(m_ptr + at, mask=there, other=float("-inf"))
-        l_parts = tl.load(l_ptr + at, mask=there, other=0.0)
-        acc_mask = there[:, None] & (dim < D)[None, :]
-        acc_parts = tl.load(acc_ptr + at[:, None] * D + dim[None, :], mask=acc_mask, other=0.0)
-        if SOFTMAX == "unified":
-            m, l, acc = add_up(m, l, acc, m_parts, l_parts, acc_parts)
-        else:
-            m, l, acc = merge(m, l, acc, m_parts, l_parts, acc_parts)
-    l = tl.where(possible, l, float("nan"))
-    only = tl.arange(0, 1)
-    store_rows(
-        out_ptr, lse_ptr, flags_ptr, result + only, only == 0, m, l, acc, v_scale,
-        reference, band_low, band_high, smallest, D, BLOCK_D, SOFTMAX,
-    )  # fmt: skip
+    for start in range(0, num_splits, LOADS):
+        split = start + tl.arange(0, LOADS)
+        slots = (first_slot + split) * ROWS + row_of_item
+        m, l, acc = merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, split < num_splits, D, BLOCK_D)
+    l = tl.where(num_splits >= 0, l, float("nan"))
+    head = tl.load(entry + 3) * GROUP + row % GROUP
+    result = tl.load(entry + 2).to(tl.int64) + head * head_stride + row // GROUP * query_stride + tl.arange(0, 1)
+    store_results(out_ptr, lse_ptr, result * D, result, result >= 0, m, l, acc, v_scale, D)

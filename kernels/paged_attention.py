@@ -1,30 +1,85 @@
-"""Decoding: the newest queries of each sequence over keys and values in blocks, or in one piece (lessons 5 and 7)."""
+"""Paged decode in Triton: one new query per sequence over keys and values in blocks (lesson 5).
+
+    paged_decode_kernel      first rung: one program per sequence and KV head, and nothing else
+    paged_attention_kernel   last rung: the kernel that the package runs
+    merge_splits_kernel      the merge of its splits, with lesson 3's formula
+
+Kwon et al. 2023 (PagedAttention).
+"""
 
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_decoding import (
-    item_at,
-    keys_seen,
-    num_pieces,
-    piece_of,
-    piece_within,
-    programs_sharing,
-    range_of,
-    result_of,
-    store_rows,
-    tiles_of,
-    work_before,
-    work_of,
-)
 from pagewise.kernels.float8 import widen
-from pagewise.kernels.partial import add_up, empty, fold, fold_lazily, fold_unified, merge, reduced
+from pagewise.kernels.partial import empty, fold, merge, output
 from pagewise.kernels.scores import tanh
 
 
 @triton.jit
+def paged_decode_kernel(
+    q,  # [B, H, D]
+    k_cache,  # [N, P, Hkv, D]
+    v_cache,  # [N, P, Hkv, D]
+    block_tables,  # [B, M] int32
+    seq_lens_ptr,  # [B] int32
+    out,  # [B, H, D]
+    scale,
+    P: tl.constexpr,  # tokens per block
+    D: tl.constexpr,  # a power of two, at least 16
+    GROUP: tl.constexpr,  # query heads per KV head
+    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: the tensor cores take no fewer rows
+    TILE: tl.constexpr,  # keys per step
+):
+    """out[b] = softmax(scale · q[b] kᵀ) v over the seq_lens[b] keys whose blocks block_tables[b] names.
+
+    Grid (B, Hkv). A program attends with all query heads of one KV head, so each key and value is read once.
+    """
+    q_ptr, q_seq, q_head, _ = q
+    out_ptr, out_seq, out_head, _ = out
+    k_ptr, k_block, k_token, k_head, _ = k_cache
+    v_ptr, v_block, v_token, v_head, _ = v_cache
+    tables_ptr, tables_row, tables_column = block_tables
+    seq, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    row, dim = tl.arange(0, ROWS), tl.arange(0, D)[None, :]
+    head, is_head = (kv_head * GROUP + row)[:, None], (row < GROUP)[:, None]
+    length = tl.load(seq_lens_ptr + seq)
+
+    query = tl.load(q_ptr + seq * q_seq + head * q_head + dim, mask=is_head, other=0.0)  # [ROWS, D]
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    l = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    for start in range(0, length, TILE):
+        key = start + tl.arange(0, TILE)
+        is_key = key < length  # slots after the last key may hold NaN, which a weight of 0 does not hide
+        block = tl.load(tables_ptr + seq * tables_row + key // P * tables_column, mask=is_key, other=0).to(tl.int64)
+        k_offset = (block * k_block + key % P * k_token + kv_head * k_head)[:, None] + dim
+        v_offset = (block * v_block + key % P * v_token + kv_head * v_head)[:, None] + dim
+        k = tl.load(k_ptr + k_offset, mask=is_key[:, None], other=0.0)  # [TILE, D]
+        v = tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale  # [ROWS, TILE]
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        m_new = tl.maximum(m, tl.max(scores, axis=1))
+        alpha = tl.exp(m - m_new)
+        weights = tl.exp(scores - m_new[:, None])
+        l = alpha * l + tl.sum(weights, axis=1)
+        acc = alpha[:, None] * acc + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        m = m_new
+    result = acc / tl.where(l == 0.0, 1.0, l)[:, None]  # an empty sequence gives 0
+    tl.store(out_ptr + seq * out_seq + head * out_head + dim, result.to(out_ptr.dtype.element_ty), mask=is_head)
+
+
+@triton.jit
+def count_tiles(first_key, end_key, TILE: tl.constexpr):
+    """Return how many tiles of TILE keys hold keys first_key … end_key − 1. end_key may be int32's largest number."""
+    return tl.where(first_key < end_key, (end_key - 1) // TILE - first_key // TILE + 1, 0).to(tl.int64)
+
+
+@triton.jit
 def masked_scores(products, visible, distance, scale, softcap, slope):
-    """Scores of the products q · k with keys that are `distance` from the query's own. softcap, slope: or None."""
+    """Return the scores of products q · k, −∞ where not `visible`. softcap and slope may be None.
+
+    distance: position of the key − position of the query.
+    """
     scores = products * scale
     if softcap is not None:
         scores = softcap * tanh(scores / softcap)
@@ -34,206 +89,214 @@ def masked_scores(products, visible, distance, scale, softcap, slope):
 
 
 @triton.jit
-def fold_scores(m, l, acc, scores, reference, DTYPE: tl.constexpr, SOFTMAX: tl.constexpr):
-    """(m, l, acc, weights): a tile of scores folded in, but for acc' = acc + weights @ v."""
-    if SOFTMAX == "unified":
-        m, l, weights = fold_unified(m, l, scores, reference, DTYPE)
-    elif SOFTMAX == "lazy":
-        m, l, rescale, weights = fold_lazily(m, l, scores, reference, DTYPE)
-        if tl.min(rescale, axis=0) < 1.0:
-            acc *= rescale[:, None]
-    else:
-        m, l, rescale, weights = fold(m, l, scores)
-        acc *= rescale[:, None]  # exp(m − m') · acc
-    return m, l, acc, weights
+def rows_of_chunk(chunk, num_rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Return (query, head in its group, whether the row exists) of the ROWS rows of a chunk.
+
+    The query rows of one KV head are counted query by query: row r is query r // GROUP, head r % GROUP of the group.
+    """
+    row = chunk * ROWS + tl.arange(0, ROWS)
+    return (row // GROUP).to(tl.int64), row % GROUP, row < num_rows
 
 
 @triton.jit
-def attend_tile(
-    m, l, acc, q, k, v, visible, distance, scale, softcap, slope, reference,
-    PARTS: tl.constexpr, FLOAT8_BITS: tl.constexpr, SOFTMAX: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """(m, l, acc) with a tile of keys and values [TILE, BLOCK_D], as stored, folded in: the two ways to multiply.
+def load_queries(q_ptr, offsets, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return a tile of queries [ROWS, BLOCK_D], with 0 outside. offsets: where each row begins."""
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    return tl.load(q_ptr + offsets[:, None] + dim, mask=is_row[:, None] & (dim < D), other=0.0)
 
-    visible, distance: [TILE, 1] if PARTS > 1, else [rows, TILE].
-    """
-    if PARTS > 1:  # a row for each key of the tile
-        scores = tl.sum(q.to(tl.float32) * widen(k, FLOAT8_BITS).to(tl.float32), axis=1)[:, None]  # s = q · k
-        scores = masked_scores(scores, visible, distance, scale, softcap, slope)
-        m, l, acc, weights = fold_scores(m, l, acc, scores, reference, q.dtype, SOFTMAX)
-        acc += weights * widen(v, FLOAT8_BITS).to(tl.float32)
-    else:  # a row for each query and head
-        k = widen(k, FLOAT8_BITS).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
-        scores = masked_scores(scores, visible, distance, scale, softcap, slope)
-        m, l, acc, weights = fold_scores(m, l, acc, scores, reference, q.dtype, SOFTMAX)
-        v = widen(v, FLOAT8_BITS).to(q.dtype)
-        if WIDE:
-            acc = tl.dot(weights, v.to(tl.float32), acc, input_precision="tf32")
+
+@triton.jit
+def attend_to_tiles(
+    q,  # [ROWS, BLOCK_D]
+    position,  # [ROWS]: of each query among the keys
+    slope,  # [ROWS, 1], or None
+    k_head,  # keys of one KV head: (pointer, stride of blocks, stride of tokens)
+    v_head,
+    table,  # (pointer to the row of the block table, stride), or the number of the block that holds all keys
+    first_tile,
+    end_tile,
+    first_key,  # keys first_key … end_key − 1 are read
+    end_key,
+    window,
+    scale,
+    softcap,
+    P: tl.constexpr,  # None: all keys are in one block
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+    FLOAT8_BITS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """Return lesson 3's (m, l, acc) of query rows over tiles first_tile … end_tile − 1 of TILE keys each."""
+    k_ptr, k_stride_block, k_stride_token = k_head
+    v_ptr, v_stride_block, v_stride_token = v_head
+    ROWS: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    m, l, acc = empty(ROWS, BLOCK_D)
+    for tile in range(first_tile, end_tile):
+        key = tile * TILE + tl.arange(0, TILE)
+        is_read = (key >= first_key) & (key < end_key)
+        if P is None:
+            block, token = table, key.to(tl.int64)
         else:
-            acc = tl.dot(weights.to(q.dtype), v, acc, input_precision="ieee")
+            table_ptr, table_stride = table
+            block = tl.load(table_ptr + key // P * table_stride, mask=is_read, other=0).to(tl.int64)
+            token = (key % P).to(tl.int64)
+        # slots that no query sees may hold NaN, which a weight of 0 does not hide: read them as 0
+        mask = is_read[:, None] & (dim < D)
+        k = tl.load(k_ptr + (block * k_stride_block + token * k_stride_token)[:, None] + dim, mask=mask, other=0.0)
+        v = tl.load(v_ptr + (block * v_stride_block + token * v_stride_token)[:, None] + dim, mask=mask, other=0.0)
+        k, v = widen(k, FLOAT8_BITS).to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)  # [TILE, BLOCK_D]
+
+        distance = key[None, :] - position[:, None]
+        visible = is_read[None, :]
+        if CAUSAL:
+            visible = visible & (distance <= 0) & (distance > -window)
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = masked_scores(products, visible, distance, scale, softcap, slope)
+        m, l, alpha, weights = fold(m, l, scores)
+        acc = tl.dot(weights.to(q.dtype), v, acc * alpha[:, None], input_precision="ieee")
     return m, l, acc
 
 
+@triton.jit
+def store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, mask, m, l, acc, v_scale, D: tl.constexpr):
+    """Store out = acc / l · v_scale and lse = m + log l of the rows that `mask` selects."""
+    dim = tl.arange(0, acc.shape[1])[None, :]
+    out, lse = output(m, l, acc)
+    out = (out * v_scale).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_offsets[:, None] + dim, out, mask=mask[:, None] & (dim < D))
+    tl.store(lse_ptr + lse_offsets, lse, mask=mask)
+
+
+@triton.jit
+def store_partials(m_ptr, l_ptr, acc_ptr, slots, mask, m, l, acc, D: tl.constexpr):
+    """Store (m, l, acc) of the rows that `mask` selects at `slots` of m [slots], l [slots] and acc [slots, D]."""
+    dim = tl.arange(0, acc.shape[1])[None, :]
+    tl.store(m_ptr + slots, m, mask=mask)
+    tl.store(l_ptr + slots, l, mask=mask)
+    tl.store(acc_ptr + slots[:, None] * D + dim, acc, mask=mask[:, None] & (dim < D))
+
+
 @triton.jit(
-    do_not_specialize=["num_seqs", "tables_stride_row", "capacity", "window", "cut", "slots"],
-    do_not_specialize_on_alignment=["tables_ptr", "lens_ptr", "slopes_ptr"],
+    do_not_specialize=["block_tables", "capacity", "window", "num_splits"],
+    do_not_specialize_on_alignment=["seq_lens_ptr", "slopes_ptr"],
 )
-def decode_kernel(
-    q_ptr,  # [B, H, T, D]
-    k_ptr,  # [N, Hkv, P, D], as v
-    v_ptr,
-    tables_ptr,  # [B, M] int32, or None: all keys of sequence b lie in block b
-    lens_ptr,  # [B] int32, or None: all have `capacity` keys
+def paged_attention_kernel(
+    q,  # [B, H, D]
+    k_cache,  # [N, P, Hkv, D]
+    v_cache,  # [N, P, Hkv, D]
+    block_tables,  # [B, M] int32
+    seq_lens_ptr,  # [B] int32
     slopes_ptr,  # [H] float32, or None
-    out_ptr,  # [B, H, T, D]; this and lse are written for items that are one piece
-    lse_ptr,  # [B, H, T] float32
-    m_ptr,  # [slots, BLOCK_R] float32; this, l and acc are written for other pieces
-    l_ptr,  # [slots, BLOCK_R] float32
-    acc_ptr,  # [slots, BLOCK_R, D] float32
-    flags_ptr,  # [B, H, T] uint8, or None; unified: written, else only rows whose flag is set are computed
-    q_stride_seq,
-    q_stride_head,
-    q_stride_query,
-    k_stride_block,
-    k_stride_head,
-    k_stride_token,
-    v_stride_block,
-    v_stride_head,
-    v_stride_token,
-    tables_stride_row,
-    tables_stride_column,
-    num_seqs,
+    out,  # [B, H, D]; written if num_splits is 1, as lse
+    lse,  # [B, H] float32
+    m_ptr,  # [B · H · num_splits] float32, or None if num_splits is 1, as l and acc
+    l_ptr,
+    acc_ptr,  # [B · H · num_splits · D] float32
     num_heads,
-    num_queries,
-    capacity,  # the longest sequence that there is room for
+    capacity,  # M · P: the most keys that a row of the block tables can name
     window,  # 2³¹ − 1: no window
-    scale,  # includes the scale of stored keys
-    softcap,
+    num_splits,
+    scale,  # includes k_scale
+    softcap,  # or None
     v_scale,
-    cut,  # see kernels/flash_decoding.py, as CUT
-    slots,  # for each item, if it is cut by itself
-    reference,  # φ of the unified softmax, τ of the lazy one
-    band_low,  # of φ: as `left_the_band` takes them
-    band_high,
-    smallest,
-    P: tl.constexpr,  # tokens of a block; not read without tables
+    P: tl.constexpr,
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # the power of two from D on
-    GROUP: tl.constexpr,  # query heads that share a KV head
-    BLOCK_R: tl.constexpr,  # query rows (of T · GROUP) at once; 1 if that is all, else at least 16 for the tensor cores
-    TILE: tl.constexpr,  # keys at once
-    MIN_TILES: tl.constexpr,
-    FLOAT8_BITS: tl.constexpr,  # 4 or 5: k and v are bytes, float8 with that many exponent bits
-    CAUSAL: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    CUT: tl.constexpr,
-    SPLIT: tl.constexpr,  # False: every item is one piece
-    SOFTMAX: tl.constexpr,  # "synchronised", "unified" or "lazy"
-    WIDE: tl.constexpr,  # weights may be larger than float16 holds
+    BLOCK_D: tl.constexpr,  # the power of two from D on, at least 16
+    GROUP: tl.constexpr,  # query heads per KV head
+    ROWS: tl.constexpr,  # query heads per program
+    TILE: tl.constexpr,  # keys per step
+    FLOAT8_BITS: tl.constexpr,  # 4 or 5: the caches are bytes, float8 with that many exponent bits; else 0
 ):
-    """out[b] = attention(q[b], keys, values) · v_scale over keys = k[tables[b]], end to end, up to lens[b].
+    """out[b] = attention(q[b], keys, values, causal) · v_scale over the seq_lens[b] keys that block_tables[b] names.
 
-    Grid (num_programs) or, if every item is cut by itself, (items · slots). An item is BLOCK_R query rows of one
-    sequence that share their keys. A program carries a `Partial` (m, l, acc) per row. For a single row, which would
-    leave a matrix product idle, it carries one per key of a tile, and threads exchange no maximum before the end.
+    Grid (B, Hkv · ⌈GROUP / ROWS⌉, num_splits). From `paged_decode_kernel` to this kernel:
+
+    1. Any head size D, and any GROUP: the heads of a KV head are cut into chunks of ROWS.
+    2. ALiBi, softcap and window. Tiles before the window are not visited.
+    3. A float8 cache, whose bytes are converted here where the GPU does not convert them.
+    4. Splits by number: split i of n attends to tiles t·i // n … t·(i+1) // n − 1 and leaves (m, l, acc).
+    5. A length that cannot be (below 0, above `capacity`) gives NaN and follows no entry of the table.
     """
-    program = tl.program_id(0).to(tl.int64)
-    row_chunks = (num_queries * GROUP + BLOCK_R - 1) // BLOCK_R
-    chunks = num_heads // GROUP * row_chunks
-    dim, token = tl.arange(0, BLOCK_D), tl.arange(0, TILE)
-    is_dim = dim < D
-    PARTS: tl.constexpr = TILE if BLOCK_R == 1 else 1  # partials per row
-    softcap = softcap if SOFTCAP else None
+    q_ptr, q_seq, q_head, _ = q
+    k_ptr, k_block, k_token, k_head, _ = k_cache
+    v_ptr, v_block, v_token, v_head, _ = v_cache
+    tables_ptr, tables_row, tables_column = block_tables
+    out_ptr, out_seq, out_head, _ = out
+    lse_ptr, _, _ = lse
+    CHUNKS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    seq, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    kv_head = (tl.program_id(1) // CHUNKS).to(tl.int64)
+    _, group_head, is_row = rows_of_chunk(tl.program_id(1) % CHUNKS, GROUP, GROUP, ROWS)
+    head = kv_head * GROUP + group_head
 
-    # which items (none, if the range is empty; a return here would cost the compiler what it knows of alignment)
-    if CUT == "share":
-        total = chunks * work_before(num_seqs, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-        low, high = range_of(program, total, programs_sharing(total, cut, MIN_TILES))
-        first_item, begin = item_at(low, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
-        last_item, _ = item_at(high - 1, chunks, lens_ptr, num_seqs, num_queries, capacity, window, TILE)
+    length = tl.load(seq_lens_ptr + seq)
+    is_possible = (length >= 0) & (length <= capacity)
+    end_key = tl.where(is_possible, length, 0)
+    first_key = tl.maximum(end_key - window, 0)
+    first_tile, num_tiles = first_key // TILE, count_tiles(first_key, end_key, TILE)
+
+    query = load_queries(q_ptr, seq * q_seq + head * q_head, is_row, D, BLOCK_D)
+    slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+    m, l, acc = attend_to_tiles(
+        query,
+        tl.zeros([ROWS], tl.int32) + (end_key - 1),
+        slope,
+        (k_ptr + kv_head * k_head, k_block, k_token),
+        (v_ptr + kv_head * v_head, v_block, v_token),
+        (tables_ptr + seq * tables_row, tables_column),
+        first_tile + (num_tiles * split // num_splits).to(tl.int32),
+        first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32),
+        first_key,
+        end_key,
+        window,
+        scale,
+        softcap,
+        P,
+        D,
+        TILE,
+        FLOAT8_BITS,
+        CAUSAL=False,
+    )
+    l = tl.where(is_possible, l, float("nan"))
+    result = seq * num_heads + head
+    if m_ptr is None:
+        store_results(out_ptr, lse_ptr, seq * out_seq + head * out_head, result, is_row, m, l, acc, v_scale, D)
     else:
-        first_item = program // slots
-        last_item = first_item
+        store_partials(m_ptr, l_ptr, acc_ptr, result * num_splits + split, is_row, m, l, acc, D)
 
-    for item in range(first_item, last_item + 1):
-        # which tiles
-        item = tl.cast(item, tl.int64)  # as it is, unless interpreted
-        seq, kv_head = item // chunks, item % chunks // row_chunks
-        first_key, length, possible = keys_seen(seq, lens_ptr, num_seqs, num_queries, capacity, window)
-        tiles = tiles_of(first_key, length, TILE)
-        if CUT == "share":
-            start, stop = piece_within(low, high, begin, tiles)
-            slot = program + item
-            begin += work_of(tiles)
-            is_piece = start < stop
-        else:
-            start, stop = piece_of(tiles, program % slots, cut, CUT)
-            slot, is_piece = program, program % slots < num_pieces(tiles, cut, CUT)
-        is_whole = (start == 0) & (stop == tiles)
-        first_tile = (first_key // TILE).to(tl.int64)
 
-        # the queries
-        row = item % row_chunks * BLOCK_R + tl.arange(0, BLOCK_R)
-        head, query, is_row = kv_head * GROUP + row % GROUP, row // GROUP, row < num_queries * GROUP
-        if SOFTMAX != "unified" and flags_ptr is not None:
-            flags = flags_ptr + result_of(seq, head, query, num_heads, num_queries)
-            is_row = is_row & (tl.load(flags, mask=is_row, other=0) != 0)
-            stop = tl.where(tl.max(is_row.to(tl.int32), axis=0) > 0, stop, start)
-        q_offsets = seq * q_stride_seq + head * q_stride_head + query * q_stride_query
-        q_mask = is_row[:, None] & is_dim[None, :]
-        q = tl.load(q_ptr + q_offsets[:, None] + dim[None, :], mask=q_mask, other=0.0)  # [BLOCK_R, BLOCK_D]
-        position = length - num_queries + query
-        slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+@triton.jit(do_not_specialize=["num_splits"])
+def merge_splits_kernel(
+    m_ptr,  # [rows · num_splits] float32
+    l_ptr,  # [rows · num_splits] float32
+    acc_ptr,  # [rows · num_splits · D] float32
+    out_ptr,  # [rows · D]
+    lse_ptr,  # [rows] float32
+    num_splits,
+    v_scale,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LOADS: tl.constexpr,  # splits that are read at once: one at a time, each would wait for the one before
+):
+    """Merge the splits of a row in the order of their keys: out = acc / l · v_scale and lse. Grid (rows)."""
+    row = tl.program_id(0).to(tl.int64)
+    m, l, acc = empty(1, BLOCK_D)
+    for start in range(0, num_splits, LOADS):
+        split = start + tl.arange(0, LOADS)
+        m, l, acc = merge_slots(
+            m, l, acc, m_ptr, l_ptr, acc_ptr, row * num_splits + split, split < num_splits, D, BLOCK_D
+        )
+    only = row + tl.arange(0, 1)
+    store_results(out_ptr, lse_ptr, only * D, only, only >= 0, m, l, acc, v_scale, D)
 
-        # tile by tile: where its keys lie, k and v, the fold
-        m, l, acc = empty(BLOCK_R * PARTS, BLOCK_D)
-        if SOFTMAX == "unified":  # of each place in a tile, until they are reduced
-            places = tl.zeros([BLOCK_R * PARTS, TILE // PARTS], tl.float32)
-            m, l = m[:, None] + places, l[:, None] + places
-        for tile in range((first_tile + start).to(tl.int32), (first_tile + stop).to(tl.int32)):
-            key = tile * TILE + token
-            seen = (key >= first_key) & (key < length)
-            if tables_ptr is None:
-                block, offset = seq, key.to(tl.int64)
-            else:
-                entry = tables_ptr + seq * tables_stride_row + key // P * tables_stride_column
-                block = tl.load(entry, mask=seen, other=0).to(tl.int64)
-                offset = (key % P).to(tl.int64)
-            k_offsets = kv_head * k_stride_head + block * k_stride_block + offset * k_stride_token
-            v_offsets = kv_head * v_stride_head + block * v_stride_block + offset * v_stride_token
-            # unused slots may hold NaN, which a weight of 0 would not hide: they are read as 0
-            inside = seen[:, None] & is_dim[None, :]
-            k = tl.load(k_ptr + k_offsets[:, None] + dim[None, :], mask=inside, other=0.0)  # [TILE, BLOCK_D]
-            v = tl.load(v_ptr + v_offsets[:, None] + dim[None, :], mask=inside, other=0.0)
-            if PARTS > 1:
-                visible, distance = seen[:, None], key[:, None] - (length - 1)
-            else:
-                visible, distance = seen[None, :], key[None, :] - position[:, None]
-                if CAUSAL:
-                    visible = visible & (distance <= 0) & (distance > -window)
-            m, l, acc = attend_tile(
-                m, l, acc, q, k, v, visible, distance, scale, softcap, slope, reference,
-                PARTS, FLOAT8_BITS, SOFTMAX, WIDE,
-            )  # fmt: skip
-        if SOFTMAX == "unified":
-            m, l = reduced(m, l)
 
-        if PARTS > 1:  # merge them into the row's
-            none_m, none_l, none_acc = empty(1, BLOCK_D)
-            if SOFTMAX == "unified":
-                m, l, acc = add_up(none_m, none_l, none_acc, m, l, acc)
-            else:
-                m, l, acc = merge(none_m, none_l, none_acc, m, l, acc)
-        if SPLIT:
-            part = tl.where(is_whole, 0, slot) * BLOCK_R + tl.arange(0, BLOCK_R)
-            is_part = is_row & is_piece & (is_whole == 0)
-            tl.store(m_ptr + part, m, mask=is_part)
-            tl.store(l_ptr + part, l, mask=is_part)
-            tl.store(acc_ptr + part[:, None] * D + dim[None, :], acc, mask=is_part[:, None] & is_dim[None, :])
-        l = tl.where(possible, l, float("nan"))
-        at = result_of(seq, head, query, num_heads, num_queries)
-        store_rows(
-            out_ptr, lse_ptr, flags_ptr, at, is_row & is_piece & is_whole, m, l, acc, v_scale,
-            reference, band_low, band_high, smallest, D, BLOCK_D, SOFTMAX,
-        )  # fmt: skip
+@triton.jit
+def merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return one row's (m, l, acc) with the partials at `slots` merged in, those that `mask` selects."""
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
+    l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)
+    acc_parts = tl.load(acc_ptr + slots[:, None] * D + dim, mask=mask[:, None] & (dim < D), other=0.0)
+    return merge(m, l, acc, m_parts, l_parts, acc_parts)

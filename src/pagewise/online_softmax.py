@@ -17,7 +17,8 @@ from torch import Tensor
 from pagewise.naive_attention import finite, grouped_matmul, masked_scores, query_positions, row_max
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS, check_count, check_qkv, check_same, check_shape
-from pagewise.tools.device import choose_backend, triton_launch
+from pagewise.tools.device import choose_backend
+from pagewise.tools.launch import launch
 
 
 class Partial(NamedTuple):
@@ -119,8 +120,8 @@ def _online_softmax_op(x: Tensor, tile_size: int) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         S = x.shape[-1]
-        with triton_launch(x.device):
-            online_softmax_kernel[(x.numel() // S,)](x, out, S, TILE=tile_size)
+        rows = out.view(-1)
+        launch(online_softmax_kernel, (x.numel() // S,), x.view(-1), rows, S, TILE=tile_size, outputs=(rows,))
     return out
 
 

@@ -1,28 +1,27 @@
 """The unified and the lazy softmax as Triton kernels: how they are registered, and their code on GPUs."""
 
-import inspect
-
 import pytest
 import torch
 from covering import covering
+from decode_compile import POINTERS, assert_fits, compile_merge
 from flash_cases import name, random_qkv
 from triton_compile import compile_triton
 
+from conftest import assert_as_accurate_as_naive
 from pagewise.flash_decoding_plus_plus import UnifiedMax, lazy_rescale_attention, unified_max_attention
-from pagewise.kernels.flash_decoding import merge_splits_kernel
-from pagewise.kernels.paged_attention import decode_kernel
+from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
 from pagewise.naive_attention import attention
-from pagewise.paged_attention.in_triton import tiles_for
-from pagewise.tools.sizes import padded
+from pagewise.paged_attention.in_triton import partial_results
+from pagewise.tools.launch import launch
 
-POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
-BAND = ("reference", "band_low", "band_high", "smallest")
 COMPILED = {
-    "softmax": ["unified", "lazy", "recomputing"],
+    "which": ["unified", "lazy"],
     "head_size": [64, 256],
     "dtype": list(POINTERS),
     "rows": [(1, 1), (2, 3), (8, 3)],  # query heads per KV head, queries
-    "sm": [80, 90],
+    "options": [False, True],
+    "wide": [False, True],
+    "sm": [75, 80, 86, 89, 90, 100, 120],
 }
 
 
@@ -30,9 +29,9 @@ COMPILED = {
 def test_ops_are_registered_soundly(kernel_device):
     qkv = random_qkv(2, 70, 16, (2, 1), 1, torch.float32, kernel_device)
     qkv[0][0, 0, 0] *= 1e4  # a row that is recomputed
-    shape = (None, True, 2)
-    torch.library.opcheck(torch.ops.pagewise.decode_unified, (*qkv, 1.0, -57.0, 63.0, 1e-30, *shape))
-    torch.library.opcheck(torch.ops.pagewise.decode_lazily, (*qkv, 8.0, *shape))
+    shape = (0.25, True, 2)
+    torch.library.opcheck(torch.ops.pagewise.unified_max_attention, (*qkv, 1.0, -57.0, 63.0, 1e-30, *shape))
+    torch.library.opcheck(torch.ops.pagewise.lazy_rescale_attention, (*qkv, 8.0, *shape))
 
 
 def test_ops_take_queries_with_a_tokens_heads_side_by_side(kernel_device):
@@ -44,43 +43,46 @@ def test_ops_take_queries_with_a_tokens_heads_side_by_side(kernel_device):
     torch.testing.assert_close(out, attention(q, k, v, causal=True))
 
 
-@pytest.mark.parametrize("case", covering(COMPILED), ids=name)
-def test_decode_kernel_compiles_for_gpus_without_spilling(case, record_property):
-    softmax, head_size, dtype, (group, queries), sm = case.values()
-    tiles = tiles_for(group * queries, head_size, dtype, dtype)
-    signature = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), POINTERS[dtype])
-    signature |= dict.fromkeys(("lse_ptr", "m_ptr", "l_ptr", "acc_ptr"), "*fp32")
-    signature |= dict.fromkeys(
-        ("scale", "softcap", "v_scale", "reference", "band_low", "band_high", "smallest"), "fp32"
-    )
-    signature |= dict.fromkeys(("num_seqs", "num_heads", "num_queries", "capacity", "window", "cut", "slots"), "i32")
-    signature |= {"flags_ptr": "*u8"} if softmax != "lazy" else {}
-    names = inspect.signature(decode_kernel.fn).parameters
-    signature |= {stride: "i32:16" for stride in names if stride.startswith(("q_stride", "k_stride", "v_stride"))}
-    constants = {
-        "P": 1, "D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "BLOCK_R": tiles.rows,
-        "TILE": tiles.keys, "MIN_TILES": 2, "FLOAT8_BITS": 0, "CAUSAL": queries > 1, "SOFTCAP": False, "CUT": "num",
-        "SPLIT": True, "SOFTMAX": "synchronised" if softmax == "recomputing" else softmax,
-        "WIDE": dtype == torch.float16 and softmax != "recomputing",
-    }  # fmt: skip
-    constants |= {missing: None for missing in names if missing not in signature and missing not in constants}
-    threads = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    compiled = compile_triton(decode_kernel, signature, constants, sm, **threads)
-    for figure in ("registers", "spilled_bytes", "shared_bytes"):
-        record_property(figure, getattr(compiled, figure))
-    assert compiled.spilled_bytes == 0
-    assert compiled.shared_bytes <= 99 * 1024
-    assert ("cp.async.cg" if tiles.rows > 1 else "ld.global.v4") in compiled.ptx  # wide, and on their way early
+def fits_the_gpu(case):
+    return case["sm"] >= 80 or case["dtype"] != torch.bfloat16
+
+
+@pytest.mark.parametrize("case", covering(COMPILED, fits_the_gpu), ids=name)
+def test_kernels_compile_for_every_gpu(case, record_property):
+    case = dict(case)
+    group, queries = case.pop("rows")
+    wide = case.pop("wide") and case["dtype"] == torch.float16
+    compiled = assert_fits(case.pop("which"), record_property, group=group, queries=queries, wide=wide, **case)
+    assert "cp.async.cg" in compiled.ptx or case["sm"] < 80  # wide, and on their way early
 
 
 @pytest.mark.parametrize("sm", [80, 90])
 def test_merge_kernel_compiles_for_gpus_without_spilling(sm):
-    signature = {n: "*fp32" for n in ("m_ptr", "l_ptr", "acc_ptr", "lse_ptr")} | {"out_ptr": "*bf16"}
-    signature |= {"flags_ptr": "*u8"} | dict.fromkeys(("v_scale", *BAND), "fp32")
-    numbers = ("num_seqs", "num_heads", "num_queries", "capacity", "window", "cut", "slots")
-    signature |= dict.fromkeys(numbers, "i32")
-    constants = {
-        "D": 128, "BLOCK_D": 128, "GROUP": 8, "BLOCK_R": 16, "TILE": 64, "MIN_TILES": 2, "CUT": "num", "AT_ONCE": 16,
-        "SOFTMAX": "unified", "lens_ptr": None,
-    }  # fmt: skip
-    assert compile_triton(merge_splits_kernel, signature, constants, sm).spilled_bytes == 0
+    assert compile_merge("add", 128, torch.bfloat16, sm).spilled_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", list(POINTERS))
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_the_first_rung_leaves_sums_that_only_need_adding(num_splits, dtype, kernel_device):
+    q, k, v = random_qkv(1, 130, 64, (6, 2), dtype=dtype, device=kernel_device)
+    B, (H, Hkv) = len(q), (6, 2)
+    m, l, acc = partial_results(B * H * num_splits, 64, kernel_device)
+    sizes = {"D": 64, "GROUP": H // Hkv, "ROWS": 16, "TILE": 32}
+    arguments = (q[:, :, 0], k, v, m, l, acc, H, 130, 64**-0.5, 1.0)
+    launch(unified_max_kernel, (B, Hkv, num_splits), *arguments, **sizes)
+    m, l, acc = m.view(B, H, -1), l.view(B, H, -1), acc.view(B, H, -1, 64)
+    out = (acc.sum(dim=2) / l.sum(dim=2)[..., None]).to(dtype)
+    exact, naive = (attention(*(x.to(t) for x in (q, k, v)))[:, :, 0] for t in (torch.float64, dtype))
+    assert_as_accurate_as_naive(out, exact, naive)
+    scores = (q.float() @ k.float().repeat_interleave(3, dim=1).mT)[:, :, 0] / 8
+    torch.testing.assert_close(m.amax(dim=-1), scores.amax(dim=-1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_the_first_rung_compiles_for_gpus_without_spilling(sm):
+    tensor = ["*fp16", "i32:16", "i32:16", "i32:16", 1]
+    signature = {"q": ["*fp16", "i32:16", "i32:16", 1], "k": tensor, "v": tensor}
+    signature |= dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32") | {"num_heads": "i32", "S": "i32"}
+    signature |= {"scale": "fp32", "phi": "fp32"}
+    constants = {"D": 128, "GROUP": 8, "ROWS": 16, "TILE": 64}
+    assert compile_triton(unified_max_kernel, signature, constants, sm).spilled_bytes == 0

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from conftest import DEVICES, assert_as_accurate_as_naive
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, unified_max_attention
-from pagewise.kernels.partial import rounded
+from pagewise.kernels.flash_decoding_plus_plus import rounded
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import DecodeInputs, launch
-from pagewise.paged_attention.splits import Splits
 from pagewise.tools.device import triton_launch
 
 # numpy's, where Triton is interpreted, of rows that are recomputed
@@ -271,18 +269,6 @@ def test_exactly_the_rows_whose_largest_score_left_the_band(
 
 
 @pytest.mark.parametrize("num_splits", [1, 4])
-def test_the_second_launch_writes_rows_with_a_flag_and_no_other(num_splits, kernel_device):
-    q, k, v = random_qkv(3, 130, 64, (4, 2), dtype=torch.float32, device=kernel_device)
-    out, lse = torch.full_like(q, 7.0), torch.full_like(q[..., 0], 7.0)
-    flags = torch.zeros(lse.shape, dtype=torch.uint8, device=kernel_device)
-    flags[1, 2, 1] = 1  # its neighbours share its program
-    launch(DecodeInputs(q, k, v), ScoreOptions(), Splits("num", num_splits), out, lse, flags=flags)
-    assert (out != 7.0).all(dim=-1).equal(flags.bool())
-    assert (lse != 7.0).equal(flags.bool())
-    torch.testing.assert_close(out[1, 2, 1], attention(q, k, v)[1, 2, 1])
-
-
-@pytest.mark.parametrize("num_splits", [1, 4])
 def test_a_small_score_below_a_larger_one_changes_nothing(num_splits, backend, kernel_device):
     """Even if all of a split's scores are so small that their weights underflow."""
     scores = torch.full((1, 1, 3, 256), -6e4)
@@ -394,7 +380,6 @@ def test_no_row_of_the_tiny_model_is_recomputed(backend, kernel_device):
     """φ from the scores of one text, used for the newest tokens of another."""
     from pagewise.models import tiny_model
     from pagewise.naive_attention import masked_scores, query_positions
-    from pagewise.options import ScoreOptions
 
     model, tokenizer = tiny_model()
 

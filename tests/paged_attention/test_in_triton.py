@@ -11,21 +11,19 @@ from itertools import product
 import pytest
 import torch
 from covering import covering
+from decode_compile import E4M3, E5M2, POINTERS, assert_fits, compile_decode, compile_merge
 from paged_cases import assert_matches_dense, paged_inputs
 from triton_compile import compile_triton
 
-from pagewise.kernels.flash_decoding import merge_splits_kernel
-from pagewise.kernels.paged_attention import decode_kernel
+from pagewise.kernels.paged_attention import merge_splits_kernel, paged_attention_kernel, paged_decode_kernel
 from pagewise.paged_attention import in_triton, paged_attention
-from pagewise.paged_attention.in_triton import tiles_for
-from pagewise.tools.sizes import padded
+from pagewise.tools.launch import launch
 
 
 def decode_attention(*inputs, **options):
     return paged_attention(*inputs, **options, return_lse=True, backend="triton")
 
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 AXES = {
     "head_size": [32, 64, 80, 96, 112, 120, 128, 192, 256],
     "block_size": [1, 2, 8, 16, 32, 256],
@@ -82,7 +80,8 @@ def test_every_pair_of_variants(case, kernel_device):
 def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter, kernel_device, monkeypatch):
     """With one token the output is its value and lse · k_scale its key, whichever way the bytes are converted."""
     if converter == "by bits":
-        monkeypatch.setattr(in_triton, "float8_bits", lambda cache: 4 if cache.dtype == E4M3 else 5)
+        bits = {E4M3: 4, E5M2: 5}[cache_dtype]
+        monkeypatch.setattr(in_triton, "as_kernels_read", lambda k, v: (k.view(torch.uint8), v.view(torch.uint8), bits))
     codes = torch.arange(256, dtype=torch.uint8, device=kernel_device).view(cache_dtype)
     table, lens = (torch.full(size, n, dtype=torch.int32, device=kernel_device) for size, n in (((1, 1), 0), ((1,), 1)))
     q = torch.zeros(1, heads, 256, dtype=dtype, device=kernel_device)
@@ -127,18 +126,47 @@ def test_merge_is_lesson_threes_merge(kernel_device):
     merged = Partial.empty(B, H, head_size=D)
     for i in range(splits):
         merged = merged.merge(Partial(*(t[:, :, i] for t in parts)))
-    out = torch.full((B * H + 2, D), 7.0, device=kernel_device)
+    out = torch.full((B * H * D + 2 * D,), 7.0, device=kernel_device)
     lse = torch.full((B * H + 2,), 7.0, device=kernel_device)
-    m, l, acc = (t.contiguous().to(kernel_device) for t in parts)
-    lengths = (B, H, 1, splits, 2**31 - 1)  # a tile of one key for each split
-    sizes = {"D": D, "BLOCK_D": 128, "GROUP": 1, "BLOCK_R": 1, "TILE": 1, "MIN_TILES": 1}
-    sizes |= {"CUT": "num", "AT_ONCE": 16, "SOFTMAX": "synchronised"}
-    numbers = (*lengths, splits, splits, 0.5, 0.0, 0.0, 0.0, 0.0)
-    merge_splits_kernel[(B * H, 1)](m, l, acc, None, out[1:-1], lse[1:-1], None, *numbers, **sizes)
-    torch.testing.assert_close(out[1:-1].view(B, H, D).cpu(), merged.output() * 0.5)
+    partials = (t.contiguous().view(-1).to(kernel_device) for t in parts)
+    outputs = out[D:-D], lse[1:-1]
+    sizes = {"D": D, "BLOCK_D": 128, "LOADS": 16}
+    launch(merge_splits_kernel, (B * H,), *partials, *outputs, splits, 0.5, **sizes, outputs=outputs)
+    torch.testing.assert_close(out[D:-D].view(B, H, D).cpu(), merged.output() * 0.5)
     torch.testing.assert_close(lse[1:-1].view(B, H).cpu(), merged.lse())
-    assert (out[[0, -1]] == 7.0).all()
-    assert (lse[[0, -1]] == 7.0).all()
+    assert (torch.cat([out[:D], out[-D:], lse[[0, -1]]]) == 7.0).all()
+
+
+# ------------------------------------------------------------------------------------------ the first rung
+
+
+def first_rung(q, k_cache, v_cache, block_tables, seq_lens):
+    """`paged_decode_kernel`, launched as lesson 5 does."""
+    (B, H, D), (_, P, Hkv, _) = q.shape, k_cache.shape
+    out = torch.full_like(q, torch.nan)
+    arguments = (q, k_cache, v_cache, block_tables, seq_lens, out, D**-0.5)
+    sizes = {"P": P, "D": D, "GROUP": H // Hkv, "ROWS": 16, "TILE": 32}
+    launch(paged_decode_kernel, (B, Hkv), *arguments, **sizes, outputs=(out,))
+    return out, paged_attention(q, k_cache, v_cache, block_tables, seq_lens, return_lse=True, backend="torch")[1]
+
+
+@pytest.mark.parametrize("dtype", list(POINTERS))
+@pytest.mark.parametrize(("heads", "block_size", "head_size"), [((4, 4), 16, 64), ((6, 2), 8, 32), ((8, 1), 32, 128)])
+def test_the_first_rung_matches_dense_attention(heads, block_size, head_size, dtype, kernel_device):
+    inputs = paged_inputs(
+        [0, 1, 31, 32, 33, 130], *heads, head_size, block_size=block_size, dtype=dtype, device=kernel_device
+    )
+    assert_matches_dense(first_rung, inputs)
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_the_first_rung_compiles_for_gpus_without_spilling(sm):
+    cache = ["*fp16", "i32:16", "i32:16", "i32:16", 1]
+    signature = {"q": ["*fp16", "i32:16", "i32:16", 1], "out": ["*fp16", "i32:16", "i32:16", 1]}
+    signature |= {"k_cache": cache, "v_cache": cache, "block_tables": ["*i32", "i32", 1]}
+    signature |= {"seq_lens_ptr": "*i32", "scale": "fp32"}
+    constants = {"P": 16, "D": 128, "GROUP": 8, "ROWS": 16, "TILE": 64}
+    assert compile_triton(paged_decode_kernel, signature, constants, sm).spilled_bytes == 0
 
 
 # ------------------------------------------------------------------------------------------ unchecked lengths
@@ -222,31 +250,25 @@ def test_refusals_name_the_tensor_and_torch(kernel_device, shapes_unchecked):
 # ------------------------------------------------------------------------------------------ registration, code
 
 
-@pytest.mark.parametrize(("splits", "cache_dtype"), [(("num", 1), E4M3), (("share", 3), None)])
-def test_op_is_registered_soundly(splits, cache_dtype, kernel_device):
+@pytest.mark.parametrize(("num_splits", "cache_dtype"), [(None, E4M3), (3, None)])
+def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
     inputs = paged_inputs([0, 5, 40], 4, 2, 32, dtype=torch.bfloat16, device=kernel_device, cache_dtype=cache_dtype)
     # it compares the inputs too
     inputs = [t.float().nan_to_num().to(t.dtype) if t.is_floating_point() else t for t in inputs]
     # the check of the schema compares by arithmetic that torch lacks for float8
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     tests = tests if cache_dtype is None else tests[1:]
-    q, k_cache, v_cache, *others = inputs
-    inputs = (q[:, :, None], k_cache.transpose(1, 2), v_cache.transpose(1, 2), *others)
-    for options in ((torch.ones(4, device=kernel_device), 0.1, True, 9, 2.0, 0.5), (None, 0.1, True, None, 0.0, 1.0)):
-        torch.library.opcheck(torch.ops.pagewise.decode, (*inputs, *options, *splits), test_utils=tests)
+    for options in ((torch.ones(4, device=kernel_device), 0.1, 9, 2.0, 0.5), (None, 0.1, None, 0.0, 1.0)):
+        torch.library.opcheck(torch.ops.pagewise.paged_attention, (*inputs, *options, num_splits), test_utils=tests)
 
 
 def test_no_length_batch_or_table_width_is_compiled_in():
     """What changes from step to step is neither a constant of the kernels nor specialised on."""
-    decode, merge = (inspect.signature(kernel.fn).parameters for kernel in (decode_kernel, merge_splits_kernel))
-    constants = {n for n, p in (decode | merge).items() if "constexpr" in str(p.annotation)}
-    assert constants == {
-        "P", "D", "BLOCK_D", "GROUP", "BLOCK_R", "TILE", "MIN_TILES", "FLOAT8_BITS", "CAUSAL", "SOFTCAP", "CUT",
-        "SPLIT", "AT_ONCE", "SOFTMAX", "WIDE",
-    }  # fmt: skip
-    changing = {"num_seqs", "capacity", "window", "cut", "slots"}
-    assert set(not_specialized(decode_kernel)) == changing | {"tables_stride_row"}
-    assert set(not_specialized(merge_splits_kernel)) == changing
+    kernel, merge = (inspect.signature(k.fn).parameters for k in (paged_attention_kernel, merge_splits_kernel))
+    constants = {n for n, p in (kernel | merge).items() if "constexpr" in str(p.annotation)}
+    assert constants == {"P", "D", "BLOCK_D", "GROUP", "ROWS", "TILE", "FLOAT8_BITS", "LOADS"}
+    assert set(not_specialized(paged_attention_kernel)) == {"block_tables", "capacity", "window", "num_splits"}
+    assert set(not_specialized(merge_splits_kernel)) == {"num_splits"}
 
 
 def not_specialized(kernel):
@@ -254,78 +276,30 @@ def not_specialized(kernel):
     return options["do_not_specialize"] if options else kernel.do_not_specialize
 
 
-POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 COMPILED = {
     "head_size": [64, 80, 128, 256],
     "dtype": list(POINTERS),
     "cache": [None, E4M3, E5M2],
     "group": [1, 4, 8, 32],
-    "queries": [1, 3, 16],
     "options": [False, True],
-    "cut": [None, "num", "size", "share"],
-    "paged": [False, True],
-    "sm": [80, 90],
+    "split": [False, True],
+    "sm": [75, 80, 86, 89, 90, 100, 120],
 }
 
 
-def compile_decode(head_size, dtype, cache, group, queries, options, cut, paged, sm):
-    tiles = tiles_for(queries * group, head_size, dtype, cache or dtype)
-    native = cache is None or sm >= 89
-    stored = POINTERS[dtype] if cache is None else {E4M3: "*fp8e4nv", E5M2: "*fp8e5"}[cache] if native else "*u8"
-    signature = {n: "*fp32" for n in ("lse_ptr", "m_ptr", "l_ptr", "acc_ptr")}
-    signature |= {"q_ptr": POINTERS[dtype], "out_ptr": POINTERS[dtype], "k_ptr": stored, "v_ptr": stored}
-    signature |= {"scale": "fp32", "softcap": "fp32", "v_scale": "fp32"}
-    signature |= {"tables_ptr": "*i32", "lens_ptr": "*i32"} if paged else {}
-    signature |= {"slopes_ptr": "*fp32"} if options else {}
-    numbers = ["num_seqs", "num_heads", "capacity", "window", "cut", "slots"]
-    numbers += ["tables_stride_row", "tables_stride_column"]
-    constants = {
-        "P": 16, "D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "BLOCK_R": tiles.rows,
-        "TILE": tiles.keys, "MIN_TILES": 2, "FLOAT8_BITS": 0 if native else 4 if cache == E4M3 else 5,
-        "CAUSAL": options and queries > 1, "SOFTCAP": options, "CUT": cut or "num", "SPLIT": cut is not None,
-    }  # fmt: skip
-    if queries == 1:  # Triton takes a 1 for a constant
-        constants["num_queries"] = 1
-    for name in inspect.signature(decode_kernel.fn).parameters:
-        if name.startswith(("q_stride", "k_stride", "v_stride")):
-            signature[name] = "i32:16"
-        elif name in numbers or (name == "num_queries" and queries > 1):
-            signature[name] = "i32"
-        elif name not in signature and name not in constants:
-            constants[name] = None
-    threads = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    return compile_triton(decode_kernel, signature, constants, sm, **threads)
+def fits_the_gpu(case):
+    return case["sm"] >= 80 or case["dtype"] != torch.bfloat16
 
 
-def stored_in_blocks(case):
-    """float8 is of paged caches only."""
-    return case["cache"] is None or case["paged"]
-
-
-@pytest.mark.parametrize("case", covering(COMPILED, stored_in_blocks), ids=name)
-def test_decode_kernel_compiles_for_gpus_without_spilling(case, record_property):
-    compiled = compile_decode(**case)
-    for figure in ("registers", "spilled_bytes", "shared_bytes"):
-        record_property(figure, getattr(compiled, figure))
-    from_bits = case["cache"] is not None and case["sm"] < 89  # conversion in integers: a register too many, once
-    assert compiled.spilled_bytes <= (4 if from_bits else 0)
-    assert compiled.shared_bytes <= 99 * 1024  # what every GPU from sm_80 on, sm_86 included, gives a thread block
+@pytest.mark.parametrize("case", covering(COMPILED, fits_the_gpu), ids=name)
+def test_paged_attention_kernel_compiles_for_every_gpu(case, record_property):
+    assert_fits("paged", record_property, **case)
 
 
 @pytest.mark.parametrize("sm", [80, 90])
-@pytest.mark.parametrize("cut", ["num", "size", "share"])
 @pytest.mark.parametrize("head_size", [80, 256])
-def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, cut, sm, record_property):
-    signature = {n: "*fp32" for n in ("m_ptr", "l_ptr", "acc_ptr", "lse_ptr")} | {"out_ptr": "*bf16"}
-    signature |= {"lens_ptr": "*i32", "v_scale": "fp32"}
-    numbers = ("num_seqs", "num_heads", "num_queries", "capacity", "window", "cut", "slots")
-    signature |= dict.fromkeys(numbers, "i32")
-    constants = {
-        "D": head_size, "BLOCK_D": padded(head_size), "GROUP": 8, "BLOCK_R": 16, "TILE": 64, "MIN_TILES": 2,
-        "CUT": cut, "AT_ONCE": 16, "SOFTMAX": "synchronised",
-    }  # fmt: skip
-    constants |= dict.fromkeys(("flags_ptr", "reference", "band_low", "band_high", "smallest"))
-    compiled = compile_triton(merge_splits_kernel, signature, constants, sm)
+def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, sm, record_property):
+    compiled = compile_merge("splits", head_size, torch.bfloat16, sm)
     record_property("registers", compiled.registers)
     assert compiled.spilled_bytes == 0
 
@@ -333,17 +307,12 @@ def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, cut, sm, rec
 @pytest.mark.parametrize("group", [1, 8])
 def test_float8_becomes_bfloat16_by_way_of_float16(group):
     """Triton's own way from e5m2 on sm_90, a product with 2¹¹², makes finite numbers of inf and NaN."""
-    compiled = compile_decode(128, torch.bfloat16, E5M2, group, 1, options=False, cut=None, paged=True, sm=90)
+    compiled = compile_decode("paged", 128, torch.bfloat16, 90, group=group, cache=E5M2)
     assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
     assert "mul.rn.bf16x2" not in compiled.ptx
 
 
-def test_loads_are_wide_and_on_their_way_early():
+@pytest.mark.parametrize("group", [1, 8])
+def test_loads_are_wide_and_on_their_way_early(group):
     """16 bytes per thread and load, fetched ahead of use by cp.async."""
-    for cut in ("num", "share"):
-        of_group, single = (
-            compile_decode(128, torch.bfloat16, None, group, 1, options=False, cut=cut, paged=True, sm=90)
-            for group in (8, 1)
-        )
-        assert "cp.async.cg.shared.global" in of_group.ptx
-        assert "ld.global.v4" in single.ptx
+    assert "cp.async.cg.shared.global" in compile_decode("paged", 128, torch.bfloat16, 90, group=group).ptx

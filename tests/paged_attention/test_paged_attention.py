@@ -335,11 +335,9 @@ BAD = {
     "k_scale": (bad("k_scale", lambda _: float("inf")), ValueError, "k_scale"),
     "v_scale": (bad("v_scale", lambda _: "1"), TypeError, "v_scale"),
     "num_splits": (bad("num_splits", lambda _: 0), ValueError, "num_splits"),
-    "return_lse": (bad("return_lse", lambda _: "yes"), TypeError, "return_lse must be True or False, got str"),
     "k_scale beyond float32": (bad("k_scale", lambda _: 1e39), ValueError, "k_scale must be a finite number in"),
     "v_scale beyond float": (bad("v_scale", lambda _: 10**400), ValueError, "v_scale must be a finite number in"),
     "softcap beyond float32": (bad("softcap", lambda _: 1e39), ValueError, "softcap must be a finite number in"),
-    "check": (bad("check", lambda _: 1), TypeError, "check must be True or False, got int"),
 }
 
 

@@ -223,10 +223,10 @@ def test_op_is_registered_soundly(cache_dtype, layout, kernel_device):
 @pytest.mark.parametrize("x", [80, 8])
 def test_write_kernel_compiles_for_gpus_without_spilling(x, new, cached, float8_bits, sm, record_property):
     constants = {"P": 16, "HKV": 8, "D": 80, "X": x, "FLOAT8_BITS": float8_bits, "BLOCK": 1024}
-    signature = {"slots_ptr": "*i64", "k_ptr": new, "v_ptr": new, "k_cache_ptr": cached, "v_cache_ptr": cached}
+    signature = {"slots_ptr": "*i64", "k": [new, *["i32"] * 3], "v": [new, *["i32"] * 3]}
+    signature |= {"k_cache": [cached, *["i32"] * 5], "v_cache": [cached, *["i32"] * 4]}
     signature |= {"k_scale": "fp32", "v_scale": "fp32"}
-    strides = (n for n in write_kv_cache_kernel.arg_names if "_stride_" in n)
-    compiled = compile_triton(write_kv_cache_kernel, signature | dict.fromkeys(strides, "i32"), constants, sm)
+    compiled = compile_triton(write_kv_cache_kernel, signature, constants, sm)
     record_property("registers", compiled.registers)
     assert compiled.spilled_bytes == 0
 

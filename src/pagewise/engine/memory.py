@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pagewise import paged_attention_varlen
 from pagewise.engine.batch import Batch
 from pagewise.engine.profile import span
 from pagewise.engine.sequence import Request, Sequence
 from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.models import Attend
-from pagewise.paged_attention import varlen
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 from pagewise.tools.sizes import cdiv
 
@@ -108,7 +108,9 @@ class PagedMemory:
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
             decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty
-            plan = varlen.plan(*tables, block_size=self.block_size, backend=self.backend, decodes=decodes)
+            plan = paged_attention_varlen.plan(
+                *tables, block_size=self.block_size, backend=self.backend, decodes=decodes
+            )
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [total_q, heads, D]

@@ -1,21 +1,69 @@
-"""The unified max and lazy rescaling in Triton: the decode kernel of lesson 7 with another fold (lesson 8).
+"""The unified maximum and lazy rescaling in Triton: how the kernels are launched (lesson 8).
 
-Rows that leave the band are recomputed by a second launch, with the synchronised fold, whose programs look first if one
-of their rows is flagged and end at once if not. So the host never waits to see, and a CUDA graph holds both.
+Rows for which φ was not safe are recomputed by a second launch, with the plain online softmax. A program none of whose
+rows is unsafe reads no key. The host therefore never waits to see whether a row is unsafe, and a CUDA graph holds both
+launches.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import DecodeInputs, Softmax, filling, launch
-from pagewise.paged_attention.splits import Splits
+from pagewise.paged_attention.in_triton import partial_results
+from pagewise.tools.architecture import architecture
+from pagewise.tools.launch import launch
+from pagewise.tools.sizes import cdiv, padded
+from pagewise.tools.tuning import LOADS, Tiles, decode_tiles, splits_that_fill
+
+LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
 
 
-@torch.library.custom_op("pagewise::decode_unified", mutates_args=())
-def decode_unified(
+class _Launch(NamedTuple):
+    """The sizes that all launches for one q and k share, with room for the partial results of the splits."""
+
+    tiles: Tiles
+    grid: tuple[int, int]
+    sizes: dict[str, Any]
+    partials: tuple[Tensor, Tensor, Tensor]
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, causal: bool, num_splits: int | None) -> "_Launch":
+        (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
+        tiles, gpu = decode_tiles(T * H // Hkv, D, q.dtype, k.dtype), architecture(q.device)
+        items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
+        if num_splits is None:
+            num_splits = splits_that_fill(items, S, tiles.keys, gpu.num_sms) if gpu.sm else 1
+        num_splits = max(1, min(num_splits, cdiv(S, tiles.keys)))
+        sizes = {"D": D, "BLOCK_D": padded(D), "HKV": Hkv, "GROUP": H // Hkv, "ROWS": tiles.rows, "TILE": tiles.keys}
+        sizes |= {"CAUSAL": causal and T > 1, **tiles.launch_options}
+        return cls(tiles, (items, num_splits), sizes, partial_results(B * H * T * num_splits, D, q.device))
+
+    def merge(self, kernel: Any, out: Tensor, *arguments: Any, flags: tuple[Tensor, ...] = ()) -> None:
+        """Merge the splits into out, row by row, by a merge kernel."""
+        D, num_splits = out.shape[-1], self.grid[1]
+        outputs = (out.view(-1), torch.empty(out.numel() // D, device=out.device), *flags)
+        sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
+        launch(kernel, (len(outputs[1]),), *self.partials, *outputs, num_splits, *arguments, **sizes, outputs=outputs)
+
+    def rescale_lazily(
+        self, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, tau: float
+    ) -> Tensor:
+        """Return out by the lazy kernel, for the chosen rows. The other rows are undefined."""
+        from pagewise.kernels.flash_decoding_plus_plus import lazy_rescale_kernel
+        from pagewise.kernels.paged_attention import merge_splits_kernel
+
+        out = q.new_empty(q.shape)
+        wide = q.dtype == torch.float16 and tau > LOG_FLOAT16_MAX
+        numbers = (q.shape[2], k.shape[2], scale, tau)
+        launch(lazy_rescale_kernel, self.grid, q, k, v, chosen, *self.partials, *numbers, **self.sizes, WIDE=wide)
+        self.merge(merge_splits_kernel, out, 1.0)
+        return out
+
+
+@torch.library.custom_op("pagewise::unified_max_attention", mutates_args=())
+def unified_max(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -23,56 +71,41 @@ def decode_unified(
     low: float,
     high: float,
     smallest: float,
-    scale: float | None,
+    scale: float,
     causal: bool,
     num_splits: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, recomputed) of `unified_max_attention`, for inputs that the kernel does not refuse."""
-    out, lse, flags = _results(q)
-    if q.numel():
-        arguments = _arguments(q, k, v, scale, causal, num_splits)
-        launch(*arguments, out, lse, Softmax("unified", phi, low, high, smallest), flags)
-        launch(*arguments, out, lse, flags=flags)
-    return out, flags.view(torch.bool)
+    """Return (out, recomputed) of `unified_max_attention`, for tensors that the kernels do not refuse."""
+    from pagewise.kernels.flash_decoding_plus_plus import add_splits_kernel, unified_max_attention_kernel
+
+    out, unsafe = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.uint8)
+    if not q.numel():
+        return out, unsafe.view(torch.bool)
+    shared, flags = _Launch.of(q, k, causal, num_splits), unsafe.view(-1)
+    numbers = (q.shape[2], k.shape[2], scale, phi)
+    launch(unified_max_attention_kernel, shared.grid, q, k, v, *shared.partials, *numbers, **shared.sizes)
+    shared.merge(add_splits_kernel, out, phi, low, high, smallest, flags=(flags,))
+    exact = shared.rescale_lazily(q, k, v, flags, scale, 0.0)
+    unsafe = unsafe.view(torch.bool)
+    return torch.where(unsafe[..., None], exact, out), unsafe
 
 
-@decode_unified.register_fake
+@unified_max.register_fake
 def _(q, *others):
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.bool)
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.bool)
 
 
-@torch.library.custom_op("pagewise::decode_lazily", mutates_args=())
-def decode_lazily(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    threshold: float,
-    scale: float | None,
-    causal: bool,
-    num_splits: int | None,
+@torch.library.custom_op("pagewise::lazy_rescale_attention", mutates_args=())
+def lazy_rescale(
+    q: Tensor, k: Tensor, v: Tensor, threshold: float, scale: float, causal: bool, num_splits: int | None
 ) -> Tensor:
-    """`lazy_rescale_attention`, for inputs that the kernel does not refuse."""
-    out, lse, _ = _results(q)
-    if q.numel():
-        softmax = Softmax("lazy", threshold * math.log(2))
-        launch(*_arguments(q, k, v, scale, causal, num_splits), out, lse, softmax)
-    return out
+    """Return `lazy_rescale_attention`, for tensors that the kernels do not refuse. threshold: in units of log 2."""
+    if not q.numel():
+        return q.new_empty(q.shape)
+    shared = _Launch.of(q, k, causal, num_splits)
+    return shared.rescale_lazily(q, k, v, None, scale, threshold * math.log(2))
 
 
-@decode_lazily.register_fake
+@lazy_rescale.register_fake
 def _(q, *others):
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
-
-
-def _arguments(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, num_splits: int | None
-) -> tuple[DecodeInputs, ScoreOptions, Splits]:
-    inputs = DecodeInputs(q, k, v)
-    splits = filling(inputs) if num_splits is None else Splits("num", num_splits)
-    return inputs, ScoreOptions(scale, causal), splits
-
-
-def _results(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for out, lse and flags."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    return out, q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.uint8)
+    return q.new_empty(q.shape)

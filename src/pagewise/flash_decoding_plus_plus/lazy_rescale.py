@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_decoding_plus_plus.in_triton import decode_lazily
+from pagewise.flash_decoding.in_triton import refuses
+from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.flash_decoding_plus_plus.unified_max import HIGH, checked_options
 from pagewise.naive_attention import finite, grouped_matmul, row_max
 from pagewise.online_softmax import Partial
-from pagewise.paged_attention.in_triton import DecodeInputs, refuses
 from pagewise.tools.checks import check_number
 from pagewise.tools.device import choose_backend, wants_gradient
 
@@ -55,12 +55,13 @@ def lazy_rescale_attention(
     """
     options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
-    refusal = refuses(DecodeInputs(q, k, v))
-    if choose_backend(backend, q.device, refusal, learns=wants_gradient(q, k, v)) == "torch":
+    requires_grad = wants_gradient(q, k, v)
+    if choose_backend(backend, q.device, refuses(q, k, v), requires_grad=requires_grad) == "torch":
         fold = functools.partial(fold_lazily, threshold=threshold)
         splits = attend_in_splits(q, k, v, options, num_splits, fold)
         return functools.reduce(Partial.merge, splits).output().to(q.dtype)
-    return decode_lazily(q, k, v, float(threshold), options.scale, options.causal, num_splits)
+    scale = options.scale_for(q.shape[-1])
+    return in_triton.lazy_rescale(q, k, v, float(threshold), scale, options.causal, num_splits)
 
 
 def fold_lazily(

@@ -19,14 +19,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from pagewise.flash_decoding import flash_decoding
-from pagewise.flash_decoding_plus_plus.in_triton import decode_unified
+from pagewise.flash_decoding.in_triton import refuses
+from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.naive_attention import grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import DecodeInputs, refuses
-from pagewise.paged_attention.splits import checked_splits
-from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_number, check_qkv
+from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
 from pagewise.tools.device import choose_backend, wants_gradient
 
 KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # what the band leaves room for
@@ -130,10 +129,10 @@ def unified_max_attention(
         )
     if wants_gradient(q, k, v):
         raise ValueError("q, k, v must not require a gradient: use torch.no_grad(), or flash_decoding, which has one")
-    if choose_backend(backend, q.device, refuses(DecodeInputs(q, k, v))) == "torch":
+    if choose_backend(backend, q.device, refuses(q, k, v)) == "torch":
         return _in_torch(q, k, v, unified_max, options, num_splits)
     band = Band.of(unified_max, k.shape[2], torch.float32)
-    return decode_unified(q, k, v, *band, options.scale, options.causal, num_splits)
+    return in_triton.unified_max(q, k, v, *band, options.scale_for(q.shape[-1]), options.causal, num_splits)
 
 
 class Band(NamedTuple):
@@ -159,8 +158,9 @@ def checked_options(
 ) -> tuple[ScoreOptions, int | None]:
     """The options that both softmaxes of this lesson take, and num_splits, checked together with q, k and v."""
     check_qkv(q, k, v)
-    splits = checked_splits(num_splits, None)
-    return ScoreOptions(scale, causal).checked(q, k.shape[2]), None if splits is None else splits.count
+    if num_splits is not None:
+        check_count("num_splits", num_splits)
+    return ScoreOptions(scale, causal).checked(q, k.shape[2]), None if num_splits is None else int(num_splits)
 
 
 def _in_torch(

@@ -1,18 +1,24 @@
 """Paged attention: one new query per sequence over keys and values scattered in blocks (lessons 4 and 5).
 
-door        the public functions: they check, choose, and call one of
+decode      `paged_attention`: it checks its arguments, and calls one of
 in_torch    gathered or streamed, in plain torch
 in_triton   the Triton kernels, over a cache [N, P, Hkv, D]
 in_cuda     vLLM's kernels, over a cache in vLLM's layout
-inputs      what all three are given
-varlen      any number of new queries per sequence, and what all layers of a step share (lesson 9)
+inputs      the values that all of them share
 """
 
+from pagewise.paged_attention.decode import paged_attention
 from pagewise.paged_attention.door import (
     choose_version,
-    paged_attention,
     paged_attention_grouped,
     paged_attention_v1,
     paged_attention_v2,
 )
-from pagewise.paged_attention.varlen import paged_attention_varlen
+
+
+def __getattr__(name: str):
+    if name == "paged_attention_varlen":  # lesson 9's, imported where it is used
+        import importlib
+
+        return importlib.import_module("pagewise.paged_attention_varlen").paged_attention_varlen
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

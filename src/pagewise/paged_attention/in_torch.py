@@ -1,19 +1,20 @@
 """Reading paged memory in plain torch, two ways that agree up to rounding (lesson 4).
 
-Sequence b has seq_lens[b] tokens, the query's own included; token i lies in block block_tables[b, i // P] at offset
-i % P. Up to that look-up it is causal attention with a query at position seq_lens[b] − 1, so different lengths need no
-mask of their own.
+Sequence b has seq_lens[b] tokens, the query's own included. Token i is in block block_tables[b, i // P] at offset
+i % P. Apart from that look-up this is causal attention with a query at position seq_lens[b] − 1, so different lengths
+need no mask of their own.
 
     gathered    k = k_cache[block_tables] made contiguous, then dense attention (how vLLM tests its kernel)
-    streamed    one block of every sequence at a time, lesson 3's (m, l, acc) carried along; nothing is gathered
+    streamed    one block of every sequence at a time, with lesson 3's (m, l, acc). Nothing is gathered
 
-Both take what `checked_inputs` returns, and look at the lengths and the tables first, which on a GPU waits for it once.
-What no query sees is never used: slots past the end and other blocks (NaN there does no harm), table entries past a
-sequence's blocks or before its window (any number). Kwon et al. 2023.
+Both take what `checked_inputs` returns. They look at the lengths and the tables first, which makes the host wait for a
+GPU once. They never use what no query sees: slots past the end and other blocks may hold NaN, and table entries past a
+sequence's blocks or before its window may hold any number. Kwon et al. 2023.
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -24,56 +25,67 @@ from pagewise.naive_attention import grouped_matmul, masked_scores, query_positi
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs, used_blocks
-from pagewise.paged_attention.splits import Splits
 from pagewise.tools.sizes import cdiv
 
 OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
+Cut = Callable[[int, int], list[tuple[int, int]]]
+"""cut(first, end) -> the splits [start, end) of keys first … end − 1, at least one."""
 
 
-def gathered_attention(inputs: PagedInputs, options: ScoreOptions, splits: Splits | None = None) -> OutAndLse:
-    """(out, lse) of `paged_attention`, K and V made contiguous first: B · max(seq_lens) keys exist at once.
+def gathered_attention(inputs: PagedInputs, options: ScoreOptions, num_splits: int | None = None) -> OutAndLse:
+    """Return (out, lse) of `paged_attention`. K and V are made contiguous first: B · max(seq_lens) keys exist at once.
 
-    With splits each sequence is attended to by itself, in pieces whose results are merged.
+    With num_splits, each sequence is attended to by itself, in that many splits whose results are merged.
     """
     blocks = _blocks(inputs, options)
-    if splits is None or not len(inputs.q):
+    if num_splits is None or not len(inputs.q):
         scores, values = _scores_and_values(inputs, blocks, options)
         weights, lse = safe_softmax(scores)
         out = grouped_matmul(weights, values)
     else:
-        out, lse = in_turn(_sequences(inputs, blocks), options, splits)
+        out, lse = attend_in_turn(_sequences(inputs, blocks), options, equal_splits(num_splits))
     return (out * inputs.v_scale).squeeze(2).to(inputs.q.dtype), lse.squeeze(2)
 
 
-def in_turn(
-    sequences: Iterable[tuple[Tensor, Tensor, Tensor]], options: ScoreOptions, splits: Splits
+def equal_splits(num_splits: int) -> Cut:
+    """Return a function that cuts keys first … end − 1 into `num_splits` equal splits, or one per key if fewer."""
+
+    def cut(first: int, end: int) -> list[tuple[int, int]]:
+        n = max(1, min(num_splits, end - first))
+        return list(pairwise(first + (end - first) * i // n for i in range(n + 1)))
+
+    return cut
+
+
+def attend_in_turn(
+    sequences: Iterable[tuple[Tensor, Tensor, Tensor]], options: ScoreOptions, cut: Cut
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """(out, lse) of q [1,H,T,D], k and v [1,Hkv,S,D] of each sequence: its bits depend on no other."""
-    outs, lses = zip(*(in_pieces(q, k, v, options, splits) for q, k, v in sequences), strict=True)
+    """Return (out, lse) of q [1,H,T,D], k and v [1,Hkv,S,D] of each sequence. Its bits depend on no other sequence."""
+    outs, lses = zip(*(attend_in_splits(q, k, v, options, cut) for q, k, v in sequences), strict=True)
     return torch.cat(outs), torch.cat(lses)
 
 
-def in_pieces(
+def attend_in_splits(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S D"],
     options: ScoreOptions,
-    splits: Splits,
+    cut: Cut,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """(out, lse) of attention, out not yet rounded: each piece of the keys by itself, then lesson 3's merge."""
+    """Return (out, lse) of attention, out not yet rounded: each split of the keys by itself, then lesson 3's merge."""
     T, S = q.shape[2], k.shape[2]
-    queries, pieces = query_positions(T, S, q.device), []
+    queries, partials = query_positions(T, S, q.device), []
     first = max(0, S - T + 1 - (options.window or S))
-    for start, stop in splits.bounds(min(first, S), S):
-        keys = torch.arange(start, stop, device=q.device)
-        scores = masked_scores(q, k[:, :, start:stop], queries, keys, options)
-        pieces.append(Partial.of_heads(scores, v[:, :, start:stop]))
-    whole = functools.reduce(Partial.merge, pieces)  # not by lse: of m = 60000 and l it keeps no digit of l
+    for start, end in cut(min(first, S), S):
+        keys = torch.arange(start, end, device=q.device)
+        scores = masked_scores(q, k[:, :, start:end], queries, keys, options)
+        partials.append(Partial.of_heads(scores, v[:, :, start:end]))
+    whole = functools.reduce(Partial.merge, partials)  # not by lse: m = 60000 plus log l keeps no digit of l
     return whole.output(), whole.lse()
 
 
 def streamed_attention(inputs: PagedInputs, options: ScoreOptions) -> OutAndLse:
-    """(out, lse) of `paged_attention`, one block of each sequence at a time: B · P keys exist at once."""
+    """Return (out, lse) of `paged_attention`, one block of each sequence at a time: B · P keys exist at once."""
     blocks, q = _blocks(inputs, options), inputs.q
     (B, H, D), wide = q.shape, torch.promote_types(q.dtype, torch.float32)
     seen = Partial.empty(B, H, 1, head_size=D, dtype=wide, device=q.device)
@@ -84,7 +96,7 @@ def streamed_attention(inputs: PagedInputs, options: ScoreOptions) -> OutAndLse:
 
 
 class _Blocks(NamedTuple):
-    """Columns start … stop − 1 of block tables that are safe to index with: unused entries are 0."""
+    """Columns start … stop − 1 of block tables, safe to index with: unused entries are 0."""
 
     tables: Int[Tensor, "B M"]
     queries: Int[Tensor, "B 1 1"]  # their positions
@@ -93,7 +105,7 @@ class _Blocks(NamedTuple):
 
 
 def _blocks(inputs: PagedInputs, options: ScoreOptions) -> _Blocks:
-    """The columns that some query sees."""
+    """Return the columns that some query sees."""
     used = used_blocks(inputs, options.window)
     tables = inputs.block_tables.masked_fill(~used.entries, 0).long()
     return _Blocks(tables, inputs.seq_lens.long()[:, None, None] - 1, used.start, used.stop)
@@ -102,13 +114,13 @@ def _blocks(inputs: PagedInputs, options: ScoreOptions) -> _Blocks:
 def _scores_and_values(
     inputs: PagedInputs, blocks: _Blocks, options: ScoreOptions
 ) -> tuple[Float[Tensor, "B H 1 S"], Float[Tensor, "B Hkv S D"]]:
-    """The scores of all keys in these blocks, −inf where not visible, and their values, 0 where not visible.
+    """Return the scores of all keys in these blocks, −inf where hidden, and their values, 0 where hidden.
 
-    In float32 (float64 for float64). A weight of 0 does not hide a value of NaN, hence the zeros.
+    Both are float32 (float64 for float64). The values need zeros because a weight of 0 does not hide NaN.
     """
     q, (_, P, Hkv, _) = inputs.q, inputs.k_cache.shape
     wide = torch.promote_types(q.dtype, torch.float32)
-    # cache[tables] with the heads in front of the tokens: one copy, and contiguous for the products
+    # cache[tables] with heads before tokens: one copy, and contiguous for the products
     tables, heads = blocks.tables[:, None, blocks.start : blocks.stop], torch.arange(Hkv, device=q.device)[:, None]
     caches = (inputs.k_cache, inputs.v_cache)
     k, v = (cache.transpose(1, 2)[tables, heads].flatten(2, 3).to(wide) for cache in caches)
@@ -119,7 +131,7 @@ def _scores_and_values(
 
 
 def _sequences(inputs: PagedInputs, blocks: _Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """q [1,H,1,D], and k and v [1,Hkv,S,D] gathered, of each sequence."""
+    """Yield q [1,H,1,D] of each sequence, and its k and v [1,Hkv,S,D], gathered."""
     P, lens = inputs.k_cache.shape[1], inputs.seq_lens.tolist()
     for q, table, length in zip(inputs.q, blocks.tables, lens, strict=True):
         caches = (cache[table[: cdiv(length, P)]] for cache in (inputs.k_cache, inputs.v_cache))

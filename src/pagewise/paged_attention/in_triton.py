@@ -1,242 +1,146 @@
-"""Decoding in Triton: how the kernel of `kernels/paged_attention.py` is launched, and the merge (lessons 5 and 7).
+"""Paged attention in Triton: how the kernels of `kernels/paged_attention.py` are launched (lesson 5).
 
-One program attends with all query heads that share a KV head, and all newest queries of a sequence, so that keys and
-values are read once for all of them. A decode step has few of these: B · Hkv programs may leave most of a GPU idle. So
-keys are cut into pieces (`splits`), each gives lesson 3's `Partial` (m, l, acc), and a second kernel merges them. Dao
-et al. 2023 (Flash-Decoding).
+One program attends with all query heads that share a KV head, so that keys and values are read once for all of them. A
+decode step has few of these: B · Hkv programs may leave most of a GPU idle. The keys of each sequence are therefore cut
+into splits by number, and a second kernel merges their (m, l, acc).
 
-No size of the batch, no length and no number of blocks is a constant of the kernels: they are compiled once per dtype,
-head size, block size and group of heads. The host never waits for a length.
+No batch size, length, number of blocks or width of a table is a constant of the kernels. They are compiled once per
+dtype, head size, block size and group of heads, and the host never waits for a length.
 """
 
-import math
-from typing import Literal, NamedTuple
-
 import torch
-from jaxtyping import Float, Int32, Shaped, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
-from pagewise.paged_attention.splits import MAX_SPLITS, MIN_KEYS, Splits, num_splits_heuristic
 from pagewise.paged_blocks.write import EXPONENT_BITS
+from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS
-from pagewise.tools.device import num_sms, triton_launch
+from pagewise.tools.device import without_bfloat16
+from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
+from pagewise.tools.tuning import LOADS, decode_tiles, splits_that_fill
 
-PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
 INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
-LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
-OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
+MAX_HEAD_SIZE = 256
 
 
-class DecodeInputs(NamedTuple):
-    """What the kernel reads: queries that stand at the end of their sequences, and keys and values in blocks.
-
-    Dense keys are one block per sequence, without tables.
-    """
-
-    q: Float[Tensor, "B H T D"]
-    k: Shaped[Tensor, "N Hkv P D"]
-    v: Shaped[Tensor, "N Hkv P D"]
-    block_tables: Int32[Tensor, "B M"] | None = None
-    seq_lens: Int32[Tensor, " B"] | None = None  # None: P keys each
-    v_scale: float = 1.0
-
-    @classmethod
-    def paged(cls, inputs: PagedInputs) -> "DecodeInputs":
-        """One query per sequence over a cache [N, P, Hkv, D]."""
-        q, k, v, *rest = inputs
-        return cls(q[:, :, None], k.transpose(1, 2), v.transpose(1, 2), *rest)
-
-    @property
-    def capacity(self) -> int:
-        """The longest sequence that there is room for."""
-        P = self.k.shape[2]
-        return P if self.block_tables is None else P * self.block_tables.shape[1]
-
-
-class Tiles(NamedTuple):
-    """How a program's share of the work is cut, and the threads that do it."""
-
-    rows: int  # queries and query heads of one KV head at once
-    keys: int
-    num_warps: int
-    num_stages: int  # tiles on their way from memory at once, plus one
-
-
-def tiles_for(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
-    """Tiles for `rows` query rows (T · H / Hkv) per KV head.
-
-    What limits them is registers: they hold acc [rows, D], or [keys, D] for a single row, and in float32, which no
-    tensor core multiplies exactly, the operands of the products too; so there is no room left to convert a float8 tile
-    while the next is on its way.
-    """
-    block_d = padded(head_size)
-    if rows == 1:
-        return Tiles(rows=1, keys=max(16, min(64, 4096 // block_d)), num_warps=4, num_stages=2)
-    same = cache_dtype == dtype
-    if dtype == torch.float32:
-        return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
-    keys = max(32, min(64, 8192 // block_d))
-    if rows <= 16 or block_d > 128:
-        return Tiles(16, keys, num_warps=4, num_stages=3)
-    keys = keys if same else 32
-    if rows <= 32:
-        return Tiles(32, keys, num_warps=4, num_stages=3)
-    return Tiles(64, keys, num_warps=8, num_stages=2)
-
-
-class Softmax(NamedTuple):
-    """How sums of exp are kept within the floats: `kernels/partial.py` has the three folds."""
-
-    kind: Literal["synchronised", "unified", "lazy"] = "synchronised"
-    reference: float = 0.0  # φ of the unified one; how far the lazy one's m may lag behind
-    low: float = 0.0  # low < m − φ < high is safe
-    high: float = 0.0
-    smallest: float = 0.0  # that an acc of weights below 1 may be
-
-
-SYNCHRONISED = Softmax()
-
-
-def refuses(inputs: DecodeInputs) -> str | None:
-    """Why the Triton kernel cannot take these tensors, or None."""
-    (_, _, P, D), dtype = inputs.k.shape, inputs.q.dtype
-    if dtype not in FLOATS:
-        return f"takes q in float32, float16 or bfloat16, got {dtype}"
-    if inputs.block_tables is not None and (P > 256 or P & (P - 1)):
+def refuses(inputs: PagedInputs) -> str | None:
+    """Return why the Triton kernels cannot take these tensors, or None."""
+    P = inputs.k_cache.shape[1]
+    if P > 256 or P & (P - 1):
         return f"needs a block size that is a power of two from 1 to 256, got {P}"
-    if D > 256:
-        return f"takes head sizes up to 256, got {D}"
-    if inputs.block_tables is None and P > INT32_MAX:
-        return f"takes up to {INT32_MAX} keys, got {P}"
-    cache = "" if inputs.block_tables is None else "_cache"
-    for name, tensor in (("q", inputs.q), (f"k{cache}", inputs.k), (f"v{cache}", inputs.v)):
+    return refuses_tensors(q=inputs.q, k_cache=inputs.k_cache, v_cache=inputs.v_cache)
+
+
+def refuses_tensors(q: Tensor, **keys_and_values: Tensor) -> str | None:
+    """Return why no decode kernel of lessons 5 to 9 can take these tensors, or None."""
+    D = q.shape[-1]
+    if q.dtype not in FLOATS:
+        return f"takes q in float32, float16 or bfloat16, got {q.dtype}"
+    if D > MAX_HEAD_SIZE:
+        return f"takes head sizes up to {MAX_HEAD_SIZE}, got {D}"
+    for name, tensor in {"q": q, **keys_and_values}.items():
         if D > 1 and tensor.numel() and tensor.stride(-1) != 1:
             return f"needs {name} contiguous in its last dimension, got stride {tensor.stride(-1)}"
-    return None
+    return without_bfloat16(q)
 
 
-def decode(inputs: DecodeInputs, options: ScoreOptions, splits: Splits | None = None) -> OutAndLse:
-    """(out, lse) by the Triton kernels, for inputs that `refuses` does not refuse. splits: default `filling`."""
-    q, k, v, block_tables, seq_lens, v_scale = inputs
-    tensors = (q, k, v, block_tables, seq_lens, options.alibi_slopes)
-    numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, v_scale)
-    return torch.ops.pagewise.decode(*tensors, *numbers, *(splits or filling(inputs)))
+def attend(
+    inputs: PagedInputs, options: ScoreOptions, num_splits: int | None
+) -> tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
+    """Return (out, lse) of `paged_attention`, for inputs that `refuses` does not refuse.
 
-
-def filling(inputs: DecodeInputs) -> Splits:
-    """Splits that fill the GPU, chosen without a look at lengths that lie on it, which would wait for it.
-
-    Lengths that are known are equal, and every item is cut alike. Others are not, and a captured CUDA graph needs one
-    grid for all of them: as many programs as run at once share all work. One piece on a CPU.
+    num_splits: None cuts the keys so that the splits fill the GPU, as far as the shapes tell. On a CPU that is 1.
     """
-    (B, H, T, D), Hkv, device = inputs.q.shape, inputs.k.shape[1], inputs.q.device
-    if device.type == "cpu" or not inputs.q.numel():
-        return Splits("num", 1)
-    at_once = PROGRAMS_PER_SM * num_sms(device, on_cpu=1)
-    if inputs.seq_lens is not None:
-        return Splits("share", at_once)
-    tiles = tiles_for(T * H // Hkv, D, inputs.q.dtype, inputs.k.dtype)
-    items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
-    key_tiles = cdiv(inputs.capacity, max(tiles.keys, MIN_KEYS))
-    return Splits("num", num_splits_heuristic(items, at_once, key_tiles, MAX_SPLITS))
+    q, k_cache, v_cache, block_tables, seq_lens, v_scale = inputs
+    numbers = (options.scale_for(q.shape[-1]), options.window, options.softcap, v_scale)
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens, options.alibi_slopes)
+    return torch.ops.pagewise.paged_attention(*tensors, *numbers, num_splits)
 
 
-@torch.library.custom_op("pagewise::decode", mutates_args=())
-def _decode_op(
+@torch.library.custom_op("pagewise::paged_attention", mutates_args=())
+def _paged_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_tables: Tensor | None,
-    seq_lens: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
     alibi_slopes: Tensor | None,
     scale: float,
-    causal: bool,
     window: int | None,
     softcap: float,
     v_scale: float,
-    way: str,
-    count: int,
+    num_splits: int | None,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(q.shape[:3], dtype=torch.float32)
-    if q.numel():
-        inputs = DecodeInputs(q, k, v, block_tables, seq_lens, v_scale)
-        launch(inputs, ScoreOptions(scale, causal, window, softcap, alibi_slopes), Splits(way, count), out, lse)
+    from pagewise.kernels.paged_attention import merge_splits_kernel, paged_attention_kernel
+
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+    if not q.numel():
+        return out, lse
+    (B, H, D), (_, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
+    tiles = decode_tiles(H // Hkv, D, q.dtype, k_cache.dtype)
+    items, gpu = Hkv * cdiv(H // Hkv, tiles.rows), architecture(q.device)
+    if num_splits is None:
+        num_splits = splits_that_fill(B * items, M * P, tiles.keys, gpu.num_sms) if gpu.sm else 1
+    num_splits = max(1, min(num_splits, cdiv(M * P, tiles.keys)))
+    k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
+    partials = partial_results(B * H * num_splits, D, q.device) if num_splits > 1 else (None, None, None)
+    launch(
+        paged_attention_kernel,
+        (B, items, num_splits),
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        seq_lens,
+        alibi_slopes,
+        out,
+        lse,
+        *partials,
+        H,
+        min(M * P, INT32_MAX),
+        min(window or NO_WINDOW, NO_WINDOW),
+        num_splits,
+        scale,
+        softcap or None,
+        v_scale,
+        P=P,
+        D=D,
+        BLOCK_D=padded(D),
+        GROUP=H // Hkv,
+        ROWS=tiles.rows,
+        TILE=tiles.keys,
+        FLOAT8_BITS=float8_bits,
+        outputs=(out, lse),
+        stored=(k_cache, v_cache),
+        **tiles.launch_options,
+    )
+    if num_splits > 1:
+        rows = (out.view(-1), lse.view(-1))
+        sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
+        launch(merge_splits_kernel, (B * H,), *partials, *rows, num_splits, v_scale, **sizes, outputs=rows)
     return out, lse
 
 
-@_decode_op.register_fake
-def _(q, *others):
-    B, H, T, D = q.shape
-    return q.new_empty(B, H, T, D), q.new_empty(B, H, T, dtype=torch.float32)
+@_paged_attention.register_fake
+def _(q, *_):
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-def launch(
-    inputs: DecodeInputs,
-    options: ScoreOptions,
-    splits: Splits,
-    out: Float[Tensor, "B H T D"],
-    lse: Float[Tensor, "B H T"],
-    softmax: Softmax = SYNCHRONISED,
-    flags: UInt8[Tensor, "B H T"] | None = None,
-) -> None:
-    """Compute out and lse, in place, of at least one row.
+def partial_results(slots: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return float32 memory for m [slots], l [slots] and acc [slots · D]."""
+    return tuple(torch.empty(slots * n, dtype=torch.float32, device=device) for n in (1, 1, head_size))
 
-    Args:
-        flags: rows that the unified softmax must not be trusted with: written by it. The others write only such rows.
+
+def as_kernels_read(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return keys and values as the kernels read them, and FLOAT8_BITS.
+
+    A GPU below sm_89 and the interpreter do not convert float8. They read bytes, and the kernel converts them:
+    FLOAT8_BITS is then the number of exponent bits, 4 or 5.
     """
-    from pagewise.kernels.flash_decoding import merge_splits_kernel
-    from pagewise.kernels.paged_attention import decode_kernel
-
-    q, k, v, block_tables, seq_lens, v_scale = inputs
-    (B, H, T, D), (_, Hkv, P, _) = q.shape, k.shape
-    group, bits = H // Hkv, float8_bits(k)
-    tiles = tiles_for(T * group, D, q.dtype, k.dtype)
-    items = B * Hkv * cdiv(T * group, tiles.rows)
-    if bits:
-        k, v = k.view(torch.uint8), v.view(torch.uint8)
-    way, count = splits
-    key_tiles = max(1, cdiv(inputs.capacity, tiles.keys))
-    min_tiles = max(1, MIN_KEYS // tiles.keys)
-    most = max(1, items * (key_tiles + 1) // min_tiles) if way == "share" else key_tiles
-    cut = min(cdiv(count, tiles.keys) if way == "size" else count, most)
-    slots = {"num": cut, "size": cdiv(key_tiles, cut), "share": 1}[way]
-    split = slots > 1 or way == "share"
-    programs = cut if way == "share" else items * slots
-
-    kind, *band = softmax
-    wide = q.dtype == torch.float16 and (kind == "unified" or softmax.reference > LOG_FLOAT16_MAX)
-    sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "BLOCK_R": tiles.rows, "TILE": tiles.keys}
-    sizes |= {"MIN_TILES": min_tiles, "CUT": way, "SOFTMAX": kind}
-    variant = {"P": 1 if block_tables is None else P, "FLOAT8_BITS": bits, "SPLIT": split, "WIDE": wide}
-    variant |= {"CAUSAL": options.causal and T > 1, "SOFTCAP": options.softcap > 0}
-    with triton_launch(q.device) as readable:
-        q, written = readable(q), readable(out)
-        partials = [out] * 3
-        if split:
-            rows = (items + programs if way == "share" else programs, tiles.rows)
-            partials = [*lse.new_empty(2, *rows), lse.new_empty(*rows, D)]
-        lens = None if seq_lens is None else seq_lens.contiguous()
-        slopes = None if options.alibi_slopes is None else options.alibi_slopes.contiguous()
-        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
-        strides += (0, 0) if block_tables is None else block_tables.stride()
-        lengths = (B, H, T, min(inputs.capacity, INT32_MAX), min(options.window or NO_WINDOW, NO_WINDOW))
-        decode_kernel[(programs,)](
-            q, k, v, block_tables, lens, slopes, written, lse, *partials, flags,
-            *strides, *lengths, options.scale_for(D), options.softcap, v_scale, cut, slots, *band,
-            **sizes, **variant, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        )  # fmt: skip
-        if split:
-            merge_splits_kernel[(items, tiles.rows)](
-                *partials, lens, written, lse, flags, *lengths, cut, slots, v_scale, *band, **sizes, AT_ONCE=16
-            )
-        if written is not out:
-            out.copy_(written)
-
-
-def float8_bits(cache: Tensor) -> int:
-    """4 or 5 where the kernel converts the bytes of a float8 cache (that many exponent bits), 0 where the GPU does."""
-    converts = cache.is_cuda and torch.cuda.get_device_capability(cache.device) >= (8, 9)
-    return 0 if converts else EXPONENT_BITS.get(cache.dtype, 0)
+    bits = EXPONENT_BITS.get(k.dtype, 0)
+    if not bits or architecture(k.device).sm >= 89:
+        return k, v, 0
+    return k.view(torch.uint8), v.view(torch.uint8), bits

@@ -1,4 +1,4 @@
-"""What every way of paged decode is given: tensors that belong together, checked once at the door (lessons 4, 5)."""
+"""The inputs of paged attention: tensors that belong together, checked once by the public function (lessons 4, 5)."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float, Int32, Shaped
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.splits import Splits
 from pagewise.paged_blocks.write import cache_sizes
 from pagewise.tools.checks import (
     FLOAT8,
@@ -21,23 +20,23 @@ from pagewise.tools.checks import (
 )
 from pagewise.tools.sizes import cdiv
 
-DECODING = ScoreOptions(causal=True)  # a sequence's query is its newest token: it sees all of them
+DECODING = ScoreOptions(causal=True)  # a sequence's query is its newest token and sees all of its tokens
 
 
 class Used(NamedTuple):
-    """What sequences use of their block tables."""
+    """The part of the block tables that sequences use."""
 
-    entries: Bool[Tensor, "B M"]  # those that some query sees
-    start: int  # no column before it is seen, nor one from `stop` on
+    entries: Bool[Tensor, "B M"]  # whether some query sees the block
+    start: int  # columns start … stop − 1 hold all of these entries
     stop: int
-    longest: int  # of the lengths
+    longest: int  # the largest of the lengths
 
 
 class PagedInputs(NamedTuple):
-    """Queries, a cache in either layout, and where each sequence lies in it. `checked_inputs` makes them.
+    """Queries, a cache in either layout, and the blocks of each sequence, as `checked_inputs` returns them.
 
-    The cache's scales are linear, so they never touch the numbers that are read: k_scale has joined the scale of the
-    scores, and v_scale multiplies the output.
+    The scales of the cache are linear, so no number that is read has to be multiplied: k_scale is part of the scale of
+    the scores, and v_scale multiplies the output.
     """
 
     q: Float[Tensor, "B H D"]  # or, packed, [total_q, H, D]
@@ -53,19 +52,6 @@ class PagedInputs(NamedTuple):
         return cache_sizes(self.k_cache, self.v_cache)
 
 
-class Step(NamedTuple):
-    """What all layers of a step share: sequences with packed queries, where they lie in a cache, and how to attend."""
-
-    block_tables: Int32[Tensor, "B M"]
-    seq_lens: Int32[Tensor, " B"]
-    cu_seqlens_q: Int32[Tensor, " ends"]
-    block_size: int
-    decodes: bool  # every sequence has one query
-    options: ScoreOptions
-    v_scale: float
-    splits: Splits | None
-
-
 def checked_inputs(
     q: Tensor,
     k_cache: Tensor,
@@ -78,9 +64,9 @@ def checked_inputs(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[PagedInputs, ScoreOptions]:
-    """Queries [B,H,D] and a cache [N,P,Hkv,D] that belong together, and the options for them, k_scale included.
+    """Check queries [B,H,D] and a cache [N,P,Hkv,D], and return them with their options, k_scale included.
 
-    With num_seqs, queries [total_q,H,D] of so many sequences.
+    With num_seqs, the queries are [total_q,H,D] of that many sequences.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it.
@@ -147,7 +133,7 @@ def checked_vllm_inputs(
 def _with_sequences_and_scales(
     inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float, num_seqs: int
 ) -> tuple[PagedInputs, ScoreOptions]:
-    """The part that both layouts share: tables, lengths, devices, the options and the cache's scales."""
+    """Check what both layouts share: tables, lengths, devices, the options and the scales of the cache."""
     q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
     check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
     check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
@@ -166,27 +152,28 @@ def _with_sequences_and_scales(
 
 
 def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int32[Tensor, " B"] | int = 1) -> Used:
-    """What the sequences use of their tables, looked up in the tables' numbers: on a GPU this waits for it once.
+    """Return what the sequences use of their tables, from the tables' numbers: on a GPU the host waits for it once.
 
-    num_queries: of each sequence; one without queries uses nothing.
+    num_queries: of each sequence. A sequence without queries uses nothing.
 
     Raises:
         ValueError: a length does not fit its table, or an entry in use is no block of the cache.
     """
     block_tables, seq_lens, (num_blocks, P, _, _) = inputs.block_tables, inputs.seq_lens, inputs.cache_sizes
     (B, M), lens = block_tables.shape, seq_lens.long()
+    if not B:
+        return Used(torch.zeros_like(block_tables, dtype=torch.bool), 0, 0, 0)
     num_queries = torch.as_tensor(num_queries, device=lens.device)
     first_key = torch.zeros_like(lens) if window is None else (lens - window - (num_queries - 1)).clamp(min=0)
-    columns, stop = torch.arange(M, device=lens.device), lens * (num_queries > 0)
-    used = (columns * P < stop[:, None]) & ((columns + 1) * P > first_key[:, None])
+    columns, end_key = torch.arange(M, device=lens.device), lens * (num_queries > 0)
+    used = (columns * P < end_key[:, None]) & ((columns + 1) * P > first_key[:, None])
     wrong = used & ((block_tables < 0) | (block_tables >= num_blocks))
-    # one look at the device for all that must be known on the host
     first = torch.where(lens > 0, first_key, M * P)
-    facts = torch.stack([lens, -lens, -first, wrong.any(dim=1).long()]).amax(dim=1).tolist() if B else [0, 0, 0, 0]
-    longest, shortest, start, any_wrong = facts[0], -facts[1], -facts[2] // P, facts[3]
+    facts = torch.stack([lens.min(), lens.max(), first.min(), wrong.any().long()])
+    shortest, longest, start, any_wrong = facts.tolist()  # the one wait
     if shortest < 0 or longest > M * P:
         raise ValueError(
-            f"seq_lens must be from 0 to M · P = {M} · {P} = {M * P}, what a row of block_tables can hold, "
+            f"seq_lens must be from 0 to M · P = {M} · {P} = {M * P}, the tokens that a row of block_tables can name, "
             f"got {shortest if shortest < 0 else longest}"
         )
     if any_wrong and num_blocks == 0:
@@ -198,4 +185,4 @@ def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int
             f"{int(block_tables[b, i])} at [{b}, {i}]; sequence {b} has {int(seq_lens[b])} tokens"
         )
     stop = cdiv(longest, P)
-    return Used(used, min(start, stop), stop, longest)
+    return Used(used, min(start // P, stop), stop, longest)

@@ -13,7 +13,8 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
 from pagewise.tools.checks import FLOAT8, FLOATS, check_flag, check_number, check_same, check_shape, check_tensor
-from pagewise.tools.device import choose_backend, triton_launch
+from pagewise.tools.device import choose_backend
+from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
 
 EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
@@ -129,27 +130,33 @@ def _write_kv_cache_op(
     _, P, Hkv, D = cache_sizes(k_cache, v_cache)
     if not k.numel():
         return
-    # strides of (block, token, head, vec) and of (block, token, head, dim)
-    if k_cache.dim() == 4:
-        X, k_strides, v_strides = D, (*k_cache.stride()[:3], 0), v_cache.stride()
-    else:
-        X, (k_block, k_head, k_vec, k_token, _) = k_cache.shape[-1], k_cache.stride()
-        k_strides = (k_block, k_token, k_head, k_vec)
-        v_block, v_head, v_dim, v_token = v_cache.stride()
-        v_strides = (v_block, v_token, v_head, v_dim)
     float8_bits = 0 if k.dtype == k_cache.dtype else EXPONENT_BITS[k_cache.dtype]
     if k_cache.dtype in FLOAT8:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
         if k.dtype in FLOAT8:
             k, v = k.view(torch.uint8), v.view(torch.uint8)
+    if k_cache.dim() == 4:  # in the order of vLLM's axes, with X = D
+        k_cache, v_cache = k_cache.transpose(1, 2)[:, :, None], v_cache.permute(0, 2, 3, 1)
     block = min(1024, 1 << (Hkv * D - 1).bit_length())
-    with triton_launch(k.device) as readable:
-        if float8_bits:
-            k, v = readable(k), readable(v)
-        tensors = (slots.contiguous(), k, v, k_cache, v_cache)
-        strides = (*k.stride(), *v.stride(), *k_strides, *v_strides)
-        sizes = {"P": P, "HKV": Hkv, "D": D, "X": X, "FLOAT8_BITS": float8_bits, "BLOCK": block}
-        write_kv_cache_kernel[(len(slots), cdiv(Hkv * D, block))](*tensors, *strides, k_scale, v_scale, **sizes)
+    launch(
+        write_kv_cache_kernel,
+        (len(slots), cdiv(Hkv * D, block)),
+        slots,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        k_scale,
+        v_scale,
+        P=P,
+        HKV=Hkv,
+        D=D,
+        X=k_cache.shape[-1],
+        FLOAT8_BITS=float8_bits,
+        BLOCK=block,
+        outputs=(k_cache, v_cache),
+        stored=(k_cache, v_cache) if float8_bits else (k, v, k_cache, v_cache),
+    )
 
 
 @_write_kv_cache_op.register_fake

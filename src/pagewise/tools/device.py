@@ -12,11 +12,12 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from pagewise.tools.architecture import architecture
 from pagewise.tools.triton_interpreter import spare_the_interpreter
 
 _interpreter = threading.RLock()
@@ -94,16 +95,18 @@ def choose_backend(
     device: torch.device,
     refusal: str | None = None,
     *,
-    learns: bool = False,
+    requires_grad: bool = False,
     others: tuple[str, ...] = (),
 ) -> str:
-    """Which of "torch" and "triton" shall compute on `device`: "auto" takes triton on a GPU where it can.
+    """Return which of "torch" and "triton" computes on `device`. "auto" is triton on a GPU where triton can.
+
+    On sm_75 (T4) "auto" is torch: Triton emits no tensor-core code there, and its kernels are many times slower.
 
     Args:
         backend: what the caller asked for.
         refusal: why the Triton kernel cannot take these tensors, to follow 'backend="triton"'; None: it can.
-        learns: a gradient is needed, which the Triton kernel does not give.
-        others: what the caller takes besides, and chooses itself: the message names them.
+        requires_grad: a gradient is needed, which the Triton kernel does not give.
+        others: further backends, which the caller chooses itself. The message names them.
 
     Raises:
         ValueError: `backend` is unknown, or "triton" and unable.
@@ -113,7 +116,8 @@ def choose_backend(
         *known, last = (f'"{name}"' for name in ("auto", "torch", "triton", *others))
         raise ValueError(f"backend must be {', '.join(known)} or {last}, got {backend!r}")
     if backend == "auto":
-        backend = "triton" if device.type == "cuda" and refusal is None and not learns else "torch"
+        takes = device.type == "cuda" and architecture(device).has_triton_tensor_cores
+        backend = "triton" if takes and refusal is None and not requires_grad else "torch"
     if backend == "triton":
         if refusal is not None:
             raise ValueError(f'backend="triton" {refusal}; backend="torch" takes it')
@@ -122,21 +126,28 @@ def choose_backend(
     return backend
 
 
-@contextlib.contextmanager
-def triton_launch(device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
-    """To be held while Triton kernels are launched on tensors of `device`; every launch goes through it.
+def without_bfloat16(q: Tensor) -> str | None:
+    """Return why a kernel cannot take q if q is bfloat16 and its GPU does not compute with bfloat16, else None."""
+    gpu = architecture(q.device)
+    if q.dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
+        return f"cannot compute with bfloat16 on sm_{gpu.sm}, which needs sm_80 or newer: convert to float16"
+    return None
 
-    It makes `device` the current one, which Triton launches on, and lets one thread at a time use the interpreter. It
-    yields a function for tensors that a kernel computes with, as it can take them: the interpreter multiplies bfloat16
-    wrongly and converts to it without rounding, so there they become float32.
+
+@contextlib.contextmanager
+def triton_launch(device: torch.device) -> Iterator[None]:
+    """Hold what a launch of Triton kernels on `device` needs. `tools.launch.launch` is the way to launch a kernel.
+
+    On a GPU, `device` is made the current one, because Triton launches on that. In the interpreter, one thread at a
+    time may launch.
     """
     if triton_mode() == "interpreted":
         with _interpreter:
             spare_the_interpreter()
-            yield lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            yield
     else:
         with torch.cuda.device(device):
-            yield lambda tensor: tensor
+            yield
 
 
 def banner() -> str:

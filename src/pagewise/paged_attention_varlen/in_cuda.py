@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_attention.door import choose_version
-from pagewise.paged_attention.inputs import PagedInputs, Step
+from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention_varlen.step import Step
 
 PARTITION_SIZE = 512
 

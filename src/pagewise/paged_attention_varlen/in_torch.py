@@ -14,12 +14,12 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pagewise.flash_decoding import Splits
 from pagewise.naive_attention import query_positions, visibility
 from pagewise.online_softmax import Partial
-from pagewise.paged_attention.in_torch import in_pieces
-from pagewise.paged_attention.inputs import Step
-from pagewise.paged_attention.sparse import Queries, SharedKeys, SparseRows, indices, parts_of
-from pagewise.paged_attention.splits import Splits
+from pagewise.paged_attention.in_torch import attend_in_splits
+from pagewise.paged_attention_varlen.sparse import Queries, SharedKeys, SparseRows, indices, parts_of
+from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.device import wants_gradient
 from pagewise.tools.sizes import cdiv
 
@@ -96,7 +96,7 @@ class PlanInTorch:
         k, v = (cache[blocks].flatten(0, 1)[: queries.length].transpose(0, 1) for cache in (k_cache, v_cache))
         q, options = q.transpose(0, 1), self.options
         if wants_lse or self.splits or self.v_scale != 1.0 or options.softcap > 0 or options.alibi_slopes is not None:
-            out, lse = in_pieces(q[None], k[None], v[None], options, self.splits or Splits("num", 1))
+            out, lse = attend_in_splits(q[None], k[None], v[None], options, (self.splits or Splits("num", 1)).bounds)
             return out[0].transpose(0, 1) * self.v_scale, lse[0].transpose(0, 1)
         (H, T, D), (Hkv, S, _) = q.shape, k.shape
         square = T == S and options.window is None  # then all tiles above the diagonal are left out

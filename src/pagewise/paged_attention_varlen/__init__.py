@@ -1,8 +1,8 @@
 """`paged_attention_varlen`: any number of new queries per sequence over a paged cache, in one launch (lesson 9).
 
-A step of a serving engine holds sequences that decode, with one query each, beside chunks of prompts, with many. All
-lie behind each other, as in `flash_attention_varlen`, and those of a sequence are its last tokens. Kwon et al. 2023;
-chunked prefill: Agrawal et al. 2024 (Sarathi-Serve).
+A step of a serving engine holds sequences that decode, with one query each, beside chunks of prompts, with many. The
+queries of all sequences are packed one after the other, as in `flash_attention_varlen`, and the queries of a sequence
+are its last tokens. Kwon et al. 2023; chunked prefill: Agrawal et al. 2024 (Sarathi-Serve).
 """
 
 from typing import Literal
@@ -11,15 +11,18 @@ import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
+from pagewise.flash_decoding.work_plan import Splits, checked_splits
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import DecodeInputs, refuses
-from pagewise.paged_attention.inputs import DECODING, PagedInputs, Step, checked_inputs, used_blocks
-from pagewise.paged_attention.splits import Splits, checked_splits
-from pagewise.paged_attention.varlen_in_cuda import PlanInCuda
-from pagewise.paged_attention.varlen_in_torch import PlanInTorch
-from pagewise.paged_attention.varlen_in_triton import PlanInTriton
-from pagewise.tools.checks import check_flag, check_running_sums, check_same, check_tensor
+from pagewise.paged_attention.in_triton import refuses
+from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
+from pagewise.paged_attention_varlen.in_cuda import PlanInCuda
+from pagewise.paged_attention_varlen.in_torch import PlanInTorch
+from pagewise.paged_attention_varlen.in_triton import PlanInTriton
+from pagewise.paged_attention_varlen.step import Step
+from pagewise.tools.checks import check_running_sums, check_same, check_tensor
 from pagewise.tools.device import choose_backend, wants_gradient
+
+PLANS = {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}
 
 
 def paged_attention_varlen(
@@ -42,7 +45,7 @@ def paged_attention_varlen(
     check: bool | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Float[Tensor, "total_q H D"] | tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
-    """`paged_attention` for queries of any number per sequence: its newest tokens, each of which sees what precedes it.
+    """Return `paged_attention` for any number of queries per sequence: its newest tokens, each after the other.
 
     Queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1 are the last T_b of the seq_lens[b] tokens of sequence b:
 
@@ -52,21 +55,19 @@ def paged_attention_varlen(
     Where T_b = 1 for all b, this is `paged_attention`.
 
     Args:
-        seq_lens: the queries' own tokens included, whose keys and values are in the cache already; T_b to M · P.
+        seq_lens: from T_b to M · P. They include the queries' own tokens, whose keys and values are in the cache.
         cu_seqlens_q: [B + 1], running sums of the T_b from 0 to total_q. T_b may be 0.
-        The rest as in `paged_attention`. The torch backend is `varlen_in_torch`, made for a CPU; a row's bits may then
-        depend on the batch around it, unless num_splits or split_size is given.
+        num_splits, split_size: as in `flash_decoding`. In torch, the bits of a row may depend on the batch around it
+            unless one of them is given.
+        The rest as in `paged_attention`.
 
     Returns:
         out [total_q, H, D] in the dtype of q; with `return_lse` the pair (out, lse [total_q, H]).
 
     Raises:
-        ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it. More
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it. More
         queries than tokens (T_b > seq_lens[b]) do not fit.
     """
-    check_flag("return_lse", return_lse)
-    if check is not None:
-        check_flag("check", check)
     splits = checked_splits(num_splits, split_size)
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
@@ -77,19 +78,18 @@ def paged_attention_varlen(
     sizes = {"num_seqs": len(cu_seqlens_q) - 1, "k_scale": k_scale, "v_scale": v_scale}
     inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
     check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
-    learns = wants_gradient(q, k_cache, v_cache, alibi_slopes)
-    chosen = choose_backend(backend, q.device, refuses(DecodeInputs.paged(inputs)), learns=learns)
-    if chosen == "torch" or check or (check is None and not q.is_cuda):
-        _look_at(inputs, cu_seqlens_q, options)
-    step = plan(
-        block_tables, seq_lens, cu_seqlens_q, block_size=inputs.cache_sizes[1], backend=chosen,
-        options=options, v_scale=inputs.v_scale, splits=splits,
-    )  # fmt: skip
-    return step.attend_with_lse(q, k_cache, v_cache) if return_lse else step.attend(q, k_cache, v_cache)
+    requires_grad = wants_gradient(q, k_cache, v_cache, alibi_slopes)
+    backend = choose_backend(backend, q.device, refuses(inputs), requires_grad=requires_grad)
+    if backend == "torch" or check or (check is None and not q.is_cuda):
+        _check_numbers(inputs, cu_seqlens_q, options)
+    block_size, decodes = inputs.cache_sizes[1], False
+    step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, inputs.v_scale, splits)
+    plan = PLANS[backend](step)
+    return plan.attend_with_lse(q, k_cache, v_cache) if return_lse else plan.attend(q, k_cache, v_cache)
 
 
-def _look_at(inputs: PagedInputs, cu_seqlens_q: Int32[Tensor, " ends"], options: ScoreOptions) -> None:
-    """ValueError unless the numbers in these tensors belong together."""
+def _check_numbers(inputs: PagedInputs, cu_seqlens_q: Int32[Tensor, " ends"], options: ScoreOptions) -> None:
+    """Raise ValueError unless the numbers in these tensors belong together."""
     lengths = check_running_sums("q", cu_seqlens_q, len(inputs.q))
     used_blocks(inputs, options.window, cu_seqlens_q.diff())
     for b, (num_queries, length) in enumerate(zip(lengths, inputs.seq_lens.tolist(), strict=True)):
@@ -112,14 +112,14 @@ def plan(
     v_scale: float = 1.0,
     splits: Splits | None = None,
 ) -> PlanInTorch | PlanInTriton | PlanInCuda:
-    """What all layers of a step share: `.attend(q, k_cache, v_cache)` is then the attention of one, and checks nothing.
+    """Return the plan of a step: `.attend(q, k_cache, v_cache)` is the attention of one layer, and checks nothing.
 
-    Sequences of length 0 are harmless, with queries too, which then see nothing. A plan may look at the numbers in
-    these tensors, which on a GPU waits for it; of a step that decodes, triton and cuda do not, and `attend` never does.
+    Sequences of length 0 are allowed. Their queries see nothing. A plan may look at the numbers in these tensors, for
+    which the host waits for a GPU. The triton and cuda plans of a step that decodes do not, and `attend` never does.
 
     Args:
-        backend: "cuda" is of caches in vLLM's layout, without window, softcap and splits.
-        decodes: every sequence has one query, which is not looked up.
+        backend: "cuda" is for caches in vLLM's layout, without window, softcap and splits.
+        decodes: every sequence has one query.
     """
     step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, v_scale, splits)
-    return {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}[backend](step)
+    return PLANS[backend](step)

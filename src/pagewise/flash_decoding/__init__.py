@@ -1,0 +1,113 @@
+"""Flash-Decoding: few queries over many keys, the keys cut into splits that run side by side (lesson 7).
+
+A decode step has one query per sequence. FlashAttention gives each query one program, and B · H programs leave most of
+a GPU idle, however long the sequences are. Flash-Decoding cuts the keys. Each split gives lesson 3's (m, l, acc), and
+an exact merge makes one result of them:
+
+    m = max mᵢ        l = Σ exp(mᵢ − m) · lᵢ        acc = Σ exp(mᵢ − m) · accᵢ        out = acc / l
+
+`work_plan` decides which program computes which split. Dao, Haziza, Massa & Sizov 2023.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from pagewise.flash_decoding import in_triton
+from pagewise.flash_decoding.work_plan import Piece, Splits, checked_splits, equal_ranges
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_torch import attend_in_splits, attend_in_turn
+from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
+from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.tuning import num_splits_heuristic
+
+__all__ = ["Piece", "Splits", "equal_ranges", "flash_decoding", "num_splits_heuristic"]
+
+
+def flash_decoding(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    *,
+    seq_lens: Int32[Tensor, " B"] | None = None,
+    num_splits: int | None = None,
+    split_size: int | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    return_lse: bool = False,
+    check: bool | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Float[Tensor, "B H T D"] | tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """Return `naive_attention.attention` for few queries (T from 1 to about 16) over many keys, read in splits.
+
+    Args:
+        seq_lens: sequence b has that many keys, from 0 to S, and `causal` aligns its queries to their end. Keys and
+            values after them are not used and may be NaN. Default: S each.
+        num_splits: cut the keys of each sequence into that many splits, or into as many as it has keys (in Triton:
+            tiles).
+        split_size: cut them into splits of that many keys (in Triton: of whole tiles). With num_splits or split_size,
+            the bits of a row do not depend on the batch around it. Default: one split in torch and on the CPU. On a
+            GPU a choice that fills it: `num_splits_heuristic` splits of each sequence, or, with seq_lens, as many
+            programs, which share the keys of the whole batch in equal ranges. Equal inputs always give equal bits.
+        causal, scale, window, softcap, alibi_slopes: as in `attention`.
+        return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
+        check: look at seq_lens before launching. By default this is done on the CPU, where it is free. On a GPU, True
+            makes the host wait once. Unchecked, a length that is not from 0 to S gives NaN. The torch backend always
+            checks.
+        backend: "triton" takes float32, float16 and bfloat16, D up to 256, and tensors contiguous in D. It has no
+            backward. "torch" takes anything. "auto" is triton on a GPU where triton can and no gradient is needed,
+            else torch. On sm_75 (T4) "auto" is torch.
+
+    Returns:
+        out, in the dtype of q; with `return_lse` the pair (out, lse). A query that sees no key gets 0 and −inf.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
+    """
+    check_qkv(q, k, v)
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(q, k.shape[2])
+    splits = checked_splits(num_splits, split_size)
+    if seq_lens is not None:
+        check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
+        check_shape("seq_lens", seq_lens, (len(q),), "B")
+        check_same("device", q=q, seq_lens=seq_lens)
+    requires_grad = wants_gradient(q, k, v, alibi_slopes)
+    backend = choose_backend(backend, q.device, in_triton.refuses(q, k, v), requires_grad=requires_grad)
+    if seq_lens is not None and (backend == "torch" or check or (check is None and not q.is_cuda)):
+        _check_lengths(seq_lens, k.shape[2])
+    if backend == "torch":
+        out, lse = _in_torch(q, k, v, seq_lens, options, splits)
+    else:
+        plan = in_triton.decode_plan(q, k, options, splits, seq_lens=seq_lens)
+        out, lse = in_triton.attend(q, k, v, options, seq_lens=seq_lens, plan=plan)
+    return (out, lse) if return_lse else out
+
+
+def _check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:
+    wrong = seq_lens[(seq_lens < 0) | (seq_lens > S)]
+    if wrong.numel():
+        raise ValueError(f"seq_lens must be from 0 to S = {S}, the number of keys, got {int(wrong[0])}")
+
+
+def _in_torch(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    seq_lens: Int32[Tensor, " B"] | None,
+    options: ScoreOptions,
+    splits: Splits | None,
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """Attend sequence by sequence where lengths differ or bits must not depend on the batch, else all at once."""
+    cut = (splits or Splits("num", 1)).bounds
+    if not len(q) or (splits is None and seq_lens is None):
+        out, lse = attend_in_splits(q, k, v, options, cut)
+    else:
+        lens = [k.shape[2]] * len(q) if seq_lens is None else seq_lens.tolist()
+        sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(lens))
+        out, lse = attend_in_turn(sequences, options, cut)
+    return out.to(q.dtype), lse

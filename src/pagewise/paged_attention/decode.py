@@ -1,0 +1,80 @@
+"""`paged_attention`: one new query per sequence over keys and values in blocks (lessons 4 and 5).
+
+The function checks its arguments once and chooses between torch (`in_torch`) and Triton (`in_triton`), for a cache
+[N, P, Hkv, D]. vLLM's kernels need a layout of their own (`in_cuda`). Kwon et al. 2023.
+"""
+
+from typing import Literal
+
+from jaxtyping import Float, Int32, Shaped
+from torch import Tensor
+
+from pagewise.paged_attention import in_triton
+from pagewise.paged_attention.in_torch import gathered_attention
+from pagewise.paged_attention.inputs import DECODING, checked_inputs, used_blocks
+from pagewise.tools.checks import check_count
+from pagewise.tools.device import choose_backend, wants_gradient
+
+
+def paged_attention(
+    q: Float[Tensor, "B H D"],
+    k_cache: Shaped[Tensor, "N P Hkv D"],
+    v_cache: Shaped[Tensor, "N P Hkv D"],
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    *,
+    scale: float | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    num_splits: int | None = None,
+    return_lse: bool = False,
+    check: bool | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
+    """Return attention of each sequence's newest token over its whole context, read through its block table.
+
+        keys    = k_cache[block_tables[b]].flatten(0, 1)[: seq_lens[b]] · k_scale,   values likewise · v_scale
+        out[b]  = attention(q[b], keys, values, causal=True, …)
+
+    Sequences may share blocks, and a table may name a block twice. Nothing that no query sees is used: slots past the
+    end and other blocks may hold NaN, and table entries past a sequence's blocks or before its window any number.
+
+    Args:
+        k_cache, v_cache: in the dtype of q, or both in one float8 dtype. Stored number · scale = the number meant.
+        seq_lens: at most M · P. A sequence of 0 tokens is empty: its out is 0 and its lse −inf.
+        scale, alibi_slopes, window, softcap: as in `naive_attention.attention`. The bias is
+            slope · (j − (seq_len − 1)).
+        num_splits: cut the keys of each sequence into that many splits, attend to each, and merge. The bits of a row
+            then do not depend on the batch around it. Default: on a GPU as many as fill it, else 1.
+        return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
+        check: look at lengths and table entries before launching. By default this is done on the CPU, where it is
+            free. On a GPU, True makes the host wait once. Unchecked, a length that the table cannot hold gives NaN,
+            and a table entry that is no block of the cache reads foreign memory. The torch backend always checks.
+        backend: "torch" is `gathered_attention`. Its twin `streamed_attention` needs no memory for all keys.
+            "triton" takes float32, float16 and bfloat16, D up to 256, block sizes that are powers of two up to 256, and
+            tensors contiguous in D. It has no backward. "auto" is triton for tensors on a GPU that it takes and that
+            need no gradient, else torch. On sm_75 (T4) "auto" is torch.
+
+    Returns:
+        out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
+
+    Raises:
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it. On a GPU
+        the torch backend and `check=True` make the host wait, and cannot be captured in a CUDA graph.
+    """
+    if num_splits is not None:
+        check_count("num_splits", num_splits)
+    options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens)
+    inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
+    requires_grad = wants_gradient(q, k_cache, v_cache, alibi_slopes)
+    if choose_backend(backend, q.device, in_triton.refuses(inputs), requires_grad=requires_grad) == "torch":
+        out, lse = gathered_attention(inputs, options, num_splits)
+    else:
+        if check or (check is None and not q.is_cuda):
+            used_blocks(inputs, window)
+        out, lse = in_triton.attend(inputs, options, num_splits)
+    return (out, lse) if return_lse else out

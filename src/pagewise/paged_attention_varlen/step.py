@@ -1,0 +1,22 @@
+"""The value that all layers of an engine's step share (lesson 9)."""
+
+from typing import NamedTuple
+
+from jaxtyping import Int32
+from torch import Tensor
+
+from pagewise.flash_decoding import Splits
+from pagewise.options import ScoreOptions
+
+
+class Step(NamedTuple):
+    """Sequences with packed queries, the blocks of their keys and values, and how to attend to them."""
+
+    block_tables: Int32[Tensor, "B M"]
+    seq_lens: Int32[Tensor, " B"]
+    cu_seqlens_q: Int32[Tensor, " ends"]
+    block_size: int
+    decodes: bool  # every sequence has one query
+    options: ScoreOptions
+    v_scale: float
+    splits: Splits | None

@@ -1,0 +1,94 @@
+"""Choices that only a GPU can justify, for the decode kernels: tiles, splits, programs (lessons 5, 7, 8 and 9).
+
+No measurement of ours supports them yet. Each has its reason, and `make gpu-check` is what will test them.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from pagewise.tools.checks import check_count
+from pagewise.tools.sizes import cdiv, padded
+
+PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
+MIN_KEYS = 128  # of a split, at least on average: a shorter one takes longer to merge than to compute
+MAX_SPLITS = 128  # of a sequence: FlashAttention-2's limit
+LOADS = 16  # partial results that a merge reads at once
+
+
+class Tiles(NamedTuple):
+    """The rows and keys that a program handles at once, and the threads that do it."""
+
+    rows: int  # query rows of one KV head: pairs of a query and a head
+    keys: int
+    num_warps: int
+    num_stages: int  # tiles on their way from memory at once, plus one
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """The options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def decode_tiles(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: torch.dtype) -> Tiles:
+    """Return tiles for `rows` query rows per KV head.
+
+    Registers limit the tiles. They hold acc [rows, D], and in float32 the operands of the products too, because no
+    tensor core multiplies float32 exactly. Shared memory holds `num_stages` tiles of K and V. All choices fit the
+    99 KB that a thread block has on sm_86, sm_89 and sm_120.
+    """
+    block_d = padded(head_size)
+    same = cache_dtype == dtype
+    if dtype == torch.float32:
+        return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
+    keys = max(32, min(64, 8192 // block_d))
+    if rows <= 16 or block_d > 128:
+        return Tiles(16, keys, num_warps=4, num_stages=3)
+    keys = keys if same else 32  # no registers are left to convert a float8 tile while the next one is on its way
+    if rows <= 32:
+        return Tiles(32, keys, num_warps=4, num_stages=3)
+    return Tiles(64, keys, num_warps=8, num_stages=2)
+
+
+def num_splits_heuristic(num_tiles: int, num_sms: int, num_key_tiles: int, max_splits: int) -> int:
+    """Return into how many splits to cut each of `num_tiles` equal thread blocks so that they fill a GPU's last wave.
+
+        waves(s) = num_tiles · s / num_sms        efficiency(s) = waves(s) / ⌈waves(s)⌉
+
+    The result is 1 if efficiency(1) is at least 0.8, because a merge has its price too. Otherwise the result is the
+    smallest s that reaches 0.85 of the best efficiency. An s that leaves the longest split, ⌈num_key_tiles / s⌉ tiles,
+    as long as s − 1 does gains nothing and is left out.
+
+    Args:
+        num_tiles: thread blocks without splitting.
+        num_sms: thread blocks that run at once.
+        num_key_tiles: tiles of keys in each thread block.
+        max_splits: the largest result.
+
+    Returns:
+        1 <= splits <= min(max_splits, num_key_tiles), and 1 where there are no tiles.
+
+    Raises:
+        ValueError, TypeError: an argument is no such count.
+
+    The 0.85 and the efficiency are FlashAttention-2's, which takes 1 from 0.8 · num_sms thread blocks on.
+    """
+    for name, count in (("num_tiles", num_tiles), ("num_key_tiles", num_key_tiles)):
+        check_count(name, count, minimum=0)
+    for name, count in (("num_sms", num_sms), ("max_splits", max_splits)):
+        check_count(name, count)
+
+    def efficiency(s: int) -> float:
+        return num_tiles * s / num_sms / max(1, cdiv(num_tiles * s, num_sms))
+
+    limit = max(1, min(max_splits, num_key_tiles))
+    if limit == 1 or num_tiles == 0 or efficiency(1) >= 0.8:
+        return 1
+    shorter = [s for s in range(1, limit + 1) if s == 1 or cdiv(num_key_tiles, s) < cdiv(num_key_tiles, s - 1)]
+    best = max(map(efficiency, shorter))
+    return next(s for s in shorter if efficiency(s) >= 0.85 * best)
+
+
+def splits_that_fill(num_items: int, num_keys: int, tile: int, num_sms: int) -> int:
+    """Return into how many splits to cut each of `num_items` items of at most `num_keys` keys to fill a GPU."""
+    return num_splits_heuristic(num_items, PROGRAMS_PER_SM * num_sms, cdiv(num_keys, max(tile, MIN_KEYS)), MAX_SPLITS)
