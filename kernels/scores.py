@@ -1,7 +1,8 @@
-"""From products q · k to scores: what the Triton kernels of whole matrices share, in units of log 2 (from lesson 6 on).
+"""From products q · k to scores: functions that the Triton kernels of whole matrices share (from lesson 6 on).
 
-A tile of products may stand either way, queries in rows or in columns: `rows` are the queries' indices and `cols` the
-keys', shaped [n, 1] and [1, n] or the reverse. Query i stands at position i + S − T among S keys.
+`rows` are indices of queries and `cols` are indices of keys. Their shapes are [n, 1] and [1, n], or the reverse: a tile
+of scores may have the queries in its rows or in its columns. Query i has position i + S − T among S keys. Scores are
+in units of log 2, so that a weight is 2 to the power of (score − m).
 """
 
 import triton
@@ -13,7 +14,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def tanh(x):
-    """torch.tanh(x), also relatively exact near 0, where 1 − exp(−2|x|) cancels: there, its series."""
+    """torch.tanh(x). Near 0, where 1 − exp(−2|x|) cancels, it is computed by its series."""
     e = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     square = x * x
@@ -22,32 +23,68 @@ def tanh(x):
 
 
 @triton.jit
-def visible(rows, cols, sizes, window, mask, CAUSAL: tl.constexpr):
-    """Which of these keys these queries may look at. window and mask (pointer, strides of rows and columns) or None."""
+def visible(rows, cols, sizes, window, attn_mask, CAUSAL: tl.constexpr):
+    """Whether each query sees each key. window: or None. attn_mask: (pointer, strides of row and column), or None."""
     T, S = sizes
-    distance = cols - rows - (S - T)  # 0 on the diagonal, negative towards the past
+    distance = cols - rows - (S - T)  # 0 on the diagonal, negative for keys before it
     seen = (rows < T) & (cols < S)
     if CAUSAL:
         seen &= distance <= 0
     if window is not None:
         seen &= distance > -window
-    if mask is not None:
-        mask_ptr, stride_row, stride_col = mask
-        at = mask_ptr + rows.to(tl.int64) * stride_row + cols.to(tl.int64) * stride_col
-        seen &= tl.load(at, mask=seen, other=0) != 0
+    if attn_mask is not None:
+        ptr, stride_row, stride_col = attn_mask
+        elements = ptr + rows.to(tl.int64) * stride_row + cols.to(tl.int64) * stride_col
+        seen &= tl.load(elements, mask=seen, other=0) != 0
     return seen
 
 
 @triton.jit
+def key_range(first_row, last_row, sizes, window, CAUSAL: tl.constexpr):
+    """(start, stop) of the keys that some of these queries see, and (start, stop) of those that all of them see."""
+    T, S = sizes
+    start, stop, whole_start, whole_stop = 0, S, 0, S
+    if CAUSAL:
+        stop = tl.minimum(S, tl.maximum(0, last_row + 1 + S - T))
+        whole_stop = tl.minimum(S, tl.maximum(0, first_row + 1 + S - T))
+    if window is not None:
+        start = tl.minimum(stop, tl.maximum(0, first_row + 1 + S - T - window))
+        whole_start = tl.minimum(stop, tl.maximum(0, last_row + 1 + S - T - window))
+    return start, stop, whole_start, whole_stop
+
+
+@triton.jit
+def query_range(first_col, last_col, sizes, window, CAUSAL: tl.constexpr):
+    """(start, stop) of the queries that see some of these keys."""
+    T, S = sizes
+    start, stop = 0, T
+    if CAUSAL:
+        start = tl.minimum(T, tl.maximum(0, first_col - (S - T)))
+    if window is not None:
+        stop = tl.maximum(start, tl.minimum(T, last_col + window - (S - T)))
+    return start, stop
+
+
+@triton.jit
+def mask_of_head(attn_mask, batch, head):
+    """The matrix (pointer, stride of rows, stride of columns) of one head's mask; None without a mask."""
+    matrix = None
+    if attn_mask is not None:
+        ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
+        ptr += batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
+        matrix = (ptr, stride_row, stride_col)
+    return matrix
+
+
+@triton.jit
 def capped(products, scale, softcap):
-    """Scores of the products q · k, in units of log 2, as scale and softcap are. With a softcap, scale is that of the
-    tanh's argument; None: no softcap."""
+    """Scores of products q · k, in units of log 2. With a softcap, scale is that of the tanh's argument."""
     return products * scale if softcap is None else softcap * tanh(products * scale)
 
 
 @triton.jit
 def biased(scores, rows, cols, sizes, slope):
-    """Scores with ALiBi's bias −slope · distance. slope: or None."""
+    """Scores with ALiBi's bias, −slope · distance. slope contains log₂ e; None: without ALiBi."""
     if slope is not None:
         T, S = sizes
         scores -= slope * tl.abs(cols - rows - (S - T)).to(tl.float32)
@@ -56,7 +93,7 @@ def biased(scores, rows, cols, sizes, slope):
 
 @triton.jit
 def kept(first_row, first_col, head, seed, threshold, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Which weights of a tile [ROWS, COLS] dropout keeps: `pagewise.flash_attention.dropout`, bit for bit."""
+    """Which weights of a tile [ROWS, COLS] dropout keeps: the same as `flash_attention.dropout.Dropout.keep` says."""
     tl.static_assert(COLS % 8 == 0, "eight neighbours share a draw")
     row = (first_row + tl.arange(0, ROWS))[:, None].to(tl.uint32)
     group = (first_col // 8 + tl.arange(0, COLS // 8))[None, :].to(tl.uint32)

@@ -174,8 +174,8 @@ def test_bad_arguments_are_named(arguments, error, message):
         flash_attention(q, k, v, **arguments)
 
 
-def test_slopes_that_would_learn_are_refused():
-    """They get no gradient, and would not learn without a word."""
+def test_slopes_that_require_a_gradient_are_refused():
+    """They get no gradient."""
     q, k, v = random_qkv(3, 4, 32, (2, 1), 1, torch.float32)
     rows = [x[0].transpose(0, 1) for x in (q, k, v)]
     sums = [torch.tensor([0, n], dtype=torch.int32) for n in (3, 4)]
@@ -453,33 +453,7 @@ def test_work_of_the_torch_loops_is_theirs():
     assert (op.matmul_flops, op.bytes_moved) == (loops.matmul_flops, loops.bytes_moved)
 
 
-def test_work_of_the_kernels_by_hand(kernel_device, monkeypatch):
-    """Two tiles of 64 queries over 96 keys, causal: the first sees 64 of them fewer; 4 bytes a number."""
-    from pagewise.kernels import flash_attention as kernels
-
-    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: (kernels.tiles(64, 64, 4, 1),))
-    q, k, v = random_qkv(128, 96, 16, (2, 1), 1, torch.float32, kernel_device)
-    work = count_work(lambda: flash_attention(q, k, v, causal=True, backend="triton"))
-    seen = [(64, 32), (64, 96)]  # queries, keys: 128 − 96 queries see nothing
-    assert work.matmul_flops == 4 * 2 * 16 * sum(rows * keys for rows, keys in seen)
-    assert work.bytes_read == 4 * 2 * 16 * (128 + 2 * (32 + 96))
-    assert work.bytes_written == 4 * 2 * 128 * (16 + 1)
-    assert work.peak_bytes == 4 * 2 * 128 * (16 + 1)
-
-
-def test_work_of_the_backward_counts_seven_products(kernel_device):
-    q, k, v = (x.requires_grad_() for x in random_qkv(64, 64, 16, (2, 1), 1, torch.float32, kernel_device))
-    forward, both = (count(q, k, v) for count in (_forward_work, _both_work))
-    assert both.matmul_flops - forward.matmul_flops == 14 * 2 * 64 * 64 * 16
-
-
-def _forward_work(q, k, v):
-    return count_work(lambda: flash_attention(q, k, v, backend="triton"))
-
-
-def _both_work(q, k, v):
-    def step():
-        with torch.enable_grad():
-            return torch.autograd.grad(flash_attention(q, k, v, backend="triton").sum(), (q, k, v))
-
-    return count_work(step)
+def test_work_of_the_kernels_is_not_counted(kernel_device):
+    q, k, v = random_qkv(4, 5, 16, (2, 1), 1, torch.float32, kernel_device)
+    with pytest.raises(ValueError, match='count_work counts flash_attention with backend="torch"'):
+        count_work(lambda: flash_attention(q, k, v, backend="triton"))

@@ -3,23 +3,20 @@
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
 
-import functools
 import math
 import os
 from itertools import product
 
 import pytest
 import torch
-import triton
 from covering import covering
 from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
 from conftest import assert_as_accurate_as_naive
-from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, launching
-from pagewise.flash_attention import in_triton_hopper as hopper
-from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, tuning
+from pagewise.flash_attention.ops import FlashInputs, outputs
 from pagewise.naive_attention import attention
-from pagewise.options import ScoreOptions
+from pagewise.tools.architecture import SHARED_BYTES, Architecture
 from pagewise.tools.sizes import padded
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
@@ -66,12 +63,23 @@ TILES = [(16, 16), (64, 32), (32, 64)]
 
 
 def tiled(monkeypatch, rows, cols):
-    """Let the interpreter take these tiles."""
-    from pagewise.kernels import flash_attention, flash_attention_backward
+    """Let the interpreter take these tiles: rows of queries and cols of keys, in the backward, too."""
+    monkeypatch.setattr(tuning, "forward_tiles", lambda *gpu, heavy: (tuning.Tiles(rows, cols, 4, 1),))
+    monkeypatch.setattr(tuning, "backward_tiles", lambda *gpu, heavy: (tuning.Tiles(cols, rows, 4, 1),))
 
-    for module, function in ((flash_attention, "forward_tiles"), (flash_attention_backward, "backward_tiles")):
-        choice = (module.tiles(rows, cols, 4, 1),)
-        monkeypatch.setattr(module, function, lambda *kind, _choice=choice, **heavy: _choice)
+
+def inputs_of(q, k, v, causal=False, dropout_p=0.0, dropout_seed=None):
+    """What `flash_attention` passes on."""
+    seed = None if dropout_seed is None else torch.tensor(dropout_seed, device=q.device)
+    numbers = (q.shape[-1] ** -0.5, causal, None, 0.0, dropout_p, "triton")
+    return FlashInputs(q, k, v, None, None, seed, None, None, *numbers)
+
+
+def forward(inputs, requires_grad=True):
+    """out, lse and what is saved."""
+    results = outputs(inputs.q, requires_grad, "triton")
+    in_triton.forward(inputs, *results)
+    return results
 
 
 @pytest.mark.parametrize("tiles", TILES, ids=str)
@@ -151,34 +159,29 @@ def test_a_group_may_be_split(splits, kernel_device):
     """Partial sums of dK and dV over parts of a group give the same, whichever the split."""
     q, k, v = random_qkv(20, 25, 16, (8, 2), 2, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
-    options, dropout = ScoreOptions(causal=True), Dropout.checked(0.2, 5, kernel_device)
-    out, lse, saved = in_triton.forward(q, k, v, options, dropout, learns=True)
-    whole = in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, dropout, splits=1)
-    split = in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, dropout, splits=splits)
+    inputs = inputs_of(q, k, v, causal=True, dropout_p=0.2, dropout_seed=5)
+    results = forward(inputs)
+    whole = in_triton.backward(inputs, d_out, d_lse, *results, splits=1)
+    split = in_triton.backward(inputs, d_out, d_lse, *results, splits=splits)
     for expected, got in zip(whole, split, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_splits_fill_the_gpu_and_divide_the_group(monkeypatch):
-    class Properties:
-        multi_processor_count = 132
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    device = torch.device("cuda", 0)
-    assert [in_triton._default_splits(n, 8, device) for n in (1, 17, 34, 66, 132, 1000)] == [8, 8, 4, 2, 1, 1]
-    assert in_triton._default_splits(20, 6, device) == 6
-    assert in_triton._default_splits(50, 6, device) == 3
-    assert in_triton._default_splits(1, 1, device) == 1
+def test_splits_fill_the_gpu_and_divide_the_group():
+    assert [tuning.num_splits(n, 8, num_sms=132) for n in (1, 17, 34, 66, 132, 1000)] == [8, 8, 4, 2, 1, 1]
+    assert tuning.num_splits(20, 6, num_sms=132) == 6
+    assert tuning.num_splits(50, 6, num_sms=132) == 3
+    assert tuning.num_splits(1, 1, num_sms=132) == 1
 
 
 def test_the_backward_repeats_to_the_bit(kernel_device):
     q, k, v = random_qkv(70, 90, 16, (4, 2), 1, torch.float16, kernel_device)
     d_out, d_lse = random_gradients(q)
-    options, dropout = ScoreOptions(causal=True), Dropout.checked(0.1, 3, kernel_device)
-    out, lse, saved = in_triton.forward(q, k, v, options, dropout, learns=True)
+    inputs = inputs_of(q, k, v, causal=True, dropout_p=0.1, dropout_seed=3)
+    results = forward(inputs)
 
     def gradients():
-        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, dropout)
+        return in_triton.backward(inputs, d_out, d_lse, *results)
 
     first = gradients()
     for _ in range(50 if kernel_device.type == "cuda" else 2):
@@ -209,10 +212,11 @@ def test_the_backward_does_with_the_log_sum_exp(kernel_device):
     """What the forward leaves for exactness may be missing: out and lse are what the paper stores."""
     q, k, v = random_qkv(9, 5, 16, (2, 1), 1, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
-    options, gradients = ScoreOptions(causal=True), []
-    for learns in (True, False):
-        out, lse, saved = in_triton.forward(q, k, v, options, Dropout(), learns=learns)
-        gradients.append(in_triton.backward(d_out, d_lse, q, k, v, out, lse, saved, options, Dropout()))
+    inputs, gradients = inputs_of(q, k, v, causal=True), []
+    for requires_grad in (True, False):
+        results = forward(inputs, requires_grad)
+        assert results[2].numel() == (2 * 2 * 9 if requires_grad else 0)
+        gradients.append(in_triton.backward(inputs, d_out, d_lse, *results))
     for expected, got in zip(*gradients, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -242,76 +246,65 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
     torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
 
 
-# ------------------------------------------------------------------------------------------------ tuned
+# ------------------------------------------------------------------------------------------------ tuning
 
 
-def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch, tmp_path):
-    """Each choice is tried once, the one that a clock finds fastest is kept, and what is written is right."""
-    from pagewise.kernels import flash_attention as kernels
+def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch):
+    """A clock times each choice once per dtype and set of options. The fastest is kept, and what it writes is right."""
+    import triton.testing
 
-    choices, tried = (kernels.tiles(16, 32, 4, 1), kernels.tiles(32, 16, 4, 1)), []
+    choices, timed = (tuning.Tiles(16, 32, 4, 1), tuning.Tiles(32, 16, 4, 1)), []
 
-    def clock(run, quantiles):
+    def clock(run):
         run()
-        tried.append(len(tried))
-        return [1.0 / len(tried)] * 3  # the last is the fastest
+        timed.append(len(timed))
+        return 1.0 / len(timed)  # the last is the fastest
 
-    monkeypatch.setattr(kernels, "forward_tiles", lambda *kind, heavy: choices)
-    monkeypatch.setattr(launching, "triton_mode", lambda: "compiled")
-    monkeypatch.setattr(launching, "WORTH_TUNING", 1000)
+    monkeypatch.setattr(tuning, "forward_tiles", lambda *gpu, heavy: choices)
+    monkeypatch.setattr(tuning, "triton_mode", lambda: "compiled")
+    monkeypatch.setattr(tuning, "WORTH_TIMING", 1000)
+    monkeypatch.setattr(tuning, "_fastest", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(triton, "autotune", functools.partial(triton.autotune, do_bench=clock))
-    monkeypatch.setattr(launching, "_tuned", functools.cache(launching._tuned.__wrapped__))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where a GPU's choice is kept
+    monkeypatch.setattr(triton.testing, "do_bench", clock)
     q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32, kernel_device)
-    out, _, _ = in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
-    torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
-    in_triton.forward(q, k, v, ScoreOptions(causal=True), Dropout())
-    assert tried == [0, 1]
-    tuner = launching._tuned(kernels.flash_attention_kernel, tuple(tuple(choice.items()) for choice in choices))
-    assert tuner.best_config.kwargs == {"ROWS": 32, "COLS": 16}
-    small = random_qkv(4, 5, 16, (1, 1), 1, torch.float32, kernel_device)  # not worth it
-    in_triton.forward(*small, ScoreOptions(), Dropout())
-    assert tried == [0, 1]
+    for _ in range(2):
+        out, *_ = forward(inputs_of(q, k, v, causal=True))
+        torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
+        assert timed == [0, 1]
+    assert [*tuning._fastest.values()] == [choices[1]]
+    forward(inputs_of(*random_qkv(4, 5, 16, (1, 1), 1, torch.float32, kernel_device)))  # too small to be timed
+    assert timed == [0, 1]
+    for others in (inputs_of(q, k, v), inputs_of(q.half(), k.half(), v.half(), causal=True)):
+        forward(others)
+    assert timed == [*range(6)]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    forward(inputs_of(q, k, v, dropout_p=0.5, dropout_seed=1))
+    assert timed == [*range(6)]
 
 
-# ------------------------------------------------------------------------------------------------ Hopper's variants
+@pytest.mark.parametrize("sm", SHARED_BYTES)
+def test_every_gpu_has_tiles_that_fit(sm):
+    gpu = Architecture(sm, SHARED_BYTES[sm], 1)
+    for block_d, itemsize, heavy in product((16, 32, 64, 128, 256), (2, 4), (False, True)):
+        for choices, needs in (
+            (tuning.forward_tiles, tuning.forward_shared_bytes),
+            (tuning.backward_tiles, tuning.backward_shared_bytes),
+        ):
+            tiles = choices(block_d, itemsize, gpu, heavy=heavy)
+            assert tiles
+            assert all(needs(choice, block_d, itemsize, gpu) <= gpu.shared_bytes for choice in tiles)
 
 
-@pytest.mark.parametrize("variant", hopper.NAMES)
-@pytest.mark.parametrize("kind", ["plain", "causal", "softcap", "alibi"])
-def test_hoppers_variants(variant, kind, kernel_device):
-    q, k, v = random_qkv(70, 150, 40, (4, 2), 2, torch.float16, kernel_device)
-    (v,) = as_tokens(v)
-    options = options_of(kind, 2, 4, 70, 150, kernel_device)
-    out, lse, saved = hopper.forward(q, k, v, ScoreOptions(**options), variant, learns=True)
-    exact, exact_lse = attention(*(x.double() for x in (q, k, v)), **options, return_lse=True)
-    assert_as_accurate_as_naive(out, exact, attention(q, k, v, **options))
-    torch.testing.assert_close(lse, exact_lse.float(), rtol=1e-5, atol=1e-5)
-    *_, expected = in_triton.forward(q, k, v, ScoreOptions(**options), Dropout(), learns=True)
-    torch.testing.assert_close(saved.stats, expected.stats, rtol=1e-5, atol=1e-5)
-    assert (saved.rest + out.double() - exact).abs().mean() < 0.8 * (out - exact).abs().mean()
-
-
-def test_hoppers_variants_wait_for_a_measurement(monkeypatch):
-    """Chosen on sm_90 only, for what they take, and where a measurement is on record."""
-    q, k, v = random_qkv(8, 8, 64, (2, 1), 1, torch.float16)
-    assert hopper.WINS == {}
-    monkeypatch.setattr(hopper, "WINS", {(64, True): "descriptors"})
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    capability = [(9, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
-
-    def chosen(q, options):
-        return hopper.variant_that_wins(q, k, v, options)
-
-    causal = ScoreOptions(causal=True)
-    assert chosen(q, causal) == "descriptors"
-    assert chosen(q, ScoreOptions()) is None
-    assert chosen(q.float(), causal) is None
-    assert chosen(q, causal._replace(window=3)) is None
-    assert hopper.variant_that_wins(q, k[:, :, :0], v[:, :, :0], causal) is None
-    shifted = torch.cat((q.flatten()[:1], q.flatten()))[1:].view(q.shape)  # not at a multiple of 16 bytes
-    assert chosen(shifted, causal) is None
-    capability[0] = (8, 0)
-    assert chosen(q, causal) is None
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize("lengths", [[5], [0], [0, 64, 1, 0, 130], [64] * 4, [1] * 40, [0, 0, 0]], ids=str)
+def test_each_row_of_packed_sequences_has_one_tile(lengths, tile):
+    cu = torch.tensor([0, *lengths]).cumsum(0).int()
+    sequences = tuning.sequence_of_each_tile(sum(lengths), tile, cu)
+    assert sequences.dtype == torch.int32
+    assert len(sequences) == tuning.num_tiles(sum(lengths), tile, cu)
+    rows = []
+    for index, b in enumerate(sequences.tolist()):
+        first = (index - (int(cu[b]) // tile + b)) * tile
+        rows += [(b, row) for row in range(first, min(first + tile, lengths[b]))]
+    assert rows == [(b, row) for b, length in enumerate(lengths) for row in range(length)]
+    assert tuning.sequence_of_each_tile(10, tile, None) is None

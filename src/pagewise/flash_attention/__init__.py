@@ -1,17 +1,18 @@
 """FlashAttention: exact attention whose scores never leave the chip, forward and backward (lesson 6).
 
-door        `flash_attention`: it checks, chooses, and calls an op of `ops`; `varlen`, the same for `packed` sequences
+attention   the public functions `flash_attention` and, for packed sequences, `flash_attention_varlen`
+ops         the custom ops that they call, and the one value that they pass on
 in_torch    FlashAttention-2's loops
-in_triton   the Triton kernels, forward and backward; `in_triton_hopper`, variants; `launching`, what they share
-in_cuda     a CUDA C++ kernel to be read and watched, forward only
+in_triton   the Triton kernels, forward and backward; `tuning` chooses their tiles
+in_cuda     a CUDA C++ kernel to be read and observed, forward only
 dropout     which weights are dropped, the same in every backend, forward and backward
-papers      both papers' loops in plain torch, any tile sizes: `version_1`, `version_2`, over `tiles`; `differentiable`
-counted     what a call of an op does, for tools.work
+papers      the loops of both papers in plain torch, with any tile sizes: `version_1`, `version_2`, over `tiles`
+counted     the work of one call of an op, for tools.work
 in_transformers   `register_attention`: the same under Hugging Face's models
 """
 
 from pagewise.flash_attention import counted
-from pagewise.flash_attention.door import flash_attention
+from pagewise.flash_attention.attention import flash_attention, flash_attention_varlen
 from pagewise.flash_attention.dropout import dropout_mask
 from pagewise.flash_attention.in_transformers import register_attention
 from pagewise.flash_attention.papers import (
@@ -23,4 +24,3 @@ from pagewise.flash_attention.papers import (
     flash_attention_2_forward,
 )
 from pagewise.flash_attention.tiles import tile_sizes
-from pagewise.flash_attention.varlen import flash_attention_varlen

@@ -15,7 +15,7 @@ from torch import Tensor
 import pagewise.kernels
 from pagewise.cuda import CudaKernel
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.launching import room_like
+from pagewise.flash_attention.ops import empty_like
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.sizes import cdiv
@@ -113,7 +113,7 @@ def launch(
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     """Room for out and lse."""
-    return room_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _in_vecs(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""FlashAttention in plain torch, behind the door: FlashAttention-2's loops, forward and backward (lesson 6).
+"""FlashAttention in plain torch: FlashAttention-2's loops, forward and backward, for every option (lesson 6).
 
-Given what `flash_attention` has checked, on any device and in any dtype, float64 too. Autocast has no say in what is
-computed here, as it has none in what a kernel computes: scores and sums are float32 at least.
+It runs on any device and in any dtype, float64 too. Autocast does not change what is computed here, as it does not
+change what a kernel computes: scores and sums are float32 at least.
 """
 
 import torch
@@ -9,44 +9,50 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import version_2
-from pagewise.flash_attention.differentiable import of_seeing_rows
-from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.tiles import Tiles
-from pagewise.options import ScoreOptions
+from pagewise.flash_attention.ops import FlashInputs, empty_like
+from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 
 TILE = 128  # rows and columns: large enough that torch's products outweigh Python's loops
+Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
 
 
-def forward(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    options: ScoreOptions,
-    dropout: Dropout,
-    first_sequence: int = 0,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """(out, lse) of `flash_attention`, out not yet rounded to the dtype of q."""
-    tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
+def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
+    """Write (out, lse) of `flash_attention`. `saved` stays as it is: the backward needs only out and lse."""
+    for b, (rows, cols) in enumerate(inputs.sequences()):
+        out[:, :, rows], lse[:, :, rows] = forward_of_sequence(inputs, b, rows, cols)
+
+
+def backward(
+    inputs: FlashInputs,
+    d_out: Float[Tensor, "B H T D"],
+    d_lse: Float[Tensor, "B H T"],
+    out: Float[Tensor, "B H T D"],
+    lse: Float[Tensor, "B H T"],
+) -> Gradients:
+    """(dq, dk, dv) from the gradients of out and lse and from what the forward returned."""
+    dq, dk, dv = map(empty_like, inputs[:3])
+    for b, (rows, cols) in enumerate(inputs.sequences()):
+        gradients = backward_of_sequence(inputs, (d_out, d_lse, out, lse), b, rows, cols)
+        dq[:, :, rows], dk[:, :, cols], dv[:, :, cols] = gradients
+    return dq, dk, dv
+
+
+def forward_of_sequence(inputs: FlashInputs, sequence: int, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
+    """(out, lse) of these queries and keys, out not yet rounded to the dtype of q."""
+    q, k, v = inputs.q[:, :, rows], inputs.k[:, :, cols], inputs.v[:, :, cols]
+    tiles = Tiles.of(q, k, TILE, TILE, inputs.options, inputs.dropout, sequence)
     wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
         out, lse = version_2.forward(q, k, v, tiles, wide)
     return out, lse.squeeze(-1)
 
 
-def backward(
-    d_out: Float[Tensor, "B H T D"],
-    d_lse: Float[Tensor, "B H T"] | None,
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    out: Float[Tensor, "B H T D"],
-    lse: Float[Tensor, "B H T"],
-    options: ScoreOptions,
-    dropout: Dropout,
-    first_sequence: int = 0,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
-    """(dq, dk, dv) of `flash_attention`."""
-    tiles = Tiles.of(q, k, TILE, TILE, options, dropout, first_sequence)
-    lse = lse[..., None]
+def backward_of_sequence(
+    inputs: FlashInputs, results: tuple[Tensor, ...], sequence: int, rows: slice, cols: slice
+) -> Gradients:
+    """(dq, dk, dv) of these queries and keys. results: d_out, d_lse, out and lse of all."""
+    q, k, v = inputs.q[:, :, rows], inputs.k[:, :, cols], inputs.v[:, :, cols]
+    d_out, d_lse, out, lse = (x[:, :, rows] for x in results)
+    tiles = Tiles.of(q, k, TILE, TILE, inputs.options, inputs.dropout, sequence)
     with torch.autocast(q.device.type, enabled=False):
-        return version_2.backward(d_out, of_seeing_rows(d_lse, lse), q, k, v, out, lse, tiles)
+        return version_2.backward(d_out, gradient_of_lse(d_lse, lse), q, k, v, out, lse[..., None], tiles)

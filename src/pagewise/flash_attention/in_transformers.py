@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from pagewise.flash_attention.door import flash_attention
+from pagewise.flash_attention.attention import flash_attention
 
 # What models hand on to every attention function, and what is no business of one.
 _HARMLESS = {

@@ -1,181 +1,172 @@
 """FlashAttention-2 in Triton: how the kernels of `kernels/flash_attention*.py` are launched (lesson 6).
 
-Behind the door, and behind the custom ops of `ops.py`. Tensors are read and written as they lie: a transposed view
-[B, T, H, D] is not copied. Nothing about lengths is a constant of the kernels, so they are compiled once per dtype,
-head size and set of options.
+Tensors are read and written with their own strides: a transposed view [B, T, H, D] is not copied. No length is a
+constant of the kernels, so they are compiled once per dtype, head size and set of options.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention import in_triton_hopper as hopper
-from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.launching import (
-    Saved,
-    in_base_2,
-    kind,
-    launch,
-    room_like,
-    round_into,
-    strides,
-    with_close_rows,
-)
-from pagewise.flash_attention.packed import Packed
-from pagewise.options import ScoreOptions
+from pagewise.flash_attention import tuning
+from pagewise.flash_attention.ops import FlashInputs, empty_like
+from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
-from pagewise.tools.device import num_sms, triton_launch
+from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
 
+LOG2_E = 1.4426950408889634
 MAX_HEAD_SIZE = 256
-DELTA_ROWS = 32
 Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
 
 
 def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
-    """Why the Triton kernels cannot take these tensors, or None."""
+    """The reason why the Triton kernels cannot take these tensors, to follow 'backend="triton"', or None."""
     if q.dtype not in FLOATS:
         return f"takes q in float32, float16 or bfloat16, got {q.dtype}"
     if q.shape[-1] > MAX_HEAD_SIZE:
         return f"takes head sizes up to {MAX_HEAD_SIZE}, got {q.shape[-1]}"
+    return refuses_bfloat16(q)
+
+
+def refuses_bfloat16(q: Tensor) -> str | None:
+    """The reason why no kernel can take bfloat16 on the GPU of q, or None."""
+    gpu = gpu_of(q.device)
+    if q.dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
+        return f"takes no bfloat16 on this GPU (sm_{gpu.sm}), which does not compute with it: use float16"
     return None
 
 
-def forward(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    options: ScoreOptions,
-    dropout: Dropout,
-    packed: Packed | None = None,
-    *,
-    learns: bool = False,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"], Saved]:
-    """(out, lse) of `flash_attention`, for tensors that `refuses` does not refuse, and what the backward wants."""
-    from pagewise.kernels import flash_attention as kernels
+@torch.compiler.assume_constant_result
+def gpu_of(device: torch.device) -> Architecture:
+    """`architecture` for the public functions: torch.compile does not see through its cache."""
+    return architecture(device)
 
-    (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-    plain = packed is None and not dropout.p and q.numel() > 0
-    if plain and (variant := hopper.variant_that_wins(q, k, v, options)):
-        return hopper.forward(q, k, v, options, variant, learns=learns)
-    out, lse = room_like(q), q.new_empty(B, H, T, dtype=torch.float32)
-    saved = Saved.room(q, learns)
-    if not q.numel():
-        return out, lse, saved
-    with triton_launch(q.device) as readable:
-        q, k, v = (readable(with_close_rows(x)) for x in (q, k, v))
-        written, rest = readable(out), readable(saved.rest)  # in float32 where they are not written as they are
-        m_and_log_l = saved.stats.unbind() if learns else (lse, lse)
-        tensors, in_strides, numbers, constants = _arguments(q, k, v, options, dropout, packed, unread=lse)
-        sizes = (packed.num_seqs if packed else B, H, H // Hkv, T, S)
-        launch(
-            kernels.flash_attention_kernel,
-            kernels.forward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
-            lambda tiles: (_count_tiles(T, tiles["ROWS"], packed) * H * B,),
-            (q, k, v, *tensors, written, lse, rest, *m_and_log_l, *in_strides, *strides(written), *sizes, *numbers),
-            constants | {"LEARNS": learns, "REST": saved.rest.numel() > 0},
-            operations=2 * B * H * T * S * D,
-        )
-    round_into(out, saved.rest, written)
-    return out, lse, saved
+
+def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
+    """Write (out, lse) of `flash_attention`, and in `saved` what the backward needs.
+
+    `saved` [2, B, H, T] is empty if there is no gradient. Otherwise it holds the largest score m, in units of log 2,
+    and log₂ Σ 2^(score − m). FlashAttention's backward uses their sum, the log-sum-exp. In float32 that sum rounds away
+    the last bits of m's neighbour: scores near −480 then make gradients 20 times less accurate than naive attention's,
+    and scores near 10⁵ make weights wrong by percents. So m and log₂ l are kept apart.
+    """
+    from pagewise.kernels.flash_attention import flash_attention_kernel
+
+    B, H, T, _ = inputs.q.shape
+    if not inputs.q.numel():
+        return
+    tensors = (*map(with_close_rows, inputs[:3]), out, lse.view(-1))
+    tensors += tuple(saved.flatten(1)) if saved.numel() else (None, None)
+    sizes = (H, H // inputs.k.shape[1], T, inputs.k.shape[2])
+
+    def run(tiles: tuning.Tiles) -> None:
+        num_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
+        sequences = tuning.sequence_of_each_tile(T, tiles.owned, inputs.cu_seqlens_q)
+        arguments = (*tensors, *_optional(inputs), sequences, num_tiles, *sizes, *_numbers(inputs))
+        constants = _constants(inputs, tiles) | {"ROWS": tiles.owned, "COLS": tiles.visited}
+        launch(flash_attention_kernel, (num_tiles * H * B,), *arguments, outputs=(out,), **constants)
+
+    run(_chosen_tiles(tuning.forward_tiles, inputs, run))
 
 
 def backward(
+    inputs: FlashInputs,
     d_out: Float[Tensor, "B H T D"],
     d_lse: Float[Tensor, "B H T"],
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
     out: Float[Tensor, "B H T D"],
     lse: Float[Tensor, "B H T"],
-    saved: Saved,
-    options: ScoreOptions,
-    dropout: Dropout,
-    packed: Packed | None = None,
+    saved: Float[Tensor, "..."],
     *,
     splits: int | None = None,
 ) -> Gradients:
-    """(dq, dk, dv) from the gradients of out and lse and what the forward stored.
+    """(dq, dk, dv) from the gradients of out and lse and from what the forward wrote.
 
     Args:
-        splits: programs that share the query heads of a KV head in the sums of dK and dV, each with float32 sums of its
-            own; a divisor of H / Hkv. Default: as few as fill the GPU.
+        splits: how many programs share the query heads of a KV head in the sums of dK and dV, each with float32 sums
+            of its own; a divisor of H / Hkv. Default: `tuning.num_splits`.
     """
-    from pagewise.kernels import flash_attention_backward as kernels
+    from pagewise.kernels.flash_attention_backward import flash_attention_backward_kernel, flash_attention_delta_kernel
 
-    (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-    dq, dk, dv = room_like(q), room_like(k), room_like(v)
-    if not q.numel() or not k.numel():
-        return dq.zero_(), dk.zero_(), dv.zero_()
+    (B, H, T, D), (_, Hkv, S, _) = inputs.q.shape, inputs.k.shape
+    gradients = dq, dk, dv = tuple(map(empty_like, inputs[:3]))
+    if not inputs.q.numel() or not inputs.k.numel():
+        return tuple(x.zero_() for x in gradients)
+    q, k, v, d_out = map(with_close_rows, (*inputs[:3], d_out))
     if splits is None:
-        splits = _default_splits(B * Hkv * cdiv(S, 128), H // Hkv, q.device)
-    with triton_launch(q.device) as readable:
-        q, k, v, d_out = (readable(with_close_rows(x)) for x in (q, k, v, d_out))
-        out, rest = readable(out), readable(saved.rest)
-        delta, block_d = torch.empty_like(lse), padded(D)
-        kernels.flash_attention_delta_kernel[(cdiv(T, DELTA_ROWS) * H * B,)](
-            out, rest, d_out, lse, d_lse.contiguous(), delta, *strides(out), *strides(d_out), H, T,
-            D=D, BLOCK_D=block_d, ROWS=DELTA_ROWS, REST=rest.numel() > 0, num_warps=4,
-        )  # fmt: skip
-        tensors, in_strides, numbers, constants = _arguments(q, k, v, options, dropout, packed, unread=lse)
-        sums = [readable(dk), readable(dv)]
-        if splits > 1:
-            sums = [x.new_empty(splits * B, *x.shape[1:], dtype=torch.float32) for x in (k, v)]
-        written = readable(dq)
-        q_k_v, mask_strides = in_strides[:9], in_strides[9:]
-        sizes = (B, packed.num_seqs if packed else B, H, H // Hkv, splits, T, S)
-        launch(
-            kernels.flash_attention_backward_kernel,
-            kernels.backward_tiles(*kind(q), heavy=constants["MASK"] or constants["DROPOUT"]),
-            lambda tiles: (
-                splits * B * Hkv * _count_tiles(S, tiles["KEY_COLS"], packed)
-                + B * H * _count_tiles(T, tiles["QUERY_ROWS"], packed),
-            ),
-            (
-                q, k, v, d_out, *saved.stats_or(lse), delta, *tensors, written, *sums, *q_k_v, *strides(d_out),
-                *mask_strides, *strides(written), *strides(sums[0]), *strides(sums[1]), *sizes, *numbers,
-                options.scale_for(D),
-            ),
-            constants,
-            operations=2 * B * H * T * S * D,
-        )  # fmt: skip
+        gpu = architecture(q.device)
+        splits = tuning.num_splits(B * Hkv * cdiv(S, tuning.KEYS_PER_PROGRAM), H // Hkv, gpu.num_sms)
     if splits > 1:
-        sums = [x.unflatten(0, (splits, B)).sum(dim=0) for x in sums]
-    return tuple(
-        mine if theirs is mine else mine.copy_(theirs) for mine, theirs in ((dq, written), (dk, sums[0]), (dv, sums[1]))
-    )
+        dk, dv = (x.new_empty(splits * B, *x.shape[1:], dtype=torch.float32) for x in (k, v))
+    delta = torch.empty_like(lse)
+    rows = (out, d_out, lse.view(-1), d_lse.reshape(-1), delta.view(-1), H, T)
+    grid, constants = (cdiv(T, tuning.DELTA_ROWS) * H * B,), {"D": D, "BLOCK_D": padded(D), "ROWS": tuning.DELTA_ROWS}
+    launch(flash_attention_delta_kernel, grid, *rows, **constants, num_warps=4)
+    tensors = (q, k, v, d_out, *_m_and_log_l(saved, lse), delta.view(-1), *_optional(inputs))
+    sizes = (B, H, H // Hkv, splits, T, S)
+
+    def run(tiles: tuning.Tiles) -> None:
+        keys, queries = (S, tiles.owned, inputs.cu_seqlens_k), (T, tiles.owned, inputs.cu_seqlens_q)
+        num_key_tiles, num_query_tiles = tuning.num_tiles(*keys), tuning.num_tiles(*queries)
+        sequences = tuning.sequence_of_each_tile(*keys), tuning.sequence_of_each_tile(*queries)
+        counts = (num_key_tiles, num_query_tiles, *sizes)
+        grid = (splits * B * Hkv * num_key_tiles + B * H * num_query_tiles,)
+        arguments = (*tensors, *sequences, dq, dk, dv, *counts, *_numbers(inputs), inputs.scale)
+        constants = _constants(inputs, tiles) | {"KEY_ROWS": tiles.visited, "KEY_COLS": tiles.owned}
+        constants |= {"QUERY_ROWS": tiles.owned, "QUERY_COLS": tiles.visited}
+        launch(flash_attention_backward_kernel, grid, *arguments, outputs=(dq, dk, dv), **constants)
+
+    run(_chosen_tiles(tuning.backward_tiles, inputs, run))
+    if splits > 1:
+        for x, sums in zip(gradients[1:], (dk, dv), strict=True):
+            x.copy_(sums.unflatten(0, (splits, B)).sum(dim=0))
+    return gradients
 
 
-def _arguments(
-    q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, dropout: Dropout, packed: Packed | None, *, unread: Tensor
-) -> tuple[tuple[Tensor, ...], tuple[int, ...], tuple[float, ...], dict[str, Any]]:
-    """What both kernels are given alike: tensors, strides, numbers, constants. `unread` stands for no tensor."""
-    (B, H, T, D), S = q.shape, k.shape[2]
-    mask, mask_strides = unread, (0, 0, 0, 0)
-    if options.attn_mask is not None:
-        mask = options.attn_mask.expand(B, H, T, S).view(torch.uint8)
-        mask_strides = mask.stride()
-    slopes = unread if options.alibi_slopes is None else options.alibi_slopes.contiguous()
-    seed = unread if dropout.seed is None else dropout.seed
-    cu_q, cu_k = (unread, unread) if packed is None else (x.contiguous() for x in packed)
-    window = min(options.window or S, S)  # wider, it hides nothing more, and might not fit 32 bits
-    constants = {
-        "D": D, "BLOCK_D": padded(D), "CAUSAL": options.causal, "WINDOW": options.window is not None,
-        "SOFTCAP": options.softcap > 0, "ALIBI": options.alibi_slopes is not None,
-        "MASK": options.attn_mask is not None, "DROPOUT": dropout.p > 0, "PACKED": packed is not None,
-    }  # fmt: skip
-    in_strides = (*strides(q), *strides(k), *strides(v), *mask_strides)
-    numbers = (*in_base_2(options, D), window, dropout.threshold, dropout.growth)
-    return (slopes, mask, seed, cu_q, cu_k), in_strides, numbers, constants
+def with_close_rows(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
+    """x, copied only if a row is not contiguous or the rows are too far apart for the kernels' offsets."""
+    return x if (x.stride(-1) == 1 or x.shape[-1] == 1) and x.stride(-2) < tuning.MAX_ROW_STRIDE else x.contiguous()
 
 
-def _count_tiles(length: int, tile: int, packed: Packed | None) -> int:
-    return cdiv(length, tile) if packed is None else length // tile + packed.num_seqs
+def _optional(inputs: FlashInputs) -> tuple[Tensor | None, ...]:
+    """The kernels' arguments slopes, attn_mask, seed and cu_seqlens."""
+    mask = inputs.attn_mask
+    if mask is not None:
+        mask = mask.expand(*inputs.q.shape[:3], inputs.k.shape[2]).view(torch.uint8)
+    return inputs.alibi_slopes, mask, inputs.dropout_seed, inputs.cu_seqlens_q, inputs.cu_seqlens_k
 
 
-def _default_splits(programs: int, group: int, device: torch.device) -> int:
-    """The smallest divisor of a group that gives a GPU's multiprocessors a program each."""
-    sms = num_sms(device, on_cpu=1)
-    return next((n for n in range(1, group) if group % n == 0 and n * programs >= sms), group)
+def _numbers(inputs: FlashInputs) -> tuple[float | int | None, ...]:
+    """The kernels' arguments scale, softcap, window, threshold and growth; None for an option that is not used."""
+    scale, softcap, S = inputs.scale, inputs.softcap, inputs.k.shape[2]
+    scores = (scale / softcap, softcap * LOG2_E) if softcap > 0 else (scale * LOG2_E, None)
+    window = None if inputs.window is None else min(inputs.window, S)  # a wider one might not fit 32 bits
+    dropout = inputs.dropout
+    return *scores, window, *((dropout.threshold, dropout.growth) if dropout.p else (None, None))
+
+
+def _constants(inputs: FlashInputs, tiles: tuning.Tiles) -> dict[str, Any]:
+    D = inputs.q.shape[-1]
+    constants = {"D": D, "BLOCK_D": padded(D), "CAUSAL": inputs.causal}
+    return constants | {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+
+
+def _chosen_tiles(choices: Callable, inputs: FlashInputs, run: Callable[[tuning.Tiles], None]) -> tuning.Tiles:
+    """The tiles to launch with, from `tuning.forward_tiles` or `tuning.backward_tiles`."""
+    (B, H, T, D), S, q = inputs.q.shape, inputs.k.shape[2], inputs.q
+    heavy = inputs.attn_mask is not None or inputs.dropout_p > 0
+    options = (inputs.causal, *(x is None for x in (*_optional(inputs), *_numbers(inputs))))
+    tiles = choices(padded(D), q.element_size(), architecture(q.device), heavy=heavy)
+    return tuning.fastest(tiles, 2 * B * H * T * S * D, (choices.__name__, q.device, q.dtype, D, *options), run)
+
+
+def _m_and_log_l(saved: Tensor, lse: Float[Tensor, "B H T"]) -> tuple[Tensor, Tensor]:
+    """m and log₂ l as the forward saved them; if it saved nothing, lse in their place."""
+    if saved.numel():
+        return tuple(saved.flatten(1))
+    sees_nothing = lse.flatten() == -torch.inf
+    m = (lse.flatten() * LOG2_E).masked_fill(sees_nothing, 0.0)
+    return m, torch.zeros_like(m).masked_fill(sees_nothing, torch.inf)

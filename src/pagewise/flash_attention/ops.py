@@ -1,128 +1,128 @@
-"""torch.ops.pagewise.flash_attention and its backward: one op for all backends, so that torch.compile sees through.
+"""torch.ops.pagewise.flash_attention and its backward: custom ops, so that torch.compile sees through (lesson 6).
 
-The door has checked everything. Packed sequences come as one batch [1, H, total, D] with their cu_seqlens.
+`FlashInputs` is what the public functions check and every backend reads. The schemas below are its fields in order.
 """
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
+from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-from pagewise.flash_attention import in_torch, in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.launching import Saved, room_like
-from pagewise.flash_attention.packed import Packed
 from pagewise.options import ScoreOptions
 from pagewise.tools.device import wants_gradient
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, dropout: Dropout, packed: Packed | None, backend: str
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) by "torch" or "triton"; differentiable once."""
-    learns = wants_gradient(q, k, v)
-    out, lse, *_ = torch.ops.pagewise.flash_attention(
-        q, k, v, options.alibi_slopes, options.attn_mask, dropout.seed, *(packed or (None, None)),
-        options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, backend, learns,
-    )  # fmt: skip
+class FlashInputs(NamedTuple):
+    """Checked tensors and options. Packed sequences are one batch [1, H, total, D] with their cu_seqlens."""
+
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+    v: Float[Tensor, "B Hkv S D"]
+    alibi_slopes: Float[Tensor, " H"] | None
+    attn_mask: Bool[Tensor, "..."] | None
+    dropout_seed: Int64[Tensor, ""] | None
+    cu_seqlens_q: Int32[Tensor, " ends"] | None  # sequence b is rows cu_seqlens[b] … cu_seqlens[b + 1] − 1
+    cu_seqlens_k: Int32[Tensor, " ends"] | None
+    scale: float
+    causal: bool
+    window: int | None
+    softcap: float
+    dropout_p: float
+    backend: str  # "torch" or "triton"
+
+    @property
+    def options(self) -> ScoreOptions:
+        return ScoreOptions(self.scale, self.causal, self.window, self.softcap, self.alibi_slopes, self.attn_mask)
+
+    @property
+    def dropout(self) -> Dropout:
+        return Dropout(self.dropout_p, self.dropout_seed)
+
+    def sequences(self) -> list[tuple[slice, slice]]:
+        """The rows of q and of k that belong together. For packed sequences on a GPU this waits for the GPU."""
+        if self.cu_seqlens_q is None:
+            return [(slice(None), slice(None))]
+        rows, cols = ([slice(*ends) for ends in pairwise(x.tolist())] for x in (self.cu_seqlens_q, self.cu_seqlens_k))
+        return list(zip(rows, cols, strict=True))
+
+
+def attend(inputs: FlashInputs) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """(out, lse), differentiable once in q, k and v."""
+    requires_grad = wants_gradient(inputs.q, inputs.k, inputs.v)
+    out, lse, _ = torch.ops.pagewise.flash_attention(*inputs, requires_grad)
     return out, lse
 
 
-@torch.library.custom_op("pagewise::flash_attention", mutates_args=())
-def _flash_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    alibi_slopes: Tensor | None,
-    attn_mask: Tensor | None,
-    dropout_seed: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float,
-    dropout_p: float,
-    backend: str,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, lse, and `Saved`."""
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
-    dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
-    if backend == "triton":
-        out, lse, saved = in_triton.forward(q, k, v, options, dropout, packed, learns=learns)
-        return out, lse, *saved
-    out, lse, rest, stats = _room(q, learns, backend)
-    exact = torch.empty_like(out, dtype=lse.dtype)
-    for b, (rows, cols) in enumerate(_sequences(packed)):
-        part = in_torch.forward(q[:, :, rows], k[:, :, cols], v[:, :, cols], options, dropout, b)
-        exact[:, :, rows], lse[:, :, rows] = part
-    out.copy_(exact)
-    if rest.numel():
-        rest.copy_(exact - out)
-    return out, lse, rest, stats
+def empty_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
+    """An empty tensor with the strides of x if its rows are contiguous, else contiguous."""
+    empty = torch.empty_like(x)
+    return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("pagewise::flash_attention_backward", mutates_args=())
-def _flash_attention_backward(
-    d_out: Tensor,
-    d_lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    rest: Tensor,
-    stats: Tensor,
-    alibi_slopes: Tensor | None,
-    attn_mask: Tensor | None,
-    dropout_seed: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float,
-    dropout_p: float,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
-    dropout, packed = Dropout(dropout_p, dropout_seed), _packed(cu_seqlens_q, cu_seqlens_k)
-    if backend == "triton":
-        return in_triton.backward(d_out, d_lse, q, k, v, out, lse, Saved(rest, stats), options, dropout, packed)
-    dq, dk, dv = (room_like(x) for x in (q, k, v))
-    exact = out.to(lse.dtype) + rest if rest.numel() else out
-    for b, (rows, cols) in enumerate(_sequences(packed)):
-        of_rows = (x[:, :, rows] for x in (d_out, d_lse, q))
-        of_cols = (x[:, :, cols] for x in (k, v))
-        stored = (exact[:, :, rows], lse[:, :, rows])
-        part = in_torch.backward(*of_rows, *of_cols, *stored, options, dropout, b)
-        dq[:, :, rows], dk[:, :, cols], dv[:, :, cols] = part
-    return dq, dk, dv
+def outputs(q: Tensor, requires_grad: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty out, lse, and `saved`: what the Triton backward needs besides, [2, B, H, T] float32, or an empty tensor."""
+    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    saves = requires_grad and backend == "triton"
+    return empty_like(q), lse, q.new_empty(2, *q.shape[:3], dtype=torch.float32) if saves else q.new_empty(0)
+
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? attn_mask, Tensor? dropout_seed, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "float scale, bool causal, SymInt? window, float softcap, float dropout_p, str backend"
+)
+_NUM_TENSORS = 8  # of the inputs
+_FORWARD = f"({_INPUTS}, bool requires_grad) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, Tensor saved, {_INPUTS}) -> (Tensor, Tensor, Tensor)"
+
+
+@torch.library.custom_op("pagewise::flash_attention", mutates_args=(), schema=_FORWARD)
+def _flash_attention(*arguments):
+    from pagewise.flash_attention import in_torch, in_triton
+
+    *fields, requires_grad = arguments
+    inputs = FlashInputs(*fields)
+    results = outputs(inputs.q, requires_grad, inputs.backend)
+    (in_triton if inputs.backend == "triton" else in_torch).forward(inputs, *results)
+    return results
+
+
+@torch.library.custom_op("pagewise::flash_attention_backward", mutates_args=(), schema=_BACKWARD)
+def _flash_attention_backward(d_out, d_lse, out, lse, saved, *fields):
+    from pagewise.flash_attention import in_torch, in_triton
+
+    inputs = FlashInputs(*fields)
+    if inputs.backend == "triton":
+        return in_triton.backward(inputs, d_out, d_lse, out, lse, saved)
+    return in_torch.backward(inputs, d_out, d_lse, out, lse)
 
 
 @_flash_attention.register_fake
-def _(q, k, v, *options):
-    *_, backend, learns = options
-    return _room(q, learns, backend)
+def _(q, *others):
+    *_, backend, requires_grad = others
+    return outputs(q, requires_grad, backend)
 
 
 @_flash_attention_backward.register_fake
-def _(d_out, d_lse, q, k, v, *options):
-    return tuple(room_like(x) for x in (q, k, v))
+def _(d_out, d_lse, out, lse, saved, q, k, v, *others):
+    return tuple(empty_like(x) for x in (q, k, v))
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
-    tensors, ctx.numbers = inputs[:8], inputs[8:-1]
-    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
-    ctx.set_materialize_grads(False)  # what is saved has none, and zeros for it would be written in vain
+    ctx.numbers = inputs[_NUM_TENSORS:-1]
+    ctx.save_for_backward(*output, *inputs[:_NUM_TENSORS])
+    ctx.set_materialize_grads(False)  # `saved` has no gradient, and zeros for it would be written for nothing
 
 
-def _backward(ctx, d_out: Tensor | None, d_lse: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, *others = ctx.saved_tensors
+def _backward(ctx, d_out: Tensor | None, d_lse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    out, lse, *_ = ctx.saved_tensors
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
-    tensors = (d_out, d_lse, q, k, v, out, lse, *others)
-    gradients = torch.ops.pagewise.flash_attention_backward(*tensors, *ctx.numbers)
-    return *gradients, *(None,) * 12
+    gradients = torch.ops.pagewise.flash_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.numbers)
+    return *gradients, *(None,) * (len(FlashInputs._fields) - 2)
 
 
 def _no_second_backward(ctx, *gradients: Tensor) -> None:
@@ -134,18 +134,3 @@ def _no_second_backward(ctx, *gradients: Tensor) -> None:
 
 _flash_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 _flash_attention_backward.register_autograd(_no_second_backward)
-
-
-def _room(q: Tensor, learns: bool, backend: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for out, lse, and what is saved; the torch loops go by lse, as in the paper."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    return room_like(q), q.new_empty(q.shape[:3], dtype=wide), *Saved.room(q, learns, stats=backend == "triton")
-
-
-def _packed(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Packed | None:
-    return None if cu_seqlens_q is None else Packed(cu_seqlens_q, cu_seqlens_k)
-
-
-def _sequences(packed: Packed | None) -> list[tuple[slice, slice]]:
-    """Rows of q and of k that belong together; all of them, if they are not packed."""
-    return [(slice(None), slice(None))] if packed is None else packed.sequences()

@@ -1,0 +1,190 @@
+"""`flash_attention` and `flash_attention_varlen`: they check their arguments once and choose a backend (lesson 6)."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int32, Int64
+from torch import Tensor
+
+from pagewise.flash_attention import in_cuda, in_triton
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.ops import FlashInputs, attend
+from pagewise.options import ScoreOptions
+from pagewise.tools.checks import (
+    FLOATS,
+    check_count,
+    check_flag,
+    check_heads,
+    check_qkv,
+    check_running_sums,
+    check_same,
+    check_shape,
+    check_tensor,
+)
+from pagewise.tools.device import choose_backend, wants_gradient
+
+
+def flash_attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    attn_mask: Bool[Tensor, "..."] | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Int64[Tensor, ""] | None = None,
+    return_lse: bool = False,
+    backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
+) -> Float[Tensor, "B H T D"] | tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """Compute `naive_attention.attention` in memory that grows with T + S instead of T · S.
+
+    The result is differentiable once in q, k and v. T, S and strides are arbitrary: a transposed view of [B, T, H, D]
+    is not copied, and out has the strides of q. Equal inputs give equal bits, in the backward too. Autocast has no
+    effect. Dao et al. 2022; Dao 2023.
+
+    Args:
+        causal, window, scale, softcap, alibi_slopes, attn_mask: as in `attention`.
+        dropout_p: probability in [0, 1) that a weight is dropped, rounded to a multiple of 2⁻¹⁶. Weights that are kept
+            are multiplied by 1 / (1 − p).
+        dropout_seed: an int, or one int64 in a tensor. `dropout_mask` says which weights a seed keeps. None: torch's
+            generator draws a seed.
+        return_lse: also return the natural log-sum-exp of each row of scores. It is float32 (float64 for float64) and
+            differentiable.
+        backend: "triton" takes head sizes up to 256. "torch" takes everything, float64 too. "cuda" is a kernel to be
+            read: it has only the option causal, and no gradient. "auto" takes triton on a GPU if triton can, else
+            torch. On a GPU of sm_75, where Triton does not use the tensor cores, "auto" takes cuda if cuda can.
+
+    Returns:
+        out, in the dtype of q; with `return_lse` the pair (out, lse). A query that sees no key gets 0 and −inf, and no
+        gradient.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+        RuntimeError: differentiated twice.
+    """
+    check_qkv(q, k, v)
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
+    options = options.checked(q, k.shape[2]).without_gradient()
+    dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
+    check_flag("return_lse", return_lse)
+    refusal = None
+    if backend == "cuda" or (backend == "auto" and triton_is_slow(q)):
+        refusal = "has no backward" if wants_gradient(q, k, v) else in_cuda.refuses(q, options, dropout)
+    if backend == "cuda" and refusal:
+        others = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'
+        raise ValueError(f'backend="cuda" {refusal}; backend={others} takes it')
+    if backend == "auto" and triton_is_slow(q):
+        backend = "torch" if refusal else "cuda"
+    if backend == "cuda":
+        out, lse = in_cuda.forward(q, k, v, options)
+    else:
+        backend = choose_backend(backend, q.device, in_triton.refuses(q), others=("cuda",))
+        out, lse = attend(_inputs((q, k, v), options, dropout, (None, None), backend))
+    return (out, lse) if return_lse else out
+
+
+def flash_attention_varlen(
+    q: Float[Tensor, "total_q H D"],
+    k: Float[Tensor, "total_k Hkv D"],
+    v: Float[Tensor, "total_k Hkv D"],
+    cu_seqlens_q: Int32[Tensor, " ends"],
+    cu_seqlens_k: Int32[Tensor, " ends"],
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | Int64[Tensor, ""] | None = None,
+    return_lse: bool = False,
+    check: bool | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Float[Tensor, "total_q H D"] | tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
+    """Compute `flash_attention` of B packed sequences: sequence b is rows cu_seqlens[b] … cu_seqlens[b + 1] − 1.
+
+    No sequence sees another. Causal aligns to the end of each sequence, and dropout counts rows and columns from 0 in
+    each sequence, as `dropout_mask((B, H, T, S), …)[b]` does. A length may be 0. Differentiable once in q, k and v.
+
+    Args:
+        cu_seqlens_q, cu_seqlens_k: [B + 1], running sums of the lengths, from 0 to total_q and total_k.
+        max_seqlen_q, max_seqlen_k: no length is larger. The kernels do not need them.
+        check: whether the running sums are looked at first. True: yes, which waits for a GPU. None: where it does not
+            wait. False: no. Under torch.compile they are never looked at. Wrong sums that are not looked at make the
+            kernels read and write memory of others.
+        The other arguments are those of `flash_attention`.
+
+    Returns:
+        out, in the dtype of q; with `return_lse` the pair (out, lse).
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+        RuntimeError: differentiated twice.
+    """
+    _check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(tensors[0], len(k)).without_gradient()
+    dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
+    check_flag("return_lse", return_lse)
+    if check is not None:
+        check_flag("check", check)
+    looks = check or (check is None and q.device.type == "cpu")
+    for name, cu_seqlens, rows, longest in (
+        ("q", cu_seqlens_q, len(q), max_seqlen_q),
+        ("k", cu_seqlens_k, len(k), max_seqlen_k),
+    ):
+        if longest is not None:
+            check_count(f"max_seqlen_{name}", longest, minimum=0)
+        if looks and not torch.compiler.is_compiling():
+            actual = max(check_running_sums(name, cu_seqlens, rows), default=0)
+            if longest is not None and actual > longest:
+                raise ValueError(f"max_seqlen_{name} must be at least the longest length, {actual}, got {longest}")
+    if backend == "auto" and triton_is_slow(q):
+        backend = "torch"
+    backend = choose_backend(backend, q.device, in_triton.refuses(tensors[0]))
+    out, lse = attend(_inputs(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
+    out, lse = (x[0].transpose(0, 1) for x in (out, lse))
+    return (out, lse) if return_lse else out
+
+
+def triton_is_slow(q: Tensor) -> bool:
+    """Whether q is on a GPU for which Triton emits no tensor-core instructions (sm_75). They spill there, too."""
+    gpu = in_triton.gpu_of(q.device)
+    return gpu.sm > 0 and not gpu.has_triton_tensor_cores
+
+
+def _inputs(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    options: ScoreOptions,
+    dropout: Dropout,
+    cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None],
+    backend: str,
+) -> FlashInputs:
+    extra = (options.alibi_slopes, options.attn_mask, dropout.seed)
+    scale = options.scale_for(tensors[0].shape[-1])
+    numbers = (scale, options.causal, options.window, options.softcap, dropout.p)
+    return FlashInputs(*tensors, *extra, *cu_seqlens, *numbers, backend)
+
+
+def _check_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+    for name, tensor, axes in (("q", q, "total_q H D"), ("k", k, "total_k Hkv D"), ("v", v, "total_k Hkv D")):
+        check_tensor(name, tensor, axes, dtypes=(*FLOATS, torch.float64))
+    for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        check_tensor(name, tensor, "B+1", dtypes=(torch.int32,))
+    check_same("dtype", q=q, k=k, v=v)
+    check_same("device", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    (_, H, D), (total_k, Hkv, _) = q.shape, k.shape
+    check_shape("k", k, (total_k, Hkv, D), "total_k Hkv D")
+    check_shape("v", v, k.shape, "total_k Hkv D")
+    check_heads(H, Hkv)
+    if D == 0:
+        raise ValueError("q must have a head size D of at least 1, got 0")
+    if not len(cu_seqlens_q):
+        raise ValueError("cu_seqlens_q must have B + 1 entries, the first 0, got none")
+    check_shape("cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.shape, "B+1")

@@ -1,0 +1,142 @@
+"""Which tiles FlashAttention's Triton kernels take on which GPU, and the thresholds of their launches (lesson 6).
+
+Nothing here changes a result. The lists were chosen with the compiler's help, so that little is spilled
+(tests/flash_attention/RESOURCES.md). They have not been timed; a GPU times them itself for large work (`fastest`).
+"""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int32
+from torch import Tensor
+
+from pagewise.tools.architecture import Architecture
+from pagewise.tools.device import triton_mode
+from pagewise.tools.sizes import cdiv
+
+MAX_ROW_STRIDE = 2**24  # elements from row to row. Beyond it an offset in a tile would not fit 32 bits
+WORTH_TIMING = 2**32  # operations of the product Q Kᵀ. Below it the cost of a launch hides the tiles
+DELTA_ROWS = 32  # queries per program of the delta kernel, which only reads: any size serves
+KEYS_PER_PROGRAM = 128  # assumed for the number of splits; the largest tile of keys in the lists below
+LARGE_SHARED_BYTES = 200_000  # sm_90 and sm_100 have more, and keep operands of their products in shared memory
+
+
+class Tiles(NamedTuple):
+    """How a program works: `owned` rows of its own and `visited` rows per step, by so many warps, in so many stages."""
+
+    owned: int
+    visited: int
+    num_warps: int
+    num_stages: int
+
+
+def forward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
+    """The forward's tiles that fit `gpu`, the likeliest first: queries owned, keys visited.
+
+    Args:
+        heavy: with a mask in memory or dropout, which take registers of their own.
+    """
+    if not gpu.sm:  # interpreted
+        return (Tiles(64, 64, 4, 1),)
+    if itemsize == 4:  # no tensor core multiplies float32 exactly
+        large = Tiles(32, 32, 4, 2) if block_d <= 64 else Tiles(16 if heavy else 32, 16, 8, 1)
+        choices = (large, Tiles(16, 16, 8, 1))
+    elif heavy:
+        choices = (Tiles(64, 64, 4, 2),) if block_d <= 64 else (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
+    elif block_d <= 64:
+        choices = (Tiles(128, 64, 4, 3 if block_d > 16 else 2), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))
+    elif block_d <= 128:
+        choices = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))
+    elif gpu.shared_bytes >= LARGE_SHARED_BYTES:
+        choices = (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2))
+    else:
+        choices = (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
+    return _fitting((*choices, Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1)), forward_shared_bytes, block_d, itemsize, gpu)
+
+
+def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
+    """The backward's tiles that fit `gpu`, the likeliest first: keys owned and queries visited, and the reverse."""
+    large = gpu.shared_bytes >= LARGE_SHARED_BYTES
+    if not gpu.sm:
+        return (Tiles(64, 64, 4, 1),)
+    if itemsize == 4:
+        choices = (Tiles(32, 16, 4, 1) if block_d <= 64 else Tiles(16, 16, 8, 1),)
+    elif heavy:
+        choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else (Tiles(32, 16, 8, 1),)
+    elif block_d <= 64:
+        choices = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2))
+    elif block_d <= 128:
+        choices = (Tiles(128, 32, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2))[:: 1 if large else -1]
+    else:
+        choices = (Tiles(32, 64, 8, 1) if large else Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1))
+    return _fitting((*choices, Tiles(16, 16, 4, 1)), backward_shared_bytes, block_d, itemsize, gpu)
+
+
+def forward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
+    """PLACEHOLDER"""
+    return 0
+
+
+def backward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
+    """PLACEHOLDER"""
+    return 0
+
+
+def _fitting(choices: tuple[Tiles, ...], needs: Callable, block_d: int, itemsize: int, gpu: Architecture) -> tuple:
+    """The choices that need no more shared memory than `gpu` has; at least the last."""
+    fitting = tuple(tiles for tiles in choices if needs(tiles, block_d, itemsize, gpu) <= gpu.shared_bytes)
+    return fitting or choices[-1:]
+
+
+# ------------------------------------------------------------------------------------------------ launches
+
+
+_fastest: dict[Hashable, Tiles] = {}
+
+
+def fastest(choices: tuple[Tiles, ...], operations: int, variant: Hashable, launch: Callable[[Tiles], None]) -> Tiles:
+    """The tiles to launch with: the first choice, or on a GPU, for large work, the one that a clock finds fastest.
+
+    Each choice is timed once per process and `variant`. A launch that a CUDA graph captures cannot be timed.
+
+    Args:
+        operations: of the product Q Kᵀ.
+        variant: what the speed of the tiles depends on: kernel, device, dtype, head size and options.
+        launch: launches the kernel with some tiles. Launching again must write the same.
+    """
+    timed = triton_mode() == "compiled" and not torch.cuda.is_current_stream_capturing()
+    if not timed or len(choices) == 1 or operations <= WORTH_TIMING:
+        return choices[0]
+    if (variant, choices) not in _fastest:
+        import triton.testing
+
+        seconds = [triton.testing.do_bench(functools.partial(launch, tiles)) for tiles in choices]
+        _fastest[variant, choices] = choices[seconds.index(min(seconds))]
+    return _fastest[variant, choices]
+
+
+def num_tiles(length: int, tile: int, cu_seqlens: Tensor | None) -> int:
+    """Tiles of `length` rows. Packed sequences get so many that each can begin a tile of its own."""
+    return cdiv(length, tile) if cu_seqlens is None else length // tile + cu_seqlens.numel() - 1
+
+
+def sequence_of_each_tile(
+    length: int, tile: int, cu_seqlens: Int32[Tensor, " ends"] | None
+) -> Int32[Tensor, " num_tiles"] | None:
+    """The sequence of each of `num_tiles` tiles, found on the device of cu_seqlens; None if sequences are not packed.
+
+    Sequence b has the tiles from cu_seqlens[b] // tile + b on. These are enough for its rows, and perhaps one too many.
+    """
+    if cu_seqlens is None:
+        return None
+    on_device = {"dtype": torch.int32, "device": cu_seqlens.device}
+    first = cu_seqlens[:-1] // tile + torch.arange(cu_seqlens.numel() - 1, **on_device)
+    tiles = torch.arange(num_tiles(length, tile, cu_seqlens), **on_device)
+    return torch.searchsorted(first, tiles, right=True, out_int32=True) - 1
+
+
+def num_splits(programs: int, group: int, num_sms: int) -> int:
+    """Splits of a group of query heads in dK and dV: the smallest divisor of it that gives every SM a program."""
+    return next((n for n in range(1, group) if group % n == 0 and n * programs >= num_sms), group)
