@@ -1,8 +1,8 @@
 // Paged attention: one new query per sequence, over keys and values that are stored in blocks (lesson 5).
 //
-//     k   = k_cache[block_table], the first seq_len tokens              v likewise
-//     s_j = scale · q·k_j + alibi_slope · (j − (seq_len − 1))
-//     out = v_scale · softmax(s) v          lse = log Σ exp(s_j)        softmax in float32
+//     k, v = k_cache[block_table], v_cache[block_table]: the first seq_len tokens
+//     s_j  = scale · q·k_j + alibi_slope · (j − (seq_len − 1))
+//     out  = v_scale · softmax(s) v         lse = log Σ exp(s_j)        softmax in float32
 //
 // The design is that of vLLM's paged_attention v1 and v2 (Kwon et al. 2023). The code is our own.
 //

@@ -5,7 +5,8 @@
     grouped  v2 with the query heads of a KV head in one thread block, which reads keys and values once for all of them
 
 The kernels are in kernels/paged_attention.cu and kernels/paged_attention_grouped.cu. The public functions are in
-`pagewise.paged_attention.vllm`, which checks the inputs. The custom ops wait for nothing and work under torch.compile.
+`pagewise.paged_attention.vllm`, which checks the inputs. The custom ops never wait for
+the GPU, and they work under torch.compile.
 """
 
 import functools

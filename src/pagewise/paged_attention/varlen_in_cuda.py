@@ -17,7 +17,7 @@ PARTITION_SIZE = 512
 
 
 class PlanInCuda:
-    """What all layers of a step share: a block table and a length for each query."""
+    """The block table and the length of each query, which all layers of a step share."""
 
     def __init__(self, step: Step) -> None:
         block_tables, seq_lens, cu_seqlens_q = step.block_tables, step.seq_lens, step.cu_seqlens_q

@@ -50,8 +50,9 @@ def paged_attention_v1(
 
     Args:
         max_seq_len: the length that no sequence exceeds. The default is the longest of seq_lens; on a GPU, looking it
-            up waits for the GPU once. The scores of max_seq_len tokens must fit in the shared memory of a thread block,
-            which holds about 57 600 on an H100, 41 000 on an A100, 24 000 on an RTX 40 and 15 000 on a T4.
+            up waits for the GPU once. The scores of max_seq_len tokens must fit in the shared memory of a thread block.
+            A thread block holds about 57 600 scores on an H100 and 41 000 on an A100. On an RTX 30, 40 or 50 it holds
+            25 000, and on a T4 16 000.
         scale, alibi_slopes: as in `paged_attention`.
         k_scale, v_scale: factors of the stored keys and values.
         return_lse: also return the natural log-sum-exp of the scores, in float32.
@@ -140,8 +141,8 @@ def choose_version(
 
         v1  if  max_seq_len ≤ 8192  and  (one partition  or  num_seqs · num_heads > 512)
 
-    v2 costs a second launch, and its partial results go through global memory. v1 leaves SMs idle when there are few
-    heads and sequences, and it needs 4 bytes of shared memory per token. vLLM chose 8192 for the 48 KB of a T4
+    v2 costs a second launch, and its partial results go through global memory. v1 needs 4 bytes of shared memory per
+    token, and it leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
     (`paged_attn.py`, until version 0.22).
     """
     for name, count in (("num_seqs", num_seqs), ("num_heads", num_heads), ("max_seq_len", max_seq_len)):
