@@ -1,23 +1,23 @@
-// FlashAttention-2, forward (lesson 6): exact attention whose scores never leave the chip.
+// FlashAttention-2, forward pass (lesson 6): exact attention that never writes its scores to memory.
 //
 //     S = scale · Q Kᵀ, −∞ where causal hides a key        O = softmax(S) V        L = log Σ exp(S)
 //
-// Dao 2023, Algorithm 1, with its names; i counts tiles of Br queries, j tiles of Bc keys.
+// Dao 2023, Algorithm 1, with its names: i counts tiles of Br queries, and j counts tiles of Bc keys.
 //
-//     grid           (⌈T / Br⌉, H, B): a thread block keeps one Q_i, and all K_j, V_j pass by
+//     grid           (⌈T / Br⌉, H, B): a thread block keeps one Q_i and loops over all K_j and V_j
 //     shared memory  Q_i, K_j, V_j
-//     thread         a row of the tile: its m, l and O, and the scores of KEYS keys, are registers
+//     thread         one row of the tile; its registers hold m, l, O and the scores of KEYS keys
 //
-// flash_attention_kernel splits Q between the warps, as FlashAttention-2 does: no warp needs what
-// another one has. flash_attention_split_k_kernel splits K and V, as FlashAttention-1 did: each warp
-// attends with all rows to a slice of the keys, and for every tile their results must meet.
+// flash_attention_kernel splits Q between the warps, as FlashAttention-2 does: no warp needs a result
+// of another warp. flash_attention_split_k_kernel splits K and V, as FlashAttention-1 did: each warp
+// attends with all rows to a slice of the keys, and the warps merge their results after every tile.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <stdint.h>
 
 constexpr int WARP_SIZE = 32;
-constexpr int KEYS = 8;  // of K_j, that a thread scores at once: more would not fit its registers
+constexpr int KEYS = 8;  // keys that a thread scores at once: more would not fit in its registers
 
 // 16 bytes, which one instruction moves.
 template <typename T>
@@ -34,7 +34,7 @@ __device__ float dot(const Vec<T>& a, const Vec<T>& b) {
     return sum;
 }
 
-// The sizes of tiles: W in the stages.
+// The sizes of the tiles. The stages call it W.
 template <typename scalar, int head_size, int tile_keys, int num_warps>
 struct Tiles {
     using scalar_t = scalar;
@@ -42,13 +42,13 @@ struct Tiles {
     static constexpr int D = head_size, Bc = tile_keys, NUM_WARPS = num_warps;
     static constexpr int Br = WARP_SIZE * NUM_WARPS;
     static constexpr int VECS = D / vec_t::SIZE;  // of one row
-    // Q's rows lie an odd number of vecs apart: lanes that read the same column each meet other banks
+    // Rows of Q are an odd number of vecs apart: lanes that read the same column use different banks.
     static constexpr int Q_STRIDE = VECS + 1;
     static_assert(VECS % 2 == 0 && VECS * vec_t::SIZE == D, "whole vecs, an even number");
     static_assert(Bc % KEYS == 0, "whole steps");
 };
 
-// The online softmax of one row over the keys seen so far. O is divided by l at the end only.
+// The online softmax of one row over the keys seen so far. Only the last stage divides O by l.
 template <class W>
 struct Row {
     float m = -INFINITY, l = 0, O[W::D] = {};
@@ -57,15 +57,15 @@ struct Row {
 // m, with 0 where every score is −∞: (−∞) − (−∞) would be NaN.
 __device__ float finite(float m) { return m == -INFINITY ? 0.0f : m; }
 
-// So many keys a query sees: causally, the last query sees all. A row that does not exist sees none.
+// The number of keys that a query sees: with `causal`, the last query sees all. Missing rows see none.
 __device__ int visible_keys(int row, int T, int S, bool causal) {
     return row >= T ? 0 : causal ? max(row + S - T + 1, 0) : S;
 }
 
 // ----------------------------------------------------------------------------------- the stages
 
-// Load Q_i, K_j or V_j: global → shared, neighbouring threads neighbouring vecs. From row `rows` on
-// are zeros: what no query of the tile sees may be NaN, which a weight of 0 does not hide.
+// Global → shared: load Q_i, K_j or V_j; neighbouring threads load neighbouring vecs. Rows from `rows` on
+// become zeros: the memory after the tensor may hold NaN, which a weight of 0 does not hide.
 template <class W, int ROWS, int STRIDE>
 __device__ void load_tile(
     typename W::vec_t* tile,        // shared [ROWS][STRIDE], of which VECS are used
@@ -81,7 +81,7 @@ __device__ void load_tile(
     }
 }
 
-// S_ij = scale · Q_i K_jᵀ, of one row: −∞ from key `visible` on.
+// S_ij = scale · Q_i K_jᵀ for one row, with −∞ from key `visible` on.
 template <class W>
 __device__ void score(
     float (&S)[KEYS],
@@ -104,8 +104,8 @@ __device__ void score(
     for (int k = 0; k < KEYS; ++k) S[k] = k < visible ? scale * S[k] : -INFINITY;
 }
 
-// m ← max(m, rowmax S)      P = exp(S − m), in the place of S      l ← e^{m_old − m} l + rowsum P
-// Returns e^{m_old − m}, by which O has to shrink.
+// m ← max(m, rowmax S)      P = exp(S − m), which overwrites S      l ← alpha · l + rowsum P
+// Returns alpha = e^{m_old − m}. The caller multiplies O by it.
 __device__ float exponentiate(float (&S)[KEYS], float& m, float& l) {
     const float m_old = m;
 #pragma unroll
@@ -117,7 +117,7 @@ __device__ float exponentiate(float (&S)[KEYS], float& m, float& l) {
     return shrink;
 }
 
-// O ← O + P V, of one row the columns of vec c.
+// O ← O + P V for one row and the columns of vec c.
 template <class W>
 __device__ void add_PV(
     float* O,                    // registers [vec_t::SIZE]
@@ -133,7 +133,7 @@ __device__ void add_PV(
     }
 }
 
-// O_i ← O / l      L_i = m + log l      registers → shared, where Q_i was → global, as it was loaded.
+// O_i ← O / l      L_i = m + log l      registers → shared, over Q_i → global, vec by vec.
 template <class W>
 __device__ void write_tile(
     typename W::scalar_t* out,  // [rows, D], rows row_stride apart
@@ -142,7 +142,7 @@ __device__ void write_tile(
     const Row<W>& row, int64_t row_stride, int rows)
 {
     using vec_t = typename W::vec_t;
-    // a row that saw no key gives 0; NaN stays NaN
+    // A row that saw no key gives 0. NaN stays NaN.
     const float factor = row.l > 0 ? 1 / row.l : row.l;
     __syncthreads();  // Q_i has been read
 #pragma unroll
@@ -165,7 +165,7 @@ __device__ void write_tile(
 
 // ----------------------------------------------------------------------------------- the kernels
 
-// Split-Q: a warp owns 32 rows of the tile and sees all keys, so that warps have nothing to exchange.
+// Split-Q: a warp owns 32 rows of the tile and sees all keys. The warps have nothing to exchange.
 // Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j.
 template <typename scalar_t, int D, int Bc, int NUM_WARPS>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kernel(
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
     const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
     const int64_t first = int64_t(blockIdx.x) * W::Br;
     const int rows = min(T - int(first), W::Br);
-    const int keys = visible_keys(first + rows - 1, T, S, causal);  // of the tile's last row: most
+    const int keys = visible_keys(first + rows - 1, T, S, causal);  // of the tile's last row, which sees most
     const int visible = visible_keys(first + threadIdx.x, T, S, causal);
     out += batch * o_batch + head * o_head + first * o_row;
     lse += (batch * gridDim.y + head) * T + first;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
 
     Row<W> row;
     load_tile<W, W::Br, W::Q_STRIDE>(Q_i, q, q_row, rows);
-    for (int j = 0; j < keys; j += Bc) {  // tiles outside the mask are not visited
+    for (int j = 0; j < keys; j += Bc) {  // skips the tiles outside the mask
         __syncthreads();                  // K_j and V_j have been read
         load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);
         load_tile<W, Bc, W::VECS>(V_j, v + j * v_row, v_row, keys - j);
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
     write_tile<W>(out, lse, Q_i, row, o_row, rows);
 }
 
-// What a warp of split-K hands over: (m, l, O) of a row over its slice. An odd number of words, so that
-// lanes with neighbouring rows meet other banks.
+// The result of a warp of split-K for one row: (m, l, O) over its slice of the keys. Its size is an odd
+// number of words: lanes with neighbouring rows use different banks.
 template <class W>
 struct Handed {
     float m, l, O[W::D], unused;
@@ -235,9 +235,9 @@ __device__ void merge(Row<W>& row, const Handed<W>& other) {
     for (int d = 0; d < W::D; ++d) row.O[d] = a * row.O[d] + b * other.O[d];
 }
 
-// Split-K: a warp sees KEYS keys of a tile with all rows, 32 at a time. Then their owners, the threads
-// of split-Q, merge what the warps hand over. Grid and arguments as above. Dynamic shared memory: Q_i,
-// K_j, V_j and Handed [NUM_WARPS][32].
+// Split-K: a warp attends with all rows, 32 at a time, to KEYS keys of a tile. Then the owners of the
+// rows, which are the threads of split-Q, merge the results of all warps. Grid and arguments are those
+// of split-Q. Dynamic shared memory: Q_i, K_j, V_j and Handed [NUM_WARPS][32].
 template <typename scalar_t, int D, int NUM_WARPS>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_split_k_kernel(
     scalar_t* __restrict__ out, float* __restrict__ lse, const scalar_t* __restrict__ q,
@@ -289,10 +289,10 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_spli
 #pragma unroll
                 for (int n = 0; n < W::vec_t::SIZE; ++n) mine.O[c * W::vec_t::SIZE + n] = O[n];
             }
-            __syncthreads();  // all have handed over
+            __syncthreads();  // all warps have stored their results
             if (warp == owner)
                 for (int w = 0; w < NUM_WARPS; ++w) merge<W>(row, handed[w * WARP_SIZE + lane]);
-            __syncthreads();  // all has been merged
+            __syncthreads();  // all results have been merged
         }
     }
     write_tile<W>(out, lse, Q_i, row, o_row, rows);

@@ -1,14 +1,15 @@
-// Flat GEMM: the products of decoding, whose x has few rows (lesson 8).
+// Flat GEMM: the matrix products of a decode step, in which x has few rows (lesson 8).
 //
 //     out = x wᵀ          out[m, n] = Σ_k x[m, k] · w[n, k]          summed in float32
 //
-// A weight is used M times only, M ≤ 64: what counts is how fast the weights come from memory.
+// Each weight is used only M times, with M ≤ 64, so reading the weights from memory sets the time.
 //
-// gemv_kernel       on CUDA cores, for the fewest rows: a thread block owns COLUMNS columns of out,
-//                   its threads share K.
-// flat_gemm_kernel  on tensor cores, FlashDecoding++'s flat GEMM (Hong et al. 2023) with a longer
-//                   ring: a thread block owns B_N columns of out, its warps share K. wmma multiplies
-//                   32 × 16 by 16 × 8: the weights are the 32, so that M is padded to a multiple of 8.
+// gemv_kernel       multiplies on CUDA cores, for the fewest rows. A thread block owns COLUMNS columns
+//                   of out, and its threads share K.
+// flat_gemm_kernel  multiplies on tensor cores. It is FlashDecoding++'s flat GEMM (Hong et al. 2023)
+//                   with a longer ring. A thread block owns B_N columns of out, and its warps share K.
+//                   wmma multiplies 32 × 16 by 16 × 8. The weights are the matrix with 32 rows, so M is
+//                   padded to a multiple of 8. It needs sm_80, for asynchronous copies and bfloat16.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -25,7 +26,7 @@ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 // ----------------------------------------------------------------------------------- on CUDA cores
 
-constexpr int COLUMNS = 4;  // of out, that a thread block owns: what it reads of x serves so many
+constexpr int COLUMNS = 4;  // of out that a thread block owns: it reads x once for all of them
 
 // N neighbouring elements, at most 16 bytes, that one instruction moves.
 template <typename T, int N>
@@ -41,7 +42,7 @@ __device__ float dot(const Vec<T, N>& a, const Vec<T, N>& b) {
     return sum;
 }
 
-// The lanes' values become one sum, known to all, by a butterfly of shuffles.
+// Add the values of all lanes by a butterfly of shuffles. Every lane gets the sum.
 __device__ float add_lanes(float value) {
 #pragma unroll
     for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2)
@@ -49,8 +50,8 @@ __device__ float add_lanes(float value) {
     return value;
 }
 
-// sums[m][n] = Σ x[m, k] · w[n, k] over every blockDim.x-th vec k: global → registers. A row from `rows`
-// or `columns` on is the last one once more.
+// Global → registers: sums[m][n] = Σ x[m, k] · w[n, k] over every blockDim.x-th vec k. Rows from `rows`
+// and columns from `columns` on do not exist. The last row or column is read again instead of them.
 template <int ROWS, int VEC, typename scalar_t>
 __device__ void multiply_vecs(
     float (&sums)[ROWS][COLUMNS],
@@ -73,7 +74,7 @@ __device__ void multiply_vecs(
     }
 }
 
-// All threads' sums become one: lanes by shuffles, then warps, in order.
+// Add the sums of all threads: first the lanes of each warp by shuffles, then the warps in their order.
 template <int ROWS, typename scalar_t>
 __device__ void write_sums(
     scalar_t* out,                     // [rows, columns], rows N apart
@@ -88,18 +89,18 @@ __device__ void write_sums(
             const float sum = add_lanes(sums[m][n]);
             if (lane == 0) of_warps[warp][m][n] = sum;
         }
-    __syncthreads();  // all warps' sums are there
+    __syncthreads();  // all warps' sums are stored
     const int m = threadIdx.x / COLUMNS, n = threadIdx.x % COLUMNS;
     if (m < min(rows, ROWS) && n < columns) {
         float sum = 0;
         for (int from = 0; from < NUM_WARPS; ++from) sum += of_warps[from][m][n];
         out[int64_t(m) * N + n] = scalar_t(sum);
     }
-    __syncthreads();  // they have been read
+    __syncthreads();  // they have all been read
 }
 
-// Grid: ⌈N / COLUMNS⌉. Rows of x are taken ROWS at a time; from the second time on, the weights of the
-// thread block come from the cache.
+// Grid: ⌈N / COLUMNS⌉. The kernel multiplies ROWS rows of x at a time. From the second time on, the
+// weights of the thread block come from the cache.
 template <typename scalar_t, int ROWS, int VEC>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE) gemv_kernel(
     scalar_t* __restrict__ out,      // [M, N]
@@ -119,14 +120,14 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE) gemv_kernel(
 
 // ----------------------------------------------------------------------------------- on tensor cores
 
-constexpr int B_N = 32;      // columns of out that a thread block owns: the rows of one fragment of w
+constexpr int B_N = 32;      // columns of out that a thread block owns, the rows of one fragment of w
 constexpr int TILE_M = 8;    // rows of x in a fragment
-constexpr int STEP_K = 16;   // of K, that one product of fragments takes
-constexpr int TILE_K = 64;   // of K, in one stage: 128 bytes of each row
-// Rows lie an odd number of 16 bytes apart, so that the eight a fragment is loaded by meet other banks.
+constexpr int STEP_K = 16;   // columns of x and w in a fragment
+constexpr int TILE_K = 64;   // columns of x and w in one stage: 128 bytes of each row
+// Rows are an odd number of 16 bytes apart. The eight rows of a fragment then use different banks.
 constexpr int ROW = TILE_K + 8;
 
-// A tile of w and the tile of x that it is multiplied with.
+// A tile of w, and the tile of x with the same columns.
 template <typename scalar_t, int M_TILES>
 struct alignas(32) Stage {
     scalar_t w[B_N][ROW];
@@ -136,35 +137,35 @@ struct alignas(32) Stage {
 template <int M_TILES>
 using Sums = wmma::fragment<wmma::accumulator, B_N, TILE_M, STEP_K, float>[M_TILES];
 
-// What a warp hands over: its sums, transposed as out is. Rows a multiple of 16 bytes apart.
+// The sums of a warp in shared memory, transposed as out is. Rows are a multiple of 16 bytes apart.
 template <int M_TILES>
 using Handed = float[M_TILES * TILE_M][B_N + 4];
 
-// Starts to copy 16 bytes, global → shared; zeros if they do not exist. They are there after the wait.
+// Start to copy 16 bytes, global → shared, or to write zeros if they do not exist. Wait before reading.
 __device__ void copy_async(void* shared, const void* global, bool exist) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(unsigned(__cvta_generic_to_shared(shared))), "l"(global), "r"(exist ? 16 : 0) : "memory");
 }
-// What was copied since the last commit becomes one group.
+// Make one group of the copies that this thread started since its last commit.
 __device__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most the NEWEST last groups of this thread are still on their way.
+// Wait for all groups of this thread but the NEWEST last ones.
 template <int NEWEST>
 __device__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(NEWEST) : "memory"); }
 
-// Load a tile of w or x from column k on: global → shared, by one warp; a lane copies 16 bytes of every
-// fourth row, all at once or, if VEC is 1, one by one. Where there is no row or no column are zeros.
+// Global → shared: one warp loads a tile of w or x from column k on. A lane copies 16 bytes of every
+// fourth row, asynchronously, or element by element if VEC is 1. Missing rows and columns become zeros.
 template <int ROWS, int VEC, typename scalar_t>
 __device__ void load_tile(
     scalar_t (*tile)[ROW],   // shared [ROWS][ROW], of which TILE_K columns are used
     const scalar_t* source,  // [rows, K], row_stride apart
     int64_t row_stride, int rows, int k, int K)
 {
-    constexpr int SHARE = 16 / sizeof(scalar_t), LANES = TILE_K / SHARE;  // of one row
+    constexpr int SHARE = 16 / sizeof(scalar_t), LANES = TILE_K / SHARE;  // per row
     const int lane = threadIdx.x % WARP_SIZE, first = lane / LANES, column = lane % LANES * SHARE;
     source += first * row_stride + k + column;
 #pragma unroll
     for (int row = 0; row < ROWS; row += WARP_SIZE / LANES) {
-        const int columns = first + row < rows ? K - k - column : 0;  // that exist
+        const int columns = first + row < rows ? K - k - column : 0;  // columns that exist
         scalar_t* target = &tile[first + row][column];
         if constexpr (VEC == SHARE) {
             copy_async(target, source, columns > 0);
@@ -176,7 +177,7 @@ __device__ void load_tile(
     }
 }
 
-// sums += w xᵀ, of one stage: shared → registers, fragment by fragment.
+// Shared → registers, fragment by fragment: sums += w xᵀ for one stage.
 template <typename scalar_t, int M_TILES>
 __device__ void multiply(Sums<M_TILES>& sums, const Stage<scalar_t, M_TILES>& stage) {
 #pragma unroll
@@ -192,8 +193,8 @@ __device__ void multiply(Sums<M_TILES>& sums, const Stage<scalar_t, M_TILES>& st
     }
 }
 
-// A warp's share of K: every NUM_WARPS-th tile of it, through a ring of its own. While one stage is
-// multiplied, the copies into the others are on their way; no warp waits for another one.
+// Multiply this warp's share of K: every NUM_WARPS-th tile, through a ring of its own. While the warp
+// multiplies one stage, the copies into the other stages are running. No warp waits for another warp.
 template <int NUM_STAGES, int VEC, typename scalar_t, int M_TILES>
 __device__ void multiply_through_ring(
     Sums<M_TILES>& sums,
@@ -203,7 +204,7 @@ __device__ void multiply_through_ring(
     int M, int columns, int K, int64_t x_stride, int64_t w_stride)
 {
     const int warp = threadIdx.x / WARP_SIZE;
-    const int turns = divide_up(divide_up(K, TILE_K) - warp, NUM_WARPS);  // its tiles
+    const int turns = divide_up(divide_up(K, TILE_K) - warp, NUM_WARPS);  // tiles of this warp
     const auto load_stage = [&](int turn) {
         auto& stage = ring[turn % NUM_STAGES];
         const int k = (turn * NUM_WARPS + warp) * TILE_K;
@@ -211,33 +212,33 @@ __device__ void multiply_through_ring(
             load_tile<B_N, VEC>(stage.w, w, w_stride, columns, k, K);
             load_tile<M_TILES * TILE_M, VEC>(stage.x, x, x_stride, M, k, K);
         }
-        commit_copies();  // also none: the wait counts groups
+        commit_copies();  // also an empty group: the wait counts groups
     };
     for (int turn = 0; turn < NUM_STAGES - 1; ++turn) load_stage(turn);
     for (int turn = 0; turn < turns; ++turn) {
-        wait_for_copies<NUM_STAGES - 2>();  // this turn's stage is there, as far as this lane copied it
-        __syncwarp();                       // all of it; and the last turn's stage has been read
-        load_stage(turn + NUM_STAGES - 1);  // into the last turn's place
+        wait_for_copies<NUM_STAGES - 2>();  // this lane's copies into this turn's stage have ended
+        __syncwarp();                       // so have all lanes'; the last turn's stage has been read
+        load_stage(turn + NUM_STAGES - 1);  // overwrites the last turn's stage
         multiply(sums, ring[turn % NUM_STAGES]);
     }
 }
 
-// The warps' sums → shared → one sum each, in the order of warps → global.
+// Registers → shared → global: add the sums of the warps in their order, and write them.
 template <typename scalar_t, int M_TILES, class Ring>
 __device__ void write_tile(
     scalar_t* out,  // [M, columns], rows N apart
     const Sums<M_TILES>& sums,
-    Ring* rings,    // shared [NUM_WARPS]; what a warp hands over takes the place of its ring
+    Ring* rings,    // shared [NUM_WARPS]; a warp stores its sums over its own ring
     int M, int columns, int N)
 {
-    static_assert(sizeof(Handed<M_TILES>) <= sizeof(Ring), "the place of its ring");
+    static_assert(sizeof(Handed<M_TILES>) <= sizeof(Ring), "the sums fit in the ring");
     const auto handed_by = [&](int warp) -> auto& { return reinterpret_cast<Handed<M_TILES>&>(rings[warp]); };
     auto& handed = handed_by(threadIdx.x / WARP_SIZE);
     __syncwarp();  // the last stages have been read
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t)
         wmma::store_matrix_sync(handed[t * TILE_M], sums[t], B_N + 4, wmma::mem_col_major);
-    __syncthreads();  // all have handed over
+    __syncthreads();  // all have stored their sums
     for (int i = threadIdx.x; i < M * B_N; i += blockDim.x) {
         const int m = i / B_N, n = i % B_N;
         float sum = 0;
@@ -246,8 +247,9 @@ __device__ void write_tile(
     }
 }
 
-// Grid: ⌈N / B_N⌉. Dynamic shared memory: a ring of NUM_STAGES stages for each warp. VEC: elements that
-// are copied at once, 16 bytes; or 1, at once and not asynchronously, where rows do not lie in vecs.
+// Grid: ⌈N / B_N⌉. Dynamic shared memory: a ring of NUM_STAGES stages for each warp. VEC is the number of
+// elements that one copy moves: 16 bytes, or 1 element, without asynchronous copies, where the rows of
+// x or w do not begin at multiples of 16 bytes.
 template <typename scalar_t, int M_TILES, int NUM_STAGES, int VEC>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flat_gemm_kernel(
     scalar_t* __restrict__ out,      // [M, N], M ≤ M_TILES · TILE_M

@@ -1,20 +1,21 @@
-// Paged attention: one new query per sequence over keys and values that lie in blocks (lesson 5).
+// Paged attention: one new query per sequence, over keys and values that are stored in blocks (lesson 5).
 //
-//     k   = k_cache[block_table] of the first seq_len tokens            v likewise
-//     s_j = scale · q·k_j + alibi_slope · (j − (seq_len − 1))
-//     out = v_scale · softmax(s) v          lse = log Σ exp(s_j)        softmax in float32
+//     k, v = k_cache[block_table], v_cache[block_table]: the first seq_len tokens
+//     s_j  = scale · q·k_j + alibi_slope · (j − (seq_len − 1))
+//     out  = v_scale · softmax(s) v         lse = log Σ exp(s_j)        softmax in float32
 //
-// The design is that of vLLM's paged_attention v1 and v2 (Kwon et al. 2023), written anew.
+// The design is that of vLLM's paged_attention v1 and v2 (Kwon et al. 2023). The code is our own.
 //
-//     grid           (num_heads / QUERY_HEADS, num_seqs, partitions), a thread block each
-//     warp           a block of BLOCK_SIZE tokens at a time: warp w takes w, w + NUM_WARPS, …
-//     thread group   one key of the block, in QK: THREAD_GROUP_SIZE neighbouring threads
-//     vec            what a thread reads at once: its group together reads 16 bytes of scalar_t
+//     grid           (num_heads, num_seqs, partitions), one thread block for each
+//     warp           reads a block of BLOCK_SIZE tokens at a time: warp w reads w, w + NUM_WARPS, …
+//     thread group   THREAD_GROUP_SIZE neighbouring threads, which compute q·k of one key together
+//     vec            the elements that a thread reads at once; in QK, the threads of a thread group
+//                    together read 16 bytes of scalar_t
 //
 // paged_attention_v1_kernel: one thread block sees all tokens of a sequence and writes out and lse.
-// paged_attention_v2_kernel: thread block z sees tokens z · PARTITION_SIZE … and writes lesson 3's
-// Partial(m, l, acc); paged_attention_merge_kernel merges them. QUERY_HEADS > 1: query heads that
-// share a KV head are handled together, and every key and value is read once for all of them.
+// paged_attention_v2_kernel: thread block z sees the tokens of partition z, PARTITION_SIZE at most. It
+// writes lesson 3's Partial(m, l, acc), and paged_attention_merge_kernel merges these.
+// paged_attention_grouped.cu has the variant that reads K and V once for several query heads.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -42,22 +43,12 @@ __device__ float dot(const Vec<A, N>& a, const Vec<B, N>& b) {
     return sum;
 }
 
-// Warps, a power of two, to share `sums` accumulators so that each thread keeps at most 32.
-__device__ constexpr int warps_for(int sums, int num_warps) {
-    int warps = 1;
-    while (warps < num_warps && sums > 32 * warps) warps *= 2;
-    return warps;
-}
-
-// How the threads of a thread block share its work: W in the stages. VEC_SIZE follows scalar_t, the
-// layout's X follows cache_t: in a float8 cache the X = 16 elements of 16 bytes are what a thread
-// group reads in two turns or more.
-template <typename scalar, typename cache, int head_size, int block_size, int num_threads,
-          int query_heads>
+// How the threads of a thread block share the work. The stages call it W.
+template <typename scalar, typename cache, int head_size, int block_size, int num_threads>
 struct Workers {
-    using scalar_t = scalar;
-    using cache_t = cache;
-    static constexpr int HEAD_SIZE = head_size, BLOCK_SIZE = block_size, QUERY_HEADS = query_heads;
+    using scalar_t = scalar;  // of q and out
+    using cache_t = cache;    // of the caches: scalar_t or float8
+    static constexpr int HEAD_SIZE = head_size, BLOCK_SIZE = block_size;
     static constexpr int NUM_WARPS = num_threads / WARP_SIZE;
     // QK: k_cache [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
     static constexpr int X = 16 / sizeof(cache_t);
@@ -69,34 +60,29 @@ struct Workers {
     static constexpr int VECS_PER_THREAD = NUM_VECS / THREAD_GROUP_SIZE;
     using Q_vec = Vec<scalar_t, VEC_SIZE>;
     using K_vec = Vec<cache_t, VEC_SIZE>;
-    // PV: v_cache [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]; a row: one element of the head
-    static constexpr int V_VEC_SIZE = smaller(16 / sizeof(scalar_t), BLOCK_SIZE);
+    // PV: v_cache [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]; a row is one element of the head
+    static constexpr int V_VEC_SIZE = smaller(16 / sizeof(scalar_t), BLOCK_SIZE);  // tokens
     static constexpr int VECS_PER_ROW = BLOCK_SIZE / V_VEC_SIZE;
-    static constexpr int ROWS_PER_STEP = WARP_SIZE / VECS_PER_ROW;  // that a warp reads at once
+    static constexpr int ROWS_PER_STEP = WARP_SIZE / VECS_PER_ROW;  // rows that a warp reads at once
+    static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP);
     using V_vec = Vec<cache_t, V_VEC_SIZE>;
-    // so many warps share a block's rows: 1, unless the sums of many heads would not fit registers
-    static constexpr int ROW_WARPS =
-        warps_for(QUERY_HEADS * divide_up(HEAD_SIZE, ROWS_PER_STEP), NUM_WARPS);
-    static constexpr int BLOCK_WARPS = NUM_WARPS / ROW_WARPS;  // blocks read at once
-    static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP * ROW_WARPS);
-    static constexpr bool ALL_ROWS_EXIST = HEAD_SIZE % (ROWS_PER_STEP * ROW_WARPS) == 0;
 
-    __device__ static int block_warp() { return threadIdx.x / WARP_SIZE / ROW_WARPS; }
-    __device__ static int row(int r) {  // the r-th of this thread's rows; from HEAD_SIZE on: none
-        const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
-        return (r * ROW_WARPS + warp % ROW_WARPS) * ROWS_PER_STEP + lane / VECS_PER_ROW;
+    // The r-th row of this thread. Rows from HEAD_SIZE on do not exist.
+    __device__ static int row(int r) {
+        return r * ROWS_PER_STEP + threadIdx.x % WARP_SIZE / VECS_PER_ROW;
     }
-    // of the lanes of a row, the one that hands its sum on
-    __device__ static bool has_sum() { return threadIdx.x % VECS_PER_ROW == 0; }
+    // VECS_PER_ROW lanes share a row. The first of them stores its sum.
+    __device__ static bool stores_row() { return threadIdx.x % VECS_PER_ROW == 0; }
 
-    static_assert(num_threads % WARP_SIZE == 0 && (NUM_WARPS & (NUM_WARPS - 1)) == 0, "the tree");
+    static_assert(num_threads % WARP_SIZE == 0, "whole warps");
+    static_assert((NUM_WARPS & (NUM_WARPS - 1)) == 0, "add_warps halves the number of warps");
     static_assert(HEAD_SIZE % X == 0, "the layout of k_cache has HEAD_SIZE / X rows of 16 bytes");
     static_assert(NUM_VECS % THREAD_GROUP_SIZE == 0, "a thread group reads whole vecs");
     static_assert(BLOCK_SIZE % V_VEC_SIZE == 0, "a row is whole vecs");
     static_assert(WARP_SIZE % VECS_PER_ROW == 0, "a warp reads whole rows");
 };
 
-// The tokens of a sequence that one thread block sees: whole blocks; the last may not be full.
+// The tokens of a sequence that one thread block sees: whole blocks, of which the last may not be full.
 template <class W>
 struct Span {
     int first_block, end_block;
@@ -106,10 +92,10 @@ struct Span {
     __device__ int num_slots() const { return (end_block - first_block) * W::BLOCK_SIZE; }
 };
 
-// Lesson 3's summary of a span, for each query head. Of acc's rows, those of one thread.
+// Lesson 3's summary of a span. A thread has only its own rows of acc.
 template <class W>
 struct Partial {
-    float m[W::QUERY_HEADS], l[W::QUERY_HEADS], acc[W::QUERY_HEADS][W::ROWS_PER_THREAD];
+    float m, l, acc[W::ROWS_PER_THREAD];
 };
 
 struct Max {
@@ -119,7 +105,7 @@ struct Sum {
     __device__ float operator()(float a, float b) const { return a + b; }
 };
 
-// Lanes a multiple of NEAREST apart become one value, by a butterfly of shuffles.
+// Combine the values of lanes that are a multiple of NEAREST apart, by a butterfly of shuffles.
 template <int NEAREST, int FARTHEST = WARP_SIZE / 2, typename Op>
 __device__ float reduce_lanes(float value, Op op) {
 #pragma unroll
@@ -128,64 +114,59 @@ __device__ float reduce_lanes(float value, Op op) {
     return value;
 }
 
-// m, with 0 where every score is −∞ (a product overflowed): (−∞) − (−∞) would be NaN.
-__device__ float finite(float m) { return m == -INFINITY ? 0.0f : m; }
-
-// All threads' values become one, known to all: lanes, then warps. scratch: shared [N][NUM_WARPS].
-template <int NUM_WARPS, int NEAREST, int N, typename Op>
-__device__ void reduce_thread_block(float (&values)[N], float (*scratch)[NUM_WARPS], Op op) {
-    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-        values[n] = reduce_lanes<NEAREST>(values[n], op);
-        if (lane == 0) scratch[n][warp] = values[n];
-    }
+// Combine the values of all threads: first the lanes of each warp, then the warps. Every thread gets
+// the result.
+template <int NUM_WARPS, int NEAREST, typename Op>
+__device__ float reduce_thread_block(
+    float value,
+    float* scratch,  // shared [NUM_WARPS]
+    Op op)
+{
+    value = reduce_lanes<NEAREST>(value, op);
+    if (threadIdx.x % WARP_SIZE == 0) scratch[threadIdx.x / WARP_SIZE] = value;
     __syncthreads();
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-        values[n] = scratch[n][0];
-        for (int w = 1; w < NUM_WARPS; ++w) values[n] = op(values[n], scratch[n][w]);
-    }
+    value = scratch[0];
+    for (int warp = 1; warp < NUM_WARPS; ++warp) value = op(value, scratch[warp]);
+    return value;
 }
+
+// m, with 0 where every score is −∞ because a product overflowed: (−∞) − (−∞) would be NaN.
+__device__ float finite(float m) { return m == -INFINITY ? 0.0f : m; }
 
 // ----------------------------------------------------------------------------------- the stages
 
-// Global → shared: the queries, vec by vec, in their own order, so that the threads of a group will
-// read neighbouring vecs.
+// Global → shared: the query, vec by vec. The threads of a group then read neighbouring vecs.
 template <class W>
-__device__ void load_queries(
-    typename W::Q_vec (*q_vecs)[W::NUM_VECS],  // shared [QUERY_HEADS][NUM_VECS]
-    const typename W::scalar_t* q)             // [QUERY_HEADS, HEAD_SIZE]
+__device__ void load_query(
+    typename W::Q_vec* q_vecs,      // shared [NUM_VECS]
+    const typename W::scalar_t* q)  // [HEAD_SIZE]
 {
-    using Q_vec = typename W::Q_vec;
-    for (int i = threadIdx.x; i < W::QUERY_HEADS * W::NUM_VECS; i += blockDim.x) {
-        const int h = i / W::NUM_VECS, vec = i % W::NUM_VECS;
-        q_vecs[h][vec] = *reinterpret_cast<const Q_vec*>(q + i * W::VEC_SIZE);
-    }
+    for (int i = threadIdx.x; i < W::NUM_VECS; i += blockDim.x)
+        q_vecs[i] = *reinterpret_cast<const typename W::Q_vec*>(q + i * W::VEC_SIZE);
 }
 
-// Scores of all keys of the span, −∞ past the sequence's end; m[h] becomes the largest that this
-// thread has seen.
+// The scores of all keys of the span, −∞ after the end of the sequence. Returns the largest score that
+// this thread has seen.
 template <class W>
-__device__ void score_keys(
-    float* scores,                                   // shared [QUERY_HEADS][num_slots]
-    float (&m)[W::QUERY_HEADS],
-    const typename W::Q_vec (*q_vecs)[W::NUM_VECS],  // shared [QUERY_HEADS][NUM_VECS]
+__device__ float score_keys(
+    float* scores,                       // shared [num_slots]
+    const typename W::Q_vec* q_vecs,     // shared [NUM_VECS]
     const typename W::cache_t* k_cache,  // of this KV head: [blocks][HEAD_SIZE / X][BLOCK_SIZE][X]
     int64_t kv_block_stride,
     const int* block_table,  // [max_num_blocks]
-    Span<W> span, float scale, const float (&slopes)[W::QUERY_HEADS])
+    Span<W> span, float scale, float slope)
 {
     using Q_vec = typename W::Q_vec;
     using K_vec = typename W::K_vec;
     const int warp = threadIdx.x / WARP_SIZE;
     const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
     const int member = threadIdx.x % W::THREAD_GROUP_SIZE;             // in its thread group
+    float m = -INFINITY;
 
     for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
         const auto* k_block = k_cache + int64_t(block_table[block]) * kv_block_stride;
-        // a fence for the compiler, which else keeps q_vecs in registers all along, and they spill
-        if (W::QUERY_HEADS * W::VECS_PER_THREAD * W::VEC_SIZE > 64) __syncwarp();
+        // Without this fence the compiler keeps all of q_vecs in registers, and registers spill.
+        if (W::VECS_PER_THREAD * W::VEC_SIZE > 64) __syncwarp();
 
         for (int i = 0; i < W::TOKENS_PER_GROUP; ++i) {
             const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
@@ -200,51 +181,46 @@ __device__ void score_keys(
                 k_vecs[j] = *reinterpret_cast<const K_vec*>(address);
             }
 
-            float qk[W::QUERY_HEADS] = {};
+            float qk = 0;
 #pragma unroll
-            for (int j = 0; j < W::VECS_PER_THREAD; ++j)
-#pragma unroll
-                for (int h = 0; h < W::QUERY_HEADS; ++h) {
-                    const Q_vec q_vec = q_vecs[h][j * W::THREAD_GROUP_SIZE + member];
-                    qk[h] += dot(q_vec, k_vecs[j]);
-                }
-
-#pragma unroll
-            for (int h = 0; h < W::QUERY_HEADS; ++h) {
-                qk[h] = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk[h], Sum());
-                const float bias = slopes[h] * (token - (span.seq_len - 1));
-                // where no token is, the slot may hold anything, NaN too: select, do not add
-                const float score = token < span.seq_len ? scale * qk[h] + bias : -INFINITY;
-                if (member == 0) scores[h * span.num_slots() + token - span.first_token()] = score;
-                m[h] = fmaxf(m[h], score);
+            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+                const Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + member];
+                qk += dot(q_vec, k_vecs[j]);
             }
+
+            qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
+            const float bias = slope * (token - (span.seq_len - 1));
+            // A slot without a token may hold anything, also NaN: select its score, do not add to it.
+            const float score = token < span.seq_len ? scale * qk + bias : -INFINITY;
+            if (member == 0) scores[token - span.first_token()] = score;
+            m = fmaxf(m, score);
         }
     }
+    return m;
 }
 
-// Scores → exp(score − m), in place; l[h] becomes the sum that this thread has seen.
+// Replace each score by exp(score − m). Returns the sum of the weights that this thread computed.
 template <class W>
-__device__ void exponentiate(
-    float* scores,  // shared [QUERY_HEADS][num_slots]
-    float (&l)[W::QUERY_HEADS], const float (&m)[W::QUERY_HEADS], Span<W> span)
+__device__ float exponentiate(
+    float* scores,  // shared [num_slots]
+    float m, Span<W> span)
 {
-#pragma unroll
-    for (int h = 0; h < W::QUERY_HEADS; ++h)
-        for (int i = threadIdx.x; i < span.num_slots(); i += blockDim.x) {
-            float& slot = scores[h * span.num_slots() + i];
-            const float weight = expf(slot - finite(m[h]));
-            slot = weight;
-            l[h] += weight;
-        }
+    float l = 0;
+    for (int i = threadIdx.x; i < span.num_slots(); i += blockDim.x) {
+        const float weight = expf(scores[i] - finite(m));
+        scores[i] = weight;
+        l += weight;
+    }
+    return l;
 }
 
-// acc[h][r] = Σ weight · v over this warp's blocks, for row r of this thread. No thread groups here: a
-// thread reads V_VEC_SIZE tokens of a row, VECS_PER_ROW lanes side by side a whole row, and at the
-// end their sums become one.
+// acc[r] = Σ weight · v over the blocks of this warp, for row r of this thread. This stage has no thread
+// groups. A thread reads V_VEC_SIZE tokens of a row, VECS_PER_ROW lanes together read the whole row, and
+// the sums of these lanes are added at the end.
 template <class W>
 __device__ void weigh_values(
-    float (&acc)[W::QUERY_HEADS][W::ROWS_PER_THREAD],
-    const float* weights,                // shared [QUERY_HEADS][num_slots]
+    float (&acc)[W::ROWS_PER_THREAD],
+    const float* weights,                // shared [num_slots]
     const typename W::cache_t* v_cache,  // of this KV head: [blocks][HEAD_SIZE][BLOCK_SIZE]
     int64_t kv_block_stride,
     const int* block_table,  // [max_num_blocks]
@@ -252,91 +228,78 @@ __device__ void weigh_values(
 {
     using V_vec = typename W::V_vec;
     using cache_t = typename W::cache_t;
+    const int warp = threadIdx.x / WARP_SIZE;
     const int offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;  // of its tokens in the block
 
-    int block = span.first_block + W::block_warp();
-    for (; block < span.end_block; block += W::BLOCK_WARPS) {
+    for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
         const cache_t* v_block = v_cache + int64_t(block_table[block]) * kv_block_stride;
         const int token = block * W::BLOCK_SIZE + offset;
-        const int live = span.seq_len - token;  // so many of this thread's tokens exist
+        const int live = span.seq_len - token;  // tokens of this thread that exist
 
-        Vec<float, W::V_VEC_SIZE> w[W::QUERY_HEADS];
+        Vec<float, W::V_VEC_SIZE> w;
+        const float* first_weight = weights + token - span.first_token();
 #pragma unroll
-        for (int h = 0; h < W::QUERY_HEADS; ++h) {
-            const float* of_head = weights + h * span.num_slots() + token - span.first_token();
-#pragma unroll
-            for (int i = 0; i < W::V_VEC_SIZE; i += 4)
-                *reinterpret_cast<float4*>(w[h].data + i) = *reinterpret_cast<const float4*>(of_head + i);
-        }
+        for (int i = 0; i < W::V_VEC_SIZE; i += 4)
+            *reinterpret_cast<float4*>(w.data + i) = *reinterpret_cast<const float4*>(first_weight + i);
 
 #pragma unroll
         for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-            if (W::ALL_ROWS_EXIST || W::row(r) < W::HEAD_SIZE) {
+            if (W::row(r) < W::HEAD_SIZE) {
                 const cache_t* address = v_block + W::row(r) * W::BLOCK_SIZE + offset;
                 V_vec v_vec = *reinterpret_cast<const V_vec*>(address);
                 if (live < W::V_VEC_SIZE)  // a weight of 0 does not hide NaN
 #pragma unroll
                     for (int i = 0; i < W::V_VEC_SIZE; ++i)
                         if (i >= live) v_vec.data[i] = cache_t(0.0f);
-#pragma unroll
-                for (int h = 0; h < W::QUERY_HEADS; ++h) acc[h][r] += dot(w[h], v_vec);
+                acc[r] += dot(w, v_vec);
             }
     }
 #pragma unroll
-    for (int h = 0; h < W::QUERY_HEADS; ++h)
-#pragma unroll
-        for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-            acc[h][r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[h][r], Sum());
+    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+        acc[r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[r], Sum());
 }
 
-// The sums of warps with the same rows become one, in the first of them, in log₂(BLOCK_WARPS) rounds:
-// the upper half hands over to the lower half.
+// Add the sums of all warps, in log₂(NUM_WARPS) rounds: the upper half of the warps stores its sums, and
+// the lower half adds them to its own. Warp 0 has the result.
 template <class W>
 __device__ void add_warps(
-    float (&acc)[W::QUERY_HEADS][W::ROWS_PER_THREAD],
-    float* handed)  // shared [BLOCK_WARPS / 2][QUERY_HEADS][HEAD_SIZE]
+    float (&acc)[W::ROWS_PER_THREAD],
+    float* scratch)  // shared [NUM_WARPS / 2][HEAD_SIZE]
 {
-    for (int half = W::BLOCK_WARPS / 2; half > 0; half /= 2) {
-        const bool takes = W::block_warp() < half, gives = !takes && W::block_warp() < 2 * half;
-        float* slot = handed + W::block_warp() % half * W::QUERY_HEADS * W::HEAD_SIZE;
-        __syncthreads();  // all have read what is overwritten now
-#pragma unroll
-        for (int h = 0; h < W::QUERY_HEADS; ++h)
+    const int warp = threadIdx.x / WARP_SIZE;
+    for (int half = W::NUM_WARPS / 2; half > 0; half /= 2) {
+        float* sums = scratch + warp % half * W::HEAD_SIZE;
+        __syncthreads();  // all warps have read what is overwritten now
+        if (warp >= half && warp < 2 * half && W::stores_row())
 #pragma unroll
             for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-                if (gives && W::has_sum() && W::row(r) < W::HEAD_SIZE)
-                    slot[h * W::HEAD_SIZE + W::row(r)] = acc[h][r];
+                if (W::row(r) < W::HEAD_SIZE) sums[W::row(r)] = acc[r];
         __syncthreads();
-#pragma unroll
-        for (int h = 0; h < W::QUERY_HEADS; ++h)
+        if (warp < half)
 #pragma unroll
             for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-                if (takes && W::row(r) < W::HEAD_SIZE)
-                    acc[h][r] += slot[h * W::HEAD_SIZE + W::row(r)];
+                if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
     }
 }
 
-// The sums, times `factor`, to global memory.
+// Registers → global: the sums of warp 0, times `factor`.
 template <class W, typename out_t>
 __device__ void write_rows(
-    out_t* out,  // [QUERY_HEADS, HEAD_SIZE], with head_stride
-    int64_t head_stride, const float (&acc)[W::QUERY_HEADS][W::ROWS_PER_THREAD], float factor)
+    out_t* out,  // [HEAD_SIZE]
+    const float (&acc)[W::ROWS_PER_THREAD], float factor)
 {
-    if (W::block_warp() > 0 || !W::has_sum()) return;
+    if (threadIdx.x >= WARP_SIZE || !W::stores_row()) return;
 #pragma unroll
-    for (int h = 0; h < W::QUERY_HEADS; ++h)
-#pragma unroll
-        for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-            if (W::row(r) < W::HEAD_SIZE)
-                out[h * head_stride + W::row(r)] = out_t(acc[h][r] * factor);
+    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+        if (W::row(r) < W::HEAD_SIZE) out[W::row(r)] = out_t(acc[r] * factor);
 }
 
-// A length from 1 to what was announced.
+// Whether the sequence has keys, and not more than the launch was made for.
 __device__ bool has_keys(int seq_len, int max_seq_len) {
     return 0 < seq_len && seq_len <= max_seq_len;
 }
 
-// A sequence of length 0 gives 0 and lse −∞; one with a length that cannot be gives NaN.
+// The output of a sequence without keys is 0 and its lse is −∞. A length that is not allowed gives NaN.
 template <typename scalar_t>
 __device__ void write_without_keys(
     scalar_t* out,  // [head_size]
@@ -348,9 +311,8 @@ __device__ void write_without_keys(
     if (threadIdx.x == 0) *lse = seq_len == 0 ? -INFINITY : NAN;
 }
 
-// All stages: the query heads of this thread block over the keys of its span. acc is whole in the
-// threads that write_rows lets write. Dynamic shared memory: the larger of QUERY_HEADS · num_slots
-// and BLOCK_WARPS / 2 · QUERY_HEADS · HEAD_SIZE floats.
+// All stages: one query head over the keys of a span. Dynamic shared memory: num_slots floats or
+// NUM_WARPS / 2 · HEAD_SIZE floats, whichever is larger.
 template <class W>
 __device__ Partial<W> attend_to_span(
     Span<W> span,
@@ -362,29 +324,24 @@ __device__ Partial<W> attend_to_span(
     int num_kv_heads, float scale,
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {
-    __shared__ typename W::Q_vec q_vecs[W::QUERY_HEADS][W::NUM_VECS];
-    __shared__ float maxima[W::QUERY_HEADS][W::NUM_WARPS], sums[W::QUERY_HEADS][W::NUM_WARPS];
-    extern __shared__ __align__(16) float scores[];  // [QUERY_HEADS][num_slots], later warps' sums
+    __shared__ typename W::Q_vec q_vecs[W::NUM_VECS];
+    __shared__ float maxima[W::NUM_WARPS], sums[W::NUM_WARPS];
+    extern __shared__ __align__(16) float scores[];  // [num_slots]; later the sums of warps
 
-    const int seq = blockIdx.y, head = blockIdx.x * W::QUERY_HEADS;  // the first of QUERY_HEADS
-    const int num_heads = gridDim.x * W::QUERY_HEADS, kv_head = head / (num_heads / num_kv_heads);
+    const int seq = blockIdx.y, head = blockIdx.x, kv_head = head / (gridDim.x / num_kv_heads);
     k_cache += kv_head * kv_head_stride;
     v_cache += kv_head * kv_head_stride;
     const int* block_table = block_tables + seq * table_stride;
+    const float slope = alibi_slopes ? alibi_slopes[head] : 0.0f;
 
     Partial<W> partial = {};
     auto& [m, l, acc] = partial;
-    float slopes[W::QUERY_HEADS];
-#pragma unroll
-    for (int h = 0; h < W::QUERY_HEADS; ++h)
-        m[h] = -INFINITY, slopes[h] = alibi_slopes ? alibi_slopes[head + h] : 0.0f;
-
-    load_queries<W>(q_vecs, q + seq * q_stride + head * W::HEAD_SIZE);
+    load_query<W>(q_vecs, q + seq * q_stride + head * W::HEAD_SIZE);
     __syncthreads();
-    score_keys<W>(scores, m, q_vecs, k_cache, kv_block_stride, block_table, span, scale, slopes);
-    reduce_thread_block<W::NUM_WARPS, W::THREAD_GROUP_SIZE>(m, maxima, Max());
-    exponentiate<W>(scores, l, m, span);
-    reduce_thread_block<W::NUM_WARPS, 1>(l, sums, Sum());
+    m = score_keys<W>(scores, q_vecs, k_cache, kv_block_stride, block_table, span, scale, slope);
+    m = reduce_thread_block<W::NUM_WARPS, W::THREAD_GROUP_SIZE>(m, maxima, Max());
+    l = exponentiate<W>(scores, m, span);
+    l = reduce_thread_block<W::NUM_WARPS, 1>(l, sums, Sum());
     weigh_values<W>(acc, scores, v_cache, kv_block_stride, block_table, span);
     add_warps<W>(acc, scores);
     return partial;
@@ -392,7 +349,7 @@ __device__ Partial<W> attend_to_span(
 
 // ----------------------------------------------------------------------------------- the kernels
 
-// One pass: a thread block sees a whole sequence, and its scores must fit shared memory.
+// One pass: a thread block sees a whole sequence, and the scores must fit in its shared memory.
 // Grid: (num_heads, num_seqs).
 template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
@@ -408,7 +365,7 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride,
     float v_scale)
 {
-    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS, 1>;
+    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS>;
     const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
     const int seq_len = seq_lens[blockIdx.y];
     out += row * HEAD_SIZE;
@@ -419,15 +376,15 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
     const auto [m, l, acc] = attend_to_span<W>(
         span, q, k_cache, v_cache, block_tables, alibi_slopes, num_kv_heads, scale, q_stride,
         kv_block_stride, kv_head_stride, table_stride);
-    // no weight at all: the sums are 0 already
-    write_rows<W>(out, HEAD_SIZE, acc, l[0] > 0 ? v_scale / l[0] : v_scale);
-    if (threadIdx.x == 0) *lse = m[0] + logf(l[0]);
+    // If every weight is 0, then acc is 0 already and l must not divide it.
+    write_rows<W>(out, acc, l > 0 ? v_scale / l : v_scale);
+    if (threadIdx.x == 0) *lse = m + logf(l);
 }
 
-// Partitions side by side, then their merge: any length, and many SMs for a single sequence.
-// Grid: (num_heads / QUERY_HEADS, num_seqs, max_num_partitions).
+// Partitions in parallel, then their merge: any length, and many SMs for a single sequence.
+// Grid: (num_heads, num_seqs, max_num_partitions).
 template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
-          int PARTITION_SIZE, int QUERY_HEADS>
+          int PARTITION_SIZE>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
     float* __restrict__ m,                   // [num_seqs, num_heads, max_num_partitions]
     float* __restrict__ l,                   // [num_seqs, num_heads, max_num_partitions]
@@ -441,7 +398,7 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
     int num_kv_heads, int max_seq_len, float scale,
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {
-    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS, QUERY_HEADS>;
+    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS>;
     static_assert(PARTITION_SIZE % BLOCK_SIZE == 0, "a partition is whole blocks");
     constexpr int PARTITION_BLOCKS = PARTITION_SIZE / BLOCK_SIZE;
 
@@ -454,18 +411,16 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
         span, q, k_cache, v_cache, block_tables, alibi_slopes, num_kv_heads, scale, q_stride,
         kv_block_stride, kv_head_stride, table_stride);
 
-    const int64_t row = (int64_t(blockIdx.y) * gridDim.x + blockIdx.x) * QUERY_HEADS;
-    const int64_t part = row * gridDim.z + partition;  // of [num_seqs, num_heads, max_num_partitions]
-#pragma unroll
-    for (int h = 0; h < QUERY_HEADS; ++h)
-        if (threadIdx.x == 0) {
-            m[part + int64_t(h) * gridDim.z] = partial.m[h];
-            l[part + int64_t(h) * gridDim.z] = partial.l[h];
-        }
-    write_rows<W>(acc + part * HEAD_SIZE, int64_t(gridDim.z) * HEAD_SIZE, partial.acc, 1);
+    const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
+    const int64_t index = row * gridDim.z + partition;  // of [num_seqs, num_heads, max_num_partitions]
+    if (threadIdx.x == 0) {
+        m[index] = partial.m;
+        l[index] = partial.l;
+    }
+    write_rows<W>(acc + index * HEAD_SIZE, partial.acc, 1);
 }
 
-// v2's second kernel: lesson 3's merge of the partitions of one head, for any number of them.
+// The second kernel of v2: lesson 3's merge of the partitions of one head, for any number of them.
 //     m = max mᵢ        l = Σ exp(mᵢ − m) · lᵢ        out = v_scale · Σ exp(mᵢ − m) · accᵢ / l
 // Grid: (num_heads, num_seqs).
 template <typename scalar_t, int HEAD_SIZE, int NUM_THREADS>
@@ -479,7 +434,7 @@ __global__ void __launch_bounds__(NUM_THREADS) paged_attention_merge_kernel(
     int max_num_partitions, int partition_size, int max_seq_len, float v_scale)
 {
     constexpr int NUM_WARPS = NUM_THREADS / WARP_SIZE;
-    __shared__ float maxima[1][NUM_WARPS], sums[1][NUM_WARPS];
+    __shared__ float maxima[NUM_WARPS], sums[NUM_WARPS];
 
     const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
     const int seq_len = seq_lens[blockIdx.y];
@@ -492,19 +447,18 @@ __global__ void __launch_bounds__(NUM_THREADS) paged_attention_merge_kernel(
     l += row * max_num_partitions;
     acc += row * max_num_partitions * HEAD_SIZE;
 
-    float m_all[1] = {-INFINITY}, l_all[1] = {0};
+    float m_all = -INFINITY, l_all = 0;
+    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS) m_all = fmaxf(m_all, m[i]);
+    m_all = reduce_thread_block<NUM_WARPS, 1>(m_all, maxima, Max());
     for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS)
-        m_all[0] = fmaxf(m_all[0], m[i]);
-    reduce_thread_block<NUM_WARPS, 1>(m_all, maxima, Max());
-    for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS)
-        l_all[0] += expf(m[i] - finite(m_all[0])) * l[i];
-    reduce_thread_block<NUM_WARPS, 1>(l_all, sums, Sum());
+        l_all += expf(m[i] - finite(m_all)) * l[i];
+    l_all = reduce_thread_block<NUM_WARPS, 1>(l_all, sums, Sum());
 
     for (int d = threadIdx.x; d < HEAD_SIZE; d += NUM_THREADS) {
         float acc_all = 0;
         for (int i = 0; i < num_partitions; ++i)
-            acc_all += expf(m[i] - finite(m_all[0])) * acc[int64_t(i) * HEAD_SIZE + d];
-        out[d] = scalar_t(v_scale * acc_all / (l_all[0] > 0 ? l_all[0] : 1));
+            acc_all += expf(m[i] - finite(m_all)) * acc[int64_t(i) * HEAD_SIZE + d];
+        out[d] = scalar_t(v_scale * acc_all / (l_all > 0 ? l_all : 1));
     }
-    if (threadIdx.x == 0) *lse = m_all[0] + logf(l_all[0]);
+    if (threadIdx.x == 0) *lse = m_all + logf(l_all);
 }

@@ -261,8 +261,8 @@ BARRIERS = {
     "before a tile": ("split-Q", ("        __syncthreads();                  // K_j and V_j have been read\n", "")),
     "after a tile": ("split-Q", (f"keys - j);\n{STEP}#pragma", "keys - j);\n#pragma")),
     "of a warp": ("split-Q", ("    __syncwarp();  // a warp writes its own 32 rows\n", "")),
-    "before merging": ("split-K", ("            __syncthreads();  // all have handed over\n", "")),
-    "after merging": ("split-K", ("            __syncthreads();  // all has been merged\n", "")),
+    "before merging": ("split-K", ("            __syncthreads();  // all warps have stored their results\n", "")),
+    "after merging": ("split-K", ("            __syncthreads();  // all results have been merged\n", "")),
 }
 
 

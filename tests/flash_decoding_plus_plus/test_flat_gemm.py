@@ -15,6 +15,8 @@ from planted import SCHEDULES
 from conftest import assert_as_accurate_as_naive
 from pagewise.cuda import CudaKernel, simt
 from pagewise.flash_decoding_plus_plus import flat_gemm, gemv
+from pagewise.flash_decoding_plus_plus.dataflow import PRODUCTS
+from pagewise.tools.architecture import SHARED_BYTES, Architecture
 from pagewise.tools.work import count_work
 
 module = importlib.import_module("pagewise.flash_decoding_plus_plus.flat_gemm")
@@ -289,8 +291,8 @@ MISSING = {  # of waits and barriers; and the lines of which the race that is fo
     "the commit of nothing": ("        commit_copies();  //", "        if (turn < turns) commit_copies();  //", LOADS),
     "the warp's barrier in the ring": ("        __syncwarp();   ", "        ", (*LOADS, COPY)),
     "the order of barrier and copy": (
-        "        __syncwarp();                       // all of it; and the last turn's stage has been read\n"
-        "        load_stage(turn + NUM_STAGES - 1);  // into the last turn's place\n",
+        "        __syncwarp();                       // so have all lanes'; the last turn's stage has been read\n"
+        "        load_stage(turn + NUM_STAGES - 1);  // overwrites the last turn's stage\n",
         "        load_stage(turn + NUM_STAGES - 1);\n        __syncwarp();\n",
         (*LOADS, COPY),
     ),
@@ -430,6 +432,18 @@ def test_rows_whose_ring_does_not_fit_are_halved(monkeypatch, kernel_device):
     assert flat_gemm(x, w).equal(whole)
 
 
+def test_before_sm_80_cuda_cores_multiply(monkeypatch, kernel_device):
+    """A T4 lacks asynchronous copies: flat_gemm and the dataflow take the other kernel, and tensor cores refuse."""
+    x, w = random_matrices(9, 37, 200, device=kernel_device)
+    expected = module.on_cuda_cores(x, w)
+    monkeypatch.setattr(module, "architecture", lambda device: Architecture(75, SHARED_BYTES[75], num_sms=40))
+    monkeypatch.setattr(module, "flat_gemm_kernel", None)
+    assert flat_gemm(x, w).equal(expected)
+    assert PRODUCTS["flat_gemm"](x, w).equal(expected)
+    with pytest.raises(ValueError, match=r"needs .* a GPU from sm_80 on, got torch.float16 on sm_75: use flat_gemm"):
+        module.on_tensor_cores(x, w)
+
+
 # ------------------------------------------------------------------------------------------ interface
 
 X, W = torch.zeros(3, 8), torch.zeros(5, 8)
@@ -440,7 +454,7 @@ REFUSED = {
     "dtype of w": (X, W.half(), TypeError, "w must have the dtype of x: float32, got float16"),
     "device": (X, W.to("meta"), ValueError, "w must have the device of x: cpu, got meta"),
     "another K": (X, W[:, :7], ValueError, r"w must be \[N, K\] = \[5, 8\], got \[5, 7\]"),
-    "weights [K, N]": (X, W.mT.contiguous().mT, ValueError, r"columns that lie side by side, .* keep w.contiguous\(\)"),
+    "weights [K, N]": (X, W.mT.contiguous().mT, ValueError, r"w must have contiguous rows, .* keep w.contiguous\(\)"),
     "weights of a batch": (X, W[None], ValueError, r"w must have 2 dimensions \[N, K\], got shape \[1, 5, 8\]"),
     "too many rows": (torch.zeros(65, 8), W, ValueError, "x must have at most 64 rows, got 65: use x @ w.T"),
 }  # fmt: skip

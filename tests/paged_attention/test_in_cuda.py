@@ -22,14 +22,16 @@ from pagewise.paged_attention import (
     paged_attention_v2,
 )
 from pagewise.paged_attention import in_cuda as paged_cuda
-from pagewise.paged_attention.in_cuda import merge_kernel, query_heads_per_thread_block, v1_kernel, v2_kernel
+from pagewise.paged_attention.in_cuda import grouped_kernel, merge_kernel, v1_kernel, v2_kernel
 from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.vllm import query_heads_per_thread_block
 from pagewise.paged_blocks.cache import to_vllm_layout
 from pagewise.tools.work import count_work
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
-SOURCE = paged_cuda.SOURCE.read_text()
 VERSIONS = {"v1": paged_attention_v1, "v2": paged_attention_v2, "grouped": paged_attention_grouped}
+SOURCES = {"v1": paged_cuda.SOURCE.read_text(), "grouped": paged_cuda.GROUPED_SOURCE.read_text()}
+SOURCES["v2"] = SOURCES["v1"]
 AXES = {
     "head_size": (32, 64, 80, 96, 112, 120, 128, 192, 256),
     "block_size": (8, 16, 32),
@@ -146,37 +148,49 @@ def test_the_selection_has_every_pair():
 
 # ------------------------------------------------------------------------------------------ planted mistakes
 
-SHARED_MISTAKES = {  # in the stages, which both entry kernels go through
-    "masked scores 0, and counted": (": -INFINITY;\n                if", ": 0.0f;\n                if"),
+SHARED_MISTAKES = {  # in the stages, which v1 and v2 go through
+    "masked scores 0, and counted": (": -INFINITY;\n            if", ": 0.0f;\n            if"),
     "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
     "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
-    "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
+    "scale after the bias": ("scale * qk + bias", "scale * (qk + bias)"),
     "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
     "x taken for the thread group's": ("X = 16 / sizeof(cache_t)", "X = 16 / sizeof(scalar_t)"),
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
-    "sums of half the warps": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
+    "sums of half the warps": ("int half = W::NUM_WARPS / 2;", "int half = W::NUM_WARPS / 4;"),
     "no tokens, but an output": ("scalar_t(seq_len == 0 ? 0.0f", "scalar_t(seq_len == 0 ? 1.0f"),
 }
 MISTAKES_OF_V1 = {
-    "never divided by l": ("l[0] > 0 ? v_scale / l[0] : v_scale", "v_scale"),
-    "v_scale forgotten": ("l[0] > 0 ? v_scale / l[0] : v_scale", "l[0] > 0 ? 1 / l[0] : 1"),
-    "lse without m": ("*lse = m[0] + logf(l[0]);", "*lse = logf(l[0]);"),
+    "never divided by l": ("l > 0 ? v_scale / l : v_scale", "v_scale"),
+    "v_scale forgotten": ("l > 0 ? v_scale / l : v_scale", "l > 0 ? 1 / l : 1"),
+    "lse without m": ("*lse = m + logf(l);", "*lse = logf(l);"),
     "the last block forgotten": ("0, divide_up(seq_len, BLOCK_SIZE)", "0, seq_len / BLOCK_SIZE"),
 }
 MISTAKES_OF_V2 = {
     "partitions overlap": ("partition * PARTITION_BLOCKS;", "partition * (PARTITION_BLOCKS - 1);"),
     "a partition's last block forgotten": ("min(first_block + PARTITION_BLOCKS,",
                                            "min(first_block + PARTITION_BLOCKS - 1,"),
-    "l written as m": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.l[h];"),
-    "partitions merged without rescaling": ("acc_all += expf(m[i] - finite(m_all[0])) *", "acc_all += "),
+    "l written as m": ("m[index] = partial.m;", "m[index] = partial.l;"),
+    "partitions merged without alpha": ("acc_all += expf(m[i] - finite(m_all)) *", "acc_all += "),
     "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
     "v_scale forgotten": ("scalar_t(v_scale * acc_all", "scalar_t(acc_all"),
 }  # fmt: skip
 MISTAKES_OF_GROUPED = {
+    "masked scores 0, and counted": (": -INFINITY;\n                if", ": 0.0f;\n                if"),
+    "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
+    "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
+    "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
+    "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
+    "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
+    "the first head's slope for all": ("alibi_slopes[head + h]", "alibi_slopes[head]"),
+    "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
+    "sums of half the teams": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
+    "the heads share a sum": ("scratch + W::team() % half * W::QUERY_HEADS * W::HEAD_SIZE",
+                              "scratch + W::team() % half * W::HEAD_SIZE"),
+    "partitions overlap": ("partition * PARTITION_BLOCKS;", "partition * (PARTITION_BLOCKS - 1);"),
     "the first head's m for all": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.m[0];"),
     "heads of acc one partition apart": ("int64_t(gridDim.z) * HEAD_SIZE, partial", "HEAD_SIZE, partial"),
-}
+}  # fmt: skip
 PLANTED = [
     *(("v1", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1).items()),
     *(("v2", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V2).items()),
@@ -186,14 +200,15 @@ MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": t
             "heads": (8, 2)}  # fmt: skip
 
 
-def with_source(monkeypatch, source):
-    """Launch the kernels of this source instead."""
-
-    def variant(make):
-        return lambda *sizes: CudaKernel(source, make(*sizes).name)
-
-    for name, make in (("v1_kernel", v1_kernel), ("v2_kernel", v2_kernel), ("merge_kernel", merge_kernel)):
-        monkeypatch.setattr(paged_cuda, name, variant(make))
+def plant(monkeypatch, version, right, wrong):
+    """Change the source of this version, and launch the changed kernels from now on."""
+    assert SOURCES[version].count(right) == 1
+    changed = SOURCES[version].replace(right, wrong)
+    makers = (grouped_kernel,) if version == "grouped" else (v1_kernel, v2_kernel, merge_kernel)
+    include = [f"-I{paged_cuda.SOURCE.parent}"]
+    for make in makers:
+        variant = lambda *sizes, make=make: CudaKernel(changed, make(*sizes).name, options=include)  # noqa: E731
+        monkeypatch.setattr(paged_cuda, make.__name__, variant)
 
 
 @pytest.mark.parametrize(
@@ -202,43 +217,43 @@ def with_source(monkeypatch, source):
     ids=[f"{v}-{mistake}" for v, mistake, _ in PLANTED],
 )
 def test_planted_mistakes_are_caught(version, change, monkeypatch):
-    right, wrong = change
-    assert SOURCE.count(right) == 1
-    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    plant(monkeypatch, version, *change)
     inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
     out, lse = VERSIONS[version](*in_vllm_layout(inputs), **options, return_lse=True)
     with pytest.raises(AssertionError):
         assert_matches(out, lse, inputs, options)
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("name", VERSIONS)
 @pytest.mark.parametrize("cache", ["k", "v"])
-def test_32_bit_offsets_are_caught(cache, version, monkeypatch):
+def test_32_bit_offsets_are_caught(cache, name, monkeypatch):
     right = f"{cache}_cache + int64_t(block_table[block]) * kv_block_stride"
-    assert SOURCE.count(right) == 1
-    wrong = f"{cache}_cache + int(block_table[block] * int(kv_block_stride))"
-    with_source(monkeypatch, SOURCE.replace(right, wrong))
-    far, near = far_blocks(VERSIONS[version], "block", torch.device("cpu"))
+    plant(monkeypatch, name, right, f"{cache}_cache + int(block_table[block] * int(kv_block_stride))")
+    far, near = far_blocks(VERSIONS[name], "block", torch.device("cpu"))
     assert not far.equal(near)
 
 
 BARRIERS = {
     "before the keys": ("head * W::HEAD_SIZE);\n    __syncthreads();\n", "head * W::HEAD_SIZE);\n"),
+    "in a reduction": ("    __syncthreads();\n    value = scratch[0];", "    value = scratch[0];"),
+    "before the tree": ("        __syncthreads();  // all warps have read what is overwritten now\n", ""),
+    "in the tree": ("        __syncthreads();\n        if (warp < half)", "        if (warp < half)"),
+}
+BARRIERS_OF_GROUPED = {
+    "before the keys": ("head * HEAD_SIZE);\n    __syncthreads();\n", "head * HEAD_SIZE);\n"),
     "in a reduction": ("    __syncthreads();\n#pragma unroll\n    for (int n", "#pragma unroll\n    for (int n"),
-    "before the tree": ("        __syncthreads();  // all have read what is overwritten now\n", ""),
-    "in the tree": ("        __syncthreads();\n#pragma", "#pragma"),
-}  # fmt: skip
+    "before the tree": BARRIERS["before the tree"],
+    "in the tree": ("        __syncthreads();\n        if (W::team() < half)", "        if (W::team() < half)"),
+}
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("name", VERSIONS)
 @pytest.mark.parametrize("barrier", BARRIERS)
-def test_a_missing_barrier_is_a_race(barrier, version, monkeypatch):
-    right, wrong = BARRIERS[barrier]
-    assert SOURCE.count(right) == 1
-    with_source(monkeypatch, SOURCE.replace(right, wrong))
+def test_a_missing_barrier_is_a_race(barrier, name, monkeypatch):
+    plant(monkeypatch, name, *(BARRIERS_OF_GROUPED if name == "grouped" else BARRIERS)[barrier])
     inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
     with pytest.raises(simt.SimtError) as caught, simt.check():
-        VERSIONS[version](*in_vllm_layout(inputs), **options)
+        VERSIONS[name](*in_vllm_layout(inputs), **options)
     assert caught.value.what in ("race", "uninitialised")
 
 
@@ -378,8 +393,14 @@ def test_offsets_are_64_bit(version, by, kernel_device):
     assert far.any()
 
 
-def lines_of(text):
-    return [number for number, line in enumerate(SOURCE.splitlines(), 1) if text in line]
+def kv_bytes(report):
+    """Bytes of K and of V that the first launch read."""
+    launch = report.launches[0]
+    lines = SOURCES["grouped" if "grouped" in launch.kernel else "v1"].splitlines()
+    return [
+        sum(launch.count(line=number).bytes for number, line in enumerate(lines, 1) if text in line)
+        for text in (K_READS, V_READS)
+    ]
 
 
 K_READS, V_READS = "k_vecs[j] = *reinterpret_cast", "V_vec v_vec = *reinterpret_cast"
@@ -395,7 +416,7 @@ def test_the_grouped_variant_reads_keys_and_values_once_per_kv_head(heads, query
     for name, call in VERSIONS.items():
         with simt.observe() as report:
             call(*inputs)
-        bytes_read[name] = [sum(report.count(line=n).bytes for n in lines_of(text)) for text in (K_READS, V_READS)]
+        bytes_read[name] = kv_bytes(report)
     whole_blocks = (6 + 3) * 16 * D * 2  # bytes of K (or V) of one head; V's last block has rows for all its tokens
     assert bytes_read["v1"] == bytes_read["v2"] == [H * whole_blocks] * 2
     assert bytes_read["grouped"] == [H // query_heads * whole_blocks] * 2
@@ -410,7 +431,7 @@ def test_counted_work_is_what_the_launches_do(version):
     with simt.observe() as report:
         VERSIONS[version](q, k_cache, v_cache, tables, lens, check=False)
     work = count_work(lambda: VERSIONS[version](q, k_cache, v_cache, tables, lens, max_seq_len=600, check=False))
-    kv = [sum(report.count(line=n).bytes for n in lines_of(text)) for text in (K_READS, V_READS)]
+    kv = kv_bytes(report)
     partials = sum(launch.count("write", "global").bytes for launch in report.launches[:-1])
     assert sum(kv) + q.nbytes + partials < work.bytes_read < sum(kv) + q.nbytes + partials + 4 * 1000
     assert work.bytes_written == report.count("write", "global").bytes
@@ -457,7 +478,8 @@ def instantiation(case):
     sizes = case["dtype"], case["cache"] or case["dtype"], case["head_size"], case["block_size"]
     if case["version"] == "v1":
         return v1_kernel(*sizes)
-    return v2_kernel(*sizes, 512, query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1)
+    heads = query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1
+    return v2_kernel(*sizes, 512) if heads == 1 else grouped_kernel(*sizes, 512, heads)
 
 
 INSTANTIATIONS = sorted({instantiation(case) for case in CASES}, key=lambda k: k.name)
@@ -484,7 +506,8 @@ def test_the_merge_compiles_without_spills(arch):
 def test_shared_memory_is_what_the_launcher_reckons(query_heads):
     """The static part, as the compiler reports it; the dynamic part is what it is launched with."""
     q = torch.empty(1, 8, 128, dtype=torch.float16)
-    kernel = v2_kernel(q.dtype, q.dtype, 128, 16, 512, query_heads)
+    sizes = (q.dtype, q.dtype, 128, 16, 512)
+    kernel = v2_kernel(*sizes) if query_heads == 1 else grouped_kernel(*sizes, query_heads)
     assert kernel.resources("sm_90").shared_bytes == paged_cuda.shared_bytes(512, q, 16, query_heads)[0]
 
 
@@ -635,7 +658,7 @@ def test_a_context_beyond_v1s_shared_memory_names_v2(shapes_unchecked):
 @pytest.mark.parametrize("call", [paged_attention_v2, paged_attention_grouped])
 @pytest.mark.parametrize(
     ("partition_size", "message"),
-    [(0, "at least 1"), (24, "multiple of the block size 16"), (2**20, "shared memory .* take a smaller one")],
+    [(0, "at least 1"), (24, "multiple of the block size 16"), (2**20, "shared memory .* choose a smaller one")],
 )
 def test_partition_sizes_that_cannot_be_are_refused(call, partition_size, message):
     inputs = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])

@@ -25,15 +25,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear as matmul
 
-from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores
+from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores, tensor_cores_take
 from pagewise.tools.checks import FLOATS, check_counts
 from pagewise.tools.device import wants_gradient
 from pagewise.tools.timing import measure
 
 
 def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
-    """float32 is not for tensor cores."""
-    return (on_cuda_cores if x.dtype == torch.float32 else on_tensor_cores)(x, w)
+    """Multiply on tensor cores where they take x, else on CUDA cores."""
+    return (on_tensor_cores if tensor_cores_take(x) else on_cuda_cores)(x, w)
 
 
 PRODUCTS: dict[str, Callable[..., Tensor]] = {"gemv": on_cuda_cores, "flat_gemm": _flat_gemm, "matmul": matmul}

@@ -1,15 +1,14 @@
-"""Flat GEMM: the matrix products of decoding, whose x has few rows (lesson 8).
+"""Flat GEMM: the matrix products of a decode step, in which x has few rows (lesson 8).
 
-    out = x wᵀ         out[m, n] = Σ_k x[m, k] · w[n, k]        summed in float32, rounded to x's dtype at the end
+    out = x wᵀ         out[m, n] = Σ_k x[m, k] · w[n, k]        summed in float32, rounded to the dtype of x at the end
 
-Every weight is used M times only, so that the time is that of reading w, if enough of it is on its way at any time.
+Each weight is used only M times. Reading w therefore sets the time, if enough reads are in flight at all times.
 
-    gemv       on CUDA cores, a multiplication per row and weight: M ≤ 2, and float32
-    flat_gemm  on tensor cores, M padded to a multiple of 8, weights through a ring of asynchronous copies
+    gemv       on CUDA cores: M ≤ 2, float32, and GPUs before sm_80
+    flat_gemm  on tensor cores: pads M to a multiple of 8, and reads the weights through a ring of asynchronous copies
 
-The kernels are in kernels/flat_gemm.cu. Here: the doors, which instantiation, how long the ring is, the launches, and
-custom ops around them, which wait for nothing and work under torch.compile. FlashDecoding++, Hong et al. 2023,
-section 4, whose double buffer is a ring of two.
+The kernels are in kernels/flat_gemm.cu. The custom ops never wait for the GPU, and they work under torch.compile.
+FlashDecoding++, Hong et al. 2023, section 4. The double buffer of that paper is a ring of two stages.
 """
 
 import functools
@@ -23,6 +22,7 @@ import pagewise.kernels
 from pagewise.cuda import CudaKernel
 from pagewise.cuda.limits import MAX_SHARED_BYTES
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
+from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.device import num_sms
 from pagewise.tools.sizes import cdiv
@@ -30,30 +30,30 @@ from pagewise.tools.work import counts_as
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "flat_gemm.cu"
 MAX_ROWS = 64  # M
-GEMV_ROWS = 2  # M up to which CUDA cores are chosen
-NUM_WARPS = 4  # of a thread block, which share K
+GEMV_ROWS = 2  # up to this M the CUDA cores are chosen
+NUM_WARPS = 4  # of a thread block; they share K
 NUM_THREADS = 32 * NUM_WARPS
-COLUMNS = 4  # of out, that a thread block on CUDA cores owns
-ROWS_AT_ONCE = (1, 2, 4, 8)  # of x, on CUDA cores
+COLUMNS = 4  # columns of out that a thread block on CUDA cores owns
+ROWS_AT_ONCE = (1, 2, 4, 8)  # rows of x that CUDA cores multiply at a time
 B_N = 32  # columns of out that a thread block on tensor cores owns: N / B_N = 128 for N = 4096, on 108 or 132 SMs
-TILE_M = 8  # what M is padded to
-TILE_K = 64  # of K, in one stage of a warp's ring
-IN_FLIGHT_BYTES = 32 * 1024  # of w, that an SM of an H200 must wait for at any time to get its share of memory
-RESERVED_BYTES = 1024  # of an SM's shared memory, for each thread block: an SM has as much more than a thread block may
+TILE_M = 8  # M is padded to a multiple of this
+TILE_K = 64  # columns of w in one stage of a warp's ring
+IN_FLIGHT_BYTES = 32 * 1024  # bytes of w that an SM of an H200 must have in flight to use its share of the bandwidth
+RESERVED_BYTES = 1024  # shared memory that an SM reserves for each thread block
 
 _C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 
 def gemv(x: Float[Tensor, "K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "N"]:
-    """w @ x, on CUDA cores: what a linear layer without bias makes of one token.
+    """Compute w @ x on CUDA cores, the linear layer without bias of one token.
 
-    float32, float16 or bfloat16, summed in float32; any N and K. The rows of `w` may lie apart, its columns may not.
-    Fast where K, the distance of rows and the address are multiples of 16 bytes. Without gradients. On CPU tensors the
-    kernel runs in the CPU runner.
+    Tensors are float32, float16 or bfloat16, and N and K may have any size. The sum is in float32. The rows of `w` may
+    have any stride, but its columns must be contiguous. The kernel is fastest where K, the stride of rows and the
+    address are multiples of 16 bytes. It has no gradient. With tensors on the CPU, the kernel runs in the CPU runner.
 
     Raises:
-        TypeError, ValueError: an argument is no tensor of this shape and dtype, dtypes or devices differ, or columns of
-            `w` lie apart.
+        TypeError, ValueError: a shape or dtype does not fit, dtypes or devices differ, or the columns of `w` are not
+            contiguous.
     """
     check_tensor("x", x, "K", dtypes=FLOATS)
     _check_weights(x, w)
@@ -61,13 +61,14 @@ def gemv(x: Float[Tensor, "K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "N"]:
 
 
 def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "M N"]:
-    """x @ wᵀ for M ≤ 64 rows: what a linear layer without bias makes of a batch that decodes.
+    """Compute x @ wᵀ for M ≤ 64 rows, the linear layer without bias of a batch that decodes.
 
-    float16 and bfloat16 by tensor cores, which take 8 rows at a time; M ≤ 2 and float32 by CUDA cores. Summed in
-    float32, in an order that K alone decides for either of them; any N and K. The rest as in `gemv`.
+    float16 and bfloat16 use tensor cores, 8 rows at a time. CUDA cores take M ≤ 2 and float32, and on GPUs before sm_80
+    (T4) they take everything. The sum is in float32, and its order depends only on K and on this choice. All else is as
+    in `gemv`.
 
     Raises:
-        TypeError, ValueError: as `gemv` does; or M > 64, for which torch's matmul is right.
+        TypeError, ValueError: as in `gemv`, or M > 64.
     """
     check_tensor("x", x, "M K", dtypes=FLOATS)
     if len(x) > MAX_ROWS:
@@ -77,7 +78,7 @@ def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor,
 
 
 def _check_weights(x: Tensor, w: Tensor) -> None:
-    """w must be [N, K] for x [..., K], of its dtype and on its device, with rows that are whole."""
+    """Raise unless w is [N, K] for x [..., K], in the dtype and on the device of x, with contiguous rows."""
     check_tensor("w", w, "N K", dtypes=FLOATS)
     check_same("dtype", x=x, w=w)
     check_same("device", x=x, w=w)
@@ -85,8 +86,8 @@ def _check_weights(x: Tensor, w: Tensor) -> None:
     check_shape("w", w, (N, K), "N K")
     if K > 1 and w.stride(1) != 1:
         raise ValueError(
-            f"w must have columns that lie side by side, got strides {w.stride()}: keep w.contiguous(), "
-            f"a copy at each product would cost more than the product"
+            f"w must have contiguous rows, got strides {w.stride()}: keep w.contiguous(), because a copy for each "
+            f"product would cost more than the product"
         )
 
 
@@ -94,7 +95,7 @@ def _check_weights(x: Tensor, w: Tensor) -> None:
 
 
 def on_cuda_cores(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "M N"]:
-    """x @ wᵀ for any M, up to 8 rows at a time."""
+    """Return x @ wᵀ for any M, computed by `gemv_kernel`, up to 8 rows at a time."""
     (M, K), N = x.shape, len(w)
     out = _output(x, w)
     if out.numel():
@@ -107,13 +108,25 @@ def on_cuda_cores(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Ten
 def on_tensor_cores(
     x: Float[Tensor, "M K"], w: Float[Tensor, "N K"], *, num_stages: int | None = None
 ) -> Float[Tensor, "M N"]:
-    """x @ wᵀ for M ≤ 64 rows of float16 or bfloat16, through rings of `num_stages` stages (default: `stages_for`)."""
+    """Return x @ wᵀ for M ≤ 64 rows of float16 or bfloat16, computed by `flat_gemm_kernel`.
+
+    Args:
+        num_stages: the length of each warp's ring. The default is `stages_for`.
+
+    Raises:
+        ValueError: the GPU does not have the instructions of this kernel.
+    """
+    if not tensor_cores_take(x):
+        raise ValueError(
+            f"flat_gemm on tensor cores needs float16 or bfloat16 and a GPU from sm_80 on, got {x.dtype} on sm_"
+            f"{architecture(x.device).sm}: use flat_gemm, which then uses CUDA cores, or torch's matmul"
+        )
     (M, K), N, limit = x.shape, len(w), shared_bytes_limit(x.device)
-    if 2 * stage_bytes(M) > limit:  # 99 KiB, from M = 57 on: half of the rows at a time
+    if 2 * stage_bytes(M) > limit:  # from M = 57 on with 99 KiB: half of the rows at a time
         return torch.cat([on_tensor_cores(rows, w, num_stages=num_stages) for rows in x.chunk(2)])
     out = _output(x, w)
     if out.numel():
-        # on a CPU an H200's number of SMs, as its other limits are
+        # The CPU runner has the number of SMs and the other limits of an H200.
         num_stages = num_stages or stages_for(M, N, num_sms(x.device, on_cpu=132), limit)
         x, vec = _in_vecs(x, w)
         kernel = flat_gemm_kernel(x.dtype, cdiv(M, TILE_M), num_stages, vec)
@@ -124,33 +137,36 @@ def on_tensor_cores(
 
 @functools.cache
 def gemv_kernel(dtype: torch.dtype, rows: int, vec: int) -> CudaKernel:
-    """On CUDA cores, `rows` rows of x at once, `vec` elements in a read."""
+    """Return the kernel on CUDA cores that multiplies `rows` rows of x at once and reads `vec` elements at once."""
     return CudaKernel(SOURCE, f"gemv_kernel<{_C_TYPES[dtype]}, {rows}, {vec}>")
 
 
 @functools.cache
 def flat_gemm_kernel(dtype: torch.dtype, m_tiles: int, num_stages: int, vec: int) -> CudaKernel:
-    """On tensor cores, `m_tiles` times 8 rows of x, `vec` elements in a copy."""
+    """Return the kernel on tensor cores that takes 8 · `m_tiles` rows of x and copies `vec` elements at once."""
     return CudaKernel(SOURCE, f"flat_gemm_kernel<{_C_TYPES[dtype]}, {m_tiles}, {num_stages}, {vec}>")
 
 
 def rows_at_once(M: int) -> int:
-    """Rows of x that CUDA cores take at a time: all if they can, else as many as they can."""
+    """Return how many rows of x CUDA cores multiply at a time: all M, or the most they can."""
     return next((rows for rows in ROWS_AT_ONCE if rows >= M), ROWS_AT_ONCE[-1])
 
 
 def stage_bytes(M: int) -> int:
-    """Shared memory of one stage, in the rings of all warps: tiles of w and of x, rows padded by 16 bytes."""
+    """Return the shared memory of one stage in the rings of all warps: tiles of w and x, rows padded by 16 bytes."""
     return NUM_WARPS * (B_N + TILE_M * cdiv(M, TILE_M)) * (TILE_K * 2 + 16)
 
 
 def stages_for(M: int, N: int, num_sms: int, shared_limit: int = MAX_SHARED_BYTES) -> int:
-    """Stages that keep an SM's share of memory bandwidth busy; `shared_limit`: bytes that a thread block may have.
+    """Return how many stages a ring needs so that an SM uses its share of the memory bandwidth.
 
-    Of S stages one is multiplied and one is about to land: S − 2 are surely on their way. A stage holds 16 KiB of
-    weights in a thread block, and ⌈N / 32 / SMs⌉ thread blocks share an SM. An H200 moves 4.8 TB/s, 36 bytes per SM and
-    nanosecond; if a read takes 0.7 to 0.9 µs, 25 to 32 KiB must be on their way. Fewer stages where else those thread
-    blocks do not fit together, but two at least.
+    A warp multiplies one of S stages, and another may have just arrived, so at least S − 2 are in flight. A stage of a
+    thread block holds 16 KiB of weights, and ⌈N / 32 / SMs⌉ thread blocks share an SM. An H200 moves 4.8 TB/s, which is
+    36 bytes per SM and nanosecond. A read takes 0.7 to 0.9 µs, so 25 to 32 KiB must be in flight. The ring is shorter,
+    but never below two stages, where these thread blocks would not fit on the SM together.
+
+    Args:
+        shared_limit: bytes of shared memory that a thread block may have.
     """
     thread_blocks = cdiv(cdiv(N, B_N), num_sms)  # of an SM
     weight_bytes = NUM_WARPS * B_N * TILE_K * 2  # of a stage
@@ -164,14 +180,14 @@ def _output(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _in_vecs(x: Tensor, w: Tensor) -> tuple[Tensor, int]:
-    """(x, elements in a read): 16 bytes if the rows of w lie so, else one. x is small: it is copied if it does not."""
-    vec = 16 // w.element_size() if _lies_in_vecs(w) else 1
-    fits = x.stride(1) == 1 and (vec == 1 or _lies_in_vecs(x))
+    """Return (x, elements per read). A read is 16 bytes if the rows of w allow that. x is copied if it does not fit."""
+    vec = 16 // w.element_size() if _is_in_vecs(w) else 1
+    fits = x.stride(1) == 1 and (vec == 1 or _is_in_vecs(x))
     return x if fits else x.clone(memory_format=torch.contiguous_format), vec
 
 
-def _lies_in_vecs(x: Tensor) -> bool:
-    """Whether all rows begin at multiples of 16 bytes and are as long as some."""
+def _is_in_vecs(x: Tensor) -> bool:
+    """Return whether every row begins and ends at a multiple of 16 bytes."""
     return not any(n % 16 for n in (x.data_ptr(), x.stride(0) * x.element_size(), x.shape[1] * x.element_size()))
 
 
@@ -188,8 +204,13 @@ def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
     return (on_cuda_cores if _suits_cuda_cores(x) else on_tensor_cores)(x, w)
 
 
+def tensor_cores_take(x: Tensor) -> bool:
+    """Return whether `flat_gemm_kernel` can multiply x. It needs 16-bit floats, and sm_80 for asynchronous copies."""
+    return x.dtype != torch.float32 and not 0 < architecture(x.device).sm < 80
+
+
 def _suits_cuda_cores(x: Tensor) -> bool:
-    return len(x) <= GEMV_ROWS or x.dtype == torch.float32
+    return len(x) <= GEMV_ROWS or not tensor_cores_take(x)
 
 
 @_gemv.register_fake
@@ -213,17 +234,17 @@ def _flat_gemm_work(x, w) -> tuple[int, int, int, int]:
 
 
 def _work_on_cuda_cores(x, w) -> tuple[int, int, int, int]:
-    """As if M and N were multiples of what is done at once. Each thread block reads all of x, and w for each time."""
+    """The work of padded M and N. Each thread block reads all of x, and reads its columns of w once per pass over M."""
     (M, K), N, at_once = x.shape, len(w), rows_at_once(len(x))
     thread_blocks, times = cdiv(N, COLUMNS), cdiv(M, at_once)
     sums = thread_blocks * COLUMNS * times * at_once
     read = thread_blocks * times * (COLUMNS + at_once) * K
-    per_sum = 5 * NUM_THREADS + NUM_WARPS  # additions between lanes, and between warps
+    per_sum = 5 * NUM_THREADS + NUM_WARPS  # additions of lanes and of warps
     return 2 * sums * K, sums * per_sum, read * x.element_size(), M * N * x.element_size()
 
 
 def _work_on_tensor_cores(x, w) -> tuple[int, int, int, int]:
-    """Products of whole tiles. Each thread block reads all of x; what does not exist is not read."""
+    """The products of whole tiles. Each thread block reads all of x. Missing rows and columns are not read."""
     (M, K), N = x.shape, len(w)
     thread_blocks = cdiv(N, B_N)
     rows, columns, depth = cdiv(M, TILE_M) * TILE_M, thread_blocks * B_N, cdiv(K, TILE_K) * TILE_K

@@ -3,12 +3,13 @@
 decode      `paged_attention`: it checks its arguments, and calls one of
 in_torch    gathered or streamed, in plain torch
 in_triton   the Triton kernels, over a cache [N, P, Hkv, D]
-in_cuda     vLLM's kernels, over a cache in vLLM's layout
+vllm        paged attention in CUDA, over a cache in vLLM's layout: v1, v2 and the grouped variant
+in_cuda     the launches of its kernels
 inputs      the values that all of them share
 """
 
 from pagewise.paged_attention.decode import paged_attention
-from pagewise.paged_attention.door import (
+from pagewise.paged_attention.vllm import (
     choose_version,
     paged_attention_grouped,
     paged_attention_v1,

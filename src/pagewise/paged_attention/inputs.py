@@ -85,51 +85,6 @@ def checked_inputs(
     return _with_sequences_and_scales(inputs, options, k_scale, v_scale, len(q) if num_seqs is None else num_seqs)
 
 
-def checked_vllm_inputs(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    options: ScoreOptions = DECODING,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> tuple[PagedInputs, ScoreOptions]:
-    """`checked_inputs` for a cache in vLLM's layout, read 16 bytes at a time."""
-    check_tensor("q", q, "B H D", dtypes=FLOATS)
-    check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
-    check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
-    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
-    (_, H, D), (N, Hkv, _, P), x = q.shape, v_cache.shape, 16 // k_cache.dtype.itemsize
-    if D % x:
-        raise ValueError(
-            f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
-            f"paged_attention takes it (layout nhd)"
-        )
-    check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
-    check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
-    check_heads(H, Hkv)
-    if D > 1 and q.stride(-1) != 1:
-        raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
-    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
-        if cache.stride()[2:] != inner:
-            raise ValueError(
-                f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
-                f"{cache.stride()}"
-            )
-        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
-        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
-            raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
-        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
-            raise ValueError(
-                f"v_cache must have k_cache's strides of blocks and KV heads, {k_cache.stride()[:2]}, "
-                f"got {cache.stride()[:2]}"
-            )
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return _with_sequences_and_scales(inputs, options, k_scale, v_scale, len(q))
-
-
 def _with_sequences_and_scales(
     inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float, num_seqs: int
 ) -> tuple[PagedInputs, ScoreOptions]:

@@ -1,0 +1,269 @@
+"""Paged attention in CUDA, over a cache in vLLM's layout (lesson 5).
+
+`paged_attention_v1`, `paged_attention_v2` and `paged_attention_grouped` check their inputs here. `in_cuda` launches the
+kernels. Kwon et al. 2023.
+"""
+
+from typing import Literal
+
+from jaxtyping import Float, Int32, Shaped
+from torch import Tensor
+
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention import in_cuda
+from pagewise.paged_attention.inputs import DECODING, PagedInputs, _with_sequences_and_scales, used_blocks
+from pagewise.tools.checks import (
+    FLOAT8,
+    FLOATS,
+    check_count,
+    check_flag,
+    check_heads,
+    check_same,
+    check_shape,
+    check_tensor,
+)
+
+Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
+
+
+def paged_attention_v1(
+    q: Float[Tensor, "B H D"],
+    k_cache: Shaped[Tensor, "N Hkv D_x P x"],
+    v_cache: Shaped[Tensor, "N Hkv D P"],
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    *,
+    max_seq_len: int | None = None,
+    scale: float | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    return_lse: bool = False,
+    check: bool | None = None,
+) -> Output:
+    """Compute `paged_attention` with one CUDA kernel, over a cache in vLLM's layout (`to_vllm_layout`).
+
+    The kernels take head sizes 32, 64, 80, 96, 112, 120, 128, 192 and 256, and block sizes 8, 16 and 32. q is float32,
+    float16 or bfloat16. The cache has the dtype of q or a float8 dtype, which needs a head size that is a multiple of
+    16. On a GPU the kernel is compiled. On the CPU its threads run as fibers. It has no backward pass:
+    `paged_attention(backend="torch")` is differentiable.
+
+    Args:
+        max_seq_len: the length that no sequence exceeds. The default is the longest of seq_lens; on a GPU, looking it
+            up waits for the GPU once. The scores of max_seq_len tokens must fit in the shared memory of a thread block.
+            A thread block holds about 57 600 scores on an H100 and 41 000 on an A100. On an RTX 30, 40 or 50 it holds
+            25 000, and on a T4 16 000.
+        scale, alibi_slopes: as in `paged_attention`.
+        k_scale, v_scale: factors of the stored keys and values.
+        return_lse: also return the natural log-sum-exp of the scores, in float32.
+        check: look at the lengths and table entries before the launch. The default is to look where that is free, on
+            the CPU. On a GPU, True waits for the GPU once. Without this check, a sequence longer than max_seq_len gives
+            NaN, and the kernel follows a table entry that is not a block.
+
+    Returns:
+        out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
+
+    Raises:
+        ValueError, TypeError: an argument does not fit. The message names the argument and the remedy.
+    """
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
+    inputs, options = checked_vllm_inputs(
+        q, k_cache, v_cache, block_tables, seq_lens, options, k_scale=k_scale, v_scale=v_scale
+    )
+    return _attend(inputs, options, max_seq_len, check, return_lse)
+
+
+def paged_attention_v2(
+    q: Float[Tensor, "B H D"],
+    k_cache: Shaped[Tensor, "N Hkv D_x P x"],
+    v_cache: Shaped[Tensor, "N Hkv D P"],
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    *,
+    max_seq_len: int | None = None,
+    scale: float | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    partition_size: int = 512,
+    return_lse: bool = False,
+    check: bool | None = None,
+) -> Output:
+    """Compute `paged_attention_v1` with two kernels: partitions of the context in parallel, then their merge.
+
+    The length of the context is then not limited, and a single long sequence keeps many SMs busy. The partial results
+    are float32. `partition_size` counts context tokens and must be a multiple of the block size. Every new
+    `partition_size` compiles a kernel of its own. All else is as in `paged_attention_v1`.
+    """
+    check_count("partition_size", partition_size)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
+    inputs, options = checked_vllm_inputs(
+        q, k_cache, v_cache, block_tables, seq_lens, options, k_scale=k_scale, v_scale=v_scale
+    )
+    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size)
+
+
+def paged_attention_grouped(
+    q: Float[Tensor, "B H D"],
+    k_cache: Shaped[Tensor, "N Hkv D_x P x"],
+    v_cache: Shaped[Tensor, "N Hkv D P"],
+    block_tables: Int32[Tensor, "B M"],
+    seq_lens: Int32[Tensor, " B"],
+    *,
+    max_seq_len: int | None = None,
+    scale: float | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    partition_size: int = 512,
+    return_lse: bool = False,
+    check: bool | None = None,
+) -> Output:
+    """Compute `paged_attention_v2`, reading K and V once for up to 8 query heads that share a KV head.
+
+    v1 and v2 read K and V once per query head. A thread block of this kernel takes the largest divisor of H / Hkv that
+    is at most 8. If that divisor is 1, as for groups of 11 or 13 heads, the kernel of v2 runs. Arguments, results and
+    errors are those of `paged_attention_v2`.
+    """
+    check_count("partition_size", partition_size)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
+    inputs, options = checked_vllm_inputs(
+        q, k_cache, v_cache, block_tables, seq_lens, options, k_scale=k_scale, v_scale=v_scale
+    )
+    query_heads = query_heads_per_thread_block(q.shape[1] // v_cache.shape[1])
+    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size, query_heads)
+
+
+def choose_version(
+    num_seqs: int, num_heads: int, max_seq_len: int, *, partition_size: int = 512
+) -> Literal["v1", "v2"]:
+    """Choose v1 or v2 by vLLM's rule.
+
+        v1  if  max_seq_len ≤ 8192  and  (one partition  or  num_seqs · num_heads > 512)
+
+    v2 costs a second launch, and its partial results go through global memory. v1 needs 4 bytes of shared memory per
+    token, and it leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
+    (`paged_attn.py`, until version 0.22).
+    """
+    for name, count in (("num_seqs", num_seqs), ("num_heads", num_heads), ("max_seq_len", max_seq_len)):
+        check_count(name, count, minimum=0)
+    check_count("partition_size", partition_size)
+    one_pass = max_seq_len <= 8192 and (max_seq_len <= partition_size or num_seqs * num_heads > 512)
+    return "v1" if one_pass else "v2"
+
+
+def query_heads_per_thread_block(group_size: int) -> int:
+    """Return the largest divisor of `group_size`, the query heads of a KV head, that is at most MAX_QUERY_HEADS."""
+    most = min(in_cuda.MAX_QUERY_HEADS, max(1, group_size))
+    return max(heads for heads in range(1, most + 1) if group_size % heads == 0)
+
+
+def _attend(
+    inputs: PagedInputs,
+    options: ScoreOptions,
+    max_seq_len: int | None,
+    check: bool | None,
+    return_lse: bool,
+    partition_size: int | None = None,
+    query_heads: int = 1,
+) -> Output:
+    """Check the arguments that are not tensors, and launch."""
+    check_flag("return_lse", return_lse)
+    if check is not None:
+        check_flag("check", check)
+    max_seq_len = _longest(inputs, max_seq_len, check)
+    if partition_size is not None:
+        P, most = inputs.v_cache.shape[-1], in_cuda.MAX_PARTITIONS
+        if partition_size % P:
+            raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
+        if max_seq_len > partition_size * most:
+            raise ValueError(
+                f"max_seq_len = {max_seq_len} is more than {most} partitions of {partition_size} tokens: choose a "
+                f"larger partition_size"
+            )
+    out, lse = in_cuda.attend(
+        inputs, options, max_seq_len=max_seq_len, partition_size=partition_size, query_heads=query_heads
+    )
+    return (out, lse) if return_lse else out
+
+
+def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -> int:
+    """Return a length that no sequence exceeds: `max_seq_len` or the longest, at most the capacity of a table row."""
+    (B, M), P, longest = inputs.block_tables.shape, inputs.v_cache.shape[-1], 0
+    if max_seq_len is not None:
+        check_count("max_seq_len", max_seq_len, minimum=0)
+    if check or (check is None and not inputs.q.is_cuda):
+        longest = used_blocks(inputs).longest
+    elif B and max_seq_len is None:
+        longest = int(inputs.seq_lens.max())
+    if max_seq_len is None:
+        return max(0, min(longest, M * P))
+    if longest > max_seq_len:
+        raise ValueError(f"max_seq_len must be at least the longest of seq_lens, {longest}, got {max_seq_len}")
+    return min(max_seq_len, M * P)
+
+
+def checked_vllm_inputs(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    options: ScoreOptions = DECODING,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[PagedInputs, ScoreOptions]:
+    """Check the tensors and options of a launch over a cache in vLLM's layout, which the kernels read in 16 bytes.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit. The message names the argument.
+    """
+    check_tensor("q", q, "B H D", dtypes=FLOATS)
+    check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
+    check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
+    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
+    (B, H, D), (N, Hkv, _, P), x = q.shape, v_cache.shape, 16 // k_cache.dtype.itemsize
+    if D % x:
+        raise ValueError(
+            f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
+            f"use paged_attention with a cache [N, P, Hkv, D]"
+        )
+    check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
+    check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
+    check_heads(H, Hkv)
+    for name, size, sizes in (
+        ("q must have a head size D", D, in_cuda.HEAD_SIZES),
+        ("v_cache must have a block size P", P, in_cuda.BLOCK_SIZES),
+    ):
+        if size not in sizes:
+            raise ValueError(
+                f"{name} of {', '.join(map(str, sizes))}, got {size}: paged_attention takes any size, with a cache "
+                f"[N, P, Hkv, D]"
+            )
+    if B > in_cuda.MAX_NUM_SEQS:
+        raise ValueError(f"q must have at most {in_cuda.MAX_NUM_SEQS} sequences, got {B}: split the batch")
+    _check_layout(q, k_cache, v_cache)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _with_sequences_and_scales(inputs, options, k_scale, v_scale, B)
+
+
+def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Raise ValueError unless strides and addresses are those that the kernels can read."""
+    if q.shape[-1] > 1 and q.stride(-1) != 1:
+        raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
+    N, Hkv, _, P, x = k_cache.shape
+    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
+        if cache.stride()[2:] != inner:
+            raise ValueError(
+                f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
+                f"{cache.stride()}"
+            )
+        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
+        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
+            raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
+        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
+            raise ValueError(
+                f"v_cache must have k_cache's strides of blocks and KV heads, {k_cache.stride()[:2]}, "
+                f"got {cache.stride()[:2]}"
+            )
