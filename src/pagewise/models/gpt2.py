@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, linear
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
 from pagewise.models.llama import new_embedding
-from pagewise.tools.checks import check_count, check_flag, check_number
+from pagewise.tools.checks import check_count, check_number
 
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 """torch's `approximate` for each name of transformers: x Φ(x) itself, or by a tanh, written in three ways."""
@@ -57,7 +57,6 @@ class GPT2Config:
                 f"activation_function = {self.activation_function!r} is not implemented: supported are "
                 + ", ".join(map(repr, GELU))
             )
-        check_flag("tie_word_embeddings", self.tie_word_embeddings)
 
     @property
     def num_key_value_heads(self) -> int:

@@ -23,7 +23,7 @@ from torch.nn.functional import linear, silu
 
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
-from pagewise.tools.checks import check_count, check_flag, check_number
+from pagewise.tools.checks import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,6 @@ class LlamaConfig:
             raise ValueError(f"head_dim must be even, for RoPE turns pairs of elements, got {self.head_dim}")
         check_number("rms_norm_eps", self.rms_norm_eps, low=0.0)
         check_number("rope_theta", self.rope_theta, low=1.0)
-        for name in ("tie_word_embeddings", "qkv_bias", "qk_norm"):
-            check_flag(name, getattr(self, name))
 
 
 class Llama(nn.Module):
