@@ -22,7 +22,7 @@ import torch
 
 
 class Record(NamedTuple):
-    """One measurement, or the reason why there is none."""
+    """One measurement, or the reason why a function could not be measured."""
 
     what: str
     shape: dict[str, int]
@@ -89,7 +89,7 @@ def keep(path: Path, record: Record) -> None:
 
 
 def recorded(path: Path) -> list[Record] | None:
-    """Return the records that `keep` wrote, or None if there is no such file.
+    """Return the records that `keep` wrote, or None if the file does not exist.
 
     Raises:
         ValueError: a record was not written by `keep`, or was changed since. The message names it and the fault.
