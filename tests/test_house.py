@@ -60,7 +60,7 @@ def imports(file, *, at_import_time=False):
 
 
 def room(module):
-    """The room of a module: "pagewise.paged_blocks.pool" is in "paged_blocks"."""
+    """The room of a module: "pagewise.paged_blocks.manager" is in "paged_blocks"."""
     return module.split(".")[1] if "." in module else ""
 
 

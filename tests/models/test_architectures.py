@@ -12,8 +12,7 @@ from pagewise.kv_cache import generate, recompute
 from pagewise.models import llama
 from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.llama import Llama, LlamaConfig
-from pagewise.models.load import load_model
-from pagewise.models.settings import build_model, eos_token_ids
+from pagewise.models.load import build_model, eos_token_ids, load_model
 
 IDS = torch.randint(VOCAB, (2, 70), generator=torch.Generator().manual_seed(1))
 POSITIONS = torch.arange(70).expand_as(IDS)
@@ -257,7 +256,7 @@ def test_tensors_of_another_architecture_are_named(tmp_path):
         load_model(tmp_path)
     save_random("llama-2", tmp_path)
     change_config(tmp_path, model_type="qwen2")
-    with pytest.raises(ValueError, match=r"missing: model.layers.0.self_attn.q_proj.bias, .* and 1 more"):
+    with pytest.raises(ValueError, match=r"missing: model.layers.0.self_attn.q_proj.bias, "):
         load_model(tmp_path)
 
 

@@ -6,9 +6,7 @@ from covering import covering
 from packed_cases import assert_packed_matches_dense, dense, packed_inputs
 
 from conftest import DEVICES
-from pagewise.options import ScoreOptions
-from pagewise.paged_attention import paged_attention, paged_attention_varlen, sparse, varlen, varlen_in_torch
-from pagewise.paged_attention.sparse import Queries, Rows, SharedKeys, indices, shared_beginnings, similar
+from pagewise.paged_attention import paged_attention, paged_attention_varlen, varlen, varlen_in_torch
 from pagewise.paged_attention.splits import Splits
 from pagewise.paged_blocks.cache import to_vllm_layout
 
@@ -133,7 +131,6 @@ def test_many_pieces_are_merged(splits, kernel_device):
 @pytest.mark.parametrize("queries", [(1, 1, 1), (1, 9, 2)])
 @pytest.mark.parametrize("shared", [0, 32])
 def test_values_are_scaled_wherever_torch_reads_them(queries, shared, device):
-    """As rows only, in blocks in common, for many queries."""
     inputs = packed_inputs([540, 520, 530], queries, 4, 2, 32, shared=shared, dtype=torch.float32, device=device)
     for path in (in_torch, in_torch_without_lse):
         assert_packed_matches_dense(path, inputs, k_scale=0.5, v_scale=1.5)
@@ -141,7 +138,6 @@ def test_values_are_scaled_wherever_torch_reads_them(queries, shared, device):
 
 @pytest.mark.parametrize(("option", "splits"), [("num_splits", Splits("num", 3)), ("split_size", Splits("size", 40))])
 def test_all_sequences_are_cut_as_asked_for(option, splits, monkeypatch):
-    """In float32, too, where few queries would else be rows of a sparse product."""
     seen, usual = [], varlen_in_torch.in_pieces
     monkeypatch.setattr(varlen_in_torch, "in_pieces", lambda *args: (seen.append(args[-1]), usual(*args))[1])
     inputs = packed_inputs([70, 75, 67], [1, 3, 40], 4, 2, 32, dtype=torch.float32, device="cpu")
@@ -195,108 +191,55 @@ def test_mistakes_in_what_belongs_to_whom_are_caught(mistake, path, device):
         assert_packed_matches_dense(mistaken, inputs)
 
 
+@pytest.mark.parametrize("path", [in_torch, in_torch_without_lse])
 @pytest.mark.parametrize("many", [3, 9])
-def test_a_mask_aligned_to_the_beginning_is_caught(many, monkeypatch):
-    """Of a few queries, which are rows, and of many."""
+def test_a_mask_aligned_to_the_beginning_is_caught(many, path, monkeypatch):
     inputs = packed_inputs([70], [many], 4, 2, 32, dtype=torch.float32, device="cpu")
-    monkeypatch.setattr(varlen_in_torch, "query_positions", lambda T, S, device: torch.arange(T))
-    real = Rows.of
-    shifted = classmethod(lambda cls, *args: (r := real(*args))._replace(positions=r.positions.flip(0)))
-    monkeypatch.setattr(Rows, "of", shifted)
+    keys = torch.arange(70)
+    first = torch.arange(many)[None, None]
+    mask = torch.zeros(many, 70).masked_fill(keys > torch.arange(many)[:, None], -torch.inf)
+    usual = varlen_in_torch.PlanInTorch._group
+    shifted = lambda *args: usual(*args)._replace(positions=first, mask=mask)  # noqa: E731
+    monkeypatch.setattr(varlen_in_torch.PlanInTorch, "_group", shifted)
     with pytest.raises(AssertionError, match="error"):
-        assert_packed_matches_dense(in_torch_without_lse, inputs)
+        assert_packed_matches_dense(path, inputs)
 
 
-# ------------------------------------------------------------------------------------------ the torch backend's parts
+# ------------------------------------------------------------------------------------------ groups of the torch backend
 
 
-def parts_of(inputs, **options):
-    step = varlen.plan(*inputs[3:], block_size=inputs[1].shape[1], backend="torch", options=ScoreOptions(**options))
-    return step.parts
+def groups_of(inputs):
+    return varlen.plan(*inputs[3:], block_size=inputs[1].shape[1], backend="torch").groups
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"softcap": 3.0, "scale": 0.4, "alibi_slopes": [0.5, 0.1, 0.01, 0.0]}], ids=["", "all"]
-)
-def test_blocks_that_sequences_begin_with_are_attended_to_once(options):
-    if options:
-        options = options | {"alibi_slopes": torch.tensor(options["alibi_slopes"])}
-    lens, queries = [560, 600, 528, 513, 90, 700], [1, 1, 2, 1, 1, 30]
-    inputs = packed_inputs(lens, queries, 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
-    shared = [part for part in parts_of(inputs) if isinstance(part, SharedKeys)]
-    assert [part.queries.tolist() for part in shared] == [
-        [0, 1, 2, 3, 4]
-    ]  # the fifth begins otherwise, the last is long
+def test_sequences_are_padded_to_less_than_twice_their_length():
+    lens, queries = [1, 2, 3, 900, 1000, 40, 30, 70, 0, 70], [1] * 8 + [0, 2]
+    inputs = packed_inputs(lens, queries, 4, 2, 32, dtype=torch.float32, device="cpu")
+    groups = [group.rows.tolist() for group in groups_of(inputs)]
+    assert groups == [[[0]], [[1], [2]], [[3], [4]], [[5]], [[6]], [[7]], [[8, 9]]]
+    for path in (in_torch, in_torch_without_lse):
+        assert_packed_matches_dense(path, inputs)
+
+
+@pytest.mark.parametrize("queries", [(1, 1, 1, 1), (40, 9, 9, 9)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 30}], ids=["", "window"])
+def test_what_follows_the_last_key_of_a_shorter_sequence_is_not_read(queries, options):
+    """The sequences of a group differ in length. The slots after their last keys hold NaN."""
+    inputs = packed_inputs([40, 33, 47, 63], queries, 4, 2, 32, dtype=torch.float32, device="cpu")
+    assert max(len(group.rows) for group in groups_of(inputs)) > 2
     for path in (in_torch, in_torch_without_lse):
         assert_packed_matches_dense(path, inputs, **options)
-    assert not any(isinstance(part, SharedKeys) for part in parts_of(inputs, causal=True, window=600))
-    assert_packed_matches_dense(in_torch, inputs, window=600)
 
 
-def test_a_block_that_only_the_later_queries_see_whole_is_not_shared():
-    inputs = packed_inputs([560, 528, 530], [1, 2, 4], 4, 2, 32, shared=33, dtype=torch.float32, device="cpu")
-    assert [len(inputs[1][part.blocks]) for part in parts_of(inputs) if isinstance(part, SharedKeys)] == [32]
-    assert_packed_matches_dense(in_torch, inputs)
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.4}], ids=["", "softcap"])
+def test_sequences_may_share_blocks(options, path):
+    lens, queries = [560, 600, 528, 513, 90, 700], [1, 1, 2, 1, 1, 30]
+    inputs = packed_inputs(lens, queries, 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
+    assert_packed_matches_dense(path, inputs, **options)
 
 
-def test_what_some_share_follows_what_all_share():
-    inputs = packed_inputs([600] * 6, [1] * 6, 4, 2, 16, shared=10, dtype=torch.float32, device="cpu")
-    tables = inputs[3]
-    tables[1:3, :34] = tables[0, :34]
-    shared = [part for part in parts_of(inputs) if isinstance(part, SharedKeys)]
-    assert [(part.queries.tolist(), part.start) for part in shared] == [([0, 1, 2, 3, 4, 5], 0), ([0, 1, 2], 160)]
-    for slopes in (None, torch.tensor([0.5, 0.1, 0.01, 0.001])):
-        assert_packed_matches_dense(in_torch, inputs, alibi_slopes=slopes)
-
-
-def test_shared_beginnings_are_the_longest_that_pay():
-    tables = {10: [1, 2, 3, 4], 11: [1, 2, 3, 5], 12: [1, 2, 7], 13: [8], 14: []}
-    assert list(shared_beginnings(tables, 512)) == [([10, 11, 12], 0, 2), ([10, 11], 2, 3)]
-    assert list(shared_beginnings(tables, 256)) == [([10, 11, 12], 0, 2)]
-    assert list(shared_beginnings(tables, 16)) == []
-    between = {10: [1, 2], 11: [1, 3], 12: [1, 2]}
-    assert list(shared_beginnings(between, 512)) == [([10, 11, 12], 0, 1), ([10, 12], 1, 2)]
-
-
-def test_all_keys_may_be_shared():
-    """Then nothing is left to a row."""
-    inputs = packed_inputs([512, 512, 512], [1, 1, 1], 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
-    (part,) = parts_of(inputs)
-    assert isinstance(part, SharedKeys)
-    assert_packed_matches_dense(in_torch_without_lse, inputs)
-
-
-def test_a_block_that_only_the_last_query_of_a_sequence_sees_whole_is_not_shared():
-    inputs = packed_inputs([512, 512, 512], [1, 3, 1], 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")
-    assert [len(part.blocks) for part in parts_of(inputs) if isinstance(part, SharedKeys)] == [31]
-    assert_packed_matches_dense(in_torch, inputs)
-
-
-def test_rows_of_similar_lengths_are_computed_together():
-    lens = [1, 2, 3, 900, 1000, 40, 30, 70, 0]  # 40 is more than half of 70, 30 is not
-    batch = [Queries(b, b, b + 1, n, []) for b, n in enumerate(lens)]
-    groups = [group.queries.tolist() for group in similar(Rows.of(batch, [0] * len(lens), None))]
-    assert groups == [[3, 4], [5, 7], [6], [1, 2], [0]]
-
-
-def test_neighbouring_blocks_are_not_copied():
-    cache = torch.randn(8, 4, 2, 16)
-    assert cache[indices([3, 4, 5])].data_ptr() == cache[3].data_ptr()
-    assert cache[indices([7])].data_ptr() == cache[7].data_ptr()
-    assert cache[indices([3, 5, 4])].equal(cache[[3, 5, 4]])
-    assert cache[indices([])].shape == (0, 4, 2, 16)
-
-
-def test_a_cache_beyond_32_bits_is_indexed_by_64(monkeypatch):
-    inputs = packed_inputs([70, 33], [1, 1], 4, 2, 32, dtype=torch.float32, device="cpu")
-    monkeypatch.setattr(sparse, "INT32_MAX", 100)
-    (part,) = parts_of(inputs)[-1:]
-    assert part._pattern(4, inputs[1]).col_indices().dtype == torch.int64
-    assert_packed_matches_dense(in_torch, inputs)
-
-
-def test_a_cache_that_is_no_matrix_is_attended_to_without_one(path):
-    """Its heads stand before its tokens, as kernels of other projects want it."""
+def test_a_cache_may_have_any_strides(path):
+    """In memory, the heads come before the tokens of a block, as kernels of other projects need it."""
     q, k_cache, v_cache, *rest = packed_inputs([70, 33], [1, 5], 4, 2, 32, dtype=torch.float32, device="cpu")
     k_cache, v_cache = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_cache, v_cache))
     assert_packed_matches_dense(path, (q, k_cache, v_cache, *rest))
@@ -343,7 +286,7 @@ def test_a_plan_serves_all_layers_and_a_nan_in_one_stays_there(backend, kernel_d
 @pytest.mark.parametrize("decodes", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_that_fill_up_a_batch_are_harmless(backend, decodes, kernel_device):
-    """Of sequences of length 0, which yet have a query: those of a CUDA graph."""
+    """A CUDA graph fills its batch with sequences of length 0 that have a query nevertheless."""
     q, k, v, tables, lens, ends = packed_inputs(
         [33, 0, 70], [1, 1, 1], 4, 2, 32, dtype=torch.float32, device=kernel_device
     )
@@ -389,8 +332,6 @@ BAD = {
     "a window of nothing": ({"window": 0}, ValueError, "window"),
     "two ways to split": ({"num_splits": 2, "split_size": 16}, ValueError, "exclude each other"),
     "another backend": ({"backend": "cuda"}, ValueError, "backend must be"),
-    "a flag that is none": ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
-    "a check that is none": ({"check": "yes"}, TypeError, "check must be True or False"),
 }
 
 
@@ -405,13 +346,15 @@ def test_bad_input_is_refused(case, backend, shapes_unchecked):
         paged_attention_varlen(**inputs)
 
 
-def test_table_entries_that_no_query_sees_may_be_anything(path):
-    """Before a window of the earliest query, and of sequences without queries."""
-    q, k, v, tables, lens, ends = packed_inputs([100, 40, 50], [3, 0, 1], 4, 2, 32, dtype=torch.float32, device="cpu")
+@pytest.mark.parametrize("many", [3, 9])
+def test_table_entries_that_no_query_sees_may_be_anything(many, path):
+    """Entries before the window of the earliest query, and entries of sequences without queries."""
+    queries = [many, 0, 1]
+    q, k, v, tables, lens, ends = packed_inputs([100, 40, 50], queries, 4, 2, 32, dtype=torch.float32, device="cpu")
     expected = path(q, k, v, tables, lens, ends, window=20)[0]
-    tables[0, : (100 - 3 + 1 - 20) // 16] = 10**6
+    tables[0, : (100 - many + 1 - 20) // 16] = 10**6
     tables[1] = -7
     assert path(q, k, v, tables, lens, ends, window=20)[0].equal(expected)
-    tables[0, (100 - 3 + 1 - 20) // 16] = 10**6
+    tables[0, (100 - many + 1 - 20) // 16] = 10**6
     with pytest.raises(ValueError, match="block_tables must hold blocks"):
         path(q, k, v, tables, lens, ends, window=20)

@@ -211,7 +211,7 @@ class BlockManagerModel(RuleBasedStateMachine):
         assert cached % P == 0
         assert cached <= len(prompt) - 1
         assert cached <= self.longest(prompt, self.ever_committed)
-        if manager._pool.cache is None:
+        if not manager.prefix_cache:
             assert cached == 0
         else:
             # nothing was ever evicted: all that was committed is found. And what live sequences hold is found always.

@@ -72,22 +72,9 @@ def test_an_unknown_field_is_noticed(path):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("what", 1), ("shape", {"B": "8"}), ("shape", {"B": True}), ("shape", []), ("versions", {"torch": 2}),
-        ("bytes", 1.5), ("bytes", True), ("flops", None), ("limit", "wish"), ("seconds", "0.5"),
-        ("seconds", float("nan")), ("seconds", float("inf")), ("how", None), ("driver", 580),
-    ],
-)  # fmt: skip
-def test_a_field_of_another_type_is_noticed(path, field, value):
-    changed(path, lambda entry: entry.update({field: value}))
-    with pytest.raises(ValueError, match=f"record 1: {field} must be"):
-        recorded(path)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
     [("seconds", 2.5e-4), ("spread", 0.0), ("date", "2026-09-09"), ("device", "H200"), ("shape", {"B": 64}),
-     ("versions", {"torch": "3", "cuda": None}), ("commit", "d0"), ("fraction", 0.9), ("digest", "0" * 16)],
+     ("versions", {"torch": "3", "cuda": None}), ("commit", "d0"), ("fraction", 0.9), ("digest", "0" * 16),
+     ("what", 1), ("shape", []), ("bytes", True), ("flops", None), ("limit", "wish"), ("seconds", "0.5")],
 )  # fmt: skip
 def test_a_record_that_was_edited_by_hand_is_noticed(path, field, value):
     changed(path, lambda entry: entry.update({field: value}))
@@ -109,8 +96,8 @@ def test_a_record_that_was_edited_by_hand_is_noticed(path, field, value):
         ({"seconds": None, "fraction": None}, "or the reason"),
         ({"spread": None}, "or the reason"),
         ({"date": "yesterday"}, "date must be in ISO 8601"),
-        ({"seconds": float("nan")}, "seconds must be"),
-        ({"bytes": 1.5}, "bytes must be int"),
+        ({"seconds": float("nan")}, "not JSON compliant"),
+        ({"limit_rate": float("inf"), "fraction": 0.0}, "not JSON compliant"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_not_kept(path, fields, message):

@@ -1,12 +1,12 @@
-"""The heuristic dataflow: which product suits how many rows, measured once and looked up at each product (lesson 8).
+"""The heuristic dataflow: the best product for each number of rows is measured once and then looked up (lesson 8).
 
-A decode step multiplies M rows, one per sequence, with weights [N, K]. Three products are there for it:
+A decode step multiplies M rows, one per sequence, with weights [N, K]. There are three products for it.
 
-    M < M1         gemv        on CUDA cores: nothing is padded, but a weight is used for a few rows only
-    M1 ≤ M < M2    flat_gemm   on tensor cores: rows are padded to a multiple of 8
-    M2 ≤ M         matmul      torch's
+    M < M1         gemv        on CUDA cores. Nothing is padded, but few rows share a weight.
+    M1 ≤ M < M2    flat_gemm   on tensor cores. The rows are padded to a multiple of 8.
+    M2 ≤ M         matmul      of torch.
 
-Where one overtakes the other, at the inflection points M1 and M2, depends on [N, K] and on the device.
+The inflection points M1 and M2 depend on [N, K] and on the device.
 Hong et al. 2023, "FlashDecoding++", section 5.
 """
 
@@ -38,9 +38,9 @@ def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
 
 PRODUCTS: dict[str, Callable[..., Tensor]] = {"gemv": on_cuda_cores, "flat_gemm": _flat_gemm, "matmul": matmul}
 MAX_ROWS = 64  # of gemv and flat_gemm
-# Below 8 each number of rows is timed; then both ends of each step of 8, to which flat_gemm pads.
+# Every number of rows up to 8 is timed, then both ends of each step of 8, because flat_gemm pads to multiples of 8.
 NUM_ROWS = (*range(1, 9), *(M for step in range(8, MAX_ROWS, 8) for M in (step + 1, step + 8)))
-HOPELESS = 8.0  # times the fastest: not timed for more rows
+HOPELESS = 8.0  # a product that takes this many times as long as the fastest is not timed for more rows
 VERSION = 1  # of the file
 
 Shape = tuple[int, int]  # [N, K]
@@ -48,18 +48,18 @@ Times = Mapping[str, Mapping[int, float]]  # seconds of each product by its name
 
 
 def product_for(M: int, M1: int, M2: int) -> str:
-    """The rule: the name of the product for M rows."""
+    """Return the name of the product that the rule chooses for M rows."""
     return "gemv" if M < M1 else "flat_gemm" if M < M2 else "matmul"
 
 
 def inflection_points(times: Times) -> tuple[int, int]:
-    """(M1, M2), 1 ≤ M1 ≤ M2 ≤ 65, for which the rule loses least: of all pairs, the least product of the times.
+    """Return the pair (M1, M2), 1 ≤ M1 ≤ M2 ≤ 65, with the least product of the times that the rule leads to.
 
-    A product and not a sum, so that each number of rows weighs the same. All of the curves decide, not the first place
-    where two of them cross, for noise makes them cross anywhere. Ties go to torch's matmul, then to flat_gemm.
+    In a product of times, unlike a sum, each number of rows has the same weight. The whole curves decide, because
+    noise makes two curves cross in many places. Ties go to torch's matmul, then to flat_gemm.
 
     Args:
-        times: of "matmul" at all numbers of rows; what another product lacks was too slow to be timed.
+        times: "matmul" has a time for each number of rows. A time that another product lacks counts as infinite.
     """
     rows = sorted(times["matmul"])
     logs = {name: [math.log(times.get(name, {}).get(M, math.inf)) for M in rows] for name in PRODUCTS}
@@ -72,10 +72,11 @@ def inflection_points(times: Times) -> tuple[int, int]:
 
 
 def product_times(N: int, K: int, *, device: torch.device, dtype: torch.dtype) -> dict[str, dict[int, float]]:
-    """Seconds of each product with weights [N, K], for `NUM_ROWS`; taken in turns, on a GPU from a cold L2 cache.
+    """Return the seconds of each product with weights [N, K] for `NUM_ROWS`, measured in turns.
 
-    On a CPU, gemv and flat_gemm run in the CPU runner, some thousand times as slow as torch: what takes more than
-    `HOPELESS` times as long as the fastest is not timed for more rows. For float32 flat_gemm is gemv.
+    On a GPU, the L2 cache is cold. On a CPU, gemv and flat_gemm are simulated and about a thousand times as slow as
+    torch. A product that takes more than `HOPELESS` times as long as the fastest is not timed for more rows. In
+    float32, flat_gemm is not timed, because it is gemv.
     """
     w = torch.randn(N, K, device=device).to(dtype)
     times = {name: {} for name in PRODUCTS}
@@ -94,15 +95,15 @@ def product_times(N: int, K: int, *, device: torch.device, dtype: torch.dtype) -
 
 @dataclass(frozen=True)
 class Dataflow:
-    """The inflection points of weights [N, K] of one dtype on one device, and `linear`, which chooses by them.
+    """The inflection points of weights [N, K] of one dtype on one device. `linear` chooses the product by them.
 
     Attributes:
-        device: what it was profiled on, as `device_label` says it.
-        dtype: of x and w.
-        table: (M1, M2) by [N, K].
+        device: the label of the device that was profiled (see `device_label`).
+        dtype: the dtype of x and w.
+        table: {(N, K): (M1, M2)}.
 
     Raises:
-        ValueError: this machine has no such device; or a size or point is out of range.
+        ValueError, TypeError: this machine does not have the device, or a size or point is out of range or no int.
     """
 
     device: str
@@ -117,21 +118,21 @@ class Dataflow:
             has = " and ".join(dict.fromkeys(here.values()))
             raise ValueError(f"the table was profiled on {self.device}, this machine has {has}: profile here")
         for (N, K), (M1, M2) in self.table.items():
-            if N < 1 or K < 1 or not 1 <= M1 <= M2 <= MAX_ROWS + 1:
-                limits = f"N and K must be at least 1, and 1 <= M1 <= M2 <= {MAX_ROWS + 1}"
-                raise ValueError(f"{limits}; got N = {N}, K = {K}, M1 = {M1}, M2 = {M2}")
+            check_counts(N=N, K=K, M1=M1, M2=M2)
+            if not M1 <= M2 <= MAX_ROWS + 1:
+                raise ValueError(f"weights [{N}, {K}] must have 1 <= M1 <= M2 <= {MAX_ROWS + 1}, got {M1} and {M2}")
 
     @classmethod
     def profile(
         cls, shapes: Sequence[Shape], device: torch.device | str, *, dtype: torch.dtype | None = None
     ) -> "Dataflow":
-        """Time all products for weights [N, K] of each of `shapes` on `device`, and find their inflection points.
+        """Time all products on `device` for weights of each of the `shapes`, and return their inflection points.
 
         Args:
-            shapes: (N, K) of a model's linear layers: `linear_shapes` lists them.
-            dtype: default float32 on a CPU, float16 on a GPU.
+            shapes: (N, K) of the linear layers of a model. `linear_shapes` lists them.
+            dtype: the default is float32 on a CPU and float16 on a GPU.
 
-        On a CPU, where gemv and flat_gemm are simulated, nearly all becomes matmul: see `product_times`.
+        On a CPU, gemv and flat_gemm are simulated, so matmul is nearly always the fastest.
         """
         device = torch.device(device)
         if device == torch.device("cuda") and torch.cuda.is_available():
@@ -151,31 +152,26 @@ class Dataflow:
         return cls(device_label(device), dtype, points)
 
     def linear(self, x: Float[Tensor, "*rows K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "*rows N"]:
-        """x wᵀ, by the product that the table has for x's number of rows.
+        """Return x wᵀ, computed by the product that the table has for the number of rows of x.
 
-        A shape or dtype that was not profiled goes to torch's matmul; so does what needs a gradient, has no rows or
-        whose weights have rows that are not whole. What does not fit together raises torch's own error.
+        torch's matmul takes every shape and dtype that was not profiled, tensors that require a gradient, an x without
+        rows, and weights whose rows are not contiguous. Tensors that do not fit together raise torch's own error.
 
         Raises:
-            ValueError: x is on another device than the table's.
+            ValueError: x is on another device than the table.
         """
         if x.device not in self._devices:
             raise ValueError(f"the table was profiled on {self.device}, x is on {device_label(x.device)}")
         M = x.shape[:-1].numel()
         M1, M2 = self.table.get(tuple(w.shape), (1, 1))
-        if not 0 < M < M2 or not self._takes(x, w):
+        fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
+        if not 0 < M < M2 or not fit or w.stride(-1) != 1 or wants_gradient(x, w):
             return matmul(x, w)
-        product = few_rows if torch.compiler.is_compiling() else _few_rows  # called as an op it costs some µs more
+        product = few_rows if torch.compiler.is_compiling() else _few_rows  # an op costs some µs more
         return product(x.reshape(M, -1), w, product_for(M, M1, M2)).view(*x.shape[:-1], -1)
 
-    def _takes(self, x: Tensor, w: Tensor) -> bool:
-        """Whether gemv and flat_gemm can multiply these, of a shape that was profiled."""
-        fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
-        learns = wants_gradient(x, w)
-        return fit and not learns and w.stride(-1) == 1
-
     def inflections(self, N: int, K: int) -> tuple[int, int]:
-        """(M1, M2) of weights [N, K]. ValueError if they were not profiled."""
+        """Return (M1, M2) of weights [N, K]. Raises ValueError if the shape was not profiled."""
         if (N, K) not in self.table:
             has = ", ".join(map(str, map(list, self.table))) or "nothing"
             raise ValueError(f"weights [{N}, {K}] were not profiled; the table has {has}")
@@ -190,26 +186,21 @@ class Dataflow:
 
     @classmethod
     def load(cls, path: Path | str) -> "Dataflow":
-        """The table that `save` wrote.
+        """Read the table that `save` wrote.
 
         Raises:
-            ValueError: it was profiled on a device that this machine does not have, both are named; or the file is
-                damaged, and what is wrong is named.
+            ValueError: the file is not a saved Dataflow, or this machine does not have the device that was profiled.
         """
+        dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            _check_fields("the file", content, {"version": int, "device": str, "dtype": str, "inflections": list})
             if content["version"] != VERSION:
                 raise ValueError(f"version must be {VERSION}, got {content['version']}")
-            dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
-            if content["dtype"] not in dtypes:
-                raise ValueError(f"dtype must be one of {', '.join(dtypes)}, got {content['dtype']!r}")
-            table = {}
-            for number, entry in enumerate(content["inflections"], start=1):
-                _check_fields(f"entry {number}", entry, dict.fromkeys(("N", "K", "M1", "M2"), int))
-                table[entry["N"], entry["K"]] = entry["M1"], entry["M2"]
+            table = {(entry["N"], entry["K"]): (entry["M1"], entry["M2"]) for entry in content["inflections"]}
             return cls(content["device"], dtypes[content["dtype"]], table)
-        except ValueError as error:  # what is not JSON raises one too
+        except (KeyError, TypeError) as error:  # a field is missing or has another type
+            raise ValueError(f"{path}: not a saved Dataflow ({type(error).__name__}: {error})") from error
+        except ValueError as error:  # the file is not JSON, or a value is out of range
             raise ValueError(f"{path}: {error}") from None
 
 
@@ -226,7 +217,7 @@ def _(x, w, name):
 
 
 def device_label(device: torch.device) -> str:
-    """What times depend on: a GPU's name, architecture and SMs; of a CPU, its kind and cores."""
+    """Return the label of a device: name, architecture and SMs of a GPU, or architecture and cores of a CPU."""
     if device.type != "cuda":
         return f"{device.type.upper()} ({platform.machine()}, {os.cpu_count()} cores)"
     about = torch.cuda.get_device_properties(device)
@@ -235,14 +226,3 @@ def device_label(device: torch.device) -> str:
 
 def _devices_here() -> list[torch.device]:
     return [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-
-
-def _check_fields(what: str, value: object, kinds: Mapping[str, type]) -> None:
-    """`value` must be an object with these fields, of these types; a bool is no number."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be an object, got {type(value).__name__}")
-    if missing := [name for name in kinds if name not in value]:
-        raise ValueError(f"{what} lacks {', '.join(missing)}")
-    for name, kind in kinds.items():
-        if type(value[name]) is not kind:
-            raise ValueError(f"{name} of {what} must be {kind.__name__}, got {value[name]!r}")

@@ -1,4 +1,4 @@
-"""A model's linear layers by a table: what to profile for them, and the layers themselves (lesson 8)."""
+"""Replace the linear layers of a model by layers that choose their product from a table (lesson 8)."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from pagewise.flash_decoding_plus_plus.dataflow import Dataflow
 
 
 class DataflowLinear(nn.Module):
-    """A linear layer without bias whose products a table chooses."""
+    """A linear layer without bias that chooses its product from a `Dataflow`."""
 
     def __init__(self, weight: nn.Parameter, dataflow: Dataflow) -> None:
         super().__init__()
@@ -18,15 +18,15 @@ class DataflowLinear(nn.Module):
 
 
 def linear_shapes(model: nn.Module) -> list[tuple[int, int]]:
-    """(N, K) of a model's nn.Linear layers without bias, each once: what `Dataflow.profile` is to time for it."""
+    """Return (N, K) of all nn.Linear layers without bias, each once, as `Dataflow.profile` takes them."""
     return list(dict.fromkeys(tuple(layer.weight.shape) for layer in model.modules() if _without_bias(layer)))
 
 
 def replace_linear(model: nn.Module, dataflow: Dataflow) -> nn.Module:
-    """`model`, its nn.Linear layers without bias replaced in place by `DataflowLinear` ones with the same weights.
+    """Replace the nn.Linear layers without bias in place by `DataflowLinear` layers, and return the model.
 
-    Names of weights stay. Layers with a bias stay, and so does a product that the model makes without a layer, as
-    Llama does with a head tied to its embedding.
+    Weights and their names stay the same. Layers with a bias stay as they are. So do products without a layer, such as
+    the output head of a Llama that is tied to its embedding.
     """
     for parent in list(model.modules()):
         for name, layer in parent.named_children():

@@ -1,10 +1,10 @@
-"""GPT-2: the decoder before RoPE, RMSNorm and shared KV heads; the model that the source of lesson 9 measured.
+"""GPT-2: the decoder before RoPE, RMSNorm and shared KV heads. The source of lesson 9 measured this model.
 
     h = W_token[token] + W_position[position]
     x = layer_norm(h)      h = h + W_o attend(W_q x + b_q, W_k x + b_k, W_v x + b_v) + b_o
     x = layer_norm(h)      h = h + W_down gelu(W_up x + b_up) + b_down
 
-As in `llama`, all that decides how queries meet keys is the business of `attend`.
+As in `llama`, the argument `attend` computes all of attention.
 
 Radford et al. 2019. GELU: Hendrycks & Gimpel 2016. LayerNorm: Ba et al. 2016. Parameters are named and laid out as in
 transformers' checkpoints, where a layer's weight is [in, out].
@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, linear
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
 from pagewise.models.llama import new_embedding
-from pagewise.tools.checks import check_count, check_flag, check_number
+from pagewise.tools.checks import check_count, check_number
 
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
 """torch's `approximate` for each name of transformers: x Φ(x) itself, or by a tanh, written in three ways."""
@@ -57,7 +57,6 @@ class GPT2Config:
                 f"activation_function = {self.activation_function!r} is not implemented: supported are "
                 + ", ".join(map(repr, GELU))
             )
-        check_flag("tie_word_embeddings", self.tie_word_embeddings)
 
     @property
     def num_key_value_heads(self) -> int:
@@ -71,9 +70,9 @@ class GPT2Config:
 
 
 class GPT2(nn.Module):
-    """A decoder over token ids; attention is whatever `attend` does. New weights are torch's random ones.
+    """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
 
-    `eos_token_ids`: the tokens that end a text; `load_model` reads them from the checkpoint.
+    `eos_token_ids` are the tokens that end a text. `load_model` reads them from the checkpoint.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -100,10 +99,10 @@ class GPT2(nn.Module):
         *,
         logits_for: Int[Tensor, " n"] | None = None,
     ) -> Float[Tensor, "B n vocab"]:
-        """Logits of the token after each of T tokens (n = T), or after those of `logits_for`, in the weights' dtype.
+        """Return the logits of the token after each of T tokens (n = T), or after the tokens `logits_for`.
 
-        Arguments and errors are those of `Llama.forward`, but positions must be in [0, max_position_embeddings): there
-        are vectors for no others (checked on the CPU; on a GPU torch's embedding stops them).
+        Arguments and errors are those of `Llama.forward`, but positions must be in [0, max_position_embeddings). The
+        range is checked on the CPU only. On a GPU, torch's embedding stops a position out of range.
         """
         c = self.config
         sizes = {"vocab_size": c.vocab_size, "num_positions": c.max_position_embeddings}

@@ -1,4 +1,4 @@
-"""The door of every decoder: what `forward` is called with, and what `attend` gives back."""
+"""Checks that all decoders share: the arguments of `forward`, and the result of `attend`."""
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ def check_inputs(
     vocab_size: int,
     num_positions: int | None = None,
 ) -> None:
-    """Raise ValueError or TypeError for what a decoder's `forward` cannot take, before any work.
+    """Check the arguments of a decoder's `forward`. Raises ValueError or TypeError.
 
-    Ranges are looked at on the CPU only: on a GPU that would wait for the device, and torch's embedding and indexing
-    stop what is out of range there.
+    Ranges are checked on the CPU only. On a GPU the check would wait for the device, and torch's embedding and indexing
+    stop an index out of range there.
     """
     for name, ids in (("token_ids", token_ids), ("positions", positions)):
         check_tensor(name, ids, "B T", dtypes=(torch.int64, torch.int32))
@@ -28,7 +28,7 @@ def check_inputs(
         raise TypeError(f"attend must be a function attend(layer, q, k, v), got {type(attend).__name__}")
     _check_range("token_ids", token_ids, "vocab_size", vocab_size, "were they made by this model's tokenizer?")
     if num_positions is not None:
-        _check_range("positions", positions, "max_position_embeddings", num_positions, "the model has learnt no others")
+        _check_range("positions", positions, "max_position_embeddings", num_positions, "the model has no others")
     if logits_for is not None:
         check_tensor("logits_for", logits_for, "n", dtypes=(torch.int64,))
         check_same("device", token_ids=token_ids, logits_for=logits_for)

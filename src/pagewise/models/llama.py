@@ -3,11 +3,11 @@
     x = rms_norm(h)      h = h + W_o attend(rope(W_q x), rope(W_k x), W_v x)
     x = rms_norm(h)      h = h + W_down (silu(W_gate x) ∘ W_up x)
 
-Qwen2 adds biases, W_q x + b_q, W_k x + b_k and W_v x + b_v. Qwen3 has none, and normalises each head of W_q x and W_k x
-before RoPE turns it, so that no score can grow with the length of a query or a key. Both are fields of the config.
+Qwen2 adds biases: W_q x + b_q, W_k x + b_k and W_v x + b_v. Qwen3 normalises each head of W_q x and W_k x before RoPE,
+so that scores cannot grow with the length of a query or key. The config has a field for each.
 
-The model knows nothing of caches or kernels: how queries meet keys, the scale, the causal mask and the past are all
-the business of the `attend` that it is called with.
+The model knows nothing of caches or kernels. Its argument `attend` is responsible for the scale, the causal mask and
+the keys and values of earlier tokens.
 
 Touvron et al. 2023. RoPE: Su et al. 2021. GQA: Ainslie et al. 2023. SwiGLU: Shazeer 2020. RMSNorm: Zhang & Sennrich
 2019. Qwen2: Yang et al. 2024. Qwen3: Yang et al. 2025. Parameters are named as in transformers' checkpoints.
@@ -23,12 +23,12 @@ from torch.nn.functional import linear, silu
 
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
-from pagewise.tools.checks import check_count, check_flag, check_number
+from pagewise.tools.checks import check_count, check_number
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's way to longer contexts: wavelengths beyond the original context are stretched by `factor`."""
+    """How Llama 3.1 extends its context: it stretches wavelengths beyond the original context by `factor`."""
 
     factor: float
     low_freq_factor: float
@@ -38,7 +38,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a model, named as in transformers. A size that does not fit raises ValueError or TypeError."""
+    """The sizes of a model, with the names of transformers. A wrong size raises ValueError or TypeError."""
 
     vocab_size: int
     hidden_size: int
@@ -76,17 +76,15 @@ class LlamaConfig:
             )
         check_count("head_dim", self.head_dim)
         if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, for RoPE turns pairs of elements, got {self.head_dim}")
+            raise ValueError(f"head_dim must be even, because RoPE rotates pairs of elements, got {self.head_dim}")
         check_number("rms_norm_eps", self.rms_norm_eps, low=0.0)
         check_number("rope_theta", self.rope_theta, low=1.0)
-        for name in ("tie_word_embeddings", "qkv_bias", "qk_norm"):
-            check_flag(name, getattr(self, name))
 
 
 class Llama(nn.Module):
-    """A decoder over token ids; attention is whatever `attend` does. New weights are torch's random ones.
+    """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
 
-    `eos_token_ids`: the tokens that end a text; `load_model` reads them from the checkpoint.
+    `eos_token_ids` are the tokens that end a text. `load_model` reads them from the checkpoint.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -112,18 +110,21 @@ class Llama(nn.Module):
         *,
         logits_for: Int[Tensor, " n"] | None = None,
     ) -> Float[Tensor, "B n vocab"]:
-        """Logits of the token after each of T tokens (n = T), or after those of `logits_for`, in the weights' dtype.
+        """Return the logits of the token after each of T tokens (n = T), or after the tokens `logits_for`.
 
         Args:
-            token_ids: int64 or int32, in [0, vocab_size). The range is checked on the CPU only: on a GPU the check
+            token_ids: int64 or int32, in [0, vocab_size). The range is checked on the CPU only. On a GPU the check
                 would wait for the device, and torch's embedding stops an id out of range there.
-            positions: where each token stands in its own sequence. Any integers: RoPE has an angle for each.
-            attend: attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D], called once per layer, in
-                order, with RoPE applied to q and k. They may be strided; nothing else about attention happens here.
-            logits_for: int64 indices into T. The head is as wide as the vocabulary, and a prompt needs its last row.
+            positions: the position of each token in its sequence. RoPE has an angle for every integer.
+            attend: attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D] is called once per layer, in
+                order, with RoPE applied to q and k. The tensors may be strided.
+            logits_for: int64 indices into T. A prompt needs the logits of its last token only, and the head is large.
+
+        Returns:
+            The logits, in the dtype of the weights.
 
         Raises:
-            ValueError, TypeError: an argument does not fit, found before any work; or what attend returned does not.
+            ValueError, TypeError: an argument does not fit (raised before any work), or the result of attend does not.
         """
         check_inputs(token_ids, positions, attend, logits_for, vocab_size=self.config.vocab_size)
         turn = rope(positions, self.config)
@@ -135,8 +136,8 @@ class Llama(nn.Module):
 
 
 def new_embedding(num_rows: int, size: int) -> nn.Embedding:
-    """An embedding with random weights."""
-    # uniform: on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
+    """Return an embedding with random weights."""
+    # uniform_, because on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
     return nn.Embedding.from_pretrained(torch.empty(num_rows, size).uniform_(-0.05, 0.05), freeze=False)
 
 
@@ -195,7 +196,7 @@ class SwiGLU(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / √(mean(x²) + ε) · weight, the quotient in float32 (float64 for float64)."""
+    """x / √(mean(x²) + ε) · weight. The quotient is computed in float32 (float64 for float64)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -209,17 +210,17 @@ class RMSNorm(nn.Module):
 def rope(
     positions: Int[Tensor, "B T"], config: LlamaConfig
 ) -> tuple[Float[Tensor, "B 1 T D"], Float[Tensor, "B 1 T D"]]:
-    """(cos, sin) of position · theta^(−2i / D), float32 whatever the dtype of the weights; both halves of D alike."""
+    """Return (cos, sin) of position · theta^(−2i / D) in float32. Both halves of D are the same."""
     angles = positions[:, None, :, None].float() * rope_frequencies(config, positions.device)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
 
 def rope_frequencies(config: LlamaConfig, device: torch.device | str | None = None) -> Float[Tensor, " half_D"]:
-    """theta^(−2i / D) for i < D / 2, in float32, stretched if the config says so.
+    """Return theta^(−2i / D) for i < D / 2 in float32, scaled if the config has a `rope_scaling`.
 
-    Llama3Scaling leaves wavelengths below original / high_freq_factor alone, divides frequencies of those above
-    original / low_freq_factor by `factor`, and blends in between.
+    Llama3Scaling keeps wavelengths below original / high_freq_factor. It divides the frequencies of wavelengths above
+    original / low_freq_factor by `factor`, and interpolates between the two.
     """
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
     frequencies = 1.0 / config.rope_theta ** (pairs / config.head_dim)
@@ -232,7 +233,7 @@ def rope_frequencies(config: LlamaConfig, device: torch.device | str | None = No
 
 
 def apply_rope(x: Float[Tensor, "B H T D"], turn: tuple[Tensor, Tensor]) -> Float[Tensor, "B H T D"]:
-    """Turn each pair (x_i, x_{i + D/2}) by its angle: the halves are the pairs, not neighbours as in the RoPE paper."""
+    """Rotate each pair (x_i, x_{i + D/2}) by its angle. The RoPE paper pairs neighbours instead."""
     cos, sin = turn
     first, second = x.chunk(2, dim=-1)
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)

@@ -1,12 +1,12 @@
-"""Checkpoints and their tokenizers: folders as transformers' `save_pretrained` writes them, and hub ids.
+"""Load checkpoints and their tokenizers, from folders or from the Hugging Face hub.
 
-A folder holds config.json, the weights as safetensors (one file, or shards and model.safetensors.index.json), and the
-tokenizer's files. `tiny_model` needs neither network nor transformers: its folder lies inside the package.
+transformers' `save_pretrained` writes such a folder. It holds config.json, the weights as safetensors (one file, or
+shards and model.safetensors.index.json) and the files of the tokenizer. `tiny_model` loads a folder inside the package
+and needs neither a network nor transformers. A setting that is not implemented here raises ValueError.
 """
 
 import importlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,15 +17,12 @@ from jaxtyping import Int
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from pagewise.models.gpt2 import GPT2
-from pagewise.models.llama import Llama
-from pagewise.models.settings import build_model, eos_token_ids
+from pagewise.models.gpt2 import GPT2, GPT2Config
+from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig
 from pagewise.tools.checks import FLOATS
 
 TINY = Path(__file__).parent / "tiny"
-_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_LEFTOVERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""What older files hold besides weights: RoPE's frequencies, GPT-2's causal mask."""
+_LEFTOVERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # older files hold these besides weights
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -43,8 +40,7 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int] | Int[Tensor, " n"], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become "�".
 
-        Ids above 255 have no bytes and are dropped, whatever `skip_special_tokens` is: it stands here because the
-        tokenizers of transformers have it.
+        Ids above 255 are always dropped. `skip_special_tokens` exists because transformers' tokenizers have it.
         """
         return bytes(i for i in map(int, ids) if i < 256).decode(errors="replace")
 
@@ -52,28 +48,26 @@ class ByteTokenizer:
 def load_model(
     path_or_hub_id: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> tuple[Llama | GPT2, Any]:
-    """(model, tokenizer) of a checkpoint of Llama, Qwen2, Qwen3 or GPT-2.
+    """Return (model, tokenizer) of a checkpoint of Llama, Qwen2, Qwen3 or GPT-2.
 
-    The weights are converted to `dtype`, on `device`, and need no gradients.
+    The weights are converted to `dtype` and moved to `device`. They do not require gradients.
 
     Args:
-        path_or_hub_id: an existing folder, else the name of a repository on the Hugging Face hub ("owner/name").
+        path_or_hub_id: a folder, or the name of a repository on the Hugging Face hub ("owner/name").
         dtype: float32, float16, bfloat16 or float64.
-        device: default torch's default device, the CPU unless it was changed.
+        device: the default is torch's default device, normally the CPU.
 
     Returns:
-        The model, which knows its `eos_token_ids`, and transformers' tokenizer where the folder has one's files, a
-        `ByteTokenizer` where config.json says `"tokenizer": "bytes"`, and None where there is neither.
+        The model has its `eos_token_ids`. The tokenizer is that of transformers if the folder has the files of one, a
+        `ByteTokenizer` if config.json has `"tokenizer": "bytes"`, and else None.
 
     Raises:
-        ValueError: there is no such checkpoint, its model is not implemented here, or its weights do not fit.
+        ValueError: the checkpoint does not exist, its model is not implemented here, or its weights do not fit.
         ImportError: the hub or the tokenizer needs a package that is not installed.
     """
     if dtype not in (*FLOATS, torch.float64):
         raise TypeError(f"dtype must be float32, float16, bfloat16 or float64, got {dtype}")
-    if not isinstance(path_or_hub_id, str | Path):
-        raise TypeError(f"path_or_hub_id must be a folder or a hub id, got {type(path_or_hub_id).__name__}")
-    device = torch.get_default_device() if device is None else torch.device(device)
+    device = torch.device(device or torch.get_default_device())
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device}, but torch finds no GPU here: leave it out, or pass 'cpu'")
     folder = Path(path_or_hub_id).expanduser()
@@ -83,7 +77,7 @@ def load_model(
         raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
     settings = _read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    with torch.device("meta"):  # no memory, no random weights: they come from the files
+    with torch.device("meta"):  # no memory and no random weights, because the weights come from the files
         model = build_model(settings)
     model.eos_token_ids = eos_token_ids(_read_json(generation) if generation.is_file() else {}, settings)
     model.load_state_dict(_read_weights(folder, model, dtype, device), assign=True)
@@ -93,18 +87,18 @@ def load_model(
 def tiny_model(
     *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> tuple[Llama, ByteTokenizer]:
-    """(model, tokenizer) of the model of 1.7 million parameters that ships with the package.
+    """Return (model, tokenizer) of the model of 1.7 million parameters that ships with the package.
 
-    It has read the text of this repository, byte by byte (see `train_tiny`), and can count to 512 positions.
+    It was trained on the text of this repository, byte by byte, with contexts of up to 512 bytes.
     """
     return load_model(TINY, dtype=dtype, device=device)
 
 
 def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Every weight of `model` from the safetensors in `folder`. Names and shapes are checked before data is read."""
+    """Read every weight of `model` from the safetensors in `folder`. Names and shapes are checked first."""
     expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}
     embedding = next(iter(expected))
-    prefix = embedding.split(".")[0]  # "model" or "transformer", left out where a decoder was saved without its head
+    prefix = embedding.split(".")[0]  # "model" or "transformer"; missing if the decoder was saved without its head
     found = {}
     for shard in map(_open, _weight_files(folder)):
         for name in shard.keys():  # noqa: SIM118 (not a dict)
@@ -117,27 +111,23 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
         ignored.add("lm_head.weight")
     found = {name: weight for name, weight in found.items() if name in expected or name not in ignored}
     shapes = {name: weight.get_shape() for name, weight in found.items()}
-    wrong = [
-        _list("missing", [name for name in expected if name not in found]),
-        _list("unexpected", [name for name in found if name not in expected]),
-        _list(
-            "of another shape than config.json says",
-            [f"{n} {shapes[n]}, not {expected[n]}" for n in found if n in expected and shapes[n] != expected[n]],
-        ),
-    ]
-    if any(wrong):
-        raise ValueError(f"the weights in {folder} do not fit its config.json: " + "; ".join(filter(None, wrong)))
+    wrong = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "of another shape than config.json says": [
+            f"{n} {shapes[n]}, not {expected[n]}" for n in found if n in expected and shapes[n] != expected[n]
+        ],
+    }
+    if said := "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in wrong.items() if names):
+        raise ValueError(f"the weights in {folder} do not fit its config.json: {said}")
     return {name: weight[:].to(device=device, dtype=dtype) for name, weight in found.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold an object, got a {type(content).__name__}")
-    return content
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a JSON object: {error}") from error
 
 
 def _open(path: Path) -> Any:
@@ -149,12 +139,9 @@ def _open(path: Path) -> Any:
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        names = ["model.safetensors"]
-    else:
+    names = ["model.safetensors"]
+    if index.is_file():
         names = sorted(set(_read_json(index).get("weight_map", {}).values()))
-        if not names:
-            raise ValueError(f"{index} has no weight_map: it must be as save_pretrained writes it")
     if absent := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(
             f"{folder} lacks {', '.join(absent)}: weights are read from safetensors only; "
@@ -163,31 +150,126 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _list(what: str, names: list[str], most: int = 5) -> str:
-    """ "missing: a, b, c"; only the first few of many names; empty for none."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{what}: {', '.join(names[:most])}{more}" if names else ""
-
-
 def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> Any:
     if any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        return require_package("transformers", f"the tokenizer in {folder}").AutoTokenizer.from_pretrained(folder)
+        return _require_package("transformers", f"the tokenizer in {folder}").AutoTokenizer.from_pretrained(folder)
     return ByteTokenizer() if settings.get("tokenizer") == "bytes" else None
 
 
 def _download(hub_id: str) -> Path:
-    if not _HUB_ID.fullmatch(hub_id):
-        raise ValueError(f"{hub_id!r} is no existing folder, and no hub id (owner/name) either")
-    hub = require_package("huggingface_hub", f"{hub_id!r} is no existing folder; fetching it from the hub")
+    hub = _require_package("huggingface_hub", f"{hub_id!r} is not a folder; fetching it from the hub")
     try:
         return Path(hub.snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{hub_id!r} is no existing folder and could not be fetched from the hub: {error}") from error
+        raise ValueError(f"{hub_id!r} is not a folder and could not be fetched from the hub: {error}") from error
 
 
-def require_package(package: str, what: str) -> ModuleType:
-    """Import what only the extra `models` installs; an ImportError says that `what` needs it."""
+def _require_package(package: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"{what} needs {package}: pip install pagewise[models]") from error
+
+
+def build_model(settings: Mapping[str, Any]) -> Llama | GPT2:
+    """Return the decoder that config.json describes, with new weights on torch's default device."""
+    if (kind := settings.get("model_type")) not in SUPPORTED:
+        raise ValueError(f"model_type {kind!r} is not implemented: supported are {', '.join(map(repr, SUPPORTED))}")
+    model, read_config = SUPPORTED[kind]
+    return model(read_config(settings))
+
+
+def eos_token_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the tokens that end a text, from the first source that has any."""
+    for source in sources:
+        if (ids := source.get("eos_token_id")) is not None:
+            ids = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(token, int) and token >= 0 for token in ids):
+                raise ValueError(f"eos_token_id must be a token id or a list of them, got {ids}")
+            return tuple(ids)
+    return ()
+
+
+def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
+    """Return the config of a Llama, a Qwen2 (a Llama with biases) or a Qwen3 (a Llama with normalised heads)."""
+    kind = settings.get("model_type", "llama")
+    rope = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
+    only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
+    _check_only(kind.title(), {**settings, **rope}, only)
+    _check_no_window(settings)
+    required = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+    if kind != "llama":  # their defaults in transformers differ from those of Llama
+        required += ["num_key_value_heads", "max_position_embeddings"] + ["head_dim"] * (kind == "qwen3")
+    _check_present(settings, required)
+    optional = ("num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings")
+    sizes = {name: settings[name] for name in (*required, *optional) if name in settings}
+    return LlamaConfig(
+        **sizes,
+        rms_norm_eps=float(settings.get("rms_norm_eps", LlamaConfig.rms_norm_eps)),
+        rope_theta=float(rope.get("rope_theta", settings.get("rope_theta", LlamaConfig.rope_theta))),
+        rope_scaling=_rope_scaling(rope, settings),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind == "qwen3",
+    )
+
+
+def gpt2_config(settings: Mapping[str, Any]) -> GPT2Config:
+    """Return the config of a GPT-2. Its config.json has other names for the sizes."""
+    only = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+    _check_only("GPT-2", settings, only)
+    names = {
+        "vocab_size": "vocab_size",
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+    }
+    _check_present(settings, names)
+    names |= {name: name for name in ("layer_norm_epsilon", "activation_function", "tie_word_embeddings")}
+    names["n_inner"] = "intermediate_size"
+    return GPT2Config(**{ours: settings[theirs] for theirs, ours in names.items() if theirs in settings})
+
+
+def _check_only(model: str, settings: Mapping[str, Any], only: Mapping[str, Any]) -> None:
+    for name, supported in only.items():
+        if (got := settings.get(name, supported)) != supported:
+            raise ValueError(f"{name} = {got!r} is not implemented: {model} here has {name} = {supported!r} only")
+
+
+def _check_present(settings: Mapping[str, Any], names: Iterable[str]) -> None:
+    if missing := [name for name in names if name not in settings]:
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
+
+
+def _check_no_window(settings: Mapping[str, Any]) -> None:
+    """Refuse a Qwen in which some layers see only the last `sliding_window` tokens."""
+    kinds = settings.get("layer_types")
+    if kinds is None and settings.get("use_sliding_window") and settings.get("sliding_window"):
+        full = settings.get("max_window_layers", 28)
+        kinds = ["sliding_attention"] * (settings.get("num_hidden_layers", full) - full)
+    if windowed := set(kinds or ()) - {"full_attention"}:
+        raise ValueError(
+            f"layers of {', '.join(map(repr, sorted(windowed)))} are not implemented (sliding_window = "
+            f"{settings.get('sliding_window')}): layers here see all of the past"
+        )
+
+
+def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama3Scaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_scaling of type {kind!r} is not implemented: supported are 'default' and 'llama3'")
+    rope = {"original_max_position_embeddings": settings.get("max_position_embeddings"), **rope}
+    names = ("factor", "low_freq_factor", "high_freq_factor")
+    if missing := [name for name in (*names, "original_max_position_embeddings") if rope.get(name) is None]:
+        raise ValueError(f"rope_scaling of type 'llama3' lacks {', '.join(missing)}")
+    return Llama3Scaling(*(float(rope[name]) for name in names), int(rope["original_max_position_embeddings"]))
+
+
+SUPPORTED = {  # by model_type
+    "llama": (Llama, llama_config),
+    "qwen2": (Llama, llama_config),
+    "qwen3": (Llama, llama_config),
+    "gpt2": (GPT2, gpt2_config),
+}

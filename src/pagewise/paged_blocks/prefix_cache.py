@@ -1,12 +1,13 @@
-"""The prefix cache: full blocks found again by what they hold (lesson 4).
+"""The prefix cache finds full blocks by their content (lesson 4).
 
 K and V of a token depend on every token before it, so a block may serve another sequence only if the whole prefix
 up to its end is the same. Each full block is therefore named by a chain of hashes,
 
     digest_i = sha256(digest_{i−1} ‖ tokens of block i),        digest_{−1} = empty
 
-The digest finds a candidate, equality decides: a hit compares the block's tokens and demands that its parent is the
-very prefix matched just before, so by induction the whole prefix is equal and a collision of digests is a miss.
+The digest finds a candidate, equality decides. A hit compares the tokens of the block. It also requires that the
+parent of the block is the prefix that was matched just before. By induction, the whole prefix is equal, and two
+contents with the same digest are a miss.
 """
 
 import hashlib
@@ -22,10 +23,10 @@ class Prefix:
 
     def __init__(self, digest: bytes, parent: "Prefix | None", tokens: tuple[int, ...]) -> None:
         self.digest, self.parent, self.tokens = digest, parent, tokens
-        self.blocks: dict[int, None] = {}  # in order of registration; more than one where equal prompts met unshared
+        self.blocks: dict[int, None] = {}  # in order of registration; several if equal prompts ran side by side
 
     def continues(self, parent: "Prefix", tokens: tuple[int, ...]) -> bool:
-        """Whether this is `parent` followed by `tokens`. No hash is trusted here."""
+        """Return whether this is `parent` followed by `tokens`, without trusting any hash."""
         return self.parent is parent and self.tokens == tokens
 
     def __repr__(self) -> str:
@@ -36,7 +37,7 @@ ROOT = Prefix(b"", None, ())  # the empty prefix, parent of every first block
 
 
 class PrefixCache:
-    """Which physical blocks hold which prefix. It knows nothing of sequences, reference counts or free lists."""
+    """A table of prefixes and the physical blocks that hold them. It has no notion of sequences or free blocks."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, Prefix] = {}
@@ -49,21 +50,21 @@ class PrefixCache:
         return block in self._by_block
 
     def of_block(self, block: int) -> Prefix | None:
-        """The prefix that ends in `block`, if it is cached."""
+        """Return the cached prefix that ends with `block`, or None."""
         return self._by_block.get(block)
 
     def find(self, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
-        """The cached prefix that continues `parent` by these tokens, both verified, or None."""
+        """Return the cached prefix that continues `parent` by these tokens, or None. Both are compared."""
         if parent is None:
             return None
         prefix = self._by_digest.get(block_digest(parent.digest, tokens))
         return prefix if prefix is not None and prefix.continues(parent, tuple(tokens)) else None
 
     def register(self, block: int, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
-        """From now on `block` holds `parent` continued by `tokens`; returns that prefix.
+        """Remember that `block` holds `parent` continued by `tokens`, and return that prefix.
 
-        Equal content in several blocks is kept under one prefix. None, and the block stays unshared, if the digest
-        belongs to other content (a collision) or the parent itself could not be shared.
+        Several blocks with equal content belong to one prefix. The result is None, and the block is not shared, if the
+        digest belongs to other content (a collision) or if the parent could not be shared.
         """
         if block in self._by_block or parent is None:
             return self._by_block.get(block)
@@ -76,7 +77,7 @@ class PrefixCache:
         return prefix
 
     def forget(self, block: int) -> None:
-        """`block` is about to be overwritten. A prefix that no block holds any more is gone."""
+        """Forget what `block` holds, because it will be overwritten. A prefix without blocks goes too."""
         prefix = self._by_block.pop(block)
         del prefix.blocks[block]
         if not prefix.blocks:
@@ -84,12 +85,15 @@ class PrefixCache:
 
 
 def block_digest(parent_digest: bytes, tokens: Sequence[int]) -> bytes:
-    """sha256 over the parent's digest and the tokens as 64-bit integers: fixed width, so no two inputs look alike."""
+    """Return sha256 over the parent's digest and the tokens as 64-bit integers.
+
+    The fixed width makes sure that different tokens are different bytes.
+    """
     return hashlib.sha256(parent_digest + array("q", tokens).tobytes()).digest()
 
 
 def as_token(token: object) -> int:
-    """The token as an int. numpy's and torch's integers are taken too."""
+    """Return the token as an int. Integers of numpy and torch are accepted too."""
     try:
         value = operator.index(token)
     except TypeError:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from pagewise.tools.checks import FLOAT8, FLOATS, check_flag, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.checks import FLOAT8, FLOATS, check_number, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
@@ -37,7 +37,6 @@ def write_kv_cache(
 
     Everything is checked before anything is written, unless `check` is False. Takes no part in differentiation.
     """
-    check_flag("check", check)
     if check:
         _check(k_cache, v_cache, slots, k, v, k_scale, v_scale)
     k, v = k.detach(), v.detach()

@@ -1,8 +1,8 @@
-"""What was measured, written down so that it can be trusted later (lessons/measurements/*.json).
+"""Keep measurements in files so that they can be trusted later (lessons/measurements/*.json).
 
-A file is a JSON list with a record per line. Each stands for itself: what ran, on what, when, with which versions, and
-how near it came to a limit that was measured on the same machine. A record that was edited by hand, or that contradicts
-itself, is noticed when it is read.
+A file is a JSON list with one record per line. A record names the function, device, date and versions, and compares the
+time with a limit that was measured on the same machine. A record that was edited by hand, or that contradicts itself,
+raises an error when it is read.
 """
 
 import datetime
@@ -16,14 +16,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 
 class Record(NamedTuple):
-    """One thing measured once, or the reason why it could not be."""
+    """One measurement, or the reason why a function could not be measured."""
 
     what: str
     shape: dict[str, int]
@@ -34,10 +33,10 @@ class Record(NamedTuple):
     date: str  # ISO 8601
     commit: str | None
     how: str  # the conditions: "cold L2, launch hidden, 30 calls"
-    bytes: int  # that had to be moved
-    flops: int  # that had to be done
-    limit: Literal["copy", "matmul"]  # which of the two is held against a measured rate
-    limit_rate: float | None  # that rate: a copy's bytes, or a matrix product's FLOPs, per second
+    bytes: int  # the bytes that must be moved
+    flops: int  # the floating-point operations that must be done
+    limit: Literal["copy", "matmul"]  # the measured rate that limits this work
+    limit_rate: float | None  # the bytes of a copy, or the FLOPs of a matrix product, per second
     seconds: float | None = None  # the median
     spread: float | None = None  # seconds between the quartiles
     fraction: float | None = None  # of limit_rate
@@ -45,18 +44,18 @@ class Record(NamedTuple):
 
     @property
     def subject(self) -> tuple:
-        """What a newer record replaces: the same thing on the same device."""
+        """The key of a record. A newer record with the same key replaces it."""
         return self.what, tuple(self.shape.items()), self.dtype, self.device
 
     def reached(self) -> float | None:
-        """The fraction that time, bytes or FLOPs, and the measured rate give."""
+        """Return the fraction of limit_rate that the time gives, or None without a time or a rate."""
         if self.seconds is None or self.limit_rate is None:
             return None
         return (self.bytes if self.limit == "copy" else self.flops) / self.seconds / self.limit_rate
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
-    """The part of a record that is the same for all of one run: device, driver, versions, date, commit."""
+    """Return the fields that all records of a run share: device, driver, versions, date, commit."""
     on_gpu = device.type == "cuda"
     versions = {"python": platform.python_version(), "cuda": torch.version.cuda}
     versions |= {name: _version(name) for name in ("pagewise", "torch", "triton", "numpy", "cuda-core")}
@@ -71,9 +70,9 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 
 def keep(path: Path, record: Record) -> None:
-    """Add a record to a file, in the place of an older one of the same thing on the same device.
+    """Add a record to a file. It replaces an older record with the same `subject`.
 
-    The file is replaced at once: whoever stops a run half-way has all that was kept before.
+    The file is replaced in one step, so that a run that is stopped keeps all earlier records.
 
     Raises:
         ValueError: the record, or one that the file holds, is not valid.
@@ -90,10 +89,10 @@ def keep(path: Path, record: Record) -> None:
 
 
 def recorded(path: Path) -> list[Record] | None:
-    """The records that `keep` wrote, or None where nothing was recorded yet.
+    """Return the records that `keep` wrote, or None if the file does not exist.
 
     Raises:
-        ValueError: one was not written by `keep`, or was changed since; the message says which, and what is wrong.
+        ValueError: a record was not written by `keep`, or was changed since. The message names it and the fault.
     """
     if not path.exists():
         return None
@@ -113,7 +112,7 @@ def recorded(path: Path) -> list[Record] | None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text under a header: numbers flush right, the first and the last column flush left."""
+    """Format rows of text under a header. Numbers are aligned right, the first and the last column left."""
     widths = [*(max(map(len, column)) for column in zip(header, *rows, strict=True))][:-1]
     lines = []
     for first, *numbers, last in (header, *rows):
@@ -123,7 +122,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def table_of(records: Sequence[Record]) -> str:
-    """A table per shape and dtype: each thing's time, its spread, its rate, and its share of the measured limit."""
+    """Format a table per shape and dtype, with time, spread, rate and the fraction of the measured limit."""
     tables = []
     for (shape, dtype), group in itertools.groupby(records, lambda record: (record.shape, record.dtype)):
         sizes = ", ".join(f"{name} {size}" for name, size in shape.items())
@@ -145,27 +144,23 @@ def _row(r: Record) -> tuple[str, ...]:
 
 
 def _entry(record: Record) -> dict[str, Any]:
-    """The record as it is written, with a digest of all its fields."""
+    """Return the fields of a record as they are written, with a digest of all fields."""
     return {**record._asdict(), "digest": _digest(record._asdict())}
 
 
 def _digest(fields: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 
 def _record(entry: object) -> Record:
-    """A record from what was written: all fields there, of their types, as they were, in agreement with each other."""
+    """Return the record that was written. Its fields are complete and unchanged, and do not contradict each other."""
     if not isinstance(entry, dict):
         raise ValueError(f"it must be an object, got {type(entry).__name__}")
-    hints = get_type_hints(Record)
     fields = {name: value for name, value in entry.items() if name != "digest"}
-    if missing := [name for name in (*hints, "digest") if name not in entry]:
+    if missing := [name for name in (*Record._fields, "digest") if name not in entry]:
         raise ValueError(f"{', '.join(missing)} missing")
-    if unknown := [name for name in fields if name not in hints]:
+    if unknown := [name for name in fields if name not in Record._fields]:
         raise ValueError(f"{', '.join(unknown)} unknown")
-    for name, hint in hints.items():
-        if not _fits(fields[name], hint):
-            raise ValueError(f"{name} must be {getattr(hint, '__name__', hint)}, got {fields[name]!r}")
     if entry["digest"] != _digest(fields):
         raise ValueError("its digest does not fit: it was changed by hand")
     record = Record(**fields)
@@ -173,22 +168,8 @@ def _record(entry: object) -> Record:
     return record
 
 
-def _fits(value: object, hint: Any) -> bool:
-    """Whether what JSON gave is of the annotated type. A bool is no number here, and a float is finite."""
-    if get_origin(hint) is dict:
-        key, item = get_args(hint)
-        return isinstance(value, dict) and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if isinstance(hint, UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
-    if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is hint
-
-
 def _check_agreement(record: Record) -> None:
-    """What a record says twice must agree."""
+    """Check that the fields of a record do not contradict each other."""
     try:
         datetime.datetime.fromisoformat(record.date)
     except ValueError:
@@ -217,7 +198,7 @@ def _version(package: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """The first line that a command prints, or None where there is no such command or it fails."""
+    """Return the first line that a command prints, or None if the command does not exist or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
