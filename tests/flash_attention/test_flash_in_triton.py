@@ -12,7 +12,6 @@ import torch
 from covering import covering
 from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
 
-from conftest import assert_as_accurate_as_naive
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, tuning
 from pagewise.flash_attention.ops import FlashInputs, outputs
 from pagewise.naive_attention import attention

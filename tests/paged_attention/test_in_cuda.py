@@ -627,8 +627,6 @@ BAD = {
     "scale": (bad(lambda **_: {"scale": float("inf")}), ValueError, "scale"),
     "k_scale": (bad(lambda **_: {"k_scale": float("nan")}), ValueError, "k_scale"),
     "alibi": (bad(lambda **_: {"alibi_slopes": torch.zeros(3)}), ValueError, "alibi_slopes must be"),
-    "check": (bad(lambda **_: {"check": 1}), TypeError, "check must be True or False"),
-    "return_lse": (bad(lambda **_: {"return_lse": 1}), TypeError, "return_lse must be True or False"),
     "k_scale beyond float32": (bad(lambda **_: {"k_scale": 1e39}), ValueError, "k_scale must be a finite number in"),
     "v_scale beyond float": (bad(lambda **_: {"v_scale": 10**400}), ValueError, "v_scale must be a finite number in"),
     "scales together": (bad(lambda **_: {"k_scale": 1e30, "scale": 1e30}), ValueError, "k_scale = 1e[+]30 times scale"),

@@ -6,8 +6,10 @@ from covering import covering
 from packed_cases import assert_packed_matches_dense, dense, packed_inputs
 
 from conftest import DEVICES
-from pagewise.paged_attention import paged_attention, paged_attention_varlen, varlen, varlen_in_torch
-from pagewise.paged_attention.splits import Splits
+from pagewise import paged_attention_varlen as varlen
+from pagewise.flash_decoding import Splits
+from pagewise.paged_attention import paged_attention, paged_attention_varlen
+from pagewise.paged_attention_varlen import in_torch as varlen_in_torch
 from pagewise.paged_blocks.cache import to_vllm_layout
 
 E4M3 = torch.float8_e4m3fn
@@ -138,8 +140,8 @@ def test_values_are_scaled_wherever_torch_reads_them(queries, shared, device):
 
 @pytest.mark.parametrize(("option", "splits"), [("num_splits", Splits("num", 3)), ("split_size", Splits("size", 40))])
 def test_all_sequences_are_cut_as_asked_for(option, splits, monkeypatch):
-    seen, usual = [], varlen_in_torch.in_pieces
-    monkeypatch.setattr(varlen_in_torch, "in_pieces", lambda *args: (seen.append(args[-1]), usual(*args))[1])
+    seen, usual = [], varlen_in_torch.attend_in_splits
+    monkeypatch.setattr(varlen_in_torch, "attend_in_splits", lambda *args: (seen.append(args[-1]), usual(*args))[1])
     inputs = packed_inputs([70, 75, 67], [1, 3, 40], 4, 2, 32, dtype=torch.float32, device="cpu")
     assert_packed_matches_dense(lambda *a, **o: in_torch(*a, **o, **{option: splits.count}), inputs)
     assert seen == [splits] * 3

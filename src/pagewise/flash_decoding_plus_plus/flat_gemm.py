@@ -24,7 +24,6 @@ from pagewise.cuda.limits import MAX_SHARED_BYTES
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
-from pagewise.tools.device import num_sms
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
 
@@ -127,7 +126,8 @@ def on_tensor_cores(
     out = _output(x, w)
     if out.numel():
         # The CPU runner has the number of SMs and the other limits of an H200.
-        num_stages = num_stages or stages_for(M, N, num_sms(x.device, on_cpu=132), limit)
+        num_sms = architecture(x.device).num_sms if x.is_cuda else 132
+        num_stages = num_stages or stages_for(M, N, num_sms, limit)
         x, vec = _in_vecs(x, w)
         kernel = flat_gemm_kernel(x.dtype, cdiv(M, TILE_M), num_stages, vec)
         shared_bytes = num_stages * stage_bytes(M)

@@ -16,7 +16,6 @@ from pagewise.tools.checks import (
     FLOAT8,
     FLOATS,
     check_count,
-    check_flag,
     check_heads,
     check_same,
     check_shape,
@@ -168,9 +167,6 @@ def _attend(
     query_heads: int = 1,
 ) -> Output:
     """Check the arguments that are not tensors, and launch."""
-    check_flag("return_lse", return_lse)
-    if check is not None:
-        check_flag("check", check)
     max_seq_len = _longest(inputs, max_seq_len, check)
     if partition_size is not None:
         P, most = inputs.v_cache.shape[-1], in_cuda.MAX_PARTITIONS

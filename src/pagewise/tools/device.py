@@ -6,7 +6,6 @@ tensors. Setting `TRITON_INTERPRET` yourself (0 or 1) before importing pagewise 
 """
 
 import contextlib
-import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -31,12 +30,6 @@ _TRITON_CAME_FIRST = (
 def best_device() -> torch.device:
     """The device to compute on: the current CUDA device if there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-@functools.cache
-def num_sms(device: torch.device, *, on_cpu: int) -> int:
-    """How many multiprocessors a GPU has; of a CPU what the caller says."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else on_cpu
 
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
