@@ -22,9 +22,12 @@ from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, lazy_rescale_attention, unified_max_attention
 from pagewise.naive_attention import grouped_matmul
 from pagewise.paged_attention import paged_attention
-from pagewise.paged_attention.in_triton import DecodeInputs, filling
+from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.tools import benchmark
+from pagewise.tools.architecture import architecture
 from pagewise.tools.benchmark import Candidate, Record
+from pagewise.tools.sizes import cdiv
+from pagewise.tools.tuning import decode_tiles, splits_that_fill
 
 MIXED = [Shape(16, 512, 65536), Shape(32, 1024, 131072, one_long=1), Shape(64, 512, 32768)]
 _LEVEL = [Shape(B, S, S) for S in (131072, 512, 2048, 8192, 32768, 524288) for B in (1, 8)]
@@ -45,12 +48,16 @@ def methods(device: torch.device, paged: bool) -> dict[str, Callable[[Sequence[I
         "Flash-Decoding": _ours,  # whatever it chooses: the heuristic's splits, for mixed lengths equal ranges
         "not split": partial(_ours, num_splits=1),
         "the heuristic's splits": _by_heuristic,
-        "splits of 512 keys": partial(_ours, split_size=512),
     }
     if paged:
         found |= {name: run for name, run in paged_attention_peers.peers(device).items() if "not paged" not in name}
     else:
-        found |= {"unified max": _unified, "lazy rescale": _lazy, **flash_decoding_peers.peers(device)}
+        found |= {
+            "splits of 512 keys": partial(_ours, split_size=512),
+            "unified max": _unified,
+            "lazy rescale": _lazy,
+            **flash_decoding_peers.peers(device),
+        }
     return {**found, f"Flash-Decoding{AGAIN}": _ours}
 
 
@@ -67,8 +74,15 @@ def _ours(batches: Sequence[Inputs], **splits: int) -> list[Candidate]:
 def _by_heuristic(batches: Sequence[Inputs]) -> list[Candidate]:
     """As many splits as the heuristic wants if all sequences were as long as the longest."""
     first = batches[0]
-    inputs = DecodeInputs(*first[:3]) if isinstance(first, DenseInputs) else DecodeInputs.paged(first)
-    return _ours(batches, num_splits=filling(inputs._replace(seq_lens=None)).count)
+    q, k = first[:2]
+    if isinstance(first, PagedInputs):
+        kv_heads, keys = k.shape[2], first.block_tables.shape[1] * k.shape[1]
+    else:
+        kv_heads, keys = k.shape[1:3]
+    gpu, group = architecture(q.device), q.shape[1] // kv_heads
+    tiles = decode_tiles(group, q.shape[-1], q.dtype, k.dtype)
+    items = len(q) * kv_heads * cdiv(group, tiles.rows)
+    return _ours(batches, num_splits=splits_that_fill(items, keys, tiles.keys, gpu.num_sms) if gpu.sm else 1)
 
 
 def _unified(batches: Sequence[DenseInputs]) -> list[Candidate]:
