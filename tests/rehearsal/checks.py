@@ -11,7 +11,7 @@ import torch
 
 from pagewise.cuda import CudaKernel
 from pagewise.cuda import gpu as cuda_gpu
-from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
+from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
@@ -154,13 +154,6 @@ def attended(gpu, **options):
 def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(other_gpu):
     for out, expected in zip(attended(other_gpu, backend="triton"), attended(other_gpu, backend="torch"), strict=True):
         torch.testing.assert_close(out, expected, rtol=0.02, atol=4e-3)
-
-
-@pytest.mark.parametrize("variant", in_triton_hopper.NAMES)
-def test_hoppers_flash_attention_runs_on_the_gpu_of_its_tensors(variant):
-    q, k, v = torch.randn(3, 1, 2, 20, 32, device="cuda:1").half()
-    out, *_ = in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)
-    torch.testing.assert_close(out, flash_attention(q, k, v, causal=True, backend="torch"), rtol=0.01, atol=1e-3)
 
 
 def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
