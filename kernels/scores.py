@@ -67,13 +67,9 @@ def query_range(first_col, last_col, sizes, window, CAUSAL: tl.constexpr):
 
 @triton.jit
 def mask_of_head(attn_mask, batch, head):
-    """The matrix (pointer, stride of rows, stride of columns) of one head's mask; None without a mask."""
-    matrix = None
-    if attn_mask is not None:
-        ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
-        ptr += batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
-        matrix = (ptr, stride_row, stride_col)
-    return matrix
+    """The matrix (pointer, stride of rows, stride of columns) of one head's mask."""
+    ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
+    return ptr + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head, stride_row, stride_col
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.cuda import CudaKernel
+from pagewise.flash_attention import in_triton, tuning
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.ops import empty_like
 from pagewise.options import ScoreOptions
@@ -78,7 +79,7 @@ def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout
     ):
         if given:
             return f"takes no {name}"
-    return None
+    return tuning.refuses_bfloat16(q.dtype, in_triton.gpu_of(q.device))
 
 
 def forward(

@@ -29,15 +29,11 @@ def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
         return f"takes q in float32, float16 or bfloat16, got {q.dtype}"
     if q.shape[-1] > MAX_HEAD_SIZE:
         return f"takes head sizes up to {MAX_HEAD_SIZE}, got {q.shape[-1]}"
-    return refuses_bfloat16(q)
-
-
-def refuses_bfloat16(q: Tensor) -> str | None:
-    """The reason why no kernel can take bfloat16 on the GPU of q, or None."""
     gpu = gpu_of(q.device)
-    if q.dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
-        return f"takes no bfloat16 on this GPU (sm_{gpu.sm}), which does not compute with it: use float16"
-    return None
+    if q.dtype == torch.float32 and q.shape[-1] > tuning.max_head_size_in_float32(gpu):
+        limit = tuning.max_head_size_in_float32(gpu)
+        return f"takes float32 head sizes up to {limit} on this GPU, got {q.shape[-1]}: use float16"
+    return tuning.refuses_bfloat16(q.dtype, gpu)
 
 
 @torch.compiler.assume_constant_result
