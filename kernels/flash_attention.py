@@ -223,7 +223,7 @@ def flash_attention_kernel(
         tile = num_tiles - 1 - tile
     slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
     dropout = (tl.load(seed), threshold, sequence * num_heads + head, tile * ROWS) if seed is not None else None
-    mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
+    head_mask = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
     scoring = ((T, S), scale, softcap, window)
 
     rows = tile * ROWS + tl.arange(0, ROWS)
@@ -236,7 +236,7 @@ def flash_attention_kernel(
     state = empty(ROWS, BLOCK_D)
     if attn_mask is not None:  # it may cut any tile
         state = fold_tiles(
-            first, end, state, queries, keys, scoring, slope, mask_matrix, dropout, D, BLOCK_D, COLS, CAUSAL, True
+            first, end, state, queries, keys, scoring, slope, head_mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
         )
     else:
         first_whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
@@ -250,7 +250,7 @@ def flash_attention_kernel(
                 keys,
                 scoring,
                 slope,
-                mask_matrix,
+                head_mask,
                 dropout,
                 D,
                 BLOCK_D,
@@ -266,7 +266,7 @@ def flash_attention_kernel(
             keys,
             scoring,
             slope,
-            mask_matrix,
+            head_mask,
             dropout,
             D,
             BLOCK_D,
@@ -275,7 +275,7 @@ def flash_attention_kernel(
             False,
         )
         state = fold_tiles(
-            end_whole, end, state, queries, keys, scoring, slope, mask_matrix, dropout, D, BLOCK_D, COLS, CAUSAL, True
+            end_whole, end, state, queries, keys, scoring, slope, head_mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
         )
 
     m, l, acc = state
