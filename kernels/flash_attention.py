@@ -223,7 +223,7 @@ def flash_attention_kernel(
         tile = num_tiles - 1 - tile
     slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
     dropout = (tl.load(seed), threshold, sequence * num_heads + head, tile * ROWS) if seed is not None else None
-    mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
+    mask = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
     scoring = ((T, S), scale, softcap, window)
 
     rows = tile * ROWS + tl.arange(0, ROWS)
@@ -236,46 +236,20 @@ def flash_attention_kernel(
     state = empty(ROWS, BLOCK_D)
     if attn_mask is not None:  # it may cut any tile
         state = fold_tiles(
-            first, end, state, queries, keys, scoring, slope, mask_matrix, dropout, D, BLOCK_D, COLS, CAUSAL, True
+            first, end, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
         )
     else:
-        first_whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
-        end_whole = tl.maximum(whole_stop // COLS, first_whole)
+        whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
+        end_whole = tl.maximum(whole_stop // COLS, whole)
         if window is not None:
             state = fold_tiles(
-                first,
-                first_whole,
-                state,
-                queries,
-                keys,
-                scoring,
-                slope,
-                mask_matrix,
-                dropout,
-                D,
-                BLOCK_D,
-                COLS,
-                CAUSAL,
-                True,
+                first, whole, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
             )
         state = fold_tiles(
-            first_whole,
-            end_whole,
-            state,
-            queries,
-            keys,
-            scoring,
-            slope,
-            mask_matrix,
-            dropout,
-            D,
-            BLOCK_D,
-            COLS,
-            CAUSAL,
-            False,
+            whole, end_whole, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, False
         )
         state = fold_tiles(
-            end_whole, end, state, queries, keys, scoring, slope, mask_matrix, dropout, D, BLOCK_D, COLS, CAUSAL, True
+            end_whole, end, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
         )
 
     m, l, acc = state

@@ -1,4 +1,4 @@
-"""Which tiles FlashAttention's Triton kernels take on which GPU, and the thresholds of their launches (lesson 6).
+"""The tiles of FlashAttention's Triton kernels on each GPU, and the thresholds of their launches (lesson 6).
 
 Nothing here changes a result. The lists were chosen with the compiler's help, so that little is spilled
 (tests/flash_attention/RESOURCES.md). They have not been timed; a GPU times them itself for large work (`fastest`).
