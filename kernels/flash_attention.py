@@ -126,13 +126,12 @@ def store_rows(matrix, rows, tile, mask, D: tl.constexpr, BLOCK_D: tl.constexpr)
 def fold_tiles(
     first,  # tile of keys
     end,  # the tile after the last
-    m,
-    l,
-    acc,
-    q,  # [ROWS, BLOCK_D]
-    rows,  # [ROWS] indices of the queries
+    state,  # m, l, acc
+    queries,  # q [ROWS, BLOCK_D], rows [ROWS]: their indices
     keys,  # k and v of the KV head as (pointer, stride of rows); start and stop of the keys that some query here sees
-    scoring,  # (T, S), scale, softcap, slope, window, matrix of the mask
+    scoring,  # (T, S), scale, softcap, window
+    slope,  # · log₂ e; None without ALiBi
+    attn_mask,  # (pointer, strides of row and column); None without a mask
     dropout,  # seed, threshold, number of the head among all, first row; None without dropout
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -141,8 +140,10 @@ def fold_tiles(
     CUT: tl.constexpr,  # whether some key of these tiles is hidden from some query
 ):
     """(m, l, acc) after the tiles first … end − 1 of keys."""
+    m, l, acc = state
+    q, rows = queries
     k_matrix, v_matrix, start, stop = keys
-    sizes, scale, softcap, slope, window, attn_mask = scoring
+    sizes, scale, softcap, window = scoring
     for j in range(first, end):
         cols = j * COLS + tl.arange(0, COLS)
         seen, mask = None, None
@@ -222,38 +223,36 @@ def flash_attention_kernel(
         tile = num_tiles - 1 - tile
     slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
     dropout = (tl.load(seed), threshold, sequence * num_heads + head, tile * ROWS) if seed is not None else None
-    scoring = ((T, S), scale, softcap, slope, window, mask_of_head(attn_mask, batch, head))
+    mask = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
+    scoring = ((T, S), scale, softcap, window)
 
     rows = tile * ROWS + tl.arange(0, ROWS)
-    q_tile = load_rows(matrix_of_head(q, batch, head, first_q), rows.to(tl.int64), rows < T, D, BLOCK_D)
+    queries = (load_rows(matrix_of_head(q, batch, head, first_q), rows.to(tl.int64), rows < T, D, BLOCK_D), rows)
     last_row = tl.minimum(tile * ROWS + ROWS, T) - 1
     start, stop, whole_start, whole_stop = key_range(tile * ROWS, last_row, (T, S), window, CAUSAL)
-    keys = (
-        matrix_of_head(k, batch, head // group, first_k),
-        matrix_of_head(v, batch, head // group, first_k),
-        start,
-        stop,
-    )
+    k_matrix = matrix_of_head(k, batch, head // group, first_k)
+    keys = (k_matrix, matrix_of_head(v, batch, head // group, first_k), start, stop)
     first, end = start // COLS, tl.cdiv(stop, COLS)
-    m, l, acc = empty(ROWS, BLOCK_D)
+    state = empty(ROWS, BLOCK_D)
     if attn_mask is not None:  # it may cut any tile
-        m, l, acc = fold_tiles(
-            first, end, m, l, acc, q_tile, rows, keys, scoring, dropout, D, BLOCK_D, COLS, CAUSAL, True
+        state = fold_tiles(
+            first, end, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
         )
     else:
-        first_whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
-        end_whole = tl.maximum(whole_stop // COLS, first_whole)
+        whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
+        end_whole = tl.maximum(whole_stop // COLS, whole)
         if window is not None:
-            m, l, acc = fold_tiles(
-                first, first_whole, m, l, acc, q_tile, rows, keys, scoring, dropout, D, BLOCK_D, COLS, CAUSAL, True
+            state = fold_tiles(
+                first, whole, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
             )
-        m, l, acc = fold_tiles(
-            first_whole, end_whole, m, l, acc, q_tile, rows, keys, scoring, dropout, D, BLOCK_D, COLS, CAUSAL, False
+        state = fold_tiles(
+            whole, end_whole, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, False
         )
-        m, l, acc = fold_tiles(
-            end_whole, end, m, l, acc, q_tile, rows, keys, scoring, dropout, D, BLOCK_D, COLS, CAUSAL, True
+        state = fold_tiles(
+            end_whole, end, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
         )
 
+    m, l, acc = state
     out_tile, lse_tile = output(m * LN_2, l, acc)
     if dropout is not None:
         out_tile *= growth

@@ -75,7 +75,7 @@ def gradient_of_keys(
         q_matrix = matrix_of_head(q_tensor, batch, head, first_q)
         d_out_matrix = matrix_of_head(d_out_tensor, batch, head, first_q)
         slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
-        mask_matrix = mask_of_head(attn_mask, batch, head)
+        mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
         for i in range(first, end):
             rows = i * ROWS + row
             q = load_rows(from_row(q_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
@@ -133,7 +133,7 @@ def gradient_of_queries(
     v_matrix = matrix_of_head(v_tensor, batch, kv_head, first_k)
     m, log_l, delta = load_saved(saved, head, rows, rows < T)
     slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
-    mask_matrix = mask_of_head(attn_mask, batch, head)
+    mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
     last_row = tl.minimum(tile * ROWS + ROWS, T) - 1
     start, stop, _, _ = key_range(tile * ROWS, last_row, sizes, window, CAUSAL)
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)

@@ -110,41 +110,37 @@ def add_weighted(acc, weights, values, WIDE: tl.constexpr):
 
 
 @triton.jit
-def rows_of_program(num_queries, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return (sequence, KV head, query, head, whether the row exists) of the rows of program_id(0)."""
+def rows_of_program(q, k, v, num_queries, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Return the rows of program_id(0), and (pointer, stride of tokens) of their keys and of their values.
+
+    The rows are: the index of the result in [B, H, T], whether the row exists, its query, and the pointer to its q.
+    """
+    q_ptr, q_seq, q_head, q_query, _ = q
+    k_ptr, k_seq, k_head, k_token, _ = k
+    v_ptr, v_seq, v_head, v_token, _ = v
     chunks = (num_queries * GROUP + ROWS - 1) // ROWS
     item = tl.program_id(0).to(tl.int64)
     seq, kv_head = item // (HKV * chunks), item // chunks % HKV
     query, group_head, is_row = rows_of_chunk((item % chunks).to(tl.int32), num_queries * GROUP, GROUP, ROWS)
-    return seq, kv_head, query, kv_head * GROUP + group_head, is_row
+    head = kv_head * GROUP + group_head
+    result = (seq * HKV * GROUP + head) * num_queries + query
+    rows = (result, is_row, query, q_ptr + seq * q_seq + head * q_head + query * q_query)
+    return rows, (k_ptr + seq * k_seq + kv_head * k_head, k_token), (v_ptr + seq * v_seq + kv_head * v_head, v_token)
 
 
 @triton.jit
-def score_tile(
-    q,
-    position,
-    k_ptr,
-    k_token,
-    v_ptr,
-    v_token,
-    tile,
-    S,
-    scale,
-    TILE: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
+def score_tile(q, position, keys, values, tile, S, scale, TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the scores of a tile of keys [ROWS, TILE], −∞ where hidden, and its values [TILE, BLOCK_D]."""
+    (k_ptr, k_token), (v_ptr, v_token) = keys, values
     key = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
     dim = tl.arange(0, q.shape[1])[None, :]
     mask = (key < S)[:, None] & (dim < D)
-    keys = tl.load(k_ptr + key[:, None] * k_token + dim, mask=mask, other=0.0)
-    values = tl.load(v_ptr + key[:, None] * v_token + dim, mask=mask, other=0.0)
+    k = tl.load(k_ptr + key[:, None] * k_token + dim, mask=mask, other=0.0)
+    v = tl.load(v_ptr + key[:, None] * v_token + dim, mask=mask, other=0.0)
     visible = (key < S)[None, :]
     if CAUSAL:
         visible = visible & (key[None, :] <= position[:, None])
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-    return tl.where(visible, scores, float("-inf")), values
+    return tl.where(visible, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf")), v
 
 
 @triton.jit(do_not_specialize=["num_queries", "S"])
@@ -175,27 +171,22 @@ def unified_max_attention_kernel(
     2. Weights keep float32's exponents, since exp(s − φ) exceeds float16 from s − φ = 11.09 on.
     3. exp(s − φ) keeps float32's last digits whatever φ is, and l sums the weights as the product rounds them.
     """
-    q_ptr, q_seq, q_head, q_query, _ = q
-    k_ptr, k_seq, k_head, k_token, _ = k
-    v_ptr, v_seq, v_head, v_token, _ = v
-    seq, kv_head, query, head, is_row = rows_of_program(num_queries, HKV, GROUP, ROWS)
+    (result, is_row, query, q_rows), keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
-    q_tile = load_queries(q_ptr, seq * q_seq + head * q_head + query * q_query, is_row, D, BLOCK_D)
-    k_ptr, v_ptr = k_ptr + seq * k_seq + kv_head * k_head, v_ptr + seq * v_seq + kv_head * v_head
+    q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
+    position = S - num_queries + query
 
     m = tl.full([ROWS, TILE], float("-inf"), tl.float32)
     l = tl.zeros([ROWS, TILE], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for tile in range(num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits):
-        scores, values = score_tile(
-            q_tile, S - num_queries + query, k_ptr, k_token, v_ptr, v_token, tile, S, scale, TILE, D, CAUSAL
-        )
+        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, TILE, D, CAUSAL)
         weights = exp_of_difference(scores, phi) if q_tile.dtype == tl.float32 else tl.exp(scores - phi)
         weights = rounded(weights, q_tile.dtype)
         m = tl.maximum(m, scores)
         l += weights
-        acc = add_weighted(acc, weights, values, WIDE=q_tile.dtype == tl.float16)
-    slots = ((seq * HKV * GROUP + head) * num_queries + query) * num_splits + split
+        acc = add_weighted(acc, weights, v_tile, WIDE=q_tile.dtype == tl.float16)
+    slots = result * num_splits + split
     store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row, tl.max(m, axis=1), tl.sum(l, axis=1), acc, D)
 
 
@@ -267,24 +258,18 @@ def lazy_rescale_kernel(
     Grid (B · Hkv · chunks of rows, num_splits). (m, l, acc) are right for any finite m, so m need not be the largest
     score. Most tiles then rescale nothing. Lesson 5's `merge_splits_kernel` merges the splits.
     """
-    q_ptr, q_seq, q_head, q_query, _ = q
-    k_ptr, k_seq, k_head, k_token, _ = k
-    v_ptr, v_seq, v_head, v_token, _ = v
-    seq, kv_head, query, head, is_row = rows_of_program(num_queries, HKV, GROUP, ROWS)
+    (result, is_row, query, q_rows), keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
-    result = (seq * HKV * GROUP + head) * num_queries + query
     first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)
         end_tile = tl.where(tl.max(is_chosen, axis=0) > 0, end_tile, first_tile)
-    q_tile = load_queries(q_ptr, seq * q_seq + head * q_head + query * q_query, is_row, D, BLOCK_D)
-    k_ptr, v_ptr = k_ptr + seq * k_seq + kv_head * k_head, v_ptr + seq * v_seq + kv_head * v_head
+    q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
+    position = S - num_queries + query
 
     m, l, acc = empty(ROWS, BLOCK_D)
     for tile in range(first_tile, end_tile):
-        scores, values = score_tile(
-            q_tile, S - num_queries + query, k_ptr, k_token, v_ptr, v_token, tile, S, scale, TILE, D, CAUSAL
-        )
+        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, TILE, D, CAUSAL)
         largest = tl.max(scores, axis=1)
         m_new = tl.where(largest > m + threshold, largest, m)  # m' = max s if max s > m + τ else m
         alpha = tl.exp(m - finite(m_new))  # exp(m − m'): 1 for most tiles
@@ -294,6 +279,6 @@ def lazy_rescale_kernel(
         l = alpha * l + tl.sum(weights, axis=1)
         if tl.min(alpha, axis=0) < 1.0:
             acc *= alpha[:, None]
-        acc = add_weighted(acc, weights, values, WIDE)
+        acc = add_weighted(acc, weights, v_tile, WIDE)
         m = m_new
     store_partials(m_ptr, l_ptr, acc_ptr, result * num_splits + split, is_row, m, l, acc, D)

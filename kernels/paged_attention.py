@@ -99,36 +99,29 @@ def rows_of_chunk(chunk, num_rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_queries(q_ptr, offsets, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return a tile of queries [ROWS, BLOCK_D], with 0 outside. offsets: where each row begins."""
+def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return a tile of queries [ROWS, BLOCK_D] from a pointer to each row, with 0 outside."""
     dim = tl.arange(0, BLOCK_D)[None, :]
-    return tl.load(q_ptr + offsets[:, None] + dim, mask=is_row[:, None] & (dim < D), other=0.0)
+    return tl.load(row_ptrs[:, None] + dim, mask=is_row[:, None] & (dim < D), other=0.0)
 
 
 @triton.jit
 def attend_to_tiles(
-    q,  # [ROWS, BLOCK_D]
-    position,  # [ROWS]: of each query among the keys
-    slope,  # [ROWS, 1], or None
-    k_head,  # keys of one KV head: (pointer, stride of blocks, stride of tokens)
-    v_head,
-    table,  # (pointer to the row of the block table, stride), or the number of the block that holds all keys
-    first_tile,
-    end_tile,
-    first_key,  # keys first_key … end_key − 1 are read
-    end_key,
-    window,
-    scale,
-    softcap,
-    P: tl.constexpr,  # None: all keys are in one block
+    rows,  # q [ROWS, BLOCK_D]; the position of each query among the keys [ROWS]; ALiBi's slope [ROWS, 1], or None
+    memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
+    tiles,  # the first tile, and the end of the last
+    keys,  # the first key, and the end of the last: others are not read
+    scoring,  # scale, softcap or None, window
+    P: tl.constexpr,  # None: all keys are in one block, whose number stands for the block table
     D: tl.constexpr,
     TILE: tl.constexpr,
     FLOAT8_BITS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """Return lesson 3's (m, l, acc) of query rows over tiles first_tile … end_tile − 1 of TILE keys each."""
-    k_ptr, k_stride_block, k_stride_token = k_head
-    v_ptr, v_stride_block, v_stride_token = v_head
+    """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
+    q, position, slope = rows
+    (k_ptr, k_block, k_token), (v_ptr, v_block, v_token), table = memory
+    (first_tile, end_tile), (first_key, end_key), (scale, softcap, window) = tiles, keys, scoring
     ROWS: tl.constexpr = q.shape[0]
     BLOCK_D: tl.constexpr = q.shape[1]
     dim = tl.arange(0, BLOCK_D)[None, :]
@@ -144,8 +137,8 @@ def attend_to_tiles(
             token = (key % P).to(tl.int64)
         # slots that no query sees may hold NaN, which a weight of 0 does not hide: read them as 0
         mask = is_read[:, None] & (dim < D)
-        k = tl.load(k_ptr + (block * k_stride_block + token * k_stride_token)[:, None] + dim, mask=mask, other=0.0)
-        v = tl.load(v_ptr + (block * v_stride_block + token * v_stride_token)[:, None] + dim, mask=mask, other=0.0)
+        k = tl.load(k_ptr + (block * k_block + token * k_token)[:, None] + dim, mask=mask, other=0.0)
+        v = tl.load(v_ptr + (block * v_block + token * v_token)[:, None] + dim, mask=mask, other=0.0)
         k, v = widen(k, FLOAT8_BITS).to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)  # [TILE, BLOCK_D]
 
         distance = key[None, :] - position[:, None]
@@ -237,27 +230,16 @@ def paged_attention_kernel(
     first_key = tl.maximum(end_key - window, 0)
     first_tile, num_tiles = first_key // TILE, count_tiles(first_key, end_key, TILE)
 
-    query = load_queries(q_ptr, seq * q_seq + head * q_head, is_row, D, BLOCK_D)
+    query = load_queries(q_ptr + seq * q_seq + head * q_head, is_row, D, BLOCK_D)
     slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+    rows = (query, tl.zeros([ROWS], tl.int32) + (end_key - 1), slope)
+    k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
+    memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
+    start = first_tile + (num_tiles * split // num_splits).to(tl.int32)
+    end = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
+    scoring = (scale, softcap, window)
     m, l, acc = attend_to_tiles(
-        query,
-        tl.zeros([ROWS], tl.int32) + (end_key - 1),
-        slope,
-        (k_ptr + kv_head * k_head, k_block, k_token),
-        (v_ptr + kv_head * v_head, v_block, v_token),
-        (tables_ptr + seq * tables_row, tables_column),
-        first_tile + (num_tiles * split // num_splits).to(tl.int32),
-        first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32),
-        first_key,
-        end_key,
-        window,
-        scale,
-        softcap,
-        P,
-        D,
-        TILE,
-        FLOAT8_BITS,
-        CAUSAL=False,
+        rows, memory, (start, end), (first_key, end_key), scoring, P, D, TILE, FLOAT8_BITS, CAUSAL=False
     )
     l = tl.where(is_possible, l, float("nan"))
     result = seq * num_heads + head
@@ -285,9 +267,8 @@ def merge_splits_kernel(
     m, l, acc = empty(1, BLOCK_D)
     for start in range(0, num_splits, LOADS):
         split = start + tl.arange(0, LOADS)
-        m, l, acc = merge_slots(
-            m, l, acc, m_ptr, l_ptr, acc_ptr, row * num_splits + split, split < num_splits, D, BLOCK_D
-        )
+        slots, mask = row * num_splits + split, split < num_splits
+        m, l, acc = merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D, BLOCK_D)
     only = row + tl.arange(0, 1)
     store_results(out_ptr, lse_ptr, only * D, only, only >= 0, m, l, acc, v_scale, D)
 

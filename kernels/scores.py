@@ -41,7 +41,7 @@ def visible(rows, cols, sizes, window, attn_mask, CAUSAL: tl.constexpr):
 
 @triton.jit
 def key_range(first_row, last_row, sizes, window, CAUSAL: tl.constexpr):
-    """(start, stop) of the keys that some of these queries see, and (start, stop) of those that all of them see."""
+    """Ranges (start, stop) of keys: first the keys that some of these queries see, then the keys that all see."""
     T, S = sizes
     start, stop, whole_start, whole_stop = 0, S, 0, S
     if CAUSAL:
@@ -67,13 +67,9 @@ def query_range(first_col, last_col, sizes, window, CAUSAL: tl.constexpr):
 
 @triton.jit
 def mask_of_head(attn_mask, batch, head):
-    """The matrix (pointer, stride of rows, stride of columns) of one head's mask; None without a mask."""
-    matrix = None
-    if attn_mask is not None:
-        ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
-        ptr += batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
-        matrix = (ptr, stride_row, stride_col)
-    return matrix
+    """The matrix (pointer, stride of rows, stride of columns) of one head's mask."""
+    ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
+    return ptr + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head, stride_row, stride_col
 
 
 @triton.jit
@@ -93,7 +89,7 @@ def biased(scores, rows, cols, sizes, slope):
 
 @triton.jit
 def kept(first_row, first_col, head, seed, threshold, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Which weights of a tile [ROWS, COLS] dropout keeps: the same as `flash_attention.dropout.Dropout.keep` says."""
+    """The weights of a tile [ROWS, COLS] that dropout keeps, the same as in `flash_attention.dropout.Dropout.keep`."""
     tl.static_assert(COLS % 8 == 0, "eight neighbours share a draw")
     row = (first_row + tl.arange(0, ROWS))[:, None].to(tl.uint32)
     group = (first_col // 8 + tl.arange(0, COLS // 8))[None, :].to(tl.uint32)

@@ -9,30 +9,20 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from triton_compile import compile_triton
+from flash_compiled import FORWARD
+from flash_compiled import compiled as compile_kernel
+
+from pagewise.flash_attention.tuning import Tiles
 
 FILE = Path(__file__).parent.parent / "lessons/measurements/flash_attention_tiles.json"
 HEAD_SIZE, STAGES = 128, 2
-POINTERS = {
-    "slopes_ptr": "*fp32", "mask_ptr": "*u8", "seed_ptr": "*i64", "cu_q_ptr": "*i32", "cu_k_ptr": "*i32",
-    "lse_ptr": "*fp32", "m_ptr": "*fp32", "log_l_ptr": "*fp32",
-}  # fmt: skip
-FLOATS = ("scale", "softcap", "growth")
 
 
 def compiled(rows: int, cols: int, num_warps: int, sm: int) -> dict[str, int]:
     """Registers and spilled bytes of a thread, shared bytes of a thread block: float16, no options."""
-    from pagewise.kernels.flash_attention import flash_attention_kernel
-
-    options = ("CAUSAL", "WINDOW", "SOFTCAP", "ALIBI", "MASK", "DROPOUT", "PACKED", "LEARNS", "REST")
-    constants = {"D": HEAD_SIZE, "BLOCK_D": HEAD_SIZE, "ROWS": rows, "COLS": cols} | dict.fromkeys(options, False)
-    signature = {}
-    for name in flash_attention_kernel.arg_names:
-        if name.endswith("_ptr"):
-            signature[name] = POINTERS.get(name, "*fp16")
-        elif name not in constants:
-            signature[name] = "fp32" if name in FLOATS else "i32:16" if "stride" in name else "i32"
-    kernel = compile_triton(flash_attention_kernel, signature, constants, sm, num_warps=num_warps, num_stages=STAGES)
+    kernel = compile_kernel(
+        FORWARD, Tiles(rows, cols, num_warps, STAGES), HEAD_SIZE, "fp16", sm, "plain", gradient=False
+    )
     return {"registers": kernel.registers, "spilled": kernel.spilled_bytes, "shared": kernel.shared_bytes}
 
 

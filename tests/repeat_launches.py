@@ -15,7 +15,7 @@ from paged_cases import paged_inputs
 from torch import Tensor
 
 from conftest import DEVICES
-from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
+from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores
 from pagewise.online_softmax import online_softmax
@@ -64,8 +64,6 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         if dtype == torch.float16:
             for stages in (2, 8):
                 yield f"CUDA flat GEMM, {stages} stages", product(on_tensor_cores, x, w, num_stages=stages)
-            for variant in in_triton_hopper.NAMES:
-                yield f"Triton flash, {variant}", partial(hopper, *qkv, variant)
         rows = torch.randn(5, num_tokens, generator=torch.Generator().manual_seed(0)).to(dtype).to(device)
         yield f"Triton softmax, {str(dtype)[6:]}", lambda rows=rows: (online_softmax(rows, 64, backend="triton"),)
 
@@ -80,10 +78,6 @@ def packed(inputs: list[Tensor], num_splits: int, options: dict[str, bool]) -> R
 
 def product(kernel: Callable[..., Tensor], x: Tensor, w: Tensor, **options: int) -> Run:
     return lambda: (kernel(x, w, **options),)
-
-
-def hopper(q: Tensor, k: Tensor, v: Tensor, variant: str) -> tuple[Tensor, ...]:
-    return in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)[:2]
 
 
 def padded_qkv(T: int, S: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -392,7 +392,7 @@ def test_shared_memory_is_what_the_launcher_reckons():
     q, k, v = random_qkv(128, 32, 1, 1, 32)
     for forward, meant in (
         (in_cuda.forward, in_cuda.tile_bytes(q.dtype, 32)),
-        (in_cuda.split_k_forward, in_cuda.tile_bytes(q.dtype, 32) + in_cuda.handed_bytes(32)),
+        (in_cuda.split_k_forward, in_cuda.tile_bytes(q.dtype, 32) + in_cuda.exchange_bytes(32)),
     ):
         with simt.observe() as report:
             forward(q, k, v, ScoreOptions())

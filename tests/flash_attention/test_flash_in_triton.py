@@ -145,8 +145,12 @@ def test_few_keys_do_not_overflow_in_the_padding_of_a_tile(kernel_device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_extreme_logits(dtype, kernel_device):
+    """In float32 the products q · k are exact, because forward and backward may sum them in different orders."""
     q, k, v = random_qkv(33, 70, 64, (2, 2), 1, dtype, kernel_device)
-    q = q * (1e5 / 64) if dtype == torch.float32 else q * 500
+    if dtype == torch.float32:
+        q, k = q.round() * 2**15, k.round()
+    else:
+        q = q * 500
     assert_matches_naive(in_kernels({"causal": True}), q, k, v, {"causal": True})
 
 
@@ -285,6 +289,8 @@ def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch):
 def test_every_gpu_has_tiles_that_fit(sm):
     gpu = Architecture(sm, SHARED_BYTES[sm], 1)
     for block_d, itemsize, heavy in product((16, 32, 64, 128, 256), (2, 4), (False, True)):
+        if itemsize == 4 and block_d > tuning.max_head_size_in_float32(gpu):
+            continue  # refused
         for choices, needs in (
             (tuning.forward_tiles, tuning.forward_shared_bytes),
             (tuning.backward_tiles, tuning.backward_shared_bytes),

@@ -23,6 +23,7 @@ from pagewise.flash_attention import (
     tile_sizes,
 )
 from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.ops import FlashInputs
 from pagewise.flash_attention.tiles import Tiles
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
@@ -102,26 +103,38 @@ def test_backward_function_gives_what_autograd_gives(version, kind):
     torch.testing.assert_close(without, of_zero, rtol=0, atol=0)
 
 
-def test_behind_the_door_is_version_2(monkeypatch):
+def inputs_of(q, k, v, options, dropout):
+    """What `flash_attention` passes on."""
+    extra = (options.alibi_slopes, options.attn_mask, dropout.seed, None, None)
+    numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, "torch")
+    return FlashInputs(q, k, v, *extra, *numbers)
+
+
+WHOLE = (slice(None), slice(None))
+
+
+def test_the_torch_backend_is_version_2(monkeypatch):
     monkeypatch.setattr(in_torch, "TILE", 4)
     q, k, v = random_qkv(9, 14, 8)
     options = options_of("all", 2, 6, 9, 14)
     dropout = Dropout(options["dropout_p"], torch.tensor(options["dropout_seed"]))
     shaping = ScoreOptions(**{key: value for key, value in options.items() if not key.startswith("dropout")})
     tiles = {"tile_rows": 4, "tile_cols": 4}
-    out, lse = in_torch.forward(q, k, v, shaping, dropout)
+    inputs = inputs_of(q, k, v, shaping, dropout)
+    out, lse = in_torch.forward_of_sequence(inputs, 0, *WHOLE)
     torch.testing.assert_close((out, lse), flash_attention_2_forward(q, k, v, **options, **tiles), rtol=0, atol=0)
-    for d_lse in (None, torch.randn_like(lse)):
+    for d_lse in (torch.zeros_like(lse), torch.randn_like(lse)):
         theirs = flash_attention_2_backward(q, q, k, v, out, lse, **options, **tiles, d_lse=d_lse)
-        ours = in_torch.backward(q, d_lse, q, k, v, out, lse, shaping, dropout)
+        ours = in_torch.backward_of_sequence(inputs, (q, d_lse, out, lse), 0, *WHOLE)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_sequences_may_come_one_by_one_under_dropout():
     q, k, v = random_qkv(9, 14, 8, batch=3)
     dropout = Dropout(0.4, torch.tensor(SEED))
-    whole, _ = in_torch.forward(q, k, v, ScoreOptions(), dropout)
-    last, _ = in_torch.forward(q[2:], k[2:], v[2:], ScoreOptions(), dropout, first_sequence=2)
+    whole, _ = in_torch.forward_of_sequence(inputs_of(q, k, v, ScoreOptions(), dropout), 0, *WHOLE)
+    inputs = inputs_of(q[2:], k[2:], v[2:], ScoreOptions(), dropout)
+    last, _ = in_torch.forward_of_sequence(inputs, 2, *WHOLE)
     torch.testing.assert_close(last, whole[2:], rtol=1e-12, atol=1e-12)
 
 
@@ -429,3 +442,10 @@ def test_what_the_backward_is_given_is_checked(version):
 def test_tile_sizes_refuses_what_is_no_count(argument, wrong):
     with pytest.raises((ValueError, TypeError), match=argument):
         tile_sizes(**{"sram_bytes": 1024, "head_size": 8, "itemsize": 4} | {argument: wrong})
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+@pytest.mark.parametrize("function", [flash_attention_1, flash_attention_2_forward])
+def test_an_unknown_option_is_named(function):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'casual': the options are scale, causal"):
+        function(*random_qkv(2, 3, 4), tile_rows=2, tile_cols=2, casual=True)

@@ -152,6 +152,17 @@ def test_copy_into_a_freed_block_is_dropped():
     assert manager.take_copies() == []
 
 
+def test_copy_into_a_freed_block_that_can_still_be_found_is_kept():
+    manager = BlockManager(4, 2, prefix_cache=True)
+    manager.allocate("a", [1])
+    manager.fork("a", "b")
+    manager.append("b", 2)
+    manager.commit("b", 2)
+    manager.free("b")
+    assert manager.take_copies() == [(0, 1)]
+    assert manager.allocate("c", [1, 2, 3]) == 2
+
+
 def test_copy_of_a_copy_not_yet_carried_out_reads_where_the_content_is():
     manager = BlockManager(5, 4)
     manager.allocate("a", range(2))

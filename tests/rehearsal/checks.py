@@ -11,8 +11,9 @@ import torch
 
 from pagewise.cuda import CudaKernel
 from pagewise.cuda import gpu as cuda_gpu
-from pagewise.flash_attention import flash_attention, in_cuda, in_triton_hopper
+from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding import in_triton as flash_decoding_in_triton
 from pagewise.flash_decoding_plus_plus import dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.online_softmax import online_softmax
@@ -24,10 +25,13 @@ from pagewise.paged_attention import (
     paged_attention_v2,
     paged_attention_varlen,
 )
+from pagewise.paged_attention_varlen import in_triton as varlen_in_triton
+from pagewise.paged_attention_varlen import plan
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
+from pagewise.tools.architecture import architecture
 from pagewise.tools.timing import ColdTimer
-from rehearsal import launches, plugin
+from rehearsal import driver, launches, plugin
 
 FILL = "__global__ void fill(float* x, long n, float y) { if (threadIdx.x < n) x[threadIdx.x] = y; }"
 MANY = (1 << 33) + 5  # does not fit in 32 bits
@@ -108,7 +112,9 @@ def paged_cache(gpu):
 
 def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(other_gpu, monkeypatch):
     """The rehearsal holds each launch's context against its tensors, and interprets one program after the other."""
-    monkeypatch.setattr(in_triton, "num_sms", lambda device, on_cpu: 4)
+    few = architecture(other_gpu)._replace(num_sms=4)
+    for module in (in_triton, flash_decoding_in_triton, varlen_in_triton):
+        monkeypatch.setattr(module, "architecture", lambda device: few)
     x = torch.randn(3, 50, device=other_gpu)
     torch.testing.assert_close(online_softmax(x, 16, backend="triton"), x.softmax(dim=-1))
     q, cache = torch.randn(2, 4, 32, device=other_gpu).half(), paged_cache(other_gpu)
@@ -143,10 +149,10 @@ def test_products_with_few_rows_run_on_the_gpu_of_their_tensors_and_are_profiled
     assert torch.cuda.current_device() == 0
 
 
-def attended(gpu, **options):
+def attended(gpu, dtype=torch.float16, **options):
     """flash_attention of one head in tiles that are not full, and the gradients of q, k and v."""
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(1, 1, n, 32, generator=draw).half().to(gpu).requires_grad_() for n in (20, 35, 35))
+    q, k, v = (torch.randn(1, 1, n, 32, generator=draw).to(dtype).to(gpu).requires_grad_() for n in (20, 35, 35))
     out = flash_attention(q, k, v, causal=True, **options)
     return out, *torch.autograd.grad(out.float().sin().sum(), (q, k, v))
 
@@ -154,13 +160,6 @@ def attended(gpu, **options):
 def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(other_gpu):
     for out, expected in zip(attended(other_gpu, backend="triton"), attended(other_gpu, backend="torch"), strict=True):
         torch.testing.assert_close(out, expected, rtol=0.02, atol=4e-3)
-
-
-@pytest.mark.parametrize("variant", in_triton_hopper.NAMES)
-def test_hoppers_flash_attention_runs_on_the_gpu_of_its_tensors(variant):
-    q, k, v = torch.randn(3, 1, 2, 20, 32, device="cuda:1").half()
-    out, *_ = in_triton_hopper.forward(q, k, v, ScoreOptions(causal=True), variant)
-    torch.testing.assert_close(out, flash_attention(q, k, v, causal=True, backend="torch"), rtol=0.01, atol=1e-3)
 
 
 def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
@@ -174,6 +173,48 @@ def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
     for version in (in_cuda.forward, in_cuda.split_k_forward):
         out, _ = version(q, k, v, ScoreOptions(causal=True))
         torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_a_captured_step_follows_lengths_that_change(decodes):
+    """The work plan is made by torch's operations on the device, so a replay makes it anew for the new lengths."""
+    q, (k, v, tables, lens) = torch.randn(2, 4, 32, device="cuda:0").half(), paged_cache("cuda:0")
+    cu_seqlens_q = torch.arange(3, dtype=torch.int32, device="cuda:0")
+
+    def attend():
+        step = plan(tables, lens, cu_seqlens_q, block_size=16, backend="triton", decodes=decodes)
+        return step.attend(q, k, v)
+
+    attend()  # compiles and loads
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend()
+    for new in ([20, 17], [1, 3], [0, 17]):
+        lens.copy_(torch.tensor(new))
+        graph.replay()
+        expected = paged_attention(q, k, v, tables, lens, backend="torch")
+        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+
+
+def test_a_number_read_on_the_host_cannot_be_captured(x):
+    with (
+        pytest.raises(RuntimeError, match="not permitted when stream is capturing"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        int(x.sum())
+
+
+@pytest.mark.skipif(driver.CAPABILITY >= (8, 0), reason="a GPU with bfloat16 and tensor cores for Triton")
+def test_a_gpu_without_bfloat16_refuses_it_and_takes_torch_by_default():
+    q, cache = torch.randn(2, 4, 32, device="cuda:0").half(), paged_cache("cuda:0")
+    with pytest.raises(ValueError, match=r"bfloat16 on sm_75.*float16"):
+        paged_attention(q.bfloat16(), *(x.bfloat16() for x in cache[:2]), *cache[2:], backend="triton")
+    with pytest.raises(ValueError, match=r"bfloat16.*float16"):
+        attended("cuda:0", backend="triton", dtype=torch.bfloat16)
+    before = dict(launches.counted)
+    paged_attention(q, *cache)
+    flash_decoding(q[:, :, None], *(x[:2].transpose(1, 2).contiguous() for x in cache[:2]))
+    assert launches.counted["Triton"] == before.get("Triton", 0)
 
 
 # ------------------------------------------------------------------------------------------------ planted bugs
@@ -239,9 +280,10 @@ def test_code_that_is_loaded_while_a_graph_is_captured_is_found(fill, x, monkeyp
 
 
 def test_a_new_spill_is_found(monkeypatch):
-    sm = "".join(map(str, torch.cuda.get_device_capability()))
-    (kernel, of, _), most = next(item for item in plugin.SPILLS.items() if str(item[0][2]) == sm)
-    variants = {"known": (most, of), "more": (most + 8, of), "elsewhere": (8, of.replace("D=120", "D=128"))}
-    built = {(kernel, key): launches.Built(255, spilled, 0, of) for key, (spilled, of) in variants.items()}
+    of, most = "q=*fp16 D=120", 104
+    monkeypatch.setattr(plugin, "SPILLS", {("a_kernel", of, plugin.rehearsed_sm()): most})
+    monkeypatch.setattr(plugin, "ALLOWED", 16)
+    variants = {"known": (most, of), "more": (most + 8, of), "elsewhere": (24, of.replace("D=120", "D=128"))}
+    built = {("a_kernel", key): launches.Built(255, spilled, 0, of) for key, (spilled, of) in variants.items()}
     monkeypatch.setattr(launches, "built", built)
-    assert {spilled for *_, spilled in plugin.spilling()} == {most + 8, 8}
+    assert {spilled for *_, spilled in plugin.spilling()} == {most + 8, 24}

@@ -18,8 +18,13 @@ from typing import Any, NamedTuple
 NUM_DEVICES = 2
 CAPABILITY = tuple(map(int, os.environ.get("STUB_CC", "9.0").split(".")))
 NAME, NUM_SMS, MOST_SHARED, SHARED_PER_SM = {
-    (9, 0): ("NVIDIA H200", 132, 232448, 233472),
+    (7, 5): ("Tesla T4", 40, 65536, 65536),
     (8, 0): ("NVIDIA A100", 108, 166912, 167936),
+    (8, 6): ("NVIDIA GeForce RTX 3090", 82, 101376, 102400),
+    (8, 9): ("NVIDIA L4", 58, 101376, 102400),
+    (9, 0): ("NVIDIA H200", 132, 232448, 233472),
+    (10, 0): ("NVIDIA B200", 148, 232448, 233472),
+    (12, 0): ("NVIDIA GeForce RTX 5090", 170, 101376, 102400),
 }[CAPABILITY]
 MOST_GRID, MOST_BLOCK, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 WITHOUT_ASKING = 48 * 1024  # dynamic shared bytes

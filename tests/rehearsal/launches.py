@@ -9,6 +9,7 @@ import ctypes
 import inspect
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -120,10 +121,10 @@ def watch_triton() -> None:
         for got in seen:
             bound = inspect.signature(self.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in self.arg_names})
             bound.apply_defaults()
-            kinds = {name: kind for name, kind in compiled.src.signature.items() if kind != "constexpr"}
-            check(got, [(name, bound.arguments[name], _FRACTIONS.get(kind)) for name, kind in kinds.items()])
-            constants = {n: bound.arguments[n] for n, kind in compiled.src.signature.items() if kind == "constexpr"}
-            types = {n: kind for n, kind in kinds.items() if kind.startswith("*")}
+            meant = list(_leaves(compiled.src.signature, bound.arguments))
+            check(got, [(name, value, _FRACTIONS.get(kind)) for name, kind, value in meant if kind != "constexpr"])
+            constants = {name: value for name, kind, value in meant if kind == "constexpr" and "." not in name}
+            types = {name.removesuffix(".0"): kind for name, kind, _ in meant if kind.startswith("*")}
             built[self.fn.__name__, compiled.hash] = Built(
                 got.kernel.code.registers,
                 got.kernel.code.local,
@@ -136,6 +137,16 @@ def watch_triton() -> None:
 
     JITFunction.run = run
     JITFunction.__call__ = _call
+
+
+def _leaves(signature: dict[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(name, type, value) of each parameter of the compiled kernel; a tuple's entries are named q.0, q.1, ..."""
+    for name, kind in signature.items():
+        if isinstance(kind, tuple):
+            for i, (one, value) in enumerate(zip(kind, arguments[name], strict=True)):
+                yield f"{name}.{i}", one, value
+        else:
+            yield name, kind, arguments[name]
 
 
 _FRACTIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -155,6 +166,8 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
     flat, wide = {}, {}
 
     def on_host(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(on_host, value))
         if not isinstance(value, Tensor):
             return value
         storage = value.untyped_storage()

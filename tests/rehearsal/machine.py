@@ -86,7 +86,7 @@ def stream(new: Stream):
 
 
 class Graph:
-    """torch.cuda.CUDAGraph: the launches of kernels, not torch's own operations, which happen at once and only once."""
+    """torch.cuda.CUDAGraph: the launches of kernels and torch's operations. torch's happen while capturing, too."""
 
     def __init__(self) -> None:
         self.launches = []
@@ -105,10 +105,46 @@ def capture(graph: Graph):
     on = Stream()
     _capturing[on.cuda_stream] = graph
     try:
-        with stream(on):
+        with stream(on), _recorder(graph):
             yield
     finally:
         del _capturing[on.cuda_stream]
+
+
+def _recorder(graph: Graph):
+    """A mode in which torch's operations on the GPU are kept for the replays: each writes its results where they are.
+
+    Reading a number on the host, which waits for the GPU, fails as it does while a stream is captured.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def on_gpu(tree) -> list:
+        return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, torch.Tensor) and x.is_cuda]
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if operation.namespace == "pagewise":
+                function = torch._library.custom_ops.OPDEFS[operation.name().partition(".")[0]]._init_fn
+                with self:  # its own operations and launches are kept, not the whole
+                    return function(*args, **kwargs)
+            if operation is torch.ops.aten._local_scalar_dense.default and on_gpu(args):
+                raise RuntimeError("operation not permitted when stream is capturing: a number is read on the host")
+            results = operation(*args, **kwargs)
+            aliases = [value.alias_info for value in operation._schema.returns if value.alias_info is not None]
+            if any(alias.is_write for alias in aliases):
+                graph.launches.append(lambda: operation(*args, **kwargs))
+            elif not aliases and "empty" not in operation.name() and (kept := on_gpu(results)):
+
+                def again() -> None:
+                    for old, new in zip(kept, on_gpu(operation(*args, **kwargs)), strict=True):
+                        old.copy_(new)
+
+                graph.launches.append(again)
+            return results
+
+    return Recorder()
 
 
 def happens(on: int, effect) -> None:

@@ -1,12 +1,12 @@
-"""Dropout that can be drawn again: each weight's fate follows from its place, so nobody has to remember it (lesson 6).
+"""Dropout that can be drawn again: a weight is kept or dropped depending on its row, column and head (lesson 6).
 
 The forward drops weights that it never stores, and the backward must drop the same ones. So the stream is counted, not
-consumed: one draw of Philox4x32-10, whose counter is the place and whose key is the seed, decides over eight weights,
+consumed. One draw of Philox4x32-10 decides over eight weights. Its counter is their position, its key is the seed:
 
     w₀ w₁ w₂ w₃ = Philox(counter = (row, column // 8, b · H + h, 0), key = seed)
     weight 8 · (column // 8) + 2 i + s is kept  iff  16-bit half s of wᵢ ≥ p · 2¹⁶
 
-which depends on no tile, no order and no device; the Triton kernels draw the same bits. Salmon et al. 2011.
+The result depends on no tile, no order and no device. The Triton kernels draw the same bits. Salmon et al. 2011.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Dropout(NamedTuple):
 
     @classmethod
     def checked(cls, p: float, seed: int | Tensor | None, device: torch.device) -> "Dropout":
-        """Dropout as the caller spelled it out; without a seed, torch's generator gives one.
+        """Check the arguments of a public function. Without a seed, torch's generator draws one.
 
         Raises:
             ValueError, TypeError: p is not in [0, 1), or the seed is no 64-bit integer.
@@ -53,13 +53,13 @@ class Dropout(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """What weights that are kept are multiplied by."""
+        """The factor of the weights that are kept."""
         return 1 / (1 - self.p)
 
     def keep(
         self, B: int, H: int, rows: Int[Tensor, " T"], cols: Int[Tensor, " S"], first_sequence: int = 0
     ) -> Bool[Tensor, "B H T S"]:
-        """Which weights of these rows and columns stay, for sequences first_sequence … first_sequence + B − 1."""
+        """Whether each weight of these rows and columns is kept, in the B sequences from `first_sequence` on."""
         head = torch.arange(first_sequence * H, (first_sequence + B) * H, device=rows.device)[:, None, None]
         groups, of_col = torch.unique_consecutive(cols // DRAWS, return_inverse=True)
         words = torch.stack(philox(rows[:, None], groups, head, torch.zeros_like(head), self.seed), dim=-1)

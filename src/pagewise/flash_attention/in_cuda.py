@@ -1,4 +1,4 @@
-"""FlashAttention-2 in CUDA C++, forward only: small enough to be read and watched (lesson 6).
+"""FlashAttention-2 in CUDA C++, forward only: small enough to be read and observed (lesson 6).
 
 The kernels are in kernels/flash_attention.cu. Here: which instantiation, how much shared memory, the launches, and the
 custom op around them. A thread block has Br = 128 queries, one per thread, and K and V come past in tiles of Bc = 32.
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.cuda import CudaKernel
+from pagewise.flash_attention import in_triton, tuning
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.ops import empty_like
 from pagewise.options import ScoreOptions
@@ -55,13 +56,13 @@ def tile_bytes(dtype: torch.dtype, head_size: int) -> int:
     return TILE_ROWS * (row + 16) + 2 * TILE_KEYS * row
 
 
-def handed_bytes(head_size: int) -> int:
-    """Shared memory in which the warps of split-K hand over m, l and O, and a word of padding, of 32 rows each."""
+def exchange_bytes(head_size: int) -> int:
+    """Shared memory in which the warps of split-K exchange m, l and O of 32 rows each, with a word of padding."""
     return TILE_ROWS * (head_size + 3) * 4
 
 
 def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout) -> str | None:
-    """Why this kernel cannot take what the door was given, to follow 'backend="cuda"', or None."""
+    """The reason why this kernel cannot take these arguments, to follow 'backend="cuda"', or None."""
     B, H, _, D = q.shape
     if q.dtype not in FLOATS:
         return f"takes float32, float16 or bfloat16, got {q.dtype}"
@@ -78,13 +79,13 @@ def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout
     ):
         if given:
             return f"takes no {name}"
-    return None
+    return tuning.refuses_bfloat16(q.dtype, in_triton.gpu_of(q.device))
 
 
 def forward(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], options: ScoreOptions
 ) -> OutAndLse:
-    """(out, lse) of `flash_attention`, for what `refuses` does not refuse."""
+    """(out, lse) of `flash_attention`. `refuses` must have returned None."""
     return torch.ops.pagewise.flash_attention_cuda(q, k, v, options.causal, options.scale_for(q.shape[-1]))
 
 
@@ -93,7 +94,7 @@ def split_k_forward(
 ) -> OutAndLse:
     """The same by the kernel that splits K and V between the warps."""
     D = q.shape[-1]
-    shared = tile_bytes(q.dtype, D) + handed_bytes(D)
+    shared = tile_bytes(q.dtype, D) + exchange_bytes(D)
     return launch(split_k_kernel(q.dtype, D), shared, q, k, v, options.causal, options.scale_for(D))
 
 
@@ -112,7 +113,7 @@ def launch(
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for out and lse."""
+    """Empty out and lse."""
     return empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -153,5 +154,5 @@ def _work(q, k, v, causal, scale) -> tuple[int, int, int, int]:
 
 
 def visible_keys(T: int, S: int, causal: bool, rows: int) -> list[int]:
-    """So many keys each tile of `rows` queries sees: those of its last row."""
+    """The number of keys that each tile of `rows` queries sees: the keys of its last row."""
     return [max(min(first + rows, T) + S - T, 0) if causal else S for first in range(0, T, rows)]

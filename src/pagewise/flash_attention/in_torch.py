@@ -29,7 +29,7 @@ def backward(
     out: Float[Tensor, "B H T D"],
     lse: Float[Tensor, "B H T"],
 ) -> Gradients:
-    """(dq, dk, dv) from the gradients of out and lse and from what the forward returned."""
+    """(dq, dk, dv) from the gradients of out and lse and from the results of the forward."""
     dq, dk, dv = map(empty_like, inputs[:3])
     for b, (rows, cols) in enumerate(inputs.sequences()):
         gradients = backward_of_sequence(inputs, (d_out, d_lse, out, lse), b, rows, cols)

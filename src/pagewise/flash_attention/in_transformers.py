@@ -12,7 +12,7 @@ transformers asks for two functions: one attends, the other makes the mask that 
     [B, S]     likewise, but not the keys that are padding (False): one row serves all queries
     [B,1,T,S]  everything else, True = may look: a window that hides keys, packed sequences, a cache with free places
 
-Models project to [B, T, H, D] and hand over transposed views [B, H, T, D]; both go through as they lie in memory.
+Models project to [B, T, H, D] and pass transposed views [B, H, T, D]. Neither is copied.
 """
 
 import torch
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from pagewise.flash_attention.attention import flash_attention
 
-# What models hand on to every attention function, and what is no business of one.
+# Arguments that models pass to every attention function and that change nothing here.
 _HARMLESS = {
-    "cache_position", "deterministic", "num_items_in_batch", "output_hidden_states", "output_router_logits",
-    "position_ids", "return_dict", "use_cache",
-}  # fmt: skip
+    *("cache_position", "deterministic", "num_items_in_batch", "output_hidden_states", "output_router_logits"),
+    *("position_ids", "return_dict", "use_cache"),
+}
 _REMEDIES = {
     "cu_seq_lens_q": ": pass position_ids that begin anew with each packed sequence, and no attention_mask",
-    "output_attentions": ': the weights are never all there; use attn_implementation="eager" to look at them',
+    "output_attentions": ': the weights are never stored; use attn_implementation="eager" to look at them',
 }
 
 
@@ -74,7 +74,7 @@ def attend(
     Under autocast q, k and v, which rotary embeddings leave in different dtypes, take autocast's.
 
     Returns:
-        (out, None): there are no weights to return.
+        (out, None), because the weights are never stored.
 
     Raises:
         ValueError, TypeError: an argument that would change the result and is not known here, or one that does not fit.
@@ -91,10 +91,9 @@ def attend(
     on = query.device.type
     if torch.is_autocast_enabled(on):
         query, key, value = (t.to(torch.get_autocast_dtype(on)) for t in (query, key, value))
-    out = flash_attention(
-        query, key, value, causal=causal, window=sliding_window if causal else None, scale=scaling,
-        softcap=softcap or 0.0, attn_mask=attention_mask, dropout_p=dropout,
-    )  # fmt: skip
+    options = {"causal": causal, "window": sliding_window if causal else None, "scale": scaling}
+    options |= {"softcap": softcap or 0.0, "attn_mask": attention_mask, "dropout_p": dropout}
+    out = flash_attention(query, key, value, **options)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -130,10 +129,9 @@ def visible_keys(
     if not is_causal:
         from transformers.masking_utils import sdpa_mask
 
-        return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask=attention_mask, local_size=local_size,
-            allow_is_causal_skip=False, **others,
-        )  # fmt: skip
+        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
+        others |= {"attention_mask": attention_mask, "local_size": local_size, "allow_is_causal_skip": False}
+        return sdpa_mask(*sizes, **others)
     if attention_mask is None or _all_true(attention_mask := attention_mask[:, kv_offset:end]):
         return None
     return attention_mask

@@ -114,7 +114,7 @@ def _(d_out, d_lse, out, lse, saved, q, k, v, *others):
 def _keep_for_backward(ctx, inputs, output) -> None:
     ctx.numbers = inputs[_NUM_TENSORS:-1]
     ctx.save_for_backward(*output, *inputs[:_NUM_TENSORS])
-    ctx.set_materialize_grads(False)  # `saved` has no gradient, and zeros for it would be written for nothing
+    ctx.set_materialize_grads(False)  # `saved` has no gradient: do not write zeros for it
 
 
 def _backward(ctx, d_out: Tensor | None, d_lse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:

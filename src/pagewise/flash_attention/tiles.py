@@ -30,7 +30,7 @@ def tile_sizes(sram_bytes: int, head_size: int, itemsize: int) -> tuple[int, int
         itemsize: bytes per element.
 
     Raises:
-        ValueError, TypeError: an argument is no such count.
+        ValueError, TypeError: an argument is not a count.
     """
     check_counts(head_size=head_size, itemsize=itemsize)
     check_count("sram_bytes", sram_bytes, minimum=itemsize)
@@ -83,7 +83,7 @@ class Tiles(NamedTuple):
         return self.options.window is None or j.stop - 1 > first - self.options.window
 
     def at(self, i: slice, j: slice) -> "Tile":
-        """What queries i and keys j are to each other."""
+        """The tile of queries i and keys j."""
         rows, cols = (torch.arange(s.start, s.stop, device=self.device) for s in (i, j))
         options, distance, keep = self.options, None, None
         if options.causal or options.alibi_slopes is not None:
@@ -98,7 +98,7 @@ class Tiles(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What Br queries and Bc keys are to each other."""
+    """Br queries and Bc keys: distances, visibility, dropout."""
 
     distance: Int[Tensor, "Br Bc"] | None  # query position − key position; None: nobody asks
     visible: Bool[Tensor, "*BH Br Bc"] | None  # None: all keys to all queries
@@ -125,7 +125,7 @@ class Tile(NamedTuple):
         return S_ij if self.visible is None else S_ij.masked_fill(~self.visible, -torch.inf), slope
 
     def drop(self, P_ij: Float[Tensor, "B H Br Bc"]) -> Float[Tensor, "B H Br Bc"]:
-        """P_ij after dropout: 0, or grown by 1 / (1 − p)."""
+        """P_ij after dropout: 0, or multiplied by 1 / (1 − p)."""
         return P_ij if self.keep is None else torch.where(self.keep, P_ij * self.growth, 0.0)
 
     def seen(self, K_j: Float[Tensor, "B Hkv Bc D"]) -> Float[Tensor, "B Hkv Bc D"]:
@@ -155,7 +155,7 @@ def gradient_of_lse(
 
 
 def zeros(q: Float[Tensor, "B H n D"]) -> Float[Tensor, "B H n D"]:
-    """Room for a sum."""
+    """Zeros for a sum over tiles."""
     return q.new_zeros(q.shape, dtype=_wide(q))
 
 

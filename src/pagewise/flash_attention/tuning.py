@@ -1,4 +1,4 @@
-"""Which tiles FlashAttention's Triton kernels take on which GPU, and the thresholds of their launches (lesson 6).
+"""The tiles of FlashAttention's Triton kernels on each GPU, and the thresholds of their launches (lesson 6).
 
 Nothing here changes a result. The lists were chosen with the compiler's help, so that little is spilled
 (tests/flash_attention/RESOURCES.md). They have not been timed; a GPU times them itself for large work (`fastest`).
@@ -75,13 +75,40 @@ def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: boo
 
 
 def forward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
-    """PLACEHOLDER"""
-    return 0
+    """An upper bound of the forward's shared memory: K and V of every stage, a tile of scores, and Q where it is kept.
+
+    sm_90 and sm_100 keep Q in shared memory. So does sm_75, which multiplies without tensor cores, and any GPU where a
+    single stage leaves the order of the copies to the compiler.
+    """
+    keeps_owned = gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
+    row = block_d * itemsize
+    bytes_of_scores = 4 * tiles.owned * tiles.visited
+    return 2 * tiles.num_stages * tiles.visited * row + bytes_of_scores + tiles.owned * row * keeps_owned
 
 
 def backward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
-    """PLACEHOLDER"""
-    return 0
+    """An upper bound of the backward's shared memory: two visited tiles of every stage, P and dS, and the owned tiles.
+
+    One of the owned matrices is converted in shared memory on every GPU. Where both stay there (see
+    `forward_shared_bytes`), one visited tile may be kept in two layouts, too.
+    """
+    keeps_owned = gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
+    row = block_d * itemsize
+    visited = 2 * tiles.num_stages * tiles.visited * row + 3 * 4 * tiles.num_stages * tiles.visited
+    owned = 2 * tiles.owned * row + tiles.visited * row if keeps_owned else tiles.owned * row
+    return visited + owned + 2 * itemsize * tiles.owned * tiles.visited
+
+
+def max_head_size_in_float32(gpu: Architecture) -> int:
+    """The backward in float32 needs 66 560 bytes for a head size of 256 with the smallest tiles; sm_75 has 65 536."""
+    return 128 if 0 < gpu.shared_bytes <= 65536 else 256
+
+
+def refuses_bfloat16(dtype: torch.dtype, gpu: Architecture) -> str | None:
+    """The reason why a kernel cannot take `dtype` on `gpu`, to follow 'backend="…"', or None."""
+    if dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
+        return f"takes no bfloat16 on this GPU (sm_{gpu.sm}), which cannot compute with it: use float16"
+    return None
 
 
 def _fitting(choices: tuple[Tiles, ...], needs: Callable, block_d: int, itemsize: int, gpu: Architecture) -> tuple:

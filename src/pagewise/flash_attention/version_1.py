@@ -35,10 +35,10 @@ def forward(
                 P_ij = torch.exp(S_ij - finite(m_ij))
                 l_ij = P_ij.sum(dim=-1, keepdim=True)
                 m_new = torch.maximum(m_i, m_ij)  # line 11
-                shrink, shrink_ij = torch.exp(m_i - finite(m_new)), torch.exp(m_ij - finite(m_new))
-                l_new = shrink * l_i + shrink_ij * l_ij
+                alpha, alpha_ij = torch.exp(m_i - finite(m_new)), torch.exp(m_ij - finite(m_new))
+                l_new = alpha * l_i + alpha_ij * l_ij
                 PV = grouped_matmul(tile.drop(P_ij), tile.seen(V_j))
-                store(O, i, (l_i * shrink * O_i + shrink_ij * PV) / positive(l_new))  # line 12
+                store(O, i, (l_i * alpha * O_i + alpha_ij * PV) / positive(l_new))  # line 12
                 store(l, i, l_new)  # line 13
                 store(m, i, m_new)
     return O.to(dtype), m, l

@@ -35,9 +35,9 @@ def forward(
                 S_ij = tile.scores(Q_i, K_j)  # line 8: Q_i K_jᵀ · scale
                 m_new = torch.maximum(m_i, S_ij.amax(dim=-1, keepdim=True))  # line 9
                 P_ij = torch.exp(S_ij - finite(m_new))
-                shrink = torch.exp(m_i - finite(m_new))
-                l_i = shrink * l_i + P_ij.sum(dim=-1, keepdim=True)
-                O_i = shrink * O_i + grouped_matmul(tile.drop(P_ij), tile.seen(V_j))  # line 10
+                alpha = torch.exp(m_i - finite(m_new))
+                l_i = alpha * l_i + P_ij.sum(dim=-1, keepdim=True)
+                O_i = alpha * O_i + grouped_matmul(tile.drop(P_ij), tile.seen(V_j))  # line 10
                 m_i = m_new
             store(O, i, O_i / positive(l_i))  # lines 12, 14
             store(L, i, m_i + torch.log(l_i))  # lines 13, 15
@@ -89,5 +89,5 @@ def row_products(dO: Float[Tensor, "B H T D"], d_lse: Rows | None, O: Float[Tens
 
 
 def rows_like(q: Float[Tensor, "B H T D"]) -> Rows:
-    """Room in main memory for a number per query, in float32 (float64 for float64)."""
+    """An empty number per query in main memory, in float32 (float64 for float64)."""
     return q.new_empty(*q.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))

@@ -161,39 +161,13 @@ def _flash_decoding(
     tiles, capacity = _tiles(q, k), _capacity(k, block_tables)
     k, v, float8_bits = as_kernels_read(k, v)
     partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else (None, None, None)
-    launch(
-        flash_decoding_kernel,
-        (len(programs) - 1,),
-        q,
-        k,
-        v,
-        block_tables,
-        seq_lens,
-        alibi_slopes,
-        out,
-        lse,
-        *partials,
-        programs,
-        splits.view(-1),
-        T,
-        capacity,
-        min(window or NO_WINDOW, NO_WINDOW),
-        scale,
-        softcap or None,
-        v_scale,
-        P=None if block_tables is None else P,
-        D=D,
-        BLOCK_D=padded(D),
-        HKV=Hkv,
-        GROUP=H // Hkv,
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        FLOAT8_BITS=float8_bits,
-        CAUSAL=causal and T > 1,
-        outputs=(out, lse),
-        stored=(k, v),
-        **tiles.launch_options,
-    )
+    tensors = (q, k, v, block_tables, seq_lens, alibi_slopes, out, lse, *partials, programs, splits.view(-1))
+    numbers = (T, capacity, min(window or NO_WINDOW, NO_WINDOW), scale, softcap or None, v_scale)
+    sizes = {"P": None if block_tables is None else P, "D": D, "BLOCK_D": padded(D), "HKV": Hkv, "GROUP": H // Hkv}
+    sizes |= {"ROWS": tiles.rows, "TILE": tiles.keys, "FLOAT8_BITS": float8_bits, "CAUSAL": causal and T > 1}
+    sizes |= tiles.launch_options
+    grid, memory = (len(programs) - 1,), {"outputs": (out, lse), "stored": (k, v)}
+    launch(flash_decoding_kernel, grid, *tensors, *numbers, **sizes, **memory)
     if num_slots:
         merge_plan(partials, items, out, lse, (T, 1), v_scale, group=H // Hkv, rows=tiles.rows)
     return out, lse

@@ -59,17 +59,11 @@ def v2_kernel(
     return _kernel(SOURCE, "paged_attention_v2_kernel", dtype, cache_dtype, *sizes)
 
 
-def grouped_kernel(
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    head_size: int,
-    block_size: int,
-    partition_size: int,
-    query_heads: int,
-) -> CudaKernel:
-    """Return the kernel whose thread blocks see one partition of a sequence for `query_heads` heads at once."""
-    sizes = (head_size, block_size, NUM_THREADS, partition_size, query_heads)
-    return _kernel(GROUPED_SOURCE, "paged_attention_grouped_kernel", dtype, cache_dtype, *sizes)
+def grouped_kernel(dtype: torch.dtype, cache_dtype: torch.dtype, *sizes: int) -> CudaKernel:
+    """Return the kernel of several heads per thread block. Sizes: as of `v2_kernel`, then the number of heads."""
+    head_size, block_size, *others = sizes
+    template = "paged_attention_grouped_kernel"
+    return _kernel(GROUPED_SOURCE, template, dtype, cache_dtype, head_size, block_size, NUM_THREADS, *others)
 
 
 def merge_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
@@ -107,7 +101,8 @@ def _dynamic_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_hea
     Raises:
         ValueError: a thread block cannot have that much shared memory on the device of q.
     """
-    (static, dynamic), limit = shared_bytes(tokens, q, block_size, query_heads), shared_bytes_limit(q.device)
+    static, dynamic = shared_bytes(tokens, q, block_size, query_heads)
+    limit = shared_bytes_limit(q.device)
     if static + dynamic > limit:
         most = (limit - static) // (4 * query_heads) // block_size * block_size
         remedy = "use paged_attention_v2" if name == "max_seq_len" else "choose a smaller one"
@@ -131,8 +126,7 @@ def attend(
 ) -> OutAndLse:
     """Return (out, lse) over a cache in vLLM's layout.
 
-    Without `partition_size` v1 computes it, with `partition_size` v2, and with several `query_heads` the grouped
-    kernel. No sequence may be longer than `max_seq_len`.
+    v1 computes it without a `partition_size`, v2 with one, and the grouped kernel with several `query_heads`.
     """
     *tensors, v_scale = inputs
     flat = (*tensors, max_seq_len, options.scale_for(inputs.q.shape[-1]), options.alibi_slopes, v_scale)
@@ -176,8 +170,9 @@ def _arguments(
         block_tables = block_tables.contiguous()
     seq_lens, slopes = seq_lens.contiguous(), None if slopes is None else slopes.contiguous()
     strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
-    numbers = (v_cache.shape[1], max_seq_len, scale)
-    return Arguments(q, k_cache, v_cache, block_tables, seq_lens, slopes, *numbers, *strides)
+    return Arguments(
+        q, k_cache, v_cache, block_tables, seq_lens, slopes, v_cache.shape[1], max_seq_len, scale, *strides
+    )
 
 
 def launch_v1(kernel: CudaKernel, inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> OutAndLse:

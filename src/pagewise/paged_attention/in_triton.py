@@ -87,36 +87,13 @@ def _paged_attention(
     num_splits = max(1, min(num_splits, cdiv(M * P, tiles.keys)))
     k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
     partials = partial_results(B * H * num_splits, D, q.device) if num_splits > 1 else (None, None, None)
-    launch(
-        paged_attention_kernel,
-        (B, items, num_splits),
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        seq_lens,
-        alibi_slopes,
-        out,
-        lse,
-        *partials,
-        H,
-        min(M * P, INT32_MAX),
-        min(window or NO_WINDOW, NO_WINDOW),
-        num_splits,
-        scale,
-        softcap or None,
-        v_scale,
-        P=P,
-        D=D,
-        BLOCK_D=padded(D),
-        GROUP=H // Hkv,
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        FLOAT8_BITS=float8_bits,
-        outputs=(out, lse),
-        stored=(k_cache, v_cache),
-        **tiles.launch_options,
-    )
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, out, lse, *partials)
+    limits = (min(M * P, INT32_MAX), min(window or NO_WINDOW, NO_WINDOW), num_splits)
+    numbers = (H, *limits, scale, softcap or None, v_scale)
+    sizes = {"P": P, "D": D, "BLOCK_D": padded(D), "GROUP": H // Hkv, "ROWS": tiles.rows, "TILE": tiles.keys}
+    sizes |= {"FLOAT8_BITS": float8_bits, **tiles.launch_options}
+    memory = {"outputs": (out, lse), "stored": (k_cache, v_cache)}
+    launch(paged_attention_kernel, (B, items, num_splits), *tensors, *numbers, **sizes, **memory)
     if num_splits > 1:
         rows = (out.view(-1), lse.view(-1))
         sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}

@@ -140,8 +140,8 @@ def choose_version(
 
         v1  if  max_seq_len ≤ 8192  and  (one partition  or  num_seqs · num_heads > 512)
 
-    v2 costs a second launch, and its partial results go through global memory. v1 needs 4 bytes of shared memory per
-    token, and it leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
+    v2 costs a second launch. Its partial results go through global memory. v1 needs 4 bytes of shared memory per token.
+    It leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
     (`paged_attn.py`, until version 0.22).
     """
     for name, count in (("num_seqs", num_seqs), ("num_heads", num_heads), ("max_seq_len", max_seq_len)):

@@ -131,40 +131,21 @@ def _paged_attention_varlen(
     tiles = _tiles(q, k_cache)
     k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
     partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else (None, None, None)
-    launch(
-        paged_attention_varlen_kernel,
-        (len(programs) - 1,),
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        seq_lens,
-        cu_seqlens_q,
-        chunk_seqs,
-        alibi_slopes,
-        out,
-        lse,
-        *partials,
-        programs,
-        splits.view(-1),
-        items.view(-1),
-        _capacity(block_tables, P),
-        min(window or NO_WINDOW, NO_WINDOW),
-        scale,
-        softcap or None,
-        v_scale,
-        P=P,
-        D=D,
-        BLOCK_D=padded(D),
-        HKV=Hkv,
-        GROUP=H // Hkv,
-        ROWS=tiles.rows,
-        TILE=tiles.keys,
-        FLOAT8_BITS=float8_bits,
-        outputs=(out, lse),
-        stored=(k_cache, v_cache),
-        **tiles.launch_options,
-    )
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q, chunk_seqs, alibi_slopes, out, lse, *partials)
+    plan = (programs, splits.view(-1), items.view(-1))
+    numbers = (_capacity(block_tables, P), min(window or NO_WINDOW, NO_WINDOW), scale, softcap or None, v_scale)
+    sizes = {
+        "P": P,
+        "D": D,
+        "BLOCK_D": padded(D),
+        "HKV": Hkv,
+        "GROUP": H // Hkv,
+        "ROWS": tiles.rows,
+        "TILE": tiles.keys,
+    }
+    sizes |= {"FLOAT8_BITS": float8_bits, **tiles.launch_options}
+    grid, memory = (len(programs) - 1,), {"outputs": (out, lse), "stored": (k_cache, v_cache)}
+    launch(paged_attention_varlen_kernel, grid, *tensors, *plan, *numbers, **sizes, **memory)
     if num_slots:
         flash_decoding.merge_plan(partials, items, out, lse, (1, H), v_scale, group=H // Hkv, rows=tiles.rows)
     return out, lse

@@ -137,25 +137,10 @@ def _write_kv_cache_op(
     if k_cache.dim() == 4:  # in the order of vLLM's axes, with X = D
         k_cache, v_cache = k_cache.transpose(1, 2)[:, :, None], v_cache.permute(0, 2, 3, 1)
     block = min(1024, 1 << (Hkv * D - 1).bit_length())
-    launch(
-        write_kv_cache_kernel,
-        (len(slots), cdiv(Hkv * D, block)),
-        slots,
-        k,
-        v,
-        k_cache,
-        v_cache,
-        k_scale,
-        v_scale,
-        P=P,
-        HKV=Hkv,
-        D=D,
-        X=k_cache.shape[-1],
-        FLOAT8_BITS=float8_bits,
-        BLOCK=block,
-        outputs=(k_cache, v_cache),
-        stored=(k_cache, v_cache) if float8_bits else (k, v, k_cache, v_cache),
-    )
+    sizes = {"P": P, "HKV": Hkv, "D": D, "X": k_cache.shape[-1], "FLOAT8_BITS": float8_bits, "BLOCK": block}
+    grid, caches = (len(slots), cdiv(Hkv * D, block)), (k_cache, v_cache)
+    memory = {"outputs": caches, "stored": caches if float8_bits else (k, v, *caches)}
+    launch(write_kv_cache_kernel, grid, slots, k, v, *caches, k_scale, v_scale, **sizes, **memory)
 
 
 @_write_kv_cache_op.register_fake
