@@ -82,8 +82,9 @@ def test_sequences_do_not_share_blocks():
 
 @pytest.mark.parametrize("shape", [DENSE, PAGED], ids=["dense", "paged"])
 def test_every_method_of_ours_is_right_and_timed_on_mixed_lengths(shape, trials):
-    assert set(methods(trials.device, bool(shape.paged))) >= set(OURS)
-    for method in OURS:
+    ours = [method for method in OURS if not (shape.paged and "keys" in method)]  # pages are split by number only
+    assert set(methods(trials.device, bool(shape.paged))) >= set(ours)
+    for method in ours:
         assert isinstance(trials(shape, method), Timing), method
 
 

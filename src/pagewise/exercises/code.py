@@ -60,7 +60,7 @@ def kernel_text(module: str, name: str, imports: str = "") -> str:
 
 
 def with_gaps(source: str, *gaps: Gap) -> str:
-    """Return `source` with each gap replaced by its request and the code that stands in for the answer."""
+    """Return `source` with each gap replaced by its request and by the code of the stub."""
     lines = source.splitlines()
     for gap in gaps:
         first, last = (_only_line(lines, start) for start in (gap.first, gap.last))

@@ -20,7 +20,7 @@ class Case(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """What a reader is likely to write, and what to say about it."""
+    """A natural wrong answer, and the hint that a reader gets for it."""
 
     theirs: object
     hint: str
@@ -48,8 +48,8 @@ class Verdict:
 class Exercise:
     """Called with an answer, it judges it: the first case that fails, the smallest, is the one shown.
 
-    The failing answer is held against what each known mistake gives: the one that agrees with it on all cases so far
-    (among several, the one that agrees on most of the others too) gives it its name.
+    A failing answer is compared with the known mistakes. The hint is that of a mistake that gives the same results on
+    all cases so far. If several mistakes do, it is the one that also agrees on most of the later cases.
     """
 
     name: str
