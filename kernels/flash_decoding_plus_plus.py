@@ -131,7 +131,8 @@ def rows_of_program(q, k, v, num_queries, HKV: tl.constexpr, GROUP: tl.constexpr
 @triton.jit
 def score_tile(q, position, keys, values, tile, S, scale, TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the scores of a tile of keys [ROWS, TILE], −∞ where hidden, and its values [TILE, BLOCK_D]."""
-    (k_ptr, k_token), (v_ptr, v_token) = keys, values
+    k_ptr, k_token = keys
+    v_ptr, v_token = values
     key = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
     dim = tl.arange(0, q.shape[1])[None, :]
     mask = (key < S)[:, None] & (dim < D)
@@ -171,7 +172,8 @@ def unified_max_attention_kernel(
     2. Weights keep float32's exponents, since exp(s − φ) exceeds float16 from s − φ = 11.09 on.
     3. exp(s − φ) keeps float32's last digits whatever φ is, and l sums the weights as the product rounds them.
     """
-    (result, is_row, query, q_rows), keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
     q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
     position = S - num_queries + query
@@ -258,7 +260,8 @@ def lazy_rescale_kernel(
     Grid (B · Hkv · chunks of rows, num_splits). (m, l, acc) are right for any finite m, so m need not be the largest
     score. Most tiles then rescale nothing. Lesson 5's `merge_splits_kernel` merges the splits.
     """
-    (result, is_row, query, q_rows), keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
     first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
     if chosen_ptr is not None:

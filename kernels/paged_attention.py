@@ -107,11 +107,14 @@ def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def attend_to_tiles(
-    rows,  # q [ROWS, BLOCK_D]; the position of each query among the keys [ROWS]; ALiBi's slope [ROWS, 1], or None
+    rows,  # q [ROWS, BLOCK_D], and the position of each query among the keys [ROWS]
+    slope,  # of ALiBi [ROWS, 1], or None
     memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
     tiles,  # the first tile, and the end of the last
     keys,  # the first key, and the end of the last: others are not read
-    scoring,  # scale, softcap or None, window
+    scale,
+    softcap,  # or None
+    window,
     P: tl.constexpr,  # None: all keys are in one block, whose number stands for the block table
     D: tl.constexpr,
     TILE: tl.constexpr,
@@ -119,9 +122,12 @@ def attend_to_tiles(
     CAUSAL: tl.constexpr,
 ):
     """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
-    q, position, slope = rows
-    (k_ptr, k_block, k_token), (v_ptr, v_block, v_token), table = memory
-    (first_tile, end_tile), (first_key, end_key), (scale, softcap, window) = tiles, keys, scoring
+    q, position = rows
+    k_memory, v_memory, table = memory
+    k_ptr, k_block, k_token = k_memory
+    v_ptr, v_block, v_token = v_memory
+    first_tile, end_tile = tiles
+    first_key, end_key = keys
     ROWS: tl.constexpr = q.shape[0]
     BLOCK_D: tl.constexpr = q.shape[1]
     dim = tl.arange(0, BLOCK_D)[None, :]
@@ -232,14 +238,14 @@ def paged_attention_kernel(
 
     query = load_queries(q_ptr + seq * q_seq + head * q_head, is_row, D, BLOCK_D)
     slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
-    rows = (query, tl.zeros([ROWS], tl.int32) + (end_key - 1), slope)
+    rows = (query, tl.zeros([ROWS], tl.int32) + (end_key - 1))
     k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
     memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
     start = first_tile + (num_tiles * split // num_splits).to(tl.int32)
     end = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
-    scoring = (scale, softcap, window)
+    tiles, keys = (start, end), (first_key, end_key)
     m, l, acc = attend_to_tiles(
-        rows, memory, (start, end), (first_key, end_key), scoring, P, D, TILE, FLOAT8_BITS, CAUSAL=False
+        rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL=False
     )
     l = tl.where(is_possible, l, float("nan"))
     result = seq * num_heads + head
