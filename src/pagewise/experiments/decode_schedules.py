@@ -15,8 +15,8 @@ from typing import NamedTuple
 from pagewise.experiments.decode_inputs import mixed
 from pagewise.figures.moving_sms import Run, schedule
 from pagewise.flash_decoding import equal_ranges
-from pagewise.paged_attention.splits import MIN_KEYS
 from pagewise.tools.sizes import cdiv
+from pagewise.tools.tuning import MIN_KEYS
 
 SLOTS = 2 * 132  # two programs at a time on each SM of an H100 or H200
 KV_HEADS = 8

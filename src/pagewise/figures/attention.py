@@ -16,15 +16,26 @@ GAP = 1.0  # between two matrices of an equation, in cells; more for a longer si
 
 # Standard attention: main memory above, a kernel for each step below. {box: (x and y of its centre, width, text)}
 _KERNELS = {
-    "Q": (0.4, 1.6, 0.7, "Q"), "K": (1.4, 1.6, 0.7, "K"), "S": (3.1, 1.6, 2.2, "S"), "P": (6.5, 1.6, 2.2, "P"),
-    "V": (8.6, 1.6, 0.7, "V"), "O": (9.7, 1.6, 0.7, "O"),
-    "QK": (1.275, 0, 2.45, "$S = QK^T/\\sqrt{D}$"), "softmax": (4.8, 0, 2.2, "$P = $softmax$(S)$"),
+    "Q": (0.4, 1.6, 0.7, "Q"),
+    "K": (1.4, 1.6, 0.7, "K"),
+    "S": (3.1, 1.6, 2.2, "S"),
+    "P": (6.5, 1.6, 2.2, "P"),
+    "V": (8.6, 1.6, 0.7, "V"),
+    "O": (9.7, 1.6, 0.7, "O"),
+    "QK": (1.275, 0, 2.45, "$S = QK^T/\\sqrt{D}$"),
+    "softmax": (4.8, 0, 2.2, "$P = $softmax$(S)$"),
     "PV": (8.6, 0, 2.9, "$O = PV$"),
-}  # fmt: skip
+}
 _MOVES = [
-    ("Q", "QK", "read Q"), ("K", "QK", "read K"), ("QK", "S", "write S"), ("S", "softmax", "read S"),
-    ("softmax", "P", "write P"), ("P", "PV", "read P"), ("V", "PV", "read V"), ("PV", "O", "write O"),
-]  # fmt: skip
+    ("Q", "QK", "read Q"),
+    ("K", "QK", "read K"),
+    ("QK", "S", "write S"),
+    ("S", "softmax", "read S"),
+    ("softmax", "P", "write P"),
+    ("P", "PV", "read P"),
+    ("V", "PV", "read V"),
+    ("PV", "O", "write O"),
+]
 
 _FUSED = {name: _KERNELS[name] for name in "QKVO"} | {
     "fused": (5.05, 0, 10.0, "tile of $S$, tile of $P$, tile of $O$: on chip, never in main memory"),
@@ -105,14 +116,22 @@ def _head(ax: Axes, x: float, y: float, text: str, kv_head: int) -> None:
 
 def three_kernels(moved: Mapping[str, int], *, title: str, alt: str | None = None) -> None:
     """Standard attention's eight reads and writes, from `standard_attention_bytes`: the more bytes, the thicker."""
-    _kernels(moved, max(moved.values()), _KERNELS, _MOVES, "above: matrices in main memory; below: a kernel per step",
-             title=title, alt=alt)  # fmt: skip
+    _kernels(
+        moved,
+        max(moved.values()),
+        _KERNELS,
+        _MOVES,
+        "above: matrices in main memory; below: a kernel per step",
+        title=title,
+        alt=alt,
+    )
 
 
 def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str | None = None) -> None:
     """The same three steps fused: what is left of the eight moves, drawn to the scale on which `largest` bytes are."""
-    _kernels(moved, largest, _FUSED, _FUSED_MOVES, "above: matrices in main memory; below: one kernel",
-             title=title, alt=alt)  # fmt: skip
+    _kernels(
+        moved, largest, _FUSED, _FUSED_MOVES, "above: matrices in main memory; below: one kernel", title=title, alt=alt
+    )
 
 
 def _kernels(

@@ -23,12 +23,21 @@ HATCHES = ("", "///", "...", "xx", "\\\\")
 SEQUENTIAL, DIVERGING = "cividis", "RdBu_r"
 
 STYLE = {
-    "figure.dpi": 110, "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.labelsize": 10, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
-    "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    "axes.grid": True, "grid.color": "#d9d9e3", "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "figure.constrained_layout.use": True, "lines.linewidth": 1.8, "lines.markersize": 5, "svg.hashsalt": "pagewise",
-}  # fmt: skip
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow", "figure.constrained_layout.use"), True),
+    "figure.dpi": 110,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "grid.color": "#d9d9e3",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "svg.hashsalt": "pagewise",
+}
 plt.rcParams.update(STYLE)
 
 

@@ -31,11 +31,23 @@ _DECODER_BOXES = {
     "logits": (2.4, -2, 4.4, "logits"),
 }
 _DECODER_ARROWS = [
-    ("token ids", "embed", ""), ("embed", "norm", ""), ("embed", "residual", ""), ("norm", "Wq", ""),
-    ("norm", "Wk", "x"), ("norm", "Wv", ""), ("Wq", "qk", "q"), ("Wk", "KV cache", "k"), ("Wv", "KV cache", "v"),
-    ("KV cache", "qk", "K"), ("KV cache", "softmax", "V"), ("qk", "softmax", "scores"), ("softmax", "add", "out"),
-    ("residual", "add", ""), ("add", "rest", ""), ("rest", "logits", ""),
-]  # fmt: skip
+    ("token ids", "embed", ""),
+    ("embed", "norm", ""),
+    ("embed", "residual", ""),
+    ("norm", "Wq", ""),
+    ("norm", "Wk", "x"),
+    ("norm", "Wv", ""),
+    ("Wq", "qk", "q"),
+    ("Wk", "KV cache", "k"),
+    ("Wv", "KV cache", "v"),
+    ("KV cache", "qk", "K"),
+    ("KV cache", "softmax", "V"),
+    ("qk", "softmax", "scores"),
+    ("softmax", "add", "out"),
+    ("residual", "add", ""),
+    ("add", "rest", ""),
+    ("rest", "logits", ""),
+]
 
 # The six operators of a layer as FlashDecoding++ numbers them: three of them multiply by weights, three read the cache.
 _OPERATOR_BOXES = {
@@ -49,9 +61,15 @@ _OPERATOR_BOXES = {
     "down": (2.2, -1, 4.4, "6  $W_{down}$"),
 }
 _OPERATOR_ARROWS = [
-    ("qkv", "scores", ""), ("qkv", "KV cache", ""), ("KV cache", "scores", ""), ("scores", "softmax", ""),
-    ("softmax", "values", ""), ("values", "o", ""), ("o", "up", ""), ("up", "down", ""),
-]  # fmt: skip
+    ("qkv", "scores", ""),
+    ("qkv", "KV cache", ""),
+    ("KV cache", "scores", ""),
+    ("scores", "softmax", ""),
+    ("softmax", "values", ""),
+    ("values", "o", ""),
+    ("o", "up", ""),
+    ("up", "down", ""),
+]
 
 
 def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
