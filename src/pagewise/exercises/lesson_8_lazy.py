@@ -1,12 +1,10 @@
 """Exercise of lesson 8, the safe cousin: a maximum that is raised only where it must be."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Mistake
 from pagewise.exercises.python import call, python_exercise
 
 
@@ -26,31 +24,6 @@ def lazy_fold(
         m, l, acc = largest, shrink * l, shrink * acc
     weights = torch.exp(scores - m)
     return m, l + weights.sum(), acc + weights @ values
-
-
-def _lazy_with(mistake: str) -> Callable:
-    def lazy_fold(m, l, acc, scores, values, threshold):
-        largest = scores.max()
-        if mistake != "masked" and largest == -math.inf:
-            return m, l, acc
-        room = {"natural": threshold, "always": 0.0}.get(mistake, threshold * math.log(2))
-        rises = abs(largest - m) > room if mistake == "falls" else largest > m + room
-        if mistake == "first" and m == -math.inf:
-            m = torch.zeros_like(m)
-            rises = largest > m + room
-        if mistake == "masked" and m == -math.inf:
-            rises = torch.tensor(True)
-        if rises:
-            shrink = torch.exp(m - largest)
-            m, l = largest, l if mistake == "l" else shrink * l
-            acc = acc if mistake in ("acc", "l") else shrink * acc
-        elif mistake == "own":
-            weights = torch.exp(scores - torch.maximum(m, largest))
-            return m, l + weights.sum(), acc + weights @ values
-        weights = torch.exp(scores - m)
-        return m, l + weights.sum(), acc + weights @ values
-
-    return lazy_fold
 
 
 def _state(m: float, l: float, acc: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,34 +47,39 @@ LAZY_FOLD = python_exercise(
         call(*_state(0.0, 2.0, 3.0), *_tile(0.5, -math.inf), 0.0),
     ],
     {
-        "always raised": Mistake(
-            _lazy_with("always"), "m followed at once: it stays where the tile's largest score is within the threshold."
+        "always raised": (
+            "m followed at once: it stays where the tile's largest score is within the threshold.",
+            (" + threshold * math.log(2)", ""),
         ),
-        "a natural threshold": Mistake(
-            _lazy_with("natural"), "The threshold is in units of log 2: 8 lets weights grow to 2⁸, not to e⁸."
+        "a natural threshold": (
+            "The threshold is in units of log 2: 8 lets weights grow to 2⁸, not to e⁸.",
+            (" * math.log(2)", ""),
         ),
-        "m falls": Mistake(
-            _lazy_with("falls"),
+        "m falls": (
             "m fell to that of a tile far below it: it is raised or stays, and small weights are small.",
+            ("largest > m + threshold", "abs(largest - m) > threshold"),
         ),
-        "not the first tile": Mistake(
-            _lazy_with("first"),
+        "not the first tile": (
             "Before the first key m is −∞, and every score is more than a threshold above it: m becomes the first "
             "tile's largest score.",
+            ("    if largest > m", "    m = m.masked_fill(m == -math.inf, 0.0)\n    if largest > m"),
         ),
-        "only m": Mistake(
-            _lazy_with("l"), "m was raised, l and acc were not brought along: both shrink by exp(m − m′)."
+        "only m": (
+            "m was raised, l and acc were not brought along: both shrink by exp(m − m′).",
+            ("shrink * l, shrink * acc", "l, acc"),
         ),
-        "acc does not shrink": Mistake(
-            _lazy_with("acc"), "m was raised, l shrank and acc did not: both are relative to m."
+        "acc does not shrink": (
+            "m was raised, l shrank and acc did not: both are relative to m.",
+            ("shrink * acc", "acc"),
         ),
-        "weights by another maximum": Mistake(
-            _lazy_with("own"),
+        "weights by another maximum": (
             "m stayed, and the weights are relative to the tile's own maximum: all must be relative to the same m, "
             "even if they are larger than 1.",
+            ("torch.exp(scores - m)", "torch.exp(scores - torch.maximum(m, largest))"),
         ),
-        "NaN for a masked tile": Mistake(
-            _lazy_with("masked"), "(−∞) − (−∞) is NaN: a tile that is masked as a whole changes nothing."
+        "NaN for a masked tile": (
+            "(−∞) − (−∞) is NaN: a tile that is masked as a whole changes nothing.",
+            ("    if largest == -math.inf:\n        return m, l, acc\n", ""),
         ),
     },
     "any finite m is exact, so it need not be the largest.",
