@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Case, Mistake
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 
 INF = float("inf")
@@ -36,7 +36,6 @@ SAFE_SOFTMAX = python_exercise(
             "exp(1000) is infinite, and inf / inf is NaN: take the row's largest score from all of them first. "
             "It cancels in the quotient.",
             ("scores - m.masked_fill(m == -torch.inf, 0.0)", "scores"),
-            ("l.masked_fill(l == 0, 1.0)", "l"),
         ),
         "one maximum for all rows": (
             "Each row needs its own maximum: less the largest score of all rows, the scores of a smaller row all "
@@ -57,10 +56,10 @@ SAFE_SOFTMAX = python_exercise(
             "the sum is 0.",
             ("m.masked_fill(m == -torch.inf, 0.0)", "m"),
         ),
-        "a finite number for −inf": Mistake(
-            lambda s: torch.softmax(s.clamp(min=-1e9), -1),
+        "a finite number for −inf": (
             "A query that may look at nothing looks at everything equally: a large negative number in place of −inf "
             "is the row's maximum there, and exp(0) = 1.",
+            ("    m = ", "    scores = scores.clamp(min=-1e9)\n    m = "),
         ),
     },
     "no score overflows, and a query that sees nothing takes nothing.",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Case, Mistake
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.naive_attention import attention
 
@@ -24,7 +24,7 @@ def append_and_attend(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache:
 
 
 def _step(length: int, T: int, max_len: int) -> Case:
-    """A call on caches of `max_len` rows, NaN where nothing was written."""
+    """Return a call on caches of `max_len` rows. The rows that nothing was written to are NaN."""
     generator = torch.Generator().manual_seed(10 * length + T)
     tokens = torch.randint(-2, 3, (3, length + T, 2), generator=generator).float()
 
@@ -86,14 +86,12 @@ def cache_bytes(
 
 _SIZES = ("num_tokens", "num_layers", "num_heads", "num_kv_heads", "head_size", "itemsize")
 
-
-def _sizes(*sizes: int) -> Case:
-    return call(**dict(zip(_SIZES, sizes, strict=True)))
-
-
 CACHE_BYTES = python_exercise(
     cache_bytes,
-    [_sizes(1, 1, 1, 1, 4, 4), _sizes(3, 2, 4, 4, 8, 2), _sizes(2048, 32, 32, 8, 128, 2)],
+    [
+        call(**dict(zip(_SIZES, sizes, strict=True)))
+        for sizes in [(1, 1, 1, 1, 4, 4), (3, 2, 4, 4, 8, 2), (2048, 32, 32, 8, 128, 2)]
+    ],
     {
         "one of two": ("Half of it: keys *and* values are kept.", ("2 * ", "")),
         "one layer": ("That is one layer: every layer has keys and values of its own.", (" * num_layers", "")),
@@ -141,9 +139,12 @@ DECODE_POSITIONS = python_exercise(
             "Transposed: a row for each sequence, a column for each new token.",
             ("[:, None] + torch.arange(T)", " + torch.arange(T)[:, None]"),
         ),
-        "of the text so far": Mistake(
-            lambda num_cached, T: torch.arange(max(num_cached) + T).expand(len(num_cached), -1),
+        "of the text so far": (
             "Positions of the new tokens only: the cached ones are not computed again.",
+            (
+                "torch.tensor(num_cached)[:, None] + torch.arange(T)",
+                "torch.arange(max(num_cached) + T).expand(len(num_cached), -1)",
+            ),
         ),
         "floats": ("Positions are whole numbers: int64.", ("arange(T)", "arange(float(T))")),
     },

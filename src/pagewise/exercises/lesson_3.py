@@ -25,7 +25,7 @@ def merge(a: tuple[Tensor, Tensor, Tensor], b: tuple[Tensor, Tensor, Tensor]) ->
 
 
 def _piece(*scores: float, value: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """(m, l, acc) of one row of scores, whose values are [value, 2], [value + 1, 2], …"""
+    """Return (m, l, acc) of one row of scores. Its values are [value, 2], [value + 1, 2], …"""
     s = torch.tensor([scores])
     values = torch.tensor([[value + i, 2.0] for i in range(len(scores))]).reshape(-1, 2)
     m = s.amax(-1) if scores else torch.tensor([-INF])

@@ -128,7 +128,7 @@ def free_sequence(table: list[int], ref_counts: list[int], free_blocks: list[int
 
 
 def _frees(what: str, num_blocks: int, *tables: list[int]) -> Case:
-    """Free the sequences with these tables one after the other; all that is left after each."""
+    """Free the sequences with these tables, one after another. Compare all that is left after each."""
 
     def run(theirs: Callable) -> object:
         ref_counts = [sum(table.count(block) for table in tables) for block in range(num_blocks)]

@@ -1,16 +1,15 @@
-"""Exercises of lesson 8, a maximum for all: who must be recomputed, and sums that share φ."""
+"""Exercises of lesson 8: rows to recompute, sums that share one maximum φ, and a maximum that rises only if it must."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
 
 INF, NAN = math.inf, math.nan
-
-# ------------------------------------------------------------------------------------------------ rows_to_recompute
 
 
 def rows_to_recompute(scores: Tensor, phi: float, low: float, high: float) -> Tensor:
@@ -82,8 +81,6 @@ ROWS_TO_RECOMPUTE = python_exercise(
     imports="import torch\nfrom torch import Tensor",
 )
 
-# ------------------------------------------------------------------------------------------------ unified_output
-
 
 def unified_output(pieces: list[tuple[Tensor, Tensor]], phi: float) -> Tensor:
     """softmax(s) @ v, where the pieces hold (scores [n], values [n, D]) and φ serves all of them as maximum.
@@ -96,24 +93,21 @@ def unified_output(pieces: list[tuple[Tensor, Tensor]], phi: float) -> Tensor:
     return acc / l if l > 0 else acc
 
 
-_UNIFIED_CASES = [
-    ([([1.0], [3.0])], 1.0),
-    ([([1.0], [3.0])], 0.0),
-    ([([0.0, 0.0], [3.0, 1.0])], 2.0),
-    ([([0.0], [3.0]), ([1.0, 0.0], [1.0, 5.0])], 0.5),
-    ([([200.0], [3.0]), ([201.0], [1.0])], 200.0),
-    ([([0.0], [3.0]), ([1.0], [1.0])], 30.0),
-    ([([-INF, 0.0], [3.0, 1.0]), ([-INF], [4.0])], 0.0),
-    ([([-INF], [3.0])], 0.0),
-]
+def _pieces(pieces: list[tuple[list[float], list[float]]], phi: float) -> Case:
+    return call([(torch.tensor(scores), torch.tensor(values)[:, None]) for scores, values in pieces], phi)
+
 
 UNIFIED_OUTPUT = python_exercise(
     unified_output,
     [
-        *(
-            call([(torch.tensor(s), torch.tensor(v)[:, None]) for s, v in pieces], phi)
-            for pieces, phi in _UNIFIED_CASES
-        ),
+        _pieces([([1.0], [3.0])], 1.0),
+        _pieces([([1.0], [3.0])], 0.0),
+        _pieces([([0.0, 0.0], [3.0, 1.0])], 2.0),
+        _pieces([([0.0], [3.0]), ([1.0, 0.0], [1.0, 5.0])], 0.5),
+        _pieces([([200.0], [3.0]), ([201.0], [1.0])], 200.0),
+        _pieces([([0.0], [3.0]), ([1.0], [1.0])], 30.0),
+        _pieces([([-INF, 0.0], [3.0, 1.0]), ([-INF], [4.0])], 0.0),
+        _pieces([([-INF], [3.0])], 0.0),
         call([(torch.tensor([12.0, 11.0]).half(), small_numbers(2, 2).half())], 0.0),
     ],
     {
@@ -150,4 +144,80 @@ UNIFIED_OUTPUT = python_exercise(
     imports="import torch\nfrom torch import Tensor",
 )
 
-EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT]
+
+def lazy_fold(
+    m: Tensor, l: Tensor, acc: Tensor, scores: Tensor, values: Tensor, threshold: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(m, l, acc) of one row after a tile of scores [n] and values [n, D]; acc is [D], m and l are numbers.
+
+    m is raised to the tile's largest score only if that is larger than m by more than threshold · log 2; else it
+    stays, and weights up to 2^threshold are added. Before the first key m is −∞; a tile of −∞ only changes nothing.
+    """
+    largest = scores.max()
+    if largest == -math.inf:
+        return m, l, acc
+    if largest > m + threshold * math.log(2):
+        shrink = torch.exp(m - largest)
+        m, l, acc = largest, shrink * l, shrink * acc
+    weights = torch.exp(scores - m)
+    return m, l + weights.sum(), acc + weights @ values
+
+
+def _fold(m: float, l: float, acc: float, scores: list[float], threshold: float) -> Case:
+    values = torch.arange(1.0, len(scores) + 1)[:, None]
+    return call(torch.tensor(m), torch.tensor(l), torch.tensor([acc]), torch.tensor(scores), values, threshold)
+
+
+LAZY_FOLD = python_exercise(
+    lazy_fold,
+    [
+        _fold(0.0, 1.0, 3.0, [-1.0], 8.0),
+        _fold(0.0, 1.0, 3.0, [5.0], 8.0),
+        _fold(0.0, 1.0, 3.0, [7.0, 1.0], 8.0),
+        _fold(0.0, 1.0, 3.0, [-9.0], 8.0),
+        _fold(-INF, 0.0, 0.0, [-20.0, -21.0], 8.0),
+        _fold(2.0, 1.0, 3.0, [-INF, -INF], 8.0),
+        _fold(-INF, 0.0, 0.0, [-INF], 8.0),
+        _fold(0.0, 2.0, 3.0, [0.5, -INF], 0.0),
+    ],
+    {
+        "always raised": (
+            "m followed at once: it stays where the tile's largest score is within the threshold.",
+            (" + threshold * math.log(2)", ""),
+        ),
+        "a natural threshold": (
+            "The threshold is in units of log 2: 8 lets weights grow to 2⁸, not to e⁸.",
+            (" * math.log(2)", ""),
+        ),
+        "m falls": (
+            "m fell to that of a tile far below it: it is raised or stays, and small weights are small.",
+            ("largest > m + threshold", "abs(largest - m) > threshold"),
+        ),
+        "not the first tile": (
+            "Before the first key m is −∞, and every score is more than a threshold above it: m becomes the first "
+            "tile's largest score.",
+            ("    if largest > m", "    m = m.masked_fill(m == -math.inf, 0.0)\n    if largest > m"),
+        ),
+        "only m": (
+            "m was raised, l and acc were not brought along: both shrink by exp(m − m′).",
+            ("shrink * l, shrink * acc", "l, acc"),
+        ),
+        "acc does not shrink": (
+            "m was raised, l shrank and acc did not: both are relative to m.",
+            ("shrink * acc", "acc"),
+        ),
+        "weights by another maximum": (
+            "m stayed, and the weights are relative to the tile's own maximum: all must be relative to the same m, "
+            "even if they are larger than 1.",
+            ("torch.exp(scores - m)", "torch.exp(scores - torch.maximum(m, largest))"),
+        ),
+        "NaN for a masked tile": (
+            "(−∞) − (−∞) is NaN: a tile that is masked as a whole changes nothing.",
+            ("    if largest == -math.inf:\n        return m, l, acc\n", ""),
+        ),
+    },
+    "any finite m is exact, so it need not be the largest.",
+    imports="import math\nimport torch\nfrom torch import Tensor",
+)
+
+EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT, LAZY_FOLD]

@@ -1,4 +1,4 @@
-"""Exercises of lesson 8, products with few rows: where implementations cross, and a ring of two that lacks a wait."""
+"""Exercises of lesson 8, products with few rows: where implementations cross, and a double buffer that lacks a wait."""
 
 import torch
 
@@ -7,8 +7,6 @@ from pagewise.exercises.cuda import checked, cuda_exercise
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
-
-# ------------------------------------------------------------------------------------------------ inflections
 
 
 def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
@@ -92,8 +90,6 @@ INFLECTIONS = python_exercise(
 
 _WAIT = "        __pipeline_wait_prior(1);\n"
 _BARRIER = "        __syncthreads();\n"
-_SOLUTION = solution_text("double_buffer.cu")
-_TASK = "a multiple of 4.\n"
 
 
 def _sums(rows: int) -> Case:
@@ -136,9 +132,9 @@ DOUBLE_BUFFER = cuda_exercise(
     ),
     "each tile has arrived, for all, before anybody reads it, and all have read it before the next takes its place.",
     stub=edited(
-        _SOLUTION,
+        solution_text("double_buffer.cu"),
         (_WAIT, ""),
-        (_TASK, f"{_TASK}// A line is missing, though the result may be right all the same. Find its place.\n"),
+        (" 4.\n", " 4.\n// A line is missing, though the result may be right all the same. Find its place.\n"),
     ),
 )
 

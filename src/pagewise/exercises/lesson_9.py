@@ -1,8 +1,6 @@
-"""Exercises of lesson 9, the scheduler: who computes what in a step, and who gives way when blocks run out."""
+"""Exercises of lesson 9: a step of the scheduler, and preemption when blocks run out."""
 
 from pagewise.exercises.python import call, python_exercise
-
-# ------------------------------------------------------------------------------------------------ schedule_step
 
 
 def schedule_step(
@@ -105,8 +103,6 @@ SCHEDULE_STEP = python_exercise(
     "nobody waits for a batch to end, and no prompt makes the others wait long.",
 )
 
-# ------------------------------------------------------------------------------------------------ preempted
-
 
 def preempted(running: list[tuple[str, int, int]], num_free: int) -> list[str]:
     """Who gives its blocks back in this step, so that older ones can go on: names, in the order in which they do.
@@ -128,7 +124,6 @@ def preempted(running: list[tuple[str, int, int]], num_free: int) -> list[str]:
 
 
 _NEWEST = "there.pop()"
-_LARGEST = "there.pop(max(range(served, len(there)), key=lambda i: there[i][1]))"
 _LARGE_ENOUGH = """\
             enough = [i for i in range(served, len(there)) if there[i][1] + num_free >= there[served][2]]
             name, held, _ = there.pop(max(enough, default=-1))"""
@@ -159,7 +154,7 @@ PREEMPTED = python_exercise(
         ),
         "the largest": (
             "Who holds most has the most to compute again, and may be the oldest: the newest gives way.",
-            (_NEWEST, _LARGEST),
+            (_NEWEST, "there.pop(max(range(served, len(there)), key=lambda i: there[i][1]))"),
         ),
         "the newest that is large enough": (
             "Nobody is passed over: the newest gives way, then the next, until it is enough.",

@@ -1,4 +1,4 @@
-"""Exercises of lesson 9, a step as one value and what follows from its logits: a batch's numbers, and the sampler."""
+"""Exercises of lesson 9: the numbers that describe a batch, and the distribution that the sampler draws from."""
 
 from itertools import accumulate
 
@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 
 from pagewise.exercises.python import call, python_exercise
-
-# ------------------------------------------------------------------------------------------------ step_inputs
 
 
 def step_inputs(chunks: list[tuple[int, int]], tables: list[list[int]], block_size: int) -> dict[str, list[int]]:
@@ -80,8 +78,6 @@ STEP_INPUTS = python_exercise(
     imports="from itertools import accumulate",
 )
 
-# ------------------------------------------------------------------------------------------------ token_probabilities
-
 
 def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """The probabilities [V] from which the next token is drawn, after its logits [V].
@@ -101,7 +97,7 @@ def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: f
 
 
 def _logits(*weights: float) -> Tensor:
-    """Logits whose softmax is in proportion to the weights."""
+    """Return logits whose softmax is proportional to the weights."""
     return torch.tensor(weights).log()
 
 
