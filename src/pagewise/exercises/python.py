@@ -41,7 +41,7 @@ def python_exercise(
 def variant(solution: Callable, *edits: tuple[str, str]) -> Callable:
     """Return the function that the solution's source defines after these edits, (old, new) each."""
     made: dict[str, Callable] = {}
-    exec(edited(listing(solution), *edits), solution.__globals__, made)
+    exec(edited(listing(solution), *edits), inspect.unwrap(solution).__globals__, made)
     return made[solution.__name__]
 
 
