@@ -58,14 +58,14 @@ class CudaExercise(Exercise):
             return built
         return _elsewhere(self.name, self.cases.index(case), program, limit=RUN_SECONDS)
 
-    def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
-        """One source for all of them, so that the compiler runs once."""
+    def answers_of_mistakes(self) -> Iterator[tuple[Mistake, object]]:
+        """Yield each mistake and its program. One source has all mistakes, so that the compiler runs once."""
         names = {f"{self.name}_{i}": mistake for i, mistake in enumerate(self.mistakes.values())}
         sources = [mistake.theirs.replace(f" {self.name}(", f" {name}(") for name, mistake in names.items()]
         together = cache_dir() / f"{self.name}_mistakes.cu"
         publish(together, "\n".join(sources).encode())
         for name, mistake in names.items():
-            yield mistake, [self.outcome(case, Program(str(together), name)) for case in self.cases]
+            yield mistake, Program(str(together), name)
 
     def unnamed(self, got: object, found: str) -> str:
         if isinstance(got, Raised):

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pagewise.exercises.attempts import attempt
 from pagewise.exercises.values import Raised, difference, text
 
+NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about the mistake
+
 
 class Case(NamedTuple):
     """One trial of an answer. The value of `run(theirs)` is compared with that of the solution."""
@@ -88,29 +90,29 @@ class Exercise:
     def outcomes_of_solution(self) -> list[object]:
         return [self.outcome(case, self.solution) for case in self.cases]
 
-    def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
-        """Yield each mistake and its outcomes on all cases."""
+    def answers_of_mistakes(self) -> Iterator[tuple[Mistake, object]]:
+        """Yield each mistake and the answer that `outcome` runs for it."""
         for mistake in self.mistakes.values():
-            yield mistake, [self.outcome(case, mistake.theirs) for case in self.cases]
+            yield mistake, mistake.theirs
 
     def unnamed(self, got: object, found: str) -> str:
         """Return the hint for a wrong answer that matches no known mistake."""
         return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
 
     def _name_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
-        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in ("time", ("no answer",)):
-            return None  # every endless loop looks alike
-        known = [
-            (mistake, its) for mistake, its in self.outcomes_of_mistakes() if _agreed(its, outcomes) == len(outcomes)
-        ]
+        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in NO_ANSWER:
+            return None
+
+        def agrees(answer: object, i: int) -> bool:
+            return _differs(self.outcome(self.cases[i], answer), outcomes[i]) is None
+
+        failed, later = len(outcomes) - 1, range(len(outcomes), len(self.cases))
+        order = [failed, *range(failed)]  # few mistakes agree on the case that failed, so it comes first
+        known = [each for each in self.answers_of_mistakes() if all(agrees(each[1], i) for i in order)]
         if len(known) > 1:
-            outcomes = outcomes + [self.outcome(case, theirs) for case in self.cases[len(outcomes) :]]
-            known.sort(key=lambda each: -_agreed(each[1], outcomes))
+            outcomes = outcomes + [self.outcome(self.cases[i], theirs) for i in later]
+            known.sort(key=lambda each: -sum(agrees(each[1], i) for i in later))
         return known[0][0].hint if known else None
-
-
-def _agreed(its: Sequence[object], outcomes: Sequence[object]) -> int:
-    return sum(_differs(a, b) is None for a, b in zip(its, outcomes, strict=False))
 
 
 def _differs(must: object, got: object) -> str | None:

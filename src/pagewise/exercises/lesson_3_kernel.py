@@ -4,10 +4,11 @@ import math
 
 import torch
 
-from pagewise.exercises.code import variants
+from pagewise.exercises.code import solution_text, stub_text, variants
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import launching, triton_exercise
+from pagewise.exercises.triton import TritonExercise, launching
 from pagewise.exercises.values import text
+from pagewise.tools.launch import launch
 
 INF = math.inf
 
@@ -15,19 +16,19 @@ INF = math.inf
 def _softmax_rows(what: str, rows: list[list[float]], tile: int = 4) -> Case:
     """Rows in the middle of memory: behind them lie other numbers, which nobody may count in or overwrite."""
 
-    def launch(kernel: object, device: torch.device) -> object:
+    def run(kernel: object, device: torch.device) -> object:
         x = torch.tensor(rows, device=device)
         read = torch.cat([x.flatten(), x.new_full((16,), 3.0)])
         written = torch.full_like(read, -7.0)
-        kernel[(len(rows),)](read, written, x.shape[1], TILE=tile)
+        launch(kernel, (len(rows),), read, written, x.shape[1], outputs=(written,), TILE=tile)
         return {"out": written[: x.numel()].view_as(x), "behind out": written[x.numel() :][:4]}
 
-    return launching(f"x = {text(rows)}, TILE = {tile}{what}", launch)
+    return launching(f"x = {text(rows)}, TILE = {tile}{what}", run)
 
 
 _INSIDE = "inside = start + cols < num_cols"
 
-ONLINE_SOFTMAX_KERNEL = triton_exercise(
+ONLINE_SOFTMAX_KERNEL = TritonExercise(
     "online_softmax_kernel",
     [
         _softmax_rows("", [[1.0, 2.0, 3.0, 4.0]]),
@@ -74,6 +75,8 @@ ONLINE_SOFTMAX_KERNEL = triton_exercise(
             ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),
         ),
     ),
+    solution_text("online_softmax_kernel.py"),
+    stub_text("online_softmax_kernel.py"),
     "two passes over the row, any length, and nothing behind its end was read or written.",
 )
 

@@ -1,11 +1,10 @@
-"""Exercises of lesson 5, the parts of paged attention: the QK stage, v2's merge, and a decode in Triton."""
+"""Exercises of lesson 5, stages of the CUDA kernel: QK for one block, and the merge of version 2."""
 
 import torch
 
 from pagewise.exercises.code import variants
 from pagewise.exercises.cuda import checked, cuda_exercise
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import launching, triton_exercise
 from pagewise.exercises.values import small_numbers
 
 INF = float("inf")
@@ -111,68 +110,4 @@ MERGE_PARTITIONS = cuda_exercise(
     "lesson 3's merge, for any number of partitions.",
 )
 
-# ------------------------------------------------------------------------------------------------ decode_block
-
-
-def _decode(block: int, num_tokens: int, unused_k: float = 9.0, what: str = "") -> Case:
-    def launch(kernel: object, device: torch.device) -> object:
-        k, v = small_numbers(2, 3, 4, 4) / 4
-        k[block, num_tokens:], v[block, num_tokens:] = unused_k, torch.nan
-        q, k, v = (tensor.to(device) for tensor in (torch.tensor([2.0, 0.0, -1.0, 1.0]), k, v))
-        out = torch.full_like(q, torch.nan)
-        kernel[(1,)](q, k, v, out, block, num_tokens, 0.5, P=4, D=4)
-        return out
-
-    return launching(f"block {block} of 3, {num_tokens} of its 4 slots written{what}", launch)
-
-
-_MASKED = "mask=visible[:, None], other=0.0"
-
-DECODE_BLOCK = triton_exercise(
-    "decode_block",
-    [
-        _decode(0, 4),
-        _decode(2, 4),
-        _decode(1, 3, what=", NaN in the unused values"),
-        _decode(1, 3, torch.nan, ", NaN in the unused keys and values"),
-    ],
-    variants(
-        "decode_block.py",
-        always_block_0=(
-            "Right for block 0 only: token t of the block is row block · P + t of the cache.",
-            ("(block * P + token)", "token"),
-        ),
-        blocks_of_one_token=(
-            "A block begins P tokens after the one before: block · P, not block.",
-            ("(block * P + token)", "(block + token)"),
-        ),
-        no_scale=("The scores lack the scale.", ("scale * tl.sum", "tl.sum")),
-        not_divided=(
-            "The weights do not sum to 1: divide by their sum.",
-            (" / tl.sum(weights, axis=0)", ""),
-        ),
-        scores_of_0=(
-            "Keys past the end got weight: loaded as 0 they have a score of 0, and exp(0 − m) is a weight. Their score "
-            "must be −inf.",
-            (
-                'tl.where(visible, scale * tl.sum(q[None, :] * k, axis=1), float("-inf"))',
-                "scale * tl.sum(q[None, :] * k, axis=1)",
-            ),
-        ),
-        NaN_times_0=(
-            "The weight of an unused slot is 0, and 0 · NaN is NaN: load its values as 0, too (`mask`, `other`).",
-            (f"v = tl.load(v_ptr + offsets, {_MASKED})", "v = tl.load(v_ptr + offsets)"),
-        ),
-        NaN_scores=(
-            "An unused slot holds NaN, and a sum with NaN is NaN: select with `tl.where`, do not add −inf.",
-            (f"k = tl.load(k_ptr + offsets, {_MASKED})", "k = tl.load(k_ptr + offsets)"),
-            (
-                'tl.where(visible, scale * tl.sum(q[None, :] * k, axis=1), float("-inf"))',
-                'scale * tl.sum(q[None, :] * k, axis=1) + tl.where(visible, 0.0, float("-inf"))',
-            ),
-        ),
-    ),
-    "what the CUDA kernel does with groups, shuffles and barriers, the compiler does.",
-)
-
-EXERCISES = [QK_BLOCK, MERGE_PARTITIONS, DECODE_BLOCK]
+EXERCISES = [QK_BLOCK, MERGE_PARTITIONS]

@@ -1,85 +1,154 @@
-"""Exercise of lesson 7: a split of a decode step as a Triton kernel."""
+"""Exercise of lesson 7: a split of a decode step in Triton, the first rung of `kernels/flash_decoding.py`."""
 
 import torch
 
-from pagewise.exercises.code import variants
+from pagewise.exercises.code import Gap
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import launching, triton_exercise
+from pagewise.exercises.triton import first_rung, launching
 from pagewise.exercises.values import small_numbers
+from pagewise.tools.launch import launch
 
 
-def _splits(S: int, num_splits: int, what: str, factor: float = 0.25) -> Case:
-    """Tiles of 4 keys, head size 4, scale 1/2; NaN behind the last key."""
+def _splits(S: int, num_splits: int, what: str, *, B: int = 1, heads: int = 1, factor: float = 0.25) -> Case:
+    """Tiles of 16 keys, head size 16, scale 1/4, 2 query heads per KV head if there are several.
 
-    def launch(kernel: object, device: torch.device) -> object:
-        q = torch.tensor([2.0, 0.0, -1.0, 1.0])
-        k, v = torch.full((2, S + 4, 4), torch.nan)
-        k[:S], v[:S] = factor * small_numbers(S, 4), small_numbers(S, 4)
-        m, l, acc = (torch.full(shape, -7.0) for shape in ((num_splits,), (num_splits,), (num_splits, 4)))
+    K and V have NaN after the last key. Their strides differ.
+    """
+    kv_heads = max(1, heads // 2)
+
+    def run(kernel: object, device: torch.device) -> object:
+        q = small_numbers(B, heads, 16) / 4
+        k = torch.full((B, kv_heads, S + 16, 16), torch.nan)
+        v = torch.full((B, kv_heads, S + 16, 20), torch.nan)[..., :16]
+        rising = 1 + torch.arange(S)[:, None] / 8
+        k[:, :, :S], v[:, :, :S] = (
+            factor * small_numbers(B, kv_heads, S, 16) * rising,
+            small_numbers(B, kv_heads, S, 16),
+        )
+        m, l, acc = (torch.full((B * heads * num_splits * n,), -7.0) for n in (1, 1, 16))
         q, k, v, m, l, acc = (x.to(device) for x in (q, k, v, m, l, acc))
-        kernel[(num_splits,)](q, k, v, m, l, acc, S, 0.5, TILE=4, D=4)
-        return {"m": m, "l": l, "acc": acc}
+        arguments = (q, k[:, :, :S], v[:, :, :S], m, l, acc, heads, S, 0.25)
+        sizes = {"D": 16, "GROUP": heads // kv_heads, "ROWS": 16, "TILE": 16}
+        launch(kernel, (B, kv_heads, num_splits), *arguments, outputs=(m, l, acc), **sizes)
+        acc = acc.view(-1, 16)
+        return {"m": m, "l": l, "the first two columns of acc": acc[:, :2], "the rest of acc": acc[:, 2:]}
 
-    return launching(f"S = {S}, {num_splits} splits, TILE = D = 4: {what}", launch)
+    of = f"{heads} query heads, {kv_heads} KV heads" if heads > 1 else "one head"
+    splits = f"{num_splits} split{'s' * (num_splits > 1)}"
+    return launching(f"B = {B}, {of}, S = {S}, {splits}, D = TILE = 16: {what}", run)
 
 
-_KEYS = "t * split // n, t * (split + 1) // n"
+_RANGE = "num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits"
+_MASKED = '        scores = tl.where(is_key[None, :], scores, float("-inf"))\n'
+_SLOT = "slot = (seq * num_heads + head) * num_splits + split"
+_ACC = "        acc = alpha[:, None] * acc + tl.dot(weights.to(values.dtype), values"
 
-DECODE_SPLIT = triton_exercise(
-    "decode_split",
+SPLIT_DECODE_KERNEL = first_rung(
+    "flash_decoding",
+    "split_decode_kernel",
     [
-        _splits(4, 1, "one tile"),
-        _splits(12, 1, "one split of three tiles"),
-        _splits(8, 2, "a tile each"),
-        _splits(20, 2, "two tiles and three"),
-        _splits(6, 1, "the last tile has 2 keys; NaN behind them"),
-        _splits(8, 1, "large scores", factor=40.0),
-        _splits(4, 2, "one tile for two: the first split has none"),
+        Gap(
+            "for tile in range(",
+            "m = m_new",
+            "the loop over this split's tiles. Load keys and values [TILE, D], as 0 after key S − 1.\n"
+            "Compute the scores [ROWS, TILE], then update m, l and acc.",
+        ),
+        Gap(
+            "slot = ",
+            "slot = ",
+            "where this split's results go: m is [B, H, num_splits]",
+            "slot = head",
+        ),
     ],
-    variants(
-        "decode_split.py",
-        every_tile=(
-            "Every program went through all tiles: its share begins at tile t · split // n.",
-            (_KEYS, "0, t"),
+    [
+        _splits(16, 1, "one tile"),
+        _splits(48, 1, "one split of three tiles"),
+        _splits(32, 2, "one tile for each split"),
+        _splits(80, 2, "two tiles and three tiles"),
+        _splits(22, 1, "the last tile has 6 keys, and NaN after them"),
+        _splits(32, 1, "large scores", factor=40.0),
+        _splits(16, 2, "one tile for two splits: the first split has no key"),
+        _splits(32, 2, "two sequences", B=2),
+        _splits(32, 2, "one KV head for two query heads", heads=2),
+        _splits(32, 2, "two sequences, two KV heads", B=2, heads=4),
+    ],
+    {
+        "the gap is empty": (
+            "m, l and acc are as they were before the loop: the loop must update them with each tile of this split.",
+            (_RANGE, "0, 0"),
         ),
-        tiles_left_out=(
-            "With t // n tiles for each split, the last tiles belong to nobody: t · split // n shares all.",
-            (_KEYS, "t // n * split, t // n * (split + 1)"),
+        "every tile": (
+            "Every program read all tiles: split i of n begins at tile t · i // n.",
+            (_RANGE, "0, num_tiles"),
         ),
-        keys_for_tiles=(
+        "tiles left out": (
+            "With t // n tiles for each split, no split reads the last tiles: t · i // n shares out all of them.",
+            (_RANGE, "num_tiles // num_splits * split, num_tiles // num_splits * (split + 1)"),
+        ),
+        "tiles in turn": (
+            "Split i must have neighbouring tiles, t · i // n … t · (i + 1) // n − 1, not every n-th tile.",
+            (_RANGE, "split, num_tiles, num_splits"),
+        ),
+        "keys for tiles": (
             "Tile j begins at key j · TILE, not at key j.",
-            ("key = tile * TILE + token", "key = tile + token"),
+            ("tile * TILE + tl.arange", "tile + tl.arange"),
         ),
-        scores_of_0=(
-            "A key behind the last one, loaded as 0, has a score of 0, and exp(0 − m) is a weight: it must be −inf.",
-            (
-                'tl.where(there, scale * tl.sum(q[None, :] * k, axis=1), float("-inf"))',
-                "scale * tl.sum(q[None, :] * k, axis=1)",
-            ),
+        "scores of 0": (
+            "A key after the last one, loaded as 0, has a score of 0, and exp(0 − m) is a weight: it must be −inf.",
+            (_MASKED, ""),
         ),
-        NaN_behind_the_last_key=(
-            "Behind the last key lies NaN, and 0 · NaN is NaN: load 0 there (`mask`, `other`).",
-            ("v = tl.load(v_ptr + offsets, mask=there[:, None], other=0.0)", "v = tl.load(v_ptr + offsets)"),
+        "NaN after the last key": (
+            "After the last key there is NaN, and 0 · NaN is NaN: load 0 there (`mask`, `other`).",
+            ("tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)", "tl.load(v_ptr + v_offset)"),
         ),
-        acc_does_not_shrink=(
-            "The maximum rose with a later tile, l shrank and acc did not: both are relative to m.",
-            ("acc = acc * shrink + ", "acc = acc + "),
+        "acc keeps the old maximum": (
+            "The maximum rose with a later tile. l was multiplied by alpha and acc was not: both are relative to m.",
+            ("acc = alpha[:, None] * acc + ", "acc = acc + "),
         ),
-        l_does_not_shrink=(
-            "The maximum rose with a later tile, acc shrank and l did not: both are relative to m.",
-            ("l = l * shrink + ", "l = l + "),
+        "l keeps the old maximum": (
+            "The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are relative to m.",
+            ("l = alpha * l + ", "l = l + "),
         ),
-        already_divided=(
+        "already divided": (
             "acc is divided by l already: a split stores the sum, and the merge divides once, at its end.",
-            ("        m = m_new\n", "        m = m_new\n    acc = acc / tl.where(l == 0.0, 1.0, l)\n"),
+            (f"    {_SLOT}", f"    acc = acc / tl.where(l == 0.0, 1.0, l)[:, None]\n    {_SLOT}"),
         ),
-        no_maximum=(
+        "no maximum": (
             "exp overflows: subtract the largest score so far, and store it as m.",
-            ("m_new = tl.maximum(m, tl.max(scores, axis=0))", "m_new = tl.maximum(m, 0.0)"),
+            ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.maximum(m, 0.0)"),
         ),
-        no_scale=("The scores lack the scale.", ("scale * tl.sum", "tl.sum")),
-    ),
-    "half of Flash-Decoding; the other half you merged above.",
+        "no scale": (
+            "The scores lack the factor `scale`.",
+            ('input_precision="ieee") * scale', 'input_precision="ieee")'),
+        ),
+        "the first sequence": (
+            "Every program read the keys of sequence 0: add seq times the stride of sequences.",
+            ("k_offset = seq * k_seq + ", "k_offset = "),
+            ("v_offset = seq * v_seq + ", "v_offset = "),
+        ),
+        "strides of K for V": (
+            "V has strides of its own: v_seq, v_head and v_token. They differ from those of K.",
+            ("v_ptr + v_offset", "v_ptr + k_offset"),
+        ),
+        "the first KV head": (
+            "Every program read KV head 0: add kv_head times the stride of heads.",
+            ("kv_head * k_head + ", ""),
+            ("kv_head * v_head + ", ""),
+        ),
+        "slots of one sequence": (
+            "All sequences stored in the same slots: sequence b has the slots from b · num_heads · num_splits on.",
+            (_SLOT, "slot = head * num_splits + split"),
+        ),
+        "splits before heads": (
+            "m is [B, H, num_splits]: the splits of a query head are neighbours.",
+            (_SLOT, "slot = (seq * num_splits + split) * num_heads + head"),
+        ),
+        "one slot for all splits": (
+            "All splits of a query head stored in the same slot: each split needs its own.",
+            (_SLOT, "slot = seq * num_heads + head"),
+        ),
+    },
+    "this is half of Flash-Decoding. You wrote the other half, the merge, above.",
 )
 
-EXERCISES = [DECODE_SPLIT]
+EXERCISES = [SPLIT_DECODE_KERNEL]

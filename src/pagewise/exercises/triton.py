@@ -7,15 +7,15 @@ import numpy as np
 import torch
 
 from pagewise.exercises.attempts import attempt
-from pagewise.exercises.code import solution_text, stub_text, triton_kernel
-from pagewise.exercises.exercise import Case, Exercise, Mistake
-from pagewise.tools.device import best_device, check_triton_device, triton_launch
+from pagewise.exercises.code import Gap, kernel_text, triton_kernel, variants_of, with_gaps
+from pagewise.exercises.exercise import Case, Exercise
+from pagewise.tools.device import best_device, check_triton_device
 
 SECONDS = 20.0  # on a GPU the first launch compiles; in the interpreter an operation takes a millisecond
 
 
 class TritonExercise(Exercise):
-    """Launched on the GPU where there is one, else interpreted. (A GPU's endless loop is ended by nobody.)"""
+    """An exercise whose kernel runs on the GPU if there is one, else interpreted. No limit ends a loop on a GPU."""
 
     def refuses(self, theirs: object) -> str | None:
         if not (hasattr(theirs, "fn") and hasattr(theirs, "run")):
@@ -34,9 +34,24 @@ class TritonExercise(Exercise):
         return attempt(lambda: case.run(self.answer(theirs)), seconds=SECONDS, code=theirs)
 
 
-def triton_exercise(name: str, cases: Sequence[Case], mistakes: Mapping[str, Mistake], praise: str) -> TritonExercise:
-    """An exercise on `device_code/<name>.py`."""
-    return TritonExercise(name, cases, mistakes, solution_text(f"{name}.py"), stub_text(f"{name}.py"), praise)
+def first_rung(
+    module: str,
+    name: str,
+    gaps: Sequence[Gap],
+    cases: Sequence[Case],
+    mistakes: Mapping[str, tuple],
+    praise: str,
+    *,
+    imports: str = "",
+) -> TritonExercise:
+    """Return an exercise whose solution is kernel `name` of `pagewise.kernels.<module>`.
+
+    Args:
+        mistakes: as `variants_of` takes them.
+        imports: lines that the kernel needs besides those of Triton.
+    """
+    solution = kernel_text(module, name, imports)
+    return TritonExercise(name, cases, variants_of(solution, **mistakes), solution, with_gaps(solution, *gaps), praise)
 
 
 @functools.cache
@@ -45,11 +60,10 @@ def _kernel(source: str) -> object:
 
 
 def launching(what: str, launch: Callable[[object, torch.device], object]) -> Case:
-    """A case that launches a kernel on tensors of the device it is told."""
+    """Return a case that launches a kernel on tensors of the device that `launch` gets."""
 
     def run(kernel: object) -> object:
-        device = best_device()
-        with triton_launch(device), np.errstate(all="ignore"):  # an answer may overflow; it is told so in our words
-            return launch(kernel, device)
+        with np.errstate(all="ignore"):  # an answer may overflow: the hint says so in words
+            return launch(kernel, best_device())
 
     return Case(what, run)
