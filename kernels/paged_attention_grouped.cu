@@ -152,8 +152,8 @@ __device__ void add_warps(
 
 }  // namespace grouped
 
-// The arguments are those of v2. Grid: (num_heads / QUERY_HEADS, num_seqs, max_num_partitions). Dynamic shared
-// memory: QUERY_HEADS times that of v2.
+// The arguments are those of v2. Grid: (num_heads / QUERY_HEADS, num_seqs, max_num_partitions). Dynamic
+// shared memory: QUERY_HEADS times that of v2.
 template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
           int PARTITION_SIZE, int QUERY_HEADS>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_grouped_kernel(
