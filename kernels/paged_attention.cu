@@ -145,23 +145,6 @@ __device__ void load_query(
         q_vecs[i] = *reinterpret_cast<const typename W::Q_vec*>(q + i * W::VEC_SIZE);
 }
 
-// Global → registers: this thread's vecs of the key at `offset` in its block. No other thread needs them.
-template <class W>
-__device__ void load_key(
-    typename W::K_vec (&k_vecs)[W::VECS_PER_THREAD],
-    const typename W::cache_t* k_block,  // [HEAD_SIZE / X][BLOCK_SIZE][X]
-    int offset)
-{
-    const int member = threadIdx.x % W::THREAD_GROUP_SIZE;  // in its thread group
-#pragma unroll
-    for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-        const int element = (j * W::THREAD_GROUP_SIZE + member) * W::VEC_SIZE;
-        const int row = element / W::X, column = element % W::X;
-        const auto* address = k_block + (row * W::BLOCK_SIZE + offset) * W::X + column;
-        k_vecs[j] = *reinterpret_cast<const typename W::K_vec*>(address);
-    }
-}
-
 // The scores of all keys of the span, −∞ after the end of the sequence. Returns the largest score that
 // this thread has seen.
 template <class W>
@@ -173,6 +156,8 @@ __device__ float score_keys(
     const int* block_table,  // [max_num_blocks]
     Span<W> span, float scale, float slope)
 {
+    using Q_vec = typename W::Q_vec;
+    using K_vec = typename W::K_vec;
     const int warp = threadIdx.x / WARP_SIZE;
     const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
     const int member = threadIdx.x % W::THREAD_GROUP_SIZE;             // in its thread group
@@ -187,14 +172,22 @@ __device__ float score_keys(
             const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
             const int token = block * W::BLOCK_SIZE + offset;
 
-            typename W::K_vec k_vecs[W::VECS_PER_THREAD];
-            load_key<W>(k_vecs, k_block, offset);
+            K_vec k_vecs[W::VECS_PER_THREAD];  // global → registers: no other thread needs them
+#pragma unroll
+            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+                const int element = (j * W::THREAD_GROUP_SIZE + member) * W::VEC_SIZE;
+                const int row = element / W::X, column = element % W::X;
+                const auto* address = k_block + (row * W::BLOCK_SIZE + offset) * W::X + column;
+                k_vecs[j] = *reinterpret_cast<const K_vec*>(address);
+            }
+
             float qk = 0;
 #pragma unroll
             for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-                const auto q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + member];
+                const Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + member];
                 qk += dot(q_vec, k_vecs[j]);
             }
+
             qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
             const float bias = slope * (token - (span.seq_len - 1));
             // A slot without a token may hold anything, also NaN: select its score, do not add to it.

@@ -77,8 +77,14 @@ __device__ void score_keys(
             const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
             const int token = block * W::BLOCK_SIZE + offset;
 
-            typename W::K_vec k_vecs[W::VECS_PER_THREAD];
-            load_key<W>(k_vecs, k_block, offset);  // once for all heads
+            typename W::K_vec k_vecs[W::VECS_PER_THREAD];  // global → registers, once for all heads
+#pragma unroll
+            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+                const int element = (j * W::THREAD_GROUP_SIZE + member) * W::VEC_SIZE;
+                const int row = element / W::X, column = element % W::X;
+                const auto* address = k_block + (row * W::BLOCK_SIZE + offset) * W::X + column;
+                k_vecs[j] = *reinterpret_cast<const typename W::K_vec*>(address);
+            }
             float qk[W::QUERY_HEADS] = {};
 #pragma unroll
             for (int j = 0; j < W::VECS_PER_THREAD; ++j)
@@ -152,8 +158,8 @@ __device__ void add_warps(
 
 }  // namespace grouped
 
-// The arguments are those of v2. Grid: (num_heads / QUERY_HEADS, num_seqs, max_num_partitions). Dynamic shared
-// memory: QUERY_HEADS times that of v2.
+// The arguments are those of v2. Grid: (num_heads / QUERY_HEADS, num_seqs, max_num_partitions). Dynamic
+// shared memory: QUERY_HEADS times that of v2.
 template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
           int PARTITION_SIZE, int QUERY_HEADS>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_grouped_kernel(

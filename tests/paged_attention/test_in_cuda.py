@@ -182,7 +182,7 @@ MISTAKES_OF_GROUPED = {
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
     "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
     "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
-    "the first head's slope for all": ("alibi_slopes[head + h]", "alibi_slopes[head]"),
+    "the first head's slope for all": ("alibi_slopes[first_head + h]", "alibi_slopes[first_head]"),
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
     "sums of half the teams": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
     "teams store over each other": ("scratch + W::team() % half * W::QUERY_HEADS * W::HEAD_SIZE",
