@@ -12,7 +12,7 @@ lengths may change between two replays of a CUDA graph. Dao et al. 2023.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.paged_attention import (
+from pagewise.kernels.decode import (
     attend_to_tiles,
     load_queries,
     merge_slots,

@@ -11,7 +11,7 @@ Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.paged_attention import count_tiles, load_queries, rows_of_chunk, store_partials, store_results
+from pagewise.kernels.decode import count_tiles, load_queries, rows_of_chunk, store_partials, store_results
 from pagewise.kernels.partial import empty, finite
 
 
@@ -72,10 +72,9 @@ def unified_max_kernel(
 
 @triton.jit
 def exp_of_difference(s, phi):
-    """Return exp(s − φ) to float32's last digits as 2ⁿ · exp(s − φ − n · log 2). exp of a large x loses x · 2⁻²⁴.
+    """Return exp(s − φ) to float32's last digits, as 2ⁿ · exp(s − φ − n · log 2): exp of a large x loses x · 2⁻²⁴.
 
-    s − φ is kept as a sum, d + lost, that is exact for any φ (Knuth 1969), and n · log 2 as n · (355/512 − 0.000212…).
-    """
+    s − φ is the sum d + lost, exact for any φ (Knuth 1969), and n · log 2 is n · (355/512 − 0.000212…)."""
     is_zero = s - phi < -200.0
     s = tl.where(is_zero, phi, s)
     d = s - phi
@@ -111,10 +110,8 @@ def add_weighted(acc, weights, values, WIDE: tl.constexpr):
 
 @triton.jit
 def rows_of_program(q, k, v, num_queries, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return the rows of program_id(0), and (pointer, stride of tokens) of their keys and of their values.
-
-    The rows are: the index of the result in [B, H, T], whether the row exists, its query, and the pointer to its q.
-    """
+    """Return the rows of program_id(0) as (index in [B, H, T], whether the row exists, its query, pointer to its q),
+    and (pointer, stride of tokens) of their keys and of their values."""
     q_ptr, q_seq, q_head, q_query, _ = q
     k_ptr, k_seq, k_head, k_token, _ = k
     v_ptr, v_seq, v_head, v_token, _ = v

@@ -7,14 +7,14 @@ Kwon et al. 2023; chunked prefill: Agrawal et al. 2024 (Sarathi-Serve).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_decoding import keys_of_sequence, load_split
-from pagewise.kernels.paged_attention import (
+from pagewise.kernels.decode import (
     attend_to_tiles,
     load_queries,
     rows_of_chunk,
     store_partials,
     store_results,
 )
+from pagewise.kernels.flash_decoding import keys_of_sequence, load_split
 
 
 @triton.jit(

@@ -30,7 +30,12 @@ IDEAS = [
 ]
 BELOW_IDEAS = {"options", "cuda", "kernels", "models", "tools"}
 # Device functions that kernels of several ideas share, and the idea that introduces them. Later ideas may use them too.
-SHARED = {"partial": "online_softmax", "float8": "paged_blocks", "scores": "paged_attention"}
+SHARED = {
+    "partial": "online_softmax",
+    "float8": "paged_blocks",
+    "scores": "paged_attention",
+    "decode": "paged_attention",
+}
 OTHER_NAMES = {"flat_gemm": "flash_decoding_plus_plus"}  # kernel files without the name of their idea
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 # What each package may import besides itself.
