@@ -9,6 +9,8 @@ from typing import NamedTuple
 from pagewise.exercises.attempts import attempt
 from pagewise.exercises.values import Raised, difference, text
 
+NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that do not identify a mistake
+
 
 class Case(NamedTuple):
     """One trial of an answer. The value of `run(theirs)` is compared with that of the solution."""
@@ -89,7 +91,7 @@ class Exercise:
         return [self.outcome(case, self.solution) for case in self.cases]
 
     def outcomes_of_mistakes(self) -> Iterator[tuple[Mistake, list[object]]]:
-        """Yield each mistake and its outcomes on all cases."""
+        """Each mistake and what it gives on all cases."""
         for mistake in self.mistakes.values():
             yield mistake, [self.outcome(case, mistake.theirs) for case in self.cases]
 
@@ -98,8 +100,8 @@ class Exercise:
         return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
 
     def _name_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
-        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in ("time", ("no answer",)):
-            return None  # every endless loop looks alike
+        if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in NO_ANSWER:
+            return None
         known = [
             (mistake, its) for mistake, its in self.outcomes_of_mistakes() if _agreed(its, outcomes) == len(outcomes)
         ]
