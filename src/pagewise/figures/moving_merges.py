@@ -8,8 +8,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, box
+from pagewise.figures.drawing import box
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
 from pagewise.figures.steps import stepper
 
 

@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pagewise.figures.charts import ORANGE, SAND, box
+from pagewise.figures.drawing import box
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import ORANGE, SAND
 from pagewise.figures.steps import stepper
 
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.blocks import OWNERS
-from pagewise.figures.charts import DASHES, INK, PALETTE
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import DASHES, INK, PALETTE
 from pagewise.figures.steps import stepper
 from pagewise.tools.sizes import cdiv
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
 from pagewise.figures.steps import WIDTH, stepper
 
 DONE, IDLE = SAND, "#ffffff"

@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, TEAL
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 from pagewise.figures.steps import stepper
 
 WARPS = (SAND, TEAL, ORANGE, BLUE)

@@ -4,8 +4,8 @@ import html
 import math
 from collections.abc import Sequence
 
-from pagewise.figures.charts import DASHES, INK, ORANGE, PALETTE
 from pagewise.figures.embed import tag
+from pagewise.figures.palette import DASHES, INK, ORANGE, PALETTE
 from pagewise.tools.roofline import Gpu
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 48, 398, 10, 220  # of the whole, and where the axes lie
