@@ -2,7 +2,9 @@
 
 One face, and a module per subject:
 
-    charts       heat maps, lines, bars; the palette and the style of all
+    palette      the colours and the style of all
+    drawing      a figure with its title and alternative text, boxes, arrows, a key of colours
+    charts       heat maps, lines, bars
     roofs        the roofline, and where kernels stand under it
     attention    matrices that are multiplied, heads that share, what three kernels move
     dataflow     what travels where: boxes, arrows, spans

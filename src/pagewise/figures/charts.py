@@ -149,8 +149,7 @@ def bars(
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
     `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
     """
-    size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
-    _, ax = plt.subplots(figsize=size)
+    _, ax = plt.subplots(figsize=(width, 0.45 * len(groups) + 1.4 if horizontal else 3.6))
     draw: Callable = ax.barh if horizontal else ax.bar
     positions, base = np.arange(len(groups)), np.zeros(len(groups))
     thickness = 0.7 if stacked else 0.8 / len(series)
@@ -158,16 +157,9 @@ def bars(
         heights = _array(heights)
         offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
         start = {"left" if horizontal else "bottom": base.copy()} if stacked else {}
-        drawn = draw(
-            positions + offset,
-            heights,
-            thickness,
-            label=label,
-            color=PALETTE[i % 5],
-            hatch=HATCHES[(i + i // 5) % 5],  # a sixth bar has the first one's colour, not its hatch
-            edgecolor="white",
-            **start,
-        )
+        style = {"color": PALETTE[i % 5], "edgecolor": "white", "label": label}
+        style["hatch"] = HATCHES[(i + i // 5) % 5]  # a sixth bar has the first one's colour, not its hatch
+        drawn = draw(positions + offset, heights, thickness, **start, **style)
         if values:
             ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
             ax.margins(**{"x" if horizontal else "y": 0.08})
@@ -175,15 +167,12 @@ def bars(
     for i, (label, (low, high)) in enumerate((ranges or {}).items()):
         span = ax.axvspan if horizontal else ax.axhspan
         span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i + 1], zorder=0, label=label)
+    axis = ax.yaxis if horizontal else ax.xaxis
+    axis.set_ticks(positions, groups)
+    axis.grid(visible=False)
     if horizontal:
-        ax.set_yticks(positions, groups)
         ax.invert_yaxis()
-        ax.grid(visible=False, axis="y")
-        _finish(ax, title, ylabel, "", legend=len(series) > 1, caption=caption)
-    else:
-        ax.set_xticks(positions, groups)
-        ax.grid(visible=False, axis="x")
-        _finish(ax, title, "", ylabel, legend=len(series) > 1, caption=caption)
+    _finish(ax, title, *((ylabel, "") if horizontal else ("", ylabel)), legend=len(series) > 1, caption=caption)
     if legend_outside:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     show(alt)
