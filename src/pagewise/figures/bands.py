@@ -17,7 +17,7 @@ def score_histogram(groups: Mapping[str, Tensor], *, title: str, xlabel: str, al
         for i, (name, values) in enumerate(groups.items()):
             values = values.detach().double().cpu().numpy().ravel()
             style = {"color": PALETTE[i], "ls": DASHES[i], "lw": 1.8, "histtype": "step", "label": name}
-            ax.hist(values, 60, (low, high), weights=np.full_like(values, 1 / values.size), log=True, **style)
+            ax.hist(values, 60, range=(low, high), weights=np.full_like(values, 1 / values.size), log=True, **style)
         ax.set(xlabel=xlabel, ylabel="share")
         ax.set_ylim(top=4)  # room for the legend
         ax.legend(loc="upper left", ncols=len(groups))
