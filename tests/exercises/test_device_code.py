@@ -8,42 +8,40 @@ from triton_compile import compile_triton
 
 import pagewise.exercises.device_code
 from pagewise.cuda import CudaKernel
-from pagewise.exercises import solutions
+from pagewise.exercises import show, solutions
 
 FOLDER = Path(pagewise.exercises.device_code.__file__).parent
+_THREE = ["*fp32", "i32", "i32", 1]
+_FOUR = ["*fp32", "i32", "i32", "i32", 1]
 KERNELS = {
     "online_softmax_kernel": ("softmax_kernel", {"x_ptr": "*fp32", "out_ptr": "*fp32", "num_cols": "i32"}, {"TILE": 4}),
-    "decode_block": (
-        "decode_kernel",
-        {
-            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*fp32"),
-            **{"block": "i32", "num_tokens": "i32", "scale": "fp32"},
-        },
-        {"P": 4, "D": 4},
+    "paged_decode_kernel": (
+        "paged_decode_kernel",
+        {"q": _THREE, "k_cache": _FOUR, "v_cache": _FOUR, "block_tables": ["*i32", "i32", 1]}
+        | {"seq_lens_ptr": "*i32", "out": _THREE, "scale": "fp32"},
+        {"P": 8, "D": 16, "GROUP": 2, "ROWS": 16, "TILE": 16},
     ),
-    "flash_kernel": (
-        "flash_kernel",
-        {
-            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*fp32"),
-            **{"T": "i32", "S": "i32", "scale": "fp32"},
-        },
-        {"BR": 16, "BC": 16, "D": 16},
+    "flash_forward_kernel": (
+        "flash_forward_kernel",
+        {**dict.fromkeys("qkv", _FOUR), "out": _FOUR, "lse": _THREE, "group": "i32", "T": "i32", "S": "i32"}
+        | {"scale": "fp32"},
+        {"D": 16, "BLOCK_D": 16, "ROWS": 16, "COLS": 16, "CAUSAL": True},
     ),
-    "decode_split": (
-        "decode_split",
-        {
-            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "m_ptr", "l_ptr", "acc_ptr"), "*fp32"),
-            **{"S": "i32", "scale": "fp32"},
-        },
-        {"TILE": 4, "D": 4},
+    "split_decode_kernel": (
+        "split_decode_kernel",
+        {"q": _THREE, "k": _FOUR, "v": _FOUR, **dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32")}
+        | {"num_heads": "i32", "S": "i32", "scale": "fp32"},
+        {"D": 16, "GROUP": 2, "ROWS": 16, "TILE": 16},
     ),
 }
 
 
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_triton_solution_compiles(name, sm):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+def test_a_triton_solution_compiles(name, sm, tmp_path):
+    path = tmp_path / f"{name}.py"
+    path.write_text(show(name).text)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function, signature, constexprs = KERNELS[name]

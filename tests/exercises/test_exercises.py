@@ -2,8 +2,11 @@
 
 import ast
 import copy
+import importlib
 import inspect
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from pagewise.engine.batch import Batch
 from pagewise.engine.sampling import Row, sample
 from pagewise.engine.sequence import Chunk, Sequence
 from pagewise.exercises import check, mistakes, show, solutions, stubs
-from pagewise.exercises.checkers import LESSONS
+from pagewise.exercises.checkers import BY_NAME, LESSONS
 from pagewise.exercises.code import triton_kernel
 from pagewise.exercises.exercise import Verdict
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
@@ -22,7 +25,13 @@ from pagewise.models import tiny_model
 from pagewise.paged_blocks import BlockManager
 
 CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
-TRITON = ["online_softmax_kernel", "decode_block", "flash_kernel", "decode_split"]
+FIRST_RUNGS = {
+    "paged_decode_kernel": (5, "paged_attention"),
+    "flash_forward_kernel": (6, "flash_attention"),
+    "split_decode_kernel": (7, "flash_decoding"),
+}
+TRITON = ["online_softmax_kernel", *FIRST_RUNGS]
+LESSON_FILES = Path(__file__).parents[2] / "lessons"
 PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
 ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
 
@@ -93,9 +102,10 @@ ZEROS = {
     "merge_partitions": "out[threadIdx.x] = 0;",
     "double_buffer": "sums[threadIdx.x] = 0;",
     "online_softmax_kernel": "for i in range(num_cols): tl.store(out_ptr + tl.program_id(0) * num_cols + i, 0.0)",
-    "decode_block": "tl.store(out_ptr + tl.arange(0, D), tl.zeros([D], tl.float32))",
-    "flash_kernel": "for i in range(T): tl.store(out_ptr + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
-    "decode_split": "tl.store(l_ptr + tl.program_id(0), 0.0)",
+    "paged_decode_kernel": "at = tl.program_id(0) * out[1] + tl.program_id(1) * GROUP * out[2] + tl.arange(0, D)\n"
+    "    for i in range(GROUP): tl.store(out[0] + at + i * out[2], tl.zeros([D], tl.float32))",
+    "flash_forward_kernel": "for i in range(T): tl.store(out[0] + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
+    "split_decode_kernel": "tl.store(l_ptr + tl.program_id(2), 0.0)",
 }
 
 
@@ -155,6 +165,30 @@ def test_the_shown_solution_is_code_that_passes(name):
         namespace["attend_one_head"] = vars(sys.modules[solutions[name].__module__]).get("_attend")
         theirs = next(value for key, value in namespace.items() if key == solutions[name].__name__)
         assert judge(name, theirs).right
+
+
+def code_of(source: str) -> str:
+    """The code without its comments, and with docstrings on one line."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = " ".join(node.value.split())
+    return ast.unparse(tree)
+
+
+@pytest.mark.parametrize("name", FIRST_RUNGS)
+def test_the_solution_is_the_kernel_of_the_package(name):
+    kernel = getattr(importlib.import_module(f"pagewise.kernels.{FIRST_RUNGS[name][1]}"), name)
+    assert BY_NAME[name].solution.endswith(inspect.getsource(kernel.fn).rstrip())
+
+
+@pytest.mark.parametrize("name", FIRST_RUNGS)
+def test_the_lesson_has_the_stub_and_the_solution(name):
+    (lesson,) = LESSON_FILES.glob(f"{FIRST_RUNGS[name][0]:02}_*[!h].ipynb")
+    sources = ["".join(cell["source"]) for cell in json.loads(lesson.read_text())["cells"]]
+    (cell,) = (source for source in sources if f"\ndef {name}(" in source and "<details>" not in source)
+    assert code_of(cell) == code_of(f"{stubs[name]}\n\n\ncheck.{name}({name})")
+    assert any(BY_NAME[name].solution in source for source in sources)
 
 
 def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():

@@ -56,6 +56,7 @@ FLASH_FORWARD_KERNEL = first_rung(
             "m = m_new",
             "mask and scale the products, then update m, l and acc. Scores and m are in base 2.\n"
             'Multiply with tl.dot(…, input_precision="ieee"). (−∞) − (−∞) is NaN.',
+            "scores = products * (scale * LOG2_E)",
         ),
     ],
     [
