@@ -2,8 +2,7 @@
 
     unified_max_kernel             first rung: one φ in place of every maximum, so nothing is ever rescaled
     unified_max_attention_kernel   last rung, with `add_splits_kernel`, which adds the splits and finds unsafe rows
-    lazy_rescale_kernel            the maximum follows only if it grows by more than a threshold. With threshold 0 this
-                                   is the plain online softmax, and recomputes the unsafe rows
+    lazy_rescale_kernel            the maximum follows only if it grows by more than a threshold; 0: the online softmax
 
 Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 """
@@ -45,9 +44,8 @@ def unified_max_kernel(
     head, is_head = kv_head * GROUP + row, row < GROUP
 
     query = tl.load(q_ptr + seq * q_seq + head[:, None] * q_head + dim, mask=is_head[:, None], other=0.0)
-    m = tl.full(
-        [ROWS, TILE], float("-inf"), tl.float32
-    )  # m and l of each column of a tile: no thread waits for another
+    # m and l of each column of a tile by itself: no thread waits for another
+    m = tl.full([ROWS, TILE], float("-inf"), tl.float32)
     l = tl.zeros([ROWS, TILE], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     num_tiles = tl.cdiv(S, TILE)
@@ -89,8 +87,7 @@ def exp_of_difference(s, phi):
 def rounded(weights, DTYPE: tl.constexpr):
     """Return float32 weights rounded as a product with values of DTYPE takes them, with the exponents of float32.
 
-    l then sums the same weights as acc, and what rounding took from them cancels. Float16 ends at 65504, so TF32 stands
-    in for it, and tensor cores would cut off its last digits instead of rounding.
+    l then sums the same weights as acc. TF32 stands in for float16, which ends at 65504; tensor cores would truncate.
     """
     if tl.float16 == DTYPE:  # to the nearest number whose last 13 bits are 0; a GPU's NaN, 0x7fffffff, would become −0
         nearest = ((weights.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -102,10 +99,8 @@ def rounded(weights, DTYPE: tl.constexpr):
 def add_weighted(acc, weights, values, WIDE: tl.constexpr):
     """Return acc + weights @ values. WIDE: weights may be larger than float16 holds, so the product is in TF32."""
     if WIDE:
-        acc = tl.dot(weights, values.to(tl.float32), acc, input_precision="tf32")
-    else:
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-    return acc
+        return tl.dot(weights, values.to(tl.float32), acc, input_precision="tf32")
+    return tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -172,11 +167,9 @@ def unified_max_attention_kernel(
     rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
     result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
-    q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
-    position = S - num_queries + query
+    q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
 
-    m = tl.full([ROWS, TILE], float("-inf"), tl.float32)
-    l = tl.zeros([ROWS, TILE], tl.float32)
+    m, l = tl.full([ROWS, TILE], float("-inf"), tl.float32), tl.zeros([ROWS, TILE], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for tile in range(num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits):
         scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, TILE, D, CAUSAL)
@@ -220,12 +213,11 @@ def add_splits_kernel(
         l += tl.sum(tl.load(l_ptr + slots, mask=mask, other=0.0), axis=0)
         acc += tl.sum(acc_parts, axis=0)[None, :]
 
-    exponent, size = m - phi, tl.abs(acc)
+    exponent, size, only = m - phi, tl.abs(acc), row + tl.arange(0, 1)
     largest = tl.max(tl.where(size < float("inf"), size, float("inf")), axis=1)  # NaN counts as ∞
     is_safe = (exponent > low) & (exponent < high) & (l < float("inf")) & (largest < float("inf"))
     is_safe = is_safe & ((exponent >= 0) | (largest >= smallest))
     sees_nothing = (m == float("-inf")) & (l == 0.0)
-    only = row + tl.arange(0, 1)
     tl.store(unsafe_ptr + only, ((is_safe == 0) & (sees_nothing == 0)).to(tl.uint8))
     store_results(out_ptr, lse_ptr, only * D, only, only >= 0, tl.zeros_like(m) + phi, l, acc, 1.0, D)
 
@@ -264,8 +256,7 @@ def lazy_rescale_kernel(
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)
         end_tile = tl.where(tl.max(is_chosen, axis=0) > 0, end_tile, first_tile)
-    q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
-    position = S - num_queries + query
+    q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
 
     m, l, acc = empty(ROWS, BLOCK_D)
     for tile in range(first_tile, end_tile):
