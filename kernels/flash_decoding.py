@@ -12,7 +12,7 @@ lengths may change between two replays of a CUDA graph. Dao et al. 2023.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.paged_attention import (
+from pagewise.kernels.decode import (
     attend_to_tiles,
     load_queries,
     merge_slots,
@@ -158,11 +158,13 @@ def flash_decoding_kernel(
 
         q_tile = load_queries(q_ptr + seq * q_seq + head * q_head + query * q_query, is_row, D, BLOCK_D)
         slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
-        rows = (q_tile, (end_key - num_queries + query).to(tl.int32), slope)
+        rows = (q_tile, (end_key - num_queries + query).to(tl.int32))
         k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
-        tiles, keys, scoring = (first_tile, end_tile), (first_key, end_key), (scale, softcap, window)
+        tiles, keys = (first_tile, end_tile), (first_key, end_key)
         memory = (k_memory, v_memory, table)
-        m, l, acc = attend_to_tiles(rows, memory, tiles, keys, scoring, P, D, TILE, FLOAT8_BITS, CAUSAL)
+        m, l, acc = attend_to_tiles(
+            rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL
+        )
         if m_ptr is not None:
             slots = slot * ROWS + tl.arange(0, ROWS)
             store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row & (slot >= 0), m, l, acc, D)

@@ -2,8 +2,7 @@
 
     unified_max_kernel             first rung: one φ in place of every maximum, so nothing is ever rescaled
     unified_max_attention_kernel   last rung, with `add_splits_kernel`, which adds the splits and finds unsafe rows
-    lazy_rescale_kernel            the maximum follows only if it grows by more than a threshold. With threshold 0 this
-                                   is the plain online softmax, and recomputes the unsafe rows
+    lazy_rescale_kernel            the maximum follows only if it grows by more than a threshold; 0: the online softmax
 
 Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 """
@@ -11,7 +10,7 @@ Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.paged_attention import count_tiles, load_queries, rows_of_chunk, store_partials, store_results
+from pagewise.kernels.decode import count_tiles, load_queries, rows_of_chunk, store_partials, store_results
 from pagewise.kernels.partial import empty, finite
 
 
@@ -45,9 +44,8 @@ def unified_max_kernel(
     head, is_head = kv_head * GROUP + row, row < GROUP
 
     query = tl.load(q_ptr + seq * q_seq + head[:, None] * q_head + dim, mask=is_head[:, None], other=0.0)
-    m = tl.full(
-        [ROWS, TILE], float("-inf"), tl.float32
-    )  # m and l of each column of a tile: no thread waits for another
+    # m and l of each column of a tile by itself: no thread waits for another
+    m = tl.full([ROWS, TILE], float("-inf"), tl.float32)
     l = tl.zeros([ROWS, TILE], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     num_tiles = tl.cdiv(S, TILE)
@@ -72,10 +70,9 @@ def unified_max_kernel(
 
 @triton.jit
 def exp_of_difference(s, phi):
-    """Return exp(s − φ) to float32's last digits as 2ⁿ · exp(s − φ − n · log 2). exp of a large x loses x · 2⁻²⁴.
+    """Return exp(s − φ) to float32's last digits, as 2ⁿ · exp(s − φ − n · log 2): exp of a large x loses x · 2⁻²⁴.
 
-    s − φ is kept as a sum, d + lost, that is exact for any φ (Knuth 1969), and n · log 2 as n · (355/512 − 0.000212…).
-    """
+    s − φ is the sum d + lost, exact for any φ (Knuth 1969), and n · log 2 is n · (355/512 − 0.000212…)."""
     is_zero = s - phi < -200.0
     s = tl.where(is_zero, phi, s)
     d = s - phi
@@ -90,8 +87,7 @@ def exp_of_difference(s, phi):
 def rounded(weights, DTYPE: tl.constexpr):
     """Return float32 weights rounded as a product with values of DTYPE takes them, with the exponents of float32.
 
-    l then sums the same weights as acc, and what rounding took from them cancels. Float16 ends at 65504, so TF32 stands
-    in for it, and tensor cores would cut off its last digits instead of rounding.
+    l then sums the same weights as acc. TF32 stands in for float16, which ends at 65504; tensor cores would truncate.
     """
     if tl.float16 == DTYPE:  # to the nearest number whose last 13 bits are 0; a GPU's NaN, 0x7fffffff, would become −0
         nearest = ((weights.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
@@ -103,18 +99,14 @@ def rounded(weights, DTYPE: tl.constexpr):
 def add_weighted(acc, weights, values, WIDE: tl.constexpr):
     """Return acc + weights @ values. WIDE: weights may be larger than float16 holds, so the product is in TF32."""
     if WIDE:
-        acc = tl.dot(weights, values.to(tl.float32), acc, input_precision="tf32")
-    else:
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-    return acc
+        return tl.dot(weights, values.to(tl.float32), acc, input_precision="tf32")
+    return tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
 
 
 @triton.jit
 def rows_of_program(q, k, v, num_queries, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return the rows of program_id(0), and (pointer, stride of tokens) of their keys and of their values.
-
-    The rows are: the index of the result in [B, H, T], whether the row exists, its query, and the pointer to its q.
-    """
+    """Return the rows of program_id(0) as (index in [B, H, T], whether the row exists, its query, pointer to its q),
+    and (pointer, stride of tokens) of their keys and of their values."""
     q_ptr, q_seq, q_head, q_query, _ = q
     k_ptr, k_seq, k_head, k_token, _ = k
     v_ptr, v_seq, v_head, v_token, _ = v
@@ -131,7 +123,8 @@ def rows_of_program(q, k, v, num_queries, HKV: tl.constexpr, GROUP: tl.constexpr
 @triton.jit
 def score_tile(q, position, keys, values, tile, S, scale, TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the scores of a tile of keys [ROWS, TILE], −∞ where hidden, and its values [TILE, BLOCK_D]."""
-    (k_ptr, k_token), (v_ptr, v_token) = keys, values
+    k_ptr, k_token = keys
+    v_ptr, v_token = values
     key = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
     dim = tl.arange(0, q.shape[1])[None, :]
     mask = (key < S)[:, None] & (dim < D)
@@ -171,13 +164,12 @@ def unified_max_attention_kernel(
     2. Weights keep float32's exponents, since exp(s − φ) exceeds float16 from s − φ = 11.09 on.
     3. exp(s − φ) keeps float32's last digits whatever φ is, and l sums the weights as the product rounds them.
     """
-    (result, is_row, query, q_rows), keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
-    q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
-    position = S - num_queries + query
+    q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
 
-    m = tl.full([ROWS, TILE], float("-inf"), tl.float32)
-    l = tl.zeros([ROWS, TILE], tl.float32)
+    m, l = tl.full([ROWS, TILE], float("-inf"), tl.float32), tl.zeros([ROWS, TILE], tl.float32)
     acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for tile in range(num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits):
         scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, TILE, D, CAUSAL)
@@ -221,12 +213,11 @@ def add_splits_kernel(
         l += tl.sum(tl.load(l_ptr + slots, mask=mask, other=0.0), axis=0)
         acc += tl.sum(acc_parts, axis=0)[None, :]
 
-    exponent, size = m - phi, tl.abs(acc)
+    exponent, size, only = m - phi, tl.abs(acc), row + tl.arange(0, 1)
     largest = tl.max(tl.where(size < float("inf"), size, float("inf")), axis=1)  # NaN counts as ∞
     is_safe = (exponent > low) & (exponent < high) & (l < float("inf")) & (largest < float("inf"))
     is_safe = is_safe & ((exponent >= 0) | (largest >= smallest))
     sees_nothing = (m == float("-inf")) & (l == 0.0)
-    only = row + tl.arange(0, 1)
     tl.store(unsafe_ptr + only, ((is_safe == 0) & (sees_nothing == 0)).to(tl.uint8))
     store_results(out_ptr, lse_ptr, only * D, only, only >= 0, tl.zeros_like(m) + phi, l, acc, 1.0, D)
 
@@ -258,14 +249,14 @@ def lazy_rescale_kernel(
     Grid (B · Hkv · chunks of rows, num_splits). (m, l, acc) are right for any finite m, so m need not be the largest
     score. Most tiles then rescale nothing. Lesson 5's `merge_splits_kernel` merges the splits.
     """
-    (result, is_row, query, q_rows), keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
     first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)
         end_tile = tl.where(tl.max(is_chosen, axis=0) > 0, end_tile, first_tile)
-    q_tile = load_queries(q_rows, is_row, D, BLOCK_D)
-    position = S - num_queries + query
+    q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
 
     m, l, acc = empty(ROWS, BLOCK_D)
     for tile in range(first_tile, end_tile):

@@ -136,12 +136,12 @@ __device__ float finite(float m) { return m == -INFINITY ? 0.0f : m; }
 // ----------------------------------------------------------------------------------- the stages
 
 // Global → shared: the query, vec by vec. The threads of a group then read neighbouring vecs.
-template <class W>
+template <class W, int N>
 __device__ void load_query(
-    typename W::Q_vec* q_vecs,      // shared [NUM_VECS]
-    const typename W::scalar_t* q)  // [HEAD_SIZE]
+    typename W::Q_vec (&q_vecs)[N],  // shared; N = NUM_VECS for one query
+    const typename W::scalar_t* q)   // [N * VEC_SIZE]
 {
-    for (int i = threadIdx.x; i < W::NUM_VECS; i += blockDim.x)
+    for (int i = threadIdx.x; i < N; i += blockDim.x)
         q_vecs[i] = *reinterpret_cast<const typename W::Q_vec*>(q + i * W::VEC_SIZE);
 }
 
@@ -214,6 +214,29 @@ __device__ float exponentiate(
     return l;
 }
 
+// Shared → registers: the weights of V_VEC_SIZE tokens.
+template <class W>
+__device__ Vec<float, W::V_VEC_SIZE> load_weights(const float* weights) {
+    Vec<float, W::V_VEC_SIZE> w;
+#pragma unroll
+    for (int i = 0; i < W::V_VEC_SIZE; i += 4)
+        *reinterpret_cast<float4*>(w.data + i) = *reinterpret_cast<const float4*>(weights + i);
+    return w;
+}
+
+// Global → registers: one row of V_VEC_SIZE values. Only the first `live` of them belong to tokens. The
+// others may hold NaN, which a weight of 0 does not hide, so they become 0.
+template <class W>
+__device__ typename W::V_vec load_values(const typename W::cache_t* v_row, int live) {
+    using cache_t = typename W::cache_t;
+    auto v_vec = *reinterpret_cast<const typename W::V_vec*>(v_row);
+    if (live < W::V_VEC_SIZE)
+#pragma unroll
+        for (int i = 0; i < W::V_VEC_SIZE; ++i)
+            if (i >= live) v_vec.data[i] = cache_t(0.0f);
+    return v_vec;
+}
+
 // acc[r] = Σ weight · v over the blocks of this warp, for row r of this thread. This stage has no thread
 // groups. A thread reads V_VEC_SIZE tokens of a row, VECS_PER_ROW lanes together read the whole row, and
 // the sums of these lanes are added at the end.
@@ -226,37 +249,46 @@ __device__ void weigh_values(
     const int* block_table,  // [max_num_blocks]
     Span<W> span)
 {
-    using V_vec = typename W::V_vec;
-    using cache_t = typename W::cache_t;
     const int warp = threadIdx.x / WARP_SIZE;
     const int offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;  // of its tokens in the block
 
     for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
-        const cache_t* v_block = v_cache + int64_t(block_table[block]) * kv_block_stride;
+        const auto* v_block = v_cache + int64_t(block_table[block]) * kv_block_stride;
         const int token = block * W::BLOCK_SIZE + offset;
-        const int live = span.seq_len - token;  // tokens of this thread that exist
-
-        Vec<float, W::V_VEC_SIZE> w;
-        const float* first_weight = weights + token - span.first_token();
-#pragma unroll
-        for (int i = 0; i < W::V_VEC_SIZE; i += 4)
-            *reinterpret_cast<float4*>(w.data + i) = *reinterpret_cast<const float4*>(first_weight + i);
-
+        const auto w = load_weights<W>(weights + token - span.first_token());
 #pragma unroll
         for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
             if (W::row(r) < W::HEAD_SIZE) {
-                const cache_t* address = v_block + W::row(r) * W::BLOCK_SIZE + offset;
-                V_vec v_vec = *reinterpret_cast<const V_vec*>(address);
-                if (live < W::V_VEC_SIZE)  // a weight of 0 does not hide NaN
-#pragma unroll
-                    for (int i = 0; i < W::V_VEC_SIZE; ++i)
-                        if (i >= live) v_vec.data[i] = cache_t(0.0f);
-                acc[r] += dot(w, v_vec);
+                const auto* v_row = v_block + W::row(r) * W::BLOCK_SIZE + offset;
+                acc[r] += dot(w, load_values<W>(v_row, span.seq_len - token));
             }
     }
 #pragma unroll
     for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
         acc[r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[r], Sum());
+}
+
+// Registers → memory: the rows of this thread, times `factor`.
+template <class W, typename out_t>
+__device__ void write_rows(
+    out_t* out,  // [HEAD_SIZE]
+    const float (&acc)[W::ROWS_PER_THREAD], float factor)
+{
+    if (!W::stores_row()) return;
+#pragma unroll
+    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+        if (W::row(r) < W::HEAD_SIZE) out[W::row(r)] = out_t(acc[r] * factor);
+}
+
+// Add what another warp stored with `write_rows`.
+template <class W>
+__device__ void add_rows(
+    float (&acc)[W::ROWS_PER_THREAD],
+    const float* sums)  // shared [HEAD_SIZE]
+{
+#pragma unroll
+    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+        if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
 }
 
 // Add the sums of all warps, in log₂(NUM_WARPS) rounds: the upper half of the warps stores its sums, and
@@ -270,33 +302,25 @@ __device__ void add_warps(
     for (int half = W::NUM_WARPS / 2; half > 0; half /= 2) {
         float* sums = scratch + warp % half * W::HEAD_SIZE;
         __syncthreads();  // all warps have read what is overwritten now
-        if (warp >= half && warp < 2 * half && W::stores_row())
-#pragma unroll
-            for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-                if (W::row(r) < W::HEAD_SIZE) sums[W::row(r)] = acc[r];
+        if (warp >= half && warp < 2 * half) write_rows<W>(sums, acc, 1);
         __syncthreads();
-        if (warp < half)
-#pragma unroll
-            for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-                if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
+        if (warp < half) add_rows<W>(acc, sums);
     }
-}
-
-// Registers → global: the sums of warp 0, times `factor`.
-template <class W, typename out_t>
-__device__ void write_rows(
-    out_t* out,  // [HEAD_SIZE]
-    const float (&acc)[W::ROWS_PER_THREAD], float factor)
-{
-    if (threadIdx.x >= WARP_SIZE || !W::stores_row()) return;
-#pragma unroll
-    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-        if (W::row(r) < W::HEAD_SIZE) out[W::row(r)] = out_t(acc[r] * factor);
 }
 
 // Whether the sequence has keys, and not more than the launch was made for.
 __device__ bool has_keys(int seq_len, int max_seq_len) {
     return 0 < seq_len && seq_len <= max_seq_len;
+}
+
+// The span of partition blockIdx.z. It has no slots if the sequence ends before it, or is not allowed.
+template <class W, int PARTITION_SIZE>
+__device__ Span<W> span_of_partition(int seq_len, int max_seq_len) {
+    static_assert(PARTITION_SIZE % W::BLOCK_SIZE == 0, "a partition is whole blocks");
+    constexpr int PARTITION_BLOCKS = PARTITION_SIZE / W::BLOCK_SIZE;
+    const int first_block = blockIdx.z * PARTITION_BLOCKS;
+    const int num_blocks = has_keys(seq_len, max_seq_len) ? divide_up(seq_len, W::BLOCK_SIZE) : 0;
+    return {first_block, min(first_block + PARTITION_BLOCKS, num_blocks), seq_len};
 }
 
 // The output of a sequence without keys is 0 and its lse is −∞. A length that is not allowed gives NaN.
@@ -377,7 +401,7 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
         span, q, k_cache, v_cache, block_tables, alibi_slopes, num_kv_heads, scale, q_stride,
         kv_block_stride, kv_head_stride, table_stride);
     // If every weight is 0, then acc is 0 already and l must not divide it.
-    write_rows<W>(out, acc, l > 0 ? v_scale / l : v_scale);
+    if (threadIdx.x < WARP_SIZE) write_rows<W>(out, acc, l > 0 ? v_scale / l : v_scale);
     if (threadIdx.x == 0) *lse = m + logf(l);
 }
 
@@ -399,25 +423,20 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {
     using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS>;
-    static_assert(PARTITION_SIZE % BLOCK_SIZE == 0, "a partition is whole blocks");
-    constexpr int PARTITION_BLOCKS = PARTITION_SIZE / BLOCK_SIZE;
+    const Span<W> span = span_of_partition<W, PARTITION_SIZE>(seq_lens[blockIdx.y], max_seq_len);
+    if (span.num_slots() <= 0) return;
 
-    const int seq_len = seq_lens[blockIdx.y], num_blocks = divide_up(seq_len, BLOCK_SIZE);
-    const int partition = blockIdx.z, first_block = partition * PARTITION_BLOCKS;
-    if (!has_keys(seq_len, max_seq_len) || first_block >= num_blocks) return;
-
-    const Span<W> span{first_block, min(first_block + PARTITION_BLOCKS, num_blocks), seq_len};
     const Partial<W> partial = attend_to_span<W>(
         span, q, k_cache, v_cache, block_tables, alibi_slopes, num_kv_heads, scale, q_stride,
         kv_block_stride, kv_head_stride, table_stride);
 
     const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
-    const int64_t index = row * gridDim.z + partition;  // of [num_seqs, num_heads, max_num_partitions]
+    const int64_t index = row * gridDim.z + blockIdx.z;  // of [num_seqs, num_heads, max_num_partitions]
     if (threadIdx.x == 0) {
         m[index] = partial.m;
         l[index] = partial.l;
     }
-    write_rows<W>(acc + index * HEAD_SIZE, partial.acc, 1);
+    if (threadIdx.x < WARP_SIZE) write_rows<W>(acc + index * HEAD_SIZE, partial.acc, 1);
 }
 
 // The second kernel of v2: lesson 3's merge of the partitions of one head, for any number of them.

@@ -10,9 +10,16 @@ Kwon et al. 2023 (PagedAttention).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.float8 import widen
-from pagewise.kernels.partial import empty, fold, merge, output
-from pagewise.kernels.scores import tanh
+from pagewise.kernels.decode import (
+    attend_to_tiles,
+    count_tiles,
+    load_queries,
+    merge_slots,
+    rows_of_chunk,
+    store_partials,
+    store_results,
+)
+from pagewise.kernels.partial import empty
 
 
 @triton.jit
@@ -66,109 +73,6 @@ def paged_decode_kernel(
         m = m_new
     result = acc / tl.where(l == 0.0, 1.0, l)[:, None]  # an empty sequence gives 0
     tl.store(out_ptr + seq * out_seq + head * out_head + dim, result.to(out_ptr.dtype.element_ty), mask=is_head)
-
-
-@triton.jit
-def count_tiles(first_key, end_key, TILE: tl.constexpr):
-    """Return how many tiles of TILE keys hold keys first_key … end_key − 1. end_key may be int32's largest number."""
-    return tl.where(first_key < end_key, (end_key - 1) // TILE - first_key // TILE + 1, 0).to(tl.int64)
-
-
-@triton.jit
-def masked_scores(products, visible, distance, scale, softcap, slope):
-    """Return the scores of products q · k, −∞ where not `visible`. softcap and slope may be None.
-
-    distance: position of the key − position of the query.
-    """
-    scores = products * scale
-    if softcap is not None:
-        scores = softcap * tanh(scores / softcap)
-    if slope is not None:
-        scores -= slope * tl.abs(distance.to(tl.float32))
-    return tl.where(visible, scores, float("-inf"))
-
-
-@triton.jit
-def rows_of_chunk(chunk, num_rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return (query, head in its group, whether the row exists) of the ROWS rows of a chunk.
-
-    The query rows of one KV head are counted query by query: row r is query r // GROUP, head r % GROUP of the group.
-    """
-    row = chunk * ROWS + tl.arange(0, ROWS)
-    return (row // GROUP).to(tl.int64), row % GROUP, row < num_rows
-
-
-@triton.jit
-def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return a tile of queries [ROWS, BLOCK_D] from a pointer to each row, with 0 outside."""
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    return tl.load(row_ptrs[:, None] + dim, mask=is_row[:, None] & (dim < D), other=0.0)
-
-
-@triton.jit
-def attend_to_tiles(
-    rows,  # q [ROWS, BLOCK_D]; the position of each query among the keys [ROWS]; ALiBi's slope [ROWS, 1], or None
-    memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
-    tiles,  # the first tile, and the end of the last
-    keys,  # the first key, and the end of the last: others are not read
-    scoring,  # scale, softcap or None, window
-    P: tl.constexpr,  # None: all keys are in one block, whose number stands for the block table
-    D: tl.constexpr,
-    TILE: tl.constexpr,
-    FLOAT8_BITS: tl.constexpr,
-    CAUSAL: tl.constexpr,
-):
-    """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
-    q, position, slope = rows
-    (k_ptr, k_block, k_token), (v_ptr, v_block, v_token), table = memory
-    (first_tile, end_tile), (first_key, end_key), (scale, softcap, window) = tiles, keys, scoring
-    ROWS: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    m, l, acc = empty(ROWS, BLOCK_D)
-    for tile in range(first_tile, end_tile):
-        key = tile * TILE + tl.arange(0, TILE)
-        is_read = (key >= first_key) & (key < end_key)
-        if P is None:
-            block, token = table, key.to(tl.int64)
-        else:
-            table_ptr, table_stride = table
-            block = tl.load(table_ptr + key // P * table_stride, mask=is_read, other=0).to(tl.int64)
-            token = (key % P).to(tl.int64)
-        # slots that no query sees may hold NaN, which a weight of 0 does not hide: read them as 0
-        mask = is_read[:, None] & (dim < D)
-        k = tl.load(k_ptr + (block * k_block + token * k_token)[:, None] + dim, mask=mask, other=0.0)
-        v = tl.load(v_ptr + (block * v_block + token * v_token)[:, None] + dim, mask=mask, other=0.0)
-        k, v = widen(k, FLOAT8_BITS).to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)  # [TILE, BLOCK_D]
-
-        distance = key[None, :] - position[:, None]
-        visible = is_read[None, :]
-        if CAUSAL:
-            visible = visible & (distance <= 0) & (distance > -window)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = masked_scores(products, visible, distance, scale, softcap, slope)
-        m, l, alpha, weights = fold(m, l, scores)
-        acc = tl.dot(weights.to(q.dtype), v, acc * alpha[:, None], input_precision="ieee")
-    return m, l, acc
-
-
-@triton.jit
-def store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, mask, m, l, acc, v_scale, D: tl.constexpr):
-    """Store out = acc / l · v_scale and lse = m + log l of the rows that `mask` selects."""
-    dim = tl.arange(0, acc.shape[1])[None, :]
-    out, lse = output(m, l, acc)
-    out = (out * v_scale).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_offsets[:, None] + dim, out, mask=mask[:, None] & (dim < D))
-    tl.store(lse_ptr + lse_offsets, lse, mask=mask)
-
-
-@triton.jit
-def store_partials(m_ptr, l_ptr, acc_ptr, slots, mask, m, l, acc, D: tl.constexpr):
-    """Store (m, l, acc) of the rows that `mask` selects at `slots` of m [slots], l [slots] and acc [slots, D]."""
-    dim = tl.arange(0, acc.shape[1])[None, :]
-    tl.store(m_ptr + slots, m, mask=mask)
-    tl.store(l_ptr + slots, l, mask=mask)
-    tl.store(acc_ptr + slots[:, None] * D + dim, acc, mask=mask[:, None] & (dim < D))
 
 
 @triton.jit(
@@ -232,14 +136,14 @@ def paged_attention_kernel(
 
     query = load_queries(q_ptr + seq * q_seq + head * q_head, is_row, D, BLOCK_D)
     slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
-    rows = (query, tl.zeros([ROWS], tl.int32) + (end_key - 1), slope)
+    rows = (query, tl.zeros([ROWS], tl.int32) + (end_key - 1))
     k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
     memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
     start = first_tile + (num_tiles * split // num_splits).to(tl.int32)
     end = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
-    scoring = (scale, softcap, window)
+    tiles, keys = (start, end), (first_key, end_key)
     m, l, acc = attend_to_tiles(
-        rows, memory, (start, end), (first_key, end_key), scoring, P, D, TILE, FLOAT8_BITS, CAUSAL=False
+        rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL=False
     )
     l = tl.where(is_possible, l, float("nan"))
     result = seq * num_heads + head
@@ -271,13 +175,3 @@ def merge_splits_kernel(
         m, l, acc = merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D, BLOCK_D)
     only = row + tl.arange(0, 1)
     store_results(out_ptr, lse_ptr, only * D, only, only >= 0, m, l, acc, v_scale, D)
-
-
-@triton.jit
-def merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return one row's (m, l, acc) with the partials at `slots` merged in, those that `mask` selects."""
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
-    l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)
-    acc_parts = tl.load(acc_ptr + slots[:, None] * D + dim, mask=mask[:, None] & (dim < D), other=0.0)
-    return merge(m, l, acc, m_parts, l_parts, acc_parts)

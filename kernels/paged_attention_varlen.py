@@ -7,14 +7,14 @@ Kwon et al. 2023; chunked prefill: Agrawal et al. 2024 (Sarathi-Serve).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_decoding import keys_of_sequence, load_split
-from pagewise.kernels.paged_attention import (
+from pagewise.kernels.decode import (
     attend_to_tiles,
     load_queries,
     rows_of_chunk,
     store_partials,
     store_results,
 )
+from pagewise.kernels.flash_decoding import keys_of_sequence, load_split
 
 
 @triton.jit(
@@ -79,9 +79,11 @@ def paged_attention_varlen_kernel(
         slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
         k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
         memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
-        tiles, keys, scoring = (first_tile, end_tile), (first_key, end_key), (scale, softcap, window)
-        rows = (q_tile, position, slope)
-        m, l, acc = attend_to_tiles(rows, memory, tiles, keys, scoring, P, D, TILE, FLOAT8_BITS, CAUSAL=True)
+        tiles, keys = (first_tile, end_tile), (first_key, end_key)
+        rows = (q_tile, position)
+        m, l, acc = attend_to_tiles(
+            rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL=True
+        )
         if m_ptr is not None:
             slots = slot * ROWS + tl.arange(0, ROWS)
             store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row & (slot >= 0), m, l, acc, D)

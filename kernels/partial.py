@@ -35,18 +35,6 @@ def fold(m, l, scores):
 
 
 @triton.jit
-def fold_base_2(m, l, scores):
-    """`fold` of scores in units of log 2: exp(s) is 2 to the s · log₂ e, and a GPU computes powers of 2 only.
-
-    Who multiplies its scores by a scale anyway has log₂ e for nothing. m comes out in these units, too: m · ln 2.
-    """
-    m_new = tl.maximum(m, tl.max(scores, axis=1))
-    rescale = tl.exp2(m - finite(m_new))
-    weights = tl.exp2(scores - finite(m_new)[:, None])
-    return m_new, l * rescale + tl.sum(weights, axis=1), rescale, weights
-
-
-@triton.jit
 def merge(m, l, acc, m_parts, l_parts, acc_parts):
     """Merge n partials of one row into its (m, l, acc): m_parts [n], l_parts [n], acc_parts [n, D]."""
     m_new = tl.maximum(m, tl.max(m_parts, axis=0))  # m' = max(m, max mᵢ)

@@ -17,19 +17,17 @@ from torch import Tensor
 from conftest import DEVICES
 from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus import UnifiedMax, lazy_rescale_attention, unified_max_attention
 from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention import (
-    paged_attention,
-    paged_attention_grouped,
-    paged_attention_v1,
-    paged_attention_v2,
-    paged_attention_varlen,
-)
+from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_attention_varlen import paged_attention_varlen
+from pagewise.paged_attention_varlen import plan as plan_of_step
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 
 Run = Callable[[], tuple[Tensor, ...]]
+IN_TRITON = {"num_splits": 3, "backend": "triton"}
 TYPES = [(torch.float32, None), (torch.float16, None), (torch.bfloat16, torch.float8_e5m2)]
 
 
@@ -50,6 +48,7 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
             yield f"Triton decode, num_splits {splits}, {types}", decode
         for splits in (1, 3):
             yield f"Triton packed, num_splits {splits}, {types}", packed(inputs, splits, options)
+        yield f"Triton decode step, {types}", decode_step(inputs)
         for layout in ("nhd", "vllm"):
             yield f"Triton write, {layout}, {types}", written(num_tokens, dtype, cache_dtype or dtype, layout, device)
         qkv = padded_qkv(num_tokens, num_tokens // 2 + 3, dtype, device)
@@ -59,6 +58,9 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         for split in ("num_splits", "split_size"):
             decode = partial(flash_decoding, qkv[0][:, :, :3], *qkv[1:], **{split: 32}, backend="triton", **options)
             yield f"Triton dense decode, {split}, {str(dtype)[6:]}", decode
+        few = (qkv[0][:, :, :3], *qkv[1:])
+        yield f"Triton unified max, {str(dtype)[6:]}", partial(unified, *few)
+        yield f"Triton lazy rescale, {str(dtype)[6:]}", product(lazy_rescale_attention, *few, **IN_TRITON)
         x, w = (rows[0, 0] for rows in padded_qkv(9, num_tokens, dtype, device)[:2])
         yield f"CUDA gemv, {str(dtype)[6:]}", product(on_cuda_cores, x, w)
         if dtype == torch.float16:
@@ -76,8 +78,21 @@ def packed(inputs: list[Tensor], num_splits: int, options: dict[str, bool]) -> R
     return partial(paged_attention_varlen, q, *rest, ends, num_splits=num_splits, backend="triton", **options)
 
 
-def product(kernel: Callable[..., Tensor], x: Tensor, w: Tensor, **options: int) -> Run:
-    return lambda: (kernel(x, w, **options),)
+def decode_step(inputs: list[Tensor]) -> Run:
+    """One query per sequence over the cache, by the work plan of an engine's step."""
+    q, k_cache, v_cache, tables, lens = inputs
+    ends = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    step = plan_of_step(tables, lens, ends, block_size=k_cache.shape[1], backend="triton", decodes=True)
+    return partial(step.attend_with_lse, q, k_cache, v_cache)
+
+
+def unified(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """out and the rows that were recomputed, with a band that some rows leave."""
+    return unified_max_attention(q, k, v, UnifiedMax(0.0, -2.0, 2.0), **IN_TRITON)
+
+
+def product(kernel: Callable[..., Tensor], *tensors: Tensor, **options: int | str) -> Run:
+    return lambda: (kernel(*tensors, **options),)
 
 
 def padded_qkv(T: int, S: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:

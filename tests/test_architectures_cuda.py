@@ -1,7 +1,9 @@
-"""The CUDA kernels on every architecture that learners have: they compile, and what a launch takes fits.
+"""The CUDA kernels compile for the architectures that learners have, and the shared memory of a launch fits.
 
 A call launches nothing here. A stand-in for each kernel notes the instantiation and the dynamic shared memory of the
-launch, and the kernel is then compiled for the architecture.
+launch, and the test then compiles the kernel for the architecture. The two slower tests take turns: each compiles for
+sm_75, which lacks instructions, and for sm_120, and the others are divided between them. The tests of each kernel
+compile more instantiations for sm_80 and sm_90.
 """
 
 import importlib
@@ -50,7 +52,7 @@ def launches(sm, monkeypatch):
 
 
 def assert_compile_and_fit(launches, sm):
-    """Also nothing spills."""
+    """Assert also that no register spills."""
     for kernel, dynamic in launches:
         taken = kernel.resources(f"sm_{sm}")
         assert taken.shared_bytes + dynamic <= SHARED_BYTES[sm], kernel.name
@@ -71,9 +73,9 @@ def paged_tensors(dtype, cache_dtype, head_size, block_size):
 HALF, BFLOAT16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("sm", SHARED_BYTES)
+@pytest.mark.parametrize("sm", [75, 80, 89, 120])
 def test_paged_attention(sm, launches, shapes_unchecked):
-    """bfloat16 and float8 too: where an architecture lacks an instruction, CUDA's headers convert with integers."""
+    """Also bfloat16 and float8. Where an architecture lacks an instruction, CUDA's headers convert with integers."""
     tensors = paged_tensors(BFLOAT16, BFLOAT16, 64, 16)
     longest = (SHARED_BYTES[sm] - paged.shared_bytes(16, tensors[0], 16)[0]) // 4 // 16 * 16
     paged_attention_v1(*tensors, max_seq_len=longest)
@@ -89,14 +91,14 @@ def test_paged_attention(sm, launches, shapes_unchecked):
 
 @pytest.mark.parametrize("sm", SHARED_BYTES)
 def test_flat_gemm(sm, launches):
-    """From sm_80 on on tensor cores, before on CUDA cores; 64 rows need most shared memory."""
+    """sm_80 and later use tensor cores, sm_75 uses CUDA cores. 64 rows need the most shared memory."""
     for M, dtype in ((64, HALF), (8, BFLOAT16)):
         flat.flat_gemm(torch.zeros(M, 64, dtype=dtype), torch.zeros(40 * 32, 64, dtype=dtype))
     assert_compile_and_fit(launches, sm)
     assert {kernel.name.split("<")[0] for kernel, _ in launches} == {"gemv_kernel" if sm < 80 else "flat_gemm_kernel"}
 
 
-@pytest.mark.parametrize("sm", SHARED_BYTES)
+@pytest.mark.parametrize("sm", [75, 86, 100, 120])
 def test_flash_attention(sm, launches, shapes_unchecked):
     q = torch.zeros(1, 1, 1, 64, dtype=BFLOAT16)
     flash.forward(q, q, q, ScoreOptions())

@@ -1,4 +1,7 @@
-"""The house (DESIGN: imports point one way), held against the code itself: Python imports, C++ includes, names."""
+"""The layers of the package, checked on the code itself: imports, C++ includes, names, sizes of kernels.
+
+DESIGN.md, section 1: imports follow the order of the lessons, in src/ and in kernels/.
+"""
 
 import ast
 import re
@@ -7,16 +10,35 @@ import pytest
 import torch
 
 from conftest import ROOT
+from pagewise import models
 
 SOURCES = {"pagewise": ROOT / "src" / "pagewise", "pagewise.kernels": ROOT / "kernels"}
 
 # The ideas in the order of the lessons: a later one may import an earlier one, never the reverse.
 IDEAS = [
-    "naive_attention", "kv_cache", "online_softmax", "paged_blocks", "paged_attention", "flash_attention",
-    "flash_decoding", "flash_decoding_plus_plus", "engine", "context_parallel",
-]  # fmt: skip
+    "naive_attention",
+    "kv_cache",
+    "online_softmax",
+    "paged_blocks",
+    "paged_attention",
+    "flash_attention",
+    "flash_decoding",
+    "flash_decoding_plus_plus",
+    "paged_attention_varlen",
+    "engine",
+    "context_parallel",
+]
 BELOW_IDEAS = {"options", "cuda", "kernels", "models", "tools"}
-# What each room may import besides itself.
+# Device functions that kernels of several ideas share, and the idea that introduces them. Later ideas may use them too.
+SHARED = {
+    "partial": "online_softmax",
+    "float8": "paged_blocks",
+    "scores": "paged_attention",
+    "decode": "paged_attention",
+}
+OTHER_NAMES = {"flat_gemm": "flash_decoding_plus_plus"}  # kernel files without the name of their idea
+INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+# What each package may import besides itself.
 MAY_IMPORT = {
     "tools": set(),
     "cuda": set(),
@@ -59,9 +81,27 @@ def imports(file, *, at_import_time=False):
     return {name for name in found if name.split(".")[0] == "pagewise"}
 
 
-def room(module):
-    """The room of a module: "pagewise.paged_blocks.manager" is in "paged_blocks"."""
+def package_of(module):
+    """Return the package of a module: "pagewise.paged_blocks.manager" is in "paged_blocks"."""
     return module.split(".")[1] if "." in module else ""
+
+
+def idea_of_kernel(name):
+    """Return the idea that introduces a file of kernels/, given the file's name without its ending."""
+    longest_first = sorted(IDEAS, key=len, reverse=True)
+    of_name = (idea for idea in longest_first if name == idea or name.startswith(f"{idea}_"))
+    return (SHARED | OTHER_NAMES).get(name) or next(of_name, None)
+
+
+def kernels_too_late(module, imported):
+    """Return the modules of kernels/ that a module may not import, because a later lesson introduces them."""
+    package = package_of(module)
+    name = module.split(".")[-1] if package == "kernels" else package
+    idea = idea_of_kernel(name)
+    if idea is None:  # tools and experiments, for example: `MAY_IMPORT` has their rules
+        return set()
+    files = {other.split(".")[2]: other for other in imported if other.startswith("pagewise.kernels.")}
+    return {other for file, other in files.items() if IDEAS.index(idea_of_kernel(file)) > IDEAS.index(idea)}
 
 
 def cycle(graph):
@@ -88,26 +128,68 @@ def test_a_circle_is_found():
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_point_one_way(module):
-    here = room(module)
-    if here == "":  # pagewise itself settles how Triton runs, and is light
-        assert {room(name) for name in imports(MODULES[module])} == {"tools"}
+    package, imported = package_of(module), imports(MODULES[module])
+    if package == "":  # pagewise itself chooses how Triton runs, and is quick to import
+        assert {package_of(name) for name in imported} == {"tools"}
         return
-    assert here in MAY_IMPORT, f"{module}: a room without rules; add it to MAY_IMPORT"
-    foreign = {name for name in imports(MODULES[module]) if room(name) not in MAY_IMPORT[here] | {here}}
+    assert package in MAY_IMPORT, f"{module}: a package without rules; add it to MAY_IMPORT"
+    foreign = {name for name in imported if package_of(name) not in MAY_IMPORT[package] | {package}}
     assert foreign == set()
 
 
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_kernels_are_imported_in_the_order_of_the_lessons(module):
+    """By other kernels, and by the modules that launch them."""
+    assert kernels_too_late(module, imports(MODULES[module])) == set()
+
+
+@pytest.mark.parametrize("file", sorted(SOURCES["pagewise.kernels"].glob("*.cu")), ids=lambda file: file.stem)
+def test_cuda_files_are_included_in_the_order_of_the_lessons(file):
+    included = {f"pagewise.kernels.{name.split('.')[0]}" for name in INCLUDED.findall(file.read_text())}
+    assert kernels_too_late(f"pagewise.kernels.{file.stem}", included) == set()
+
+
+def test_a_kernel_that_comes_too_late_is_found():
+    def too_late(module, *kernels):
+        return kernels_too_late(f"pagewise.{module}", {f"pagewise.kernels.{kernel}" for kernel in kernels})
+
+    assert too_late("kernels.paged_attention", "flash_decoding", "partial") == {"pagewise.kernels.flash_decoding"}
+    assert too_late("kernels.partial", "scores") == {"pagewise.kernels.scores"}
+    assert too_late("kernels.paged_attention_varlen", "flash_decoding", "flash_decoding_plus_plus", "scores") == set()
+    assert too_late("kernels.flash_decoding", "paged_attention_varlen") == {"pagewise.kernels.paged_attention_varlen"}
+    assert too_late("flash_decoding.in_triton", "flat_gemm") == {"pagewise.kernels.flat_gemm"}
+    assert too_late("kv_cache", "float8") == {"pagewise.kernels.float8"}
+    assert too_late("experiments.scoreboard", "paged_attention_varlen") == set()
+
+
+def test_only_two_names_are_imported_before_their_lessons():
+    """`importlib` hides an import from the tests above. These are all its uses."""
+    used = {}
+    for name, file in MODULES.items():
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        found = [ast.unparse(call.args[0]) for call in calls if "import_module" in ast.unparse(call.func)]
+        if found:
+            used[name] = found
+    assert used == {
+        "pagewise.paged_attention": ["'pagewise.paged_attention_varlen'"],
+        "pagewise.models": ["_HOME[name]"],
+        "pagewise.models.load": ["package"],
+    }
+    elsewhere = {name for name, home in models._HOME.items() if package_of(home) != "models"}
+    assert elsewhere == {"register_attention"}  # its home is in flash_attention
+
+
 def test_no_module_imports_itself_in_a_circle():
-    # the face of a package imports its modules, and they never import the face
+    # the __init__ of a package imports its modules, and they never import the package
     graph = {name: imports(file, at_import_time=True) - {name} for name, file in MODULES.items()}
     assert len(graph) > 40
     assert cycle(graph) is None
 
 
 def test_the_runner_knows_nothing_of_the_course():
-    wing = [file for name, file in MODULES.items() if room(name) == "cuda"]
-    assert len(wing) > 8
-    for file in wing:
+    runner = [file for name, file in MODULES.items() if package_of(name) == "cuda"]
+    assert len(runner) > 8
+    for file in runner:
         assert not re.search(r"pagewise[./](?!cuda\b)\w", file.read_text().replace("pagewise[cuda]", "")), file
 
 
@@ -124,8 +206,7 @@ def test_no_header_includes_itself_in_a_circle():
         by_name.setdefault(file.name, []).append(file)
     graph = {}
     for file in files:
-        included = re.findall(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', file.read_text(), re.MULTILINE)
-        beside = [(file.parent / name).resolve() for name in included]
+        beside = [(file.parent / name).resolve() for name in INCLUDED.findall(file.read_text())]
         graph[str(file)] = {str(path) for path in beside if path.is_file()}
     assert any(graph.values())
     assert cycle(graph) is None
@@ -138,10 +219,49 @@ def test_one_idea_one_name():
         assert idea in IDEAS, f"{lesson.name}: no such idea"
         assert f"pagewise.{idea}" in MODULES
         assert (ROOT / "tests" / idea).is_dir() or (ROOT / "tests" / f"test_{idea}.py").is_file()
-    shared = {"partial", "float8", "scores"}
     kernels = {file.stem for ending in ("cu", "py") for file in SOURCES["pagewise.kernels"].glob(f"[!_]*.{ending}")}
-    of_ideas = {name for name in kernels for idea in IDEAS if name == idea or name.startswith(f"{idea}_")}
-    assert kernels - of_ideas - shared - {"flat_gemm"} == set()
+    assert {name for name in kernels if idea_of_kernel(name) is None} == set()
+
+
+# Parameters, and lines from `def` to the end. First rungs are shown whole in a lesson; DESIGN.md has the table.
+LIMITS = {
+    "paged_decode_kernel": (20, 60),
+    "flash_forward_kernel": (20, 60),
+    "split_decode_kernel": (20, 60),
+    "unified_max_kernel": (20, 60),
+    "flash_dq_kernel": (20, 40),
+    "paged_attention_kernel": (30, None),
+    "flash_attention_kernel": (34, None),
+    "flash_attention_backward_kernel": (40, None),
+    "flash_decoding_kernel": (34, None),
+    "unified_max_attention_kernel": (30, None),
+    "lazy_rescale_kernel": (30, None),
+    "paged_attention_varlen_kernel": (34, None),
+}
+
+
+def size(function):
+    """Return the number of parameters of a function and of its lines, given its syntax tree."""
+    arguments = function.args
+    return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs), function.end_lineno - function.lineno + 1
+
+
+def test_the_ladder_of_kernels_keeps_its_limits():
+    trees = [ast.parse(file.read_text()) for file in SOURCES["pagewise.kernels"].glob("*.py")]
+    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
+    sizes = {function.name: size(function) for function in functions}
+    too_large = {
+        name: sizes[name]
+        for name, (parameters, lines) in LIMITS.items()
+        if sizes[name][0] > parameters or (lines and sizes[name][1] > lines)
+    }
+    assert too_large == {}
+
+
+def test_the_formatter_lays_out_all_code():
+    files = device_files(".py")
+    assert len(files) > 100
+    assert [str(file) for file in files if "fmt: skip" in file.read_text() or "fmt: off" in file.read_text()] == []
 
 
 def test_modules_read_in_one_sitting():
@@ -149,13 +269,13 @@ def test_modules_read_in_one_sitting():
     assert long == {}
 
 
-def test_shape_annotations_are_checked_in_every_room():
+def test_shape_annotations_are_checked_in_every_package():
     """The import hook of conftest reaches modules inside packages too."""
     from jaxtyping import TypeCheckError
 
     from pagewise.naive_attention import safe_softmax
-    from pagewise.paged_attention.splits import num_splits_heuristic
     from pagewise.paged_blocks.write import to_float8
+    from pagewise.tools.tuning import num_splits_heuristic
 
     for call in (
         lambda: safe_softmax("row"),

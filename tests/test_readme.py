@@ -20,13 +20,9 @@ def test_table_has_every_lesson_with_its_module_and_test():
     for lesson in sorted((ROOT / "lessons").glob("*.ipynb")):
         row = next(line for line in README.splitlines() if line.startswith("|") and lesson.name in line)
         topic = lesson.stem[3:]
-        module = ROOT / "src" / "pagewise" / topic
-        if module.is_dir():
-            assert f"](src/pagewise/{topic})" in row
-            assert f"](tests/{topic})" in row
-        else:
-            assert f"](src/pagewise/{topic}.py)" in row
-            assert f"](tests/test_{topic}.py)" in row
+        for folder, file in (("src/pagewise", f"{topic}.py"), ("tests", f"test_{topic}.py")):
+            is_package = (ROOT / folder / topic).is_dir()
+            assert f"]({folder}/{topic if is_package else file})" in row
         for kernel in (f"{topic}.py", f"{topic}.cu"):
             assert (f"](kernels/{kernel})" in row) == (ROOT / "kernels" / kernel).exists()
 

@@ -17,6 +17,7 @@ from pagewise.experiments.flash_decoding_speed import (
     records,
     targets,
 )
+from pagewise.flash_decoding import Splits
 from pagewise.naive_attention import attention
 from pagewise.tools.benchmark import Spread, Timing
 
@@ -82,9 +83,8 @@ def test_sequences_do_not_share_blocks():
 
 @pytest.mark.parametrize("shape", [DENSE, PAGED], ids=["dense", "paged"])
 def test_every_method_of_ours_is_right_and_timed_on_mixed_lengths(shape, trials):
-    ours = [method for method in OURS if not (shape.paged and "keys" in method)]  # pages are split by number only
-    assert set(methods(trials.device, bool(shape.paged))) >= set(ours)
-    for method in ours:
+    assert set(methods(trials.device, bool(shape.paged))) >= set(OURS)
+    for method in OURS:
         assert isinstance(trials(shape, method), Timing), method
 
 
@@ -110,17 +110,24 @@ def test_a_wrong_method_is_not_timed(trials, monkeypatch):
 
 
 def test_each_way_to_split_is_asked_for(monkeypatch):
-    asked = []
-    for name in ("flash_decoding", "paged_attention"):
-        monkeypatch.setattr(flash_decoding_speed, name, lambda *a, **options: asked.append(options))
+    asked, of_plans, plan = [], [], flash_decoding_speed.plan
+
+    def noted_plan(*tensors, splits, **options):
+        of_plans.append((splits, options["backend"]))
+        return plan(*tensors, splits=splits, **options)
+
+    monkeypatch.setattr(flash_decoding_speed, "plan", noted_plan)
+    monkeypatch.setattr(flash_decoding_speed, "flash_decoding", lambda *a, **options: asked.append(options))
     for shape in (DENSE, PAGED):
         batches = [random_inputs(shape, torch.float32, CPU, seed=0)]
         for method in OURS:
             (run,) = methods(CPU, bool(shape.paged))[method](batches)
             run()
     splits = [{name: o[name] for name in ("num_splits", "split_size") if name in o} for o in asked]
-    assert splits == [{}, {"num_splits": 1}, {"num_splits": 1}, {"split_size": 512}] * 2
+    assert splits == [{}, {"num_splits": 1}, {"num_splits": 1}, {"split_size": 512}]
     assert all(o["backend"] == "triton" and o["check"] is False for o in asked)
+    wanted = (None, Splits("num", 1), Splits("num", 1), Splits("size", 512))
+    assert of_plans == [(splits, "triton") for splits in wanted]
 
 
 # ------------------------------------------------------------------------------------------------ records and figures

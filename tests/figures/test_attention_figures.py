@@ -9,8 +9,9 @@ import torch
 from matplotlib.colors import to_hex
 
 from pagewise.figures.attention import equations, head_maps, one_kernel, three_kernels
-from pagewise.figures.charts import BLUE, SAND, heatmaps
+from pagewise.figures.charts import heatmaps
 from pagewise.figures.dataflow import flow
+from pagewise.figures.palette import BLUE, SAND
 from pagewise.tools.roofline import standard_attention_bytes
 
 pytestmark = pytest.mark.usefixtures("shown", "shapes_unchecked")

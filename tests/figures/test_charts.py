@@ -13,7 +13,8 @@ import torch
 from matplotlib.colors import to_rgb
 
 from pagewise.figures import charts as figures
-from pagewise.figures.charts import bars, box, heatmap, heatmaps, lines
+from pagewise.figures.charts import bars, heatmap, heatmaps, lines
+from pagewise.figures.drawing import box
 from pagewise.figures.roofs import roofline
 from pagewise.tools.roofline import GPUS, H100
 

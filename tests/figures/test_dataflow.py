@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from pagewise.figures import dataflow as diagrams
-from pagewise.figures.charts import BLUE, SAND
+from pagewise.figures.palette import BLUE, SAND
 
 pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
 

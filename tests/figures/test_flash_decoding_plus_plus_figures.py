@@ -15,8 +15,8 @@ from matplotlib.colors import to_hex
 
 from pagewise.figures import dataflow, gemm
 from pagewise.figures.bands import score_bands, score_histogram
-from pagewise.figures.charts import BLUE, ORANGE
 from pagewise.figures.moving_schemes import scheme_steps
+from pagewise.figures.palette import BLUE, ORANGE
 from pagewise.online_softmax import Partial
 
 pytestmark = pytest.mark.usefixtures("shown", "shapes_unchecked")

@@ -12,7 +12,7 @@ import torch
 from matplotlib.colors import to_hex
 
 from pagewise.figures import merges
-from pagewise.figures.charts import BLUE, ORANGE, SAND
+from pagewise.figures.palette import BLUE, ORANGE, SAND
 from pagewise.online_softmax import Partial
 
 pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered

@@ -4,6 +4,7 @@ import html
 import itertools
 import re
 
+from pagewise.figures import moving_sms
 from pagewise.figures.moving_sms import Run, schedule, sm_steps
 
 
@@ -23,10 +24,10 @@ def test_no_sm_runs_two_at_once_and_all_work_is_done():
     assert longest <= mean + 11  # a free SM never waits while there is work
 
 
-def captions(**options):
+def captions():
     v1 = [(b, n) for b, n in enumerate((4096, 512)) for _ in range(8)]
     v2 = [(b, 512) for b, n in enumerate((4096, 512)) for _ in range(8) for _ in range(0, n, 512)]
-    steps = sm_steps({"v1": v1, "v2": v2}, 132, title="How many SMs work?", alt="Squares and curves.", **options)
+    steps = sm_steps({"v1": v1, "v2": v2}, 132, title="How many SMs work?", alt="Squares and curves.")
     return [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
 
 
@@ -38,7 +39,8 @@ def test_steps_stand_where_something_changes():
     ]
 
 
-def test_steps_are_at_most_what_was_asked_for_and_end_at_the_end():
-    said = captions(steps=2)
+def test_steps_are_at_most_so_many_and_end_at_the_end(monkeypatch):
+    monkeypatch.setattr(moving_sms, "STEPS", 2)
+    said = captions()
     assert len(said) == 2
     assert said[-1].endswith("v1 and v2 done.")

@@ -12,11 +12,11 @@ def test_every_level_is_a_strip_with_its_marked_cell(shown):
         "0",
         "1",
         "2",
-        "grid",
         "0",
         "1",
         "2",
         "3",
+        "grid",
         "warps",
     ]
     marked = [patch.get_x() for patch in ax.patches if patch.get_facecolor()[:3] != (1, 1, 1)]

@@ -4,7 +4,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 from pagewise.figures import gradient_owners, visited_tiles, warp_shares
-from pagewise.figures.charts import BLUE, ORANGE, SAND
+from pagewise.figures.palette import BLUE, ORANGE, SAND
 
 CAUSAL = torch.ones(4, 6, dtype=torch.bool).tril(2)
 VISITED = [((0, 2), (0, 3)), ((0, 2), (3, 6)), ((2, 4), (0, 3)), ((2, 4), (3, 6))]

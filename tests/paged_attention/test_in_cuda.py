@@ -30,8 +30,6 @@ from pagewise.tools.work import count_work
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 VERSIONS = {"v1": paged_attention_v1, "v2": paged_attention_v2, "grouped": paged_attention_grouped}
-SOURCES = {"v1": paged_cuda.SOURCE.read_text(), "grouped": paged_cuda.GROUPED_SOURCE.read_text()}
-SOURCES["v2"] = SOURCES["v1"]
 AXES = {
     "head_size": (32, 64, 80, 96, 112, 120, 128, 192, 256),
     "block_size": (8, 16, 32),
@@ -103,20 +101,22 @@ CANARY = -123.0
 
 @pytest.fixture
 def canaries(monkeypatch):
-    """Outputs get room before and after them, full of canaries; returns a function that says whether all live."""
-    rooms = []
+    """Place canaries before and after every output. The fixture is a function that says whether all of them live."""
+    buffers = []
 
     def guarded(q):
         shapes = ((q.shape, q.dtype), (q.shape[:2], torch.float32))
         outs = []
         for shape, dtype in shapes:
-            room = torch.full((shape.numel() + 128,), CANARY, dtype=dtype, device=q.device)
-            rooms.append(room)
-            outs.append(room[64:-64].view(shape).fill_(torch.nan))
+            buffer = torch.full((shape.numel() + 128,), CANARY, dtype=dtype, device=q.device)
+            buffers.append(buffer)
+            outs.append(buffer[64:-64].view(shape).fill_(torch.nan))
         return tuple(outs)
 
     monkeypatch.setattr(paged_cuda, "_outputs", guarded)
-    return lambda: bool(rooms) and all((room[:64] == CANARY).all() and (room[-64:] == CANARY).all() for room in rooms)
+    return lambda: (
+        bool(buffers) and all((buffer[:64] == CANARY).all() and (buffer[-64:] == CANARY).all() for buffer in buffers)
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)
@@ -129,7 +129,7 @@ def test_matches_dense_attention(case, kernel_device, canaries):
 
 @pytest.mark.parametrize("case", SELECTION, ids=label)
 def test_no_findings_under_any_schedule(case):
-    """Every access within bounds, no race, every barrier met by all, nothing read that nobody wrote."""
+    """All accesses are within bounds. There is no race, no missed barrier and no read of uninitialised memory."""
     block_size = case["block_size"]
     inputs, options = inputs_of(case, torch.device("cpu"), [0, block_size - 1, block_size + 1, 513])
     expected = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
@@ -167,7 +167,7 @@ MISTAKES_OF_V1 = {
     "the last block forgotten": ("0, divide_up(seq_len, BLOCK_SIZE)", "0, seq_len / BLOCK_SIZE"),
 }
 MISTAKES_OF_V2 = {
-    "partitions overlap": ("partition * PARTITION_BLOCKS;", "partition * (PARTITION_BLOCKS - 1);"),
+    "partitions overlap": ("blockIdx.z * PARTITION_BLOCKS;", "blockIdx.z * (PARTITION_BLOCKS - 1);"),
     "a partition's last block forgotten": ("min(first_block + PARTITION_BLOCKS,",
                                            "min(first_block + PARTITION_BLOCKS - 1,"),
     "l written as m": ("m[index] = partial.m;", "m[index] = partial.l;"),
@@ -182,14 +182,20 @@ MISTAKES_OF_GROUPED = {
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
     "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
     "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
-    "the first head's slope for all": ("alibi_slopes[head + h]", "alibi_slopes[head]"),
+    "the first head's slope for all": ("alibi_slopes[first_head + h]", "alibi_slopes[first_head]"),
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
     "sums of half the teams": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
-    "the heads share a sum": ("scratch + W::team() % half * W::QUERY_HEADS * W::HEAD_SIZE",
-                              "scratch + W::team() % half * W::HEAD_SIZE"),
-    "partitions overlap": ("partition * PARTITION_BLOCKS;", "partition * (PARTITION_BLOCKS - 1);"),
-    "the first head's m for all": ("gridDim.z] = partial.m[h];", "gridDim.z] = partial.m[0];"),
-    "heads of acc one partition apart": ("int64_t(gridDim.z) * HEAD_SIZE, partial", "HEAD_SIZE, partial"),
+    "teams store over each other": ("scratch + W::team() % half * W::QUERY_HEADS * W::HEAD_SIZE",
+                                    "scratch + W::team() % half * W::HEAD_SIZE"),
+    "heads store over each other": ("write_rows<W>(sums + h * W::HEAD_SIZE", "write_rows<W>(sums"),
+    "the first head's sums for all": ("add_rows<W>(acc[h], sums + h * W::HEAD_SIZE)", "add_rows<W>(acc[h], sums)"),
+    "partitions overlap": ("blockIdx.z * PARTITION_BLOCKS;", "blockIdx.z * (PARTITION_BLOCKS - 1);"),
+    "the first head's query for all": ("q_vecs[h * W::NUM_VECS + j", "q_vecs[j"),
+    "the first head's scores exponentiated for all": ("exponentiate<W>(scores + h * span.num_slots()",
+                                                      "exponentiate<W>(scores"),
+    "the first head's m for all": ("m[index] = maximum[h];", "m[index] = maximum[0];"),
+    "every head written as the first": ("num_heads + first_head + h;", "num_heads + first_head;"),
+    "every team writes": ("if (W::team() == 0) write_rows", "write_rows"),
 }  # fmt: skip
 PLANTED = [
     *(("v1", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1).items()),
@@ -201,13 +207,17 @@ MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": t
 
 
 def plant(monkeypatch, version, right, wrong):
-    """Change the source of this version, and launch the changed kernels from now on."""
-    assert SOURCES[version].count(right) == 1
-    changed = SOURCES[version].replace(right, wrong)
-    makers = (grouped_kernel,) if version == "grouped" else (v1_kernel, v2_kernel, merge_kernel)
-    include = [f"-I{paged_cuda.SOURCE.parent}"]
-    for make in makers:
-        variant = lambda *sizes, make=make: CudaKernel(changed, make(*sizes).name, options=include)  # noqa: E731
+    """Change the source of this version, or else the stages that it includes, and launch the changed kernels."""
+    stages, grouped = paged_cuda.SOURCE.read_text(), paged_cuda.GROUPED_SOURCE.read_text()
+    if version == "grouped" and right in grouped:
+        assert grouped.count(right) == 1
+        grouped = grouped.replace(right, wrong)
+    else:
+        assert stages.count(right) == 1
+        stages = stages.replace(right, wrong)
+    changed = grouped.replace('#include "paged_attention.cu"', stages) if version == "grouped" else stages
+    for make in (grouped_kernel,) if version == "grouped" else (v1_kernel, v2_kernel, merge_kernel):
+        variant = lambda *sizes, make=make: CudaKernel(changed, make(*sizes).name)  # noqa: E731
         monkeypatch.setattr(paged_cuda, make.__name__, variant)
 
 
@@ -241,7 +251,7 @@ BARRIERS = {
 }
 BARRIERS_OF_GROUPED = {
     "before the keys": ("head * HEAD_SIZE);\n    __syncthreads();\n", "head * HEAD_SIZE);\n"),
-    "in a reduction": ("    __syncthreads();\n#pragma unroll\n    for (int n", "#pragma unroll\n    for (int n"),
+    "in a reduction": ("    __syncthreads();\n#pragma unroll\n    for (int h", "#pragma unroll\n    for (int h"),
     "before the tree": BARRIERS["before the tree"],
     "in the tree": ("        __syncthreads();\n        if (W::team() < half)", "        if (W::team() < half)"),
 }
@@ -284,7 +294,7 @@ def test_a_long_context(version, kernel_device):
 
 @pytest.mark.parametrize("dtype", AXES["dtype"])
 def test_extreme_logits(version, dtype, kernel_device):
-    """Of many draws together: which rounding is the luckier one decides a single draw, where two keys nearly tie."""
+    """Compare six draws together: where two keys nearly tie, luck in rounding decides a single draw."""
     results = []
     for seed in range(6):
         inputs = paged_inputs([1, 17, 513], 8, 2, 64, dtype=dtype, device=kernel_device, seed=seed)
@@ -395,15 +405,7 @@ def test_offsets_are_64_bit(version, by, kernel_device):
 
 def kv_bytes(report):
     """Bytes of K and of V that the first launch read."""
-    launch = report.launches[0]
-    lines = SOURCES["grouped" if "grouped" in launch.kernel else "v1"].splitlines()
-    return [
-        sum(launch.count(line=number).bytes for number, line in enumerate(lines, 1) if text in line)
-        for text in (K_READS, V_READS)
-    ]
-
-
-K_READS, V_READS = "k_vecs[j] = *reinterpret_cast", "V_vec v_vec = *reinterpret_cast"
+    return [int(report.launches[0].accesses(name)["bytes"].sum()) for name in ("k_cache", "v_cache")]
 
 
 @pytest.mark.parametrize(("heads", "query_heads"), [((8, 1), 8), ((8, 2), 4), ((12, 2), 6), ((4, 4), 1)])
@@ -547,8 +549,8 @@ def test_custom_ops_pass_opcheck(alibi, kernel_device):
     case = PLAIN | {"alibi": alibi, "block_size": 8, "head_size": 32}
     inputs, options = inputs_of(case, kernel_device)
     args = (*in_vllm_layout(inputs), 700, 0.2, options.get("alibi_slopes"), 0.5)
-    torch.library.opcheck(torch.ops.pagewise.paged_attention_v1.default, args)
-    torch.library.opcheck(torch.ops.pagewise.paged_attention_v2.default, (*args, 512, 4))
+    for sizes in ((None, 1), (512, 1), (512, 4)):
+        torch.library.opcheck(torch.ops.pagewise.paged_attention_cuda.default, (*args, *sizes))
 
 
 def test_an_unchecked_length_that_is_too_long_gives_nan(version, kernel_device):

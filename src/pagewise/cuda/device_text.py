@@ -23,9 +23,10 @@ def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
     macros = dict(_DEFINE.findall(text))
     makes_device_code = set(_SPACES)
     while new := {
-        macro for macro, body in macros.items()
+        macro
+        for macro, body in macros.items()
         if macro not in makes_device_code and not makes_device_code.isdisjoint(NAME.findall(body))
-    }:  # fmt: skip
+    }:
         makes_device_code |= new
     code = DeviceCode(text, list(lexemes_of(text)), makes_device_code)
     needed = code.needed_by(" ".join((name, *macros.values())))

@@ -12,8 +12,19 @@ DEVICE_WORDS = {"__device__", "__global__", "constexpr", "consteval"}
 CONSTANT_WORDS = {"__constant__", "__shared__", "__managed__", "const", "concept"}
 _STAY_IN_CLASS = {"virtual", "override", "default", "delete", "using", "typedef", "static_assert"}
 _CLASS_KEYS = {"struct", "class", "union", "enum"}
-_WITH_BRACKETS = {"__attribute__", "__declspec", "alignas", "decltype", "noexcept", "explicit", "__launch_bounds__",
-                  "__cluster_dims__", "__maxnreg__", "__block_size__", "__align__"}  # fmt: skip
+_WITH_BRACKETS = {
+    "__attribute__",
+    "__declspec",
+    "alignas",
+    "decltype",
+    "noexcept",
+    "explicit",
+    "__launch_bounds__",
+    "__cluster_dims__",
+    "__maxnreg__",
+    "__block_size__",
+    "__align__",
+}
 _AFTER_PARAMETERS = {"const", "volatile", "noexcept", "override", "final", "try", "requires", "throw"} | _WITH_BRACKETS
 _AFTER_NAME = {";", ",", "=", "[", "{", "(", ":"}
 _NO_NAME = {"operator", "const", "static", "inline", "extern", "typename", "final", "void", "unsigned", "int", "float"}
@@ -193,9 +204,10 @@ class Outline:
             words = [tokens[j] for j in outer if NAME.fullmatch(tokens[j])]
             return frozenset({words[words.index("using") + 1] if "=" in tokens[start:end] else words[-1]})
         names = {
-            tokens[j] for j in outer
+            tokens[j]
+            for j in outer
             if NAME.fullmatch(tokens[j]) and tokens[j] not in _NO_NAME and tokens[j + 1] in _AFTER_NAME
-        }  # fmt: skip
+        }
         pointers = (tokens[j + 1] for j in range(start, end - 2) if tokens[j] == "*" and tokens[j + 2] == ")")
         return frozenset(names | set(filter(NAME.fullmatch, pointers)))
 

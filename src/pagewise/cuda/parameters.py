@@ -8,18 +8,38 @@ from pagewise.cuda.declarations import ATTRIBUTES
 from pagewise.cuda.names import AMBIGUOUS
 from pagewise.cuda.tokens import NAME, Tokens, matching, substitute
 
-_QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "typename", "register",
-               "struct", "class", "enum"}  # fmt: skip
+_QUALIFIERS = {
+    "volatile",
+    "__restrict__",
+    "__restrict",
+    "restrict",
+    "__grid_constant__",
+    "typename",
+    "register",
+    "struct",
+    "class",
+    "enum",
+}
 _FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
 _PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
 _PLAIN |= {"bool", "float", "double", "void"}
 _SAME = {
-    "half": "__half", "half2": "__half2", "nv_bfloat16": "__nv_bfloat16", "nv_bfloat162": "__nv_bfloat162",
-    "uint": "unsigned int", "ushort": "unsigned short", "ulong": "unsigned long", "uchar": "unsigned char",
-    "__nv_fp8_storage_t": "unsigned char", "__nv_fp8x2_storage_t": "unsigned short",
-    "__nv_fp8x4_storage_t": "unsigned int", "__half_raw": "__half", "__nv_bfloat16_raw": "__nv_bfloat16",
-    "cudaTextureObject_t": "unsigned long long", "cudaSurfaceObject_t": "unsigned long long",
-}  # fmt: skip
+    "half": "__half",
+    "half2": "__half2",
+    "nv_bfloat16": "__nv_bfloat16",
+    "nv_bfloat162": "__nv_bfloat162",
+    "uint": "unsigned int",
+    "ushort": "unsigned short",
+    "ulong": "unsigned long",
+    "uchar": "unsigned char",
+    "__nv_fp8_storage_t": "unsigned char",
+    "__nv_fp8x2_storage_t": "unsigned short",
+    "__nv_fp8x4_storage_t": "unsigned int",
+    "__half_raw": "__half",
+    "__nv_bfloat16_raw": "__nv_bfloat16",
+    "cudaTextureObject_t": "unsigned long long",
+    "cudaSurfaceObject_t": "unsigned long long",
+}
 
 
 class Parameter(NamedTuple):

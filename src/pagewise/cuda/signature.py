@@ -95,9 +95,11 @@ def _split_name(name: str) -> _Name:
         )
     base, path, arguments, overload = match.groups()
     return _Name(
-        base, tuple(re.findall(r"\w+", path)), split(tokens_of(arguments)[1:-1]) if arguments else [],
+        base,
+        tuple(re.findall(r"\w+", path)),
+        split(tokens_of(arguments)[1:-1]) if arguments else [],
         split(tokens_of(overload)[1:-1]) if overload else None,
-    )  # fmt: skip
+    )
 
 
 def base_name(name: str) -> str:

@@ -8,25 +8,45 @@ import torch
 FLOATS = {"float": torch.float32, "double": torch.float64, "__half": torch.float16, "__nv_bfloat16": torch.bfloat16}
 
 INTEGERS: dict[str, tuple[int, bool]] = {  # bits, signed; `long` as on Linux
-    "char": (8, True), "signed char": (8, True), "unsigned char": (8, False), "short": (16, True),
-    "unsigned short": (16, False), "int": (32, True), "unsigned int": (32, False), "long": (64, True),
-    "unsigned long": (64, False), "long long": (64, True), "unsigned long long": (64, False),
-    "size_t": (64, False), "ptrdiff_t": (64, True), "intptr_t": (64, True), "uintptr_t": (64, False),
+    "char": (8, True),
+    "signed char": (8, True),
+    "unsigned char": (8, False),
+    "short": (16, True),
+    "unsigned short": (16, False),
+    "int": (32, True),
+    "unsigned int": (32, False),
+    "long": (64, True),
+    "unsigned long": (64, False),
+    "long long": (64, True),
+    "unsigned long long": (64, False),
+    "size_t": (64, False),
+    "ptrdiff_t": (64, True),
+    "intptr_t": (64, True),
+    "uintptr_t": (64, False),
     **{f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+}
 
 C_TYPES: dict[str, type] = {  # what carries a scalar: two-byte floats by their bit pattern
-    "bool": ctypes.c_bool, "float": ctypes.c_float, "double": ctypes.c_double,
-    "__half": ctypes.c_uint16, "__nv_bfloat16": ctypes.c_uint16,
+    "bool": ctypes.c_bool,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "__half": ctypes.c_uint16,
+    "__nv_bfloat16": ctypes.c_uint16,
     **{name: getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}") for name, (bits, signed) in INTEGERS.items()},
-}  # fmt: skip
+}
 
 _SIGNED = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
 
-_ELEMENTS = {"uchar": "unsigned char", "ushort": "unsigned short", "uint": "unsigned int", "ulong": "unsigned long",
-             "longlong": "long long", "ulonglong": "unsigned long long"}  # fmt: skip
+_ELEMENTS = {
+    "uchar": "unsigned char",
+    "ushort": "unsigned short",
+    "uint": "unsigned int",
+    "ulong": "unsigned long",
+    "longlong": "long long",
+    "ulonglong": "unsigned long long",
+}
 _ELEMENTS |= {name: name for name in ("char", "short", "int", "long", "float", "double")}
 VECTORS = {f"{name}{lanes}": (element, lanes) for name, element in _ELEMENTS.items() for lanes in (1, 2, 3, 4)}
 VECTORS |= {"dim3": ("unsigned int", 3), "__half2": ("__half", 2), "__nv_bfloat162": ("__nv_bfloat16", 2)}

@@ -1,4 +1,4 @@
-"""Calls of what the reader wrote: whatever happens in them, the notebook goes on."""
+"""Calls of the reader's code: an exception or an endless loop in it must not stop the notebook."""
 
 import contextlib
 import ctypes
@@ -14,14 +14,14 @@ SECONDS = 5.0
 
 
 class TimeUp(BaseException):
-    """Raised inside a call that runs too long. Not an Exception: the reader's `except Exception` shall not stop it."""
+    """Raised inside a call that takes too long. It is not an Exception, so that `except Exception` cannot catch it."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeUp in this thread if what is inside has not ended after so many seconds, and again each second.
+    """Raise TimeUp in this thread if the `with` block takes longer than this, and again after each further second.
 
-    In the main thread by a signal, which also ends a sleep; elsewhere by an exception planted from another thread.
+    In the main thread a signal raises it, which also ends a sleep. Elsewhere another thread raises it.
     """
     in_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     with _by_signal(seconds) if in_main else _by_other_thread(seconds):
@@ -62,11 +62,11 @@ def _by_other_thread(seconds: float) -> Iterator[None]:
 
 
 def attempt(call: Callable[[], object], *, seconds: float | None = None, code: object = None) -> object:
-    """What `call` returns, or `Raised`. Only the user's own interrupt (KeyboardInterrupt) gets out.
+    """Return the result of `call`, or `Raised`. Only KeyboardInterrupt, the user's own interrupt, passes through.
 
     Args:
-        seconds: how long it may take; None: SECONDS.
-        code: the reader's function; an exception is reported with the line of it where it rose.
+        seconds: the time limit; None means SECONDS.
+        code: the reader's function; the report of an exception names the line of this function.
     """
     seconds = SECONDS if seconds is None else seconds
     try:
@@ -91,7 +91,7 @@ def _said(error: BaseException) -> str:
 
 
 def _where(error: BaseException, code: object) -> str:
-    """The last line of the reader's function on the way to the error."""
+    """Return the innermost line of the reader's function in the traceback."""
     code = getattr(getattr(code, "fn", code), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__, limit=200)
     for frame in reversed(frames):

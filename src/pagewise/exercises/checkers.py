@@ -1,7 +1,7 @@
-"""The face of the exercises: `check.<name>`, and what they hold, by name."""
+"""The checkers of the exercises, `check.<name>`, and the solutions and mistakes by name."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagewise.exercises import (
@@ -19,7 +19,6 @@ from pagewise.exercises import (
     lesson_7_kernel,
     lesson_7_schedules,
     lesson_8,
-    lesson_8_lazy,
     lesson_8_products,
     lesson_9,
     lesson_9_batch,
@@ -35,7 +34,7 @@ LESSONS: dict[int, list[Exercise]] = {
     5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES, *lesson_5_kernel.EXERCISES],
     6: [*lesson_6.EXERCISES, *lesson_6_kernel.EXERCISES],
     7: [*lesson_7.EXERCISES, *lesson_7_schedules.EXERCISES, *lesson_7_kernel.EXERCISES],
-    8: [*lesson_8.EXERCISES, *lesson_8_lazy.EXERCISES, *lesson_8_products.EXERCISES],
+    8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
     9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
@@ -43,7 +42,7 @@ _NOTHING = object()
 
 
 class Checker:
-    """Judges answers to one exercise; called with nothing, it prints the task."""
+    """Judge answers to one exercise. Called without an answer, print the task."""
 
     def __init__(self, exercise: Exercise, done: set[str]) -> None:
         self._exercise, self._done = exercise, done
@@ -63,7 +62,7 @@ class Checker:
 
 
 class Checkers:
-    """A checker for each exercise, as an attribute."""
+    """One checker per exercise, as an attribute."""
 
     def __init__(self) -> None:
         self._done: set[str] = set()
@@ -77,33 +76,27 @@ class Checkers:
         return [*super().__dir__(), *BY_NAME]
 
     def names(self) -> list[str]:
-        """All exercises, in the order of the lessons."""
+        """Return the names of all exercises, in the order of the lessons."""
         return list(BY_NAME)
 
     def progress(self) -> "Progress":
-        """What is done in this session."""
-        return Progress({lesson: {e.name: e.name in self._done for e in LESSONS[lesson]} for lesson in LESSONS})
+        """Return the exercises that are done in this session."""
+        lines = []
+        for lesson, exercises in LESSONS.items():
+            done = {exercise.name: exercise.name in self._done for exercise in exercises}
+            names = "  ".join(f"{'✓' if is_done else '·'} {name}" for name, is_done in done.items())
+            lines.append(f"lesson {lesson}   {sum(done.values())} of {len(done)}   {names}")
+        return Progress("\n".join(lines))
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Per lesson, each exercise and whether it is done."""
+class Progress(str):
+    """A text that a notebook shows without quotes."""
 
-    lessons: dict[int, dict[str, bool]]
-
-    def __repr__(self) -> str:
-        rows = (
-            (f"lesson {lesson}", f"{sum(done.values())} of {len(done)}", done.items())
-            for lesson, done in self.lessons.items()
-        )
-        return "\n".join(
-            f"{lesson}   {count}   " + "  ".join(f"{'✓' if is_done else '·'} {name}" for name, is_done in each)
-            for lesson, count, each in rows
-        )
+    __repr__ = str.__str__
 
 
-class Catalogue(Mapping):
-    """One thing of every exercise, by the exercise's name; made when it is asked for."""
+class Catalogue:
+    """One property of every exercise, by the exercise's name. It is computed at each access."""
 
     def __init__(self, what: Callable[[Exercise], object]) -> None:
         self._what = what
@@ -111,16 +104,10 @@ class Catalogue(Mapping):
     def __getitem__(self, name: str) -> object:
         return self._what(BY_NAME[name])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(BY_NAME)
-
-    def __len__(self) -> int:
-        return len(BY_NAME)
-
 
 @dataclass(frozen=True)
 class Code:
-    """Source text that shows itself as a block of code, folded in a notebook: nobody reads it by accident."""
+    """Source text that a notebook shows as a folded block of code, so that no reader sees it by accident."""
 
     language: str
     text: str
@@ -134,7 +121,7 @@ class Code:
 
 
 def show(name: str) -> Code:
-    """The solution of an exercise: what a folded cell of the lesson shows."""
+    """Return the solution of an exercise, as a folded cell of the lesson shows it."""
     exercise = BY_NAME[name]
     if isinstance(exercise.solution, str):
         return Code("cpp" if "__global__" in exercise.solution else "python", exercise.solution)

@@ -1,4 +1,4 @@
-"""An exercise: a task, a solution, the mistakes that are natural, and small cases that tell them all apart."""
+"""An exercise: a task, a solution, natural mistakes, and small cases that tell all of them apart."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +13,14 @@ NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about t
 
 
 class Case(NamedTuple):
-    """One thing that an answer is tried on: `run(theirs)` gives what is held against the solution's."""
+    """One trial of an answer. The value of `run(theirs)` is compared with that of the solution."""
 
     what: str
     run: Callable[[Callable], object]
 
 
 class Mistake(NamedTuple):
-    """A natural wrong answer, and the hint that a reader gets for it."""
+    """An answer that a reader is likely to write, and the hint that it gets."""
 
     theirs: object
     hint: str
@@ -28,7 +28,7 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A checker's answer. It shows itself in a notebook; in an `if` it counts as `right`."""
+    """The result of a checker. A notebook shows its message. In an `if` it counts as `right`."""
 
     right: bool
     message: str
@@ -46,18 +46,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Exercise:
-    """Called with an answer, it judges it: the first case that fails, the smallest, is the one shown.
+    """Called with an answer, judge it. The verdict shows the first case that fails, which is the smallest.
 
-    A failing answer is compared with the known mistakes. The hint is that of a mistake that gives the same results on
-    all cases so far. If several mistakes do, it is the one that also agrees on most of the later cases.
+    A known mistake explains a wrong answer if both give the same on every case so far. Among several such mistakes, the
+    hint comes from the one that agrees with the answer on most of the remaining cases.
     """
 
     name: str
     cases: Sequence[Case]
     mistakes: Mapping[str, Mistake]
     solution: object
-    stub: str  # what the reader starts from; it states the task
-    praise: str  # what a right answer has shown
+    stub: str  # the text that the reader starts from; it states the task
+    praise: str  # the message for a right answer
 
     def __call__(self, theirs: object) -> Verdict:
         if refusal := self.refuses(theirs):
@@ -70,10 +70,8 @@ class Exercise:
                 return not_yet(f"the smallest case that fails\n\n{_shown(case, must, outcomes[-1])}\n\n{hint}".rstrip())
         return Verdict(True, f"Right: {self.praise}")
 
-    # ------------------------------------------------------------------------ how answers of this kind are run
-
     def refuses(self, theirs: object) -> str | None:
-        """Why this cannot be an answer at all, or None."""
+        """Return why this cannot be an answer at all, or None."""
         if callable(theirs):
             return None
         if theirs is None:
@@ -81,11 +79,11 @@ class Exercise:
         return f"the answer must be a function, got {type(theirs).__name__}: pass the function, not what it returns."
 
     def answer(self, theirs: object) -> object:
-        """What the reader sees of a solution or a mistake of ours."""
+        """Return a solution or a mistake in the form in which a reader uses it."""
         return theirs
 
     def outcome(self, case: Case, theirs: object) -> object:
-        """What an answer gives on a case, or `Raised`."""
+        """Return the result of an answer on a case, or `Raised`."""
         return attempt(lambda: case.run(theirs), code=theirs)
 
     @cached_property
@@ -98,7 +96,7 @@ class Exercise:
             yield mistake, mistake.theirs
 
     def unnamed(self, got: object, found: str) -> str:
-        """What to say about an answer that is wrong in its own way."""
+        """Return the hint for a wrong answer that matches no known mistake."""
         return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
 
     def _name_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
@@ -118,18 +116,18 @@ class Exercise:
 
 
 def _differs(must: object, got: object) -> str | None:
-    """`difference`, whatever the reader's function returned."""
+    """Return `difference`. Comparing must not raise, even on objects that the reader made."""
     found = attempt(lambda: difference(must, got))
     return f"the result cannot be compared: {found.message}" if isinstance(found, Raised) else found
 
 
 def not_yet(why: str) -> Verdict:
-    """The verdict on an answer that is not right, and why."""
+    """Return the verdict on a wrong answer."""
     return Verdict(False, f"Not yet: {why}")
 
 
 def _shown(case: Case, must: object, got: object) -> str:
-    """The case as an indented block, which Markdown shows as it is."""
+    """Return the case as an indented block, which Markdown shows verbatim."""
     is_text = attempt(lambda: text(got))
     rows = {"case": case.what, "must be": text(must), "is": is_text if isinstance(is_text, str) else "unprintable"}
     lines = (f"{key:<9}" + value.replace("\n", "\n" + " " * 9) for key, value in rows.items())

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Case, Mistake
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 
 INF = float("inf")
@@ -32,33 +32,34 @@ SAFE_SOFTMAX = python_exercise(
         call(torch.tensor([-INF, -INF])),
     ],
     {
-        "no maximum": Mistake(
-            lambda s: torch.exp(s) / torch.exp(s).sum(-1, keepdim=True),
+        "no maximum": (
             "exp(1000) is infinite, and inf / inf is NaN: take the row's largest score from all of them first. "
             "It cancels in the quotient.",
+            ("scores - m.masked_fill(m == -torch.inf, 0.0)", "scores"),
         ),
-        "one maximum for all rows": Mistake(
-            lambda s: torch.exp(s - s.max()) / torch.exp(s - s.max()).sum(-1, keepdim=True),
+        "one maximum for all rows": (
             "Each row needs its own maximum: less the largest score of all rows, the scores of a smaller row all "
             "vanish in exp, and 0 / 0 is NaN.",
+            ("scores.amax(dim=-1, keepdim=True)", "scores.max()"),
+            ("l.masked_fill(l == 0, 1.0)", "l"),
         ),
-        "columns": Mistake(
-            lambda s: torch.softmax(s, dim=0),
+        "columns": (
             "The rows do not sum to 1: the sum runs over the last dimension, the keys (`dim=-1`, `keepdim=True`).",
+            ("dim=-1", "dim=0"),
         ),
-        "one sum for all rows": Mistake(
-            lambda s: torch.exp(s - s.amax(-1, keepdim=True)) / torch.exp(s - s.amax(-1, keepdim=True)).sum(),
+        "one sum for all rows": (
             "Each row is divided by the sum of all rows: give `sum` the dimension (`dim=-1`, `keepdim=True`).",
+            ("weights.sum(dim=-1, keepdim=True)", "weights.sum()"),
         ),
-        "NaN where nothing is visible": Mistake(
-            lambda s: torch.softmax(s, -1),
+        "NaN where nothing is visible": (
             "The row's maximum is −inf, and (−inf) − (−inf) is NaN: subtract 0 there instead, and divide by 1 where "
             "the sum is 0.",
+            ("m.masked_fill(m == -torch.inf, 0.0)", "m"),
         ),
-        "a finite number for −inf": Mistake(
-            lambda s: torch.softmax(s.clamp(min=-1e9), -1),
+        "a finite number for −inf": (
             "A query that may look at nothing looks at everything equally: a large negative number in place of −inf "
             "is the row's maximum there, and exp(0) = 1.",
+            ("    m = ", "    scores = scores.clamp(min=-1e9)\n    m = "),
         ),
     },
     "no score overflows, and a query that sees nothing takes nothing.",
@@ -80,30 +81,21 @@ CAUSAL_MASK = python_exercise(
     causal_mask,
     [call(T=T, S=S) for T, S in ((2, 2), (1, 3), (2, 4), (3, 2))],
     {
-        "top left": Mistake(
-            lambda T, S: torch.ones(T, S, dtype=torch.bool).tril(),
+        "top left": (
             "The last query must see every key: your mask is aligned top left, as if the queries were the oldest "
             "tokens. Query i is token i + S − T.",
+            (" + S - T", ""),
         ),
-        "not itself": Mistake(
-            lambda T, S: torch.arange(S)[None, :] < torch.arange(T)[:, None] + S - T,
-            "A token may look at itself: `<=`, not `<`.",
-        ),
-        "one too far": Mistake(
-            lambda T, S: torch.arange(S)[None, :] <= torch.arange(T)[:, None] + S - T + 1,
-            "Each query sees one key of the future: off by one.",
-        ),
-        "inverted": Mistake(
-            lambda T, S: torch.arange(S)[None, :] > torch.arange(T)[:, None] + S - T,
-            "Inverted: True is where a query *may* look.",
-        ),
-        "transposed": Mistake(
-            lambda T, S: (torch.arange(S)[None, :] <= torch.arange(T)[:, None] + S - T).T,
+        "not itself": ("A token may look at itself: `<=`, not `<`.", ("<=", "<")),
+        "one too far": ("Each query sees one key of the future: off by one.", ("S - T", "S - T + 1")),
+        "inverted": ("Inverted: True is where a query *may* look.", ("<=", ">")),
+        "transposed": (
             "Transposed: a row for each query, a column for each key.",
+            ("key <= query + S - T", "(key <= query + S - T).T"),
         ),
-        "numbers": Mistake(
-            lambda T, S: torch.ones(T, S).tril(S - T),
+        "numbers": (
             "The mask must be of bools: 1.0 and 0.0 do not say where to look when they are added to scores.",
+            ("key <= query + S - T", "(key <= query + S - T).float()"),
         ),
     },
     "the last query sees every key, whatever T and S are.",
@@ -124,28 +116,22 @@ KV_HEAD = python_exercise(
     kv_head,
     [_all_heads(2, 2), _all_heads(4, 2), _all_heads(8, 2), _all_heads(8, 4), _all_heads(4, 1)],
     {
-        "modulo": Mistake(
-            lambda h, H, Hkv: h % Hkv,
+        "modulo": (
             "Your neighbours read different KV heads: h % Hkv deals the heads out in turn, but a group is H / Hkv "
             "neighbours.",
+            ("h // (H // Hkv)", "h % Hkv"),
         ),
-        "divided by the number of groups": Mistake(
-            lambda h, H, Hkv: h // Hkv,
+        "divided by the number of groups": (
             "You divide by the number of KV heads: a group has H // Hkv query heads, and the head's group is what is "
             "asked for.",
+            ("(H // Hkv)", "Hkv"),
         ),
-        "place in the group": Mistake(
-            lambda h, H, Hkv: h % (H // Hkv),
-            "That is the head's place *in* its group: asked is which group.",
-        ),
-        "no grouping": Mistake(
-            lambda h, H, Hkv: h,
+        "place in the group": ("That is the head's place *in* its group: asked is which group.", ("h // (", "h % (")),
+        "no grouping": (
             "There is no KV head of that number: every query head has its own only if Hkv = H.",
+            ("h // (H // Hkv)", "h"),
         ),
-        "a fraction": Mistake(
-            lambda h, H, Hkv: h / (H / Hkv),
-            "A head is a whole number: divide with `//`.",
-        ),
+        "a fraction": ("A head is a whole number: divide with `//`.", ("h // (H // Hkv)", "h / (H / Hkv)")),
     },
     "neighbours share a KV head: with Hkv = 1 all of them (MQA), with Hkv = H none.",
 )

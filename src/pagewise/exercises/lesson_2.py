@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Case, Mistake
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.naive_attention import attention
 
@@ -23,12 +23,8 @@ def append_and_attend(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache:
     return attention(q[None, None], *seen, causal=True)[0, 0]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
-    return attention(q[None, None], k[None, None], v[None, None], causal=causal)[0, 0]
-
-
 def _step(length: int, T: int, max_len: int) -> Case:
-    """A call on caches of `max_len` rows, NaN where nothing was written."""
+    """Return a call on caches of `max_len` rows. The rows that nothing was written to are NaN."""
     generator = torch.Generator().manual_seed(10 * length + T)
     tokens = torch.randint(-2, 3, (3, length + T, 2), generator=generator).float()
 
@@ -41,61 +37,36 @@ def _step(length: int, T: int, max_len: int) -> Case:
     return Case(f"{length} tokens in caches of {max_len} rows, {T} new", run)
 
 
-def _without_writing(q, k, v, k_cache, v_cache, length):
-    return _attend(q, torch.cat([k_cache[:length], k]), torch.cat([v_cache[:length], v]))
-
-
-def _old_tokens_only(q, k, v, k_cache, v_cache, length):
-    out = _attend(q, k_cache[:length], v_cache[:length], causal=False)
-    k_cache[length : length + len(q)], v_cache[length : length + len(q)] = k, v
-    return out
-
-
-def _whole_buffer(q, k, v, k_cache, v_cache, length):
-    k_cache[length : length + len(q)], v_cache[length : length + len(q)] = k, v
-    return _attend(q, k_cache, v_cache)
-
-
-def _from_the_start(q, k, v, k_cache, v_cache, length):
-    k_cache[: len(q)], v_cache[: len(q)] = k, v
-    return _attend(q, k_cache[: length + len(q)], v_cache[: length + len(q)])
-
-
-def _not_causal(q, k, v, k_cache, v_cache, length):
-    stop = length + len(q)
-    k_cache[length:stop], v_cache[length:stop] = k, v
-    return _attend(q, k_cache[:stop], v_cache[:stop], causal=False)
-
-
-def _one_row(q, k, v, k_cache, v_cache, length):
-    k_cache[length], v_cache[length] = k[0], v[0]
-    return _attend(q, k_cache[: length + 1], v_cache[: length + 1])
-
-
 APPEND_AND_ATTEND = python_exercise(
     append_and_attend,
     [_step(0, 1, 2), _step(1, 1, 2), _step(2, 1, 4), _step(0, 2, 2), _step(2, 3, 6)],
     {
-        "cache not written": Mistake(
-            _without_writing,
+        "cache not written": (
             "The output is right and the cache is as before: the next step will not find these tokens. `torch.cat` "
             "makes a new tensor; assign to rows of the cache.",
+            ("    k_cache[length", "    k_cache, v_cache = k_cache.clone(), v_cache.clone()\n    k_cache[length"),
         ),
-        "old tokens only": Mistake(
-            _old_tokens_only, "A token looks at itself too: write k and v first, then attend over length + T rows."
+        "old tokens only": (
+            "A token looks at itself too: write k and v first, then attend over length + T rows.",
+            (", :stop]", ", :length]"),
+            ("causal=True", "causal=False"),
         ),
-        "whole buffer": Mistake(
-            _whole_buffer,
+        "whole buffer": (
             "Rows that nobody has written took part: attend over the first length + T rows of the caches, not all.",
+            (", :stop]", "]"),
         ),
-        "written over the first rows": Mistake(
-            _from_the_start, "The new tokens overwrote old ones: they belong into rows length … length + T − 1."
+        "written over the first rows": (
+            "The new tokens overwrote old ones: they belong into rows length … length + T − 1.",
+            ("[length:stop]", "[: len(q)]"),
         ),
-        "not causal": Mistake(
-            _not_causal, "With several new tokens at once the earlier ones see the later ones: `causal=True`."
+        "not causal": (
+            "With several new tokens at once the earlier ones see the later ones: `causal=True`.",
+            ("causal=True", "causal=False"),
         ),
-        "one token at a time": Mistake(
-            _one_row, "Only the first of T new tokens was written: a prompt brings many at once."
+        "one token at a time": (
+            "Only the first of T new tokens was written: a prompt brings many at once.",
+            ("length + len(q)", "length + 1"),
+            ("= k, v", "= k[:1], v[:1]"),
         ),
     },
     "the cache has what the next step needs, and nobody read what nobody wrote.",
@@ -115,44 +86,28 @@ def cache_bytes(
 
 _SIZES = ("num_tokens", "num_layers", "num_heads", "num_kv_heads", "head_size", "itemsize")
 
-
-def _sizes(*sizes: int) -> Case:
-    return call(**dict(zip(_SIZES, sizes, strict=True)))
-
-
 CACHE_BYTES = python_exercise(
     cache_bytes,
-    [_sizes(1, 1, 1, 1, 4, 4), _sizes(3, 2, 4, 4, 8, 2), _sizes(2048, 32, 32, 8, 128, 2)],
+    [
+        call(**dict(zip(_SIZES, sizes, strict=True)))
+        for sizes in [(1, 1, 1, 1, 4, 4), (3, 2, 4, 4, 8, 2), (2048, 32, 32, 8, 128, 2)]
+    ],
     {
-        "one of two": Mistake(lambda *, num_heads, **n: _product(n), "Half of it: keys *and* values are kept."),
-        "one layer": Mistake(
-            lambda *, num_layers, num_heads, **n: 2 * _product(n),
-            "That is one layer: every layer has keys and values of its own.",
-        ),
-        "elements": Mistake(
-            lambda *, itemsize, num_heads, **n: 2 * _product(n),
-            "That counts numbers, not bytes: each has `itemsize` of them.",
-        ),
-        "query heads": Mistake(
-            lambda *, num_kv_heads, **n: 2 * _product(n),
+        "one of two": ("Half of it: keys *and* values are kept.", ("2 * ", "")),
+        "one layer": ("That is one layer: every layer has keys and values of its own.", (" * num_layers", "")),
+        "elements": ("That counts numbers, not bytes: each has `itemsize` of them.", (" * itemsize", "")),
+        "query heads": (
             "Only KV heads are kept: query heads that share one read the same keys and values.",
+            ("* num_kv_heads", "* num_heads"),
         ),
-        "all heads": Mistake(
-            lambda **n: 2 * _product(n), "Heads are counted twice: only the KV heads are kept, queries are not."
+        "all heads": (
+            "Heads are counted twice: only the KV heads are kept, queries are not.",
+            ("* num_kv_heads", "* num_heads * num_kv_heads"),
         ),
-        "gigabytes": Mistake(
-            lambda *, num_heads, **n: 2 * _product(n) / 1e9, "Asked are bytes, a whole number: 1 GB is 10⁹ of them."
-        ),
+        "gigabytes": ("Asked are bytes, a whole number: 1 GB is 10⁹ of them.", ("* itemsize", "* itemsize / 1e9")),
     },
     "2 · tokens · layers · KV heads · head size · bytes of a number.",
 )
-
-
-def _product(numbers: dict[str, int]) -> int:
-    product = 1
-    for number in numbers.values():
-        product *= number
-    return product
 
 
 def decode_positions(num_cached: list[int], T: int) -> Tensor:
@@ -167,31 +122,31 @@ DECODE_POSITIONS = python_exercise(
     decode_positions,
     [call([0], 3), call([3], 1), call([2, 2], 2), call([4, 1], 1), call([5, 2, 0], 2)],
     {
-        "from 0": Mistake(
-            lambda num_cached, T: torch.arange(T).expand(len(num_cached), T),
+        "from 0": (
             "New tokens do not begin a new text: num_cached[b] stand before them. With position 0 at every step, RoPE "
             "turns their queries and keys by the wrong angle.",
+            ("torch.tensor(num_cached)", "0 * torch.tensor(num_cached)"),
         ),
-        "one too far": Mistake(
-            lambda num_cached, T: torch.tensor(num_cached)[:, None] + torch.arange(1, T + 1),
+        "one too far": (
             "Positions count from 0: with n tokens before it, a token has position n.",
+            ("arange(T)", "arange(1, T + 1)"),
         ),
-        "one for all": Mistake(
-            lambda num_cached, T: (max(num_cached) + torch.arange(T)).expand(len(num_cached), T),
+        "one for all": (
             "All sequences got the position of the longest: each continues from its own length.",
+            ("torch.tensor(num_cached)", "torch.tensor([max(num_cached)] * len(num_cached))"),
         ),
-        "transposed": Mistake(
-            lambda num_cached, T: torch.tensor(num_cached) + torch.arange(T)[:, None],
+        "transposed": (
             "Transposed: a row for each sequence, a column for each new token.",
+            ("[:, None] + torch.arange(T)", " + torch.arange(T)[:, None]"),
         ),
-        "of the text so far": Mistake(
-            lambda num_cached, T: torch.arange(max(num_cached) + T).expand(len(num_cached), -1),
+        "of the text so far": (
             "Positions of the new tokens only: the cached ones are not computed again.",
+            (
+                "torch.tensor(num_cached)[:, None] + torch.arange(T)",
+                "torch.arange(max(num_cached) + T).expand(len(num_cached), -1)",
+            ),
         ),
-        "floats": Mistake(
-            lambda num_cached, T: torch.tensor(num_cached)[:, None] + torch.arange(float(T)),
-            "Positions are whole numbers: int64.",
-        ),
+        "floats": ("Positions are whole numbers: int64.", ("arange(T)", "arange(float(T))")),
     },
     "every sequence goes on where it was.",
     imports="import torch\nfrom torch import Tensor",

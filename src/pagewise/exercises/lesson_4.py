@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from pagewise.exercises.exercise import Case, Mistake
-from pagewise.exercises.python import call, python_exercise
+from pagewise.exercises.code import edited
+from pagewise.exercises.exercise import Case
+from pagewise.exercises.python import call, listing, python_exercise
 
 
 def allocate_and_append(table: list[int], num_tokens: int, free_blocks: list[int], block_size: int) -> int:
@@ -26,52 +27,35 @@ def _appends(count: int, free_blocks: list[int], block_size: int) -> Case:
     return Case(f"{tokens}, one after the other, blocks of {block_size}, free blocks {free_blocks}", run)
 
 
-def _append_with(mistake: str) -> Callable:
-    """An allocate_and_append with one mistake."""
-
-    def allocate_and_append(table, num_tokens, free_blocks, block_size):
-        full = num_tokens % block_size == 0 or mistake == "a block per token"
-        if mistake == "a block too late":
-            full = not table or num_tokens > len(table) * block_size
-        if full:
-            table.append(free_blocks[0] if mistake == "still free" else free_blocks.pop(0))
-        offset = num_tokens if mistake == "offset in the text" else num_tokens % block_size
-        if mistake == "logical slot":
-            return num_tokens
-        return table[-1] * block_size + offset * (mistake != "no offset")
-
-    return allocate_and_append
-
-
 ALLOCATE_AND_APPEND = python_exercise(
     allocate_and_append,
     [_appends(1, [0, 1], 2), _appends(2, [2, 0], 2), _appends(3, [2, 0], 2), _appends(7, [5, 1, 3], 3)],
     {
-        "logical slot": Mistake(
-            _append_with("logical slot"),
+        "logical slot": (
             "That is where the token stands in its text: the slot is where it lies in the cache, "
             "block · block_size + offset.",
+            ("table[-1] * block_size + num_tokens % block_size", "num_tokens"),
         ),
-        "a block too late": Mistake(
-            _append_with("a block too late"),
+        "a block too late": (
             "The block is full already, and the new token overwrites its first slot: n tokens fill the table when "
             "n == len(table) · block_size.",
+            ("num_tokens % block_size == 0", "not table or num_tokens > len(table) * block_size"),
         ),
-        "a block per token": Mistake(
-            _append_with("a block per token"),
+        "a block per token": (
             "A block has room for block_size tokens: take a new one only when the last is full.",
+            ("num_tokens % block_size == 0", "True"),
         ),
-        "still free": Mistake(
-            _append_with("still free"),
+        "still free": (
             "The block stayed in the list of free ones, and the next sequence will be given it too: `pop(0)` takes it.",
+            ("free_blocks.pop(0)", "free_blocks[0]"),
         ),
-        "no offset": Mistake(
-            _append_with("no offset"),
+        "no offset": (
             "All tokens of a block get its first slot: add the offset, num_tokens % block_size.",
+            (" + num_tokens % block_size", ""),
         ),
-        "offset in the text": Mistake(
-            _append_with("offset in the text"),
+        "offset in the text": (
             "The offset counts within the block: num_tokens % block_size, or it runs into the next one.",
+            ("+ num_tokens % block_size", "+ num_tokens"),
         ),
     },
     "tokens lie where the table says, and a block is taken only when one is needed.",
@@ -98,25 +82,6 @@ def _all_of(copy: object, table: list[int], ref_counts: list[int], free_blocks: 
     return {"returned": copy, "table": table, "ref_counts": ref_counts, "free_blocks": free_blocks}
 
 
-def _copy_with(mistake: str) -> Callable:
-    """A copy_on_write in which one thing is forgotten, or one thing done too much."""
-
-    def copy_on_write(table, ref_counts, free_blocks):
-        old = table[-1]
-        if ref_counts[old] == 1 and mistake != "always":
-            return None
-        new = free_blocks.pop(0)
-        if mistake != "old count":
-            ref_counts[old] -= 1
-        if mistake != "new count":
-            ref_counts[new] = 1
-        if mistake != "table":
-            table[-1] = new
-        return (new, old) if mistake == "direction" else (old, new)
-
-    return copy_on_write
-
-
 COPY_ON_WRITE = python_exercise(
     copy_on_write,
     [
@@ -125,20 +90,26 @@ COPY_ON_WRITE = python_exercise(
         call([3, 1], [0, 3, 0, 3], [2, 0], of=_all_of),
     ],
     {
-        "always": Mistake(
-            _copy_with("always"), "Nobody else holds the block: write where it is. Copy only if its count is above 1."
+        "always": (
+            "Nobody else holds the block: write where it is. Copy only if its count is above 1.",
+            ("    if ref_counts[old] == 1:\n        return None\n", ""),
         ),
-        "old count": Mistake(
-            _copy_with("old count"),
+        "old count": (
             "This table has left the old block, whose count still includes it: it will never become free.",
+            ("    ref_counts[old] -= 1\n", ""),
         ),
-        "new count": Mistake(
-            _copy_with("new count"), "The new block stands in a table and counts 0: set its count to 1."
+        "new count": (
+            "The new block stands in a table and counts 0: set its count to 1.",
+            ("    ref_counts[new] = 1\n", ""),
         ),
-        "table": Mistake(
-            _copy_with("table"), "The table still names the old block: the write will go where the others read."
+        "table": (
+            "The table still names the old block: the write will go where the others read.",
+            ("    table[-1] = new\n", ""),
         ),
-        "direction": Mistake(_copy_with("direction"), "The copy goes from the old block to the new one: (from, to)."),
+        "direction": (
+            "The copy goes from the old block to the new one: (from, to).",
+            ("return old, new", "return new, old"),
+        ),
     },
     "the others keep what they had, and no count is lost.",
 )
@@ -156,20 +127,8 @@ def free_sequence(table: list[int], ref_counts: list[int], free_blocks: list[int
     table.clear()
 
 
-def find_the_leak(table: list[int], ref_counts: list[int], free_blocks: list[int]) -> None:
-    """End a sequence: its blocks lose one owner each; those without any other become free, the last of the table first.
-
-    After it the table is empty. There is a mistake in here: blocks that were shared are lost for ever. Find it.
-    """
-    for block in reversed(table):
-        if ref_counts[block] == 1:
-            ref_counts[block] = 0
-            free_blocks.append(block)
-    table.clear()
-
-
 def _frees(what: str, num_blocks: int, *tables: list[int]) -> Case:
-    """Free the sequences with these tables one after the other; all that is left after each."""
+    """Free the sequences with these tables, one after another. Compare all that is left after each."""
 
     def run(theirs: Callable) -> object:
         ref_counts = [sum(table.count(block) for table in tables) for block in range(num_blocks)]
@@ -185,24 +144,11 @@ def _frees(what: str, num_blocks: int, *tables: list[int]) -> Case:
     return Case(what, run)
 
 
-def _free_with(mistake: str) -> Callable:
-    def find_the_leak(table, ref_counts, free_blocks):
-        for block in table if mistake == "order" else reversed(table):
-            ref_counts[block] -= 1
-            if ref_counts[block] == 0 or mistake == "regardless":
-                free_blocks.append(block)
-        if mistake != "table":
-            table.clear()
-
-    return find_the_leak
-
-
-def _count_to_zero(table, ref_counts, free_blocks):
-    for block in reversed(table):
-        ref_counts[block] = 0
-        free_blocks.append(block)
-    table.clear()
-
+_LEAK = (
+    "        ref_counts[block] -= 1\n        if ref_counts[block] == 0:\n",
+    "        if ref_counts[block] == 1:\n            ref_counts[block] = 0\n",
+)
+_TASK = "After it the table is empty."
 
 FIND_THE_LEAK = python_exercise(
     free_sequence,
@@ -213,28 +159,35 @@ FIND_THE_LEAK = python_exercise(
         _frees("A holds 0, 1; B holds 0, 2; A ends, then B", 4, [0, 1], [0, 2]),
     ],
     {
-        "the leak": Mistake(
-            find_the_leak,
+        "the leak": (
             "That is what the function as it was given does: B was the last owner, and the block is not free. "
             "Follow its count, line by line.",
+            _LEAK,
         ),
-        "freed under the other": Mistake(
-            _free_with("regardless"), "B still holds the block when A ends: it is free only when its count is 0."
+        "freed under the other": (
+            "B still holds the block when A ends: it is free only when its count is 0.",
+            ("ref_counts[block] == 0", "True"),
         ),
-        "all owners at once": Mistake(
-            _count_to_zero, "A leaves, not everybody: take 1 off the count instead of setting it to 0."
+        "all owners at once": (
+            "A leaves, not everybody: take 1 off the count instead of setting it to 0.",
+            ("ref_counts[block] -= 1", "ref_counts[block] = 0"),
         ),
-        "table kept": Mistake(
-            _free_with("table"), "The table still names blocks that may soon be another's: `table.clear()`."
+        "table kept": (
+            "The table still names blocks that may soon be another's: `table.clear()`.",
+            ("    table.clear()", ""),
         ),
-        "first block first": Mistake(
-            _free_with("order"),
+        "first block first": (
             "The last block first: a chain of cached blocks should lose its tail before its parents (`reversed`).",
+            ("reversed(table)", "table"),
         ),
     },
     "counts go down with every owner, and the last one out frees the block.",
     name="find_the_leak",
-    stub=find_the_leak,
+    stub=edited(
+        listing(free_sequence),
+        _LEAK,
+        (_TASK, f"{_TASK} There is a mistake in here: blocks that were shared are lost for ever. Find it."),
+    ),
 )
 
 EXERCISES = [ALLOCATE_AND_APPEND, COPY_ON_WRITE, FIND_THE_LEAK]

@@ -1,16 +1,12 @@
-"""Exercises of lesson 8, products with few rows: where implementations cross, and a ring of two that lacks a wait."""
-
-import math
+"""Exercises of lesson 8, products with few rows: where implementations cross, and a double buffer that lacks a wait."""
 
 import torch
 
 from pagewise.exercises.code import edited, solution_text, variants
 from pagewise.exercises.cuda import checked, cuda_exercise
-from pagewise.exercises.exercise import Case, Mistake
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
-
-# ------------------------------------------------------------------------------------------------ inflections
 
 
 def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
@@ -24,42 +20,22 @@ def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tu
     return min(pairs, key=lambda p: sum(gemv[: p[0] - 1]) + sum(flat[p[0] - 1 : p[1] - 1]) + sum(matmul[p[1] - 1 :]))
 
 
-def _crossing(slower: list[float], faster: list[float], start: int = 1) -> int:
-    """The first M at which `faster` is, or n + 1."""
-    return next((M for M in range(start, len(slower) + 1) if faster[M - 1] < slower[M - 1]), len(slower) + 1)
+def _crossing(earlier: list[float], later: list[float]) -> int:
+    """The first M at which `later` is faster than `earlier`, or n + 1."""
+    return next((M for M, (a, b) in enumerate(zip(earlier, later, strict=True), 1) if b < a), len(earlier) + 1)
 
 
-def _from_zero(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    M1, M2 = inflections(gemv, flat, matmul)
-    return M1 - 1, M2 - 1
+def _last_crossing(earlier: list[float], later: list[float]) -> int:
+    """The M after the last one at which `earlier` is faster than `later`."""
+    return 1 + max((M for M, (a, b) in enumerate(zip(earlier, later, strict=True), 1) if a < b), default=0)
 
 
-def _last_of_each(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    M1, M2 = inflections(gemv, flat, matmul)
-    return M1 + 1, M2 + 1
+def _best_of_two(earlier: list[float], later: list[float]) -> int:
+    """The M from which `later` serves if there are only these two."""
+    return min(range(1, len(earlier) + 2), key=lambda M: sum(earlier[: M - 1]) + sum(later[M - 1 :]))
 
 
-def _last_wins(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    """Each point right behind the last M at which what comes later is not yet faster."""
-
-    def behind(earlier: list[float], later: list[float]) -> int:
-        return 1 + max((M for M, (a, b) in enumerate(zip(earlier, later, strict=True), 1) if a < b), default=0)
-
-    M1 = behind(gemv, flat)
-    return M1, max(M1, behind(list(map(min, gemv, flat)), matmul))
-
-
-def _one_after_the_other(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    M1 = inflections(gemv, flat, [math.inf] * len(flat))[0]
-    return M1, inflections([0.0] * (M1 - 1) + [math.inf] * (len(flat) - M1 + 1), flat, matmul)[1]
-
-
-def _apart(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    def best(a: list[float], b: list[float]) -> int:
-        return min(range(1, len(a) + 2), key=lambda M: sum(a[: M - 1]) + sum(b[M - 1 :]))
-
-    return best(gemv, flat), best(flat, matmul)
-
+_M1, _M2 = "for M1 in range(1, n + 2)", "for M2 in range(M1, n + 2)"
 
 INFLECTIONS = python_exercise(
     inflections,
@@ -73,31 +49,39 @@ INFLECTIONS = python_exercise(
         call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
     ],
     {
-        "the first crossing": Mistake(
-            lambda gemv, flat, matmul: (M1 := _crossing(gemv, flat), max(M1, _crossing(flat, matmul, M1))),
+        "the first crossing": (
             "One noisy time decides that: the first crossing may be an accident. Add up the times of each choice.",
+            (_M1, "for M1 in [_crossing(gemv, flat)]"),
+            (_M2, "for M2 in [M1 - 1 + _crossing(flat[M1 - 1 :], matmul[M1 - 1 :])]"),
         ),
-        "the last crossing": Mistake(
-            _last_wins,
+        "the last crossing": (
             "One noisy time decides that: where a product wins for the last time may be an accident, too. Add up.",
+            (_M1, "for M1 in [_last_crossing(gemv, flat)]"),
+            (_M2, "for M2 in [max(M1, _last_crossing(list(map(min, gemv, flat)), matmul))]"),
         ),
-        "one after the other": Mistake(
-            _one_after_the_other,
+        "one after the other": (
             "M1 was chosen as if there were no matmul, then M2: with matmul, another M1 may lose less. Try pairs.",
+            (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
         ),
-        "each pair of curves by itself": Mistake(
-            _apart,
+        "each pair of curves by itself": (
             "gemv against flat and flat against matmul, each by itself, may give M1 > M2: where gemv and matmul are "
             "both faster than flat, nothing is left for it. Choose both together.",
+            (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
+            (_M2, "for M2 in [_best_of_two(flat, matmul)]"),
         ),
-        "counted from 0": Mistake(_from_zero, "Those are places in the lists: the first time is of M = 1."),
-        "the last one of each": Mistake(
-            _last_of_each, "M1 is the first M that flat serves, M2 the first that matmul serves: one less each."
+        "counted from 0": (
+            "Those are places in the lists: the first time is of M = 1.",
+            (_M1, "for M1 in range(n + 1)"),
+            (_M2, "for M2 in range(M1, n + 1)"),
+            (" - 1", ""),
         ),
-        "two of three": Mistake(
-            lambda gemv, flat, matmul: (1, inflections([math.inf] * len(flat), flat, matmul)[1]),
-            "gemv was never chosen: for the smallest M it is the fastest.",
+        "the last one of each": (
+            "M1 is the first M that flat serves, M2 the first that matmul serves: one less each.",
+            (_M1, "for M1 in range(2, n + 3)"),
+            (_M2, "for M2 in range(M1, n + 3)"),
+            (" - 1", " - 2"),
         ),
+        "two of three": ("gemv was never chosen: for the smallest M it is the fastest.", (_M1, "for M1 in [1]")),
     },
     "two numbers per shape of weights, and one accident in the times does not move them.",
 )
@@ -106,8 +90,6 @@ INFLECTIONS = python_exercise(
 
 _WAIT = "        __pipeline_wait_prior(1);\n"
 _BARRIER = "        __syncthreads();\n"
-_SOLUTION = solution_text("double_buffer.cu")
-_TASK = "a multiple of 4.\n"
 
 
 def _sums(rows: int) -> Case:
@@ -150,9 +132,9 @@ DOUBLE_BUFFER = cuda_exercise(
     ),
     "each tile has arrived, for all, before anybody reads it, and all have read it before the next takes its place.",
     stub=edited(
-        _SOLUTION,
+        solution_text("double_buffer.cu"),
         (_WAIT, ""),
-        (_TASK, f"{_TASK}// A line is missing, though the result may be right all the same. Find its place.\n"),
+        (" 4.\n", " 4.\n// A line is missing, though the result may be right all the same. Find its place.\n"),
     ),
 )
 

@@ -1,11 +1,6 @@
-"""Exercises of lesson 9, the scheduler: who computes what in a step, and who gives way when blocks run out."""
+"""Exercises of lesson 9: a step of the scheduler, and preemption when blocks run out."""
 
-from collections.abc import Callable
-
-from pagewise.exercises.exercise import Mistake
 from pagewise.exercises.python import call, python_exercise
-
-# ------------------------------------------------------------------------------------------------ schedule_step
 
 
 def schedule_step(
@@ -28,31 +23,12 @@ def schedule_step(
     return step
 
 
-def _step_with(mistake: str) -> Callable:
-    def schedule_step(running, waiting, max_running, budget):
-        free = max_running - len(running)
-        seats = {"no limit": len(waiting), "of the new": max_running, "static": 0 if running else free}
-        admitted = waiting[: seats.get(mistake, min(free, 1) if mistake == "one of the new" else free)]
-        orders = {"by age": lambda each: 0, "shortest": lambda each: each[1]}
-        running = sorted(running, key=orders.get(mistake, lambda each: each[1] > 1))
-        step = []
-        if mistake == "unbounded":
-            step = [each for each in running if each[1] == 1]
-            running, budget = running[len(step) :], max(0, budget - len(step))
-        for name, tokens in admitted + running if mistake == "new first" else running + admitted:
-            if mistake == "whole" and tokens > budget:
-                break
-            if mistake == "skipped" and tokens > budget:
-                continue
-            if budget == 0 and mistake != "empty":
-                break
-            count = 1 if mistake == "one each" else min(tokens, budget)
-            step.append((name, count))
-            budget -= 0 if mistake == "each" else count
-        return step
-
-    return schedule_step
-
+_SORTED = "sorted(running, key=lambda each: each[1] > 1)"
+_DECODE_FIRST = """\
+    step = [each for each in running if each[1] == 1]
+    running = [each for each in running if each[1] > 1]
+    budget = max(0, budget - len(step))
+    for name"""
 
 SCHEDULE_STEP = python_exercise(
     schedule_step,
@@ -70,49 +46,62 @@ SCHEDULE_STEP = python_exercise(
         call([("A", 1), ("B", 9), ("C", 4)], [], 4, 7),
     ],
     {
-        "the new ones first": Mistake(
-            _step_with("new first"), "Those that run come first: a newcomer must not take their tokens of the budget."
+        "the new ones first": (
+            "Those that run come first: a newcomer must not take their tokens of the budget.",
+            (f"{_SORTED} + admitted", f"admitted + {_SORTED}"),
         ),
-        "by age alone": Mistake(
-            _step_with("by age"), "Those that decode come first, or a long prompt makes them wait for a step and more."
+        "by age alone": (
+            "Those that decode come first, or a long prompt makes them wait for a step and more.",
+            (_SORTED, "running"),
         ),
-        "the shortest first": Mistake(
-            _step_with("shortest"), "Those that read their prompts go on in the order of age: the oldest first."
+        "the shortest first": (
+            "Those that read their prompts go on in the order of age: the oldest first.",
+            ("each[1] > 1", "each[1]"),
         ),
-        "one token each": Mistake(
-            _step_with("one each"), "A prompt has many tokens to compute: only a sequence that decodes has one."
+        "one token each": (
+            "A prompt has many tokens to compute: only a sequence that decodes has one.",
+            ("min(tokens, budget)", "1"),
         ),
-        "nobody joins": Mistake(
-            _step_with("static"), "That is a static batch: a continuous one lets the next in while others run."
+        "nobody joins": (
+            "That is a static batch: a continuous one lets the next in while others run.",
+            ("max_running - len(running)", "0 if running else max_running"),
         ),
-        "one newcomer a step": Mistake(
-            _step_with("one of the new"), "There is room for more: let in one after the other, until a limit is met."
+        "one newcomer a step": (
+            "There is room for more: let in one after the other, until a limit is met.",
+            ("max_running - len(running)", "min(1, max_running - len(running))"),
         ),
-        "decoding for nothing": Mistake(
-            _step_with("unbounded"),
+        "decoding for nothing": (
             "Tokens of those that decode are tokens of the step: the budget holds for them, too.",
+            ("    for name", _DECODE_FIRST),
         ),
-        "whole prompts": Mistake(
-            _step_with("whole"), "A prompt longer than the rest of the budget gets that rest: the others follow later."
+        "whole prompts": (
+            "A prompt longer than the rest of the budget gets that rest: the others follow later.",
+            ("budget == 0", "tokens > budget"),
         ),
-        "the long one skipped": Mistake(
-            _step_with("skipped"), "Nobody is overtaken: a prompt that does not fit gets a part, not those behind it."
+        "the long one skipped": (
+            "Nobody is overtaken: a prompt that does not fit gets a part, not those behind it.",
+            ("budget == 0", "tokens > budget"),
+            ("break", "continue"),
         ),
-        "the budget of each": Mistake(
-            _step_with("each"), "The budget is the step's, all sequences together: take away what was given."
+        "the budget of each": (
+            "The budget is the step's, all sequences together: take away what was given.",
+            ("        budget -= step[-1][1]\n", ""),
         ),
-        "chunks of nothing": Mistake(
-            _step_with("empty"), "Nothing is left, and (name, 0) computes nothing: the step is full."
+        "chunks of nothing": (
+            "Nothing is left, and (name, 0) computes nothing: the step is full.",
+            ("        if budget == 0:\n            break\n", ""),
         ),
-        "no limit": Mistake(_step_with("no limit"), "At most `max_running` run at a time, however short they are."),
-        "so many new ones": Mistake(
-            _step_with("of the new"), "`max_running` counts those that run already, too: there is room for the rest."
+        "no limit": (
+            "At most `max_running` run at a time, however short they are.",
+            ("[: max_running - len(running)]", ""),
+        ),
+        "so many new ones": (
+            "`max_running` counts those that run already, too: there is room for the rest.",
+            (" - len(running)", ""),
         ),
     },
     "nobody waits for a batch to end, and no prompt makes the others wait long.",
 )
-
-# ------------------------------------------------------------------------------------------------ preempted
 
 
 def preempted(running: list[tuple[str, int, int]], num_free: int) -> list[str]:
@@ -134,35 +123,10 @@ def preempted(running: list[tuple[str, int, int]], num_free: int) -> list[str]:
     return gone
 
 
-def _preempted_with(mistake: str) -> Callable:
-    def preempted(running, num_free):
-        there, gone, served = list(running), [], 0
-        if mistake == "all at once":
-            while there and sum(needed for _, _, needed in running) > num_free:
-                name, held, _ = there.pop()
-                gone.append(name)
-                num_free += held
-            return gone
-        while served < len(there):
-            if there[served][2] <= num_free:
-                num_free -= 0 if mistake == "not taken" else there[served][2]
-                served += 1
-                continue
-            largest = max(range(served, len(there)), key=lambda i: there[i][1])
+_NEWEST = "there.pop()"
+_LARGE_ENOUGH = """\
             enough = [i for i in range(served, len(there)) if there[i][1] + num_free >= there[served][2]]
-            victims = {"oldest": 0, "itself": served, "largest": largest, "large enough": max(enough, default=-1)}
-            victim = victims.get(mistake, -1)
-            name, held, _ = there.pop(victim)
-            gone.append(name)
-            num_free += 0 if mistake == "not given back" else held
-            if mistake == "oldest":
-                served = max(served - 1, 0)
-            if mistake == "one is enough":
-                served += 1
-        return sorted(gone) if mistake == "oldest first" else gone
-
-    return preempted
-
+            name, held, _ = there.pop(max(enough, default=-1))"""
 
 PREEMPTED = python_exercise(
     preempted,
@@ -179,36 +143,43 @@ PREEMPTED = python_exercise(
         call([("A", 1, 2), ("B", 2, 2), ("C", 1, 1), ("D", 1, 0), ("E", 2, 1)], 1),
     ],
     {
-        "the oldest": Mistake(
-            _preempted_with("oldest"),
+        "the oldest": (
             "The oldest has the most to lose: all of it is computed again, and it may never end. The newest gives way.",
+            (_NEWEST, "there.pop(0)"),
+            ("num_free += held", "num_free += held\n            served = max(served - 1, 0)"),
         ),
-        "the one in need": Mistake(
-            _preempted_with("itself"),
+        "the one in need": (
             "The newest gives way: the one in need only if it is the newest itself.",
+            (_NEWEST, "there.pop(served)"),
         ),
-        "the largest": Mistake(
-            _preempted_with("largest"),
+        "the largest": (
             "Who holds most has the most to compute again, and may be the oldest: the newest gives way.",
+            (_NEWEST, "there.pop(max(range(served, len(there)), key=lambda i: there[i][1]))"),
         ),
-        "the newest that is large enough": Mistake(
-            _preempted_with("large enough"),
+        "the newest that is large enough": (
             "Nobody is passed over: the newest gives way, then the next, until it is enough.",
+            ("            name, held, _ = there.pop()", _LARGE_ENOUGH),
         ),
-        "one is enough": Mistake(
-            _preempted_with("one is enough"), "One victim may hold too few blocks: go on until there are enough."
+        "one is enough": (
+            "One victim may hold too few blocks: go on until there are enough.",
+            ("num_free += held", "num_free += held\n            served += 1"),
         ),
-        "blocks not given back": Mistake(
-            _preempted_with("not given back"), "The victim's blocks are free now: they count."
+        "blocks not given back": (
+            "The victim's blocks are free now: they count.",
+            ("            num_free += held\n", ""),
         ),
-        "blocks not taken": Mistake(
-            _preempted_with("not taken"), "What one is given is no longer free for those behind it."
+        "blocks not taken": (
+            "What one is given is no longer free for those behind it.",
+            ("            num_free -= there[served][2]\n", ""),
         ),
-        "all needs at once": Mistake(
-            _preempted_with("all at once"), "Who was preempted needs nothing any more in this step."
+        "all needs at once": (
+            "Who was preempted needs nothing any more in this step.",
+            ("while served < len(there)", "while there and sum(needed for _, _, needed in running) > num_free"),
+            ("if there[served][2] <= num_free", "if False"),
         ),
-        "in the order of age": Mistake(
-            _preempted_with("oldest first"), "The newest goes first: that is the order in which they give way."
+        "in the order of age": (
+            "The newest goes first: that is the order in which they give way.",
+            ("return gone", "return sorted(gone)"),
         ),
     },
     "the oldest always goes on, so every request ends; whoever gave way computes its tokens again.",

@@ -1,15 +1,11 @@
-"""Exercises of lesson 9, a step as one value and what follows from its logits: a batch's numbers, and the sampler."""
+"""Exercises of lesson 9: the numbers that describe a batch, and the distribution that the sampler draws from."""
 
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Mistake
 from pagewise.exercises.python import call, python_exercise
-
-# ------------------------------------------------------------------------------------------------ step_inputs
 
 
 def step_inputs(chunks: list[tuple[int, int]], tables: list[list[int]], block_size: int) -> dict[str, list[int]]:
@@ -28,34 +24,7 @@ def step_inputs(chunks: list[tuple[int, int]], tables: list[list[int]], block_si
     }
 
 
-def _inputs_with(mistake: str) -> Callable:
-    def step_inputs(chunks, tables, block_size):
-        P = block_size
-        places = [(i, t) for i, (start, stop) in enumerate(chunks) for t in range(start, stop)]
-        lengths = [stop - start for start, stop in chunks]
-        starts = [start for start, _ in chunks]
-        slots = [tables[i][t // P] * P + t % P for i, t in places]
-        if mistake == "from the chunk":
-            slots = [tables[i][(t - starts[i]) // P] * P + (t - starts[i]) % P for i, t in places]
-        if mistake == "logical":
-            slots = [t for _, t in places]
-        if mistake == "no offset":
-            slots = [tables[i][t // P] * P for i, t in places]
-        if mistake == "cut off":
-            width = min(map(len, tables))
-            slots = [tables[i][:width][min(t // P, width - 1)] * P + t % P for i, t in places]
-        running = list(accumulate(lengths))
-        return {
-            "positions": [t - starts[i] * (mistake == "from 0") for i, t in places],
-            "slots": slots,
-            "seq_lens": {"context": starts, "queries": lengths}.get(mistake, [stop for _, stop in chunks]),
-            "cu_seqlens_q": {"no end": [0, *running[:-1]], "no 0": running, "lengths": [0, *lengths]}.get(
-                mistake, [0, *running]
-            ),
-        }
-
-    return step_inputs
-
+_SLOTS = "tables[i][t // P] * P + t % P for i, t in places"
 
 STEP_INPUTS = python_exercise(
     step_inputs,
@@ -70,40 +39,44 @@ STEP_INPUTS = python_exercise(
         call([(8, 9), (2, 3)], [[5, 0, 3], [1]], 4),
     ],
     {
-        "positions from 0": Mistake(
-            _inputs_with("from 0"), "Positions count from the text's first token, not from the chunk's."
+        "positions from 0": (
+            "Positions count from the text's first token, not from the chunk's.",
+            ("[t for _, t in places]", "[t - chunks[i][0] for i, t in places]"),
         ),
-        "slots from the chunk": Mistake(
-            _inputs_with("from the chunk"),
+        "slots from the chunk": (
             "The chunk begins in the middle of the text: its K and V overwrite the first ones. Slots go by position.",
+            (_SLOTS, _SLOTS.replace("places", "[(i, t - chunks[i][0]) for i, t in places]")),
         ),
-        "places in the text": Mistake(
-            _inputs_with("logical"), "That is where a token stands in its text: its slot is table[t // P] · P + t % P."
+        "places in the text": (
+            "That is where a token stands in its text: its slot is table[t // P] · P + t % P.",
+            (_SLOTS, "t for _, t in places"),
         ),
-        "the block's first slot": Mistake(
-            _inputs_with("no offset"), "All tokens of a block get its first slot: add t % P."
-        ),
-        "tables cut off": Mistake(
-            _inputs_with("cut off"),
+        "the block's first slot": ("All tokens of a block get its first slot: add t % P.", (" + t % P", "")),
+        "tables cut off": (
             "A table was cut to the length of another: the newest tokens are in its last blocks, and are lost.",
+            ("t // P", "min(t // P, min(map(len, tables)) - 1)"),
         ),
-        "keys of the past only": Mistake(
-            _inputs_with("context"), "K and V of the chunk are written before they are read: seq_lens counts them, too."
+        "keys of the past only": (
+            "K and V of the chunk are written before they are read: seq_lens counts them, too.",
+            ("[stop for _, stop in chunks]", "[start for start, _ in chunks]"),
         ),
-        "queries for keys": Mistake(
-            _inputs_with("queries"), "A chunk's queries see the tokens before it as well: keys, not queries, are meant."
+        "queries for keys": (
+            "A chunk's queries see the tokens before it as well: keys, not queries, are meant.",
+            ("[stop for _, stop in chunks]", "[stop - start for start, stop in chunks]"),
         ),
-        "no end": Mistake(_inputs_with("no end"), "One number more than sequences: where the last one's tokens end."),
-        "no beginning": Mistake(_inputs_with("no 0"), "The first sequence begins at 0."),
-        "lengths, not sums": Mistake(
-            _inputs_with("lengths"), "These are lengths: “cu” is for cumulative, each begins where the one before ends."
+        "no end": (
+            "One number more than sequences: where the last one's tokens end.",
+            ("start, stop in chunks)", "start, stop in chunks[:-1])"),
+        ),
+        "no beginning": ("The first sequence begins at 0.", ("[0, *", "[*")),
+        "lengths, not sums": (
+            "These are lengths: “cu” is for cumulative, each begins where the one before ends.",
+            ("*accumulate(", "*("),
         ),
     },
     "these few numbers are all that the model and its attention are told of a step.",
     imports="from itertools import accumulate",
 )
-
-# ------------------------------------------------------------------------------------------------ token_probabilities
 
 
 def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
@@ -123,37 +96,20 @@ def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: f
     return torch.zeros_like(p).scatter(0, order, p / p.sum())
 
 
-def _probabilities_with(mistake: str) -> Callable:
-    def token_probabilities(logits, temperature, top_k, top_p):
-        if temperature == 0 and mistake != "0 / 0":
-            return torch.nn.functional.one_hot(logits.argmax(), len(logits)).to(logits.dtype)
-        scaled = logits * temperature if mistake == "times" else logits / temperature
-        p, order = torch.softmax(scaled, dim=0).sort(descending=True)
-        k = top_k if mistake == "0 keeps none" else top_k or len(p)
-        kept = torch.arange(len(p)) < k
-        shares = p if mistake == "of all" else p * kept / (p * kept).sum()
-        before = shares.cumsum(0) - shares
-        if mistake == "temperature last":
-            cold = torch.softmax(logits, dim=0)[order]
-            shares = cold * kept / (cold * kept).sum()
-            before = shares.cumsum(0) - shares
-        if mistake == "as they come":
-            in_order = torch.zeros_like(p).scatter(0, order, shares)
-            before = (in_order.cumsum(0) - in_order)[order]
-        kept = kept & (before + shares <= top_p if mistake == "crossing" else before < top_p)
-        if mistake == "logit 0":
-            p = torch.softmax(torch.where(kept, scaled.sort(descending=True)[0], 0.0), dim=0)
-        else:
-            p = p * kept if mistake == "not scaled" else p * kept / (p * kept).sum()
-        return p if mistake == "sorted" else torch.zeros_like(p).scatter(0, order, p)
-
-    return token_probabilities
-
-
 def _logits(*weights: float) -> Tensor:
-    """Logits whose softmax is in proportion to the weights."""
+    """Return logits whose softmax is proportional to the weights."""
     return torch.tensor(weights).log()
 
+
+_BY_TOP_P = "p[p.cumsum(0) - p >= top_p]"
+_IN_ORDER = "torch.zeros_like(p).scatter(0, order, p / p.sum())"
+_AS_THEY_COME = """\
+    in_order = torch.zeros_like(p).scatter(0, order, p)
+    p[(in_order.cumsum(0) - in_order)[order] >= top_p]"""
+_BEFORE_TEMPERATURE = """\
+    shares = torch.softmax(logits, dim=0)[order] * (p > 0)
+    shares = shares / shares.sum()
+    p[shares.cumsum(0) - shares >= top_p]"""
 
 TOKEN_PROBABILITIES = python_exercise(
     token_probabilities,
@@ -170,34 +126,47 @@ TOKEN_PROBABILITIES = python_exercise(
         call(_logits(8.0, 9.0, 7.0, 6.0, 30.0), 2.0, 4, 0.9),
     ],
     {
-        "multiplied": Mistake(
-            _probabilities_with("times"),
+        "multiplied": (
             "Divide by the temperature: a low one makes the likeliest likelier.",
+            ("logits / temperature", "logits * temperature"),
         ),
-        "nobody for 0": Mistake(_probabilities_with("0 keeps none"), "top_k = 0 means no limit: all stay."),
-        "not scaled": Mistake(_probabilities_with("not scaled"), "What stays must sum to 1 again."),
-        "logits of 0": Mistake(
-            _probabilities_with("logit 0"), "A logit of 0 still has a weight, e⁰ = 1: what is left out needs −inf."
+        "nobody for 0": (
+            "top_k = 0 means no limit: all stay.",
+            ("    if top_k:\n        p[top_k:] = 0\n", "    p[top_k:] = 0\n"),
         ),
-        "sorted": Mistake(
-            _probabilities_with("sorted"), "These are in the order of their size: put them back in the order of tokens."
+        "not scaled": (
+            "What stays must sum to 1 again.",
+            ("    p = p / p.sum()\n", "    shares = p / p.sum()\n"),
+            (_BY_TOP_P, "p[shares.cumsum(0) - shares >= top_p]"),
+            ("order, p / p.sum()", "order, p"),
         ),
-        "the one that crosses": Mistake(
-            _probabilities_with("crossing"),
+        "logits of 0": (
+            "A logit of 0 still has a weight, e⁰ = 1: what is left out needs −inf.",
+            (_IN_ORDER, f"torch.softmax(torch.where({_IN_ORDER} > 0, logits / temperature, 0.0), dim=0)"),
+        ),
+        "sorted": (
+            "These are in the order of their size: put them back in the order of tokens.",
+            (_IN_ORDER, "p / p.sum()"),
+        ),
+        "the one that crosses": (
             "The token with which the sum reaches top_p stays, too, and so one at least.",
+            (_BY_TOP_P, "p[p.cumsum(0) > top_p]"),
         ),
-        "as they come": Mistake(
-            _probabilities_with("as they come"), "The likeliest first: sort before you add up for top_p."
+        "as they come": (
+            "The likeliest first: sort before you add up for top_p.",
+            (f"    {_BY_TOP_P}", _AS_THEY_COME),
         ),
-        "top_p of all tokens": Mistake(
-            _probabilities_with("of all"), "top_p is a share of what top_k has left: scale to sum to 1 in between."
+        "top_p of all tokens": (
+            "top_p is a share of what top_k has left: scale to sum to 1 in between.",
+            ("    p = p / p.sum()\n", ""),
         ),
-        "the temperature last": Mistake(
-            _probabilities_with("temperature last"),
+        "the temperature last": (
             "top_p is a share of the probabilities that the temperature gives: divide by it first.",
+            (f"    {_BY_TOP_P}", _BEFORE_TEMPERATURE),
         ),
-        "divided by 0": Mistake(
-            _probabilities_with("0 / 0"), "A temperature of 0 cannot be divided by: the likeliest token has it all."
+        "divided by 0": (
+            "A temperature of 0 cannot be divided by: the likeliest token has it all.",
+            ("temperature == 0", "False"),
         ),
     },
     "these three numbers are how a request says how daring its text may be.",

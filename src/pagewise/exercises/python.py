@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
+from pagewise.exercises.code import edited
 from pagewise.exercises.exercise import Case, Exercise, Mistake
 from pagewise.exercises.values import text
 
@@ -13,29 +14,41 @@ from pagewise.exercises.values import text
 def python_exercise(
     solution: Callable,
     cases: Sequence[Case],
-    mistakes: Mapping[str, Mistake],
+    mistakes: Mapping[str, Mistake | tuple],
     praise: str,
     *,
     name: str = "",
     imports: str = "",
-    stub: Callable | None = None,
+    stub: str = "",
 ) -> Exercise:
-    """An exercise around `solution`, whose docstring is the task.
+    """Return an exercise around `solution`, whose docstring is the task.
 
     Args:
-        imports: lines above what the reader is shown.
-        stub: a function with a mistake to be found; by default the solution without its body.
+        mistakes: by title, a `Mistake`, or (hint, (old, new), …) for the solution after these edits.
+        imports: lines above the stub.
+        stub: a source with a mistake that the reader must find; by default the solution without its body.
     """
-    shown = listing(stub, solution.__name__) if stub else _without_body(solution)
-    stub_text = f"{imports}\n\n\n{shown}" if imports else shown
+    stub = stub or _without_body(solution)
+    stub = f"{imports}\n\n\n{stub}" if imports else stub
     cases = [case._replace(what=case.what.replace("{name}", solution.__name__)) for case in cases]
-    return Exercise(name or solution.__name__, cases, mistakes, solution, stub_text, praise)
+    wrong = {
+        title: given if isinstance(given, Mistake) else Mistake(variant(solution, *given[1:]), given[0])
+        for title, given in mistakes.items()
+    }
+    return Exercise(name or solution.__name__, cases, wrong, solution, stub, praise)
+
+
+def variant(solution: Callable, *edits: tuple[str, str]) -> Callable:
+    """Return the function that the solution's source defines after these edits, (old, new) each."""
+    made: dict[str, Callable] = {}
+    exec(edited(listing(solution), *edits), inspect.unwrap(solution).__globals__, made)
+    return made[solution.__name__]
 
 
 def call(*args: object, of: Callable[..., object] | None = None, **kwargs: object) -> Case:
-    """The case of one call with fresh copies of these arguments; `of(result, *args)` is compared instead of its result.
+    """Return the case of one call with fresh copies of these arguments.
 
-    `of` is for functions that change their arguments: it sees them after the call.
+    For a function that changes its arguments, pass `of`: the value of `of(result, *args)` after the call is compared.
     """
 
     def run(theirs: Callable) -> object:
@@ -47,10 +60,9 @@ def call(*args: object, of: Callable[..., object] | None = None, **kwargs: objec
     return Case(f"{{name}}({', '.join(words)})", run)
 
 
-def listing(function: Callable, name: str = "") -> str:
-    """The source of a function, as if it had this name."""
-    source = textwrap.dedent(inspect.getsource(getattr(function, "fn", function))).rstrip()
-    return source.replace(f"def {function.__name__}(", f"def {name}(", 1) if name else source
+def listing(function: Callable) -> str:
+    """Return the source of a function, without the indentation of its place."""
+    return textwrap.dedent(inspect.getsource(function)).rstrip()
 
 
 def _without_body(function: Callable) -> str:

@@ -1,4 +1,4 @@
-"""What a reader's function returned, held against what it should have: equal, or the first difference in words."""
+"""Compare the result of a reader's function with the right one, and say the first difference in words."""
 
 import math
 from collections.abc import Mapping
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-RTOL, ATOL = 1e-4, 1e-5  # wider than any order of a float32 sum; every natural mistake is further away
+RTOL, ATOL = 1e-4, 1e-5  # wider than float32 rounding in any order of a sum; every natural mistake differs by more
 _MOST_SHOWN = 32
 
 
 class Raised:
-    """The outcome of a call that did not return. Equal to another one of the same kind."""
+    """The outcome of a call that did not return. Two outcomes of the same kind count as equal."""
 
     def __init__(self, kind: object, message: str) -> None:
         self.kind, self.message = kind, message
 
 
 def difference(expected: object, got: object, place: str = "") -> str | None:
-    """How `got` differs from `expected`, or None. NaN equals NaN; a list serves as a tuple, and 2.0 as 2."""
+    """Return how `got` differs from `expected`, or None. NaN equals NaN, a list equals a tuple, and 2.0 equals 2."""
     subject = f"the result{place}" if not place or place.startswith("[") else place
     if isinstance(expected, Raised) or isinstance(got, Raised):
         same = isinstance(expected, Raised) and isinstance(got, Raised) and expected.kind == got.kind
@@ -69,7 +69,7 @@ def _number_difference(expected: object, got: object, subject: str) -> str | Non
 
 
 def text(value: object) -> str:
-    """A value as a reader would write it down: four digits, nothing longer than a few rows."""
+    """Return a value as a reader would write it down: four digits, and at most a few rows."""
     if isinstance(value, Raised):
         return value.message
     if isinstance(value, Tensor):
@@ -93,6 +93,6 @@ def _kind(value: object) -> str:
 
 
 def small_numbers(*shape: int) -> Tensor:
-    """Small whole numbers, none like its neighbour."""
+    """Return small whole numbers of which no two neighbours are equal."""
     count = torch.Size(shape).numel()
     return (torch.arange(count) * 7 % 11 - 5.0).reshape(shape)

@@ -23,9 +23,10 @@ from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.kv_cache import generate
 from pagewise.models import tiny_model
 from pagewise.naive_attention import attention
-from pagewise.paged_attention import paged_attention, paged_attention_v1, paged_attention_varlen
+from pagewise.paged_attention import paged_attention, paged_attention_v1
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
 from pagewise.paged_attention.inputs import checked_inputs
+from pagewise.paged_attention_varlen import paged_attention_varlen
 from pagewise.paged_blocks import BlockManager
 from pagewise.paged_blocks.cache import to_vllm_layout
 from pagewise.tools import benchmark

@@ -19,10 +19,11 @@ from pagewise.experiments import flash_decoding_peers, paged_attention_peers, sp
 from pagewise.experiments.decode_inputs import DenseInputs, Inputs, Shape, exact, random_inputs
 from pagewise.experiments.speed import AGAIN, ROTATED_BYTES
 from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding.work_plan import checked_splits
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, lazy_rescale_attention, unified_max_attention
 from pagewise.naive_attention import grouped_matmul
-from pagewise.paged_attention import paged_attention
 from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention_varlen import plan
 from pagewise.tools import benchmark
 from pagewise.tools.architecture import architecture
 from pagewise.tools.benchmark import Candidate, Record
@@ -62,27 +63,34 @@ def methods(device: torch.device, paged: bool) -> dict[str, Callable[[Sequence[I
 
 
 def _ours(batches: Sequence[Inputs], **splits: int) -> list[Candidate]:
+    """Lesson 7's kernel, over dense keys or over blocks. The splits are chosen by the package if none are given."""
     options = {**splits, "backend": "triton", "check": False}
     return [
         partial(flash_decoding, *b[:3], seq_lens=b.seq_lens, **options)
         if isinstance(b, DenseInputs)
-        else partial(paged_attention, *b[:5], **options)
+        else _decode_step(b, **splits)
         for b in batches
     ]
 
 
+def _decode_step(batch: PagedInputs, num_splits: int | None = None, split_size: int | None = None) -> Candidate:
+    """One layer of a decode step of the engine, which makes one work plan for all layers: the first call makes it."""
+    ends = torch.arange(len(batch.q) + 1, dtype=torch.int32, device=batch.q.device)
+    sizes = {"block_size": batch.cache_sizes[1], "splits": checked_splits(num_splits, split_size)}
+    step = plan(batch.block_tables, batch.seq_lens, ends, **sizes, backend="triton", decodes=True)
+    return partial(step.attend, *batch[:3])
+
+
 def _by_heuristic(batches: Sequence[Inputs]) -> list[Candidate]:
-    """As many splits as the heuristic wants if all sequences were as long as the longest."""
-    first = batches[0]
-    q, k = first[:2]
+    """The number of splits that fills the GPU if all sequences are as long as the longest."""
+    q, k, *_ = first = batches[0]
+    Hkv, longest = k.shape[1], k.shape[2]
     if isinstance(first, PagedInputs):
-        kv_heads, keys = k.shape[2], first.block_tables.shape[1] * k.shape[1]
-    else:
-        kv_heads, keys = k.shape[1:3]
-    gpu, group = architecture(q.device), q.shape[1] // kv_heads
+        Hkv, longest = k.shape[2], first.block_tables.shape[1] * k.shape[1]
+    group, gpu = q.shape[1] // Hkv, architecture(q.device)
     tiles = decode_tiles(group, q.shape[-1], q.dtype, k.dtype)
-    items = len(q) * kv_heads * cdiv(group, tiles.rows)
-    return _ours(batches, num_splits=splits_that_fill(items, keys, tiles.keys, gpu.num_sms) if gpu.sm else 1)
+    items = len(q) * Hkv * cdiv(group, tiles.rows)
+    return _ours(batches, num_splits=splits_that_fill(items, longest, tiles.keys, gpu.num_sms) if gpu.sm else 1)
 
 
 def _unified(batches: Sequence[DenseInputs]) -> list[Candidate]:

@@ -2,7 +2,9 @@
 
 One face, and a module per subject:
 
-    charts       heat maps, lines, bars; the palette and the style of all
+    palette      the colours and the style of all
+    drawing      a figure with its title and alternative text, boxes, arrows, a key of colours
+    charts       heat maps, lines, bars
     roofs        the roofline, and where kernels stand under it
     attention    matrices that are multiplied, heads that share, what three kernels move
     dataflow     what travels where: boxes, arrows, spans
@@ -25,8 +27,9 @@ from pagewise.figures.attention import equations, head_maps, one_kernel, three_k
 from pagewise.figures.bands import score_bands, score_histogram
 from pagewise.figures.blocks import chains, owner_colours, query_over_blocks, snapshot, tables_and_pool
 from pagewise.figures.calculators import cache_calculator, roofline_calculator
-from pagewise.figures.charts import bars, heatmaps, lines, show
+from pagewise.figures.charts import bars, heatmaps, lines
 from pagewise.figures.dataflow import cache_timeline, decoder_flow, operator_map
+from pagewise.figures.drawing import show
 from pagewise.figures.gemm import ring, tile_width
 from pagewise.figures.merges import histogram, merge_trees, streaming, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time

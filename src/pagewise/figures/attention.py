@@ -5,26 +5,38 @@ Everything is drawn from the matrices, the heads and the bytes that a lesson com
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, TEAL, box, heatmap, show
-from pagewise.figures.dataflow import flow
+from pagewise.figures.charts import heatmap
+from pagewise.figures.dataflow import Arrows, Boxes, flow
+from pagewise.figures.drawing import bare, box, diagram, subplots
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 
 GAP = 1.0  # between two matrices of an equation, in cells; more for a longer sign
 
 # Standard attention: main memory above, a kernel for each step below. {box: (x and y of its centre, width, text)}
 _KERNELS = {
-    "Q": (0.4, 1.6, 0.7, "Q"), "K": (1.4, 1.6, 0.7, "K"), "S": (3.1, 1.6, 2.2, "S"), "P": (6.5, 1.6, 2.2, "P"),
-    "V": (8.6, 1.6, 0.7, "V"), "O": (9.7, 1.6, 0.7, "O"),
-    "QK": (1.275, 0, 2.45, "$S = QK^T/\\sqrt{D}$"), "softmax": (4.8, 0, 2.2, "$P = $softmax$(S)$"),
+    "Q": (0.4, 1.6, 0.7, "Q"),
+    "K": (1.4, 1.6, 0.7, "K"),
+    "S": (3.1, 1.6, 2.2, "S"),
+    "P": (6.5, 1.6, 2.2, "P"),
+    "V": (8.6, 1.6, 0.7, "V"),
+    "O": (9.7, 1.6, 0.7, "O"),
+    "QK": (1.275, 0, 2.45, "$S = QK^T/\\sqrt{D}$"),
+    "softmax": (4.8, 0, 2.2, "$P = $softmax$(S)$"),
     "PV": (8.6, 0, 2.9, "$O = PV$"),
-}  # fmt: skip
+}
 _MOVES = [
-    ("Q", "QK", "read Q"), ("K", "QK", "read K"), ("QK", "S", "write S"), ("S", "softmax", "read S"),
-    ("softmax", "P", "write P"), ("P", "PV", "read P"), ("V", "PV", "read V"), ("PV", "O", "write O"),
-]  # fmt: skip
+    ("Q", "QK", "read Q"),
+    ("K", "QK", "read K"),
+    ("QK", "S", "write S"),
+    ("S", "softmax", "read S"),
+    ("softmax", "P", "write P"),
+    ("P", "PV", "read P"),
+    ("V", "PV", "read V"),
+    ("PV", "O", "write O"),
+]
 
 _FUSED = {name: _KERNELS[name] for name in "QKVO"} | {
     "fused": (5.05, 0, 10.0, "tile of $S$, tile of $P$, tile of $O$: on chip, never in main memory"),
@@ -33,11 +45,7 @@ _FUSED_MOVES = [("Q", "fused", "read Q"), ("K", "fused", "read K"), ("V", "fused
 
 
 def equations(
-    rows: Sequence[Sequence[str | tuple[str, Tensor]]],
-    *,
-    title: str,
-    names: Sequence[str] | None = None,
-    alt: str | None = None,
+    rows: Sequence[Sequence[str | tuple[str, Tensor]]], *, title: str, names: Sequence[str] = (), alt: str | None = None
 ) -> None:
     """Equations of matrices, all drawn to one scale: ("Q", Q) is a matrix, a plain string a sign between two.
 
@@ -45,32 +53,31 @@ def equations(
     """
     widths = [sum(_gap(part) if isinstance(part, str) else part[1].shape[1] for part in row) for row in rows]
     heights = [max(part[1].shape[0] for part in row if not isinstance(part, str)) for row in rows]
-    figure, axes = plt.subplots(
-        len(rows), 1, figsize=(6.4, 0.31 * sum(heights) + 0.75 * len(rows)), height_ratios=heights
-    )
-    for ax, row, height in zip(axes, rows, heights, strict=True):
-        x = 0.0
-        for part in row:
-            if isinstance(part, str):
-                ax.text(x + _gap(part) / 2 - 0.5, height / 2 - 0.5, part, ha="center", va="center", fontsize=11)
-                x += _gap(part)
-                continue
-            label, matrix = part
-            T, width = matrix.shape
-            image = heatmap(ax, matrix.detach().cpu().numpy(), "", annotate="g" if (matrix % 1 == 0).all() else ".2f")
-            image.set_extent((x - 0.5, x + width - 0.5, T - 0.5, -0.5))
-            for number in ax.texts[-T * width :]:
-                number.set_x(number.get_position()[0] + x)
-                number.set_fontsize(7.5)
-            ax.text(x + width / 2 - 0.5, -0.7, f"{label}  [{T}, {width}]", ha="center", va="bottom", fontsize=9)
-            x += width
-        ax.set(xlim=(-0.6, max(widths) - 0.4), ylim=(height - 0.4, -1.7), xticks=[])
-        ax.set_yticks(range(len(names or ())), names or ())
-        ax.tick_params(length=0)
-        for spine in ax.spines.values():
-            spine.set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    show(alt)
+    size = (6.4, 0.31 * sum(heights) + 0.75 * len(rows))
+    with subplots(len(rows), size=size, title=title, alt=alt, fontsize=12, height_ratios=heights) as (_, axes):
+        for ax, row, height in zip(axes, rows, heights, strict=True):
+            x = 0.0
+            for part in row:
+                if isinstance(part, str):
+                    ax.text(x + _gap(part) / 2 - 0.5, height / 2 - 0.5, part, ha="center", va="center", fontsize=11)
+                    x += _gap(part)
+                else:
+                    _matrix(ax, x, *part)
+                    x += part[1].shape[1]
+            ax.set(xlim=(-0.6, max(widths) - 0.4), ylim=(height - 0.4, -1.7), xticks=[])
+            ax.set_yticks(range(len(names)), names)
+            bare(ax)
+
+
+def _matrix(ax: Axes, x: float, label: str, matrix: Tensor) -> None:
+    """Draw a matrix whose first column is centred at x."""
+    T, width = matrix.shape
+    before = len(ax.texts)
+    image = heatmap(ax, matrix.detach().cpu().numpy(), "", annotate="g" if (matrix % 1 == 0).all() else ".2f")
+    image.set_extent((x - 0.5, x + width - 0.5, T - 0.5, -0.5))
+    for number in ax.texts[before:]:
+        number.set(x=x + number.get_position()[0], fontsize=7.5)
+    ax.text(x + width / 2 - 0.5, -0.7, f"{label}  [{T}, {width}]", ha="center", va="bottom", fontsize=9)
 
 
 def _gap(sign: str) -> float:
@@ -80,18 +87,16 @@ def _gap(sign: str) -> float:
 def head_maps(maps: Mapping[str, Sequence[int]], *, title: str, alt: str | None = None) -> None:
     """One panel per way of sharing: `maps` gives, for each query head, the KV head that it reads."""
     heads = max(map(len, maps.values()))
-    figure, axes = plt.subplots(1, len(maps), figsize=(6.4, 2.1), squeeze=False)
-    for ax, (name, reads) in zip(axes[0], maps.items(), strict=True):
-        kv_heads = max(reads) + 1
-        for h, kv_head in enumerate(reads):
-            ax.plot([h, _middle(kv_head, kv_heads, heads)], [0.75, 0.25], color=INK, lw=1)
-            _head(ax, h, 0.75, f"q{h}", kv_head)
-        for kv_head in range(kv_heads):
-            _head(ax, _middle(kv_head, kv_heads, heads), 0.0, f"kv{kv_head}", kv_head)
-        ax.set(title=name, xlim=(-0.5, heads - 0.5), ylim=(-0.05, 1.1))
-        ax.axis("off")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    show(alt)
+    with subplots(1, len(maps), size=(6.4, 2.1), title=title, alt=alt, fontsize=12) as (_, axes):
+        for ax, (name, reads) in zip(axes, maps.items(), strict=True):
+            kv_heads = max(reads) + 1
+            for h, kv_head in enumerate(reads):
+                ax.plot([h, _middle(kv_head, kv_heads, heads)], [0.75, 0.25], color=INK, lw=1)
+                _head(ax, h, 0.75, f"q{h}", kv_head)
+            for kv_head in range(kv_heads):
+                _head(ax, _middle(kv_head, kv_heads, heads), 0.0, f"kv{kv_head}", kv_head)
+            ax.set_title(name)
+            diagram(ax, (-0.5, heads - 0.5), (-0.05, 1.1))
 
 
 def _middle(kv_head: int, kv_heads: int, heads: int) -> float:
@@ -105,33 +110,18 @@ def _head(ax: Axes, x: float, y: float, text: str, kv_head: int) -> None:
 
 def three_kernels(moved: Mapping[str, int], *, title: str, alt: str | None = None) -> None:
     """Standard attention's eight reads and writes, from `standard_attention_bytes`: the more bytes, the thicker."""
-    _kernels(moved, max(moved.values()), _KERNELS, _MOVES, "above: matrices in main memory; below: a kernel per step",
-             title=title, alt=alt)  # fmt: skip
+    _kernels(_KERNELS, _MOVES, "a kernel per step", moved, max(moved.values()), title, alt)
 
 
 def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str | None = None) -> None:
     """The same three steps fused: what is left of the eight moves, drawn to the scale on which `largest` bytes are."""
-    _kernels(moved, largest, _FUSED, _FUSED_MOVES, "above: matrices in main memory; below: one kernel",
-             title=title, alt=alt)  # fmt: skip
+    _kernels(_FUSED, _FUSED_MOVES, "one kernel", moved, largest, title, alt)
 
 
 def _kernels(
-    moved: Mapping[str, int],
-    largest: int,
-    boxes: Mapping[str, tuple[float, float, float, str]],
-    moves: Sequence[tuple[str, str, str]],
-    panel: str,
-    *,
-    title: str,
-    alt: str | None,
+    boxes: Boxes, moves: Arrows, below: str, moved: Mapping[str, int], largest: int, title: str, alt: str | None
 ) -> None:
-    flow(
-        {panel: {move: f"{move[:-2]}\n{n / 1e6:.1f} MB" for move, n in moved.items()}},
-        boxes,
-        moves,
-        title=title,
-        filled=["Q", "K", "S", "P", "V", "O"],
-        weights={move: 0.8 + 4.0 * n / largest for move, n in moved.items()},
-        size=(6.4, 2.9),
-        alt=alt,
-    )
+    texts = {move: f"{move[:-2]}\n{n / 1e6:.1f} MB" for move, n in moved.items()}
+    panel = {f"above: matrices in main memory; below: {below}": texts}
+    weights = {move: 0.8 + 4.0 * n / largest for move, n in moved.items()}
+    flow(panel, boxes, moves, title=title, filled=list("QKSPVO"), weights=weights, size=(6.4, 2.9), alt=alt)

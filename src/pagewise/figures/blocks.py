@@ -3,14 +3,13 @@
 A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, TEAL, box, show
+from pagewise.figures.drawing import arrow, box, chart, colour_key, diagram, rectangle, subplots
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
 SHARED, NOBODY = BLUE, "#ffffff"
@@ -23,6 +22,11 @@ def owner_colours(*sequences: Hashable) -> dict[Hashable, str]:
     return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(sequences)}
 
 
+def colours_of(names: Iterable[Hashable], chosen: Mapping[Hashable, str] | None) -> dict[Hashable, str]:
+    """The chosen colours, and for the other names one each in the order of appearance."""
+    return owner_colours(*dict.fromkeys(names)) | dict(chosen or {})
+
+
 class Snapshot(NamedTuple):
     """A manager at one moment, and what every slot of the pool holds, as text."""
 
@@ -31,6 +35,19 @@ class Snapshot(NamedTuple):
     lengths: dict[Hashable, int]
     ref_counts: list[int]
     contents: list[str]  # N · P
+
+    def left(self, block: int) -> float:
+        """Where a block of the pool begins on the x axis."""
+        return block * (self.block_size + 0.8)
+
+    def middle(self, block: int) -> float:
+        """Where the middle of a block of the pool lies on the x axis."""
+        return self.left(block) + self.block_size / 2
+
+    @property
+    def width(self) -> float:
+        """How long the pool is on the x axis."""
+        return self.left(len(self.ref_counts))
 
     def owners(self, slot: int) -> list[Hashable]:
         """The sequences that have a token in this slot."""
@@ -67,50 +84,41 @@ def tables_and_pool(
     token there; what an unowned slot holds is shown in white. `colours` are those of `owner_colours`; default: by order
     of appearance. `copies` are the (src, dst) to be drawn in a panel.
     """
-    first = next(iter(panels.values()))
-    width = len(first.ref_counts) * (first.block_size + 0.8)
     copies = copies or {}
     heights = [3.3 if copies.get(name) else 2.6 for name in panels]  # a copy is drawn under the pool
-    size = (min(WIDTH, 0.42 * width + 1.6), sum(heights) + 0.5)
-    figure, axes = plt.subplots(len(panels), 1, figsize=size, squeeze=False, height_ratios=heights)
-    colours = _colours(panels.values(), colours)
-    for ax, (name, shot) in zip(axes[:, 0], panels.items(), strict=True):
-        draw_tables_and_pool(ax, shot, colours)
-        draw_copies(ax, shot, copies.get(name, ()))
-        ax.set_title(name)
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    size = (min(WIDTH, 0.42 * next(iter(panels.values())).width + 1.6), sum(heights) + 0.5)
+    colours = colours_of((name for shot in panels.values() for name in shot.tables), colours)
+    with subplots(len(panels), size=size, title=title, alt=alt, height_ratios=heights) as (_, axes):
+        for ax, (name, shot) in zip(axes, panels.items(), strict=True):
+            draw_tables_and_pool(ax, shot, colours)
+            draw_copies(ax, shot, copies.get(name, ()))
+            ax.set_title(name)
 
 
 def draw_tables_and_pool(
     ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str], *, table_name: str = "block table of {} ({} tokens)"
 ) -> None:
-    """One panel of `tables_and_pool`. Block b of the pool begins at x = b · (block_size + 0.8)."""
-    width = len(shot.ref_counts) * (shot.block_size + 0.8)
+    """One panel of `tables_and_pool`."""
     _draw_pool(ax, shot, colours)
     entries = sum(len(table) + 1.2 for table in shot.tables.values())
-    x, step = 0.0, max(1.2, width / max(entries, 1))
+    x, step = 0.0, max(1.2, shot.width / max(entries, 1))
     for owner, table in shot.tables.items():
         ax.text(x, 4.0, table_name.format(owner, shot.lengths[owner]), fontsize=9)
         for i, block in enumerate(table):
             left = x + i * 1.5
             box(ax, left, 2.9, 1.3, 0.9, str(block), fill=colours[owner])
-            tip = (block * (shot.block_size + 0.8) + shot.block_size / 2, 1.02)
-            style = {"arrowstyle": "-|>", "color": INK, "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
-            ax.annotate("", tip, (left + 0.65, 2.9), arrowprops=style)
+            arrow(ax, (left + 0.65, 2.9), (shot.middle(block), 1.02), lw=0.9)
         x += (len(table) + 1.2) * step
-    ax.set(xlim=(-0.3, width), ylim=(-1.6, 4.7))
-    ax.axis("off")
+    diagram(ax, (-0.3, shot.width), (-1.6, 4.7))
 
 
 def draw_copies(ax: Axes, shot: Snapshot, copies: Sequence[tuple[int, int]]) -> None:
     """An arrow under the pool for each block that is copied, (src, dst)."""
-    stride, middle = shot.block_size + 0.8, shot.block_size / 2
     for src, dst in copies:
-        ends = [(block * stride + middle, -1.7) for block in (dst, src)]
+        start, end = shot.middle(src), shot.middle(dst)
         bend = f"arc3,rad={0.3 if src < dst else -0.3}"
-        ax.annotate("", *ends, arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 2.5, "connectionstyle": bend})
-        ax.text((ends[0][0] + ends[1][0]) / 2, -3.1, "copy", ha="center", color=ORANGE, fontweight="bold")
+        arrow(ax, (start, -1.7), (end, -1.7), color=ORANGE, lw=2.5, gap=2, connectionstyle=bend)
+        ax.text((start + end) / 2, -3.1, "copy", ha="center", color=ORANGE, fontweight="bold")
     if copies:
         ax.set_ylim(bottom=-3.3)
 
@@ -126,24 +134,19 @@ def query_over_blocks(
 ) -> None:
     """A sequence's query above the pool, an arrow to each of its blocks in the order of its table; `weights`, those of
     its tokens, as bars over their slots."""
-    colours, stride, P = _colours([shot], colours), shot.block_size + 0.8, shot.block_size
-    width = len(shot.ref_counts) * stride
-    _, ax = plt.subplots(figsize=(min(WIDTH, 0.42 * width + 1.6), 3.4))
-    _draw_pool(ax, shot, colours)
-    box(ax, width / 2 - 2, 4.3, 4, 0.9, f"query of {owner}", fill=colours[owner])
-    for i, block in enumerate(shot.tables[owner]):
-        left, tokens = block * stride, range(i * P, min((i + 1) * P, shot.lengths[owner]))
-        style = {"arrowstyle": "-|>", "color": INK, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-        ax.annotate("", (left + P / 2, 3.35), (width / 2, 4.3), arrowprops=style)
-        what = f"tokens {tokens[0]}–{tokens[-1]}" if len(tokens) > 1 else f"token {tokens[0]}"
-        ax.text(left + P / 2, 2.85, f"{i}: {what}", ha="center", fontsize=9)
-        for slot, token in enumerate(tokens):
-            height = 1.5 * weights[token] / max(weights)
-            ax.add_patch(Rectangle((left + slot + 0.15, 1.1), 0.7, height, fc=INK, ec="none"))
-    ax.set(xlim=(-0.3, width), ylim=(-1.6, 5.3))
-    ax.set_title(title)
-    ax.axis("off")
-    show(alt)
+    colours, P, middle = colours_of(shot.tables, colours), shot.block_size, shot.width / 2
+    with chart(min(WIDTH, 0.42 * shot.width + 1.6), 3.4, title, alt) as ax:
+        _draw_pool(ax, shot, colours)
+        box(ax, middle - 2, 4.3, 4, 0.9, f"query of {owner}", fill=colours[owner])
+        for i, block in enumerate(shot.tables[owner]):
+            tokens = range(i * P, min((i + 1) * P, shot.lengths[owner]))
+            arrow(ax, (middle, 4.3), (shot.middle(block), 3.35), lw=1.2)
+            what = f"tokens {tokens[0]}–{tokens[-1]}" if len(tokens) > 1 else f"token {tokens[0]}"
+            ax.text(shot.middle(block), 2.85, f"{i}: {what}", ha="center", fontsize=9)
+            for slot, token in enumerate(tokens):
+                height = 1.5 * weights[token] / max(weights)
+                rectangle(ax, shot.left(block) + slot + 0.15, 1.1, 0.7, height, INK, ec="none")
+        diagram(ax, (-0.3, shot.width), (-1.6, 5.3))
 
 
 def chains(
@@ -171,41 +174,31 @@ def chains(
     places: dict[Any, tuple[float, float]] = {}
     depth = _place(children, None, 0, 0.0, places)[1]
     rows = max(y for _, y in places.values()) + 1 if places else 1
-    names = dict.fromkeys(name for held in owners.values() for name in held)
-    colours = owner_colours(*names) | dict(colours or {})
-    _, ax = plt.subplots(figsize=(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8))
-    for prefix in prefixes:
-        x, y = places[prefix]
-        parent = places.get(prefix.parent)
-        start = (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2)
-        style = {"arrowstyle": "-|>", "color": INK, "lw": 1, "shrinkA": 0, "shrinkB": 0}
-        ax.annotate("", (x, y), start, arrowprops=style)
-        held = list(dict.fromkeys(name for block in prefix.blocks for name in owners.get(block, ())))
-        label = f"{prefix.digest.hex()[:8]}…  block {', '.join(map(str, prefix.blocks))}\n{text[prefix]}"
-        box(ax, x, y - 0.36, 2.3, 0.72, label, fill=_fill(held, colours))
-    ax.text(-0.65, (rows - 1) / 2, "root", ha="right", va="center", fontsize=9)
-    ax.set(title=title, xlim=(-1.2, 3 * max(depth, 1)), ylim=(rows - 0.4, -0.6))
-    ax.axis("off")
-    kinds = {f"held by {name}": colours[name] for name in names} | {"free, can be found": NOBODY}
-    handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
-    ax.legend(handles=handles, ncols=len(handles), loc="upper left", bbox_to_anchor=(0.0, 0.04))
-    show(alt)
+    colours = colours_of((name for held in owners.values() for name in held), colours)
+    with chart(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8, title, alt) as ax:
+        for prefix in prefixes:
+            x, y = places[prefix]
+            parent = places.get(prefix.parent)
+            arrow(ax, (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2), (x, y), lw=1)
+            held = list(dict.fromkeys(name for block in prefix.blocks for name in owners.get(block, ())))
+            label = f"{prefix.digest.hex()[:8]}…  block {', '.join(map(str, prefix.blocks))}\n{text[prefix]}"
+            box(ax, x, y - 0.36, 2.3, 0.72, label, fill=_fill(held, colours))
+        ax.text(-0.65, (rows - 1) / 2, "root", ha="right", va="center", fontsize=9)
+        diagram(ax, (-1.2, 3 * max(depth, 1)), (rows - 0.4, -0.6))
+        names = dict.fromkeys(name for held in owners.values() for name in held)
+        looks = {f"held by {name}": colours[name] for name in names} | {"free, can be found": NOBODY}
+        colour_key(ax, looks, ncols=len(looks), loc="upper left", bbox_to_anchor=(0.0, 0.04))
 
 
 def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> None:
-    stride = shot.block_size + 0.8
     for slot, text in enumerate(shot.contents):
         block, offset = divmod(slot, shot.block_size)
         owners = shot.owners(slot)
         hatch = EMPTY if shot.ref_counts[block] and not owners else None
-        box(ax, block * stride + offset, 0, 1, 1, text, fill=_fill(owners, colours), hatch=hatch)
+        box(ax, shot.left(block) + offset, 0, 1, 1, text, fill=_fill(owners, colours), hatch=hatch)
     for block, count in enumerate(shot.ref_counts):
         label = f"block {block}\nheld by {count}" if count else f"block {block}\nfree"
-        ax.text(block * stride + shot.block_size / 2, -0.2, label, ha="center", va="top", fontsize=9)
-
-
-def _colours(shots: Any, chosen: Mapping[Hashable, str] | None) -> dict[Hashable, str]:
-    return owner_colours(*dict.fromkeys(name for shot in shots for name in shot.tables)) | dict(chosen or {})
+        ax.text(shot.middle(block), -0.2, label, ha="center", va="top", fontsize=9)
 
 
 def _fill(owners: Sequence[Hashable], colours: Mapping[Hashable, str]) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from pagewise.figures.embed import Embedded, fill, tag
 from pagewise.figures.roofline_svg import roofline_svg
-from pagewise.tools.roofline import GPUS, AttentionCost, Gpu
+from pagewise.tools.roofline import GPUS, AttentionCost
 
 Values = dict[str, Any]  # of the inputs, by their names
 
@@ -50,13 +50,7 @@ class Result(NamedTuple):
     unit: str = ""
 
 
-def cache_calculator(
-    kv_cache_bytes: Callable[..., int],
-    models: Mapping[str, tuple[int, int, int, float]],
-    *,
-    gpus: Sequence[Gpu] = GPUS,
-    title: str = "How much memory do K and V take, and how many sequences fit?",
-) -> Embedded:
+def cache_calculator(kv_cache_bytes: Callable[..., int], models: Mapping[str, tuple[int, int, int, float]]) -> Embedded:
     """Layers, KV heads, head size, context and dtype → bytes, and the sequences that fit beside the weights.
 
     Args:
@@ -73,7 +67,7 @@ def cache_calculator(
         Slider("head_size", "head size", range(32, 257, 8), start["head_size"]),
         Slider("context", "context (tokens)", POWERS, 2048),
         Choice("dtype", "dtype of the cache", {_name(d): {"itemsize": d.itemsize} for d in DTYPES}, "float16"),
-        Choice("gpu", "card", {gpu.name: {"memory": gpu.memory} for gpu in gpus}, gpus[0].name),
+        Choice("gpu", "card", {gpu.name: {"memory": gpu.memory} for gpu in GPUS}, GPUS[0].name),
     ]
 
     def compute(v: Values) -> Values:
@@ -90,14 +84,13 @@ def cache_calculator(
         Result("left", "left on the card for K and V", "B"),
         Result("fit", "sequences that fit"),
     ]
-    return _calculator("cache_size.js", inputs, results, compute, title=title)
+    title = "How much memory do K and V take, and how many sequences fit?"
+    return _calculator("cache_size.js", inputs, results, compute, title)
 
 
-def roofline_calculator(
-    *, gpus: Sequence[Gpu] = GPUS, title: str = "Where does a step of attention sit under the roof?"
-) -> Embedded:
+def roofline_calculator() -> Embedded:
     """Batch, heads, context and new tokens T (causal) → intensity, what limits the step, its least time on a card."""
-    cards = {gpu.name: {"peak_flops": gpu.peak_flops, "bandwidth": gpu.bandwidth} for gpu in gpus}
+    cards = {gpu.name: {"peak_flops": gpu.peak_flops, "bandwidth": gpu.bandwidth} for gpu in GPUS}
     inputs = [
         Slider("B", "batch B", POWERS[:11], 1),
         Slider("Hkv", "KV heads", POWERS[:8], 8),
@@ -105,11 +98,11 @@ def roofline_calculator(
         Slider("D", "head size D", (32, 64, 80, 96, 112, 128, 192, 256), 128),
         Slider("S", "context S (tokens)", POWERS, 2048),
         Slider("T", "new tokens T ≤ S", POWERS, 1),
-        Choice("gpu", "card", cards, gpus[0].name),
+        Choice("gpu", "card", cards, GPUS[0].name),
     ]
 
     def compute(v: Values) -> Values:
-        gpu = next(gpu for gpu in gpus if gpu.name == v["gpu"])
+        gpu = next(gpu for gpu in GPUS if gpu.name == v["gpu"])
         heads, new = v["Hkv"] * v["group"], min(v["T"], v["S"])
         cost = AttentionCost(v["B"], heads, v["Hkv"], new, v["S"], v["D"], causal=True)
         return {
@@ -134,8 +127,9 @@ def roofline_calculator(
         Result("seconds", "least time", "s"),
     ]
     at_start = compute(_start(inputs))
-    drawing = roofline_svg(gpus, (at_start["intensity"], at_start["attainable"]))
-    return _calculator("roofline.js", inputs, results, compute, title=title, drawing=drawing)
+    drawing = roofline_svg(GPUS, (at_start["intensity"], at_start["attainable"]))
+    title = "Where does a step of attention sit under the roof?"
+    return _calculator("roofline.js", inputs, results, compute, title, drawing)
 
 
 def _calculator(
@@ -143,7 +137,6 @@ def _calculator(
     inputs: Sequence[Slider | Choice],
     results: Sequence[Result],
     compute: Callable[[Values], Values],
-    *,
     title: str,
     drawing: str = "",
 ) -> Embedded:

@@ -10,48 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-INK, BLUE, TEAL, ORANGE, SAND = "#22223b", "#22437a", "#2a8f9d", "#e07a3f", "#f0cf8a"
-PALETTE = (BLUE, ORANGE, TEAL, SAND, INK)  # neighbours differ in lightness
-DASHES = ("-", "--", "-.", ":", (0, (1, 1)))
-MARKERS = ("o", "s", "^", "D", "v")
-HATCHES = ("", "///", "...", "xx", "\\\\")
-SEQUENTIAL, DIVERGING = "cividis", "RdBu_r"
-
-STYLE = {
-    "figure.dpi": 110, "font.size": 10, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.labelsize": 10, "axes.edgecolor": INK, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
-    "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    "axes.grid": True, "grid.color": "#d9d9e3", "grid.linewidth": 0.6, "axes.axisbelow": True,
-    "figure.constrained_layout.use": True, "lines.linewidth": 1.8, "lines.markersize": 5, "svg.hashsalt": "pagewise",
-}  # fmt: skip
-plt.rcParams.update(STYLE)
-
-
-def show(alt: str | None = None) -> None:
-    """Show the current figure. `alt` says what it shows, in words; default: its titles, axes and legends.
-
-    In a notebook that is the text/plain beside the picture, which the book makes the picture's alternative text.
-    """
-    figure = plt.gcf()
-    words = alt or titles_and_axes(figure)
-    figure._repr_mimebundle_ = lambda include=None, exclude=None: {"text/plain": words}
-    plt.show()
-
-
-def titles_and_axes(figure: Figure) -> str:
-    """The words of a figure: its title, and of each of its axes title, labels and legend."""
-    said = [figure.get_suptitle()]
-    for ax in figure.axes:
-        of, over, names = ax.get_ylabel(), ax.get_xlabel(), ax.get_legend_handles_labels()[1]
-        axes = f"{of} over {over}" if of and over else of or over
-        said += [ax.get_title(loc="left"), ": ".join(filter(None, [axes, ", ".join(names)]))]
-    sentences = [" ".join(text.split()) for text in said if text]
-    return " ".join(text if text[-1] in ".?!" else f"{text}." for text in sentences) or "A figure."
+from pagewise.figures.drawing import show, subplots
+from pagewise.figures.palette import DASHES, DIVERGING, HATCHES, INK, MARKERS, PALETTE, SEQUENTIAL, readable_on
 
 
 def _array(values) -> np.ndarray:
@@ -69,7 +32,7 @@ def heatmaps(
     xticks: Sequence[str] | None = None,
     yticks: Sequence[str] | None = None,
     annotate: str | None = None,
-    suptitle: str | None = None,
+    suptitle: str = "",
     size: float = 3.0,
     shared: bool = False,
     alt: str | None = None,
@@ -82,33 +45,25 @@ def heatmaps(
     """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
-    figure, axes = plt.subplots(1, len(matrices), figsize=shape, squeeze=False, layout="compressed")
     limits = _limits(np.concatenate([_array(matrix).ravel() for matrix in matrices.values()])) if shared else None
-    for ax, (title, matrix) in zip(axes[0], matrices.items(), strict=True):
-        image = heatmap(ax, _array(matrix), title, annotate=annotate, limits=limits)
-        if annotate is None and not shared:
-            figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
-        ax.set_xlabel(xlabel)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
-        for ticks, set_ticks in ((xticks, ax.set_xticks), (yticks, ax.set_yticks)):
-            if ticks is not None:
-                set_ticks(range(len(ticks)), ticks)
-    axes[0][0].set_ylabel(ylabel)
-    if shared:
-        figure.colorbar(image, ax=axes, shrink=0.75, aspect=14, pad=0.02).ax.tick_params(labelsize=8)
-    if suptitle:
-        figure.suptitle(suptitle, x=0.01, ha="left", fontweight="bold")
-    show(alt)
+    options = {"size": shape, "title": suptitle, "alt": alt, "fontsize": 12, "layout": "compressed"}
+    with subplots(1, len(matrices), **options) as (figure, axes):
+        for ax, (title, matrix) in zip(axes, matrices.items(), strict=True):
+            image = heatmap(ax, _array(matrix), title, annotate=annotate, limits=limits)
+            if annotate is None and not shared:
+                figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
+            ax.set_xlabel(xlabel)
+            for axis, ticks in ((ax.xaxis, xticks), (ax.yaxis, yticks)):
+                axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+                if ticks is not None:
+                    axis.set_ticks(range(len(ticks)), ticks)
+        axes[0].set_ylabel(ylabel)
+        if shared:
+            figure.colorbar(image, ax=axes, shrink=0.75, aspect=14, pad=0.02).ax.tick_params(labelsize=8)
 
 
 def heatmap(
-    ax: Axes,
-    values: np.ndarray,
-    title: str,
-    *,
-    annotate: str | None = None,
-    limits: tuple[float, float] | None = None,
+    ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None, limits: tuple[float, float] | None = None
 ) -> AxesImage:
     """One matrix; signed values get a diverging map centred at 0."""
     low, high = limits or _limits(values)
@@ -118,10 +73,9 @@ def heatmap(
     ax.grid(visible=False)
     if annotate:
         for (row, col), value in np.ndenumerate(values):
-            r, g, b, _ = image.cmap(image.norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
-            colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
+            fill = image.cmap(image.norm(value)) if np.isfinite(value) else "white"
             text = "−∞" if value == -np.inf else format(value, annotate)
-            ax.text(col, row, text, ha="center", va="center", color=colour, fontsize=8)
+            ax.text(col, row, text, ha="center", va="center", color=readable_on(fill), fontsize=8)
     return image
 
 
@@ -195,8 +149,7 @@ def bars(
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
     `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
     """
-    size = (width, 0.45 * len(groups) + 1.4) if horizontal else (width, 3.6)
-    _, ax = plt.subplots(figsize=size)
+    _, ax = plt.subplots(figsize=(width, 0.45 * len(groups) + 1.4 if horizontal else 3.6))
     draw: Callable = ax.barh if horizontal else ax.bar
     positions, base = np.arange(len(groups)), np.zeros(len(groups))
     thickness = 0.7 if stacked else 0.8 / len(series)
@@ -204,16 +157,9 @@ def bars(
         heights = _array(heights)
         offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
         start = {"left" if horizontal else "bottom": base.copy()} if stacked else {}
-        drawn = draw(
-            positions + offset,
-            heights,
-            thickness,
-            label=label,
-            color=PALETTE[i % 5],
-            hatch=HATCHES[(i + i // 5) % 5],  # a sixth bar has the first one's colour, not its hatch
-            edgecolor="white",
-            **start,
-        )
+        style = {"color": PALETTE[i % 5], "edgecolor": "white", "label": label}
+        style["hatch"] = HATCHES[(i + i // 5) % 5]  # a sixth bar has the first one's colour, not its hatch
+        drawn = draw(positions + offset, heights, thickness, **start, **style)
         if values:
             ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
             ax.margins(**{"x" if horizontal else "y": 0.08})
@@ -221,15 +167,12 @@ def bars(
     for i, (label, (low, high)) in enumerate((ranges or {}).items()):
         span = ax.axvspan if horizontal else ax.axhspan
         span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i + 1], zorder=0, label=label)
+    axis = ax.yaxis if horizontal else ax.xaxis
+    axis.set_ticks(positions, groups)
+    axis.grid(visible=False)
     if horizontal:
-        ax.set_yticks(positions, groups)
         ax.invert_yaxis()
-        ax.grid(visible=False, axis="y")
-        _finish(ax, title, ylabel, "", legend=len(series) > 1, caption=caption)
-    else:
-        ax.set_xticks(positions, groups)
-        ax.grid(visible=False, axis="x")
-        _finish(ax, title, "", ylabel, legend=len(series) > 1, caption=caption)
+    _finish(ax, title, *((ylabel, "") if horizontal else ("", ylabel)), legend=len(series) > 1, caption=caption)
     if legend_outside:
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     show(alt)
@@ -241,24 +184,3 @@ def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, cap
     ax.set_ylabel(ylabel)
     if legend:
         ax.legend()
-
-
-# ------------------------------------------------------------------------------------------------ boxes
-
-
-def box(
-    ax: Axes,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    text: str = "",
-    *,
-    fill: str = "white",
-    hatch: str | None = None,
-) -> None:
-    """A labelled rectangle in data units, dark text on light fill and the reverse."""
-    ax.add_patch(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8, hatch=hatch))
-    r, g, b = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)) if fill.startswith("#") else (1, 1, 1)
-    colour = "white" if 0.299 * r + 0.587 * g + 0.114 * b < 0.5 else INK
-    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=colour, fontsize=9)

@@ -5,12 +5,13 @@ A lesson runs its code, records what passed by, and hands the record to a functi
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
-from pagewise.figures.charts import BLUE, INK, SAND, box, show
-from pagewise.tools.sizes import cdiv
+from pagewise.figures.drawing import arrow, box, colour_key, diagram, subplots
+from pagewise.figures.palette import BLUE, SAND
+
+Boxes = Mapping[str, tuple[float, float, float, str]]  # key → (x of the centre, y of the centre, width, text)
+Arrows = Sequence[tuple[str, str, str]]  # (from box, to box, key of the label)
 
 BOX_HEIGHT = 0.5
 
@@ -31,11 +32,23 @@ _DECODER_BOXES = {
     "logits": (2.4, -2, 4.4, "logits"),
 }
 _DECODER_ARROWS = [
-    ("token ids", "embed", ""), ("embed", "norm", ""), ("embed", "residual", ""), ("norm", "Wq", ""),
-    ("norm", "Wk", "x"), ("norm", "Wv", ""), ("Wq", "qk", "q"), ("Wk", "KV cache", "k"), ("Wv", "KV cache", "v"),
-    ("KV cache", "qk", "K"), ("KV cache", "softmax", "V"), ("qk", "softmax", "scores"), ("softmax", "add", "out"),
-    ("residual", "add", ""), ("add", "rest", ""), ("rest", "logits", ""),
-]  # fmt: skip
+    ("token ids", "embed", ""),
+    ("embed", "norm", ""),
+    ("embed", "residual", ""),
+    ("norm", "Wq", ""),
+    ("norm", "Wk", "x"),
+    ("norm", "Wv", ""),
+    ("Wq", "qk", "q"),
+    ("Wk", "KV cache", "k"),
+    ("Wv", "KV cache", "v"),
+    ("KV cache", "qk", "K"),
+    ("KV cache", "softmax", "V"),
+    ("qk", "softmax", "scores"),
+    ("softmax", "add", "out"),
+    ("residual", "add", ""),
+    ("add", "rest", ""),
+    ("rest", "logits", ""),
+]
 
 # The six operators of a layer as FlashDecoding++ numbers them: three of them multiply by weights, three read the cache.
 _OPERATOR_BOXES = {
@@ -49,9 +62,15 @@ _OPERATOR_BOXES = {
     "down": (2.2, -1, 4.4, "6  $W_{down}$"),
 }
 _OPERATOR_ARROWS = [
-    ("qkv", "scores", ""), ("qkv", "KV cache", ""), ("KV cache", "scores", ""), ("scores", "softmax", ""),
-    ("softmax", "values", ""), ("values", "o", ""), ("o", "up", ""), ("up", "down", ""),
-]  # fmt: skip
+    ("qkv", "scores", ""),
+    ("qkv", "KV cache", ""),
+    ("KV cache", "scores", ""),
+    ("scores", "softmax", ""),
+    ("softmax", "values", ""),
+    ("values", "o", ""),
+    ("o", "up", ""),
+    ("up", "down", ""),
+]
 
 
 def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
@@ -61,7 +80,7 @@ def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
     the new tokens), "K", "V" (of all tokens), "scores" and "out".
     """
     size = (5.4, 5.6 * len(panels))
-    flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, columns=1, alt=alt)
+    flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, alt=alt)
 
 
 def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
@@ -75,46 +94,41 @@ def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
         for name, texts in panels.items()
     }
     filled, size = ["KV cache", "scores", "softmax", "values"], (5.4, 4.6 * len(panels))
-    flow(labels, _OPERATOR_BOXES, _OPERATOR_ARROWS, title=title, filled=filled, size=size, columns=1, alt=alt)
+    flow(labels, _OPERATOR_BOXES, _OPERATOR_ARROWS, title=title, filled=filled, size=size, alt=alt)
 
 
 def flow(
-    panels: Mapping[str, Mapping[str, str]],
-    boxes: Mapping[str, tuple[float, float, float, str]],
-    arrows: Sequence[tuple[str, str, str]],
+    labels: Mapping[str, Mapping[str, str]],
+    boxes: Boxes,
+    arrows: Arrows,
     *,
     title: str,
     filled: Sequence[str] = (),
     weights: Mapping[str, float] | None = None,
     size: tuple[float, float],
-    columns: int | None = None,
     alt: str | None = None,
 ) -> None:
-    """The same boxes and arrows once per panel, each panel with its own labels.
+    """The same boxes and arrows once per panel, below each other, each panel with its own labels.
 
     Args:
-        panels: title of the panel → {key of an arrow: what travels along it; key of a box: another text for it}.
-        boxes: key → (x of the centre, y of the centre, width, text), in columns and rows; y grows upwards.
-        arrows: (from box, to box above or below it, key of the label). Without a label in the panel it is drawn bare.
+        labels: title of the panel → {key of an arrow: what travels along it; key of a box: another text for it}.
+        boxes: in columns and rows; y grows upwards.
+        arrows: to a box above or below. Without a label in the panel an arrow is drawn bare.
         filled: the boxes to set off by colour.
         weights: key of a label → width of its arrow's line, in points; 1 if not given.
         size: width and height of the whole figure in inches.
-        columns: how many panels stand side by side; default: all.
     """
     left, right = min(x - w / 2 for x, _, w, _ in boxes.values()), max(x + w / 2 for x, _, w, _ in boxes.values())
     bottom, top = min(y for _, y, _, _ in boxes.values()), max(y for _, y, _, _ in boxes.values())
-    columns = columns or len(panels)
-    figure, axes = plt.subplots(cdiv(len(panels), columns), columns, figsize=size, squeeze=False)
-    for ax, (name, labels) in zip(axes.flat, panels.items(), strict=True):
-        for start, end, key in arrows:
-            _arrow(ax, boxes[start][:3], boxes[end][:3], labels.get(key, ""), (weights or {}).get(key, 1.0))
-        for key, (x, y, width, text) in boxes.items():
-            fill = SAND if key in filled else "#ffffff"
-            box(ax, x - width / 2, y - BOX_HEIGHT / 2, width, BOX_HEIGHT, labels.get(key, text), fill=fill)
-        ax.set(title=name, xlim=(left - 0.1, right + 0.1), ylim=(bottom - 0.4, top + 0.4))
-        ax.axis("off")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-    show(alt)
+    with subplots(len(labels), size=size, title=title, alt=alt, fontsize=12) as (_, axes):
+        for ax, (name, texts) in zip(axes, labels.items(), strict=True):
+            for start, end, key in arrows:
+                _arrow(ax, boxes[start][:3], boxes[end][:3], texts.get(key, ""), (weights or {}).get(key, 1.0))
+            for key, (x, y, width, text) in boxes.items():
+                fill = SAND if key in filled else "white"
+                box(ax, x - width / 2, y - BOX_HEIGHT / 2, width, BOX_HEIGHT, texts.get(key, text), fill=fill)
+            ax.set_title(name)
+            diagram(ax, (left - 0.1, right + 0.1), (bottom - 0.4, top + 0.4))
 
 
 def _arrow(
@@ -128,8 +142,7 @@ def _arrow(
         x0 = x1 = narrower if low <= narrower <= high else (low + high) / 2
     half = BOX_HEIGHT / 2 if y1 < y0 else -BOX_HEIGHT / 2
     tail, tip = (x0, y0 - half), (x1, y1 + half)
-    style = {"arrowstyle": "-|>", "color": INK, "lw": weight, "mutation_scale": 10 + 2 * weight}
-    ax.annotate("", tip, tail, arrowprops=style | {"shrinkA": 0, "shrinkB": 0})
+    arrow(ax, tail, tip, lw=weight, mutation_scale=10 + 2 * weight)
     middle = ((x0 + x1) / 2 + 0.06 * max(1.0, weight / 2), (tail[1] + tip[1]) / 2 + 0.02)
     ax.text(*middle, label, ha="left", va="center", fontsize=8.5, bbox={"fc": "white", "ec": "none", "pad": 0.5})
 
@@ -142,21 +155,18 @@ def cache_timeline(
     `panels` holds (kept before, known after) of each call; what lies between is computed by it.
     """
     rows = max(map(len, panels.values()))
-    shape = (2.6 * len(panels), 0.24 * rows + 1.7)
-    figure, axes = plt.subplots(1, len(panels), figsize=shape, sharey=True, squeeze=False)
-    for ax, (name, calls) in zip(axes[0], panels.items(), strict=True):
-        for row, (before, after) in enumerate(calls):
-            for start, stop, fill in ((0, before, SAND), (before, after, BLUE), (after, max_len, "#ffffff")):
-                for token in range(start, stop):
+    size = (2.6 * len(panels), 0.24 * rows + 1.7)
+    with subplots(1, len(panels), size=size, title=title, alt=alt, sharey=True) as (figure, axes):
+        for ax, (name, calls) in zip(axes, panels.items(), strict=True):
+            for row, (before, after) in enumerate(calls):
+                for token in range(max_len):
+                    fill = SAND if token < before else BLUE if token < after else "white"
                     box(ax, token, row - 0.5, 1, 1, fill=fill)
-        ax.set(xlim=(-0.2, max_len + 0.2), ylim=(rows - 0.4, -0.6), xlabel="token")
-        ax.set_title(name, fontweight="normal", fontsize=10)
-        ax.set_xticks([i + 0.5 for i in range(0, max_len, 4)], [str(i) for i in range(0, max_len, 4)])
-        ax.set_yticks(range(rows))
-        ax.grid(visible=False)
-    kinds = {"kept": SAND, "computed": BLUE, "not there yet": "#ffffff"}
-    handles = [Patch(fc=colour, ec=INK, label=name) for name, colour in kinds.items()]
-    figure.legend(handles=handles, ncols=3, loc="outside lower left")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    axes[0][0].set_ylabel("call of the model")
-    show(alt)
+            ax.set(xlim=(-0.2, max_len + 0.2), ylim=(rows - 0.4, -0.6), xlabel="token", yticks=range(rows))
+            ax.set_title(name, fontweight="normal", fontsize=10)
+            ax.set_xticks([i + 0.5 for i in range(0, max_len, 4)], range(0, max_len, 4))
+            ax.grid(visible=False)
+        colour_key(
+            figure, {"kept": SAND, "computed": BLUE, "not there yet": "white"}, ncols=3, loc="outside lower left"
+        )
+        axes[0].set_ylabel("call of the model")

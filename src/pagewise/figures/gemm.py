@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
-
-from pagewise.figures.charts import BLUE, SAND, box, lines, show
+from pagewise.figures.charts import lines
+from pagewise.figures.drawing import box, subplots
+from pagewise.figures.palette import BLUE, SAND
 
 
 def tile_width(
@@ -25,16 +25,14 @@ def tile_width(
         thread_blocks: curve → N / B_N.
         wanted: between how many thread blocks the rule of thumb wants; what lies there is marked.
     """
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(6.4, 5.6))
-    names = {"title": "", "xlabel": "", "logx": True, "logy": True}
-    lines(widths, ratios, **names | {"ylabel": "FLOPs per number moved"}, ax=top)
-    below = names | {"ylabel": "thread blocks, N / $B_N$", "xlabel": "columns of a tile, $B_N$"}
-    lines(widths, thread_blocks, **below, ax=bottom)
-    low, high = wanted
-    bottom.axhspan(low, high, color="#d9d9e3", zorder=0, label=f"wanted: {low:g} to {high:g}")
-    bottom.legend()
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    axes = {"title": "", "logx": True, "logy": True}
+    with subplots(2, size=(6.4, 5.6), title=title, alt=alt) as (_, (top, bottom)):
+        lines(widths, ratios, xlabel="", ylabel="FLOPs per number moved", ax=top, **axes)
+        labels = {"xlabel": "columns of a tile, $B_N$", "ylabel": "thread blocks, N / $B_N$"}
+        lines(widths, thread_blocks, ax=bottom, **labels, **axes)
+        low, high = wanted
+        bottom.axhspan(low, high, color="#d9d9e3", zorder=0, label=f"wanted: {low:g} to {high:g}")
+        bottom.legend()
 
 
 class _Stay(NamedTuple):
@@ -57,20 +55,17 @@ def ring(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str | None = N
     num_stages = [1 + max(stay.stage for stay in of_ring) for of_ring in stays.values()]
     turns = 1 + max(stay.read for of_ring in stays.values() for stay in of_ring)
     size = (6.4, 0.42 * sum(num_stages) + 0.75 * len(panels) + 0.6)
-    figure, axes = plt.subplots(len(panels), 1, figsize=size, height_ratios=num_stages, squeeze=False)
-    for ax, (name, of_ring), height in zip(axes[:, 0], stays.items(), num_stages, strict=True):
-        for stay in of_ring:
-            y, waiting = stay.stage + 0.1, stay.read - stay.started
-            box(ax, stay.started, y, waiting, 0.8, fill=SAND, hatch="///")
-            box(ax, stay.read, y, 1, 0.8, str(stay.tile), fill=BLUE)
-        ax.set(xlim=(-1.1, turns + 0.1), ylim=(height, 0), ylabel="stage")
-        ax.set_title(name, fontweight="normal", fontsize=10)
-        ax.set_yticks([i + 0.5 for i in range(height)], range(height))
-        ax.set_xticks([i + 0.5 for i in range(-1, turns)], ["before", *range(turns)])
-        ax.grid(visible=False)
-    axes[-1, 0].set_xlabel("turn of the loop over K (dark: the tile that is multiplied; hatched: on its way)")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    with subplots(len(panels), size=size, title=title, alt=alt, height_ratios=num_stages) as (_, axes):
+        for ax, (name, of_ring), height in zip(axes, stays.items(), num_stages, strict=True):
+            for stay in of_ring:
+                box(ax, stay.started, stay.stage + 0.1, stay.read - stay.started, 0.8, fill=SAND, hatch="///")
+                box(ax, stay.read, stay.stage + 0.1, 1, 0.8, str(stay.tile), fill=BLUE)
+            ax.set(xlim=(-1.1, turns + 0.1), ylim=(height, 0), ylabel="stage")
+            ax.set_title(name, fontweight="normal", fontsize=10)
+            ax.set_yticks([i + 0.5 for i in range(height)], range(height))
+            ax.set_xticks([i + 0.5 for i in range(-1, turns)], ["before", *range(turns)])
+            ax.grid(visible=False)
+        axes[-1].set_xlabel("turn of the loop over K (dark: the tile that is multiplied; hatched: on its way)")
 
 
 def _stays(events: Sequence[Any]) -> list[_Stay]:

@@ -6,14 +6,13 @@ A summary here is anything with fields m, l and acc that belongs to one row: sca
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from pagewise.figures.charts import BLUE, DASHES, INK, ORANGE, PALETTE, SAND, box, show
+from pagewise.figures.drawing import box, chart, colour_key, diagram, rectangle, subplots
+from pagewise.figures.palette import BLUE, DASHES, INK, ORANGE, PALETTE, SAND
 
 Tree = Any  # a (label, summary), or a tuple of two Trees
 EARLIER = 0.4  # so much before a key is added, what was summed shrinks
@@ -26,7 +25,6 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
         scores: of the keys in the order of their arrival; −∞ is not drawn.
         states: the summary before the first key, and after each.
     """
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(5.2, 5.8), sharex=True, height_ratios=(1.1, 1, 1))
     m, l = (np.array([float(getattr(state, name)) for state in states]) for name in ("m", "l"))
     acc = np.array([torch.atleast_1d(torch.as_tensor(state.acc)).tolist() for state in states])
     scores = np.asarray(scores, dtype=float)
@@ -34,26 +32,29 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
     rises = [key for key in keys if -np.inf < m[key] < m[key + 1]]
     shrink = np.array([np.exp(m[key] - m[key + 1]) if key in rises else 1.0 for key in keys])
 
-    top.plot(keys[visible], scores[visible], "o", color=INK, ms=4, label="score of the key")
-    top.plot(*_two_steps(np.where(np.isneginf(m), np.nan, m), after=m[1:]), color=BLUE, label="m, the largest so far")
-    middle.plot(*_two_steps(l, after=shrink * l[:-1]), color=BLUE, label="l, the sum of exp(score − m)")
-    for i, component in enumerate(acc.T):
-        path = _two_steps(component, after=shrink * component[:-1])
-        bottom.plot(*path, color=PALETTE[2 * i], ls=DASHES[i], label=f"acc[{i}]")
-    for axis, row in ((middle, l), *((bottom, component) for component in acc.T)):
-        for key in rises:
-            ends = row[key], shrink[key] * row[key]
-            axis.plot([key - EARLIER] * 2, ends, color=ORANGE, lw=3.5, solid_capstyle="butt", zorder=3)
-    middle.plot([], [], color=ORANGE, lw=3.5, label="shrinks")
-    middle.set_ylim(bottom=0)
-    for axis, name in ((top, "score, m"), (middle, "l"), (bottom, "acc")):
-        axis.set_ylabel(name)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.grid(visible=False)
-        axis.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.1)
-    bottom.set_xlabel("key that arrives")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    options = {"sharex": True, "height_ratios": (1.1, 1, 1)}
+    with subplots(3, size=(5.2, 5.8), title=title, alt=alt, **options) as (_, (top, middle, bottom)):
+        top.plot(keys[visible], scores[visible], "o", color=INK, ms=4, label="score of the key")
+        path = _two_steps(np.where(np.isneginf(m), np.nan, m), after=m[1:])
+        top.plot(*path, color=BLUE, label="m, the largest so far")
+        sums = [(middle, l, {"color": BLUE, "label": "l, the sum of exp(score − m)"})]
+        sums += [
+            (bottom, component, {"color": PALETTE[2 * i], "ls": DASHES[i], "label": f"acc[{i}]"})
+            for i, component in enumerate(acc.T)
+        ]
+        for ax, row, style in sums:
+            ax.plot(*_two_steps(row, after=shrink * row[:-1]), **style)
+            for key in rises:
+                ends = row[key], shrink[key] * row[key]
+                ax.plot([key - EARLIER] * 2, ends, color=ORANGE, lw=3.5, solid_capstyle="butt", zorder=3)
+        middle.plot([], [], color=ORANGE, lw=3.5, label="shrinks")
+        middle.set_ylim(bottom=0)
+        for ax, name in ((top, "score, m"), (middle, "l"), (bottom, "acc")):
+            ax.set_ylabel(name)
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.grid(visible=False)
+            ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.1)
+        bottom.set_xlabel("key that arrives")
 
 
 def _two_steps(row: np.ndarray, *, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,27 +72,23 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
         visible: [T, S] bool, which query may look at which key; what it may not see is computed all the same.
     """
     T, S = visible.shape
-    figure, axes = plt.subplots(1, 2, figsize=(4.8, 3.7), sharey=True)
     whole = f"naive: {T * S} scores"
     tiled = f"online: {T * min(tile_size, S - now * tile_size)} scores,\n(m, l, acc) of {T} queries"
-    for ax, name, size, alive in ((axes[0], whole, S, 0), (axes[1], tiled, tile_size, now)):
-        for tile, start in enumerate(range(0, S, size)):
-            fill = BLUE if tile == alive else SAND if tile < alive else "white"
-            ax.add_patch(Rectangle((start, 0), min(size, S - start), T, fc=fill, ec=INK, lw=1.2))
-        for i, j in (~visible).nonzero().tolist():
-            ax.add_patch(Rectangle((j, i), 1, 1, fc="none", ec="#9a9aae", hatch="////", lw=0))
-        ax.set(xlim=(-0.2, S + 0.2), ylim=(T + 0.2, -0.2), aspect="equal", xlabel="key")
-        ax.set_title(name, fontweight="normal", fontsize=10)
-        ax.grid(visible=False)
-        for axis, count in ((ax.xaxis, S), (ax.yaxis, T)):
-            axis.set_ticks(range(0, count + 1, tile_size))
-    axes[0].set_ylabel("query")
-    meanings = {"held now": BLUE, "folded in, forgotten": SAND, "not computed yet": "white"}
-    keys = [Rectangle((0, 0), 1, 1, fc=fill, ec=INK, label=label) for label, fill in meanings.items()]
-    keys.append(Rectangle((0, 0), 1, 1, fc="white", ec="#9a9aae", hatch="////", label="masked"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=2)
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    with subplots(1, 2, size=(4.8, 3.7), title=title, alt=alt, sharey=True) as (figure, axes):
+        for ax, name, size, alive in ((axes[0], whole, S, 0), (axes[1], tiled, tile_size, now)):
+            for tile, start in enumerate(range(0, S, size)):
+                fill = BLUE if tile == alive else SAND if tile < alive else "white"
+                rectangle(ax, start, 0, min(size, S - start), T, fill, lw=1.2)
+            for i, j in (~visible).nonzero().tolist():
+                rectangle(ax, j, i, 1, 1, "none", ec="#9a9aae", hatch="////", lw=0)
+            ax.set(xlim=(-0.2, S + 0.2), ylim=(T + 0.2, -0.2), aspect="equal", xlabel="key")
+            ax.set_title(name, fontweight="normal", fontsize=10)
+            ax.grid(visible=False)
+            ax.set(xticks=range(0, S + 1, tile_size), yticks=range(0, T + 1, tile_size))
+        axes[0].set_ylabel("query")
+        looks = {"held now": BLUE, "folded in, forgotten": SAND, "not computed yet": "white"}
+        looks["masked"] = {"fc": "white", "ec": "#9a9aae", "hatch": "////"}
+        colour_key(figure, looks, loc="outside lower center", ncols=2)
 
 
 def merge_trees(
@@ -103,27 +100,21 @@ def merge_trees(
         trees: a panel's title → nested pairs whose leaves are (label, summary).
     """
     rows = [1.5 * _depth(tree) + 1.7 for tree in trees.values()]
-    figure, axes = plt.subplots(len(trees), 1, figsize=(4.6, 0.58 * sum(rows) + 0.4), height_ratios=rows)
-    for ax, (name, tree) in zip(np.atleast_1d(axes), trees.items(), strict=True):
-        depth = _depth(tree)
-        _, _, width = _draw(ax, tree, merge, left=0.0, depth=depth)
-        ax.set_xlim(-0.1, width + 0.1)
-        ax.set_ylim(-0.1, 1.5 * depth + 1.6)
-        ax.set_title(name)
-        ax.axis("off")
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    size = (4.6, 0.58 * sum(rows) + 0.4)
+    with subplots(len(trees), size=size, title=title, alt=alt, height_ratios=rows) as (_, axes):
+        for ax, (name, tree) in zip(axes, trees.items(), strict=True):
+            depth = _depth(tree)
+            _, _, width = _draw(ax, tree, merge, left=0.0, depth=depth)
+            ax.set_title(name)
+            diagram(ax, (-0.1, width + 0.1), (-0.1, 1.5 * depth + 1.6))
 
 
-def histogram(values: torch.Tensor, *, title: str, xlabel: str, bins: int = 21, alt: str | None = None) -> None:
+def histogram(values: torch.Tensor, *, title: str, xlabel: str, alt: str | None = None) -> None:
     """How often each value came up; 0 is marked."""
-    _, ax = plt.subplots(figsize=(4.8, 2.4))
-    ax.hist(values.tolist(), bins=bins, color=BLUE, edgecolor="white")
-    ax.axvline(0, color=INK, ls="--", lw=1.2)
-    ax.set_title(title)
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel("count")
-    show(alt)
+    with chart(4.8, 2.4, title, alt) as ax:
+        ax.hist(values.tolist(), bins=21, color=BLUE, edgecolor="white")
+        ax.axvline(0, color=INK, ls="--", lw=1.2)
+        ax.set(xlabel=xlabel, ylabel="count")
 
 
 def _is_leaf(tree: Tree) -> bool:

@@ -3,19 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.blocks import OWNERS, SHARED
-from pagewise.figures.charts import INK, ORANGE, show
+from pagewise.figures.drawing import colour_key, rectangle, subplots
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import INK, ORANGE
 from pagewise.figures.steps import stepper
 
+EMPTY = {"fc": "#f1f1f5", "ec": "none"}  # a seat that nobody has
 KINDS = {"prompt": "////", "decode": "", "again": "xxxx"}  # what a sequence computes in a step, and its hatch
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -54,12 +55,7 @@ def seats(moments: Sequence[Moment]) -> list[list[Seat]]:
 
 
 def batch_steps(
-    panels: Mapping[str, Sequence[Moment]],
-    num_seats: int,
-    *,
-    title: str,
-    alt: str,
-    every: int = 1,
+    panels: Mapping[str, Sequence[Moment]], num_seats: int, *, title: str, alt: str, every: int = 1
 ) -> Embedded:
     """A panel per scheduler, a row per seat, a column per step: whose the seat is and what it computes.
 
@@ -99,7 +95,7 @@ def _draw(figure: Figure, frame: tuple[Mapping[str, tuple], int, int, int]) -> N
     drawn, num_seats, time, end = frame
     axes = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, (taken, moments)) in zip(axes, drawn.items(), strict=True):
-        ax.add_patch(Rectangle((0, 0), len(moments), num_seats, fc="#f1f1f5", ec="none"))
+        rectangle(ax, 0, 0, len(moments), num_seats, **EMPTY)
         latest: dict[int, tuple[int, int]] = {}  # request → when and where it was last seen
         for step, moment in enumerate(moments[: time + 1]):
             for seat in taken[step]:
@@ -108,7 +104,7 @@ def _draw(figure: Figure, frame: tuple[Mapping[str, tuple], int, int, int]) -> N
             for lost in set(moment.preempted) & set(latest):  # a cross on the seat that it had
                 ax.plot(step, latest[lost][1] + 0.5, "X", color=ORANGE, mec=INK, ms=8, zorder=5)
         if time < len(moments):
-            ax.add_patch(Rectangle((time, 0), 1, num_seats, fc="none", ec=INK, lw=1.6))
+            rectangle(ax, time, 0, 1, num_seats, "none", lw=1.6)
         steps = f"{len(moments)} steps" if time >= len(moments) - 1 else f"step {time}"
         ax.set_title(f"{name}: {steps}", fontsize=10)
         ax.set(xlim=(0, end), ylim=(num_seats, 0), yticks=np.arange(num_seats) + 0.5)
@@ -117,18 +113,16 @@ def _draw(figure: Figure, frame: tuple[Mapping[str, tuple], int, int, int]) -> N
         ax.grid(visible=False)
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    kinds = {"prompt": KINDS["prompt"], "one token": ""}
+    looks = {name: {"fc": "white", "hatch": hatch} for name, hatch in (("prompt", KINDS["prompt"]), ("one token", ""))}
     if any(seat.kind == "again" for taken, _ in drawn.values() for at_once in taken for seat in at_once):
-        kinds["computed again"] = KINDS["again"]
-    handles = [Patch(fc="white", ec=INK, hatch=hatch, label=name) for name, hatch in kinds.items()]
-    handles.append(Patch(fc="#f1f1f5", ec="none", label="empty seat"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1.4)
+        looks["computed again"] = {"fc": "white", "hatch": KINDS["again"]}
+    looks["empty seat"] = EMPTY
+    colour_key(figure, looks, loc="outside lower center", ncols=len(looks), fontsize=8, handlelength=1.4)
 
 
 def _draw_seat(ax: Axes, step: int, seat: Seat, *, named: bool) -> None:
     fill = OWNERS[seat.request % len(OWNERS)] if seat.kind in KINDS else "white"
-    hatch = KINDS.get(seat.kind)
-    ax.add_patch(Rectangle((step, seat.seat), 1, 1, fc=fill, ec=INK, lw=0.5, hatch=hatch))
+    rectangle(ax, step, seat.seat, 1, 1, fill, lw=0.5, hatch=KINDS.get(seat.kind))
     if named:
         _name(ax, step + 0.5, seat.seat + 0.5, seat.request)
 
@@ -146,34 +140,30 @@ def blocks_over_time(
 
     A letter stands where a request begins to hold blocks. The dashed line is the pool.
     """
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(5.2, 1.6 * len(panels) + 0.9), sharex=True, sharey=True, squeeze=False
-    )
-    for ax, (name, moments) in zip(axes[:, 0], panels.items(), strict=True):
-        requests = sorted({request for moment in moments for request in moment.blocks})
-        base = np.zeros(len(moments))
-        for request in requests:
-            held = np.array([moment.blocks.get(request, 0) for moment in moments], dtype=float)
-            colour = SHARED if request < 0 else OWNERS[request % len(OWNERS)]
-            ax.bar(np.arange(len(moments)) + 0.5, held, 1.0, bottom=base, color=colour, ec="white", lw=0.3)
-            for step in np.flatnonzero((held > 0) & (np.append(0, held[:-1]) == 0)) if request >= 0 else ():
-                _name(ax, step + 0.5, base[step] + held[step] / 2, request)
-            base += held
-        for step, moment in enumerate(moments):
-            if moment.preempted:
-                ax.plot(step, num_blocks, "X", color=ORANGE, mec=INK, ms=8, clip_on=False, zorder=5)
-        ax.axhline(num_blocks, color=INK, ls="--", lw=1)
-        ax.set_title(name, fontsize=10)
-        ax.set(ylim=(0, num_blocks * 1.1), xlim=(0, max(map(len, panels.values()))))
-    figure.supylabel("blocks held", fontsize=10)
-    axes[-1, 0].set_xlabel("step")
-    axes[-1, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    everything = [moment for moments in panels.values() for moment in moments]
-    handles = [Line2D([], [], color=INK, ls="--", lw=1, label="all blocks")]
-    if any(-1 in moment.blocks for moment in everything):
-        handles.append(Patch(fc=SHARED, label="in several tables"))
-    if any(moment.preempted for moment in everything):
-        handles.append(Line2D([], [], color=ORANGE, marker="X", mec=INK, ms=8, ls="", label="preempted"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1.6)
-    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-    show(alt)
+    options = {"title": title, "alt": alt, "sharex": True, "sharey": True}
+    with subplots(len(panels), size=(5.2, 1.6 * len(panels) + 0.9), **options) as (figure, axes):
+        for ax, (name, moments) in zip(axes, panels.items(), strict=True):
+            base = np.zeros(len(moments))
+            for request in sorted({request for moment in moments for request in moment.blocks}):
+                held = np.array([moment.blocks.get(request, 0) for moment in moments], dtype=float)
+                colour = SHARED if request < 0 else OWNERS[request % len(OWNERS)]
+                ax.bar(np.arange(len(moments)) + 0.5, held, 1.0, bottom=base, color=colour, ec="white", lw=0.3)
+                for step in np.flatnonzero((held > 0) & (np.append(0, held[:-1]) == 0)) if request >= 0 else ():
+                    _name(ax, step + 0.5, base[step] + held[step] / 2, request)
+                base += held
+            for step, moment in enumerate(moments):
+                if moment.preempted:
+                    ax.plot(step, num_blocks, "X", color=ORANGE, mec=INK, ms=8, clip_on=False, zorder=5)
+            ax.axhline(num_blocks, color=INK, ls="--", lw=1)
+            ax.set_title(name, fontsize=10)
+            ax.set(ylim=(0, num_blocks * 1.1), xlim=(0, max(map(len, panels.values()))))
+        figure.supylabel("blocks held", fontsize=10)
+        axes[-1].set_xlabel("step")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        everything = [moment for moments in panels.values() for moment in moments]
+        handles = [Line2D([], [], color=INK, ls="--", lw=1, label="all blocks")]
+        if any(-1 in moment.blocks for moment in everything):
+            handles.append(Patch(fc=SHARED, label="in several tables"))
+        if any(moment.preempted for moment in everything):
+            handles.append(Line2D([], [], color=ORANGE, marker="X", mec=INK, ms=8, ls="", label="preempted"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, handlelength=1.6)

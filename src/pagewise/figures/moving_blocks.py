@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from pagewise.figures.blocks import Snapshot, draw_copies, draw_tables_and_pool, owner_colours, snapshot
-from pagewise.figures.charts import ORANGE
+from pagewise.figures.blocks import Snapshot, colours_of, draw_copies, draw_tables_and_pool, snapshot
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import ORANGE
 from pagewise.figures.steps import stepper
 
 
@@ -45,8 +45,7 @@ def block_steps(
         copies = manager.take_copies()
         result += "".join(f", and block {src} is copied to block {dst} first" for src, dst in copies)
         moments.append((f"{why}: {name}({said}){result}.", _look(manager, copies)))
-    names = dict.fromkeys(name for _, moment in moments for name in moment.shot.tables)
-    colours = owner_colours(*names) | dict(colours or {})
+    colours = colours_of((name for _, moment in moments for name in moment.shot.tables), colours)
     frames = [(caption, moment._replace(colours=colours)) for caption, moment in moments]
     return stepper(frames, _draw, title=title, alt=alt, height=2.7)
 
@@ -69,10 +68,10 @@ def _short(argument: Any) -> str:
 
 
 def _draw(figure: Figure, moment: _Moment) -> None:
-    ax, stride = figure.subplots(), moment.shot.block_size + 0.8
+    ax = figure.subplots()
     draw_tables_and_pool(ax, moment.shot, moment.colours, table_name="{}: {} tokens")
     for block in moment.cached:
-        middle = block * stride + moment.shot.block_size / 2
-        ax.text(middle, -1.95, "cached", ha="center", va="center", fontsize=9, fontweight="bold", color=ORANGE)
+        look = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold", "color": ORANGE}
+        ax.text(moment.shot.middle(block), -1.95, "cached", **look)
     draw_copies(ax, moment.shot, moment.copies)
     ax.set_ylim(-3.3, 4.7)

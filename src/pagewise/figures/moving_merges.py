@@ -8,8 +8,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, box
+from pagewise.figures.drawing import box, diagram
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
 from pagewise.figures.steps import stepper
 
 
@@ -106,8 +107,7 @@ def _draw(figure: Figure, moment: _Moment) -> None:
     texts += [f"out = {out}"] if moment.divided else []
     for i, text in enumerate(texts):
         box(bottom, i * 6 / len(texts), 0, 5.6 / len(texts), 1, text, fill=SAND)
-    bottom.set(xlim=(-0.05, 5.95), ylim=(-0.05, 1.05))
-    bottom.axis("off")
+    diagram(bottom, (-0.05, 5.95), (-0.05, 1.05))
 
 
 def _vector(values: Tensor) -> str:

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pagewise.figures.charts import ORANGE, SAND, box
+from pagewise.figures.drawing import box, diagram
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import ORANGE, SAND
 from pagewise.figures.steps import stepper
 
 
@@ -70,33 +70,27 @@ def _schemes(numbers: Sequence[float], seen: int, synchronised: Any, values: Ten
     m = max(numbers[:seen], default=-math.inf)
     by_max, by_phi = ([math.exp(x - centre) for x in numbers[:seen]] for centre in (m, phi))
     l, acc = float(synchronised.l), float(synchronised.acc)
-    unified = _sums(by_phi, values)
+    said = "m = −∞" if m == -math.inf else f"m = {m:g}"
+    l_phi, acc_phi = _sums(by_phi, values)
     return [
-        _Scheme("whole row", "m", [], f"m = {m:g}, {seen} scores kept" if seen else "m = −∞"),
-        _Scheme(
-            "partial, synchronised", "m", by_max, f"m = {m:g}   l = {l:.3f}   acc = {acc:.2f}".replace("-inf", "−∞")
-        ),
-        _Scheme(f"partial, unified φ = {phi:g}", "φ", by_phi, f"l = {unified[0]:.3f}   acc = {unified[1]:.2f}"),
+        _Scheme("whole row", "m", [], f"{said}, {seen} scores kept" if seen else said),
+        _Scheme("partial, synchronised", "m", by_max, f"{said}   l = {l:.3f}   acc = {acc:.2f}"),
+        _Scheme(f"partial, unified φ = {phi:g}", "φ", by_phi, f"l = {l_phi:.3f}   acc = {acc_phi:.2f}"),
     ]
 
 
 def _at_the_end(numbers: Sequence[float], synchronised: Any, values: Tensor, phi: float) -> list[_Scheme]:
-    whole, partial, unified = _schemes(numbers, len(numbers), synchronised, values, phi)
-    outputs = [_divided(by.weights, values) for by in (partial, partial, unified)]
-    whole = partial._replace(name=whole.name)  # once the whole row is there
-    return [
-        scheme._replace(state=f"{scheme.state}   out = {out:.3f}")
-        for scheme, out in zip((whole, partial, unified), outputs, strict=True)
-    ]
+    _, partial, unified = _schemes(numbers, len(numbers), synchronised, values, phi)
+    whole = partial._replace(name="whole row")  # once the whole row is there
+    found = []
+    for scheme in (whole, partial, unified):
+        l, acc = _sums(scheme.weights, values)
+        found.append(scheme._replace(state=f"{scheme.state}   out = {acc / l:.3f}"))
+    return found
 
 
 def _sums(weights: Sequence[float], values: Tensor) -> tuple[float, float]:
     return sum(weights), sum(w * v for w, v in zip(weights, values.tolist(), strict=False))
-
-
-def _divided(weights: Sequence[float], values: Tensor) -> float:
-    l, acc = _sums(weights, values)
-    return acc / l
 
 
 def _verdict(height: float, band: tuple[float, float]) -> str:
@@ -108,18 +102,12 @@ def _verdict(height: float, band: tuple[float, float]) -> str:
 
 def _draw(figure: Figure, moment: _Moment) -> None:
     for ax, scheme in zip(figure.subplots(3, 1), moment.schemes, strict=True):
-        _draw_scheme(ax, moment, scheme)
-
-
-def _draw_scheme(ax: Axes, moment: _Moment, scheme: _Scheme) -> None:
-    S, new = len(moment.scores), moment.seen - moment.arriving
-    for key, score in enumerate(moment.scores):
-        fill = "#ffffff" if key >= moment.seen else ORANGE if key >= new else SAND
-        box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < moment.seen else "", fill=fill)
-        box(ax, key, 0, 0.92, 0.8, f"{scheme.weights[key]:.3f}" if key < len(scheme.weights) else "")
-    for y, name in ((1.4, "score s"), (0.4, f"exp(s − {scheme.centre})")):
-        ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
-    ax.text(0, -0.25, scheme.state, ha="left", va="top", fontsize=10)
-    ax.set_title(scheme.name, fontsize=10)
-    ax.set(xlim=(-0.8, S), ylim=(-0.9, 1.9))
-    ax.axis("off")
+        for key, score in enumerate(moment.scores):
+            fill = "white" if key >= moment.seen else ORANGE if key >= moment.seen - moment.arriving else SAND
+            box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < moment.seen else "", fill=fill)
+            box(ax, key, 0, 0.92, 0.8, f"{scheme.weights[key]:.3f}" if key < len(scheme.weights) else "")
+        for y, name in ((1.4, "score s"), (0.4, f"exp(s − {scheme.centre})")):
+            ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
+        ax.text(0, -0.25, scheme.state, ha="left", va="top", fontsize=10)
+        ax.set_title(scheme.name, fontsize=10)
+        diagram(ax, (-0.8, len(moment.scores)), (-0.9, 1.9))

@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.blocks import OWNERS
-from pagewise.figures.charts import DASHES, INK, PALETTE
+from pagewise.figures.drawing import diagram
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import DASHES, INK, PALETTE
 from pagewise.figures.steps import stepper
 from pagewise.tools.sizes import cdiv
 
 COLUMNS = 22
+STEPS = 12  # at most
 
 
 class Run(NamedTuple):
@@ -47,13 +49,7 @@ def schedule(grid: Sequence[tuple[int, int]], num_sms: int) -> list[Run]:
 
 
 def sm_steps(
-    grids: Mapping[str, Sequence[tuple[int, int]]],
-    num_sms: int,
-    *,
-    title: str,
-    alt: str,
-    steps: int = 12,
-    owner: str = "sequence",
+    grids: Mapping[str, Sequence[tuple[int, int]]], num_sms: int, *, title: str, alt: str, owner: str = "sequence"
 ) -> Embedded:
     """Which SMs work while each grid runs from its start: squares for SMs, curves for how many are busy.
 
@@ -63,7 +59,7 @@ def sm_steps(
     """
     runs = {name: schedule(grid, num_sms) for name, grid in grids.items()}
     moments = sorted({time for of_grid in runs.values() for run in of_grid for time in (run.start, run.stop)})
-    steps = min(steps, len(moments))
+    steps = min(STEPS, len(moments))
     times = [moments[i * (len(moments) - 1) // max(steps - 1, 1)] for i in range(steps)]
     frames = []
     for time in times:
@@ -103,5 +99,5 @@ def _draw_sms(ax: Axes, runs: Sequence[Run], num_sms: int, time: int) -> None:
     cells = np.ma.masked_equal(owners.reshape(rows, COLUMNS), -2)
     colours = ListedColormap(["#ffffff", *OWNERS])
     ax.pcolormesh(cells, cmap=colours, vmin=-1.5, vmax=len(OWNERS) - 0.5, edgecolors="#8a8aa0", lw=0.3)
-    ax.set(ylim=(rows + 0.1, -0.1), aspect="equal")
-    ax.axis("off")
+    ax.set_aspect("equal")
+    diagram(ax, (0, COLUMNS), (rows + 0.1, -0.1))

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND
+from pagewise.figures.drawing import rectangle
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import BLUE, ORANGE, SAND
 from pagewise.figures.steps import WIDTH, stepper
 
 DONE, IDLE = SAND, "#ffffff"
@@ -151,7 +151,7 @@ def _draw(figure: Figure, moments: Mapping[str, _Moment]) -> None:
         for row, (kind, count, fill) in enumerate((("read", moment.read, BLUE), ("written", moment.written, ORANGE))):
             y = T + 3.0 + 2.6 * row
             ax.text(left - GAP - STRIP, y, f"{count:,} numbers {kind}", va="bottom", fontsize=9)
-            _paint(ax, left - GAP - STRIP, y, (S + BESIDE - 1) * count / moment.most, 0.8, fill)
+            rectangle(ax, left - GAP - STRIP, y, (S + BESIDE - 1) * count / moment.most, 0.8, fill)
 
 
 def _size(moments: Mapping[str, _Moment]) -> tuple[int, int]:
@@ -167,7 +167,7 @@ def _draw_tiles(ax: Axes, moment: _Moment, left: float, T: int, S: int) -> None:
     for rows in moment.edges["Q"]:
         for cols in moment.edges["K"]:
             fill = BLUE if (now.rows, now.cols) == (rows, cols) else DONE if (rows, cols) in seen else IDLE
-            _paint(ax, left + cols[0], rows[0], cols[1] - cols[0], rows[1] - rows[0], fill)
+            rectangle(ax, left + cols[0], rows[0], cols[1] - cols[0], rows[1] - rows[0], fill)
     ax.text(left + S / 2, T + 0.3, "scores", ha="center", va="top", fontsize=9)
     columns = {"Q": -GAP - STRIP, "O": S + GAP}
     if statistics := " ".join(name for name in ("l", "m", "L") if name in moment.edges):
@@ -175,12 +175,12 @@ def _draw_tiles(ax: Axes, moment: _Moment, left: float, T: int, S: int) -> None:
     for label, x in columns.items():
         width = STRIP if label in "QO" else STRIP / 2
         for tile in moment.edges[label[0]]:
-            _paint(ax, left + x, tile[0], width, tile[1] - tile[0], **_look(now, label[0], tile))
+            rectangle(ax, left + x, tile[0], width, tile[1] - tile[0], **_look(now, label[0], tile))
         ax.text(left + x + width / 2, T + 0.3, label, ha="center", va="top", fontsize=9)
     for row, name in enumerate("KV"):
         y = -GAP - STRIP - row * (STRIP + GAP / 2)
         for tile in moment.edges[name]:
-            _paint(ax, left + tile[0], y, tile[1] - tile[0], STRIP, **_look(now, name, tile))
+            rectangle(ax, left + tile[0], y, tile[1] - tile[0], STRIP, **_look(now, name, tile))
         ax.text(left - 0.3, y + STRIP / 2, name, ha="right", va="center", fontsize=9)
 
 
@@ -191,7 +191,3 @@ def _look(now: Visit, name: str, tile: tuple[int, int]) -> dict[str, str]:
     held = {"Q": now.rows, "K": now.cols, "V": now.cols}.get(name)
     read = any((move.tensor, move.start) == (name, tile[0]) for move in now.moves)
     return {"fill": BLUE if read or held == tile else IDLE}
-
-
-def _paint(ax: Axes, x: float, y: float, width: float, height: float, fill: str, hatch: str | None = None) -> None:
-    ax.add_artist(Rectangle((x, y), width, height, fc=fill, ec=INK, lw=0.8, hatch=hatch))

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from pagewise.figures.charts import BLUE, INK, ORANGE, SAND, TEAL
+from pagewise.figures.drawing import diagram, rectangle
 from pagewise.figures.embed import Embedded
+from pagewise.figures.palette import BLUE, ORANGE, SAND, TEAL
 from pagewise.figures.steps import stepper
 
 WARPS = (SAND, TEAL, ORANGE, BLUE)
@@ -94,21 +93,16 @@ def _said(reads: _Reads) -> str:
 
 def _draw(figure: Figure, both: tuple[_Reads, _Reads]) -> None:
     for ax, reads in zip(figure.subplots(2, 1), both, strict=True):
-        _draw_blocks(ax, reads)
-
-
-def _draw_blocks(ax: Axes, reads: _Reads) -> None:
-    for i, (block, readers, now) in enumerate(zip(reads.table, reads.readers, reads.now, strict=True)):
-        pixels = np.ones((*readers.shape, 3))
-        for warp in range(int(readers.max()) + 1):
-            strong, read = np.array(to_rgb(WARPS[warp % 4])), readers == warp
-            pixels[read] = 0.35 * strong + 0.65  # read before
-            pixels[read & now] = strong
-        ax.imshow(pixels, extent=(i, i + 0.9, 1, 0), aspect="auto", interpolation="nearest")
-        ax.add_patch(Rectangle((i, 0), 0.9, 1, fc="none", ec=INK, lw=0.8))
-        label = f"warp {int(readers[now][0])}" if now.any() else ""
-        ax.text(i + 0.45, -0.06, label, ha="center", va="bottom", fontsize=10, fontweight="bold")
-        ax.text(i + 0.45, 1.05, f"{i} ({block})", ha="center", va="top", fontsize=10)
-    ax.set(xlim=(-0.05, len(reads.table)), ylim=(1.3, -0.3))
-    ax.set_title(f"{reads.name}: block of the sequence (of the cache)", fontsize=10, fontweight="normal")
-    ax.axis("off")
+        for i, (block, readers, now) in enumerate(zip(reads.table, reads.readers, reads.now, strict=True)):
+            pixels = np.ones((*readers.shape, 3))
+            for warp in range(int(readers.max()) + 1):
+                strong, read = np.array(to_rgb(WARPS[warp % 4])), readers == warp
+                pixels[read] = 0.35 * strong + 0.65  # read before
+                pixels[read & now] = strong
+            ax.imshow(pixels, extent=(i, i + 0.9, 1, 0), aspect="auto", interpolation="nearest")
+            rectangle(ax, i, 0, 0.9, 1, "none")
+            label = f"warp {int(readers[now][0])}" if now.any() else ""
+            ax.text(i + 0.45, -0.06, label, ha="center", va="bottom", fontsize=10, fontweight="bold")
+            ax.text(i + 0.45, 1.05, f"{i} ({block})", ha="center", va="top", fontsize=10)
+        ax.set_title(f"{reads.name}: block of the sequence (of the cache)", fontsize=10, fontweight="normal")
+        diagram(ax, (-0.05, len(reads.table)), (1.3, -0.3))

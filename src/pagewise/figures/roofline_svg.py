@@ -4,8 +4,8 @@ import html
 import math
 from collections.abc import Sequence
 
-from pagewise.figures.charts import DASHES, INK, ORANGE, PALETTE
 from pagewise.figures.embed import tag
+from pagewise.figures.palette import DASHES, INK, ORANGE, PALETTE
 from pagewise.tools.roofline import Gpu
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 48, 398, 10, 220  # of the whole, and where the axes lie
@@ -27,9 +27,8 @@ def roofline_svg(gpus: Sequence[Gpu], point: tuple[float, float]) -> str:
         roof = [(_x(x), _y(gpu.attainable(x))) for x in (INTENSITIES[0], gpu.ridge, INTENSITIES[1])]
         dash = None if DASHES[i] == "-" else "6 3" if DASHES[i] == "--" else "6 3 2 3"
         drawn.append(_line(roof, stroke=PALETTE[i], stroke_width=2, stroke_dasharray=dash, data_gpu=gpu.name))
-        drawn.append(
-            _line([(250, 140 + 18 * i), (280, 140 + 18 * i)], stroke=PALETTE[i], stroke_width=2, stroke_dasharray=dash)
-        )
+        sample = [(250, 140 + 18 * i), (280, 140 + 18 * i)]
+        drawn.append(_line(sample, stroke=PALETTE[i], stroke_width=2, stroke_dasharray=dash))
         drawn.append(_text(286, 144 + 18 * i, gpu.name))
     drawn.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, "intensity (FLOP per byte moved)", text_anchor="middle"))
     drawn.append(_text(LEFT + 6, TOP + 16, "TFLOP/s attainable", text_anchor="start"))

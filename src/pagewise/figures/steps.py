@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-import pagewise.figures.charts  # noqa: F401  (the style of all figures)
+import pagewise.figures.palette  # noqa: F401  (the style of all figures)
 from pagewise.figures.embed import Embedded, fill, tag
 
 Frame = TypeVar("Frame")

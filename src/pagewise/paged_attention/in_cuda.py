@@ -5,8 +5,7 @@
     grouped  v2 with the query heads of a KV head in one thread block, which reads keys and values once for all of them
 
 The kernels are in kernels/paged_attention.cu and kernels/paged_attention_grouped.cu. The public functions are in
-`pagewise.paged_attention.vllm`, which checks the inputs. The custom ops never wait for
-the GPU, and they work under torch.compile.
+`pagewise.paged_attention.vllm`, which checks the inputs. The custom op never waits for the GPU.
 """
 
 import functools
@@ -129,10 +128,8 @@ def attend(
     v1 computes it without a `partition_size`, v2 with one, and the grouped kernel with several `query_heads`.
     """
     *tensors, v_scale = inputs
-    flat = (*tensors, max_seq_len, options.scale_for(inputs.q.shape[-1]), options.alibi_slopes, v_scale)
-    if partition_size is None:
-        return torch.ops.pagewise.paged_attention_v1(*flat)
-    return torch.ops.pagewise.paged_attention_v2(*flat, partition_size, query_heads)
+    numbers = (max_seq_len, options.scale_for(inputs.q.shape[-1]), options.alibi_slopes, v_scale)
+    return torch.ops.pagewise.paged_attention_cuda(*tensors, *numbers, partition_size, query_heads)
 
 
 class Arguments(NamedTuple):
@@ -153,33 +150,23 @@ class Arguments(NamedTuple):
     table_stride: int
 
 
-def _arguments(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    slopes: Tensor | None,
-) -> Arguments:
+def _arguments(tensors: tuple[Tensor, ...], max_seq_len: int, scale: float, slopes: Tensor | None) -> Arguments:
     """Copy the small tensors whose layout the kernels cannot read, and look up the strides."""
+    q, k_cache, v_cache, block_tables, seq_lens = tensors
     if q.stride(1) != q.shape[2] or q.stride(0) * q.element_size() % 16 or q.data_ptr() % 16:
         q = q.clone(memory_format=torch.contiguous_format)
     if block_tables.stride(1) != 1:
         block_tables = block_tables.contiguous()
     seq_lens, slopes = seq_lens.contiguous(), None if slopes is None else slopes.contiguous()
-    strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
-    return Arguments(
-        q, k_cache, v_cache, block_tables, seq_lens, slopes, v_cache.shape[1], max_seq_len, scale, *strides
-    )
+    numbers = (v_cache.shape[1], max_seq_len, scale, q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
+    return Arguments(q, k_cache, v_cache, block_tables, seq_lens, slopes, *numbers)
 
 
 def launch_v1(kernel: CudaKernel, inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> OutAndLse:
     """Return (out, lse) of one launch of `kernel`: `v1_kernel`, or a variant of its source that a lesson made."""
-    *tensors, v_scale = inputs
     scale = options.scale_for(inputs.q.shape[-1])
-    return _one_pass(kernel, _arguments(*tensors, max_seq_len, scale, options.alibi_slopes), v_scale)
+    arguments = _arguments(inputs[:5], max_seq_len, scale, options.alibi_slopes)
+    return _one_pass(kernel, arguments, inputs.v_scale)
 
 
 def _one_pass(kernel: CudaKernel, arguments: Arguments, v_scale: float) -> OutAndLse:
@@ -212,11 +199,11 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-# ---------------------------------------------------------------------------------------------- custom ops
+# ---------------------------------------------------------------------------------------------- custom op
 
 
-@torch.library.custom_op("pagewise::paged_attention_v1", mutates_args=())
-def _v1(
+@torch.library.custom_op("pagewise::paged_attention_cuda", mutates_args=())
+def _paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -226,50 +213,27 @@ def _v1(
     scale: float,
     alibi_slopes: Tensor | None,
     v_scale: float,
-) -> tuple[Tensor, Tensor]:
-    kernel = v1_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
-    arguments = _arguments(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, scale, alibi_slopes)
-    return _one_pass(kernel, arguments, v_scale)
-
-
-@torch.library.custom_op("pagewise::paged_attention_v2", mutates_args=())
-def _v2(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    alibi_slopes: Tensor | None,
-    v_scale: float,
-    partition_size: int,
+    partition_size: int | None,
     query_heads: int,
 ) -> tuple[Tensor, Tensor]:
-    arguments = _arguments(q, k_cache, v_cache, block_tables, seq_lens, max_seq_len, scale, alibi_slopes)
-    return _in_partitions(arguments, v_scale, partition_size, query_heads)
+    arguments = _arguments((q, k_cache, v_cache, block_tables, seq_lens), max_seq_len, scale, alibi_slopes)
+    if partition_size is not None:
+        return _in_partitions(arguments, v_scale, partition_size, query_heads)
+    return _one_pass(v1_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1]), arguments, v_scale)
 
 
-@_v1.register_fake
-@_v2.register_fake
+@_paged_attention.register_fake
 def _(q, *_):
     return _outputs(q)
 
 
-@counts_as("pagewise::paged_attention_v1")
-def _work_v1(q, k_cache, v_cache, block_tables, seq_lens, *_) -> tuple[int, int, int, int]:
-    (B, H, D), P = q.shape, v_cache.shape[-1]
-    tokens = sum(cdiv(length, P) for length in seq_lens.tolist()) * P  # the kernels read whole blocks
-    kv_bytes = 2 * tokens * H * D * k_cache.element_size()  # once per query head
+@counts_as("pagewise::paged_attention_cuda")
+def _work(q, k_cache, v_cache, block_tables, seq_lens, *options) -> tuple[int, int, int, int]:
+    """Whole blocks are read, once per `query_heads` heads. Partial results are written, and read once."""
+    (*_, partition_size, query_heads), (B, H, D), P, lengths = options, q.shape, v_cache.shape[-1], seq_lens.tolist()
+    tokens = sum(cdiv(length, P) for length in lengths) * P
+    partitions = sum(cdiv(length, partition_size) for length in lengths) if partition_size else 0
+    partials = partitions * H * 4 * (D + 2)
+    kv_bytes = 2 * tokens * H * D * k_cache.element_size() // query_heads
     other_bytes = q.nbytes + 4 * (tokens // P + 1) * H  # the queries, the tables, the lengths
-    return 4 * tokens * H * D, 5 * tokens * H, kv_bytes + other_bytes, q.nbytes + 4 * B * H
-
-
-@counts_as("pagewise::paged_attention_v2")
-def _work_v2(q, k_cache, v_cache, block_tables, seq_lens, *options) -> tuple[int, int, int, int]:
-    """The work of v1 with keys and values read once per `query_heads`, plus writing and reading the partial results."""
-    (*_, partition_size, query_heads), (_, H, D) = options, q.shape
-    matmul, other, read, written = _work_v1(q, k_cache, v_cache, block_tables, seq_lens)
-    kv_bytes = matmul // 2 * k_cache.element_size()  # v1 does two operations per element of K and of V
-    partials = sum(cdiv(length, partition_size) for length in seq_lens.tolist()) * H * 4 * (D + 2)
-    return matmul, other, read - kv_bytes + kv_bytes // query_heads + partials, written + partials
+    return 4 * tokens * H * D, 5 * tokens * H, kv_bytes + other_bytes + partials, q.nbytes + 4 * B * H + partials

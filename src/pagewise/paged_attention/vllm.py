@@ -12,15 +12,7 @@ from torch import Tensor
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, _with_sequences_and_scales, used_blocks
-from pagewise.tools.checks import (
-    FLOAT8,
-    FLOATS,
-    check_count,
-    check_heads,
-    check_same,
-    check_shape,
-    check_tensor,
-)
+from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_heads, check_same, check_shape, check_tensor
 
 Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 
@@ -66,10 +58,8 @@ def paged_attention_v1(
         ValueError, TypeError: an argument does not fit. The message names the argument and the remedy.
     """
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    inputs, options = checked_vllm_inputs(
-        q, k_cache, v_cache, block_tables, seq_lens, options, k_scale=k_scale, v_scale=v_scale
-    )
-    return _attend(inputs, options, max_seq_len, check, return_lse)
+    checked = checked_vllm_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, k_scale, v_scale)
+    return _attend(*checked, max_seq_len, check, return_lse)
 
 
 def paged_attention_v2(
@@ -96,10 +86,8 @@ def paged_attention_v2(
     """
     check_count("partition_size", partition_size)
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    inputs, options = checked_vllm_inputs(
-        q, k_cache, v_cache, block_tables, seq_lens, options, k_scale=k_scale, v_scale=v_scale
-    )
-    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size)
+    checked = checked_vllm_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, k_scale, v_scale)
+    return _attend(*checked, max_seq_len, check, return_lse, partition_size)
 
 
 def paged_attention_grouped(
@@ -126,11 +114,9 @@ def paged_attention_grouped(
     """
     check_count("partition_size", partition_size)
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    inputs, options = checked_vllm_inputs(
-        q, k_cache, v_cache, block_tables, seq_lens, options, k_scale=k_scale, v_scale=v_scale
-    )
+    checked = checked_vllm_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, k_scale, v_scale)
     query_heads = query_heads_per_thread_block(q.shape[1] // v_cache.shape[1])
-    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size, query_heads)
+    return _attend(*checked, max_seq_len, check, return_lse, partition_size, query_heads)
 
 
 def choose_version(
@@ -173,13 +159,10 @@ def _attend(
         if partition_size % P:
             raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
         if max_seq_len > partition_size * most:
-            raise ValueError(
-                f"max_seq_len = {max_seq_len} is more than {most} partitions of {partition_size} tokens: choose a "
-                f"larger partition_size"
-            )
-    out, lse = in_cuda.attend(
-        inputs, options, max_seq_len=max_seq_len, partition_size=partition_size, query_heads=query_heads
-    )
+            partitions = f"{most} partitions of {partition_size} tokens"
+            raise ValueError(f"max_seq_len = {max_seq_len} is more than {partitions}: choose a larger partition_size")
+    sizes = {"max_seq_len": max_seq_len, "partition_size": partition_size, "query_heads": query_heads}
+    out, lse = in_cuda.attend(inputs, options, **sizes)
     return (out, lse) if return_lse else out
 
 
@@ -205,10 +188,9 @@ def checked_vllm_inputs(
     v_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
-    options: ScoreOptions = DECODING,
-    *,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    options: ScoreOptions,
+    k_scale: float,
+    v_scale: float,
 ) -> tuple[PagedInputs, ScoreOptions]:
     """Check the tensors and options of a launch over a cache in vLLM's layout, which the kernels read in 16 bytes.
 
@@ -228,15 +210,11 @@ def checked_vllm_inputs(
     check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
     check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
     check_heads(H, Hkv)
-    for name, size, sizes in (
-        ("q must have a head size D", D, in_cuda.HEAD_SIZES),
-        ("v_cache must have a block size P", P, in_cuda.BLOCK_SIZES),
-    ):
+    head_sizes = ("q must have a head size D", D, in_cuda.HEAD_SIZES)
+    for name, size, sizes in (head_sizes, ("v_cache must have a block size P", P, in_cuda.BLOCK_SIZES)):
         if size not in sizes:
-            raise ValueError(
-                f"{name} of {', '.join(map(str, sizes))}, got {size}: paged_attention takes any size, with a cache "
-                f"[N, P, Hkv, D]"
-            )
+            remedy = "paged_attention takes any size, with a cache [N, P, Hkv, D]"
+            raise ValueError(f"{name} of {', '.join(map(str, sizes))}, got {size}: {remedy}")
     if B > in_cuda.MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {in_cuda.MAX_NUM_SEQS} sequences, got {B}: split the batch")
     _check_layout(q, k_cache, v_cache)
@@ -251,15 +229,11 @@ def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     N, Hkv, _, P, x = k_cache.shape
     for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
         if cache.stride()[2:] != inner:
-            raise ValueError(
-                f"{name} must be contiguous within a block's KV head, got shape {list(cache.shape)} and strides "
-                f"{cache.stride()}"
-            )
+            got = f"shape {list(cache.shape)} and strides {cache.stride()}"
+            raise ValueError(f"{name} must be contiguous within a block's KV head, got {got}")
         outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
         if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
             raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
         if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
-            raise ValueError(
-                f"v_cache must have k_cache's strides of blocks and KV heads, {k_cache.stride()[:2]}, "
-                f"got {cache.stride()[:2]}"
-            )
+            strides = f"{k_cache.stride()[:2]}, got {cache.stride()[:2]}"
+            raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {strides}")

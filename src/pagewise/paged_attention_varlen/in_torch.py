@@ -6,6 +6,9 @@ similar numbers of keys. Each such group is one padded batch of dense attention,
     k[b, j], v[b, j] = cache[block_tables[b, j // P], j % P]
 
 A sequence with fewer keys than the longest of its group repeats its last key, and a mask hides the repetitions.
+
+Prompts often begin alike, and the prefix cache then gives them the same blocks. Keys with which all sequences of a
+group begin are gathered once, and one product serves the queries of all of them. Lesson 3's merge adds the other keys.
 """
 
 from collections import defaultdict
@@ -18,9 +21,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.naive_attention import grouped_matmul, masked_scores, safe_softmax, visibility
+from pagewise.online_softmax import Partial
+from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits
 from pagewise.paged_attention_varlen.step import Step
 
+MIN_SHARED = 64  # keys: fewer are gathered for each sequence in less time than two products and a merge take
 OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
 
 
@@ -32,6 +38,7 @@ class Group(NamedTuple):
     positions: Int[Tensor, "B 1 T"]  # the positions of the queries, where the first key has position 0
     is_causal: bool  # T = S, and a query sees all keys up to its own
     mask: Float[Tensor, "B 1 T S"] | None  # else: −∞ where a query does not see a key; None: it sees all
+    shared: Int[Tensor, "1 S0"] | None  # where the keys are stored with which all B sequences begin; not in `slots`
 
 
 class PlanInTorch:
@@ -53,6 +60,11 @@ class PlanInTorch:
 
     def _group(self, T: int, sequences: list[tuple[int, int, int, int]]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
+        shared, num_shared = None, self._num_shared(T, sequences)
+        if num_shared:
+            sequences = [(b, start, num_shared, keys - num_shared) for b, start, _, keys in sequences]
+            keys = torch.arange(num_shared, device=device)
+            shared = (tables[sequences[0][0], keys // P].long() * P + keys % P)[None]
         b, start, first, num_keys = torch.tensor(sequences, device=device).T[:, :, None]  # each [B, 1]
         S = max(keys for *_, keys in sequences)
         keys = first + torch.arange(S, device=device).minimum(num_keys - 1)
@@ -62,7 +74,16 @@ class PlanInTorch:
         if not is_causal:
             hidden = ~visibility(positions[..., None] - torch.arange(S, device=device), self.options)
             mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, -torch.inf) if hidden.any() else None
-        return Group(start + queries, tables[b, keys // P].long() * P + keys % P, positions, is_causal, mask)
+        return Group(start + queries, tables[b, keys // P].long() * P + keys % P, positions, is_causal, mask, shared)
+
+    def _num_shared(self, T: int, sequences: list[tuple[int, int, int, int]]) -> int:
+        """Return how many keys all these sequences begin with: whole blocks that every query sees, or 0 if too few."""
+        if len(sequences) == 1 or self.step.splits is not None or self.options.window is not None:
+            return 0
+        tables = self.step.block_tables[[b for b, *_ in sequences]]
+        equal = int((tables == tables[0]).all(dim=0).long().cumprod(dim=0).sum()) * self.step.block_size
+        seen = min(keys - T for *_, keys in sequences) // self.step.block_size * self.step.block_size
+        return num if (num := min(equal, seen)) >= MIN_SHARED else 0
 
     def attend(
         self,
@@ -86,12 +107,35 @@ class PlanInTorch:
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
         for group in self.groups:
+            queries = q[group.rows].transpose(1, 2)
             k, v = (_gathered(cache, group.slots) for cache in (k_cache, v_cache))
-            outs, lses = self._dense(group, q[group.rows].transpose(1, 2), k, v, wants_lse)
+            if group.shared is None:
+                outs, lses = self._dense(group, queries, k, v, wants_lse)
+            else:
+                begin = (_gathered(cache, group.shared) for cache in (k_cache, v_cache))
+                outs, lses = self._merged(group, queries, k, v, *begin)
             out[group.rows] = (outs * self.step.v_scale).transpose(1, 2).to(q.dtype)
             if lses is not None:
                 lse[group.rows] = lses.transpose(1, 2)
         return out, lse
+
+    def _merged(
+        self,
+        group: Group,
+        q: Float[Tensor, "B H T D"],
+        k: Shaped[Tensor, "B Hkv S D"],
+        v: Shaped[Tensor, "B Hkv S D"],
+        shared_k: Shaped[Tensor, "1 Hkv S0 D"],
+        shared_v: Shaped[Tensor, "1 Hkv S0 D"],
+    ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+        """Return (out, lse) over the keys that all sequences begin with, and then each sequence's own."""
+        B, T, S0 = len(q), q.shape[2], shared_k.shape[2]
+        of_all = q.transpose(0, 1).flatten(1, 2)[None]  # the queries of all sequences side by side [1, H, B · T, D]
+        all_seen = self.options._replace(causal=False)  # no mask is needed
+        begin = _partial(of_all, shared_k, shared_v, (group.positions + S0).view(1, 1, B * T), all_seen)
+        begin = Partial(*(x[0].unflatten(1, (B, T)).transpose(0, 1) for x in begin))
+        merged = begin.merge(_partial(q, k, v, group.positions, self.options))
+        return merged.output(), merged.lse()
 
     def _dense(
         self,
@@ -114,6 +158,10 @@ class PlanInTorch:
         if T == 1:  # the query heads of a KV head become rows of one product, which reads that head's keys once
             return scaled_dot_product_attention(q.reshape(B, Hkv, H // Hkv, D), k, v, **how).view(B, H, 1, D), None
         return scaled_dot_product_attention(q, k, v, **how, enable_gqa=True), None
+
+
+def _partial(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, options: ScoreOptions) -> Partial:
+    return Partial.of_heads(masked_scores(q, k, positions, torch.arange(k.shape[2], device=q.device), options), v)
 
 
 def _gathered(cache: Shaped[Tensor, "N P Hkv D"], slots: Int[Tensor, "B S"]) -> Shaped[Tensor, "B Hkv S D"]:

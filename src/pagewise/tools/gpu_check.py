@@ -84,7 +84,7 @@ def parts(out: Path) -> list[Part]:
     pytest = (*python, "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *workers)
     of_kernels = ("tests/paged_attention", "tests/flash_attention", "tests/flash_decoding_plus_plus")
     of_kernels = (*of_kernels, "tests/test_flash_decoding.py", "tests/test_online_softmax.py")
-    of_kernels = (*of_kernels, "tests/paged_blocks/test_write.py")
+    of_kernels = (*of_kernels, "tests/paged_attention_varlen", "tests/paged_blocks/test_write.py")
     paged_speed, flash_speed, decode_speed, flat_speed, engine_speed = (
         (*python, f"pagewise.experiments.{name}_speed", "--record", str(out.resolve() / f"{name}.json"))
         for name in MEASURED

@@ -77,7 +77,12 @@ def standard_attention_bytes(B: int, H: int, Hkv: int, T: int, S: int, D: int, i
     """Bytes of standard attention's eight matrix reads and writes, in its three steps; S and P go through memory."""
     q, kv, scores = (itemsize * n for n in (B * H * T * D, B * Hkv * S * D, B * H * T * S))
     return {
-        "read Q": q, "read K": kv, "write S": scores,
-        "read S": scores, "write P": scores,
-        "read P": scores, "read V": kv, "write O": q,
-    }  # fmt: skip
+        "read Q": q,
+        "read K": kv,
+        "write S": scores,
+        "read S": scores,
+        "write P": scores,
+        "read P": scores,
+        "read V": kv,
+        "write O": q,
+    }

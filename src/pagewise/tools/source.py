@@ -53,7 +53,8 @@ def _part(text: str, name: str, first: str, last: str) -> str:
 def cuda_source(text: str, name: str) -> str:
     """A function (or struct) of CUDA C++ `text`, from its comment to the brace that ends it. ValueError: no such."""
     comment, template = r"(?:^//[^\n]*\n)*", r"(?:^template[^;{}]*?>\s*\n)?"
-    definition = re.search(rf"{comment}{template}^[^\n/]*\b{name}\b[^;{{}}]*\{{", text, re.MULTILINE)
+    parameters = r"(?://[^\n]*\n|/(?!/)|[^;{}/])*"  # a comment may contain any character
+    definition = re.search(rf"{comment}{template}^[^\n/]*\b{name}\b{parameters}\{{", text, re.MULTILINE)
     if definition is None:
         raise ValueError(f"there is no definition of {name} in this source")
     end, depth = definition.end(), 1

@@ -29,10 +29,27 @@ _ALLOCATES = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_li
 _OVERWRITES = {"copy_", "fill_", "zero_", "index_put_"}
 _LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}  # read nothing of their model
 _PICKS = {"index", "index_select", "gather", "embedding"}
-_MOVES = _OVERWRITES | _PICKS | _LIKE | {
-    "cat", "stack", "clone", "_to_copy", "copy", "arange", "full", "zeros", "ones", "repeat", "flip", "roll",
-    "lift_fresh", "constant_pad_nd",
-}  # fmt: skip
+_MOVES = (
+    _OVERWRITES
+    | _PICKS
+    | _LIKE
+    | {
+        "cat",
+        "stack",
+        "clone",
+        "_to_copy",
+        "copy",
+        "arange",
+        "full",
+        "zeros",
+        "ones",
+        "repeat",
+        "flip",
+        "roll",
+        "lift_fresh",
+        "constant_pad_nd",
+    }
+)
 
 
 Result = TypeVar("Result")

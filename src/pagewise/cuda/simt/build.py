@@ -25,14 +25,25 @@ from pagewise.cuda.simt.precompiled import precompiled
 from pagewise.cuda.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
 
 COMMON_FLAGS = (
-    "-std=c++17", "-fPIC", "-ftls-model=global-dynamic", "-fstack-clash-protection", "-fno-finite-loops",
-    "-fno-strict-aliasing", "-g1", "-Wno-attributes", "-Wno-unknown-pragmas",
-)  # fmt: skip
+    "-std=c++17",
+    "-fPIC",
+    "-ftls-model=global-dynamic",
+    "-fstack-clash-protection",
+    "-fno-finite-loops",
+    "-fno-strict-aliasing",
+    "-g1",
+    "-Wno-attributes",
+    "-Wno-unknown-pragmas",
+)
 PLAIN_FLAGS = ("-O2",)
 # A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
 READ_AT_EACH_TURN = (
-    "-O1", "-fno-tree-fre", "-fno-tree-loop-im", "-fno-tree-dominator-opts", "-fno-move-loop-invariants",
-)  # fmt: skip
+    "-O1",
+    "-fno-tree-fre",
+    "-fno-tree-loop-im",
+    "-fno-tree-dominator-opts",
+    "-fno-move-loop-invariants",
+)
 _EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
@@ -45,9 +56,16 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # What decides what is compiled, beside the runtime's own headers.
 _TRANSLATORS = (
-    "build.py", "translation.py", "preprocess.py", "missing.py", "../device_code.py", "../outline.py",
-    "../statements.py", "../tokens.py", "../variables.py",
-)  # fmt: skip
+    "build.py",
+    "translation.py",
+    "preprocess.py",
+    "missing.py",
+    "../device_code.py",
+    "../outline.py",
+    "../statements.py",
+    "../tokens.py",
+    "../variables.py",
+)
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
@@ -200,9 +218,11 @@ def _with_dynamic(assembly: str) -> str:
 
 
 _OURS = {
-    "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit", "__cxa_throw": "simt_throw",
-    "malloc|_Zn[wa]m": "simt_malloc", "free|_Zd[la]Pvm?": "simt_free_memory",
-}  # fmt: skip
+    "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
+    "__cxa_throw": "simt_throw",
+    "malloc|_Zn[wa]m": "simt_malloc",
+    "free|_Zd[la]Pvm?": "simt_free_memory",
+}
 
 
 def _with_shared(assembly: str) -> str:

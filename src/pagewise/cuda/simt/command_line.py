@@ -171,10 +171,16 @@ def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Tensor
     nobody = (0, 0, 0)
     return [
         SimtError(
-            f"no thread writes {'; '.join(sentences)}", kernel=kernel.name, what="uninitialised", rule=NEVER_WRITTEN,
-            file=kernel.source.filename, line=0, thread_block=nobody, thread=nobody,
+            f"no thread writes {'; '.join(sentences)}",
+            kernel=kernel.name,
+            what="uninitialised",
+            rule=NEVER_WRITTEN,
+            file=kernel.source.filename,
+            line=0,
+            thread_block=nobody,
+            thread=nobody,
         )
-    ]  # fmt: skip
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ options
@@ -182,9 +188,10 @@ def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Tensor
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pagewise.cuda.simt", description="CUDA kernels on the CPU: checked, observed, listed.",
+        prog="python -m pagewise.cuda.simt",
+        description="CUDA kernels on the CPU: checked, observed, listed.",
         epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported",
-    )  # fmt: skip
+    )
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("file", help="a .cu file")
     launch = argparse.ArgumentParser(add_help=False, parents=[file])

@@ -22,10 +22,23 @@ class SimtError(RuntimeError):
     """
 
     def __init__(
-        self, sentence: str, *, kernel: str, what: str, rule: str, file: str, line: int, code: str = "",
-        other_file: str = "", other_line: int = 0, thread_block: tuple[int, int, int], thread: tuple[int, int, int],
-        tensor: str | None = None, element: int | None = None, count: int = 1,
-    ) -> None:  # fmt: skip
+        self,
+        sentence: str,
+        *,
+        kernel: str,
+        what: str,
+        rule: str,
+        file: str,
+        line: int,
+        code: str = "",
+        other_file: str = "",
+        other_line: int = 0,
+        thread_block: tuple[int, int, int],
+        thread: tuple[int, int, int],
+        tensor: str | None = None,
+        element: int | None = None,
+        count: int = 1,
+    ) -> None:
         at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
         super().__init__(f"{kernel}{at}: {sentence}")
         self.sentence, self.kernel, self.what, self.rule = sentence, kernel, what, rule
@@ -72,9 +85,13 @@ def merged(findings: Iterable[SimtError]) -> list[SimtError]:
 
 
 def error_of(
-    kernel: str, source_lines: list[str], error: ERROR, library: Library, memory: Memory,
+    kernel: str,
+    source_lines: list[str],
+    error: ERROR,
+    library: Library,
+    memory: Memory,
     shared: list[SharedArray],
-) -> SimtError:  # fmt: skip
+) -> SimtError:
     """What was found in a launch of `kernel`, in words."""
     waits = error.finding in (Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
@@ -90,20 +107,39 @@ def error_of(
     other_file, other_line = lines[error.other_site]
     rule = RULES[error.finding]
     did = rule.sentence.format(
-        verb=_READS[error.access], place=place, bytes=error.bytes, lane=error.lane, other=_dim(error.other_thread),
-        waiting=error.num_waiters, other_verb=_READ[error.other_access], other_line=other_line,
-        other_access=_ACCESS[error.other_access], function=_FUNCTIONS.get(error.waiters[0].collective),
+        verb=_READS[error.access],
+        place=place,
+        bytes=error.bytes,
+        lane=error.lane,
+        other=_dim(error.other_thread),
+        waiting=error.num_waiters,
+        other_verb=_READ[error.other_access],
+        other_line=other_line,
+        other_access=_ACCESS[error.other_access],
+        function=_FUNCTIONS.get(error.waiters[0].collective),
         other_block=f" of thread block {other_block}" if other_block != block else "",
-        text=error.text.decode(errors="replace"), tensor=tensor,
-    )  # fmt: skip
+        text=error.text.decode(errors="replace"),
+        tensor=tensor,
+    )
     did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     file, line = lines[error.site]
     code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
     return SimtError(
-        f"thread {thread} of thread block {block} {did}", kernel=kernel, what=rule.what, rule=rule.name, file=file,
-        line=line, code=code, other_file=other_file, other_line=other_line, thread_block=block, thread=thread,
-        tensor=tensor, element=element, count=error.count,
-    )  # fmt: skip
+        f"thread {thread} of thread block {block} {did}",
+        kernel=kernel,
+        what=rule.what,
+        rule=rule.name,
+        file=file,
+        line=line,
+        code=code,
+        other_file=other_file,
+        other_line=other_line,
+        thread_block=block,
+        thread=thread,
+        tensor=tensor,
+        element=element,
+        count=error.count,
+    )
 
 
 def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:

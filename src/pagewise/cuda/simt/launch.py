@@ -177,9 +177,14 @@ class CpuKernel:
         }
 
     def launch(
-        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, args: Sequence[object], *,
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[object],
+        *,
         tensors: dict[str, Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Run the kernel. `args` are in declared order: an address (int or None) or a ctypes value.
 
         `tensors` are the memory that the kernel may touch, by parameter name.
@@ -248,11 +253,17 @@ class CpuKernel:
             trace[name] = events[name]
         line_counts = [
             LineCount(
-                lines[c.site][1], ACCESSES[c.access], SPACES[c.space] * (c.access < Access.BARRIER), c.requests,
-                c.lanes, c.bytes, c.sectors, c.conflicts,
+                lines[c.site][1],
+                ACCESSES[c.access],
+                SPACES[c.space] * (c.access < Access.BARRIER),
+                c.requests,
+                c.lanes,
+                c.bytes,
+                c.sectors,
+                c.conflicts,
             )
             for c in counts
-        ]  # fmt: skip
+        ]
         return Launch(
             self.name, grid, block, line_counts, trace, memory.names, [array.name for array in shared], self._lines
         )

@@ -103,9 +103,19 @@ def load(path: Path, source_name: str) -> Library:
     address = ctypes.cast(handle.simt_base, ctypes.c_void_p).value or 0
     segment = max((each.offset + each.bytes for each in symbols if each.is_local), default=0)
     return Library(
-        path, handle, address - at["simt_base"], tuple(shared), tuple(guards), dynamic, " or ".join(dynamic_names),
-        segment, source_name, "simt_exchange_if" in at, "simt_grid_sync" in at, tuple(_variables(handle)),
-    )  # fmt: skip
+        path,
+        handle,
+        address - at["simt_base"],
+        tuple(shared),
+        tuple(guards),
+        dynamic,
+        " or ".join(dynamic_names),
+        segment,
+        source_name,
+        "simt_exchange_if" in at,
+        "simt_grid_sync" in at,
+        tuple(_variables(handle)),
+    )
 
 
 class _Row(ctypes.Structure):

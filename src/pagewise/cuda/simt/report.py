@@ -17,10 +17,22 @@ from pagewise.cuda.simt.errors import SimtError, merged
 
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
 # `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
-TRACE = np.dtype([
-    ("thread_block", "u4"), ("warp", "u2"), ("lane", "u1"), ("thread", "u2"), ("line", "i4"), ("space", "U6"),
-    ("access", "U6"), ("tensor", "i2"), ("element", "i8"), ("bytes", "u1"), ("order", "u8"), ("execution", "u4"),
-])  # fmt: skip
+TRACE = np.dtype(
+    [
+        ("thread_block", "u4"),
+        ("warp", "u2"),
+        ("lane", "u1"),
+        ("thread", "u2"),
+        ("line", "i4"),
+        ("space", "U6"),
+        ("access", "U6"),
+        ("tensor", "i2"),
+        ("element", "i8"),
+        ("bytes", "u1"),
+        ("order", "u8"),
+        ("execution", "u4"),
+    ]
+)
 
 
 class LineCount(NamedTuple):
@@ -43,9 +55,16 @@ class Launch:
     """One observed launch: `lines` counts by source line; `trace` holds every access in the order they happened."""
 
     def __init__(
-        self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], lines: Sequence[LineCount], trace: np.ndarray,
-        tensors: Sequence[str], shared: Sequence[str], source: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        kernel: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        lines: Sequence[LineCount],
+        trace: np.ndarray,
+        tensors: Sequence[str],
+        shared: Sequence[str],
+        source: Sequence[str],
+    ) -> None:
         self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
         self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
         self._source = source

@@ -26,114 +26,161 @@ class Rule(NamedTuple):
 
 RULES = {
     Finding.DEADLOCK: Rule(
-        "deadlock", "deadlock", "Threads wait for each other, and nobody can go on.",
+        "deadlock",
+        "deadlock",
+        "Threads wait for each other, and nobody can go on.",
         "waits for threads that never come: the thread block cannot go on",
     ),
     Finding.SPINNING: Rule(
-        "deadlock", "spin", "A thread repeats an atomic for ever, and nobody changes the value.",
+        "deadlock",
+        "spin",
+        "A thread repeats an atomic for ever, and nobody changes the value.",
         "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
     ),
     Finding.HANGING: Rule(
-        "deadlock", "hang", "For a time no thread has ended or passed a barrier.",
+        "deadlock",
+        "hang",
+        "For a time no thread has ended or passed a barrier.",
         "gets no further: for the time that simt.time_limit() gives, no thread has ended or passed a barrier",
     ),
     Finding.OUTSIDE_GLOBAL: Rule(
-        "out of bounds", "out of bounds", "An access to memory that belongs to no tensor, or lies past its ends.",
+        "out of bounds",
+        "out of bounds",
+        "An access to memory that belongs to no tensor, or lies past its ends.",
         "{verb} {place}",
     ),
     Finding.OUTSIDE_SHARED: Rule(
-        "out of bounds", "out of shared bounds", "An access past the ends of a shared array.",
+        "out of bounds",
+        "out of shared bounds",
+        "An access past the ends of a shared array.",
         "{verb} {place}, outside of it",
     ),
     Finding.MISALIGNED: Rule(
-        "misaligned", "misaligned", "An access at an address that is no multiple of its size.",
+        "misaligned",
+        "misaligned",
+        "An access at an address that is no multiple of its size.",
         "{verb} {bytes} bytes at {place}: the address is no multiple of {bytes}",
     ),
     Finding.RACE: Rule(
-        "race", "race", "Two threads touch one place, one of them writes, and nothing orders the two.",
+        "race",
+        "race",
+        "Two threads touch one place, one of them writes, and nothing orders the two.",
         "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier "
         "between",
     ),
     Finding.SAME_VALUE: Rule(
-        "race", "same value", "Two threads write the same value to one place, and nothing orders the two.",
+        "race",
+        "same value",
+        "Two threads write the same value to one place, and nothing orders the two.",
         "writes {place}, to which thread {other}{other_block} has written the same value in line {other_line} with no "
         "barrier between: harmless on today's GPUs, a race by the rules of C++",
     ),
     Finding.BARRIER_NOT_REACHED: Rule(
-        "barrier", "barrier in a branch", "A barrier that some threads of the thread block go round.",
+        "barrier",
+        "barrier in a branch",
+        "A barrier that some threads of the thread block go round.",
         "has left the kernel while {waiting} threads wait here, the first of them {other}: every thread must reach the "
         "barrier",
     ),
     Finding.LEFT_BEFORE_BARRIER: Rule(
-        "barrier", "left before barrier", "A thread has returned before a barrier that others reach.",
+        "barrier",
+        "left before barrier",
+        "A thread has returned before a barrier that others reach.",
         "has returned while {waiting} threads wait here, the first of them {other}: a GPU before sm_70 wants every "
         "thread at the barrier",
     ),
     Finding.BARRIERS_DIFFER: Rule(
-        "barrier", "different barriers", "Threads of one thread block wait at different barriers.",
+        "barrier",
+        "different barriers",
+        "Threads of one thread block wait at different barriers.",
         "waits at this barrier while thread {other} waits at the one in line {other_line}: all threads of a thread "
         "block must reach the same",
     ),
     Finding.LANE_GONE: Rule(
-        "lane", "lane gone", "A shuffle from a lane that has left the kernel.",
+        "lane",
+        "lane gone",
+        "A shuffle from a lane that has left the kernel.",
         "shuffles from lane {lane}, which has left the kernel or is not there: the value is undefined",
     ),
     Finding.LANE_NOT_IN_MASK: Rule(
-        "lane", "lane not in mask", "A warp function that uses a lane its mask does not name.",
+        "lane",
+        "lane not in mask",
+        "A warp function that uses a lane its mask does not name.",
         "uses lane {lane}, which the mask does not name: the value is undefined",
     ),
     Finding.LANES_MISSING: Rule(
-        "lane", "lanes missing", "A function of a whole warp that not all its lanes reach.",
+        "lane",
+        "lanes missing",
+        "A function of a whole warp that not all its lanes reach.",
         "is in {function}, which all 32 lanes of a warp must reach, and lane {lane} has left the kernel or is not "
         "there",
     ),
     Finding.ARGUMENT: Rule("argument", "argument", "An argument that the function called does not allow.", "{text}"),
     Finding.COPY_IN_FLIGHT: Rule(
-        "race", "copy in flight", "The memory of an asynchronous copy is touched before a wait for it.",
+        "race",
+        "copy in flight",
+        "The memory of an asynchronous copy is touched before a wait for it.",
         "{verb} {place} while the asynchronous copy that thread {other}{other_block} began in line {other_line} may "
         "still {other_access} it: no wait for that copy lies between",
     ),
     Finding.COPY_PENDING: Rule(
-        "copy", "pending copy", "A thread leaves the kernel before its asynchronous copies have landed.",
+        "copy",
+        "pending copy",
+        "A thread leaves the kernel before its asynchronous copies have landed.",
         "leaves the kernel while its asynchronous copy to {place} is under way: no wait completes it",
     ),
     Finding.UNINITIALISED_SHARED: Rule(
-        "uninitialised", "uninitialised", "A read of shared memory that nobody has written.",
+        "uninitialised",
+        "uninitialised",
+        "A read of shared memory that nobody has written.",
         "{verb} {place}, which no thread of this thread block has written",
     ),
     Finding.UNINITIALISED_GLOBAL: Rule(
-        "uninitialised", "unwritten output", "A read of an output that nobody has written.",
+        "uninitialised",
+        "unwritten output",
+        "A read of an output that nobody has written.",
         "{verb} {place}, an output that nobody has written yet",
     ),
     Finding.FAILED: Rule("assertion", "assertion", "An assertion of the kernel failed.", "stopped: {text}"),
     Finding.NOT_SUPPORTED: Rule(
-        "not supported", "not supported", "The kernel reached what the CPU runner does not have.", "stopped: {text}",
+        "not supported",
+        "not supported",
+        "The kernel reached what the CPU runner does not have.",
+        "stopped: {text}",
     ),
     Finding.FAULT: Rule(
-        "fault", "fault", "An access to memory that is not there.",
+        "fault",
+        "fault",
+        "An access to memory that is not there.",
         "touched memory that is not there, or a vector at an address that is no multiple of its size: run it under "
         "simt.check(), which says which",
     ),
     Finding.STACK_OVERFLOW: Rule(
-        "fault", "stack overflow", "A thread needs more local memory than there is.",
+        "fault",
+        "stack overflow",
+        "A thread needs more local memory than there is.",
         "overflows its stack: CUDA allows a thread 512 KB of local memory",
     ),
     Finding.OVERRUN: Rule(
-        "out of bounds", "overrun", "Something was written just outside of a tensor.",
+        "out of bounds",
+        "overrun",
+        "Something was written just outside of a tensor.",
         "has written just outside of {tensor}, or another one did: run it under simt.check(), which says who",
     ),
     Finding.READ_ONLY: Rule(
-        "fault", "read-only", "A tensor whose memory may not be written was written.",
+        "fault",
+        "read-only",
+        "A tensor whose memory may not be written was written.",
         "has written to {tensor}, or another one did, and its memory may not be written: pass a copy",
     ),
     Finding.DIVIDED_BY_ZERO: Rule(
-        "fault", "division by zero", "An integer division without a result.",
+        "fault",
+        "division by zero",
+        "An integer division without a result.",
         "divides an integer by zero (or the least integer by -1): the result is undefined",
     ),
-    Finding.STOPPED: Rule(
-        "fault", "trap", "The kernel stopped itself.", "stopped: __builtin_trap() or abort()"
-    ),
-}  # fmt: skip
+    Finding.STOPPED: Rule("fault", "trap", "The kernel stopped itself.", "stopped: __builtin_trap() or abort()"),
+}
 
 # PTX ISA, `barrier` and `exit`: a barrier waits for the threads that have not exited, and an exit releases it. The
 # programming guide says the same of compute capability 7.0 and later; what it forbids is a barrier in a branch that
@@ -141,10 +188,19 @@ RULES = {
 OFF = {Finding.LEFT_BEFORE_BARRIER}
 # After these a launch cannot go on (runtime/block.h knows them too).
 ENDINGS = {
-    Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING, Finding.LANES_MISSING, Finding.ARGUMENT, Finding.FAILED,
-    Finding.FAULT, Finding.STACK_OVERFLOW, Finding.DIVIDED_BY_ZERO, Finding.STOPPED, Finding.READ_ONLY,
+    Finding.DEADLOCK,
+    Finding.SPINNING,
+    Finding.HANGING,
+    Finding.LANES_MISSING,
+    Finding.ARGUMENT,
+    Finding.FAILED,
+    Finding.FAULT,
+    Finding.STACK_OVERFLOW,
+    Finding.DIVIDED_BY_ZERO,
+    Finding.STOPPED,
+    Finding.READ_ONLY,
     Finding.NOT_SUPPORTED,
-}  # fmt: skip
+}
 
 
 def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:

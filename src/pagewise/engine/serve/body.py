@@ -18,14 +18,43 @@ from pagewise.engine.sequence import Piece
 Prompt = str | list[int]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]  # 20: OpenAI's limit
 
-SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "n", "beam_width", "stop", "seed", "ignore_eos",
-            "repetition_penalty")  # fmt: skip
-NO_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-             "prompt_cache_retention", "parallel_tool_calls"}  # fmt: skip
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "n",
+    "beam_width",
+    "stop",
+    "seed",
+    "ignore_eos",
+    "repetition_penalty",
+)
+NO_EFFECT = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+}
 """Options of OpenAI's that change no answer."""
-NEUTRAL = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": "", "echo": False,
-           "tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "modalities": ["text"],
-           "response_format": {"type": "text"}}  # fmt: skip
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "best_of": 1,
+    "suffix": "",
+    "echo": False,
+    "tools": [],
+    "tool_choice": "none",
+    "functions": [],
+    "function_call": "none",
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+}
 """Options of OpenAI's that are not implemented: the value of each that changes nothing."""
 
 

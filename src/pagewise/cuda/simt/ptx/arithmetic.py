@@ -203,5 +203,10 @@ def test(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
 
 ARITHMETIC: dict[str, Instruction] = {
     **dict.fromkeys(("addc", "subc", "madc"), with_carry),
-    "mov": move, "setp": set_predicate, "set": set_value, "cvt": convert, "prmt": permute, "testp": test,
-}  # fmt: skip
+    "mov": move,
+    "setp": set_predicate,
+    "set": set_value,
+    "cvt": convert,
+    "prmt": permute,
+    "testp": test,
+}

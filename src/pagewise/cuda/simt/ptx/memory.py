@@ -120,8 +120,15 @@ def hint(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
 
 
 MEMORY: dict[str, Instruction] = {
-    "ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic, "cvta": convert_address, "isspacep": is_space,
-    "cp": copy_async, "createpolicy": policy,
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "atom": atomic,
+    "red": atomic,
+    "cvta": convert_address,
+    "isspacep": is_space,
+    "cp": copy_async,
+    "createpolicy": policy,
     **dict.fromkeys(("prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent"), hint),
     **dict.fromkeys(("setmaxnreg", "brkpt"), hint),
-}  # fmt: skip
+}

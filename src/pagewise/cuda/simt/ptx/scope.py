@@ -7,10 +7,13 @@ P = "simt::ptx::"
 SPECIAL_REGISTERS = {
     f"%{name}.{axis}": f"simt_{function}().{axis}"
     for name, function in {
-        "tid": "thread_idx", "ntid": "block_dim", "ctaid": "block_idx", "nctaid": "grid_dim",
+        "tid": "thread_idx",
+        "ntid": "block_dim",
+        "ctaid": "block_idx",
+        "nctaid": "grid_dim",
     }.items()
     for axis in "xyz"
-}  # fmt: skip
+}
 SPECIAL_REGISTERS |= {
     "%laneid": "simt_lane()",
     "%warpid": f"{P}warp()",

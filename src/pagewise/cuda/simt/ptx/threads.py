@@ -108,7 +108,18 @@ def _one(target: str, value: str) -> str:
 
 
 THREADS: dict[str, Instruction] = {
-    "shfl": shuffle, "vote": vote, "match": match, "redux": reduce, "elect": elect, "activemask": active_mask,
-    "bar": barrier, "barrier": barrier, "membar": fence, "fence": fence, "nanosleep": sleep, "bra": branch,
-    "trap": trap, "exit": leave,
-}  # fmt: skip
+    "shfl": shuffle,
+    "vote": vote,
+    "match": match,
+    "redux": reduce,
+    "elect": elect,
+    "activemask": active_mask,
+    "bar": barrier,
+    "barrier": barrier,
+    "membar": fence,
+    "fence": fence,
+    "nanosleep": sleep,
+    "bra": branch,
+    "trap": trap,
+    "exit": leave,
+}
