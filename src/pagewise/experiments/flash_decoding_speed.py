@@ -49,16 +49,12 @@ def methods(device: torch.device, paged: bool) -> dict[str, Callable[[Sequence[I
         "Flash-Decoding": _ours,  # whatever it chooses: the heuristic's splits, for mixed lengths equal ranges
         "not split": partial(_ours, num_splits=1),
         "the heuristic's splits": _by_heuristic,
+        "splits of 512 keys": partial(_ours, split_size=512),
     }
     if paged:
         found |= {name: run for name, run in paged_attention_peers.peers(device).items() if "not paged" not in name}
     else:
-        found |= {
-            "splits of 512 keys": partial(_ours, split_size=512),
-            "unified max": _unified,
-            "lazy rescale": _lazy,
-            **flash_decoding_peers.peers(device),
-        }
+        found |= {"unified max": _unified, "lazy rescale": _lazy, **flash_decoding_peers.peers(device)}
     return {**found, f"Flash-Decoding{AGAIN}": _ours}
 
 
