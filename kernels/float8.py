@@ -11,10 +11,10 @@ import triton.language as tl
 def encode_float8(x, EXPONENT_BITS: tl.constexpr):
     """x.clamp(−largest, largest).to(float8).view(uint8) for float32 x: nearest, ties to even; NaN is 0x7F.
 
-    In integers on the bits of x, so that every GPU can. Of 23 mantissa bits the upper M stay. Adding half of what is
-    cut off, less one unless the last bit that stays is odd, rounds them, and a carry runs into the exponent as it
-    should. Below the smallest normal number the quantum is fixed: adding a power of two whose own last bit is worth one
-    quantum lets the adder round.
+    The function computes with integers on the bits of x, which every GPU can do. The upper M of the 23 mantissa bits
+    stay. To round to nearest, add half of the last bit that stays, minus one unless that bit is odd. A carry runs into
+    the exponent, as it should. Below the smallest normal number the spacing of numbers is fixed. There, a power of two
+    is added whose last bit is worth one spacing, and the adder rounds.
     """
     M: tl.constexpr = 7 - EXPONENT_BITS
     BIAS: tl.constexpr = 2 ** (EXPONENT_BITS - 1) - 1

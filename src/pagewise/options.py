@@ -1,4 +1,4 @@
-"""What shapes the scores of every attention function: one value, checked once, at the door.
+"""The options that shape the scores of every attention function, as one value that is checked once.
 
 With query i standing at position i + S − T among S keys, in this order:
 
@@ -27,7 +27,7 @@ from pagewise.tools.checks import (
 
 
 class ScoreOptions(NamedTuple):
-    """The options that public functions spell out, as one value for everything behind them."""
+    """The options that public functions spell out, as one value for the functions that they call."""
 
     scale: float | None = None  # None: D^-½, see `scale_for`
     causal: bool = False
@@ -37,7 +37,7 @@ class ScoreOptions(NamedTuple):
     attn_mask: Bool[Tensor, "..."] | None = None
 
     def checked(self, q: Float[Tensor, "B H T D"], num_keys: int) -> "ScoreOptions":
-        """These options if they fit queries q over `num_keys` keys, with plain ints and floats for numbers.
+        """Return these options with plain ints and floats, if they fit queries q over `num_keys` keys.
 
         Raises:
             ValueError, TypeError: one does not fit; the message names it.
@@ -69,10 +69,10 @@ class ScoreOptions(NamedTuple):
         )
 
     def without_gradient(self) -> "ScoreOptions":
-        """These options, for a function that has no gradient for them.
+        """Return these options, for a function that has no gradient for them.
 
         Raises:
-            ValueError: one is wanted.
+            ValueError: autograd needs a gradient of alibi_slopes.
         """
         if torch.is_grad_enabled() and self.alibi_slopes is not None and self.alibi_slopes.requires_grad:
             raise ValueError(
@@ -82,5 +82,5 @@ class ScoreOptions(NamedTuple):
         return self
 
     def scale_for(self, head_size: int) -> float:
-        """What q · k is multiplied by: `scale`, or D^-½."""
+        """Return the factor of q · k: `scale`, or D^-½."""
         return head_size**-0.5 if self.scale is None else self.scale

@@ -21,7 +21,7 @@ LOG_FLOAT16_MAX = math.log(torch.finfo(torch.float16).max)
 
 
 class _Launch(NamedTuple):
-    """The sizes that all launches for one q and k share, with room for the partial results of the splits."""
+    """The sizes that all launches for one q and k share, and the memory for the partial results of the splits."""
 
     tiles: Tiles
     grid: tuple[int, int]

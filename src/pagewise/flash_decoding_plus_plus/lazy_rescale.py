@@ -41,10 +41,10 @@ def lazy_rescale_attention(
     """`flash_decoding(q, k, v, …)` that rescales only where the maximum grows by more than `threshold`.
 
     Args:
-        threshold: τ in units of log 2, from 0, which is the plain online softmax, to below 91: weights grow up to 2^τ,
-            and 2²⁰ of them times values as large as float16's must not overflow float32. Values larger than those, in
-            float32 or bfloat16, must leave room for S · 2^τ of them; and exp(x) is right to within |x| · 2⁻²⁴, so that
-            a large τ costs float32 some of its last digits.
+        threshold: τ in units of log 2, from 0 to below 91. 0 is the plain online softmax. Weights grow up to 2^τ, and
+            2²⁰ of them times float16's largest value must not overflow float32. In float32 and bfloat16, S · 2^τ times
+            the largest value must not overflow either. exp(x) is right to within |x| · 2⁻²⁴, so a large τ costs
+            float32 some of its last digits.
         num_splits, causal, scale, backend: as in `flash_decoding`.
 
     Returns:

@@ -1,6 +1,6 @@
 """Keys split by split and tile by tile, in plain torch: the loop under the softmaxes of this lesson.
 
-On a GPU the splits run side by side; here one after the other. What becomes of a tile of scores is up to a `fold`.
+On a GPU the splits run side by side. Here they run one after the other. A `fold` function handles each tile of scores.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def attend_in_splits(
     num_splits: int | None,
     fold: Fold,
 ) -> list[Partial]:
-    """What each split has seen, in float32 (float64 for float64): of n splits the i-th has tiles N·i // n and on."""
+    """Return the `Partial` of each split, in float32 (float64 for float64). Split i of n begins at tile N·i // n."""
     (B, H, T, D), S = q.shape, k.shape[2]
     wide = torch.promote_types(q.dtype, torch.float32)
     queries, num_tiles, splits = query_positions(T, S, q.device), cdiv(S, TILE), []

@@ -46,7 +46,7 @@ HIGH = math.floor(math.log(torch.finfo(torch.float32).max / (KEYS * LARGEST_VALU
 class UnifiedMax:
     """φ, and the band that a row's largest score must keep: low < score − φ < high.
 
-    ValueError or TypeError: one is no finite number, or low ≥ high.
+    Raises ValueError or TypeError if one is not a finite number, or if low ≥ high.
     """
 
     phi: float
@@ -156,7 +156,7 @@ class Band(NamedTuple):
 def checked_options(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, num_splits: int | None
 ) -> tuple[ScoreOptions, int | None]:
-    """The options that both softmaxes of this lesson take, and num_splits, checked together with q, k and v."""
+    """Check the options of both softmaxes of this lesson together with q, k and v. Return them and num_splits."""
     check_qkv(q, k, v)
     if num_splits is not None:
         check_count("num_splits", num_splits)

@@ -1,4 +1,4 @@
-"""What a launch must know about the GPU: its compute capability, its shared memory, its number of SMs."""
+"""The properties of a GPU that a launch depends on: compute capability, shared memory, number of SMs."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Which device computes, and how Triton runs on it.
+"""The choice of the device that computes, and of the way in which Triton runs on it.
 
 Triton reads `TRITON_INTERPRET` when it is imported and when a kernel is defined, so the choice falls once, when
 `pagewise` is imported: with a GPU kernels are compiled for it; without one they run in Triton's interpreter on CPU
@@ -38,7 +38,7 @@ def wants_gradient(*tensors: Tensor | None) -> bool:
 
 
 def choose_triton_mode() -> None:
-    """Make Triton interpret its kernels if there is no GPU and nobody chose. Called by `import pagewise`."""
+    """Make Triton interpret its kernels if there is no GPU and the environment does not say. Called on import."""
     if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
         return
     global _triton_came_first
