@@ -22,9 +22,11 @@ from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
+from pagewise.paged_attention.in_triton import partial_results
 from pagewise.paged_attention_varlen import paged_attention_varlen
 from pagewise.paged_attention_varlen import plan as plan_of_step
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
+from pagewise.tools.launch import launch
 
 Run = Callable[[], tuple[Tensor, ...]]
 IN_TRITON = {"num_splits": 3, "backend": "triton"}
@@ -61,6 +63,8 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         few = (qkv[0][:, :, :3], *qkv[1:])
         yield f"Triton unified max, {str(dtype)[6:]}", partial(unified, *few)
         yield f"Triton lazy rescale, {str(dtype)[6:]}", product(lazy_rescale_attention, *few, **IN_TRITON)
+        for name, run in first_rungs(inputs, *qkv):
+            yield f"{name}, {types}", run
         x, w = (rows[0, 0] for rows in padded_qkv(9, num_tokens, dtype, device)[:2])
         yield f"CUDA gemv, {str(dtype)[6:]}", product(on_cuda_cores, x, w)
         if dtype == torch.float16:
@@ -89,6 +93,49 @@ def decode_step(inputs: list[Tensor]) -> Run:
 def unified(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """out and the rows that were recomputed, with a band that some rows leave."""
     return unified_max_attention(q, k, v, UnifiedMax(0.0, -2.0, 2.0), **IN_TRITON)
+
+
+def first_rungs(inputs: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Run]]:
+    """The kernels that a lesson shows whole, launched as their tests do. q, k and v are dense, and `inputs` paged."""
+    from pagewise.kernels.flash_attention import flash_forward_kernel
+    from pagewise.kernels.flash_attention_backward import flash_dq_kernel
+    from pagewise.kernels.flash_decoding import split_decode_kernel
+    from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
+    from pagewise.kernels.paged_attention import paged_decode_kernel
+
+    (_, H, T, D), (_, Hkv, S, _), scale = q.shape, k.shape, q.shape[-1] ** -0.5
+    decode = {"D": D, "GROUP": H // Hkv, "ROWS": 16, "TILE": 32}
+    flash = {"D": D, "BLOCK_D": D, "ROWS": 32, "COLS": 32, "CAUSAL": True}
+    lse, of_forward = q.new_empty(1, H, T, dtype=torch.float32), (H // Hkv, T, S, scale)
+    delta = (q.float() ** 2).sum(dim=-1).flatten()  # as if out and its gradient were q
+
+    def paged() -> tuple[Tensor, ...]:
+        block_size = inputs[1].shape[1]
+        out = torch.empty_like(inputs[0])
+        launch(paged_decode_kernel, (len(out), Hkv), *inputs, out, scale, **decode, P=block_size, outputs=(out,))
+        return (out,)
+
+    def split(kernel: Callable, *phi: float) -> tuple[Tensor, ...]:
+        partials = partial_results(3 * H, D, q.device)
+        launch(kernel, (1, Hkv, 3), q[:, :, 0], k, v, *partials, H, S, scale, *phi, **decode)
+        return partials[::-1]
+
+    def forward() -> tuple[Tensor, ...]:
+        out = torch.empty_like(q)
+        launch(flash_forward_kernel, (-(-T // 32), H, 1), q, k, v, out, lse, *of_forward, **flash, outputs=(out, lse))
+        return out, lse
+
+    def backward() -> tuple[Tensor, ...]:
+        dq, sums = torch.empty_like(q), (forward()[1].flatten(), delta)
+        launch(flash_dq_kernel, (-(-T // 32), H, 1), q, k, v, q, *sums, dq, *of_forward, **flash, outputs=(dq,))
+        return (dq,)
+
+    if inputs[0].dtype == inputs[1].dtype:  # it takes no float8
+        yield "First rung, paged decode", paged
+    yield "First rung, split decode", partial(split, split_decode_kernel)
+    yield "First rung, unified max", partial(split, unified_max_kernel, 0.0)
+    yield "First rung, flash forward", forward
+    yield "First rung, flash dQ", backward
 
 
 def product(kernel: Callable[..., Tensor], *tensors: Tensor, **options: int | str) -> Run:
