@@ -432,7 +432,7 @@ def test_what_the_backward_is_given_is_checked(version):
         backward(q, q, k, v, out, rows[0][:, :, 1:], *rows[1:], **cut)
     with pytest.raises(TypeError, match="d_lse must be float64"):
         backward(q, q, k, v, out, *rows, **cut, d_lse=torch.ones(2, 6, 5))
-    with pytest.raises(ValueError, match="dropout_seed must be the one"):
+    with pytest.raises(ValueError, match="dropout_seed must be the seed of the forward"):
         backward(q, q, k, v, out, *rows, **cut, dropout_p=0.5)
 
 

@@ -7,6 +7,7 @@ import ctypes
 import threading
 
 import pytest
+import repeat_launches
 import torch
 
 from pagewise.cuda import CudaKernel
@@ -147,6 +148,15 @@ def test_products_with_few_rows_run_on_the_gpu_of_their_tensors_and_are_profiled
         torch.testing.assert_close(flow.linear(x, w), x @ w.T, rtol=0.01, atol=0.02)
     assert Dataflow.profile([(40, 64)], other_gpu).device == flow.device
     assert torch.cuda.current_device() == 0
+
+
+def test_first_rungs_and_other_softmaxes_run_on_the_gpu_of_their_tensors(other_gpu, monkeypatch):
+    monkeypatch.setattr(repeat_launches, "TYPES", [(torch.float16, None)])
+    wanted = ("First rung", "unified max", "lazy rescale", "grouped", "num_splits 3")
+    chosen = [(name, run) for name, run in repeat_launches.cases(40, other_gpu) if any(w in name for w in wanted)]
+    assert len(chosen) >= 9
+    for name, run in chosen:
+        assert repeat_launches.fault(run, 1) is None, name
 
 
 def attended(gpu, dtype=torch.float16, **options):

@@ -118,10 +118,11 @@ def _keep_for_backward(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, d_out: Tensor | None, d_lse: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    out, lse, *_ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # read once: checkpointing computes these tensors anew each time they are read
+    out, lse, *_ = saved
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
-    gradients = torch.ops.pagewise.flash_attention_backward(d_out, d_lse, *ctx.saved_tensors, *ctx.numbers)
+    gradients = torch.ops.pagewise.flash_attention_backward(d_out, d_lse, *saved, *ctx.numbers)
     return *gradients, *(None,) * (len(FlashInputs._fields) - 2)
 
 

@@ -93,8 +93,7 @@ def flash_attention_1_backward(
     """(dq, dk, dv) from the arguments and results of `flash_attention_1_forward`. Dropout needs the same seed."""
     tiles = _checked(q, k, v, tile_rows, tile_cols, options)
     _check_stored(q, options, d_lse, d_out=d_out, out=out, m=m, l=l)
-    lse = m + torch.log(l)
-    return version_1.backward(d_out, gradient_of_lse(d_lse, lse), q, k, v, out, m[..., None], l[..., None], tiles)
+    return version_1.backward(d_out, gradient_of_lse(d_lse, m), q, k, v, out, m[..., None], l[..., None], tiles)
 
 
 @torch.no_grad()
@@ -149,7 +148,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None):
         q, k, v, O, *stats = ctx.saved_tensors
         d_out = torch.zeros_like(q) if d_out is None else d_out
-        d_lse = gradient_of_lse(d_lse, _lse_of(*stats))
+        d_lse = gradient_of_lse(d_lse, stats[0].squeeze(-1))
         return *_Gradients.apply(ctx.version, ctx.tiles, d_out, d_lse, q, k, v, O, *stats), None, None
 
 

@@ -148,10 +148,10 @@ def nothing_seen(
 
 
 def gradient_of_lse(
-    d_lse: Float[Tensor, "B H T"] | None, lse: Float[Tensor, "B H T"]
+    d_lse: Float[Tensor, "B H T"] | None, m_or_lse: Float[Tensor, "B H T"]
 ) -> Float[Tensor, "B H T 1"] | None:
-    """d_lse with 0 for queries that see no key: their lse is −∞ whatever q and k are."""
-    return None if d_lse is None else d_lse.masked_fill(lse == -torch.inf, 0.0)[..., None]
+    """Return d_lse with 0 for queries that see no key: their m and lse are −∞ whatever q and k are."""
+    return None if d_lse is None else d_lse.masked_fill(m_or_lse == -torch.inf, 0.0)[..., None]
 
 
 def zeros(q: Float[Tensor, "B H n D"]) -> Float[Tensor, "B H n D"]:
