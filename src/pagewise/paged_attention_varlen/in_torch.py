@@ -60,13 +60,13 @@ class PlanInTorch:
 
     def _group(self, T: int, sequences: list[tuple[int, int, int, int]]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
-        shared, num_shared = None, self._num_shared(T, sequences)
-        if num_shared:
-            sequences = [(b, start, num_shared, keys - num_shared) for b, start, _, keys in sequences]
-            keys = torch.arange(num_shared, device=device)
-            shared = (tables[sequences[0][0], keys // P].long() * P + keys % P)[None]
         b, start, first, num_keys = torch.tensor(sequences, device=device).T[:, :, None]  # each [B, 1]
-        S = max(keys for *_, keys in sequences)
+        shared, num_shared = None, self._num_shared(T, tables[b[:, 0]], sequences)
+        if num_shared:
+            keys = torch.arange(num_shared, device=device)
+            shared = (tables[b[0], keys // P].long() * P + keys % P)[None]
+            first, num_keys = first + num_shared, num_keys - num_shared
+        S = max(keys for *_, keys in sequences) - num_shared
         keys = first + torch.arange(S, device=device).minimum(num_keys - 1)
         queries = torch.arange(T, device=device)
         positions = (num_keys - T + queries)[:, None]
@@ -76,11 +76,10 @@ class PlanInTorch:
             mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, -torch.inf) if hidden.any() else None
         return Group(start + queries, tables[b, keys // P].long() * P + keys % P, positions, is_causal, mask, shared)
 
-    def _num_shared(self, T: int, sequences: list[tuple[int, int, int, int]]) -> int:
+    def _num_shared(self, T: int, tables: Int[Tensor, "B M"], sequences: list[tuple[int, int, int, int]]) -> int:
         """Return how many keys all these sequences begin with: whole blocks that every query sees, or 0 if too few."""
         if len(sequences) == 1 or self.step.splits is not None or self.options.window is not None:
             return 0
-        tables = self.step.block_tables[[b for b, *_ in sequences]]
         equal = int((tables == tables[0]).all(dim=0).long().cumprod(dim=0).sum()) * self.step.block_size
         seen = min(keys - T for *_, keys in sequences) // self.step.block_size * self.step.block_size
         return num if (num := min(equal, seen)) >= MIN_SHARED else 0
