@@ -1,7 +1,7 @@
 """A source's device code for NVRTC: the text as it is written, with host code blank and the host's headers left out.
 
-NVRTC brings its own preprocessor and has none of the host's headers, so nothing can be expanded beforehand: a macro
-that makes kernels stays what it is, and every line stays where it was.
+NVRTC has a preprocessor of its own and does not have the host's headers, so this module expands nothing. A macro that
+makes kernels stays a macro, and every line stays where it was.
 """
 
 import re
@@ -18,7 +18,7 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.MUL
 
 
 def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
-    """What kernel `name` needs of `source`. `folders` are those in which NVRTC finds headers."""
+    """Return the part of `source` that kernel `name` needs. `folders` are those in which NVRTC finds headers."""
     text = _with_included(source, folders)
     macros = dict(_DEFINE.findall(text))
     makes_device_code = set(_SPACES)

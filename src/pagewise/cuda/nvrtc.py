@@ -1,6 +1,6 @@
 """CUDA C++ to machine code with NVRTC: no nvcc, no GPU and no driver needed, only NVIDIA's wheels (`pagewise[cuda]`).
 
-One cubin per kernel instantiation, about 0.2 s each, kept on disk. What ptxas says about it is kept with it.
+One cubin per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with the cubin.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _OPTIONS: dict[str, tuple[str, type]] = {
 
 
 class Resources(NamedTuple):
-    """What one thread block of a compiled kernel takes, as ptxas reports it."""
+    """The resources of one thread block of a compiled kernel, as ptxas reports them."""
 
     registers: int  # per thread
     shared_bytes: int  # static shared memory, per thread block
@@ -188,7 +188,7 @@ def cuda_core() -> Any:
 
 @cache
 def _environment() -> tuple[str, ...]:
-    """What decides what comes out besides the source: NVRTC's version, that of NVIDIA's headers, and our headers."""
+    """Return the inputs besides the source: the versions of NVRTC and of NVIDIA's headers, and our headers."""
     cuda_core()
     from cuda.bindings import nvrtc
 

@@ -85,7 +85,7 @@ class Outline:
                 i = piece.end
 
     def _opened(self, i: int) -> int | None:
-        """What follows the brace of `namespace a {` or `extern "C" {`, if one begins at `i`."""
+        """Return the index after the brace of `namespace a {` or `extern "C" {`, if one begins at `i`."""
         i += self.tokens[i] == "inline"
         if self.tokens[i : i + 3] == ["extern", '"C"', "{"]:
             return i + 3
@@ -114,7 +114,7 @@ class Outline:
                 i += 3 if tokens[i + 1 : i + 3] == ["(", ")"] else 1
                 while i < stop and tokens[i] not in ("(", ";"):
                     i += 1
-            elif token == "[":  # the length of an array may be in parentheses, which are no function's then
+            elif token == "[":  # the parentheses in the length of an array do not belong to a function
                 i = self._after(i, stop)
             elif token == "<" and not assigned:
                 i = self.after_angle(i, stop)
@@ -217,7 +217,7 @@ class Outline:
         return min(self.close.get(opening, stop), stop - 1) + 1
 
     def after_angle(self, i: int, stop: int) -> int:
-        """What follows the > that closes the < at `i`; i + 1 if it is a comparison."""
+        """Return the index after the > that closes the < at `i`, or i + 1 if the < is a comparison."""
         depth, j = 0, i
         while j < stop and self.tokens[j] not in (";", "{", "}", ")"):
             depth += (self.tokens[j] == "<") - (self.tokens[j] == ">")

@@ -55,7 +55,7 @@ class Parameter(NamedTuple):
 
 
 def read_parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens]) -> Parameter:
-    """Parameter `position` of kernel `function`. A type that is no plain one stays as it is written.
+    """Parameter `position` of kernel `function`. A type that is not plain keeps its spelling.
 
     Raises:
         ValueError: nothing of Python's could be passed for it.
@@ -99,7 +99,7 @@ def spelled(parameter: Parameter) -> str:
 
 
 def type_of(tokens: Tokens) -> tuple[str, bool, bool]:
-    """What a type is, or points to; whether it is a pointer; and whether what it points to is const."""
+    """Return the type, or the type it points to; whether it is a pointer; and whether it points to const."""
     while tokens[-1:] == ["const"] and "*" in tokens:
         tokens = tokens[:-1]
     pointer = tokens[-1:] == ["*"]
@@ -110,7 +110,7 @@ def type_of(tokens: Tokens) -> tuple[str, bool, bool]:
 
 
 def canonical_type(tokens: Tokens) -> str | None:
-    """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for what is no plain type."""
+    """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for other types."""
     if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
         tokens = tokens[1 + (tokens[0] == "std") :]
     if tokens and all(token in _FUNDAMENTAL for token in tokens):

@@ -120,7 +120,7 @@ def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool, bool]]:
 
 
 def _template_arguments(name: str, template: Tokens | None, arguments: list[Tokens]) -> dict[str, Tokens]:
-    """What each template parameter stands for in the instantiation `name`."""
+    """Return the argument of each template parameter in the instantiation `name`."""
     if template is None:
         if arguments or "<" in name:
             raise ValueError(f"name: {name!r} has template arguments, but the kernel is not a template")

@@ -59,7 +59,7 @@ def lexemes_of(text: str, start: int = 0, end: int | None = None) -> Iterator[Le
 
 
 def partners(tokens: Sequence[str]) -> dict[int, int]:
-    """Of each (, [ and { that is closed, where. A bracket that nothing opened is passed over."""
+    """Return the index of the closing bracket for each (, [ and {. A closing bracket without a partner is ignored."""
     close, opened = {}, []
     for i, token in enumerate(tokens):
         if token in ("(", "[", "{"):
@@ -171,7 +171,7 @@ def _not(truth: Truth) -> Truth:
 
 
 def matching(tokens: Tokens, start: int) -> int:
-    """The index of what closes the bracket at `start`. Angle brackets count only directly inside angle brackets."""
+    """Return the index of the bracket that closes `start`. Angle brackets count only inside angle brackets."""
     expected = [_CLOSE[tokens[start]]]
     for i in range(start + 1, len(tokens)):
         token = tokens[i]
@@ -185,7 +185,7 @@ def matching(tokens: Tokens, start: int) -> int:
 
 
 def split(tokens: Tokens) -> list[Tokens]:
-    """`tokens` cut at the commas that stand in no bracket."""
+    """Return `tokens` cut at the commas outside all brackets."""
     parts, start, i = [], 0, 0
     while i < len(tokens):
         if tokens[i] in "([{<":
@@ -198,7 +198,7 @@ def split(tokens: Tokens) -> list[Tokens]:
 
 
 def substitute(tokens: Tokens, known: Mapping[str, Tokens], inside: frozenset[str] = frozenset()) -> Tokens:
-    """`tokens` with every known name replaced by what it stands for, and what that stands for in turn."""
+    """Return `tokens` with every known name replaced by its definition, and likewise inside definitions."""
     result: Tokens = []
     for token in tokens:
         if token in known and token not in inside:

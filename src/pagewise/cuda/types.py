@@ -53,7 +53,7 @@ VECTORS |= {"dim3": ("unsigned int", 3), "__half2": ("__half", 2), "__nv_bfloat1
 
 
 class Pointee(NamedTuple):
-    """What a pointer may point to: the dtypes of the tensor (any if there is none), and the alignment in bytes."""
+    """The tensors that a pointer may point to: their dtypes (an empty tuple allows any), and the alignment in bytes."""
 
     dtypes: tuple[torch.dtype, ...]
     alignment: int

@@ -1,4 +1,4 @@
-"""What Python and the runtime tell each other: runtime/kinds.h and simt_launch.h, name by name, field by field."""
+"""The data that Python and the runtime exchange: runtime/kinds.h and simt_launch.h, name by name, field by field."""
 
 import ctypes
 import functools

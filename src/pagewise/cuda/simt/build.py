@@ -54,7 +54,7 @@ INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment
 GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
 CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
-# What decides what is compiled, beside the runtime's own headers.
+# These settings and the runtime's own headers decide the result of a compilation.
 _TRANSLATORS = (
     "build.py",
     "translation.py",
@@ -83,8 +83,8 @@ _ASSIGN_RAW = re.compile(
 def build(source: Source, name: str, *, instrumented: bool) -> Library:
     """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError.
 
-    A file that the compiler takes as it stands is built whole, for all its plain kernels at once. Of any other only
-    what kernel `name` needs is built.
+    A file that the compiler accepts unchanged is built whole, for all its plain kernels at once. From any other file,
+    only the part that kernel `name` needs is built.
     """
     folders = _folders(source)
     texts = [source.text, *(text for _, text in included_files(source.text, folders[0], folders))]
@@ -110,7 +110,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
 
 
 def own_text(source: Source) -> str:
-    """What the preprocessor makes of `source` and of the user's own headers. Raises CompileError."""
+    """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
     return preprocessed(_written(source), *_flags(source, instrumented=False)).own_text
 
 
@@ -248,7 +248,7 @@ def _with_gaps(assembly: str) -> str:
 
 
 def _epilogue(entries: Sequence[str]) -> str:
-    """What follows the file: a C function per kernel, and where the runtime finds its shared memory."""
+    """Return the text after the file: a C function per kernel, and the place of its shared memory for the runtime."""
     lines = ['#line 1 "<pagewise>"', "#undef asm", "#undef __asm__"]
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {address_of(name)})" for name in entries]
     lines.append('extern "C" { void simt_base() {} }  // tells where the file is loaded')

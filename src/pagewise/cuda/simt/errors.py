@@ -1,4 +1,4 @@
-"""What the runtime found wrong in a kernel, in words."""
+"""The findings of the runtime in a kernel, in words."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,10 +10,10 @@ from pagewise.cuda.simt.rules import RULES
 
 
 class SimtError(RuntimeError):
-    """What went wrong in a kernel, and where. As a string it says everything; `sentence` leaves out the place.
+    """A finding in a kernel, and its place in the source. `str` gives all of it. `sentence` leaves out the place.
 
-    kernel, file, line: where in the source      thread_block, thread: who, as (x, y, z)
-    other_file, other_line: where the other thread was, of a race or a barrier; "" and 0 if there is none
+    kernel, file, line: where in the source      thread_block, thread: as (x, y, z)
+    other_file, other_line: the place of the other thread in a race or at a barrier; "" and 0 for other findings
     tensor, element: the tensor or shared array and the element in it, if memory is concerned
     what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "argument", "copy",
           "assertion", "fault", "not supported"
@@ -48,7 +48,7 @@ class SimtError(RuntimeError):
 
     @property
     def place(self) -> tuple:
-        """What makes two findings one: the rule and the lines, of a race in either order."""
+        """The key that equal findings share: the rule and the lines. The lines of a race count in either order."""
         lines = (self.file, self.line), (self.other_file, self.other_line)
         return self.kernel, self.rule, frozenset(lines) if self.what == "race" else lines
 
@@ -92,7 +92,7 @@ def error_of(
     memory: Memory,
     shared: list[SharedArray],
 ) -> SimtError:
-    """What was found in a launch of `kernel`, in words."""
+    """Describe a finding in a launch of `kernel`, in words."""
     waits = error.finding in (Finding.DEADLOCK, Finding.SPINNING, Finding.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | library.lines([error.site, error.other_site, *(w.site for w in waiters)])
@@ -143,7 +143,7 @@ def error_of(
 
 
 def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:
-    """Who waits where: those of one line and in one function together."""
+    """Say which threads wait at which line. Threads at one line of one function are counted together."""
     groups: dict[str, list[WAITER]] = {}
     for w in waiters:
         if w.running:

@@ -152,7 +152,7 @@ class CpuKernel:
         return _memory(variables[name])
 
     def parameter_types(self) -> list[ParameterType]:
-        """What the compiler knows of the kernel's parameters."""
+        """Return the sizes and types that the compiler gives the kernel's parameters."""
         return self.library(False).parameters(entry_symbol(self.name))
 
     @contextlib.contextmanager

@@ -18,7 +18,7 @@ HEADERS = RUNTIME / "headers"  # what a kernel can include, simt.h among it
 
 
 class SharedArray(NamedTuple):
-    """A `__shared__` array of a file: where it lies in the thread block's shared memory, in bytes."""
+    """A `__shared__` array of a file, and its offset in the thread block's shared memory, in bytes."""
 
     name: str
     offset: int
@@ -27,7 +27,7 @@ class SharedArray(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A `__constant__`, `__device__` or `__managed__` variable of a file, and where it lies in memory."""
+    """A `__constant__`, `__device__` or `__managed__` variable of a file, and its address."""
 
     name: str  # with its namespace
     address: int
@@ -35,7 +35,7 @@ class Variable(NamedTuple):
 
 
 class ParameterType(NamedTuple):
-    """A parameter's type in full, the size and the alignment of it or, if it is a pointer, of what it points to."""
+    """A parameter's type in full, and its size and alignment. A pointer has the size and alignment of its pointee."""
 
     spelled: str
     bytes: int  # 0: it is declared and not defined
@@ -66,7 +66,7 @@ class Library(NamedTuple):
     variables: tuple[Variable, ...]
 
     def parameters(self, entry: str) -> list[ParameterType]:
-        """What the compiler knows of the parameters of the kernel behind symbol `entry`."""
+        """Return the types that the compiler gives the parameters of the kernel with symbol `entry`."""
         function = getattr(self.handle, f"{entry}_parameters")
         function.restype = ctypes.POINTER(_ParameterRow)
         rows = itertools.takewhile(lambda row: row.type, function())

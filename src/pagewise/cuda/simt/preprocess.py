@@ -20,7 +20,7 @@ _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
 
 
 class Preprocessed(NamedTuple):
-    """What follows simt.h, in parts: the user's own, and those of headers of a system or of NVIDIA."""
+    """Return the text after simt.h, in parts: the user's own, and those of headers of a system or of NVIDIA."""
 
     parts: tuple[tuple[bool, str], ...]  # is it the user's own, and its text with the compiler's line markers
     missing: tuple[str, ...]
@@ -39,7 +39,7 @@ class Preprocessed(NamedTuple):
 
 
 def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> Preprocessed:
-    """`source` after the preprocessor of `command`, a compiler and its flags. What lies in `foreign` is not the user's.
+    """`source` after the preprocessor of `command`, a compiler and its flags. Files in `foreign` are not the user's.
 
     Raises:
         CompileError: the preprocessor refuses it.

@@ -1,9 +1,9 @@
-"""What an observed or a checked launch tells (launch.py makes these).
+"""The reports of observed and checked launches (launch.py makes them).
 
 A *request* is one memory instruction of one warp. Global memory moves in sectors of 32 bytes: a request of 32 lanes
 × 4 bytes needs 4 sectors when the lanes read neighbours and 32 when they are far apart. Shared memory has 32 banks of 4
-bytes: lanes that want different words of one bank wait for each other, and each extra turn is one bank conflict.
-8 bytes a lane are served half a warp at a time, 16 bytes a quarter of a warp at a time.
+bytes. Lanes that read different words of one bank wait for each other, and each extra turn is one bank conflict.
+Requests of 8 bytes per lane are served half a warp at a time, and those of 16 bytes a quarter of a warp at a time.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ TRACE = np.dtype(
 
 
 class LineCount(NamedTuple):
-    """What one source line did in one way. `access` is read, write, atomic, barrier or shuffle."""
+    """The requests of one source line with one kind of access. `access` is read, write, atomic, barrier or shuffle."""
 
     line: int
     access: str
@@ -119,7 +119,7 @@ class Launch:
 
 
 class Report:
-    """What `simt.observe()` or `simt.check()` saw: the `launches` of one, in order, or the `findings` of the other."""
+    """The result of `simt.observe()`, its `launches` in order, or of `simt.check()`, its `findings`."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
@@ -149,7 +149,7 @@ class Report:
         self.num_checked += 1
 
     def written_map(self, start: int, granule: int, elements: int) -> Tensor:
-        """The map of what was written, one byte per element, that a launch on this memory reads and extends."""
+        """Return the map of written elements, one byte each, which a launch on this memory reads and extends."""
         for known_start, known_granule, known in self._written:
             if (known_start, known_granule, known.numel()) == (start, granule, elements):
                 return known

@@ -1,4 +1,4 @@
-"""What can be wrong with a kernel: the rules it is held against, each with a name by which it can be switched.
+"""The rules that a check applies to a kernel. Each rule has a name, by which it can be switched off.
 
 A rule belongs to a family, which is `SimtError.what`; its own name is `SimtError.rule`. `simt.check(ignore=…)` takes
 names of both, `also=` those of the rules that are off unless asked for.
@@ -184,7 +184,7 @@ RULES = {
 
 # PTX ISA, `barrier` and `exit`: a barrier waits for the threads that have not exited, and an exit releases it. The
 # programming guide says the same of compute capability 7.0 and later; what it forbids is a barrier in a branch that
-# not all threads take. Without a `return` in the kernel nobody can have left early: then it is that.
+# not all threads take. In a kernel without `return` no thread can have left early, so the branch is the cause.
 OFF = {Finding.LEFT_BEFORE_BARRIER}
 # After these a launch cannot go on (runtime/block.h knows them too).
 ENDINGS = {

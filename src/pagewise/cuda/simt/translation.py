@@ -52,7 +52,7 @@ def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> 
 
 
 def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> str:
-    """What kernel `name` needs of `source`. CompileError if that cannot run here."""
+    """Return the part of `source` that kernel `name` needs. Raise CompileError if that part cannot run here."""
     file = preprocessed(source, flags, foreign)
     code = DeviceCode(file.text, file.lexemes)
     needed = code.needed_by(name)
@@ -77,7 +77,7 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
 
 
 def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:
-    """CompileError for what the CPU runner will not have."""
+    """Raise CompileError for constructs that the CPU runner does not support."""
     for piece in pieces:
         tokens = code.tokens[piece.start : piece.end]
         for i, token in enumerate(tokens):

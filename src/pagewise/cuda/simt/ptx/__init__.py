@@ -35,7 +35,7 @@ class _Operand(NamedTuple):
 
 
 def translate(text: str) -> str:
-    """`text` without `asm`. What follows a statement keeps its line.
+    """Return `text` without `asm`. The text after a statement keeps its line.
 
     Raises:
         CompileError: an asm statement that no compiler would take.

@@ -2,7 +2,7 @@
 
     add.rn.ftz.f32 d, a, b;    →    simt::ptx::out(d, simt::ptx::add<f32, RN | FTZ>(a, b));
 
-Most are of this form and stand in a table; the others have a function each.
+A table lists the instructions of this form. Each of the others has a function.
 """
 
 import re

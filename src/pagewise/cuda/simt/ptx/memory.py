@@ -115,7 +115,7 @@ def policy(name: str, words: list[str], operands: list[str], scope: Scope) -> st
 
 
 def hint(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """What changes no value."""
+    """Instructions that change no value."""
     return ";"
 
 
