@@ -1,4 +1,4 @@
-"""What the Triton forward needs of a GPU in tiles of 64 or 128 queries and keys, for lesson 6: compiled, not run.
+"""Registers, shared memory and spills of the Triton forward in tiles of 64 or 128, for lesson 6: compiled, not run.
 
 python tests/flash_attention_tiles.py       writes lessons/measurements/flash_attention_tiles.json, in a few minutes
 """

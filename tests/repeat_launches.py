@@ -181,7 +181,7 @@ def written(num_tokens: int, dtype: torch.dtype, cache_dtype: torch.dtype, layou
 
 
 def fault(run: Run, times: int) -> str | None:
-    """What is wrong with the outputs of so many calls, or None."""
+    """Return the fault in the outputs of `times` calls, or None."""
     first = [out.cpu() for out in run()]
     if not first[0].float().isfinite().all():
         return "not finite"

@@ -38,7 +38,7 @@ SHARED = {
 }
 OTHER_NAMES = {"flat_gemm": "flash_decoding_plus_plus"}  # kernel files without the name of their idea
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
-# What each package may import besides itself.
+# The packages that each package may import besides itself.
 MAY_IMPORT = {
     "tools": set(),
     "cuda": set(),

@@ -113,7 +113,7 @@ def _module(path: str) -> Any:
 
 
 def _resources(ptx: str, triton_folder: Path) -> dict[str, int]:
-    """What ptxas, which comes with Triton, reports about one kernel."""
+    """Return the resources of one kernel, as Triton's own ptxas reports them."""
     arch = re.search(r"\.target (sm_\w+)", ptx)[1]
     ptxas = triton_folder / "backends/nvidia/bin" / ("ptxas-blackwell" if arch.startswith("sm_1") else "ptxas")
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
@@ -128,7 +128,7 @@ def _resources(ptx: str, triton_folder: Path) -> dict[str, int]:
 
 
 def _serve() -> None:
-    """Answer one line of JSON with another until the input ends. What Triton prints goes to stderr."""
+    """Answer one line of JSON with another until the input ends. Triton's own output goes to stderr."""
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         try:

@@ -134,7 +134,7 @@ WATCHED = (35, 71, 2, 1)  # a tile of queries, in which a warp has 3 and two hav
     [("split-Q", torch.float32, 32), ("split-Q", torch.float16, 64), ("split-K", torch.float32, 32)],
 )
 def test_no_findings_under_any_schedule(name, dtype, head_size):
-    """Every access within bounds, no race, every barrier met by all, nothing read that nobody wrote."""
+    """Every access is within bounds. No race, no divergent barrier and no uninitialised read occurs."""
     q, k, v = random_qkv(*WATCHED, head_size, dtype)
     expected = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
     for seed in (None, 1, 2):
@@ -174,7 +174,7 @@ def words_moved(launch):
 
 
 def test_split_k_moves_more_through_shared_memory_than_split_q():
-    """What its warps hand over comes on top, and two barriers for each of it; all else is the same."""
+    """Split-K adds the results that its warps exchange, with two barriers each. All other counts are equal."""
     Br, Bc, D, warps = in_cuda.TILE_ROWS, in_cuda.TILE_KEYS, 32, in_cuda.NUM_WARPS
     q, k, v = random_qkv(Br, 2 * Bc, 1, 1, D)
     launches = {}
@@ -294,7 +294,7 @@ def test_what_no_query_of_a_tile_sees_does_no_harm(forward, kernel_device):
 
 @pytest.mark.parametrize(("dtype", "head_size", "B"), [(torch.float32, 32, 4), (torch.float16, 64, 1)])
 def test_extreme_logits(dtype, head_size, B, kernel_device):
-    """Of many rows together: which rounding is the luckier one decides a single row, where two keys nearly tie."""
+    """Many rows are compared together: in a single row where two keys nearly tie, luck in rounding would decide."""
     q, k, v = random_qkv(257, 129, 6, 6, head_size, dtype, kernel_device, B)
     scale = 1e5 / (q.float() @ k.float().mT).abs().amax().item()
     out, lse = in_cuda.forward(q, k, v, ScoreOptions(scale))

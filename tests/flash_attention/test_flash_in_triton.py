@@ -1,4 +1,4 @@
-"""FlashAttention's Triton kernels: every pair of what they are called for, forward and gradients, by the one policy.
+"""FlashAttention's Triton kernels: every pair of options, forward and gradients, under the one tolerance policy.
 
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
@@ -68,7 +68,7 @@ def tiled(monkeypatch, rows, cols):
 
 
 def inputs_of(q, k, v, causal=False, dropout_p=0.0, dropout_seed=None):
-    """What `flash_attention` passes on."""
+    """Return the value that `flash_attention` passes to a backend."""
     seed = None if dropout_seed is None else torch.tensor(dropout_seed, device=q.device)
     numbers = (q.shape[-1] ** -0.5, causal, None, 0.0, dropout_p, "triton")
     return FlashInputs(q, k, v, None, None, seed, None, None, *numbers)
@@ -94,9 +94,9 @@ def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
 @pytest.mark.parametrize("sizes", [(20, 69), (70, 20)])
 @pytest.mark.parametrize("window", [1, 3, 48, 1000, None])
 def test_tiles_outside_the_mask_are_not_visited(sizes, window, kernel_device, monkeypatch):
-    """NaN in what a tile outside the mask would read does no harm, and the rest is right.
+    """NaN in a tile outside the mask does no harm, and the results are right.
 
-    With these sizes, each end of what a tile sees falls on the first or last row of another with some window.
+    For some window, each end of the visible range of a tile falls on the first or last row of another tile.
     """
     tiled(monkeypatch, 16, 16)
     (T, S), options = sizes, {"causal": True, "window": window}
@@ -212,7 +212,7 @@ def test_offsets_beyond_32_bits(kernel_device):
 
 
 def test_the_backward_does_with_the_log_sum_exp(kernel_device):
-    """What the forward leaves for exactness may be missing: out and lse are what the paper stores."""
+    """The backward also works without m and log l. It then needs only out and lse, as in the paper."""
     q, k, v = random_qkv(9, 5, 16, (2, 1), 1, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
     inputs, gradients = inputs_of(q, k, v, causal=True), []

@@ -1,4 +1,4 @@
-"""What FlashAttention's Triton kernels need of a GPU that need not exist here: registers, shared memory, spills.
+"""Registers, shared memory and spills of FlashAttention's Triton kernels, compiled for GPUs that need not exist here.
 
 Compiled with the tiles that are tried first. PAGEWISE_FULL=1 compiles every kind; with PAGEWISE_RECORD=<file>, each
 becomes a line of the table in RESOURCES.md.
@@ -81,7 +81,7 @@ def test_the_others_spill_little(kernel, D, dtype, kind, sm):
 
 # ------------------------------------------------------------------------------------------------ every architecture
 
-# What failed once, and a case of each family. sm_75 compiles slowly: its products become thousands of instructions.
+# Cases that failed once, and a case of each family. sm_75 compiles slowly: its products become many instructions.
 BY_ARCHITECTURE = [
     (75, FORWARD, 64, "fp16", "causal"), (75, BACKWARD, 16, "fp16", "causal"),
     (80, FORWARD, 256, "fp16", "causal"), (86, BACKWARD, 256, "fp16", "causal"),

@@ -104,7 +104,7 @@ def test_backward_function_gives_what_autograd_gives(version, kind):
 
 
 def inputs_of(q, k, v, options, dropout):
-    """What `flash_attention` passes on."""
+    """Return the value that `flash_attention` passes to a backend."""
     extra = (options.alibi_slopes, options.attn_mask, dropout.seed, None, None)
     numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, dropout.p, "torch")
     return FlashInputs(q, k, v, *extra, *numbers)
@@ -138,7 +138,7 @@ def test_sequences_may_come_one_by_one_under_dropout():
     torch.testing.assert_close(last, whole[2:], rtol=1e-12, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------ what nobody sees
+# ------------------------------------------------------------------------------------------------ unseen keys and rows
 
 
 @each_version
@@ -146,7 +146,7 @@ def test_sequences_may_come_one_by_one_under_dropout():
 def test_rows_that_see_nothing_give_zero_minus_infinity_and_no_gradient(version, unseen):
     q, k, v = random_qkv(9, 5, 8)
     nothing = torch.zeros(9, dtype=torch.bool)
-    nothing[:4] = True  # causal: query i stands at i − 4
+    nothing[:4] = True  # causal: query i is at position i − 4
     options = {"causal": True} if unseen != "a mask" else {"attn_mask": ~nothing[:, None]}
     q.requires_grad_()
     out, lse = VERSIONS[version](q, k, v, tile_rows=3, tile_cols=2, **options, return_lse=True)

@@ -83,7 +83,7 @@ AXES = {
 
 
 def is_quick(case):
-    """16-bit numbers that lie in vecs are float16, others bfloat16: half as many kernels to build."""
+    """16-bit numbers in vecs are float16, others bfloat16: half as many kernels to build."""
     whole = case["shape"][1] % 8 == 0 and case["w_layout"] in ("side by side", "rows apart")
     return FULL or case["dtype"] in (torch.float32, torch.float16 if whole else torch.bfloat16)
 
@@ -218,7 +218,7 @@ def multiply(kernel, x, w):
     ],
 )
 def test_no_findings_under_any_schedule(kernel, dtype, layouts):
-    """Every access within bounds, no race, every copy waited for, nothing read that nobody wrote; the same bits."""
+    """Every access is within bounds. No race and no early or uninitialised read occurs. The bits stay the same."""
     x, w = random_matrices(*WATCHED, dtype, **layouts)
     expected = multiply(kernel, x, w)
     for seed in SCHEDULES if FULL else SCHEDULES[:7]:
@@ -257,7 +257,7 @@ def test_work_is_what_the_runner_counts(product, M, dtype):
 
 
 def test_weights_come_once_and_in_whole_sectors():
-    """Of the kernel on tensor cores; a row of a stage is 128 bytes. Nothing meets a bank twice."""
+    """The kernel on tensor cores reads rows of 128 bytes per stage, without bank conflicts."""
     x, w = random_matrices(8, 64, 512)
     assert x.data_ptr() % 32 == w.data_ptr() % 32 == 0
     with simt.observe() as report:

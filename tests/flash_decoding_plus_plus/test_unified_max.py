@@ -409,7 +409,7 @@ def test_no_row_of_the_tiny_model_is_recomputed(backend, kernel_device):
         assert not recomputed.any()
 
 
-# ------------------------------------------------------------------------------------------ at the door
+# ------------------------------------------------------------------------------------------ refused arguments
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_where_a_block_lies_does_not_matter(version, kernel_device):
 def far_blocks(version, by, device):
     """A KV head of a block more than 2³² elements into the cache: (out, the same with a small cache).
 
-    What lies between is never touched, so that it needs no memory. In 32 bits the offset is 4096: still in the cache.
+    The elements between are never touched, so they need no memory. In 32 bits the offset is 4096: still in the cache.
     """
     D, P, far = 32, 8, 2**32 + 4096
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""The Triton decode kernels: every pair of what they are compiled and called for, their splits, and their code.
+"""The Triton decode kernels: every pair of constants and options, their splits, and their code.
 
-What paged attention must do on any backend is in test_paged_attention.py. With PAGEWISE_FULL=1 the matrix is the whole
-product of head sizes, block sizes, dtypes, caches and groups.
+The promises of paged attention on every backend are tested in test_paged_attention.py. With PAGEWISE_FULL=1 the matrix
+is the whole product of head sizes, block sizes, dtypes, caches and groups.
 """
 
 import inspect
@@ -263,7 +263,7 @@ def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
 
 
 def test_no_length_batch_or_table_width_is_compiled_in():
-    """What changes from step to step is neither a constant of the kernels nor specialised on."""
+    """Values that change from step to step are neither constants of the kernels nor specialised on."""
     kernel, merge = (inspect.signature(k.fn).parameters for k in (paged_attention_kernel, merge_splits_kernel))
     constants = {n for n, p in (kernel | merge).items() if "constexpr" in str(p.annotation)}
     assert constants == {"P", "D", "BLOCK_D", "GROUP", "ROWS", "TILE", "FLOAT8_BITS", "LOADS"}

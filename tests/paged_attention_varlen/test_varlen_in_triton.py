@@ -47,7 +47,7 @@ def test_keys_are_on_their_way_early():
 
 
 def test_no_length_batch_or_table_width_is_compiled_in():
-    """What changes from step to step is neither a constant of the kernel nor specialised on."""
+    """Values that change from step to step are neither constants of the kernel nor specialised on."""
     parameters = inspect.signature(paged_attention_varlen_kernel.fn).parameters
     constants = {n for n, p in parameters.items() if "constexpr" in str(p.annotation)}
     assert constants == {"P", "D", "BLOCK_D", "HKV", "GROUP", "ROWS", "TILE", "FLOAT8_BITS"}

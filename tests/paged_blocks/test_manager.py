@@ -294,7 +294,7 @@ def test_eviction_order_is_the_docstring_example():
     manager.free("B")
     assert manager.free_blocks == [2, 1, 3, 0]
     assert manager.allocate("A", a) == 8
-    assert manager.block_table("A") == [0, 1, 2]  # two hits, and the first victim for what must be computed
+    assert manager.block_table("A") == [0, 1, 2]  # two hits, and the first victim for the block that must be computed
     assert manager.free_blocks == [3]
 
 

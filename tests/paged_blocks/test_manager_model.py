@@ -2,8 +2,8 @@
 
 10 000 steps; `PAGEWISE_MODEL_STEPS=100000 pytest tests/paged_blocks/test_manager_model.py` takes more, differently each
 time.
-What K and V hold is a number made from *all* tokens up to that one, as in a transformer, so that a block shared after
-the wrong prefix, a copy lost and a block overwritten all show up as wrong content.
+K and V hold a number made from *all* tokens up to their own, as in a transformer. A block shared after the wrong
+prefix, a lost copy and an overwritten block therefore all show up as wrong content.
 """
 
 import itertools
@@ -35,12 +35,12 @@ tokens = st.integers(0, 2)  # few, so that prompts meet
 
 
 def contents(prefix: list[int], start: int = 0) -> list[float]:
-    """What K holds for tokens start … of a sequence: a number exact in float32 that depends on every token before."""
+    """Return K for tokens start … of a sequence: numbers exact in float32 that depend on every token before."""
     return [float(zlib.crc32(array("q", prefix[: i + 1]).tobytes()) % 2**24) for i in range(start, len(prefix))]
 
 
 class Modelled:
-    """What the model knows of one sequence: its tokens, and how many of them are written and committed."""
+    """The model of one sequence: its tokens, and how many of them are written and committed."""
 
     def __init__(self, tokens: list[int], written: int) -> None:
         self.tokens, self.written, self.committed = tokens, written, written

@@ -1,4 +1,4 @@
-"""What only shows where kernels are launched on a GPU. tests/test_rehearsal.py has pytest run this file, rehearsing.
+"""Tests of launches on a GPU. tests/test_rehearsal.py runs this file with the stand-in GPU.
 
 The launcher does right, and if it did not, the rehearsal would notice: one planted bug of each kind.
 """
@@ -55,7 +55,7 @@ def other_gpu():
 
 
 def in_new_thread(run):
-    """What `run()` raises, or None, in a thread where nothing has happened yet."""
+    """Return the exception that `run()` raises in a new thread, or None."""
     raised = []
 
     def catch():

@@ -42,7 +42,7 @@ DEVICE_ATTRIBUTES = {
 
 
 class Code(NamedTuple):
-    """What a cubin says of one kernel; bytes, but for the registers of a thread."""
+    """The resources of one kernel in a cubin, in bytes, and the registers of a thread."""
 
     parameters: list[tuple[int, int]]  # offset, size
     registers: int
@@ -60,7 +60,7 @@ class Kernel:
 
 
 class Launch(NamedTuple):
-    """What the driver was told to do."""
+    """A launch that the driver received."""
 
     kernel: Kernel
     grid: tuple[int, int, int]
@@ -472,7 +472,7 @@ def _answer(name: bytes, arguments: Any) -> int:
 
 
 def install(folder: Path) -> None:
-    """Load the library, so that whoever looks for the driver later finds it."""
+    """Load the library, so that a later search for the driver finds it."""
     source, library = folder / "stub.c", folder / "libcuda.so.1"
     if not library.exists():
         source.write_text(library_source())

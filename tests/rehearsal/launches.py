@@ -23,7 +23,7 @@ counted: Counter[str] = Counter()
 
 
 class Built(NamedTuple):
-    """What a kernel that Triton compiled takes of the GPU; bytes of a thread's stack, and of a thread block."""
+    """The resources of a kernel that Triton compiled. Spills are bytes per thread; shared memory is per block."""
 
     registers: int
     spilled: int
@@ -158,8 +158,8 @@ _interpreter = threading.RLock()
 def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any]) -> None:
     """Run a Triton kernel in the interpreter, on the memory of its tensors.
 
-    Of bfloat16, which the interpreter rounds wrongly, it gets a copy in float32, and what changes there is written
-    back; of float8, which no kernel writes and whose NaN the interpreter misreads, one in float16 unless it is large.
+    The interpreter rounds bfloat16 wrongly, so the kernel gets a float32 copy, whose changes are written back. The
+    interpreter misreads the NaN of float8, which no kernel writes, so the kernel gets a float16 copy of small caches.
     """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
@@ -212,7 +212,7 @@ def install() -> None:
 
 
 def summary() -> str:
-    """What was rehearsed so far, in this process and in those whose counts came here."""
+    """Summarise the launches of this process and of the processes that reported their counts."""
     major, minor = driver.CAPABILITY
     registers, spilled, shared = (max((b[i] for b in built.values()), default=0) for i in range(3))
     return (

@@ -163,7 +163,7 @@ class Event:
         self.time = next(self._clock)
 
     def query(self) -> bool:
-        """Never over before somebody waits for it: the GPU is always behind its host."""
+        """Return False until the host waits for the event: the GPU is always behind its host."""
         return False
 
     def elapsed_time(self, later: "Event") -> float:

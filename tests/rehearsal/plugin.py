@@ -48,7 +48,7 @@ def pytest_sessionfinish(session):
 
 
 def spilling():
-    """(kernel, variant, bytes) of what spills more than is known."""
+    """Return (kernel, variant, bytes) of each kernel that spills more than the recorded number of bytes."""
     found = [(name, took.variant, took.spilled) for (name, _), took in launches.built.items()]
     return sorted((name, variant, spilled) for name, variant, spilled in found if spilled > known(name, variant))
 
