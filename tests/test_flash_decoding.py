@@ -138,6 +138,19 @@ def test_every_pair_of_sizes_and_splits(case, kernel_device):
     assert_right(found, *qkv, **options)
 
 
+@pytest.mark.parametrize("splits", [{"num_splits": 3}, {"split_size": 64}, {}], ids=str)
+def test_several_kv_heads_with_several_chunks_of_rows(splits, kernel_device):
+    """16 queries of 6 heads per KV head are two chunks of 64 rows, and both KV heads have two."""
+    qkv = random_qkv(2, (12, 2), 16, 130, 32, torch.float16, kernel_device)
+    found = flash_decoding(*qkv, **splits, causal=True, return_lse=True, backend="triton")
+    assert_right(found, *qkv, causal=True)
+
+
+def test_programs_that_share_all_work_have_no_bounds_for_one_sequence():
+    with pytest.raises(ValueError, match="share all work"):
+        Splits("share", 3).bounds(0, 100)
+
+
 @pytest.mark.parametrize("splits", [{}, {"num_splits": 5}, {"num_splits": 2**62}, {"split_size": 7}])
 @pytest.mark.parametrize("kind", ["none", "causal", "window", "softcap, alibi"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])

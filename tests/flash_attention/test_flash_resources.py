@@ -132,7 +132,7 @@ def test_on_sm_75_auto_takes_cuda_if_it_can_and_torch_otherwise(on_a_t4):
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_bfloat16_on_sm_75_is_refused_with_its_remedy(backend):
     q = torch.randn(1, 2, 5, 64).bfloat16()
-    with pytest.raises(ValueError, match=r"takes no bfloat16 on this GPU \(sm_75\).*use float16"):
+    with pytest.raises(ValueError, match=r"cannot compute with bfloat16 on this GPU \(sm_75\).*use float16"):
         flash_attention(q, q, q, backend=backend)
     wide = torch.randn(1, 2, 5, 256)
     with pytest.raises(ValueError, match=r"head sizes .*128.*, got 256"):

@@ -14,11 +14,12 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.cuda import CudaKernel
-from pagewise.flash_attention import in_triton, tuning
+from pagewise.flash_attention import in_triton
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.ops import empty_like
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
+from pagewise.tools.device import without_bfloat16
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
 
@@ -79,7 +80,7 @@ def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout
     ):
         if given:
             return f"takes no {name}"
-    return tuning.refuses_bfloat16(q.dtype, in_triton.gpu_of(q.device))
+    return without_bfloat16(q.dtype, in_triton.gpu_of(q.device))
 
 
 def forward(

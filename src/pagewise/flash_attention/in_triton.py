@@ -15,6 +15,7 @@ from pagewise.flash_attention import tuning
 from pagewise.flash_attention.ops import FlashInputs, empty_like
 from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
+from pagewise.tools.device import without_bfloat16
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
 
@@ -33,7 +34,7 @@ def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
     if q.dtype == torch.float32 and q.shape[-1] > tuning.max_head_size_in_float32(gpu):
         limit = tuning.max_head_size_in_float32(gpu)
         return f"takes float32 head sizes up to {limit} on this GPU, got {q.shape[-1]}: use float16"
-    return tuning.refuses_bfloat16(q.dtype, gpu)
+    return without_bfloat16(q.dtype, gpu)
 
 
 @torch.compiler.assume_constant_result
@@ -156,7 +157,9 @@ def _chosen_tiles(choices: Callable, inputs: FlashInputs, run: Callable[[tuning.
     heavy = inputs.attn_mask is not None or inputs.dropout_p > 0
     options = (inputs.causal, *(x is None for x in (*_optional(inputs), *_numbers(inputs))))
     tiles = choices(padded(D), q.element_size(), architecture(q.device), heavy=heavy)
-    return tuning.fastest(tiles, 2 * B * H * T * S * D, (choices.__name__, q.device, q.dtype, D, *options), run)
+    num_sequences = B if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.numel() - 1
+    operations = 2 * B * H * T * S * D // max(1, num_sequences // B)  # packed: as if all sequences were equally long
+    return tuning.fastest(tiles, operations, (choices.__name__, q.device, q.dtype, D, *options), run)
 
 
 def _m_and_log_l(saved: Tensor, lse: Float[Tensor, "B H T"]) -> tuple[Tensor, Tensor]:

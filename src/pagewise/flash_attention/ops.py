@@ -1,4 +1,4 @@
-"""torch.ops.pagewise.flash_attention and its backward: custom ops, so that torch.compile sees through (lesson 6).
+"""torch.ops.pagewise.flash_attention and its backward: custom ops, single calls for torch.compile (lesson 6).
 
 `FlashInputs` is what the public functions check and every backend reads. The schemas below are its fields in order.
 """

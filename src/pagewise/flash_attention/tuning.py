@@ -1,6 +1,6 @@
 """The tiles of FlashAttention's Triton kernels on each GPU, and the thresholds of their launches (lesson 6).
 
-Nothing here changes a result. The lists were chosen with the compiler's help, so that little is spilled
+Tiles change a result by rounding only. The lists were chosen with the compiler's help, so that little is spilled
 (tests/flash_attention/RESOURCES.md). They have not been timed; a GPU times them itself for large work (`fastest`).
 """
 
@@ -24,7 +24,7 @@ LARGE_SHARED_BYTES = 200_000  # sm_90 and sm_100 have more, and keep operands of
 
 
 class Tiles(NamedTuple):
-    """How a program works: `owned` rows of its own and `visited` rows per step, by so many warps, in so many stages."""
+    """Tile sizes: `owned` rows per program and `visited` rows per step. The other fields are options of the launch."""
 
     owned: int
     visited: int
@@ -100,15 +100,11 @@ def backward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Archit
 
 
 def max_head_size_in_float32(gpu: Architecture) -> int:
-    """The backward in float32 needs 66 560 bytes for a head size of 256 with the smallest tiles; sm_75 has 65 536."""
+    """Return the largest float32 head size whose backward fits in shared memory.
+
+    With the smallest tiles a head size of 256 needs 66 560 bytes, and sm_75 has 65 536.
+    """
     return 128 if 0 < gpu.shared_bytes <= 65536 else 256
-
-
-def refuses_bfloat16(dtype: torch.dtype, gpu: Architecture) -> str | None:
-    """The reason why a kernel cannot take `dtype` on `gpu`, to follow 'backend="…"', or None."""
-    if dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
-        return f"takes no bfloat16 on this GPU (sm_{gpu.sm}), which cannot compute with it: use float16"
-    return None
 
 
 def _fitting(choices: tuple[Tiles, ...], needs: Callable, block_d: int, itemsize: int, gpu: Architecture) -> tuple:
@@ -126,17 +122,19 @@ _fastest: dict[Hashable, Tiles] = {}
 def fastest(choices: tuple[Tiles, ...], operations: int, variant: Hashable, launch: Callable[[Tiles], None]) -> Tiles:
     """The tiles to launch with: the first choice, or on a GPU, for large work, the one that a clock finds fastest.
 
-    Each choice is timed once per process and `variant`. A launch that a CUDA graph captures cannot be timed.
+    Each choice is timed once per process and `variant`. A launch that a CUDA graph captures cannot be timed: it takes
+    the tiles that were found before, or the first choice.
 
     Args:
         operations: of the product Q Kᵀ.
         variant: what the speed of the tiles depends on: kernel, device, dtype, head size and options.
         launch: launches the kernel with some tiles. Launching again must write the same.
     """
-    timed = triton_mode() == "compiled" and not torch.cuda.is_current_stream_capturing()
-    if not timed or len(choices) == 1 or operations <= WORTH_TIMING:
+    if triton_mode() != "compiled" or len(choices) == 1 or operations <= WORTH_TIMING:
         return choices[0]
     if (variant, choices) not in _fastest:
+        if torch.cuda.is_current_stream_capturing():
+            return choices[0]
         import triton.testing
 
         seconds = [triton.testing.do_bench(functools.partial(launch, tiles)) for tiles in choices]
@@ -145,7 +143,7 @@ def fastest(choices: tuple[Tiles, ...], operations: int, variant: Hashable, laun
 
 
 def num_tiles(length: int, tile: int, cu_seqlens: Tensor | None) -> int:
-    """Tiles of `length` rows. Packed sequences get so many that each can begin a tile of its own."""
+    """Return the number of tiles of `length` rows. Each packed sequence adds one, to begin its own."""
     return cdiv(length, tile) if cu_seqlens is None else length // tile + cu_seqlens.numel() - 1
 
 

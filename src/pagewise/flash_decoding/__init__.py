@@ -52,8 +52,9 @@ def flash_decoding(
             tiles).
         split_size: cut them into splits of that many keys (in Triton: of whole tiles). With num_splits or split_size,
             the bits of a row do not depend on the batch around it. Default: one split in torch and on the CPU. On a
-            GPU a choice that fills it: `num_splits_heuristic` splits of each sequence, or, with seq_lens, as many
-            programs, which share the keys of the whole batch in equal ranges. Equal inputs always give equal bits.
+            GPU the default fills the GPU: `num_splits_heuristic` splits of each sequence, or, with seq_lens, two
+            programs per SM, which share the keys of the whole batch in equal ranges. Equal inputs always give equal
+            bits.
         causal, scale, window, softcap, alibi_slopes: as in `attention`.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
         check: look at seq_lens before launching. By default this is done on the CPU, where it is free. On a GPU, True

@@ -32,7 +32,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 def attend(
     q: Float[Tensor, "B H T D"],
-    k: Shaped[Tensor, "N Hkv P D"],
+    k: Shaped[Tensor, "N Hkv P D"],  # dense keys: [B, Hkv, S, D]
     v: Shaped[Tensor, "N Hkv P D"],
     options: ScoreOptions,
     *,

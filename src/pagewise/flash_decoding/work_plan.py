@@ -34,6 +34,8 @@ class Splits(NamedTuple):
 
     def bounds(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return the splits [start, end) of one sequence's keys first … end − 1, at least one. Not for "share"."""
+        if self.way == "share":
+            raise ValueError("the splits of programs that share all work depend on all sequences, not on one")
         if self.way == "num":
             return equal_splits(self.count)(first, end)
         return list(pairwise([*(range(first, end, self.count) or [first]), end]))

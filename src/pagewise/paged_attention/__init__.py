@@ -1,11 +1,11 @@
 """Paged attention: one new query per sequence over keys and values scattered in blocks (lessons 4 and 5).
 
-decode      `paged_attention`: it checks its arguments, and calls one of
-in_torch    gathered or streamed, in plain torch
-in_triton   the Triton kernels, over a cache [N, P, Hkv, D]
+decode      `paged_attention`, over a cache [N, P, Hkv, D], in torch or Triton
+in_torch    its backend in plain torch, gathered or streamed
+in_triton   its backend in Triton
 vllm        paged attention in CUDA, over a cache in vLLM's layout: v1, v2 and the grouped variant
-in_cuda     the launches of its kernels
-inputs      the values that all of them share
+in_cuda     the launches of these CUDA kernels
+inputs      the checked inputs that all of them share
 """
 
 from pagewise.paged_attention.decode import paged_attention

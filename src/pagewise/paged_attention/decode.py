@@ -1,7 +1,7 @@
 """`paged_attention`: one new query per sequence over keys and values in blocks (lessons 4 and 5).
 
 The function checks its arguments once and chooses between torch (`in_torch`) and Triton (`in_triton`), for a cache
-[N, P, Hkv, D]. vLLM's kernels need a layout of their own (`in_cuda`). Kwon et al. 2023.
+[N, P, Hkv, D]. vLLM's kernels need a layout of their own (`vllm`). Kwon et al. 2023.
 """
 
 from typing import Literal
@@ -39,8 +39,8 @@ def paged_attention(
         keys    = k_cache[block_tables[b]].flatten(0, 1)[: seq_lens[b]] · k_scale,   values likewise · v_scale
         out[b]  = attention(q[b], keys, values, causal=True, …)
 
-    Sequences may share blocks, and a table may name a block twice. Nothing that no query sees is used: slots past the
-    end and other blocks may hold NaN, and table entries past a sequence's blocks or before its window any number.
+    Sequences may share blocks, and a table may name a block twice. The function ignores every slot and table entry
+    that no query sees. Such slots may hold NaN, and such entries any number.
 
     Args:
         k_cache, v_cache: in the dtype of q, or both in one float8 dtype. Stored number · scale = the number meant.
@@ -52,7 +52,8 @@ def paged_attention(
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
         check: look at lengths and table entries before launching. By default this is done on the CPU, where it is
             free. On a GPU, True makes the host wait once. Unchecked, a length that the table cannot hold gives NaN,
-            and a table entry that is no block of the cache reads foreign memory. The torch backend always checks.
+            and an invalid table entry makes the kernel read outside the cache. The torch backend always checks, and
+            its host waits. A CUDA graph can capture neither.
         backend: "torch" is `gathered_attention`. Its twin `streamed_attention` needs no memory for all keys.
             "triton" takes float32, float16 and bfloat16, D up to 256, block sizes that are powers of two up to 256, and
             tensors contiguous in D. It has no backward. "auto" is triton for tensors on a GPU that it takes and that
@@ -62,8 +63,7 @@ def paged_attention(
         out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
 
     Raises:
-        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it. On a GPU
-        the torch backend and `check=True` make the host wait, and cannot be captured in a CUDA graph.
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
     if num_splits is not None:
         check_count("num_splits", num_splits)

@@ -8,8 +8,7 @@ need no mask of their own.
     streamed    one block of every sequence at a time, with lesson 3's (m, l, acc). Nothing is gathered
 
 Both take what `checked_inputs` returns. They look at the lengths and the tables first, which makes the host wait for a
-GPU once. They never use what no query sees: slots past the end and other blocks may hold NaN, and table entries past a
-sequence's blocks or before its window may hold any number. Kwon et al. 2023.
+GPU. They ignore every slot and table entry that no query sees. Kwon et al. 2023.
 """
 
 import functools
@@ -80,7 +79,7 @@ def attend_in_splits(
         keys = torch.arange(start, end, device=q.device)
         scores = masked_scores(q, k[:, :, start:end], queries, keys, options)
         partials.append(Partial.of_heads(scores, v[:, :, start:end]))
-    whole = functools.reduce(Partial.merge, partials)  # not by lse: m = 60000 plus log l keeps no digit of l
+    whole = functools.reduce(Partial.merge, partials)  # not by lse: next to m = 60000, float32 rounds log l away
     return whole.output(), whole.lse()
 
 

@@ -17,7 +17,7 @@ from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.write import EXPONENT_BITS
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS
-from pagewise.tools.device import without_bfloat16
+from pagewise.tools.device import triton_mode, without_bfloat16
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
 from pagewise.tools.tuning import LOADS, decode_tiles, splits_that_fill
@@ -44,13 +44,13 @@ def refuses_tensors(q: Tensor, **keys_and_values: Tensor) -> str | None:
     for name, tensor in {"q": q, **keys_and_values}.items():
         if D > 1 and tensor.numel() and tensor.stride(-1) != 1:
             return f"needs {name} contiguous in its last dimension, got stride {tensor.stride(-1)}"
-    return without_bfloat16(q)
+    return without_bfloat16(q.dtype, architecture(q.device))
 
 
 def attend(
     inputs: PagedInputs, options: ScoreOptions, num_splits: int | None
 ) -> tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
-    """Return (out, lse) of `paged_attention`, for inputs that `refuses` does not refuse.
+    """Return (out, lse) of `paged_attention`, for inputs that the kernels take.
 
     num_splits: None cuts the keys so that the splits fill the GPU, as far as the shapes tell. On a CPU that is 1.
     """
@@ -118,6 +118,6 @@ def as_kernels_read(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
     FLOAT8_BITS is then the number of exponent bits, 4 or 5.
     """
     bits = EXPONENT_BITS.get(k.dtype, 0)
-    if not bits or architecture(k.device).sm >= 89:
+    if not bits or (architecture(k.device).sm >= 89 and triton_mode() == "compiled"):
         return k, v, 0
     return k.view(torch.uint8), v.view(torch.uint8), bits

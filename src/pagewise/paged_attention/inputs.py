@@ -35,8 +35,8 @@ class Used(NamedTuple):
 class PagedInputs(NamedTuple):
     """Queries, a cache in either layout, and the blocks of each sequence, as `checked_inputs` returns them.
 
-    The scales of the cache are linear, so no number that is read has to be multiplied: k_scale is part of the scale of
-    the scores, and v_scale multiplies the output.
+    The kernels apply the scales of the cache once, not to each number: k_scale is part of the scale of the scores, and
+    v_scale multiplies the output.
     """
 
     q: Float[Tensor, "B H D"]  # or, packed, [total_q, H, D]

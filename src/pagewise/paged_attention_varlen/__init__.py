@@ -57,8 +57,8 @@ def paged_attention_varlen(
     Args:
         seq_lens: from T_b to M · P. They include the queries' own tokens, whose keys and values are in the cache.
         cu_seqlens_q: [B + 1], running sums of the T_b from 0 to total_q. T_b may be 0.
-        num_splits, split_size: as in `flash_decoding`. In torch, the bits of a row may depend on the batch around it
-            unless one of them is given.
+        num_splits, split_size: as in `flash_decoding`. In torch, the bits of a row do not depend on the batch around it
+            if one of them is given. In Triton they do depend on the number of queries, which decides the tiles.
         The rest as in `paged_attention`.
 
     Returns:

@@ -27,7 +27,7 @@ class PlanInCuda:
         if not step.decodes:
             sequences = torch.arange(len(seq_lens), device=seq_lens.device).repeat_interleave(cu_seqlens_q.diff())
             later = cu_seqlens_q[sequences + 1] - torch.arange(1, len(sequences) + 1, device=seq_lens.device)
-            block_tables, seq_lens = block_tables[sequences], (seq_lens[sequences] - later).to(torch.int32)
+            block_tables, seq_lens = block_tables[sequences], (seq_lens[sequences] - later).clamp(min=0).int()
         self.block_tables, self.seq_lens = block_tables, seq_lens
 
     def attend(

@@ -24,7 +24,7 @@ class PlanInTriton:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self._plans: dict[tuple, tuple] = {}  # by the shapes of q and of the cache: layers may differ
+        self._plans: dict[tuple, tuple | None] = {}  # by the shapes of q and of the cache: layers may differ
 
     def attend(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pagewise.tools.architecture import architecture
+from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.triton_interpreter import spare_the_interpreter
 
 _interpreter = threading.RLock()
@@ -119,11 +119,10 @@ def choose_backend(
     return backend
 
 
-def without_bfloat16(q: Tensor) -> str | None:
-    """Return why a kernel cannot take q if q is bfloat16 and its GPU does not compute with bfloat16, else None."""
-    gpu = architecture(q.device)
-    if q.dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
-        return f"cannot compute with bfloat16 on sm_{gpu.sm}, which needs sm_80 or newer: convert to float16"
+def without_bfloat16(dtype: torch.dtype, gpu: Architecture) -> str | None:
+    """Return why no kernel can take `dtype` if it is bfloat16 and `gpu` does not compute with bfloat16, else None."""
+    if dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
+        return f"cannot compute with bfloat16 on this GPU (sm_{gpu.sm}): use float16"
     return None
 
 

@@ -11,7 +11,7 @@ from pagewise.tools.device import triton_launch, triton_mode
 
 def launch(
     kernel: Any,
-    grid: Any,
+    grid: tuple[int, ...],
     *arguments: Any,
     outputs: Sequence[Tensor] = (),
     stored: Sequence[Tensor] = (),
@@ -26,8 +26,8 @@ def launch(
     passed as float32 copies, and what the kernel writes is rounded into the tensor afterwards.
 
     Args:
-        grid: as Triton takes it, a tuple or a function of the constants.
-        outputs: the arguments that the kernel writes, all of them or some elements. A vector must be contiguous.
+        grid: the number of programs along each axis.
+        outputs: the arguments that the kernel writes, fully or in part. A vector among them must be contiguous.
         stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
         constants: the kernel's `tl.constexpr` parameters and the launch options, such as num_warps.
     """
@@ -40,6 +40,8 @@ def launch(
         if tensor.dtype == torch.bfloat16 and triton_mode() == "interpreted" and not _among(argument, stored):
             tensor = tensor.float()
         if _among(argument, outputs):
+            if argument.dim() == 1 and not argument.is_contiguous():
+                raise ValueError(f"an output of one dimension must be contiguous, got stride {argument.stride(0)}")
             if tensor is not argument:
                 copies.append((argument, tensor))
         elif tensor.dim() < 2:

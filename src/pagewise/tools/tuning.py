@@ -10,9 +10,9 @@ import torch
 from pagewise.tools.checks import check_count
 from pagewise.tools.sizes import cdiv, padded
 
-PROGRAMS_PER_SM = 2  # that run at once: while one waits for memory, another computes
-MIN_KEYS = 128  # of a split, at least on average: a shorter one takes longer to merge than to compute
-MAX_SPLITS = 128  # of a sequence: FlashAttention-2's limit
+PROGRAMS_PER_SM = 2  # programs that run at once: while one waits for memory, the other computes
+MIN_KEYS = 128  # fewest keys per split, on average: a shorter split takes longer to merge than to compute
+MAX_SPLITS = 128  # most splits of a sequence, as in FlashAttention-2
 LOADS = 16  # partial results that a merge reads at once
 
 
@@ -51,13 +51,13 @@ def decode_tiles(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: tor
 
 
 def num_splits_heuristic(num_tiles: int, num_sms: int, num_key_tiles: int, max_splits: int) -> int:
-    """Return into how many splits to cut each of `num_tiles` equal thread blocks so that they fill a GPU's last wave.
+    """Return the number of splits per thread block that fills a GPU's last wave.
 
         waves(s) = num_tiles · s / num_sms        efficiency(s) = waves(s) / ⌈waves(s)⌉
 
     The result is 1 if efficiency(1) is at least 0.8, because a merge has its price too. Otherwise the result is the
-    smallest s that reaches 0.85 of the best efficiency. An s that leaves the longest split, ⌈num_key_tiles / s⌉ tiles,
-    as long as s − 1 does gains nothing and is left out.
+    smallest s that reaches 0.85 of the best efficiency. If the longest split of s has as many tiles,
+    ⌈num_key_tiles / s⌉, as that of s − 1, then s gains nothing and is left out.
 
     Args:
         num_tiles: thread blocks without splitting.
@@ -69,9 +69,9 @@ def num_splits_heuristic(num_tiles: int, num_sms: int, num_key_tiles: int, max_s
         1 <= splits <= min(max_splits, num_key_tiles), and 1 where there are no tiles.
 
     Raises:
-        ValueError, TypeError: an argument is no such count.
+        ValueError, TypeError: an argument is not a count.
 
-    The 0.85 and the efficiency are FlashAttention-2's, which takes 1 from 0.8 · num_sms thread blocks on.
+    The efficiency and the 0.85 are FlashAttention-2's. It does not split from 0.8 · num_sms thread blocks on.
     """
     for name, count in (("num_tiles", num_tiles), ("num_key_tiles", num_key_tiles)):
         check_count(name, count, minimum=0)
@@ -90,5 +90,5 @@ def num_splits_heuristic(num_tiles: int, num_sms: int, num_key_tiles: int, max_s
 
 
 def splits_that_fill(num_items: int, num_keys: int, tile: int, num_sms: int) -> int:
-    """Return into how many splits to cut each of `num_items` items of at most `num_keys` keys to fill a GPU."""
+    """Return the number of splits per item that fills a GPU, for `num_items` items of at most `num_keys` keys."""
     return num_splits_heuristic(num_items, PROGRAMS_PER_SM * num_sms, cdiv(num_keys, max(tile, MIN_KEYS)), MAX_SPLITS)
