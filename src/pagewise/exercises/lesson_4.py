@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from pagewise.exercises.code import edited
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.python import call, listing, python_exercise
+from pagewise.exercises.python import call, python_exercise
 
 
 def allocate_and_append(table: list[int], num_tokens: int, free_blocks: list[int], block_size: int) -> int:
@@ -183,11 +182,10 @@ FIND_THE_LEAK = python_exercise(
     },
     "counts go down with every owner, and the last one out frees the block.",
     name="find_the_leak",
-    stub=edited(
-        listing(free_sequence),
+    bug=[
         _LEAK,
         (_TASK, f"{_TASK} There is a mistake in here: blocks that were shared are lost for ever. Find it."),
-    ),
+    ],
 )
 
 EXERCISES = [ALLOCATE_AND_APPEND, COPY_ON_WRITE, FIND_THE_LEAK]

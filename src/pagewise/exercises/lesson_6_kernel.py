@@ -2,9 +2,9 @@
 
 import torch
 
-from pagewise.exercises.code import Gap
+from pagewise.exercises.code import Gap, with_gaps
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import first_rung, launching
+from pagewise.exercises.triton import RESCALING, TritonExercise, kernel_text, launching
 from pagewise.exercises.values import small_numbers
 from pagewise.tools.launch import launch
 
@@ -41,10 +41,13 @@ _SEEN = "        seen = col[None, :] < S\n"
 _CAUSAL = "            seen &= col[None, :] <= row[:, None] + S - T\n"
 _ACC = "        acc = tl.dot(weights.to(v_tile.dtype), v_tile, alpha[:, None] * acc"
 
-FLASH_FORWARD_KERNEL = first_rung(
-    "flash_attention",
+_KERNEL = kernel_text("flash_attention", "flash_forward_kernel", "\nfrom pagewise.kernels.scores import LN_2, LOG2_E")
+
+FLASH_FORWARD_KERNEL = TritonExercise(
     "flash_forward_kernel",
-    [
+    _KERNEL,
+    with_gaps(
+        _KERNEL,
         Gap(
             "k_head, v_head = ",
             "k_head, v_head = ",
@@ -58,7 +61,7 @@ FLASH_FORWARD_KERNEL = first_rung(
             'Multiply with tl.dot(…, input_precision="ieee"). (−∞) − (−∞) is NaN.',
             "scores = products * (scale * LOG2_E)",
         ),
-    ],
+    ),
     [
         _flash(1, 1, "one query, one key"),
         _flash(2, 2, "the second query sees both keys"),
@@ -77,14 +80,7 @@ FLASH_FORWARD_KERNEL = first_rung(
             ("        l = alpha * l + tl.sum(weights, axis=1)\n        tl.dot", "        tl.dot"),
             ("        m = m_new\n", ""),
         ),
-        "acc keeps the old maximum": (
-            "The maximum rose with a later tile. l was multiplied by alpha and acc was not: both are relative to m.",
-            ("alpha[:, None] * acc", "acc"),
-        ),
-        "l keeps the old maximum": (
-            "The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are relative to m.",
-            ("l = alpha * l + ", "l = l + "),
-        ),
+        **RESCALING,
         "the tile's own maximum": (
             "m must be the largest score so far, not the largest of the last tile: exp2 overflows otherwise.",
             ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.max(scores, axis=1)"),
@@ -141,7 +137,6 @@ FLASH_FORWARD_KERNEL = first_rung(
         ),
     },
     "this is the forward pass of FlashAttention-2, for any number of queries, keys and heads.",
-    imports="\nfrom pagewise.kernels.scores import LN_2, LOG2_E",
 )
 
 EXERCISES = [FLASH_FORWARD_KERNEL]

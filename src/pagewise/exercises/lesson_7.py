@@ -1,12 +1,10 @@
 """Exercises of lesson 7: where splits begin, and their merge."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pagewise.exercises.exercise import Mistake
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
 
@@ -24,26 +22,7 @@ def split_bounds(num_keys: int, tile: int, num_splits: int) -> list[tuple[int, i
     return [(t * i // n * tile, min(t * (i + 1) // n * tile, num_keys)) for i in range(n)]
 
 
-def _bounds_with(mistake: str) -> Callable:
-    def split_bounds(num_keys, tile, num_splits):
-        t = num_keys // tile if mistake == "whole tiles" else -(-num_keys // tile)
-        n = num_splits if mistake == "empty" else max(1, min(num_splits, t)) if mistake == "one" else min(num_splits, t)
-        if mistake == "keys":
-            return [(num_keys * i // n, num_keys * (i + 1) // n) for i in range(n)]
-        if mistake == "rounded up":
-            per = -(-t // n) if n else 0
-            return [(min(per * i, t) * tile, min(per * (i + 1) * tile, num_keys)) for i in range(n)]
-        if mistake == "rounded down":
-            per = t // n if n else 0
-            return [(per * i * tile, min(per * (i + 1) * tile, num_keys)) for i in range(n)]
-        if mistake == "tiles":
-            return [(t * i // n, t * (i + 1) // n) for i in range(n)]
-        if mistake == "too far":
-            return [(t * i // n * tile, t * (i + 1) // n * tile) for i in range(n)]
-        return [(t * i // n * tile, min(t * (i + 1) // n * tile, num_keys)) for i in range(n)]
-
-    return split_bounds
-
+_BOUNDS = "t * i // n * tile, min(t * (i + 1) // n * tile, num_keys)"
 
 SPLIT_BOUNDS = python_exercise(
     split_bounds,
@@ -58,27 +37,40 @@ SPLIT_BOUNDS = python_exercise(
         call(0, 4, 3),
     ],
     {
-        "keys, not tiles": Mistake(
-            _bounds_with("keys"), "You shared out single keys, and cut a tile in two: share out tiles, then multiply."
+        "keys, not tiles": (
+            "You shared out single keys, and cut a tile in two: share out tiles, then multiply.",
+            (_BOUNDS, "num_keys * i // n, num_keys * (i + 1) // n"),
         ),
-        "rounded up": Mistake(
-            _bounds_with("rounded up"),
+        "rounded up": (
             "With ⌈t / n⌉ tiles for each, the last splits have little or nothing left: t · i // n shares evenly.",
+            ("t * i // n", "min(-(-t // n) * i, t)"),
+            ("t * (i + 1) // n", "-(-t // n) * (i + 1)"),
         ),
-        "rounded down": Mistake(
-            _bounds_with("rounded down"), "With ⌊t / n⌋ tiles for each, the remaining tiles belong to nobody."
+        "rounded down": (
+            "With ⌊t / n⌋ tiles for each, the remaining tiles belong to nobody.",
+            ("t * i // n", "t // n * i"),
+            ("t * (i + 1) // n", "t // n * (i + 1)"),
         ),
-        "counted in tiles": Mistake(_bounds_with("tiles"), "These are numbers of tiles: a tile has `tile` keys."),
-        "past the end": Mistake(
-            _bounds_with("too far"), "The last tile is shorter: no split ends behind key `num_keys`."
+        "counted in tiles": (
+            "These are numbers of tiles: a tile has `tile` keys.",
+            (_BOUNDS, "t * i // n, t * (i + 1) // n"),
         ),
-        "the last tile left out": Mistake(
-            _bounds_with("whole tiles"), "The last tile is shorter, and a tile all the same: round their number up."
+        "past the end": (
+            "The last tile is shorter: no split ends behind key `num_keys`.",
+            ("min(t * (i + 1) // n * tile, num_keys)", "t * (i + 1) // n * tile"),
         ),
-        "empty splits": Mistake(
-            _bounds_with("empty"), "There are more splits than tiles, so some are empty: no more than one per tile."
+        "the last tile left out": (
+            "The last tile is shorter, and a tile all the same: round their number up.",
+            ("-(-num_keys // tile)", "num_keys // tile"),
         ),
-        "a split of nothing": Mistake(_bounds_with("one"), "Without keys there is no tile, and no split."),
+        "empty splits": (
+            "There are more splits than tiles, so some are empty: no more than one per tile.",
+            ("min(num_splits, t)", "num_splits"),
+        ),
+        "a split of nothing": (
+            "Without keys there is no tile, and no split.",
+            ("min(num_splits, t)", "max(1, min(num_splits, t))"),
+        ),
     },
     "whole tiles, even shares, nothing empty: what the kernel does with `num_splits`.",
 )
@@ -99,30 +91,11 @@ def merge_splits(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return weights @ seen / torch.where(l == 0, 1.0, l), m + torch.log(l)
 
 
-def _merge_with(mistake: str) -> Callable:
-    def merge_splits(outs, lses):
-        m = torch.zeros(()) if mistake == "no maximum" else lses.max()
-        safe = m if mistake == "guard" else torch.where(m == -torch.inf, 0.0, m)
-        weights = torch.exp(lses - safe)
-        if mistake == "mean":
-            weights = (lses > -torch.inf).float()
-        if mistake == "proportional":
-            weights = torch.where(lses > -torch.inf, lses, 0.0)
-        l = weights.sum()
-        seen = outs if mistake == "NaN" else torch.where(weights[:, None] > 0, outs, 0.0)
-        summed = weights @ seen
-        out = summed / (l if mistake in ("guard", "0 / 0") else torch.where(l == 0, 1.0, l))
-        lse = {"log l": torch.log(l), "sum": lses.sum(), "largest": m}.get(mistake, m + torch.log(l))
-        if mistake in ("mean", "proportional"):
-            lse = torch.logsumexp(lses, 0)
-        return summed if mistake == "not divided" else out, lse
-
-    return merge_splits
-
-
 def _lses(*numbers: float) -> Tensor:
     return torch.tensor(numbers)
 
+
+_WEIGHTS = "torch.exp(lses - torch.where(m == -torch.inf, 0.0, m))"
 
 MERGE_SPLITS = python_exercise(
     merge_splits,
@@ -137,34 +110,46 @@ MERGE_SPLITS = python_exercise(
         call(torch.zeros(2, 1), _lses(-math.inf, -math.inf)),
     ],
     {
-        "the mean": Mistake(
-            _merge_with("mean"), "That is the mean of the splits: a split counts by its weight, exp(lse of the split)."
+        "the mean": (
+            "That is the mean of the splits: a split counts by its weight, exp(lse of the split).",
+            (_WEIGHTS, "(lses > -torch.inf).float()"),
+            ("m + torch.log(l)", "torch.logsumexp(lses, 0)"),
         ),
-        "lse as a weight": Mistake(
-            _merge_with("proportional"), "lse is a logarithm: the weight of a split is exp(lse), not lse."
+        "lse as a weight": (
+            "lse is a logarithm: the weight of a split is exp(lse), not lse.",
+            (_WEIGHTS, "torch.where(lses > -torch.inf, lses, 0.0)"),
+            ("m + torch.log(l)", "torch.logsumexp(lses, 0)"),
         ),
-        "not divided": Mistake(
-            _merge_with("not divided"), "The weighted sum is not divided by the sum of weights yet."
+        "not divided": (
+            "The weighted sum is not divided by the sum of weights yet.",
+            (" / torch.where(l == 0, 1.0, l)", ""),
         ),
-        "no maximum": Mistake(
-            _merge_with("no maximum"), "exp(200) overflows: subtract the largest lse of all first, as softmax does."
+        "no maximum": (
+            "exp(200) overflows: subtract the largest lse of all first, as softmax does.",
+            ("lses.max()", "torch.zeros(())"),
         ),
-        "the lse without m": Mistake(
-            _merge_with("log l"), "log of the sum of weights is relative to m: the lse of all keys is m + log l."
+        "the lse without m": (
+            "log of the sum of weights is relative to m: the lse of all keys is m + log l.",
+            ("m + torch.log(l)", "torch.log(l)"),
         ),
-        "the largest lse": Mistake(
-            _merge_with("largest"), "lse is that of the heaviest split alone: together they weigh more, m + log l."
+        "the largest lse": (
+            "lse is that of the heaviest split alone: together they weigh more, m + log l.",
+            ("m + torch.log(l)", "m"),
         ),
-        "the sum of the lses": Mistake(
-            _merge_with("sum"), "Logarithms of sums do not add up: add exp(lse), then take the logarithm."
+        "the sum of the lses": (
+            "Logarithms of sums do not add up: add exp(lse), then take the logarithm.",
+            ("m + torch.log(l)", "lses.sum()"),
         ),
-        "NaN times 0": Mistake(
-            _merge_with("NaN"), "The empty split's weight is 0, and 0 · NaN is NaN: do not read its output."
+        "NaN times 0": (
+            "The empty split's weight is 0, and 0 · NaN is NaN: do not read its output.",
+            ("torch.where(weights[:, None] > 0, outs, 0.0)", "outs"),
         ),
-        "NaN without keys": Mistake(
-            _merge_with("guard"), "No split saw a key: m is −inf, (−inf) − (−inf) is NaN. Subtract 0 there."
+        "NaN without keys": (
+            "No split saw a key: m is −inf, (−inf) − (−inf) is NaN. Subtract 0 there.",
+            ("torch.where(m == -torch.inf, 0.0, m)", "m"),
+            ("torch.where(l == 0, 1.0, l)", "l"),
         ),
-        "0 / 0": Mistake(_merge_with("0 / 0"), "No split saw a key: 0 / 0 is NaN, and the output is 0."),
+        "0 / 0": ("No split saw a key: 0 / 0 is NaN, and the output is 0.", ("torch.where(l == 0, 1.0, l)", "l")),
     },
     "two small rows per split are all that splits have to tell each other.",
     imports="import torch\nfrom torch import Tensor",

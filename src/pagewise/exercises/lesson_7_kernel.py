@@ -2,9 +2,9 @@
 
 import torch
 
-from pagewise.exercises.code import Gap
+from pagewise.exercises.code import Gap, with_gaps
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import first_rung, launching
+from pagewise.exercises.triton import RESCALING, TritonExercise, kernel_text, launching
 from pagewise.exercises.values import small_numbers
 from pagewise.tools.launch import launch
 
@@ -43,10 +43,13 @@ _MASKED = '        scores = tl.where(is_key[None, :], scores, float("-inf"))\n'
 _SLOT = "slot = (seq * num_heads + head) * num_splits + split"
 _ACC = "        acc = alpha[:, None] * acc + tl.dot(weights.to(values.dtype), values"
 
-SPLIT_DECODE_KERNEL = first_rung(
-    "flash_decoding",
+_KERNEL = kernel_text("flash_decoding", "split_decode_kernel")
+
+SPLIT_DECODE_KERNEL = TritonExercise(
     "split_decode_kernel",
-    [
+    _KERNEL,
+    with_gaps(
+        _KERNEL,
         Gap(
             "for tile in range(",
             "m = m_new",
@@ -59,7 +62,7 @@ SPLIT_DECODE_KERNEL = first_rung(
             "where this split's results go: m is [B, H, num_splits]",
             "slot = head",
         ),
-    ],
+    ),
     [
         _splits(16, 1, "one tile"),
         _splits(48, 1, "one split of three tiles"),
@@ -101,14 +104,7 @@ SPLIT_DECODE_KERNEL = first_rung(
             "After the last key there is NaN, and 0 · NaN is NaN: load 0 there (`mask`, `other`).",
             ("tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)", "tl.load(v_ptr + v_offset)"),
         ),
-        "acc keeps the old maximum": (
-            "The maximum rose with a later tile. l was multiplied by alpha and acc was not: both are relative to m.",
-            ("acc = alpha[:, None] * acc + ", "acc = acc + "),
-        ),
-        "l keeps the old maximum": (
-            "The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are relative to m.",
-            ("l = alpha * l + ", "l = l + "),
-        ),
+        **RESCALING,
         "already divided": (
             "acc is divided by l already: a split stores the sum, and the merge divides once, at its end.",
             (f"    {_SLOT}", f"    acc = acc / tl.where(l == 0.0, 1.0, l)[:, None]\n    {_SLOT}"),

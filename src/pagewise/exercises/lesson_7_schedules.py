@@ -1,9 +1,7 @@
 """Exercises of lesson 7, how the work is shared out: a number of splits, and equal ranges of a ragged batch."""
 
 import math
-from collections.abc import Callable
 
-from pagewise.exercises.exercise import Mistake
 from pagewise.exercises.python import call, python_exercise
 
 # ------------------------------------------------------------------------------------------------ smallest_good_split
@@ -21,27 +19,7 @@ def smallest_good_split(num_programs: int, num_slots: int, max_splits: int) -> i
     return 1 + next(i for i, e in enumerate(efficiency) if e >= 0.85 * max(efficiency))
 
 
-def _split_with(mistake: str) -> Callable:
-    def smallest_good_split(num_programs, num_slots, max_splits):
-        stop = max_splits if mistake == "one less" else max_splits + 1
-        turns = [num_programs * s / num_slots for s in range(1, stop)] or [num_programs / num_slots]
-        if mistake == "per split":
-            turns = [num_programs / (s * num_slots) for s in range(1, stop)]
-        efficiency = [t / (math.floor(t) + 1 if mistake == "floor" else math.ceil(t)) for t in turns]
-        if mistake == "turns":
-            efficiency = turns
-        limit = 0.85 if mistake == "absolute" else 0.85 * max(efficiency)
-        if mistake == "best":
-            return 1 + efficiency.index(max(efficiency))
-        if mistake == "last":
-            return max(i + 1 for i, e in enumerate(efficiency) if e >= limit)
-        if mistake == "full":
-            return next((s for s in range(1, stop) if num_programs * s >= num_slots), max_splits)
-        index = next((i for i, e in enumerate(efficiency) if e >= limit), max_splits - 1)
-        return index if mistake == "from 0" else index + 1
-
-    return smallest_good_split
-
+_FIRST_GOOD = "next(i for i, e in enumerate(efficiency) if e >= 0.85 * max(efficiency))"
 
 SMALLEST_GOOD_SPLIT = python_exercise(
     smallest_good_split,
@@ -57,33 +35,39 @@ SMALLEST_GOOD_SPLIT = python_exercise(
         call(5, 6, 8),
     ],
     {
-        "the best one": Mistake(
-            _split_with("best"),
+        "the best one": (
             "That is the best one: the smallest with 0.85 of it has fewer partial results to merge.",
+            (_FIRST_GOOD, "efficiency.index(max(efficiency))"),
         ),
-        "the largest good one": Mistake(
-            _split_with("last"), "Of those that are good enough the smallest is wanted: each split has to be merged."
+        "the largest good one": (
+            "Of those that are good enough the smallest is wanted: each split has to be merged.",
+            ("next(i for", "max(i for"),
         ),
-        "until all slots are taken": Mistake(
-            _split_with("full"), "The first s that fills all slots may begin a second turn with hardly anything in it."
+        "until all slots are taken": (
+            "The first s that fills all slots may begin a second turn with hardly anything in it.",
+            (f"1 + {_FIRST_GOOD}", "next((s for s, t in enumerate(turns, 1) if t >= 1), max_splits)"),
         ),
-        "85 % of everything": Mistake(
-            _split_with("absolute"),
+        "85 % of everything": (
             "0.85 of the best efficiency, not of 1: with few splits allowed none may reach that.",
+            (_FIRST_GOOD, "next((i for i, e in enumerate(efficiency) if e >= 0.85), max_splits - 1)"),
         ),
-        "turns for efficiency": Mistake(
-            _split_with("turns"), "More turns are not better: efficiency is turns(s) / ⌈turns(s)⌉, 1 at most."
+        "turns for efficiency": (
+            "More turns are not better: efficiency is turns(s) / ⌈turns(s)⌉, 1 at most.",
+            ("[t / math.ceil(t) for t in turns]", "turns"),
         ),
-        "a full turn too many": Mistake(
-            _split_with("floor"), "⌊turns⌋ + 1 counts one turn too many where they come out even: round up, ⌈turns⌉."
+        "a full turn too many": (
+            "⌊turns⌋ + 1 counts one turn too many where they come out even: round up, ⌈turns⌉.",
+            ("math.ceil(t)", "(math.floor(t) + 1)"),
         ),
-        "fewer programs": Mistake(
-            _split_with("per split"), "Cut in s, there are s times as many programs, not a share of them."
+        "fewer programs": (
+            "Cut in s, there are s times as many programs, not a share of them.",
+            ("num_programs * s / num_slots", "num_programs / (s * num_slots)"),
         ),
-        "max_splits left out": Mistake(
-            _split_with("one less"), "s may be max_splits itself: range ends before its end."
+        "max_splits left out": (
+            "s may be max_splits itself: range ends before its end.",
+            ("range(1, max_splits + 1)", "range(1, max(max_splits, 2))"),
         ),
-        "counted from 0": Mistake(_split_with("from 0"), "That is one too small: the first s is 1."),
+        "counted from 0": ("That is one too small: the first s is 1.", ("1 + next", "next")),
     },
     "the rule by which kernels choose their splits, but for its limits.",
     imports="import math",
@@ -108,31 +92,7 @@ def pieces_of_program(p: int, num_programs: int, tiles: list[int]) -> list[tuple
     return pieces
 
 
-def _pieces_with(mistake: str) -> Callable:
-    def pieces_of_program(p, num_programs, tiles):
-        W, begin, pieces = sum(tiles), 0, []
-        start, stop = W * p // num_programs, W * (p + 1) // num_programs
-        if mistake == "rounded up":
-            per = -(-W // num_programs)
-            start, stop = min(W, per * p), min(W, per * (p + 1))
-        if mistake == "rounded down":
-            start, stop = W // num_programs * p, W // num_programs * (p + 1)
-        if mistake == "each by itself":
-            return [
-                (i, t * p // num_programs, t * (p + 1) // num_programs)
-                for i, t in enumerate(tiles)
-                if t * p // num_programs < t * (p + 1) // num_programs
-            ]
-        for item, count in enumerate(tiles):
-            first, last = max(start, begin), min(stop, begin + count)
-            if first < last or (mistake == "empty" and count == 0 and start <= begin < stop):
-                base = 0 if mistake == "of the batch" else begin
-                pieces.append((item, first - base, last - base))
-            begin += count
-        return {"one item": pieces[:1], "inclusive": [(i, a, b - 1) for i, a, b in pieces]}.get(mistake, pieces)
-
-    return pieces_of_program
-
+_RANGE = "max(start, begin), min(stop, begin + count)"
 
 PIECES_OF_PROGRAM = python_exercise(
     pieces_of_program,
@@ -149,27 +109,35 @@ PIECES_OF_PROGRAM = python_exercise(
         call(0, 1, [1, 2, 1]),
     ],
     {
-        "each item by itself": Mistake(
-            _pieces_with("each by itself"),
+        "each item by itself": (
             "That cuts every item into as many pieces as there are programs: cut the batch as a whole, end to end.",
+            (_RANGE, "begin + count * p // num_programs, begin + count * (p + 1) // num_programs"),
         ),
-        "one item only": Mistake(
-            _pieces_with("one item"), "A range goes on behind the end of an item, into the next one and those after it."
+        "one item only": (
+            "A range goes on behind the end of an item, into the next one and those after it.",
+            ("return pieces", "return pieces[:1]"),
         ),
-        "tiles of the batch": Mistake(
-            _pieces_with("of the batch"),
+        "tiles of the batch": (
             "These tiles count from the batch's first: a piece counts from its item's first.",
+            ("first - begin, last - begin", "first, last"),
         ),
-        "rounded up": Mistake(
-            _pieces_with("rounded up"),
+        "rounded up": (
             "With ⌈W / n⌉ tiles for each, the last programs have less or nothing: W · p // n shares evenly.",
+            ("W * p // num_programs", "-(-W // num_programs) * p"),
+            ("W * (p + 1) // num_programs", "-(-W // num_programs) * (p + 1)"),
         ),
-        "rounded down": Mistake(
-            _pieces_with("rounded down"), "With ⌊W / n⌋ tiles for each, the batch's last tiles belong to nobody."
+        "rounded down": (
+            "With ⌊W / n⌋ tiles for each, the batch's last tiles belong to nobody.",
+            ("W * p // num_programs", "W // num_programs * p"),
+            ("W * (p + 1) // num_programs", "W // num_programs * (p + 1)"),
         ),
-        "empty pieces": Mistake(_pieces_with("empty"), "An item without tiles is no piece: nobody has to merge it."),
-        "the last tile, not one behind": Mistake(
-            _pieces_with("inclusive"), "The third number is one behind the last tile, as in a range."
+        "empty pieces": (
+            "An item without tiles is no piece: nobody has to merge it.",
+            ("if first < last", "if first < last or count == 0 and start <= begin < stop"),
+        ),
+        "the last tile, not one behind": (
+            "The third number is one behind the last tile, as in a range.",
+            ("last - begin)", "last - begin - 1)"),
         ),
     },
     "every program has the same work, give or take a tile, however ragged the batch.",
