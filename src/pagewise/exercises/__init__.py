@@ -14,8 +14,5 @@ __all__ = ["check", "mistakes", "solutions"]
 check = Checkers()
 solutions = Catalogue(lambda exercise: exercise.answer(exercise.solution))
 mistakes = Catalogue(
-    lambda exercise: {
-        title: (exercise.answer(source), exercise.mistakes[title][0])
-        for title, source in exercise.wrong_sources.items()
-    }
+    lambda exercise: {title: (exercise.answer(m.source), m.hint) for title, m in exercise.mistakes.items()}
 )

@@ -48,15 +48,13 @@ class CudaExercise(Exercise):
         built = self._in_worker(None, theirs, BUILD_SECONDS)
         return built if isinstance(built, Raised) else self._in_worker(self.cases.index(case), theirs, RUN_SECONDS)
 
-    def wrong_answers(self) -> dict[str, Program]:
-        """Return by title the program of each mistake. One source has all mistakes, so that the compiler runs once."""
-        programs, sources = {}, []
+    def wrong_answers(self) -> list[Program]:
+        """Return the program of each mistake. One source has all mistakes, so that the compiler runs once."""
+        names = {f"{self.name}_{i}": mistake.source for i, mistake in enumerate(self.mistakes.values())}
+        sources = [source.replace(f" {self.name}(", f" {name}(") for name, source in names.items()]
         together = cache_dir() / f"{self.name}_mistakes.cu"
-        for i, (title, source) in enumerate(self.wrong_sources.items()):
-            programs[title] = Program(str(together), f"{self.name}_{i}")
-            sources.append(source.replace(f" {self.name}(", f" {self.name}_{i}("))
         publish(together, "\n".join(sources).encode())
-        return programs
+        return [Program(str(together), name) for name in names]
 
     def unnamed(self, got: object, found: str) -> str:
         if isinstance(got, Raised):

@@ -1,7 +1,7 @@
 """An exercise: a task, a solution, natural mistakes, and small cases that tell all of them apart."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +12,13 @@ from pagewise.exercises.values import Raised, difference, text
 
 NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about the mistake
 _NOTHING = object()
+
+
+class Mistake(NamedTuple):
+    """A wrong answer that a reader is likely to write, as source text, and the hint that it gets."""
+
+    source: str
+    hint: str
 
 
 class Case(NamedTuple):
@@ -51,7 +58,7 @@ class Exercise:
     solution: str  # source text
     stub: str  # the text that the reader starts from; it states the task
     cases: Sequence[Case]
-    mistakes: Mapping[str, tuple]  # by title: (hint, (old, new), …), the solution after these edits
+    listed: Sequence[str | tuple[str, str]]  # per mistake: "title: hint", then the edits of the solution that make it
     praise: str  # the message for a right answer
     done: bool = False
 
@@ -84,13 +91,20 @@ class Exercise:
         return [self.outcome(case, solution) for case in self.cases]
 
     @cached_property
-    def wrong_sources(self) -> dict[str, str]:
-        """The source text of each mistake, by its title."""
-        return {title: edited(self.solution, *edits) for title, (_, *edits) in self.mistakes.items()}
+    def mistakes(self) -> dict[str, Mistake]:
+        """The mistakes by their titles."""
+        found: dict[str, Mistake] = {}
+        for each in self.listed:
+            if isinstance(each, str):
+                title, hint = each.split(": ", 1)
+                found[title] = Mistake(self.solution, hint)
+            else:
+                found[title] = Mistake(edited(found[title].source, each), found[title].hint)
+        return found
 
-    def wrong_answers(self) -> dict[str, object]:
-        """Return by title the answer that `outcome` runs for each mistake."""
-        return {title: self.answer(source) for title, source in self.wrong_sources.items()}
+    def wrong_answers(self) -> list[object]:
+        """Return the answer that `outcome` runs for each mistake."""
+        return [self.answer(mistake.source) for mistake in self.mistakes.values()]
 
     def unnamed(self, got: object, found: str) -> str:
         """Return the hint for a wrong answer that matches no known mistake."""
@@ -118,11 +132,12 @@ class Exercise:
 
         failed, later = len(outcomes) - 1, range(len(outcomes), len(self.cases))
         order = [failed, *range(failed)]  # few mistakes agree on the case that failed, so it comes first
-        known = [each for each in self.wrong_answers().items() if all(agrees(each[1], i) for i in order)]
+        wrong = zip(self.mistakes.values(), self.wrong_answers(), strict=True)
+        known = [(mistake.hint, answer) for mistake, answer in wrong if all(agrees(answer, i) for i in order)]
         if len(known) > 1:
             outcomes = outcomes + [self.outcome(self.cases[i], theirs) for i in later]
             known.sort(key=lambda each: -sum(agrees(each[1], i) for i in later))
-        return self.mistakes[known[0][0]][0] if known else None
+        return known[0][0] if known else None
 
 
 def _differs(must: object, got: object) -> str | None:

@@ -53,34 +53,25 @@ MERGE = python_exercise(
         call(_piece(), _piece()),
         call(_rows(_piece(0.0), _piece(5.0)), _rows(_piece(1.0, value=3.0), _piece(2.0, value=4.0))),
     ],
-    {
-        "nothing shrinks": (
-            "l and acc were summed relative to their own maxima: before they are added, each shrinks by "
-            "exp(its old m − the new m).",
-            (_L, "a[1] + b[1]"),
-            (_ACC, "a[2] + b[2]"),
-        ),
-        "acc does not shrink": (
-            "l shrank, acc did not: both were summed relative to the old maximum.",
-            (_ACC, "a[2] + b[2]"),
-        ),
-        "only the first shrinks": (
-            "You take it that the second has the larger maximum: it may be the first, then the second shrinks.",
-            ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)"),
-        ),
-        "the other way round": (
-            "It grew instead of shrinking: the factor is exp(old m − new m), never above 1.",
-            (_FACTORS, "torch.exp(m - a[0]), torch.exp(m - b[0])"),
-        ),
-        "NaN where nothing was seen": (
-            "Neither piece saw a key: m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there instead.",
-            ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m"),
-        ),
-        "normalised": (
-            "acc is divided by l already: then the next merge counts it as if l were 1. Divide once, at the end.",
-            (_ACC, f"({_ACC}) / ({_L})[:, None]"),
-        ),
-    },
+    [
+        "nothing shrinks: l and acc were summed relative to their own maxima: before they are added, each shrinks by "
+        "exp(its old m − the new m).",
+        (_L, "a[1] + b[1]"),
+        (_ACC, "a[2] + b[2]"),
+        "acc does not shrink: l shrank, acc did not: both were summed relative to the old maximum.",
+        (_ACC, "a[2] + b[2]"),
+        "only the first shrinks: You take it that the second has the larger maximum: it may be the first, then the "
+        "second shrinks.",
+        ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)"),
+        "the other way round: It grew instead of shrinking: the factor is exp(old m − new m), never above 1.",
+        (_FACTORS, "torch.exp(m - a[0]), torch.exp(m - b[0])"),
+        "NaN where nothing was seen: Neither piece saw a key: m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there "
+        "instead.",
+        ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m"),
+        "normalised: acc is divided by l already: then the next merge counts it as if l were 1. Divide once, at the "
+        "end.",
+        (_ACC, f"({_ACC}) / ({_L})[:, None]"),
+    ],
     "in any order and any grouping, and nothing seen merges without a change.",
     imports="import torch\nfrom torch import Tensor",
 )
@@ -117,33 +108,23 @@ STREAMING_ATTENTION = python_exercise(
         _stream((-INF, 7.0)),
         _stream(),
     ],
-    {
-        "acc does not shrink": (
-            "The maximum rose, l shrank and acc did not: both are relative to m.",
-            ("acc * shrink", "acc"),
-        ),
-        "l does not shrink": (
-            "The maximum rose, acc shrank and l did not: both are relative to m.",
-            ("l * shrink", "l"),
-        ),
-        "m from 0": (
-            "All scores may be far below 0: with m = 0 at first every exp(s − m) vanishes. Begin with −inf.",
-            ("m, l, acc = -math.inf", "m, l, acc = 0.0"),
-        ),
-        "no maximum": (
-            "exp(−1000) is 0 and exp(1000) overflows: only exp(s − m) is safe.",
-            ("max(m, score)", "0.0"),
-        ),
-        "a masked first key": (
-            "The first key is masked, m is still −inf, and (−inf) − (−inf) is NaN: such a key changes nothing.",
-            ("        if m_new == -math.inf:\n            continue\n", ""),
-        ),
-        "divided by nothing": ("No key was visible, l is 0: the answer is 0 then.", (" if l else 0.0", "")),
-        "two passes": (
-            "The pairs come only once: your first loop took them all, the second found none.",
-            ("m, l, acc = -math.inf", "m, l, acc = max((score for score, _ in pairs), default=0.0)"),
-        ),
-    },
+    [
+        "acc does not shrink: The maximum rose, l shrank and acc did not: both are relative to m.",
+        ("acc * shrink", "acc"),
+        "l does not shrink: The maximum rose, acc shrank and l did not: both are relative to m.",
+        ("l * shrink", "l"),
+        "m from 0: All scores may be far below 0: with m = 0 at first every exp(s − m) vanishes. Begin with −inf.",
+        ("m, l, acc = -math.inf", "m, l, acc = 0.0"),
+        "no maximum: exp(−1000) is 0 and exp(1000) overflows: only exp(s − m) is safe.",
+        ("max(m, score)", "0.0"),
+        "a masked first key: The first key is masked, m is still −inf, and (−inf) − (−inf) is NaN: such a key changes "
+        "nothing.",
+        ("        if m_new == -math.inf:\n            continue\n", ""),
+        "divided by nothing: No key was visible, l is 0: the answer is 0 then.",
+        (" if l else 0.0", ""),
+        "two passes: The pairs come only once: your first loop took them all, the second found none.",
+        ("m, l, acc = -math.inf", "m, l, acc = max((score for score, _ in pairs), default=0.0)"),
+    ],
     "one pass, three numbers, no score too large.",
     imports="import math\nfrom collections.abc import Iterable",
 )
@@ -191,41 +172,27 @@ ONLINE_SOFTMAX_KERNEL = TritonExercise(
         _softmax_rows(" (the first tile is all masked)", [[-INF] * 4 + [1.0, 2.0]]),
         _softmax_rows("", [[-INF, -INF]]),
     ],
-    {
-        "mask before the offset": (
-            "Keys past the end got weight: your mask compares before the offset `start` is added.",
-            (_INSIDE, "inside = cols < num_cols"),
-        ),
-        "padding of 0": (
-            "What stands past the row's end was loaded as 0, a score like any other: `other` must be −inf.",
-            ('mask=inside, other=float("-inf")', "mask=inside, other=0.0"),
-        ),
-        "no mask on loading": (
-            "The tile goes past the row's end, and what lies there was counted in: load with `mask` and `other`.",
-            (', mask=inside, other=float("-inf")', ""),
-        ),
-        "no mask on storing": (
-            "Numbers behind the end were overwritten: store with the mask, too.",
-            ("/ l_safe, mask=inside", "/ l_safe"),
-        ),
-        "l does not shrink": (
-            "The maximum rose with a later tile, and l kept what was summed relative to the old one: it shrinks by "
-            "exp(m − m_new).",
-            ("l = l * tl.exp(m - m_safe) + ", "l = l + "),
-        ),
-        "only the last tile": (
-            "l forgets the tiles before: the sum of this one is added to what l was, shrunk.",
-            ("l = l * tl.exp(m - m_safe) + ", "l = "),
-        ),
-        "the other way round": (
-            "exp(m_new − m) is infinite while m is −inf, and 0 · inf is NaN: l shrinks by exp(m − m_new).",
-            ("l * tl.exp(m - m_safe)", "l * tl.exp(m_safe - m)"),
-        ),
-        "NaN in a masked tile": (
-            "No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
-            ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),
-        ),
-    },
+    [
+        "mask before the offset: Keys past the end got weight: your mask compares before the offset `start` is added.",
+        (_INSIDE, "inside = cols < num_cols"),
+        "padding of 0: What stands past the row's end was loaded as 0, a score like any other: `other` must be −inf.",
+        ('mask=inside, other=float("-inf")', "mask=inside, other=0.0"),
+        "no mask on loading: The tile goes past the row's end, and what lies there was counted in: load with `mask` "
+        "and `other`.",
+        (', mask=inside, other=float("-inf")', ""),
+        "no mask on storing: Numbers behind the end were overwritten: store with the mask, too.",
+        ("/ l_safe, mask=inside", "/ l_safe"),
+        "l does not shrink: The maximum rose with a later tile, and l kept what was summed relative to the old one: "
+        "it shrinks by exp(m − m_new).",
+        ("l = l * tl.exp(m - m_safe) + ", "l = l + "),
+        "only the last tile: l forgets the tiles before: the sum of this one is added to what l was, shrunk.",
+        ("l = l * tl.exp(m - m_safe) + ", "l = "),
+        "the other way round: exp(m_new − m) is infinite while m is −inf, and 0 · inf is NaN: l shrinks by exp(m − "
+        "m_new).",
+        ("l * tl.exp(m - m_safe)", "l * tl.exp(m_safe - m)"),
+        "NaN in a masked tile: No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
+        ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),
+    ],
     "two passes over the row, any length, and nothing behind its end was read or written.",
 )
 

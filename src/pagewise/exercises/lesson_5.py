@@ -24,35 +24,27 @@ COALESCED_COPY = CudaExercise(
     _COALESCED_COPY,
     with_gaps(_COALESCED_COPY, Gap("for (int i", "for (int i", "which elements does this thread copy?")),
     [_copy(3, 1, 32), _copy(64, 2, 32), _copy(150, 2, 32), _copy(256, 2, 32, make=counted)],
-    {
-        "a chunk each": (
-            "Every float arrives, in too many sectors: each thread copies a chunk of its own, so at any moment the 32 "
-            "lanes of a warp read far apart. Let neighbours read neighbours: start at `thread`, step by `threads`.",
-            (
-                _COPY,
-                "const int chunk = (n + threads - 1) / threads, end = min(n, (thread + 1) * chunk);\n"
-                "    for (int i = thread * chunk; i < end; ++i) out[i] = in[i];",
-            ),
+    [
+        "a chunk each: Every float arrives, in too many sectors: each thread copies a chunk of its own, so at any "
+        "moment the 32 lanes of a warp read far apart. Let neighbours read neighbours: start at `thread`, step by "
+        "`threads`.",
+        (
+            _COPY,
+            "const int chunk = (n + threads - 1) / threads, end = min(n, (thread + 1) * chunk);\n"
+            "    for (int i = thread * chunk; i < end; ++i) out[i] = in[i];",
         ),
-        "one element each": (
-            "The elements from the number of threads on were never written: a thread copies more than one when n is "
-            "larger.",
-            (_COPY, "if (thread < n) out[thread] = in[thread];"),
-        ),
-        "no bound": (
-            "There are more threads than elements: those from n on have nothing to copy.",
-            (_COPY, "for (int i = thread; i < n + threads; i += threads) out[i] = in[i];"),
-        ),
-        "every thread block all": (
-            "Thread blocks copy the same elements: count threads through all of them, "
-            "blockIdx.x · blockDim.x + threadIdx.x.",
-            (_COPY, "for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = in[i];"),
-        ),
-        "only the first thread block": (
-            "The second thread block's elements were never written: threadIdx.x counts within a thread block.",
-            (_COPY, "if (blockIdx.x == 0 && threadIdx.x < n) out[threadIdx.x] = in[threadIdx.x];"),
-        ),
-    },
+        "one element each: The elements from the number of threads on were never written: a thread copies more than "
+        "one when n is larger.",
+        (_COPY, "if (thread < n) out[thread] = in[thread];"),
+        "no bound: There are more threads than elements: those from n on have nothing to copy.",
+        (_COPY, "for (int i = thread; i < n + threads; i += threads) out[i] = in[i];"),
+        "every thread block all: Thread blocks copy the same elements: count threads through all of them, blockIdx.x "
+        "· blockDim.x + threadIdx.x.",
+        (_COPY, "for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = in[i];"),
+        "only the first thread block: The second thread block's elements were never written: threadIdx.x counts "
+        "within a thread block.",
+        (_COPY, "if (blockIdx.x == 0 && threadIdx.x < n) out[threadIdx.x] = in[threadIdx.x];"),
+    ],
     "neighbouring lanes copy neighbouring floats: 4 sectors a request.",
 )
 
@@ -84,35 +76,23 @@ WARP_SUM = CudaExercise(
         _warp_sum(1, torch.arange(32.0)[None], "x = 0, 1, 2, … 31"),
         _warp_sum(2, small_numbers(2, 32), "mixed numbers"),
     ],
-    {
-        "a step too few": (
-            "The last step is missing: distances 16, 8, 4, 2 and 1, so `distance > 0`.",
-            ("distance > 0", "distance > 1"),
-        ),
-        "a step too many": (
-            "distance 32 is no lane of this warp: each lane got its own number back, and the sum is doubled. "
-            "Begin with 16.",
-            ("distance = 16", "distance = 32"),
-        ),
-        "every lane writes": (
-            "All lanes write to one place, and only lane 0 has the whole sum: `if (threadIdx.x == 0)`.",
-            (_WRITE, "sums[blockIdx.x] = sum;"),
-        ),
-        "from one lane": (
-            "__shfl_sync gives every lane the number of *one* lane, lane `distance`: __shfl_down_sync gives each the "
-            "one `distance` above itself.",
-            ("__shfl_down_sync", "__shfl_sync"),
-        ),
-        "shuffle in a branch": (
-            "A shuffle needs both lanes: those above `distance` must take part to hand over, so it stands outside of "
-            "the `if`.",
-            (_STEP, f"if (threadIdx.x < distance) {_STEP}"),
-        ),
-        "no shuffle": (
-            "That is lane 0's own number: nothing came from the other lanes.",
-            (f"for (int distance = 16; distance > 0; distance /= 2) {_STEP}\n    ", ""),
-        ),
-    },
+    [
+        "a step too few: The last step is missing: distances 16, 8, 4, 2 and 1, so `distance > 0`.",
+        ("distance > 0", "distance > 1"),
+        "a step too many: distance 32 is no lane of this warp: each lane got its own number back, and the sum is "
+        "doubled. Begin with 16.",
+        ("distance = 16", "distance = 32"),
+        "every lane writes: All lanes write to one place, and only lane 0 has the whole sum: `if (threadIdx.x == 0)`.",
+        (_WRITE, "sums[blockIdx.x] = sum;"),
+        "from one lane: __shfl_sync gives every lane the number of *one* lane, lane `distance`: __shfl_down_sync "
+        "gives each the one `distance` above itself.",
+        ("__shfl_down_sync", "__shfl_sync"),
+        "shuffle in a branch: A shuffle needs both lanes: those above `distance` must take part to hand over, so it "
+        "stands outside of the `if`.",
+        (_STEP, f"if (threadIdx.x < distance) {_STEP}"),
+        "no shuffle: That is lane 0's own number: nothing came from the other lanes.",
+        (f"for (int distance = 16; distance > 0; distance /= 2) {_STEP}\n    ", ""),
+    ],
     "32 numbers in five steps, without memory.",
 )
 
@@ -143,37 +123,27 @@ BLOCK_MAX = CudaExercise(
         _block_max(2, small_numbers(2, 150), "two rows of 150"),
         _block_max(1, torch.arange(130.0)[None], "x = 0, 1, 2, … 129"),
     ],
-    {
-        "missing barrier in the loop": (
-            "That is what the kernel as it was given does: which step writes this number, which one reads it, and what "
-            "makes the second wait for the first?",
-            (_TREE + _BARRIER, _TREE),
+    [
+        "missing barrier in the loop: That is what the kernel as it was given does: which step writes this number, "
+        "which one reads it, and what makes the second wait for the first?",
+        (_TREE + _BARRIER, _TREE),
+        "missing first barrier: The loop reads what all threads wrote above it: a barrier must stand between.",
+        ("    __syncthreads();\n    for (int half", "    for (int half"),
+        "barrier in the branch: Only some of the threads come to this barrier: it stands outside of the `if`, for all.",
+        (
+            _TREE + _BARRIER,
+            "        if (threadIdx.x < half) {\n"
+            "            largest[threadIdx.x] = fmaxf(largest[threadIdx.x], largest[threadIdx.x + half]);\n"
+            "            __syncthreads();\n        }\n",
         ),
-        "missing first barrier": (
-            "The loop reads what all threads wrote above it: a barrier must stand between.",
-            ("    __syncthreads();\n    for (int half", "    for (int half"),
+        "begun with 0: All numbers may be negative: begin with −INFINITY, not 0.",
+        ("mine = -INFINITY", "mine = 0"),
+        "one number each: A row may be longer than the thread block: each thread takes every 64th number.",
+        (
+            "for (int i = threadIdx.x; i < n; i += 64) mine = fmaxf(mine, x[blockIdx.x * n + i]);",
+            "if (threadIdx.x < n) mine = x[blockIdx.x * n + threadIdx.x];",
         ),
-        "barrier in the branch": (
-            "Only some of the threads come to this barrier: it stands outside of the `if`, for all.",
-            (
-                _TREE + _BARRIER,
-                "        if (threadIdx.x < half) {\n"
-                "            largest[threadIdx.x] = fmaxf(largest[threadIdx.x], largest[threadIdx.x + half]);\n"
-                "            __syncthreads();\n        }\n",
-            ),
-        ),
-        "begun with 0": (
-            "All numbers may be negative: begin with −INFINITY, not 0.",
-            ("mine = -INFINITY", "mine = 0"),
-        ),
-        "one number each": (
-            "A row may be longer than the thread block: each thread takes every 64th number.",
-            (
-                "for (int i = threadIdx.x; i < n; i += 64) mine = fmaxf(mine, x[blockIdx.x * n + i]);",
-                "if (threadIdx.x < n) mine = x[blockIdx.x * n + threadIdx.x];",
-            ),
-        ),
-    },
+    ],
     "every step waits for the one before, and every thread comes to every barrier.",
 )
 

@@ -37,33 +37,24 @@ QK_BLOCK = CudaExercise(
         ),
     ),
     [_qk(16, 1.0), _qk(16, 0.5), _qk(5, 0.5), _qk(5, 0.5, ", NaN in the unused slots", torch.nan)],
-    {
-        "half of the product": (
-            "Each thread of the group has half of the product: __shfl_xor_sync(…, qk, 1) brings the other half.",
-            ("    qk += __shfl_xor_sync(0xffffffff, qk, 1);\n", ""),
-        ),
-        "both read all": (
-            "Twice the product: both threads read all vecs. Thread `member` takes vecs member, member + 2, …",
-            ("vec = member; vec < 8; vec += 2", "vec = 0; vec < 8; ++vec"),
-        ),
-        "token by token": (
-            "That is the layout [token][vec]: here all tokens' vec 0 come first, so vec · 16 + token.",
-            ("k[vec * 16 + token]", "k[token * 8 + vec]"),
-        ),
-        "no scale": ("The scores lack the scale.", ("scale * qk :", "qk :")),
-        "NaN past the end": (
-            "An unused slot holds NaN, and NaN + (−INFINITY) is NaN: select the score, do not add to it.",
-            ("token < num_tokens ? scale * qk : -INFINITY", "scale * qk + (token < num_tokens ? 0 : -INFINITY)"),
-        ),
-        "not masked": (
-            "Scores from num_tokens on must be −INFINITY: nobody has written these slots.",
-            ("token < num_tokens ? scale * qk : -INFINITY", "scale * qk"),
-        ),
-        "scores of 0": (
-            "A score of 0 is a weight of exp(0 − m): a token that is not there has −INFINITY.",
-            ("scale * qk : -INFINITY", "scale * qk : 0"),
-        ),
-    },
+    [
+        "half of the product: Each thread of the group has half of the product: __shfl_xor_sync(…, qk, 1) brings the "
+        "other half.",
+        ("    qk += __shfl_xor_sync(0xffffffff, qk, 1);\n", ""),
+        "both read all: Twice the product: both threads read all vecs. Thread `member` takes vecs member, member + 2, "
+        "…",
+        ("vec = member; vec < 8; vec += 2", "vec = 0; vec < 8; ++vec"),
+        "token by token: That is the layout [token][vec]: here all tokens' vec 0 come first, so vec · 16 + token.",
+        ("k[vec * 16 + token]", "k[token * 8 + vec]"),
+        "no scale: The scores lack the scale.",
+        ("scale * qk :", "qk :"),
+        "NaN past the end: An unused slot holds NaN, and NaN + (−INFINITY) is NaN: select the score, do not add to it.",
+        ("token < num_tokens ? scale * qk : -INFINITY", "scale * qk + (token < num_tokens ? 0 : -INFINITY)"),
+        "not masked: Scores from num_tokens on must be −INFINITY: nobody has written these slots.",
+        ("token < num_tokens ? scale * qk : -INFINITY", "scale * qk"),
+        "scores of 0: A score of 0 is a weight of exp(0 − m): a token that is not there has −INFINITY.",
+        ("scale * qk : -INFINITY", "scale * qk : 0"),
+    ],
     "a thread group of two, a vec each in turn, one shuffle.",
 )
 
@@ -91,36 +82,28 @@ MERGE_PARTITIONS = CudaExercise(
         _merge("[1, -inf], ls = [2, 0]", [1.0, -INF], [2.0, 0.0]),
         _merge("[-inf, -inf], ls = [0, 0]", [-INF, -INF], [0.0, 0.0]),
     ],
-    {
-        "nothing rescaled": (
-            "Each partition is relative to its own maximum: l and acc shrink by exp(mᵢ − m) before they are added.",
-            ("l += expf(ms[i] - m) * ls[i]", "l += ls[i]"),
-            ("acc += expf(ms[i] - m) * accs", "acc += accs"),
-        ),
-        "only acc rescaled": (
-            "acc shrank, l did not: both are relative to mᵢ.",
-            ("l += expf(ms[i] - m) * ls[i]", "l += ls[i]"),
-        ),
-        "the mean of the outputs": (
-            "That is the mean of the partitions' outputs: a partition counts by its weight, exp(mᵢ − m) · lᵢ.",
-            ("l += expf(ms[i] - m) * ls[i]", "l += 1"),
-            ("acc += expf(ms[i] - m) * accs[i * D + d]", "acc += accs[i * D + d] / ls[i]"),
-        ),
-        "not divided": ("The sum is not divided by l yet.", ("l > 0 ? acc / l : 0", "acc")),
-        "no maximum": (
-            "exp(200) overflows: shrink relative to the largest mᵢ of all, not to 0.",
-            ("m = fmaxf(m, ms[i])", "m = 0"),
-        ),
-        "NaN without keys": (
-            "No partition saw a token: m is −INFINITY, and (−inf) − (−inf) is NaN; and l is 0. The output is 0 then.",
-            ("    if (m == -INFINITY) m = 0;\n", ""),
-            ("l > 0 ? acc / l : 0", "acc / l"),
-        ),
-        "one row for all": (
-            "Every partition read the first one's acc: row i begins at i · D.",
-            ("accs[i * D + d]", "accs[d]"),
-        ),
-    },
+    [
+        "nothing rescaled: Each partition is relative to its own maximum: l and acc shrink by exp(mᵢ − m) before they "
+        "are added.",
+        ("l += expf(ms[i] - m) * ls[i]", "l += ls[i]"),
+        ("acc += expf(ms[i] - m) * accs", "acc += accs"),
+        "only acc rescaled: acc shrank, l did not: both are relative to mᵢ.",
+        ("l += expf(ms[i] - m) * ls[i]", "l += ls[i]"),
+        "the mean of the outputs: That is the mean of the partitions' outputs: a partition counts by its weight, "
+        "exp(mᵢ − m) · lᵢ.",
+        ("l += expf(ms[i] - m) * ls[i]", "l += 1"),
+        ("acc += expf(ms[i] - m) * accs[i * D + d]", "acc += accs[i * D + d] / ls[i]"),
+        "not divided: The sum is not divided by l yet.",
+        ("l > 0 ? acc / l : 0", "acc"),
+        "no maximum: exp(200) overflows: shrink relative to the largest mᵢ of all, not to 0.",
+        ("m = fmaxf(m, ms[i])", "m = 0"),
+        "NaN without keys: No partition saw a token: m is −INFINITY, and (−inf) − (−inf) is NaN; and l is 0. The "
+        "output is 0 then.",
+        ("    if (m == -INFINITY) m = 0;\n", ""),
+        ("l > 0 ? acc / l : 0", "acc / l"),
+        "one row for all: Every partition read the first one's acc: row i begins at i · D.",
+        ("accs[i * D + d]", "accs[d]"),
+    ],
     "lesson 3's merge, for any number of partitions.",
 )
 
@@ -198,80 +181,57 @@ PAGED_DECODE_KERNEL = TritonExercise(
         _decode("one KV head for two query heads", [9], [[2, 1]], heads=2),
         _decode("two KV heads", [20, 3], [[3, 4, 1], [2, 0, 0]], heads=4),
     ],
-    {
-        "the gap is empty": (
-            "acc is still 0: the loop must add the values of each tile, weighted, to acc.",
-            ("        acc = alpha[:, None] * acc + tl.dot(weights.to(v.dtype), v", "        0 * tl.dot(weights, v"),
-        ),
-        "block table ignored": (
-            "Key j is in block j // P of its *sequence*. The block table says which block of the cache that is.",
-            (_BLOCK, "(key // P).to(tl.int64)"),
-        ),
-        "table of the first sequence": (
-            "Every sequence has its own row of the block table: row `seq` begins at seq · tables_row.",
-            ("tables_ptr + seq * tables_row + ", "tables_ptr + "),
-        ),
-        "blocks of one token": (
-            "A block begins P tokens after the block before it: multiply `block` by the stride of blocks, "
-            "not by the stride of tokens.",
-            ("block * k_block", "block * k_token"),
-            ("block * v_block", "block * v_token"),
-        ),
-        "position in the sequence": (
-            "Inside its block, a key is token key % P. You used its position in the whole sequence.",
-            ("key % P * k_token", "key * k_token"),
-            ("key % P * v_token", "key * v_token"),
-        ),
-        "strides swapped": (
-            "The caches are [N, P, Hkv, D]: tokens have the stride k_token, and KV heads the stride k_head.",
-            ("key % P * k_token + kv_head * k_head", "key % P * k_head + kv_head * k_token"),
-            ("key % P * v_token + kv_head * v_head", "key % P * v_head + kv_head * v_token"),
-        ),
-        "strides of K for V": (
-            "V has strides of its own: v_block, v_token and v_head. In a padded cache they differ from those of K.",
-            ("v_ptr + v_offset", "v_ptr + k_offset"),
-        ),
-        "the first KV head": (
-            "Every program read the keys and values of KV head 0: add kv_head times the stride of heads.",
-            (" + kv_head * k_head", ""),
-            (" + kv_head * v_head", ""),
-        ),
-        "the first query heads": (
-            "Every program computed the same query heads: those of KV head g are g · GROUP … g · GROUP + GROUP − 1.",
-            (_HEAD, "head, is_head = row[:, None], (row < GROUP)[:, None]"),
-        ),
-        "query heads interleaved": (
-            "Query heads that share a KV head are neighbours: g · GROUP + row, not row · (number of KV heads) + g.",
-            ("kv_head * GROUP + row", "row * tl.num_programs(1) + kv_head"),
-        ),
-        "no scale": (
-            "The scores lack the factor `scale`.",
-            ('input_precision="ieee") * scale', 'input_precision="ieee")'),
-        ),
-        "not divided": (
-            "The weights do not sum to 1: divide acc by l.",
-            ("acc / tl.where(l == 0.0, 1.0, l)[:, None]", "acc"),
-        ),
-        "0 divided by 0": (
-            "A sequence without keys has l = 0, and 0 / 0 is NaN: divide by 1 there.",
-            ("acc / tl.where(l == 0.0, 1.0, l)[:, None]", "acc / l[:, None]"),
-        ),
-        "scores of 0": (
-            "Slots after the last key got weight: loaded as 0 they have a score of 0, and exp(0 − m) is a weight. "
-            "Their score must be −inf.",
-            (f"        {_MASKED}\n", ""),
-        ),
-        "NaN times 0": (
-            "The weight of an unused slot is 0, and 0 · NaN is NaN: load its values as 0, too (`mask`, `other`).",
-            (f"tl.load(v_ptr + v_offset, {_MASK})", "tl.load(v_ptr + v_offset)"),
-        ),
-        "NaN scores": (
-            "An unused slot holds NaN, and a sum with NaN is NaN: select with `tl.where`, do not add −inf.",
-            (f"tl.load(k_ptr + k_offset, {_MASK})", "tl.load(k_ptr + k_offset)"),
-            (_MASKED, 'scores += tl.where(is_key[None, :], 0.0, float("-inf"))'),
-        ),
-        **RESCALING,
-    },
+    [
+        "the gap is empty: acc is still 0: the loop must add the values of each tile, weighted, to acc.",
+        ("        acc = alpha[:, None] * acc + tl.dot(weights.to(v.dtype), v", "        0 * tl.dot(weights, v"),
+        "block table ignored: Key j is in block j // P of its *sequence*. The block table says which block of the "
+        "cache that is.",
+        (_BLOCK, "(key // P).to(tl.int64)"),
+        "table of the first sequence: Every sequence has its own row of the block table: row `seq` begins at seq · "
+        "tables_row.",
+        ("tables_ptr + seq * tables_row + ", "tables_ptr + "),
+        "blocks of one token: A block begins P tokens after the block before it: multiply `block` by the stride of "
+        "blocks, not by the stride of tokens.",
+        ("block * k_block", "block * k_token"),
+        ("block * v_block", "block * v_token"),
+        "position in the sequence: Inside its block, a key is token key % P. You used its position in the whole "
+        "sequence.",
+        ("key % P * k_token", "key * k_token"),
+        ("key % P * v_token", "key * v_token"),
+        "strides swapped: The caches are [N, P, Hkv, D]: tokens have the stride k_token, and KV heads the stride "
+        "k_head.",
+        ("key % P * k_token + kv_head * k_head", "key % P * k_head + kv_head * k_token"),
+        ("key % P * v_token + kv_head * v_head", "key % P * v_head + kv_head * v_token"),
+        "strides of K for V: V has strides of its own: v_block, v_token and v_head. In a padded cache they differ "
+        "from those of K.",
+        ("v_ptr + v_offset", "v_ptr + k_offset"),
+        "the first KV head: Every program read the keys and values of KV head 0: add kv_head times the stride of "
+        "heads.",
+        (" + kv_head * k_head", ""),
+        (" + kv_head * v_head", ""),
+        "the first query heads: Every program computed the same query heads: those of KV head g are g · GROUP … g · "
+        "GROUP + GROUP − 1.",
+        (_HEAD, "head, is_head = row[:, None], (row < GROUP)[:, None]"),
+        "query heads interleaved: Query heads that share a KV head are neighbours: g · GROUP + row, not row · (number "
+        "of KV heads) + g.",
+        ("kv_head * GROUP + row", "row * tl.num_programs(1) + kv_head"),
+        "no scale: The scores lack the factor `scale`.",
+        ('input_precision="ieee") * scale', 'input_precision="ieee")'),
+        "not divided: The weights do not sum to 1: divide acc by l.",
+        ("acc / tl.where(l == 0.0, 1.0, l)[:, None]", "acc"),
+        "0 divided by 0: A sequence without keys has l = 0, and 0 / 0 is NaN: divide by 1 there.",
+        ("acc / tl.where(l == 0.0, 1.0, l)[:, None]", "acc / l[:, None]"),
+        "scores of 0: Slots after the last key got weight: loaded as 0 they have a score of 0, and exp(0 − m) is a "
+        "weight. Their score must be −inf.",
+        (f"        {_MASKED}\n", ""),
+        "NaN times 0: The weight of an unused slot is 0, and 0 · NaN is NaN: load its values as 0, too (`mask`, "
+        "`other`).",
+        (f"tl.load(v_ptr + v_offset, {_MASK})", "tl.load(v_ptr + v_offset)"),
+        "NaN scores: An unused slot holds NaN, and a sum with NaN is NaN: select with `tl.where`, do not add −inf.",
+        (f"tl.load(k_ptr + k_offset, {_MASK})", "tl.load(k_ptr + k_offset)"),
+        (_MASKED, 'scores += tl.where(is_key[None, :], 0.0, float("-inf"))'),
+        *RESCALING,
+    ],
     "the compiler does what the CUDA kernel does with thread groups, shuffles and barriers.",
 )
 

@@ -34,41 +34,27 @@ SMALLEST_GOOD_SPLIT = python_exercise(
         call(48, 132, 16),
         call(5, 6, 8),
     ],
-    {
-        "the best one": (
-            "That is the best one: the smallest with 0.85 of it has fewer partial results to merge.",
-            (_FIRST_GOOD, "efficiency.index(max(efficiency))"),
-        ),
-        "the largest good one": (
-            "Of those that are good enough the smallest is wanted: each split has to be merged.",
-            ("next(i for", "max(i for"),
-        ),
-        "until all slots are taken": (
-            "The first s that fills all slots may begin a second turn with hardly anything in it.",
-            (f"1 + {_FIRST_GOOD}", "next((s for s, t in enumerate(turns, 1) if t >= 1), max_splits)"),
-        ),
-        "85 % of everything": (
-            "0.85 of the best efficiency, not of 1: with few splits allowed none may reach that.",
-            (_FIRST_GOOD, "next((i for i, e in enumerate(efficiency) if e >= 0.85), max_splits - 1)"),
-        ),
-        "turns for efficiency": (
-            "More turns are not better: efficiency is turns(s) / ⌈turns(s)⌉, 1 at most.",
-            ("[t / math.ceil(t) for t in turns]", "turns"),
-        ),
-        "a full turn too many": (
-            "⌊turns⌋ + 1 counts one turn too many where they come out even: round up, ⌈turns⌉.",
-            ("math.ceil(t)", "(math.floor(t) + 1)"),
-        ),
-        "fewer programs": (
-            "Cut in s, there are s times as many programs, not a share of them.",
-            ("num_programs * s / num_slots", "num_programs / (s * num_slots)"),
-        ),
-        "max_splits left out": (
-            "s may be max_splits itself: range ends before its end.",
-            ("range(1, max_splits + 1)", "range(1, max(max_splits, 2))"),
-        ),
-        "counted from 0": ("That is one too small: the first s is 1.", ("1 + next", "next")),
-    },
+    [
+        "the best one: That is the best one: the smallest with 0.85 of it has fewer partial results to merge.",
+        (_FIRST_GOOD, "efficiency.index(max(efficiency))"),
+        "the largest good one: Of those that are good enough the smallest is wanted: each split has to be merged.",
+        ("next(i for", "max(i for"),
+        "until all slots are taken: The first s that fills all slots may begin a second turn with hardly anything in "
+        "it.",
+        (f"1 + {_FIRST_GOOD}", "next((s for s, t in enumerate(turns, 1) if t >= 1), max_splits)"),
+        "85 % of everything: 0.85 of the best efficiency, not of 1: with few splits allowed none may reach that.",
+        (_FIRST_GOOD, "next((i for i, e in enumerate(efficiency) if e >= 0.85), max_splits - 1)"),
+        "turns for efficiency: More turns are not better: efficiency is turns(s) / ⌈turns(s)⌉, 1 at most.",
+        ("[t / math.ceil(t) for t in turns]", "turns"),
+        "a full turn too many: ⌊turns⌋ + 1 counts one turn too many where they come out even: round up, ⌈turns⌉.",
+        ("math.ceil(t)", "(math.floor(t) + 1)"),
+        "fewer programs: Cut in s, there are s times as many programs, not a share of them.",
+        ("num_programs * s / num_slots", "num_programs / (s * num_slots)"),
+        "max_splits left out: s may be max_splits itself: range ends before its end.",
+        ("range(1, max_splits + 1)", "range(1, max(max_splits, 2))"),
+        "counted from 0: That is one too small: the first s is 1.",
+        ("1 + next", "next"),
+    ],
     "the rule by which kernels choose their splits, but for its limits.",
     imports="import math",
 )
@@ -108,38 +94,25 @@ PIECES_OF_PROGRAM = python_exercise(
         call(3, 8, [2, 1]),
         call(0, 1, [1, 2, 1]),
     ],
-    {
-        "each item by itself": (
-            "That cuts every item into as many pieces as there are programs: cut the batch as a whole, end to end.",
-            (_RANGE, "begin + count * p // num_programs, begin + count * (p + 1) // num_programs"),
-        ),
-        "one item only": (
-            "A range goes on behind the end of an item, into the next one and those after it.",
-            ("return pieces", "return pieces[:1]"),
-        ),
-        "tiles of the batch": (
-            "These tiles count from the batch's first: a piece counts from its item's first.",
-            ("first - begin, last - begin", "first, last"),
-        ),
-        "rounded up": (
-            "With ⌈W / n⌉ tiles for each, the last programs have less or nothing: W · p // n shares evenly.",
-            ("W * p // num_programs", "-(-W // num_programs) * p"),
-            ("W * (p + 1) // num_programs", "-(-W // num_programs) * (p + 1)"),
-        ),
-        "rounded down": (
-            "With ⌊W / n⌋ tiles for each, the batch's last tiles belong to nobody.",
-            ("W * p // num_programs", "W // num_programs * p"),
-            ("W * (p + 1) // num_programs", "W // num_programs * (p + 1)"),
-        ),
-        "empty pieces": (
-            "An item without tiles is no piece: nobody has to merge it.",
-            ("if first < last", "if first < last or count == 0 and start <= begin < stop"),
-        ),
-        "the last tile, not one behind": (
-            "The third number is one behind the last tile, as in a range.",
-            ("last - begin)", "last - begin - 1)"),
-        ),
-    },
+    [
+        "each item by itself: That cuts every item into as many pieces as there are programs: cut the batch as a "
+        "whole, end to end.",
+        (_RANGE, "begin + count * p // num_programs, begin + count * (p + 1) // num_programs"),
+        "one item only: A range goes on behind the end of an item, into the next one and those after it.",
+        ("return pieces", "return pieces[:1]"),
+        "tiles of the batch: These tiles count from the batch's first: a piece counts from its item's first.",
+        ("first - begin, last - begin", "first, last"),
+        "rounded up: With ⌈W / n⌉ tiles for each, the last programs have less or nothing: W · p // n shares evenly.",
+        ("W * p // num_programs", "-(-W // num_programs) * p"),
+        ("W * (p + 1) // num_programs", "-(-W // num_programs) * (p + 1)"),
+        "rounded down: With ⌊W / n⌋ tiles for each, the batch's last tiles belong to nobody.",
+        ("W * p // num_programs", "W // num_programs * p"),
+        ("W * (p + 1) // num_programs", "W // num_programs * (p + 1)"),
+        "empty pieces: An item without tiles is no piece: nobody has to merge it.",
+        ("if first < last", "if first < last or count == 0 and start <= begin < stop"),
+        "the last tile, not one behind: The third number is one behind the last tile, as in a range.",
+        ("last - begin)", "last - begin - 1)"),
+    ],
     "every program has the same work, give or take a tile, however ragged the batch.",
 )
 

@@ -45,61 +45,35 @@ SCHEDULE_STEP = python_exercise(
         call([("A", 1), ("B", 1), ("C", 1)], [("D", 2)], 4, 2),
         call([("A", 1), ("B", 9), ("C", 4)], [], 4, 7),
     ],
-    {
-        "the new ones first": (
-            "Those that run come first: a newcomer must not take their tokens of the budget.",
-            (f"{_SORTED} + admitted", f"admitted + {_SORTED}"),
-        ),
-        "by age alone": (
-            "Those that decode come first, or a long prompt makes them wait for a step and more.",
-            (_SORTED, "running"),
-        ),
-        "the shortest first": (
-            "Those that read their prompts go on in the order of age: the oldest first.",
-            ("each[1] > 1", "each[1]"),
-        ),
-        "one token each": (
-            "A prompt has many tokens to compute: only a sequence that decodes has one.",
-            ("min(tokens, budget)", "1"),
-        ),
-        "nobody joins": (
-            "That is a static batch: a continuous one lets the next in while others run.",
-            ("max_running - len(running)", "0 if running else max_running"),
-        ),
-        "one newcomer a step": (
-            "There is room for more: let in one after the other, until a limit is met.",
-            ("max_running - len(running)", "min(1, max_running - len(running))"),
-        ),
-        "decoding for nothing": (
-            "Tokens of those that decode are tokens of the step: the budget holds for them, too.",
-            ("    for name", _DECODE_FIRST),
-        ),
-        "whole prompts": (
-            "A prompt longer than the rest of the budget gets that rest: the others follow later.",
-            ("budget == 0", "tokens > budget"),
-        ),
-        "the long one skipped": (
-            "Nobody is overtaken: a prompt that does not fit gets a part, not those behind it.",
-            ("budget == 0", "tokens > budget"),
-            ("break", "continue"),
-        ),
-        "the budget of each": (
-            "The budget is the step's, all sequences together: take away what was given.",
-            ("        budget -= step[-1][1]\n", ""),
-        ),
-        "chunks of nothing": (
-            "Nothing is left, and (name, 0) computes nothing: the step is full.",
-            ("        if budget == 0:\n            break\n", ""),
-        ),
-        "no limit": (
-            "At most `max_running` run at a time, however short they are.",
-            ("[: max_running - len(running)]", ""),
-        ),
-        "so many new ones": (
-            "`max_running` counts those that run already, too: there is room for the rest.",
-            (" - len(running)", ""),
-        ),
-    },
+    [
+        "the new ones first: Those that run come first: a newcomer must not take their tokens of the budget.",
+        (f"{_SORTED} + admitted", f"admitted + {_SORTED}"),
+        "by age alone: Those that decode come first, or a long prompt makes them wait for a step and more.",
+        (_SORTED, "running"),
+        "the shortest first: Those that read their prompts go on in the order of age: the oldest first.",
+        ("each[1] > 1", "each[1]"),
+        "one token each: A prompt has many tokens to compute: only a sequence that decodes has one.",
+        ("min(tokens, budget)", "1"),
+        "nobody joins: That is a static batch: a continuous one lets the next in while others run.",
+        ("max_running - len(running)", "0 if running else max_running"),
+        "one newcomer a step: There is room for more: let in one after the other, until a limit is met.",
+        ("max_running - len(running)", "min(1, max_running - len(running))"),
+        "decoding for nothing: Tokens of those that decode are tokens of the step: the budget holds for them, too.",
+        ("    for name", _DECODE_FIRST),
+        "whole prompts: A prompt longer than the rest of the budget gets that rest: the others follow later.",
+        ("budget == 0", "tokens > budget"),
+        "the long one skipped: Nobody is overtaken: a prompt that does not fit gets a part, not those behind it.",
+        ("budget == 0", "tokens > budget"),
+        ("break", "continue"),
+        "the budget of each: The budget is the step's, all sequences together: take away what was given.",
+        ("        budget -= step[-1][1]\n", ""),
+        "chunks of nothing: Nothing is left, and (name, 0) computes nothing: the step is full.",
+        ("        if budget == 0:\n            break\n", ""),
+        "no limit: At most `max_running` run at a time, however short they are.",
+        ("[: max_running - len(running)]", ""),
+        "so many new ones: `max_running` counts those that run already, too: there is room for the rest.",
+        (" - len(running)", ""),
+    ],
     "nobody waits for a batch to end, and no prompt makes the others wait long.",
 )
 
@@ -142,46 +116,30 @@ PREEMPTED = python_exercise(
         call([("A", 2, 3), ("B", 4, 0), ("C", 1, 0)], 0),
         call([("A", 1, 2), ("B", 2, 2), ("C", 1, 1), ("D", 1, 0), ("E", 2, 1)], 1),
     ],
-    {
-        "the oldest": (
-            "The oldest has the most to lose: all of it is computed again, and it may never end. The newest gives way.",
-            (_NEWEST, "there.pop(0)"),
-            ("num_free += held", "num_free += held\n            served = max(served - 1, 0)"),
-        ),
-        "the one in need": (
-            "The newest gives way: the one in need only if it is the newest itself.",
-            (_NEWEST, "there.pop(served)"),
-        ),
-        "the largest": (
-            "Who holds most has the most to compute again, and may be the oldest: the newest gives way.",
-            (_NEWEST, "there.pop(max(range(served, len(there)), key=lambda i: there[i][1]))"),
-        ),
-        "the newest that is large enough": (
-            "Nobody is passed over: the newest gives way, then the next, until it is enough.",
-            ("            name, held, _ = there.pop()", _LARGE_ENOUGH),
-        ),
-        "one is enough": (
-            "One victim may hold too few blocks: go on until there are enough.",
-            ("num_free += held", "num_free += held\n            served += 1"),
-        ),
-        "blocks not given back": (
-            "The victim's blocks are free now: they count.",
-            ("            num_free += held\n", ""),
-        ),
-        "blocks not taken": (
-            "What one is given is no longer free for those behind it.",
-            ("            num_free -= there[served][2]\n", ""),
-        ),
-        "all needs at once": (
-            "Who was preempted needs nothing any more in this step.",
-            ("while served < len(there)", "while there and sum(needed for _, _, needed in running) > num_free"),
-            ("if there[served][2] <= num_free", "if False"),
-        ),
-        "in the order of age": (
-            "The newest goes first: that is the order in which they give way.",
-            ("return gone", "return sorted(gone)"),
-        ),
-    },
+    [
+        "the oldest: The oldest has the most to lose: all of it is computed again, and it may never end. The newest "
+        "gives way.",
+        (_NEWEST, "there.pop(0)"),
+        ("num_free += held", "num_free += held\n            served = max(served - 1, 0)"),
+        "the one in need: The newest gives way: the one in need only if it is the newest itself.",
+        (_NEWEST, "there.pop(served)"),
+        "the largest: Who holds most has the most to compute again, and may be the oldest: the newest gives way.",
+        (_NEWEST, "there.pop(max(range(served, len(there)), key=lambda i: there[i][1]))"),
+        "the newest that is large enough: Nobody is passed over: the newest gives way, then the next, until it is "
+        "enough.",
+        ("            name, held, _ = there.pop()", _LARGE_ENOUGH),
+        "one is enough: One victim may hold too few blocks: go on until there are enough.",
+        ("num_free += held", "num_free += held\n            served += 1"),
+        "blocks not given back: The victim's blocks are free now: they count.",
+        ("            num_free += held\n", ""),
+        "blocks not taken: What one is given is no longer free for those behind it.",
+        ("            num_free -= there[served][2]\n", ""),
+        "all needs at once: Who was preempted needs nothing any more in this step.",
+        ("while served < len(there)", "while there and sum(needed for _, _, needed in running) > num_free"),
+        ("if there[served][2] <= num_free", "if False"),
+        "in the order of age: The newest goes first: that is the order in which they give way.",
+        ("return gone", "return sorted(gone)"),
+    ],
     "the oldest always goes on, so every request ends; whoever gave way computes its tokens again.",
 )
 

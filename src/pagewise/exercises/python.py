@@ -4,7 +4,7 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pagewise.exercises.code import edited
@@ -34,7 +34,7 @@ class PythonExercise(Exercise):
 def python_exercise(
     solution: Callable,
     cases: Sequence[Case],
-    mistakes: Mapping[str, tuple],
+    mistakes: Sequence[str | tuple[str, str]],
     praise: str,
     *,
     name: str = "",

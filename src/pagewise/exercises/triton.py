@@ -15,16 +15,14 @@ from pagewise.exercises.attempts import attempt
 from pagewise.exercises.exercise import Case, Exercise
 from pagewise.tools.device import best_device, check_triton_device
 
-RESCALING = {  # mistakes of every kernel that keeps m, l and acc
-    "acc keeps the old maximum": (
-        "The maximum rose with a later tile. l was multiplied by alpha and acc was not: both are relative to m.",
-        ("alpha[:, None] * acc", "acc"),
-    ),
-    "l keeps the old maximum": (
-        "The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are relative to m.",
-        ("alpha * l", "l"),
-    ),
-}
+RESCALING = [
+    "acc keeps the old maximum: The maximum rose with a later tile. l was multiplied by alpha and acc was not: both "
+    "are relative to m.",
+    ("alpha[:, None] * acc", "acc"),
+    "l keeps the old maximum: The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are "
+    "relative to m.",
+    ("alpha * l", "l"),
+]
 SECONDS = 20.0  # on a GPU the first launch compiles; in the interpreter an operation takes a millisecond
 
 
