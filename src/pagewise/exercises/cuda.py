@@ -23,7 +23,7 @@ BUILD_SECONDS, RUN_SECONDS = 300.0, 10.0
 
 
 class Program(NamedTuple):
-    """What `CudaKernel` is made from."""
+    """The arguments of `CudaKernel`."""
 
     source: str
     name: str
@@ -105,7 +105,7 @@ def _worker() -> Worker:
 
 
 class _Runner:
-    """In the other process: builds a program (case None), or runs a case; gives outcome and output, pickled."""
+    """Work in the other process: build a program (case None) or run a case. Return outcome and output, pickled."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -133,7 +133,7 @@ class _Runner:
         return None
 
     def _run(self, case: Case, program: Program) -> object:
-        """The case's outcome. Where a check of the runner fails, the kind of failure and who failed, not the line."""
+        """Return the outcome of the case. If a check of the runner fails, that is the kind and place of the failure."""
         try:
             return case.run(self._kernels[program])
         except simt.SimtError as error:
@@ -143,12 +143,12 @@ class _Runner:
 
 
 def _in_lines(message: str) -> str:
-    """A message of the runner over several lines, the source line on its own."""
+    """Return a message of the runner with the source line on a line of its own."""
     return re.sub(r", (line \d+) `(.*?)`: ", r", \1\n    \2\n", message, count=1)
 
 
 def checked(what: str, grid: int, block: int, *args: object) -> Case:
-    """A checked launch on copies of these arguments. A `torch.Size` stands for an output; the outputs are compared."""
+    """Return a checked launch on copies of these arguments. A `torch.Size` makes an output; outputs are compared."""
 
     def run(kernel: CudaKernel) -> object:
         mine = _fresh(args)
@@ -161,10 +161,10 @@ def checked(what: str, grid: int, block: int, *args: object) -> Case:
 
 
 def counted(what: str, grid: int, block: int, *args: object) -> Case:
-    """An observed launch on copies of these arguments, checked before; the sectors it moves are compared."""
+    """Return an observed launch on copies of these arguments. The sectors that it moves are compared."""
 
     def run(kernel: CudaKernel) -> object:
-        with simt.check():  # an observed launch keeps nobody from writing anywhere
+        with simt.check():  # an observed launch does not check addresses
             kernel[grid, block](*_fresh(args))
         with simt.observe() as report:
             kernel[grid, block](*_fresh(args))
@@ -174,6 +174,6 @@ def counted(what: str, grid: int, block: int, *args: object) -> Case:
 
 
 def _fresh(args: Sequence[object]) -> list[object]:
-    """The arguments of one launch: copies of tensors, NaN in outputs."""
+    """Return the arguments of one launch: copies of tensors, NaN in outputs."""
     makes = {torch.Size: lambda size: torch.full(size, torch.nan), torch.Tensor: torch.Tensor.clone}
     return [makes.get(type(arg), lambda same: same)(arg) for arg in args]

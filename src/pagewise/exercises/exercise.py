@@ -92,7 +92,7 @@ class Exercise:
 
     @cached_property
     def mistakes(self) -> dict[str, Mistake]:
-        """The mistakes by their titles."""
+        """The mistakes by title."""
         found: dict[str, Mistake] = {}
         for each in self.listed:
             if isinstance(each, str):

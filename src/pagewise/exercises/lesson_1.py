@@ -10,7 +10,7 @@ INF = float("inf")
 
 
 def safe_softmax(scores: Tensor) -> Tensor:
-    """softmax of each row of scores [..., S], for scores of any size.
+    """Return the softmax of each row of scores [..., S], for scores of any size.
 
     A score of −inf means "may not look": its weight is 0, and a row of nothing else gives a row of zeros.
     Not with torch.softmax: write exp(s) / Σ exp(s) so that nothing overflows.
@@ -57,10 +57,10 @@ SAFE_SOFTMAX = python_exercise(
 
 
 def causal_mask(T: int, S: int) -> Tensor:
-    """Which of S keys each of T queries may look at: bool [T, S], True where it may.
+    """Return the keys, of S, that each of T queries may look at: bool [T, S], True where it may.
 
     The T queries are the *newest* of the S tokens, so the last query sees every key.
-    With T > S the first queries stand before every key and see none.
+    With T > S the first queries come before every key and see no key.
     """
     query, key = torch.arange(T)[:, None], torch.arange(S)[None, :]
     return key <= query + S - T
@@ -90,7 +90,7 @@ CAUSAL_MASK = python_exercise(
 
 
 def kv_head(h: int, H: int, Hkv: int) -> int:
-    """Which of Hkv KV heads query head h of H reads: H / Hkv *neighbouring* query heads share one."""
+    """Return the KV head, of Hkv, that query head h of H reads. H / Hkv *neighbouring* query heads share a KV head."""
     return h // (H // Hkv)
 
 

@@ -13,8 +13,8 @@ from pagewise.naive_attention import attention
 def append_and_attend(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) -> Tensor:
     """One step with a cache: T new tokens of one head, q, k, v [T, D]; the caches [max_len, D] hold `length` tokens.
 
-    Write k and v into the caches, behind what is there, and return the attention of the new queries over all tokens so
-    far, the new ones too: out [T, D], causal. The rows of the caches behind that hold anything, NaN too.
+    Write k and v into the caches after the `length` old tokens. Return the causal attention of the new queries over all
+    tokens so far, the new ones too: out [T, D]. The later rows of the caches hold anything, NaN too.
     `attention` takes and gives [B, H, T, D]: q[None, None] has that shape.
     """
     stop = length + len(q)

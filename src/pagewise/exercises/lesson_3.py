@@ -131,7 +131,7 @@ STREAMING_ATTENTION = python_exercise(
 
 
 def _softmax_rows(what: str, rows: list[list[float]], tile: int = 4) -> Case:
-    """Rows in the middle of memory: behind them lie other numbers, which nobody may count in or overwrite."""
+    """Other numbers follow the rows in memory. A kernel may neither read nor overwrite them."""
 
     def run(kernel: object, device: torch.device) -> object:
         x = torch.tensor(rows, device=device)

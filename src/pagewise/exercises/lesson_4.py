@@ -9,7 +9,7 @@ from pagewise.exercises.python import call, python_exercise
 def allocate_and_append(table: list[int], num_tokens: int, free_blocks: list[int], block_size: int) -> int:
     """Add one token to a sequence of `num_tokens` tokens with this block table; return the slot for its K and V.
 
-    If the last block is full (or there is none yet), the first of `free_blocks` leaves that list and joins the table.
+    If the last block is full, or the table is empty, move the first of `free_blocks` from that list to the table.
     """
     if num_tokens % block_size == 0:
         table.append(free_blocks.pop(0))
@@ -55,7 +55,7 @@ def copy_on_write(table: list[int], ref_counts: list[int], free_blocks: list[int
     """Called before a sequence writes into its last block, which may be shared: ref_counts[block] tables hold it.
 
     If others hold it too, the first of `free_blocks` takes its place in this table: return the copy (from, to).
-    If nobody else does, change nothing and return None. Leave table, ref_counts and free_blocks as they must be.
+    If this table alone holds it, change nothing and return None. Update table, ref_counts and free_blocks.
     """
     old = table[-1]
     if ref_counts[old] == 1:

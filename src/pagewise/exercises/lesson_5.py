@@ -9,8 +9,6 @@ from pagewise.exercises.cuda import CudaExercise, checked, counted
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.values import small_numbers
 
-# ------------------------------------------------------------------------------------------------ coalesced_copy
-
 _COALESCED_COPY = device_code("coalesced_copy.cu")
 _COPY = "for (int i = thread; i < n; i += threads) out[i] = in[i];"
 
@@ -47,8 +45,6 @@ COALESCED_COPY = CudaExercise(
     ],
     "neighbouring lanes copy neighbouring floats: 4 sectors a request.",
 )
-
-# ------------------------------------------------------------------------------------------------ warp_sum
 
 _WARP_SUM = device_code("warp_sum.cu")
 _STEP = "sum += __shfl_down_sync(ALL_LANES, sum, distance);"
@@ -95,8 +91,6 @@ WARP_SUM = CudaExercise(
     ],
     "32 numbers in five steps, without memory.",
 )
-
-# ------------------------------------------------------------------------------------------------ block_max
 
 _BLOCK_MAX = device_code("block_max.cu")
 _TREE = (

@@ -11,8 +11,6 @@ from pagewise.tools.launch import launch
 
 INF = float("inf")
 
-# ------------------------------------------------------------------------------------------------ qk_block
-
 
 def _qk(num_tokens: int, scale: float, what: str = "", unused: float = 9.0) -> Case:
     keys = small_numbers(16, 32)
@@ -57,8 +55,6 @@ QK_BLOCK = CudaExercise(
     ],
     "a thread group of two, a vec each in turn, one shuffle.",
 )
-
-# ------------------------------------------------------------------------------------------------ merge_partitions
 
 
 def _merge(what: str, ms: list[float], ls: list[float]) -> Case:
@@ -106,8 +102,6 @@ MERGE_PARTITIONS = CudaExercise(
     ],
     "lesson 3's merge, for any number of partitions.",
 )
-
-# ------------------------------------------------------------------------------------------------ paged_decode_kernel
 
 
 def _decode(what: str, lengths: list[int], tables: list[list[int]], heads: int = 1, **unused: float) -> Case:

@@ -9,8 +9,6 @@ from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
 
-# ------------------------------------------------------------------------------------------------ flash_tile_loop
-
 
 def flash_tile_loop(Q_i: Tensor, k: Tensor, v: Tensor, Bc: int) -> tuple[Tensor, Tensor]:
     """(O_i, L_i) of the queries Q_i [Br, D] over all keys and values [S, D], Bc of them at a time: FlashAttention-2.
@@ -80,8 +78,6 @@ FLASH_TILE_LOOP = python_exercise(
     imports="import torch\nfrom torch import Tensor",
 )
 
-# ------------------------------------------------------------------------------------------------ tile_range
-
 
 def tile_range(i: int, Br: int, Bc: int, T: int, S: int) -> tuple[int, int]:
     """(full, stop): what row tile i has to do under a causal mask, where query t sees key s iff s ≤ t + S − T.
@@ -128,8 +124,6 @@ TILE_RANGE = python_exercise(
     ],
     "about half of the tiles are never touched, and of the rest only those on the diagonal pay for a mask.",
 )
-
-# ------------------------------------------------------------------------------------------------ softmax_backward
 
 
 def softmax_backward(P: Tensor, dP: Tensor, O: Tensor, dO: Tensor, scale: float) -> Tensor:

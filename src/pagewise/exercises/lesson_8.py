@@ -13,7 +13,7 @@ INF, NAN = math.inf, math.nan
 
 
 def rows_to_recompute(scores: Tensor, phi: float, low: float, high: float) -> Tensor:
-    """Which rows of scores [rows, S] a unified maximum φ does not suit: [rows] of bool.
+    """Return the rows of scores [rows, S] that a unified maximum φ does not suit: [rows] of bool.
 
     A row's largest score m decides: it must keep low < m − φ < high. A smaller score below it is harmless. −inf is a
     masked key; a row that sees no key need not be recomputed. A row with NaN must.

@@ -78,8 +78,6 @@ INFLECTIONS = python_exercise(
     "two numbers per shape of weights, and one accident in the times does not move them.",
 )
 
-# ------------------------------------------------------------------------------------------------ double_buffer
-
 _DOUBLE_BUFFER = device_code("double_buffer.cu")
 _WAIT = "        __pipeline_wait_prior(1);\n"
 _BARRIER = "        __syncthreads();\n"

@@ -6,12 +6,12 @@ from pagewise.exercises.python import call, python_exercise
 def schedule_step(
     running: list[tuple[str, int]], waiting: list[tuple[str, int]], max_running: int, budget: int
 ) -> list[tuple[str, int]]:
-    """Who computes how many tokens in one step of a continuous batch: a list of (name, tokens), in order.
+    """Return how many tokens each sequence computes in one step of a continuous batch: (name, tokens), in order.
 
-    `running` and `waiting` hold (name, tokens not computed yet), the oldest first. Of those that run, the ones with one
-    token come first: they decode; then the others, which read their prompts. Then the waiting are let in, in order, as
-    long as fewer than `max_running` run. Each gets all its tokens, or what is left of the step's `budget`, which may be
-    a part of its prompt. With nothing left the step is full.
+    `running` and `waiting` hold (name, tokens not computed yet), the oldest first. The running sequences with one token
+    come first: they decode. Then come the other running ones, which read their prompts. Then the waiting ones join, in
+    order, as long as fewer than `max_running` run. Each gets all its tokens, or the rest of the step's `budget`: a part
+    of a prompt, perhaps. When the budget is spent, the step is full.
     """
     step = []
     admitted = waiting[: max_running - len(running)]
@@ -79,11 +79,11 @@ SCHEDULE_STEP = python_exercise(
 
 
 def preempted(running: list[tuple[str, int, int]], num_free: int) -> list[str]:
-    """Who gives its blocks back in this step, so that older ones can go on: names, in the order in which they do.
+    """Return the sequences that give their blocks back in this step, so that older ones can go on: names, in order.
 
-    `running` holds (name, blocks held, blocks needed besides), the oldest first, and in this order they are served.
-    As long as fewer blocks are free than one needs, the newest of those still there gives back all that it holds. That
-    may be the one in need itself: then it must wait.
+    `running` holds (name, blocks held, more blocks needed), the oldest first. Sequences are served in this order. As
+    long as a sequence needs more blocks than are free, the newest sequence that is left gives back all its blocks. The
+    sequence in need may be the newest itself: then it must wait.
     """
     there, gone, served = list(running), [], 0
     while served < len(there):
