@@ -35,8 +35,10 @@ def time_limit(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
-        watcher.join()
+        while watcher.is_alive():
+            with contextlib.suppress(TimeUp):  # it may be raised here, too
+                ended.set()
+                watcher.join()
 
 
 def attempt(call: Callable[[], object], *, seconds: float | None = None, code: object = None) -> object:

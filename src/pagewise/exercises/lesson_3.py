@@ -40,7 +40,6 @@ def _rows(*pieces: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
 
 
-_FACTORS = "torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)"
 _L, _ACC = "of_a * a[1] + of_b * b[1]", "of_a[:, None] * a[2] + of_b[:, None] * b[2]"
 
 MERGE = python_exercise(
@@ -64,7 +63,7 @@ MERGE = python_exercise(
         "second shrinks.",
         ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)"),
         "the other way round: It grew instead of shrinking: the factor is exp(old m − new m), never above 1.",
-        (_FACTORS, "torch.exp(m - a[0]), torch.exp(m - b[0])"),
+        ("torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)", "torch.exp(m - a[0]), torch.exp(m - b[0])"),
         "NaN where nothing was seen: Neither piece saw a key: m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there "
         "instead.",
         ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m"),
@@ -143,8 +142,6 @@ def _softmax_rows(what: str, rows: list[list[float]], tile: int = 4) -> Case:
     return launching(f"x = {text(rows)}, TILE = {tile}{what}", run)
 
 
-_INSIDE = "inside = start + cols < num_cols"
-
 _KERNEL = device_code("online_softmax_kernel.py")
 
 ONLINE_SOFTMAX_KERNEL = TritonExercise(
@@ -174,7 +171,7 @@ ONLINE_SOFTMAX_KERNEL = TritonExercise(
     ],
     [
         "mask before the offset: Keys past the end got weight: your mask compares before the offset `start` is added.",
-        (_INSIDE, "inside = cols < num_cols"),
+        ("inside = start + cols < num_cols", "inside = cols < num_cols"),
         "padding of 0: What stands past the row's end was loaded as 0, a score like any other: `other` must be −inf.",
         ('mask=inside, other=float("-inf")', "mask=inside, other=0.0"),
         "no mask on loading: The tile goes past the row's end, and what lies there was counted in: load with `mask` "

@@ -48,7 +48,6 @@ COALESCED_COPY = CudaExercise(
 
 _WARP_SUM = device_code("warp_sum.cu")
 _STEP = "sum += __shfl_down_sync(ALL_LANES, sum, distance);"
-_WRITE = "if (threadIdx.x == 0) sums[blockIdx.x] = sum;"
 
 
 def _warp_sum(rows: int, x: torch.Tensor, what: str) -> Case:
@@ -79,7 +78,7 @@ WARP_SUM = CudaExercise(
         "doubled. Begin with 16.",
         ("distance = 16", "distance = 32"),
         "every lane writes: All lanes write to one place, and only lane 0 has the whole sum: `if (threadIdx.x == 0)`.",
-        (_WRITE, "sums[blockIdx.x] = sum;"),
+        ("if (threadIdx.x == 0) sums[blockIdx.x] = sum;", "sums[blockIdx.x] = sum;"),
         "from one lane: __shfl_sync gives every lane the number of *one* lane, lane `distance`: __shfl_down_sync "
         "gives each the one `distance` above itself.",
         ("__shfl_down_sync", "__shfl_sync"),

@@ -37,7 +37,6 @@ def _flash(T: int, S: int, what: str, *, heads: int = 1, causal: bool = True, fa
 
 
 _SCORES = 'tl.where(seen, products * (scale * LOG2_E), float("-inf"))'
-_SEEN = "        seen = col[None, :] < S\n"
 _CAUSAL = "            seen &= col[None, :] <= row[:, None] + S - T\n"
 _ACC = "        acc = tl.dot(weights.to(v_tile.dtype), v_tile, alpha[:, None] * acc"
 
@@ -104,7 +103,7 @@ FLASH_FORWARD_KERNEL = TritonExercise(
         (f"        if CAUSAL:\n{_CAUSAL}", ""),
         "keys after the last: The tile has columns after key S − 1. They were loaded as 0, and a score of 0 is a "
         "weight: hide them.",
-        (_SEEN, "        seen = col[None, :] >= 0\n"),
+        ("        seen = col[None, :] < S\n", "        seen = col[None, :] >= 0\n"),
         "a KV head per query head: A KV head serves `group` query heads in a row: query head h reads KV head h // "
         "group, not KV head h.",
         ("head // group", "head"),

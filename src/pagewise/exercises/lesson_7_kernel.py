@@ -39,9 +39,7 @@ def _splits(S: int, num_splits: int, what: str, *, B: int = 1, heads: int = 1, f
 
 
 _RANGE = "num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits"
-_MASKED = '        scores = tl.where(is_key[None, :], scores, float("-inf"))\n'
 _SLOT = "slot = (seq * num_heads + head) * num_splits + split"
-_ACC = "        acc = alpha[:, None] * acc + tl.dot(weights.to(values.dtype), values"
 
 _KERNEL = kernel_text("flash_decoding", "split_decode_kernel")
 
@@ -90,7 +88,7 @@ SPLIT_DECODE_KERNEL = TritonExercise(
         ("tile * TILE + tl.arange", "tile + tl.arange"),
         "scores of 0: A key after the last one, loaded as 0, has a score of 0, and exp(0 − m) is a weight: it must be "
         "−inf.",
-        (_MASKED, ""),
+        ('        scores = tl.where(is_key[None, :], scores, float("-inf"))\n', ""),
         "NaN after the last key: After the last key there is NaN, and 0 · NaN is NaN: load 0 there (`mask`, `other`).",
         ("tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)", "tl.load(v_ptr + v_offset)"),
         *RESCALING,

@@ -44,6 +44,7 @@ def python_exercise(
     """Return an exercise around `solution`, whose docstring is the task.
 
     Args:
+        mistakes: for each one "title: hint", then the edits (old, new) of the solution's source that make it.
         imports: lines above the function, in the stub and in the solution.
         bug: edits of the solution that give the stub, for a reader who looks for a mistake. By default the stub is the
             solution without its body.
