@@ -15,7 +15,7 @@ from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.sampling import Row, sample
 from pagewise.engine.sequence import Chunk, Sequence
-from pagewise.exercises import check, mistakes, solutions
+from pagewise.exercises import check, mistakes, show, solutions
 from pagewise.exercises.checkers import BY_NAME, LESSONS
 from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
@@ -146,6 +146,13 @@ def test_signature_and_task_of_a_function_are_typed_and_short(name):
     assert function.returns is not None
     assert all(argument.annotation is not None for argument in function.args.args)
     assert ast.get_docstring(function)
+
+
+@pytest.mark.parametrize(("name", "language"), [("causal_mask", "python"), ("warp_sum", "cpp")])
+def test_a_solution_is_shown_as_a_folded_block_of_code(name, language):
+    block = f"```{language}\n{BY_NAME[name].solution}\n```"
+    assert show(name)._repr_markdown_() == f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
+    assert repr(show(name)) == BY_NAME[name].solution
 
 
 @pytest.mark.parametrize("name", PYTHON)

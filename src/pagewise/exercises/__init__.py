@@ -3,13 +3,14 @@
     check.causal_mask()                   # prints the task
     check.causal_mask(theirs)             # Verdict(right, message): right, or the smallest failing case and a hint
     check.progress()                      # what is done in this session
+    show("causal_mask")                   # the solution, as a block of code
 
 `solutions` and `mistakes` hold by name a right answer and the natural wrong ones, each with its hint.
 """
 
-from pagewise.exercises.checkers import Catalogue, Checkers
+from pagewise.exercises.checkers import Catalogue, Checkers, show
 
-__all__ = ["check", "mistakes", "solutions"]
+__all__ = ["check", "mistakes", "show", "solutions"]
 
 check = Checkers()
 solutions = Catalogue(lambda exercise: exercise.answer(exercise.solution))

@@ -49,20 +49,33 @@ class Checkers:
         """Return the names of all exercises, in the order of the lessons."""
         return list(BY_NAME)
 
-    def progress(self) -> "Progress":
+    def progress(self) -> "Text":
         """Return the exercises that are done in this session."""
         lines = []
         for lesson, exercises in LESSONS.items():
             names = "  ".join(f"{'✓' if exercise.done else '·'} {exercise.name}" for exercise in exercises)
             done = sum(exercise.done for exercise in exercises)
             lines.append(f"lesson {lesson}   {done} of {len(exercises)}   {names}")
-        return Progress("\n".join(lines))
+        return Text("\n".join(lines))
 
 
-class Progress(str):
+class Text(str):
     """A text that a notebook shows without quotes."""
 
     __repr__ = str.__str__
+
+
+class Folded(Text):
+    """Source text that a notebook shows as a folded block of code, so that no reader sees it by accident."""
+
+    def _repr_markdown_(self) -> str:
+        block = f"```{'cpp' if '__global__' in self else 'python'}\n{self}\n```"
+        return f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
+
+
+def show(name: str) -> Folded:
+    """Return the solution of an exercise, as a folded cell of the lesson shows it."""
+    return Folded(BY_NAME[name].solution)
 
 
 class Catalogue:

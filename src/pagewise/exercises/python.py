@@ -43,11 +43,8 @@ def python_exercise(
 ) -> Exercise:
     """Return an exercise around `solution`, whose docstring is the task.
 
-    Args:
-        mistakes: for each one "title: hint", then the edits (old, new) of the solution's source that make it.
-        imports: lines above the function, in the stub and in the solution.
-        bug: edits of the solution that give the stub, for a reader who looks for a mistake. By default the stub is the
-            solution without its body.
+    `mistakes` has the form of `Exercise.listed`. The stub and the solution begin with the lines of `imports`. The stub
+    is the solution without its body. For a reader who looks for a mistake it is the solution after the edits of `bug`.
     """
     source = textwrap.dedent(inspect.getsource(solution)).rstrip()
     docstring = ast.parse(source).body[0].body[0]
