@@ -5,7 +5,6 @@ import copy
 import importlib
 import inspect
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.sampling import Row, sample
 from pagewise.engine.sequence import Chunk, Sequence
-from pagewise.exercises import check, mistakes, show, solutions, stubs
+from pagewise.exercises import check, mistakes, show, solutions
 from pagewise.exercises.checkers import BY_NAME, LESSONS
-from pagewise.exercises.code import triton_kernel
 from pagewise.exercises.exercise import Verdict
+from pagewise.exercises.triton import triton_kernel
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
 from pagewise.paged_blocks import BlockManager
@@ -46,7 +45,7 @@ def judge(name: str, theirs: object) -> Verdict:
 def kernel_with(name: str, body: str) -> object:
     """The exercise's kernel, its parameters as in the stub, with another body."""
     end = ") {" if name in CUDA else "):\n"
-    head = stubs[name][: stubs[name].index(end) + len(end)]
+    head = BY_NAME[name].stub[: BY_NAME[name].stub.index(end) + len(end)]
     return f"{head}\n{body}\n}}" if name in CUDA else triton_kernel(f"{head}    {body}\n")
 
 
@@ -122,18 +121,18 @@ def test_a_kernel_that_writes_zeros_fails(name):
 @pytest.mark.parametrize("name", check.names())
 def test_a_checker_called_with_nothing_prints_the_task(name, capsys):
     assert getattr(check, name)() is None
-    assert capsys.readouterr().out == stubs[name] + "\n"
+    assert capsys.readouterr().out == BY_NAME[name].stub + "\n"
 
 
 @pytest.mark.parametrize("name", check.names())
 def test_the_stub_runs_as_it_stands_and_is_not_yet_right(name):
     if name in CUDA:
-        theirs = stubs[name]
+        theirs = BY_NAME[name].stub
     elif name in TRITON:
-        theirs = triton_kernel(stubs[name])
+        theirs = triton_kernel(BY_NAME[name].stub)
     else:
         namespace = {}
-        exec(stubs[name], namespace)
+        exec(BY_NAME[name].stub, namespace)
         theirs = [value for value in namespace.values() if inspect.isfunction(value)][-1]
     verdict = judge(name, theirs)
     assert not verdict.right
@@ -142,29 +141,26 @@ def test_the_stub_runs_as_it_stands_and_is_not_yet_right(name):
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_signature_and_task_of_a_function_are_typed_and_short(name):
-    (function,) = (node for node in ast.parse(stubs[name]).body if isinstance(node, ast.FunctionDef))
+    (function,) = (node for node in ast.parse(BY_NAME[name].stub).body if isinstance(node, ast.FunctionDef))
     assert function.body[0].end_lineno - function.lineno + 1 <= 12
     assert function.returns is not None
     assert all(argument.annotation is not None for argument in function.args.args)
     assert ast.get_docstring(function)
 
 
-@pytest.mark.parametrize("name", check.names())
-def test_the_shown_solution_is_code_that_passes(name):
-    code = show(name)
-    block = f"```{'cpp' if name in CUDA else 'python'}\n{code}\n```"
-    assert code._repr_markdown_() == f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
-    if name in CUDA:
-        assert judge(name, code.text).right
-    elif name in TRITON:
-        assert judge(name, triton_kernel(code.text)).right
-    else:
-        imports = stubs[name][: stubs[name].index("def ")]
-        namespace = {}
-        exec(imports + code.text.replace("_attend(q, ", "attend_one_head(q, "), namespace)
-        namespace["attend_one_head"] = vars(sys.modules[solutions[name].__module__]).get("_attend")
-        theirs = next(value for key, value in namespace.items() if key == solutions[name].__name__)
-        assert judge(name, theirs).right
+@pytest.mark.parametrize(("name", "language"), [("causal_mask", "python"), ("warp_sum", "cpp")])
+def test_a_solution_is_shown_as_a_folded_block_of_code(name, language):
+    block = f"```{language}\n{BY_NAME[name].solution}\n```"
+    assert show(name)._repr_markdown_() == f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
+    assert repr(show(name)) == BY_NAME[name].solution
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_solution_runs_with_the_imports_of_its_stub_alone(name):
+    namespace = {}
+    exec(BY_NAME[name].solution, namespace)
+    theirs = [value for value in namespace.values() if inspect.isfunction(value)][-1]
+    assert judge(name, theirs).right
 
 
 def code_of(source: str) -> str:
@@ -187,7 +183,7 @@ def test_the_lesson_has_the_stub_and_the_solution(name):
     (lesson,) = LESSON_FILES.glob(f"{FIRST_RUNGS[name][0]:02}_*[!h].ipynb")
     sources = ["".join(cell["source"]) for cell in json.loads(lesson.read_text())["cells"]]
     (cell,) = (source for source in sources if f"\ndef {name}(" in source and "<details>" not in source)
-    assert code_of(cell) == code_of(f"{stubs[name]}\n\n\ncheck.{name}({name})")
+    assert code_of(cell) == code_of(f"{BY_NAME[name].stub}\n\n\ncheck.{name}({name})")
     assert any(BY_NAME[name].solution in source for source in sources)
 
 

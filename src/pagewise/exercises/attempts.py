@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import linecache
-import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,29 +20,8 @@ class TimeUp(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeUp in this thread if the `with` block takes longer than this, and again after each further second.
 
-    In the main thread a signal raises it, which also ends a sleep. Elsewhere another thread raises it.
+    It is raised between two steps of Python code, so a long sleep or a long call of C code ends first.
     """
-    in_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-    with _by_signal(seconds) if in_main else _by_other_thread(seconds):
-        yield
-
-
-@contextlib.contextmanager
-def _by_signal(seconds: float) -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise TimeUp
-
-    handler = signal.signal(signal.SIGALRM, ring)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
-
-
-@contextlib.contextmanager
-def _by_other_thread(seconds: float) -> Iterator[None]:
     ended, this = threading.Event(), ctypes.c_ulong(threading.get_ident())
 
     def watch() -> None:
@@ -57,8 +35,10 @@ def _by_other_thread(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
-        watcher.join()
+        while watcher.is_alive():
+            with contextlib.suppress(TimeUp):  # it may be raised here, too
+                ended.set()
+                watcher.join()
 
 
 def attempt(call: Callable[[], object], *, seconds: float | None = None, code: object = None) -> object:

@@ -8,15 +8,14 @@ import pickle
 import re
 import signal
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from pagewise.cuda import CompileError, CudaKernel, simt
 from pagewise.cuda.build import cache_dir, publish
-from pagewise.exercises.code import solution_text, stub_text
-from pagewise.exercises.exercise import Case, Exercise, Mistake, Verdict, not_yet
+from pagewise.exercises.exercise import Case, Exercise
 from pagewise.exercises.values import Raised
 from pagewise.tools.worker import Failed, Worker
 
@@ -24,7 +23,7 @@ BUILD_SECONDS, RUN_SECONDS = 300.0, 10.0
 
 
 class Program(NamedTuple):
-    """What `CudaKernel` is made from."""
+    """The arguments of `CudaKernel`."""
 
     source: str
     name: str
@@ -35,42 +34,51 @@ class Program(NamedTuple):
 class CudaExercise(Exercise):
     """Takes source text, or a `CudaKernel` as `%%cuda` makes it. Another process builds and runs it."""
 
-    def __call__(self, theirs: object) -> Verdict:
-        if isinstance(theirs, CudaKernel):
-            text, _, folder, defines, options = theirs.source
-            beside = (f"-I{folder}",) if folder else ()
-            theirs = Program(text, theirs.name, defines, (*options, *beside))
-        elif isinstance(theirs, str) and "__global__" in theirs:
-            theirs = Program(theirs, self.name)
-        else:
+    def answer(self, source: str) -> str:
+        return source
+
+    def refuses(self, theirs: object) -> str | None:
+        if not isinstance(theirs, CudaKernel) and not (isinstance(theirs, str) and "__global__" in theirs):
             got = "a string without __global__" if isinstance(theirs, str) else type(theirs).__name__
-            return not_yet(f"the answer must be a CudaKernel, or the source of one, got {got}.")
-        built = _elsewhere(self.name, None, theirs, limit=BUILD_SECONDS)
-        return not_yet(built.message) if isinstance(built, Raised) else super().__call__(theirs)
+            return f"the answer must be a CudaKernel, or the source of one, got {got}."
+        built = self._in_worker(None, theirs, BUILD_SECONDS)
+        return built.message if isinstance(built, Raised) else None
 
-    def refuses(self, theirs: object) -> None:
-        """Nothing: `__call__` has."""
+    def outcome(self, case: Case, theirs: CudaKernel | Program | str) -> object:
+        built = self._in_worker(None, theirs, BUILD_SECONDS)
+        return built if isinstance(built, Raised) else self._in_worker(self.cases.index(case), theirs, RUN_SECONDS)
 
-    def outcome(self, case: Case, theirs: Program | str) -> object:
-        program = theirs if isinstance(theirs, Program) else Program(theirs, self.name)
-        built = _elsewhere(self.name, None, program, limit=BUILD_SECONDS)
-        if isinstance(built, Raised):
-            return built
-        return _elsewhere(self.name, self.cases.index(case), program, limit=RUN_SECONDS)
-
-    def answers_of_mistakes(self) -> Iterator[tuple[Mistake, object]]:
-        """Yield each mistake and its program. One source has all mistakes, so that the compiler runs once."""
-        names = {f"{self.name}_{i}": mistake for i, mistake in enumerate(self.mistakes.values())}
-        sources = [mistake.theirs.replace(f" {self.name}(", f" {name}(") for name, mistake in names.items()]
+    def wrong_answers(self) -> list[Program]:
+        """Return the program of each mistake. One source has all mistakes, so that the compiler runs once."""
+        names = {f"{self.name}_{i}": mistake.source for i, mistake in enumerate(self.mistakes.values())}
+        sources = [source.replace(f" {self.name}(", f" {name}(") for name, source in names.items()]
         together = cache_dir() / f"{self.name}_mistakes.cu"
         publish(together, "\n".join(sources).encode())
-        for name, mistake in names.items():
-            yield mistake, Program(str(together), name)
+        return [Program(str(together), name) for name in names]
 
     def unnamed(self, got: object, found: str) -> str:
         if isinstance(got, Raised):
             return _ADVICE.get(got.kind[0], "")
         return super().unnamed(got, found) + " (NaN: nobody wrote it.)" * ("got nan" in found)
+
+    def _in_worker(self, case: int | None, theirs: CudaKernel | Program | str, limit: float) -> object:
+        """Return what `_Runner` does. A kernel on the CPU is native code, which only the end of its process stops."""
+        try:
+            outcome, printed = pickle.loads(_worker()(self.name, case, self._program(theirs), limit=limit))
+        except Failed as failure:
+            return Raised(("no answer",), str(failure))
+        except BaseException:  # the user's interrupt: the process must not go on
+            _worker().close()
+            raise
+        print(printed, end="")
+        return outcome
+
+    def _program(self, theirs: CudaKernel | Program | str) -> Program:
+        if isinstance(theirs, CudaKernel):
+            text, _, folder, defines, options = theirs.source
+            beside = (f"-I{folder}",) if folder else ()
+            return Program(text, theirs.name, defines, (*options, *beside))
+        return Program(theirs, self.name) if isinstance(theirs, str) else theirs
 
 
 _ADVICE = {
@@ -86,27 +94,7 @@ _ADVICE = {
 }
 
 
-def cuda_exercise(
-    name: str, cases: Sequence[Case], mistakes: Mapping[str, Mistake], praise: str, *, stub: str = ""
-) -> CudaExercise:
-    """An exercise on `device_code/<name>.cu`. stub: a source with a mistake to be found, instead of holes."""
-    return CudaExercise(name, cases, mistakes, solution_text(f"{name}.cu"), stub or stub_text(f"{name}.cu"), praise)
-
-
-# ------------------------------------------------------------------------------------------------ the other process
-
-
-def _elsewhere(exercise: str, case: int | None, program: Program, *, limit: float) -> object:
-    """`_Runner`'s answer. A kernel on the CPU is native code, which nothing but its process's end stops."""
-    try:
-        outcome, printed = pickle.loads(_worker()(exercise, case, program, limit=limit))
-    except Failed as failure:
-        return Raised(("no answer",), str(failure))
-    except BaseException:  # the user's interrupt: what runs shall not go on
-        _worker().close()
-        raise
-    print(printed, end="")
-    return outcome
+# ----------------------------------------------------------------------------------------------- the other process
 
 
 @functools.cache
@@ -117,7 +105,7 @@ def _worker() -> Worker:
 
 
 class _Runner:
-    """In the other process: builds a program (case None), or runs a case; gives outcome and output, pickled."""
+    """Work in the other process: build a program (case None) or run a case. Return outcome and output, pickled."""
 
     def __init__(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -145,9 +133,7 @@ class _Runner:
         return None
 
     def _run(self, case: Case, program: Program) -> object:
-        """The case's outcome. Where a check of the runner fails, the kind of failure and who failed, not the line."""
-        if program not in self._kernels and (refused := self._build(program)):  # this process is new
-            return refused
+        """Return the outcome of the case. If a check of the runner fails, that is the kind and place of the failure."""
         try:
             return case.run(self._kernels[program])
         except simt.SimtError as error:
@@ -157,12 +143,12 @@ class _Runner:
 
 
 def _in_lines(message: str) -> str:
-    """A message of the runner over several lines, the source line on its own."""
+    """Return a message of the runner with the source line on a line of its own."""
     return re.sub(r", (line \d+) `(.*?)`: ", r", \1\n    \2\n", message, count=1)
 
 
 def checked(what: str, grid: int, block: int, *args: object) -> Case:
-    """A checked launch on copies of these arguments. A `torch.Size` stands for an output; the outputs are compared."""
+    """Return a checked launch on copies of these arguments. A `torch.Size` makes an output; outputs are compared."""
 
     def run(kernel: CudaKernel) -> object:
         mine = _fresh(args)
@@ -175,10 +161,10 @@ def checked(what: str, grid: int, block: int, *args: object) -> Case:
 
 
 def counted(what: str, grid: int, block: int, *args: object) -> Case:
-    """An observed launch on copies of these arguments, checked before; the sectors it moves are compared."""
+    """Return an observed launch on copies of these arguments. The sectors that it moves are compared."""
 
     def run(kernel: CudaKernel) -> object:
-        with simt.check():  # an observed launch keeps nobody from writing anywhere
+        with simt.check():  # an observed launch does not check addresses
             kernel[grid, block](*_fresh(args))
         with simt.observe() as report:
             kernel[grid, block](*_fresh(args))
@@ -188,6 +174,6 @@ def counted(what: str, grid: int, block: int, *args: object) -> Case:
 
 
 def _fresh(args: Sequence[object]) -> list[object]:
-    """The arguments of one launch: copies of tensors, NaN in outputs."""
+    """Return the arguments of one launch: copies of tensors, NaN in outputs."""
     makes = {torch.Size: lambda size: torch.full(size, torch.nan), torch.Tensor: torch.Tensor.clone}
     return [makes.get(type(arg), lambda same: same)(arg) for arg in args]

@@ -1,29 +1,31 @@
 """An exercise: a task, a solution, natural mistakes, and small cases that tell all of them apart."""
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from pagewise.exercises.attempts import attempt
+from pagewise.exercises.code import edited
 from pagewise.exercises.values import Raised, difference, text
 
 NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about the mistake
+_NOTHING = object()
+
+
+class Mistake(NamedTuple):
+    """A wrong answer that a reader is likely to write, as source text, and the hint that it gets."""
+
+    source: str
+    hint: str
 
 
 class Case(NamedTuple):
     """One trial of an answer. The value of `run(theirs)` is compared with that of the solution."""
 
-    what: str
-    run: Callable[[Callable], object]
-
-
-class Mistake(NamedTuple):
-    """An answer that a reader is likely to write, and the hint that it gets."""
-
-    theirs: object
-    hint: str
+    what: str  # {name} in it stands for the name of the exercise
+    run: Callable[[object], object]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Verdict:
         return f"**{first}:**{rest}"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Exercise:
     """Called with an answer, judge it. The verdict shows the first case that fails, which is the smallest.
 
@@ -53,34 +55,31 @@ class Exercise:
     """
 
     name: str
-    cases: Sequence[Case]
-    mistakes: Mapping[str, Mistake]
-    solution: object
+    solution: str  # source text
     stub: str  # the text that the reader starts from; it states the task
+    cases: Sequence[Case]
+    listed: Sequence[str | tuple[str, str]]  # per mistake: "title: hint", then the edits of the solution that make it
     praise: str  # the message for a right answer
+    done: bool = False
 
-    def __call__(self, theirs: object) -> Verdict:
-        if refusal := self.refuses(theirs):
-            return not_yet(refusal)
-        outcomes: list[object] = []
-        for case, must in zip(self.cases, self.outcomes_of_solution, strict=True):
-            outcomes.append(self.outcome(case, theirs))
-            if found := _differs(must, outcomes[-1]):
-                hint = self._name_mistake(theirs, outcomes) or self.unnamed(outcomes[-1], found)
-                return not_yet(f"the smallest case that fails\n\n{_shown(case, must, outcomes[-1])}\n\n{hint}".rstrip())
-        return Verdict(True, f"Right: {self.praise}")
+    def __call__(self, theirs: object = _NOTHING) -> Verdict | None:
+        if theirs is _NOTHING:
+            print(self.stub)
+            return None
+        verdict = self._judge(theirs)
+        self.done |= verdict.right
+        return verdict
+
+    def __repr__(self) -> str:
+        return f"check.{self.name}(theirs); check.{self.name}() prints the task"
+
+    def answer(self, source: str) -> object:
+        """Return the answer that a source text makes, in the form in which a reader passes it."""
+        raise NotImplementedError
 
     def refuses(self, theirs: object) -> str | None:
         """Return why this cannot be an answer at all, or None."""
-        if callable(theirs):
-            return None
-        if theirs is None:
-            return "the answer must be a function, got None."
-        return f"the answer must be a function, got {type(theirs).__name__}: pass the function, not what it returns."
-
-    def answer(self, theirs: object) -> object:
-        """Return a solution or a mistake in the form in which a reader uses it."""
-        return theirs
+        raise NotImplementedError
 
     def outcome(self, case: Case, theirs: object) -> object:
         """Return the result of an answer on a case, or `Raised`."""
@@ -88,18 +87,43 @@ class Exercise:
 
     @cached_property
     def outcomes_of_solution(self) -> list[object]:
-        return [self.outcome(case, self.solution) for case in self.cases]
+        solution = self.answer(self.solution)
+        return [self.outcome(case, solution) for case in self.cases]
 
-    def answers_of_mistakes(self) -> Iterator[tuple[Mistake, object]]:
-        """Yield each mistake and the answer that `outcome` runs for it."""
-        for mistake in self.mistakes.values():
-            yield mistake, mistake.theirs
+    @cached_property
+    def mistakes(self) -> dict[str, Mistake]:
+        """The mistakes by title."""
+        found: dict[str, Mistake] = {}
+        for each in self.listed:
+            if isinstance(each, str):
+                title, hint = each.split(": ", 1)
+                found[title] = Mistake(self.solution, hint)
+            else:
+                found[title] = Mistake(edited(found[title].source, each), found[title].hint)
+        return found
+
+    def wrong_answers(self) -> list[object]:
+        """Return the answer that `outcome` runs for each mistake."""
+        return [self.answer(mistake.source) for mistake in self.mistakes.values()]
 
     def unnamed(self, got: object, found: str) -> str:
         """Return the hint for a wrong answer that matches no known mistake."""
         return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
 
-    def _name_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
+    def _judge(self, theirs: object) -> Verdict:
+        if refusal := self.refuses(theirs):
+            return Verdict(False, f"Not yet: {refusal}")
+        outcomes: list[object] = []
+        for case, must in zip(self.cases, self.outcomes_of_solution, strict=True):
+            outcomes.append(self.outcome(case, theirs))
+            if found := _differs(must, outcomes[-1]):
+                hint = self._hint_of_a_mistake(theirs, outcomes) or self.unnamed(outcomes[-1], found)
+                shown = _shown(case.what.replace("{name}", self.name), must, outcomes[-1])
+                message = f"the smallest case that fails\n\n{shown}\n\n{hint}"
+                return Verdict(False, f"Not yet: {message.rstrip()}")
+        return Verdict(True, f"Right: {self.praise}")
+
+    def _hint_of_a_mistake(self, theirs: object, outcomes: list[object]) -> str | None:
         if isinstance(outcomes[-1], Raised) and outcomes[-1].kind in NO_ANSWER:
             return None
 
@@ -108,11 +132,12 @@ class Exercise:
 
         failed, later = len(outcomes) - 1, range(len(outcomes), len(self.cases))
         order = [failed, *range(failed)]  # few mistakes agree on the case that failed, so it comes first
-        known = [each for each in self.answers_of_mistakes() if all(agrees(each[1], i) for i in order)]
+        wrong = zip(self.mistakes.values(), self.wrong_answers(), strict=True)
+        known = [(mistake.hint, answer) for mistake, answer in wrong if all(agrees(answer, i) for i in order)]
         if len(known) > 1:
             outcomes = outcomes + [self.outcome(self.cases[i], theirs) for i in later]
             known.sort(key=lambda each: -sum(agrees(each[1], i) for i in later))
-        return known[0][0].hint if known else None
+        return known[0][0] if known else None
 
 
 def _differs(must: object, got: object) -> str | None:
@@ -121,14 +146,9 @@ def _differs(must: object, got: object) -> str | None:
     return f"the result cannot be compared: {found.message}" if isinstance(found, Raised) else found
 
 
-def not_yet(why: str) -> Verdict:
-    """Return the verdict on a wrong answer."""
-    return Verdict(False, f"Not yet: {why}")
-
-
-def _shown(case: Case, must: object, got: object) -> str:
+def _shown(what: str, must: object, got: object) -> str:
     """Return the case as an indented block, which Markdown shows verbatim."""
     is_text = attempt(lambda: text(got))
-    rows = {"case": case.what, "must be": text(must), "is": is_text if isinstance(is_text, str) else "unprintable"}
+    rows = {"case": what, "must be": text(must), "is": is_text if isinstance(is_text, str) else "unprintable"}
     lines = (f"{key:<9}" + value.replace("\n", "\n" + " " * 9) for key, value in rows.items())
     return textwrap.indent("\n".join(lines), "    ")

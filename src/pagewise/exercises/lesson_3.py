@@ -1,4 +1,4 @@
-"""Exercises of lesson 3: merge, streaming attention."""
+"""Exercises of lesson 3: merge, streaming attention, online softmax as a Triton kernel."""
 
 import math
 from collections.abc import Iterable
@@ -6,9 +6,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from pagewise.exercises.code import Gap, device_code, with_gaps
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
+from pagewise.exercises.triton import TritonExercise, launching
 from pagewise.exercises.values import text
+from pagewise.tools.launch import launch
 
 INF = math.inf
 
@@ -37,7 +40,6 @@ def _rows(*pieces: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
     return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
 
 
-_FACTORS = "torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)"
 _L, _ACC = "of_a * a[1] + of_b * b[1]", "of_a[:, None] * a[2] + of_b[:, None] * b[2]"
 
 MERGE = python_exercise(
@@ -50,34 +52,25 @@ MERGE = python_exercise(
         call(_piece(), _piece()),
         call(_rows(_piece(0.0), _piece(5.0)), _rows(_piece(1.0, value=3.0), _piece(2.0, value=4.0))),
     ],
-    {
-        "nothing shrinks": (
-            "l and acc were summed relative to their own maxima: before they are added, each shrinks by "
-            "exp(its old m − the new m).",
-            (_L, "a[1] + b[1]"),
-            (_ACC, "a[2] + b[2]"),
-        ),
-        "acc does not shrink": (
-            "l shrank, acc did not: both were summed relative to the old maximum.",
-            (_ACC, "a[2] + b[2]"),
-        ),
-        "only the first shrinks": (
-            "You take it that the second has the larger maximum: it may be the first, then the second shrinks.",
-            ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)"),
-        ),
-        "the other way round": (
-            "It grew instead of shrinking: the factor is exp(old m − new m), never above 1.",
-            (_FACTORS, "torch.exp(m - a[0]), torch.exp(m - b[0])"),
-        ),
-        "NaN where nothing was seen": (
-            "Neither piece saw a key: m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there instead.",
-            ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m"),
-        ),
-        "normalised": (
-            "acc is divided by l already: then the next merge counts it as if l were 1. Divide once, at the end.",
-            (_ACC, f"({_ACC}) / ({_L})[:, None]"),
-        ),
-    },
+    [
+        "nothing shrinks: l and acc were summed relative to their own maxima: before they are added, each shrinks by "
+        "exp(its old m − the new m).",
+        (_L, "a[1] + b[1]"),
+        (_ACC, "a[2] + b[2]"),
+        "acc does not shrink: l shrank, acc did not: both were summed relative to the old maximum.",
+        (_ACC, "a[2] + b[2]"),
+        "only the first shrinks: You take it that the second has the larger maximum: it may be the first, then the "
+        "second shrinks.",
+        ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)"),
+        "the other way round: It grew instead of shrinking: the factor is exp(old m − new m), never above 1.",
+        ("torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)", "torch.exp(m - a[0]), torch.exp(m - b[0])"),
+        "NaN where nothing was seen: Neither piece saw a key: m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there "
+        "instead.",
+        ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m"),
+        "normalised: acc is divided by l already: then the next merge counts it as if l were 1. Divide once, at the "
+        "end.",
+        (_ACC, f"({_ACC}) / ({_L})[:, None]"),
+    ],
     "in any order and any grouping, and nothing seen merges without a change.",
     imports="import torch\nfrom torch import Tensor",
 )
@@ -114,35 +107,90 @@ STREAMING_ATTENTION = python_exercise(
         _stream((-INF, 7.0)),
         _stream(),
     ],
-    {
-        "acc does not shrink": (
-            "The maximum rose, l shrank and acc did not: both are relative to m.",
-            ("acc * shrink", "acc"),
-        ),
-        "l does not shrink": (
-            "The maximum rose, acc shrank and l did not: both are relative to m.",
-            ("l * shrink", "l"),
-        ),
-        "m from 0": (
-            "All scores may be far below 0: with m = 0 at first every exp(s − m) vanishes. Begin with −inf.",
-            ("m, l, acc = -math.inf", "m, l, acc = 0.0"),
-        ),
-        "no maximum": (
-            "exp(−1000) is 0 and exp(1000) overflows: only exp(s − m) is safe.",
-            ("max(m, score)", "0.0"),
-        ),
-        "a masked first key": (
-            "The first key is masked, m is still −inf, and (−inf) − (−inf) is NaN: such a key changes nothing.",
-            ("        if m_new == -math.inf:\n            continue\n", ""),
-        ),
-        "divided by nothing": ("No key was visible, l is 0: the answer is 0 then.", (" if l else 0.0", "")),
-        "two passes": (
-            "The pairs come only once: your first loop took them all, the second found none.",
-            ("m, l, acc = -math.inf", "m, l, acc = max((score for score, _ in pairs), default=0.0)"),
-        ),
-    },
+    [
+        "acc does not shrink: The maximum rose, l shrank and acc did not: both are relative to m.",
+        ("acc * shrink", "acc"),
+        "l does not shrink: The maximum rose, acc shrank and l did not: both are relative to m.",
+        ("l * shrink", "l"),
+        "m from 0: All scores may be far below 0: with m = 0 at first every exp(s − m) vanishes. Begin with −inf.",
+        ("m, l, acc = -math.inf", "m, l, acc = 0.0"),
+        "no maximum: exp(−1000) is 0 and exp(1000) overflows: only exp(s − m) is safe.",
+        ("max(m, score)", "0.0"),
+        "a masked first key: The first key is masked, m is still −inf, and (−inf) − (−inf) is NaN: such a key changes "
+        "nothing.",
+        ("        if m_new == -math.inf:\n            continue\n", ""),
+        "divided by nothing: No key was visible, l is 0: the answer is 0 then.",
+        (" if l else 0.0", ""),
+        "two passes: The pairs come only once: your first loop took them all, the second found none.",
+        ("m, l, acc = -math.inf", "m, l, acc = max((score for score, _ in pairs), default=0.0)"),
+    ],
     "one pass, three numbers, no score too large.",
     imports="import math\nfrom collections.abc import Iterable",
 )
 
-EXERCISES = [MERGE, STREAMING_ATTENTION]
+
+def _softmax_rows(what: str, rows: list[list[float]], tile: int = 4) -> Case:
+    """Other numbers follow the rows in memory. A kernel may neither read nor overwrite them."""
+
+    def run(kernel: object, device: torch.device) -> object:
+        x = torch.tensor(rows, device=device)
+        read = torch.cat([x.flatten(), x.new_full((16,), 3.0)])
+        written = torch.full_like(read, -7.0)
+        launch(kernel, (len(rows),), read, written, x.shape[1], outputs=(written,), TILE=tile)
+        return {"out": written[: x.numel()].view_as(x), "behind out": written[x.numel() :][:4]}
+
+    return launching(f"x = {text(rows)}, TILE = {tile}{what}", run)
+
+
+_KERNEL = device_code("online_softmax_kernel.py")
+
+ONLINE_SOFTMAX_KERNEL = TritonExercise(
+    "online_softmax_kernel",
+    _KERNEL,
+    with_gaps(
+        _KERNEL,
+        Gap(
+            "inside = start",
+            "m = m_new",
+            "load the tile (what stands past the row's end must weigh nothing), then bring m and l up to date",
+        ),
+        Gap(
+            "inside = start",
+            "tl.store(",
+            "store exp(x − m_safe) / l_safe, and nothing past the row's end",
+        ),
+    ),
+    [
+        _softmax_rows("", [[1.0, 2.0, 3.0, 4.0]]),
+        _softmax_rows("", [[1.0, 2.0, 3.0]]),
+        _softmax_rows("", [[5.0, 1.0, 1.0, 1.0, 2.0, 3.0]]),
+        _softmax_rows("", [[1.0, 1.0, 1.0, 1.0, 5.0, 6.0]]),
+        _softmax_rows("", [[1.0, 2.0, 3.0], [1000.0, 1001.0, 0.0]]),
+        _softmax_rows(" (the first tile is all masked)", [[-INF] * 4 + [1.0, 2.0]]),
+        _softmax_rows("", [[-INF, -INF]]),
+    ],
+    [
+        "mask before the offset: Keys past the end got weight: your mask compares before the offset `start` is added.",
+        ("inside = start + cols < num_cols", "inside = cols < num_cols"),
+        "padding of 0: What stands past the row's end was loaded as 0, a score like any other: `other` must be −inf.",
+        ('mask=inside, other=float("-inf")', "mask=inside, other=0.0"),
+        "no mask on loading: The tile goes past the row's end, and what lies there was counted in: load with `mask` "
+        "and `other`.",
+        (', mask=inside, other=float("-inf")', ""),
+        "no mask on storing: Numbers behind the end were overwritten: store with the mask, too.",
+        ("/ l_safe, mask=inside", "/ l_safe"),
+        "l does not shrink: The maximum rose with a later tile, and l kept what was summed relative to the old one: "
+        "it shrinks by exp(m − m_new).",
+        ("l = l * tl.exp(m - m_safe) + ", "l = l + "),
+        "only the last tile: l forgets the tiles before: the sum of this one is added to what l was, shrunk.",
+        ("l = l * tl.exp(m - m_safe) + ", "l = "),
+        "the other way round: exp(m_new − m) is infinite while m is −inf, and 0 · inf is NaN: l shrinks by exp(m − "
+        "m_new).",
+        ("l * tl.exp(m - m_safe)", "l * tl.exp(m_safe - m)"),
+        "NaN in a masked tile: No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
+        ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),
+    ],
+    "two passes over the row, any length, and nothing behind its end was read or written.",
+)
+
+EXERCISES = [MERGE, STREAMING_ATTENTION, ONLINE_SOFTMAX_KERNEL]

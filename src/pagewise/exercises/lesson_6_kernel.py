@@ -2,9 +2,9 @@
 
 import torch
 
-from pagewise.exercises.code import Gap
+from pagewise.exercises.code import Gap, with_gaps
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import first_rung, launching
+from pagewise.exercises.triton import RESCALING, TritonExercise, kernel_text, launching
 from pagewise.exercises.values import small_numbers
 from pagewise.tools.launch import launch
 
@@ -37,14 +37,16 @@ def _flash(T: int, S: int, what: str, *, heads: int = 1, causal: bool = True, fa
 
 
 _SCORES = 'tl.where(seen, products * (scale * LOG2_E), float("-inf"))'
-_SEEN = "        seen = col[None, :] < S\n"
 _CAUSAL = "            seen &= col[None, :] <= row[:, None] + S - T\n"
 _ACC = "        acc = tl.dot(weights.to(v_tile.dtype), v_tile, alpha[:, None] * acc"
 
-FLASH_FORWARD_KERNEL = first_rung(
-    "flash_attention",
+_KERNEL = kernel_text("flash_attention", "flash_forward_kernel", "\nfrom pagewise.kernels.scores import LN_2, LOG2_E")
+
+FLASH_FORWARD_KERNEL = TritonExercise(
     "flash_forward_kernel",
-    [
+    _KERNEL,
+    with_gaps(
+        _KERNEL,
         Gap(
             "k_head, v_head = ",
             "k_head, v_head = ",
@@ -58,7 +60,7 @@ FLASH_FORWARD_KERNEL = first_rung(
             'Multiply with tl.dot(…, input_precision="ieee"). (−∞) − (−∞) is NaN.',
             "scores = products * (scale * LOG2_E)",
         ),
-    ],
+    ),
     [
         _flash(1, 1, "one query, one key"),
         _flash(2, 2, "the second query sees both keys"),
@@ -70,78 +72,47 @@ FLASH_FORWARD_KERNEL = first_rung(
         _flash(2, 3, "one KV head for two query heads", heads=2),
         _flash(2, 3, "two query heads for each KV head", heads=4),
     ],
-    {
-        "the gap is empty": (
-            "acc is still 0: the loop must add the values of each tile, weighted, to acc.",
-            (_ACC, "        tl.dot(weights, v_tile, acc"),
-            ("        l = alpha * l + tl.sum(weights, axis=1)\n        tl.dot", "        tl.dot"),
-            ("        m = m_new\n", ""),
-        ),
-        "acc keeps the old maximum": (
-            "The maximum rose with a later tile. l was multiplied by alpha and acc was not: both are relative to m.",
-            ("alpha[:, None] * acc", "acc"),
-        ),
-        "l keeps the old maximum": (
-            "The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are relative to m.",
-            ("l = alpha * l + ", "l = l + "),
-        ),
-        "the tile's own maximum": (
-            "m must be the largest score so far, not the largest of the last tile: exp2 overflows otherwise.",
-            ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.max(scores, axis=1)"),
-        ),
-        "m stays": (
-            "m is still −inf after the first tile: set it to m_new at the end of every step of the loop.",
-            ("        m = m_new\n", ""),
-        ),
-        "base e for base 2": (
-            "The scores are in base 2, and you raise e to them. They contain the factor log₂ e: take exp2.",
-            ("tl.exp2(", "tl.exp("),
-        ),
-        "base 2 for base e": (
-            "You raise 2 to scores in base e: exp(scale · x) is exp2(scale · LOG2_E · x).",
-            ("products * (scale * LOG2_E)", "products * scale"),
-        ),
-        "minus a million": (
-            "A query that sees no key must give 0. With −10⁶ in place of −inf its largest score is −10⁶, and "
-            "each hidden key weighs exp2(0) = 1.",
-            (_SCORES, "tl.where(seen, products * (scale * LOG2_E), -1e6)"),
-        ),
-        "NaN where nothing is seen": (
-            "No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
-            ('m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_finite = m_new"),
-        ),
-        "top left": (
-            "Query t sees the keys up to t + S − T, so that the last query sees the last key: S − T is missing.",
-            ("row[:, None] + S - T", "row[:, None]"),
-        ),
-        "always causal": (
-            "Only a causal kernel hides later keys: apply that mask if CAUSAL is true.",
-            (_CAUSAL, _CAUSAL.removeprefix("    ")),
-            ("        if CAUSAL:\n", ""),
-        ),
-        "never causal": (
-            "With CAUSAL, query t may not see keys after t + S − T.",
-            (f"        if CAUSAL:\n{_CAUSAL}", ""),
-        ),
-        "keys after the last": (
-            "The tile has columns after key S − 1. They were loaded as 0, and a score of 0 is a weight: hide them.",
-            (_SEEN, "        seen = col[None, :] >= 0\n"),
-        ),
-        "a KV head per query head": (
-            "A KV head serves `group` query heads in a row: query head h reads KV head h // group, not KV head h.",
-            ("head // group", "head"),
-        ),
-        "KV heads in turn": (
-            "Query heads that share a KV head are neighbours: h // group, not h % (number of KV heads).",
-            ("head // group", "(head % (tl.num_programs(1) // group))"),
-        ),
-        "the first KV head": (
-            "Every query head read KV head 0: query head h reads KV head h // group.",
-            ("head // group", "0"),
-        ),
-    },
+    [
+        "the gap is empty: acc is still 0: the loop must add the values of each tile, weighted, to acc.",
+        (_ACC, "        tl.dot(weights, v_tile, acc"),
+        ("        l = alpha * l + tl.sum(weights, axis=1)\n        tl.dot", "        tl.dot"),
+        ("        m = m_new\n", ""),
+        *RESCALING,
+        "the tile's own maximum: m must be the largest score so far, not the largest of the last tile: exp2 overflows "
+        "otherwise.",
+        ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.max(scores, axis=1)"),
+        "m stays: m is still −inf after the first tile: set it to m_new at the end of every step of the loop.",
+        ("        m = m_new\n", ""),
+        "base e for base 2: The scores are in base 2, and you raise e to them. They contain the factor log₂ e: take "
+        "exp2.",
+        ("tl.exp2(", "tl.exp("),
+        "base 2 for base e: You raise 2 to scores in base e: exp(scale · x) is exp2(scale · LOG2_E · x).",
+        ("products * (scale * LOG2_E)", "products * scale"),
+        "minus a million: A query that sees no key must give 0. With −10⁶ in place of −inf its largest score is −10⁶, "
+        "and each hidden key weighs exp2(0) = 1.",
+        (_SCORES, "tl.where(seen, products * (scale * LOG2_E), -1e6)"),
+        "NaN where nothing is seen: No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 "
+        "there.",
+        ('m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_finite = m_new"),
+        "top left: Query t sees the keys up to t + S − T, so that the last query sees the last key: S − T is missing.",
+        ("row[:, None] + S - T", "row[:, None]"),
+        "always causal: Only a causal kernel hides later keys: apply that mask if CAUSAL is true.",
+        (_CAUSAL, _CAUSAL.removeprefix("    ")),
+        ("        if CAUSAL:\n", ""),
+        "never causal: With CAUSAL, query t may not see keys after t + S − T.",
+        (f"        if CAUSAL:\n{_CAUSAL}", ""),
+        "keys after the last: The tile has columns after key S − 1. They were loaded as 0, and a score of 0 is a "
+        "weight: hide them.",
+        ("        seen = col[None, :] < S\n", "        seen = col[None, :] >= 0\n"),
+        "a KV head per query head: A KV head serves `group` query heads in a row: query head h reads KV head h // "
+        "group, not KV head h.",
+        ("head // group", "head"),
+        "KV heads in turn: Query heads that share a KV head are neighbours: h // group, not h % (number of KV heads).",
+        ("head // group", "(head % (tl.num_programs(1) // group))"),
+        "the first KV head: Every query head read KV head 0: query head h reads KV head h // group.",
+        ("head // group", "0"),
+    ],
     "this is the forward pass of FlashAttention-2, for any number of queries, keys and heads.",
-    imports="\nfrom pagewise.kernels.scores import LN_2, LOG2_E",
 )
 
 EXERCISES = [FLASH_FORWARD_KERNEL]

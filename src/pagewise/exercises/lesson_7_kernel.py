@@ -2,9 +2,9 @@
 
 import torch
 
-from pagewise.exercises.code import Gap
+from pagewise.exercises.code import Gap, with_gaps
 from pagewise.exercises.exercise import Case
-from pagewise.exercises.triton import first_rung, launching
+from pagewise.exercises.triton import RESCALING, TritonExercise, kernel_text, launching
 from pagewise.exercises.values import small_numbers
 from pagewise.tools.launch import launch
 
@@ -39,14 +39,15 @@ def _splits(S: int, num_splits: int, what: str, *, B: int = 1, heads: int = 1, f
 
 
 _RANGE = "num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits"
-_MASKED = '        scores = tl.where(is_key[None, :], scores, float("-inf"))\n'
 _SLOT = "slot = (seq * num_heads + head) * num_splits + split"
-_ACC = "        acc = alpha[:, None] * acc + tl.dot(weights.to(values.dtype), values"
 
-SPLIT_DECODE_KERNEL = first_rung(
-    "flash_decoding",
+_KERNEL = kernel_text("flash_decoding", "split_decode_kernel")
+
+SPLIT_DECODE_KERNEL = TritonExercise(
     "split_decode_kernel",
-    [
+    _KERNEL,
+    with_gaps(
+        _KERNEL,
         Gap(
             "for tile in range(",
             "m = m_new",
@@ -59,7 +60,7 @@ SPLIT_DECODE_KERNEL = first_rung(
             "where this split's results go: m is [B, H, num_splits]",
             "slot = head",
         ),
-    ],
+    ),
     [
         _splits(16, 1, "one tile"),
         _splits(48, 1, "one split of three tiles"),
@@ -72,82 +73,47 @@ SPLIT_DECODE_KERNEL = first_rung(
         _splits(32, 2, "one KV head for two query heads", heads=2),
         _splits(32, 2, "two sequences, two KV heads", B=2, heads=4),
     ],
-    {
-        "the gap is empty": (
-            "m, l and acc are as they were before the loop: the loop must update them with each tile of this split.",
-            (_RANGE, "0, 0"),
-        ),
-        "every tile": (
-            "Every program read all tiles: split i of n begins at tile t · i // n.",
-            (_RANGE, "0, num_tiles"),
-        ),
-        "tiles left out": (
-            "With t // n tiles for each split, no split reads the last tiles: t · i // n shares out all of them.",
-            (_RANGE, "num_tiles // num_splits * split, num_tiles // num_splits * (split + 1)"),
-        ),
-        "tiles in turn": (
-            "Split i must have neighbouring tiles, t · i // n … t · (i + 1) // n − 1, not every n-th tile.",
-            (_RANGE, "split, num_tiles, num_splits"),
-        ),
-        "keys for tiles": (
-            "Tile j begins at key j · TILE, not at key j.",
-            ("tile * TILE + tl.arange", "tile + tl.arange"),
-        ),
-        "scores of 0": (
-            "A key after the last one, loaded as 0, has a score of 0, and exp(0 − m) is a weight: it must be −inf.",
-            (_MASKED, ""),
-        ),
-        "NaN after the last key": (
-            "After the last key there is NaN, and 0 · NaN is NaN: load 0 there (`mask`, `other`).",
-            ("tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)", "tl.load(v_ptr + v_offset)"),
-        ),
-        "acc keeps the old maximum": (
-            "The maximum rose with a later tile. l was multiplied by alpha and acc was not: both are relative to m.",
-            ("acc = alpha[:, None] * acc + ", "acc = acc + "),
-        ),
-        "l keeps the old maximum": (
-            "The maximum rose with a later tile. acc was multiplied by alpha and l was not: both are relative to m.",
-            ("l = alpha * l + ", "l = l + "),
-        ),
-        "already divided": (
-            "acc is divided by l already: a split stores the sum, and the merge divides once, at its end.",
-            (f"    {_SLOT}", f"    acc = acc / tl.where(l == 0.0, 1.0, l)[:, None]\n    {_SLOT}"),
-        ),
-        "no maximum": (
-            "exp overflows: subtract the largest score so far, and store it as m.",
-            ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.maximum(m, 0.0)"),
-        ),
-        "no scale": (
-            "The scores lack the factor `scale`.",
-            ('input_precision="ieee") * scale', 'input_precision="ieee")'),
-        ),
-        "the first sequence": (
-            "Every program read the keys of sequence 0: add seq times the stride of sequences.",
-            ("k_offset = seq * k_seq + ", "k_offset = "),
-            ("v_offset = seq * v_seq + ", "v_offset = "),
-        ),
-        "strides of K for V": (
-            "V has strides of its own: v_seq, v_head and v_token. They differ from those of K.",
-            ("v_ptr + v_offset", "v_ptr + k_offset"),
-        ),
-        "the first KV head": (
-            "Every program read KV head 0: add kv_head times the stride of heads.",
-            ("kv_head * k_head + ", ""),
-            ("kv_head * v_head + ", ""),
-        ),
-        "slots of one sequence": (
-            "All sequences stored in the same slots: sequence b has the slots from b · num_heads · num_splits on.",
-            (_SLOT, "slot = head * num_splits + split"),
-        ),
-        "splits before heads": (
-            "m is [B, H, num_splits]: the splits of a query head are neighbours.",
-            (_SLOT, "slot = (seq * num_splits + split) * num_heads + head"),
-        ),
-        "one slot for all splits": (
-            "All splits of a query head stored in the same slot: each split needs its own.",
-            (_SLOT, "slot = seq * num_heads + head"),
-        ),
-    },
+    [
+        "the gap is empty: m, l and acc are as they were before the loop: the loop must update them with each tile of "
+        "this split.",
+        (_RANGE, "0, 0"),
+        "every tile: Every program read all tiles: split i of n begins at tile t · i // n.",
+        (_RANGE, "0, num_tiles"),
+        "tiles left out: With t // n tiles for each split, no split reads the last tiles: t · i // n shares out all "
+        "of them.",
+        (_RANGE, "num_tiles // num_splits * split, num_tiles // num_splits * (split + 1)"),
+        "tiles in turn: Split i must have neighbouring tiles, t · i // n … t · (i + 1) // n − 1, not every n-th tile.",
+        (_RANGE, "split, num_tiles, num_splits"),
+        "keys for tiles: Tile j begins at key j · TILE, not at key j.",
+        ("tile * TILE + tl.arange", "tile + tl.arange"),
+        "scores of 0: A key after the last one, loaded as 0, has a score of 0, and exp(0 − m) is a weight: it must be "
+        "−inf.",
+        ('        scores = tl.where(is_key[None, :], scores, float("-inf"))\n', ""),
+        "NaN after the last key: After the last key there is NaN, and 0 · NaN is NaN: load 0 there (`mask`, `other`).",
+        ("tl.load(v_ptr + v_offset, mask=is_key[:, None], other=0.0)", "tl.load(v_ptr + v_offset)"),
+        *RESCALING,
+        "already divided: acc is divided by l already: a split stores the sum, and the merge divides once, at its end.",
+        (f"    {_SLOT}", f"    acc = acc / tl.where(l == 0.0, 1.0, l)[:, None]\n    {_SLOT}"),
+        "no maximum: exp overflows: subtract the largest score so far, and store it as m.",
+        ("m_new = tl.maximum(m, tl.max(scores, axis=1))", "m_new = tl.maximum(m, 0.0)"),
+        "no scale: The scores lack the factor `scale`.",
+        ('input_precision="ieee") * scale', 'input_precision="ieee")'),
+        "the first sequence: Every program read the keys of sequence 0: add seq times the stride of sequences.",
+        ("k_offset = seq * k_seq + ", "k_offset = "),
+        ("v_offset = seq * v_seq + ", "v_offset = "),
+        "strides of K for V: V has strides of its own: v_seq, v_head and v_token. They differ from those of K.",
+        ("v_ptr + v_offset", "v_ptr + k_offset"),
+        "the first KV head: Every program read KV head 0: add kv_head times the stride of heads.",
+        ("kv_head * k_head + ", ""),
+        ("kv_head * v_head + ", ""),
+        "slots of one sequence: All sequences stored in the same slots: sequence b has the slots from b · num_heads · "
+        "num_splits on.",
+        (_SLOT, "slot = head * num_splits + split"),
+        "splits before heads: m is [B, H, num_splits]: the splits of a query head are neighbours.",
+        (_SLOT, "slot = (seq * num_splits + split) * num_heads + head"),
+        "one slot for all splits: All splits of a query head stored in the same slot: each split needs its own.",
+        (_SLOT, "slot = seq * num_heads + head"),
+    ],
     "this is half of Flash-Decoding. You wrote the other half, the merge, above.",
 )
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from pagewise.exercises.code import edited, solution_text, variants
-from pagewise.exercises.cuda import checked, cuda_exercise
+from pagewise.exercises.code import device_code, edited
+from pagewise.exercises.cuda import CudaExercise, checked
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
@@ -48,46 +48,37 @@ INFLECTIONS = python_exercise(
         call([1.0, 3.0, 9.0, 2.9, 9.0], [2.0, 2.0, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
         call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
     ],
-    {
-        "the first crossing": (
-            "One noisy time decides that: the first crossing may be an accident. Add up the times of each choice.",
-            (_M1, "for M1 in [_crossing(gemv, flat)]"),
-            (_M2, "for M2 in [M1 - 1 + _crossing(flat[M1 - 1 :], matmul[M1 - 1 :])]"),
-        ),
-        "the last crossing": (
-            "One noisy time decides that: where a product wins for the last time may be an accident, too. Add up.",
-            (_M1, "for M1 in [_last_crossing(gemv, flat)]"),
-            (_M2, "for M2 in [max(M1, _last_crossing(list(map(min, gemv, flat)), matmul))]"),
-        ),
-        "one after the other": (
-            "M1 was chosen as if there were no matmul, then M2: with matmul, another M1 may lose less. Try pairs.",
-            (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
-        ),
-        "each pair of curves by itself": (
-            "gemv against flat and flat against matmul, each by itself, may give M1 > M2: where gemv and matmul are "
-            "both faster than flat, nothing is left for it. Choose both together.",
-            (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
-            (_M2, "for M2 in [_best_of_two(flat, matmul)]"),
-        ),
-        "counted from 0": (
-            "Those are places in the lists: the first time is of M = 1.",
-            (_M1, "for M1 in range(n + 1)"),
-            (_M2, "for M2 in range(M1, n + 1)"),
-            (" - 1", ""),
-        ),
-        "the last one of each": (
-            "M1 is the first M that flat serves, M2 the first that matmul serves: one less each.",
-            (_M1, "for M1 in range(2, n + 3)"),
-            (_M2, "for M2 in range(M1, n + 3)"),
-            (" - 1", " - 2"),
-        ),
-        "two of three": ("gemv was never chosen: for the smallest M it is the fastest.", (_M1, "for M1 in [1]")),
-    },
+    [
+        "the first crossing: One noisy time decides that: the first crossing may be an accident. Add up the times of "
+        "each choice.",
+        (_M1, "for M1 in [_crossing(gemv, flat)]"),
+        (_M2, "for M2 in [M1 - 1 + _crossing(flat[M1 - 1 :], matmul[M1 - 1 :])]"),
+        "the last crossing: One noisy time decides that: where a product wins for the last time may be an accident, "
+        "too. Add up.",
+        (_M1, "for M1 in [_last_crossing(gemv, flat)]"),
+        (_M2, "for M2 in [max(M1, _last_crossing(list(map(min, gemv, flat)), matmul))]"),
+        "one after the other: M1 was chosen as if there were no matmul, then M2: with matmul, another M1 may lose "
+        "less. Try pairs.",
+        (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
+        "each pair of curves by itself: gemv against flat and flat against matmul, each by itself, may give M1 > M2: "
+        "where gemv and matmul are both faster than flat, nothing is left for it. Choose both together.",
+        (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
+        (_M2, "for M2 in [_best_of_two(flat, matmul)]"),
+        "counted from 0: Those are places in the lists: the first time is of M = 1.",
+        (_M1, "for M1 in range(n + 1)"),
+        (_M2, "for M2 in range(M1, n + 1)"),
+        (" - 1", ""),
+        "the last one of each: M1 is the first M that flat serves, M2 the first that matmul serves: one less each.",
+        (_M1, "for M1 in range(2, n + 3)"),
+        (_M2, "for M2 in range(M1, n + 3)"),
+        (" - 1", " - 2"),
+        "two of three: gemv was never chosen: for the smallest M it is the fastest.",
+        (_M1, "for M1 in [1]"),
+    ],
     "two numbers per shape of weights, and one accident in the times does not move them.",
 )
 
-# ------------------------------------------------------------------------------------------------ double_buffer
-
+_DOUBLE_BUFFER = device_code("double_buffer.cu")
 _WAIT = "        __pipeline_wait_prior(1);\n"
 _BARRIER = "        __syncthreads();\n"
 
@@ -96,46 +87,38 @@ def _sums(rows: int) -> Case:
     return checked(f"rows = {rows}", 1, 16, small_numbers(rows, 16), torch.Size([16]), rows)
 
 
-DOUBLE_BUFFER = cuda_exercise(
+DOUBLE_BUFFER = CudaExercise(
     "double_buffer",
-    [_sums(4), _sums(8), _sums(12)],
-    variants(
-        "double_buffer.cu",
-        missing_wait=(
-            "A copy is on its way until somebody waits for it: __pipeline_wait_prior(n) returns when all but the "
-            "newest n batches of this thread have arrived. It stands before the barrier: each thread waits for its own "
-            "copies, and the barrier tells the others.",
-            (_WAIT, ""),
-        ),
-        missing_barrier_after_the_wait=(
-            "The wait is for the thread's *own* copies. What others have copied is there once they have waited, too: a "
-            "barrier must follow.",
-            (_WAIT + _BARRIER, _WAIT),
-        ),
-        missing_barrier_at_the_end=(
-            "The next copy goes into the buffer that is being read here: nobody may start it before all have read.",
-            ("column[16 * row];\n" + _BARRIER, "column[16 * row];\n"),
-        ),
-        commit_only_with_a_copy=(
-            "In the last turn there is no copy and so no batch: then the newest batch is the tile that is wanted, and "
-            "it is the one not waited for. Commit in every turn.",
-            ("if (next < rows / 4) __pipeline", "if (next < rows / 4) {\n            __pipeline"),
-            (
-                "        __pipeline_commit();  // also an empty batch: the wait counts batches\n",
-                "            __pipeline_commit();\n        }\n",
-            ),
-        ),
-        one_buffer=(
-            "The next tile goes into the buffer of this one: there are two, and one fills while the other is read.",
-            ("tiles[next % 2]", "tiles[tile % 2]"),
-        ),
-    ),
-    "each tile has arrived, for all, before anybody reads it, and all have read it before the next takes its place.",
-    stub=edited(
-        solution_text("double_buffer.cu"),
+    _DOUBLE_BUFFER,
+    edited(
+        _DOUBLE_BUFFER,
         (_WAIT, ""),
         (" 4.\n", " 4.\n// A line is missing, though the result may be right all the same. Find its place.\n"),
     ),
+    [_sums(4), _sums(8), _sums(12)],
+    [
+        "missing wait: A copy is on its way until somebody waits for it: __pipeline_wait_prior(n) returns when all "
+        "but the newest n batches of this thread have arrived. It stands before the barrier: each thread waits for "
+        "its own copies, and the barrier tells the others.",
+        (_WAIT, ""),
+        "missing barrier after the wait: The wait is for the thread's *own* copies. What others have copied is there "
+        "once they have waited, too: a barrier must follow.",
+        (_WAIT + _BARRIER, _WAIT),
+        "missing barrier at the end: The next copy goes into the buffer that is being read here: nobody may start it "
+        "before all have read.",
+        ("column[16 * row];\n" + _BARRIER, "column[16 * row];\n"),
+        "commit only with a copy: In the last turn there is no copy and so no batch: then the newest batch is the "
+        "tile that is wanted, and it is the one not waited for. Commit in every turn.",
+        ("if (next < rows / 4) __pipeline", "if (next < rows / 4) {\n            __pipeline"),
+        (
+            "        __pipeline_commit();  // also an empty batch: the wait counts batches\n",
+            "            __pipeline_commit();\n        }\n",
+        ),
+        "one buffer: The next tile goes into the buffer of this one: there are two, and one fills while the other is "
+        "read.",
+        ("tiles[next % 2]", "tiles[tile % 2]"),
+    ],
+    "each tile has arrived, for all, before anybody reads it, and all have read it before the next takes its place.",
 )
 
 EXERCISES = [INFLECTIONS, DOUBLE_BUFFER]

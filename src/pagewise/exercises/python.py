@@ -4,45 +4,56 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from pagewise.exercises.code import edited
-from pagewise.exercises.exercise import Case, Exercise, Mistake
+from pagewise.exercises.exercise import Case, Exercise
 from pagewise.exercises.values import text
+
+
+@dataclass(eq=False, repr=False)
+class PythonExercise(Exercise):
+    """An exercise whose solution is a function of the module with these globals."""
+
+    scope: dict[str, object] = field(default_factory=dict)
+
+    def answer(self, source: str) -> Callable:
+        made: dict[str, Callable] = {}
+        exec(source, self.scope, made)
+        return list(made.values())[-1]
+
+    def refuses(self, theirs: object) -> str | None:
+        if callable(theirs):
+            return None
+        if theirs is None:
+            return "the answer must be a function, got None."
+        return f"the answer must be a function, got {type(theirs).__name__}: pass the function, not what it returns."
 
 
 def python_exercise(
     solution: Callable,
     cases: Sequence[Case],
-    mistakes: Mapping[str, Mistake | tuple],
+    mistakes: Sequence[str | tuple[str, str]],
     praise: str,
     *,
     name: str = "",
     imports: str = "",
-    stub: str = "",
+    bug: Sequence[tuple[str, str]] = (),
 ) -> Exercise:
     """Return an exercise around `solution`, whose docstring is the task.
 
-    Args:
-        mistakes: by title, a `Mistake`, or (hint, (old, new), …) for the solution after these edits.
-        imports: lines above the stub.
-        stub: a source with a mistake that the reader must find; by default the solution without its body.
+    `mistakes` has the form of `Exercise.listed`. The stub and the solution begin with the lines of `imports`. The stub
+    is the solution without its body. For a reader who looks for a mistake it is the solution after the edits of `bug`.
     """
-    stub = stub or _without_body(solution)
-    stub = f"{imports}\n\n\n{stub}" if imports else stub
-    cases = [case._replace(what=case.what.replace("{name}", solution.__name__)) for case in cases]
-    wrong = {
-        title: given if isinstance(given, Mistake) else Mistake(variant(solution, *given[1:]), given[0])
-        for title, given in mistakes.items()
-    }
-    return Exercise(name or solution.__name__, cases, wrong, solution, stub, praise)
-
-
-def variant(solution: Callable, *edits: tuple[str, str]) -> Callable:
-    """Return the function that the solution's source defines after these edits, (old, new) each."""
-    made: dict[str, Callable] = {}
-    exec(edited(listing(solution), *edits), inspect.unwrap(solution).__globals__, made)
-    return made[solution.__name__]
+    source = textwrap.dedent(inspect.getsource(solution)).rstrip()
+    docstring = ast.parse(source).body[0].body[0]
+    head = "\n".join([*source.splitlines()[: docstring.end_lineno], "    ..."])
+    stub = edited(source, *bug) if bug else head
+    above = f"{imports}\n\n\n" if imports else ""
+    scope = inspect.unwrap(solution).__globals__
+    name = name or solution.__name__
+    return PythonExercise(name, above + source, above + stub, cases, mistakes, praise, scope=scope)
 
 
 def call(*args: object, of: Callable[..., object] | None = None, **kwargs: object) -> Case:
@@ -58,14 +69,3 @@ def call(*args: object, of: Callable[..., object] | None = None, **kwargs: objec
 
     words = [*map(text, args), *(f"{key}={text(value)}" for key, value in kwargs.items())]
     return Case(f"{{name}}({', '.join(words)})", run)
-
-
-def listing(function: Callable) -> str:
-    """Return the source of a function, without the indentation of its place."""
-    return textwrap.dedent(inspect.getsource(function)).rstrip()
-
-
-def _without_body(function: Callable) -> str:
-    source = listing(function)
-    docstring = ast.parse(source).body[0].body[0]
-    return "\n".join([*source.splitlines()[: docstring.end_lineno], "    ..."])

@@ -1,7 +1,7 @@
-"""The lessons with every exercise solved behind their last cell: `python -m pagewise.exercises.solved FOLDER OUT`.
+"""The lessons with every exercise solved after their last cell: `python -m pagewise.exercises.solved FOLDER OUT`.
 
-What `make test` runs: the stored outputs are compared as ever, and then each folded solution is defined and judged in
-the lesson's own namespace, as a reader would who pastes it after "Run All".
+`make test` runs them. It compares the stored outputs as ever. Then each solution is defined and judged in the lesson's
+own namespace, as when a reader pastes it after "Run All".
 """
 
 import ast
@@ -13,32 +13,28 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from pagewise.exercises.checkers import show
+from pagewise.exercises.checkers import BY_NAME
 
 
 def solved(notebook: NotebookNode) -> NotebookNode:
-    """`notebook` with two cells more per exercise, in the order in which it checks them."""
+    """Add two cells to `notebook` for each exercise, in the order in which it checks them."""
     source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    count = sum(cell.cell_type == "code" for cell in notebook.cells)
     for name in dict.fromkeys(re.findall(r"\bcheck\.(\w+)\((?!\))", source)):
-        code = show(name)
-        theirs = name if code.language == "cpp" else _last_function(code.text)
-        _append(notebook, f"%%cuda {name}\n{code.text}" if code.language == "cpp" else code.text)
-        _append(notebook, f"assert check.{name}({theirs}).right, check.{name}({theirs}).message")
+        solution, theirs = BY_NAME[name].solution, name
+        if "__global__" in solution:
+            solution = f"%%cuda {name}\n{solution}"
+        else:
+            theirs = ast.parse(solution).body[-1].name
+        for cell in (solution, f"assert check.{name}({theirs}).right, check.{name}({theirs}).message"):
+            count += 1
+            cell_id = f"solved-{len(notebook.cells) + 1}"
+            notebook.cells.append(nbformat.v4.new_code_cell(cell, execution_count=count, id=cell_id))
     return notebook
 
 
-def _last_function(source: str) -> str:
-    return [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)][-1]
-
-
-def _append(notebook: NotebookNode, source: str) -> None:
-    count = sum(cell.cell_type == "code" for cell in notebook.cells) + 1
-    cell_id = f"solved-{len(notebook.cells) + 1}"
-    notebook.cells.append(nbformat.v4.new_code_cell(source, execution_count=count, id=cell_id))
-
-
 def main(folder: Path, out: Path) -> None:
-    """Write the solved lessons of `folder` into `out`, with what they read beside them."""
+    """Write the solved lessons of `folder` into `out`, together with the files that they read."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.ipynb", "_*", ".*", "conf.py"))
     for path in sorted(folder.glob("*.ipynb")):

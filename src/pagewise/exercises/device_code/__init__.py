@@ -1,1 +1,1 @@
-"""The kernels of the exercises, solutions with their holes marked. They are read as text (`exercises.code`)."""
+"""Kernels that solve exercises. `exercises.code` reads them as text."""

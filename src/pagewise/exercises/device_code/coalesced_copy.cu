@@ -5,7 +5,5 @@ __global__ void coalesced_copy(const float* in,  // [n]
                                int n) {
     const int threads = gridDim.x * blockDim.x;
     const int thread = blockIdx.x * blockDim.x + threadIdx.x;
-    // yours: which elements does this thread copy?
     for (int i = thread; i < n; i += threads) out[i] = in[i];
-    // end
 }

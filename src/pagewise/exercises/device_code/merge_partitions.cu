@@ -7,7 +7,6 @@ __global__ void merge_partitions(const float* ms,    // [n]
                                  float* out,         // [D]
                                  int n) {
     const int d = threadIdx.x, D = blockDim.x;
-    // yours: out[d]
     float m = -INFINITY, l = 0, acc = 0;
     for (int i = 0; i < n; ++i) m = fmaxf(m, ms[i]);
     if (m == -INFINITY) m = 0;
@@ -16,5 +15,4 @@ __global__ void merge_partitions(const float* ms,    // [n]
         acc += expf(ms[i] - m) * accs[i * D + d];
     }
     out[d] = l > 0 ? acc / l : 0;
-    // end
 }

@@ -15,20 +15,16 @@ def softmax_kernel(x_ptr, out_ptr, num_cols, TILE: tl.constexpr):
     m = float("-inf")
     l = 0.0
     for start in range(0, num_cols, TILE):
-        # yours: load the tile (what stands past the row's end must weigh nothing), then bring m and l up to date
         inside = start + cols < num_cols
         x = tl.load(x_ptr + start + cols, mask=inside, other=float("-inf"))
         m_new = tl.maximum(m, tl.max(x, axis=0))
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         l = l * tl.exp(m - m_safe) + tl.sum(tl.exp(x - m_safe), axis=0)
         m = m_new
-        # end
 
     m_safe = tl.where(m == float("-inf"), 0.0, m)
     l_safe = tl.where(l == 0.0, 1.0, l)
     for start in range(0, num_cols, TILE):
-        # yours: store exp(x − m_safe) / l_safe, and nothing past the row's end
         inside = start + cols < num_cols
         x = tl.load(x_ptr + start + cols, mask=inside, other=float("-inf"))
         tl.store(out_ptr + start + cols, tl.exp(x - m_safe) / l_safe, mask=inside)
-        # end

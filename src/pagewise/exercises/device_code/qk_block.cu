@@ -5,8 +5,6 @@ __global__ void qk_block(const float4* q,  // [8] vecs: a head of 32 elements
                          float* scores,    // [16]
                          int num_tokens, float scale) {
     const int token = threadIdx.x / 2, member = threadIdx.x % 2;
-    // yours: this thread's half of q·k; the whole of it (__shfl_xor_sync finds the other thread of the group); the
-    // score. One thread of each group writes it.
     float qk = 0;
     for (int vec = member; vec < 8; vec += 2) {
         const float4 a = q[vec], b = k[vec * 16 + token];
@@ -14,5 +12,4 @@ __global__ void qk_block(const float4* q,  // [8] vecs: a head of 32 elements
     }
     qk += __shfl_xor_sync(0xffffffff, qk, 1);
     if (member == 0) scores[token] = token < num_tokens ? scale * qk : -INFINITY;
-    // end
 }

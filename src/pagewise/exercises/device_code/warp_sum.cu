@@ -3,9 +3,6 @@ __global__ void warp_sum(const float* x,  // [rows, 32]
                          float* sums) {   // [rows]
     const unsigned ALL_LANES = 0xffffffff;
     float sum = x[blockIdx.x * 32 + threadIdx.x];
-    // yours: bring the 32 sums of the lanes together with __shfl_down_sync(ALL_LANES, sum, distance), in five steps, and
-    // let lane 0 write the total. No shared memory, no atomics.
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_down_sync(ALL_LANES, sum, distance);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
-    // end
 }
