@@ -263,6 +263,7 @@ def test_strided_inputs_are_taken(path, device):
     wide = tables.repeat_interleave(2, dim=1)[:, ::2]
     rows = torch.stack([q, q], dim=1)[:, 1]
     assert path(rows, kv[:, 0], kv[:, 1], wide, lens)[0].equal(out)
+    assert path(q, k_cache, v_cache, tables, lens.repeat_interleave(2)[::2])[0].equal(out)
     assert path(q, k_cache, kv[:, 1], tables, lens)[0].equal(out)  # k and v need not have the same strides
     v_heads_first = v_cache.transpose(1, 2).contiguous().transpose(1, 2)
     assert path(q, k_cache, v_heads_first, tables, lens)[0].equal(out)
