@@ -240,6 +240,15 @@ def test_sequences_may_share_blocks(options, path):
     assert_packed_matches_dense(path, inputs, **options)
 
 
+def test_sequences_may_share_the_blocks_of_their_queries(path):
+    """Three sequences with one block table. Keys with which all begin may be hidden from their first queries."""
+    q, k_cache, v_cache, tables, lens, ends = packed_inputs(
+        [130, 130, 130], [60, 60, 60], 4, 2, 32, dtype=torch.float32, device="cpu"
+    )
+    tables = tables[:1].repeat(3, 1)
+    assert_packed_matches_dense(path, (q, k_cache, v_cache, tables, lens, ends))
+
+
 def test_a_cache_may_have_any_strides(path):
     """In memory, the heads come before the tokens of a block, as kernels of other projects need it."""
     q, k_cache, v_cache, *rest = packed_inputs([70, 33], [1, 5], 4, 2, 32, dtype=torch.float32, device="cpu")
