@@ -8,9 +8,9 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from pagewise.figures.attention import equations, head_maps, one_kernel, three_kernels
+from pagewise.figures.attention import equations, head_maps
 from pagewise.figures.charts import heatmaps
-from pagewise.figures.dataflow import flow
+from pagewise.figures.dataflow import flow, one_kernel, three_kernels
 from pagewise.figures.palette import BLUE, SAND
 from pagewise.tools.roofline import standard_attention_bytes
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pagewise.experiments.decode_inputs import mixed
-from pagewise.figures.moving_sms import Run, schedule
 from pagewise.flash_decoding import equal_ranges
+from pagewise.tools.schedule import Run, schedule
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.tuning import MIN_KEYS
 

@@ -1,12 +1,15 @@
-"""What happens in time, one picture per step: a stepper for Jupyter and the book.
+"""HTML in a cell's output: a stepper with one picture per step, and the markup that it and the calculators share.
 
-Pictures, buttons and a dozen lines of script travel in the cell's output. Without scripts one picture stays.
+Markup, style, script and pictures travel in the output, so that they need no network and no kernel. Jupyter shows them,
+and the book takes them from the notebook's text/html. Without scripts one picture of a stepper stays.
 """
 
 import base64
 import html
 import io
+import re
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import TypeVar
 
 import numpy as np
@@ -15,13 +18,44 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import pagewise.figures.palette  # noqa: F401  (the style of all figures)
-from pagewise.figures.embed import Embedded, fill, tag
 
 Frame = TypeVar("Frame")
 
 WIDTH = 4.6  # inches: text of 10 points is still 10 pixels high where a phone has 340 of them to show
 SHOWN_DPI, DRAWN_DPI = 120, 170
 COLOURS = 64  # a drawing has few, and a palette makes a frame a tenth as large
+SLOT = re.compile(r"\{\{(\w+)\}\}")
+
+
+class Embedded:
+    """HTML that a notebook shows, and the sentence that stands for it where HTML is not shown."""
+
+    def __init__(self, markup: str, text: str) -> None:
+        self.markup, self.text = markup, text
+
+    def _repr_html_(self) -> str:
+        return self.markup
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def fill(template: str, **slots: str) -> str:
+    """The text of a file beside this module, each {{slot}} replaced. KeyError if a slot is not given."""
+    text = files(__package__).joinpath(template).read_text(encoding="utf-8")
+    return SLOT.sub(lambda match: slots[match[1]], text)
+
+
+def tag(name: str, content: str = "", /, **attributes: object) -> str:
+    """One element, its attributes escaped: `data_x` becomes data-x, `class_` class; True has no value, None is none."""
+    written = ""
+    for key, value in attributes.items():
+        key = key.rstrip("_").replace("_", "-")
+        if value is True:
+            written += f" {key}"
+        elif value is not None and value is not False:
+            written += f' {key}="{html.escape(str(value))}"'
+    return f"<{name}{written}>" if name in ("img", "input") else f"<{name}{written}>{content}</{name}>"
 
 
 def stepper(

@@ -27,7 +27,7 @@ def vecs_of_block(
     columns: str,
     group_size: int,
     turns: str,
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
     """One block in memory order, `shape` = (rows, elements in a row): who reads which vec, and in which turn.
 
@@ -50,7 +50,7 @@ def vecs_of_block(
 
 
 def rows_of_block(
-    trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str, alt: str | None = None
+    trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str, alt: str = ""
 ) -> None:
     """A block whose rows are short, `shape` = (rows, elements in a row): who reads which vec. A panel per turn."""
     inside, per_vec = _reads_of_block(trace, shape, first_element)
@@ -86,7 +86,7 @@ def _reads_of_block(
     return list(zip(threads, turns, vecs, strict=True)), per_vec
 
 
-def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, alt: str | None = None) -> None:
+def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, alt: str = "") -> None:
     """An address as a walk through memory: each strip is the marked cell of the one above, enlarged.
 
     `levels` are (name, cells, the marked one, cells' size in elements), from the whole tensor to the element.
@@ -100,9 +100,7 @@ def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, a
         diagram(ax, (-0.05, 14.2), (-1.5 * len(levels) + 0.4, 0.8))
 
 
-def sectors_of_request(
-    requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str | None = None
-) -> None:
+def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str = "") -> None:
     """The 32-byte sectors that one request of a warp touches, a row per kernel; dark is what the lanes asked for.
 
     In the order of memory, without what lies between.
@@ -130,7 +128,7 @@ def _bytes_by_sector(request: np.ndarray, itemsize: int) -> list[list[int]]:
     return [[byte % SECTOR for byte in sorted(asked) if byte // SECTOR == sector] for sector in sectors]
 
 
-def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str | None = None) -> None:
+def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str = "") -> None:
     """Which words of a shared array one request reads, each above its bank; two words in a bank are a conflict."""
     of_bank = {}
     for name, request in requests.items():
@@ -152,7 +150,7 @@ def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str
         axes[-1].set_xlabel("bank (4 bytes); the number in a cell is the word of the array")
 
 
-def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
+def handovers(trace: np.ndarray, *, title: str, alt: str = "") -> None:
     """Who writes and who reads a shared array, warp by warp, in the order of time: the rounds of a tree."""
     rounds: list[tuple[str, list[int]]] = []
     for access in np.sort(trace, order="order"):
@@ -174,7 +172,7 @@ def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
         diagram(ax, (-0.1, 9.0), (0.9 - len(rounds), 0.7))
 
 
-def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, alt: str | None = None) -> None:
+def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, alt: str = "") -> None:
     """Shuffles that exchange with the lane `distance` away: which lanes have become one after each distance."""
     distances = [(name, distance) for name, steps in stages for distance in steps]
     groups = {lane: {lane} for lane in range(LANES)}
