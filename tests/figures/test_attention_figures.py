@@ -1,4 +1,4 @@
-"""Attention in pictures: every shape, number, head and byte that was handed over is in the figure."""
+"""Attention in pictures: a figure shows every shape, number, head and byte that it is given."""
 
 import matplotlib as mpl
 

@@ -14,7 +14,7 @@ import torch
 from matplotlib.colors import to_hex
 
 from pagewise.figures import dataflow, ring, score_bands, score_histogram, tile_width
-from pagewise.figures.moving_schemes import scheme_steps
+from pagewise.figures.moving_softmax import scheme_steps
 from pagewise.figures.palette import BLUE, ORANGE
 from pagewise.online_softmax import Partial
 
@@ -66,7 +66,7 @@ class Event(NamedTuple):
 
 
 def events(num_stages, turns):
-    """What a warp does whose ring has so many stages, for every fourth tile."""
+    """Return the events of a warp whose ring has `num_stages` stages, for every fourth tile."""
     copies = [Event("copy", turn, turn % num_stages, 4 * turn) for turn in range(turns)]
     done = copies[: num_stages - 1]
     for turn in range(turns):

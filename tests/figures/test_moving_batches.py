@@ -1,4 +1,4 @@
-"""Who is in the batch: seats, what is said of each step, and whose the blocks are."""
+"""The batch over time: the seats of requests, the caption of each step, and the owners of blocks."""
 
 import html
 import re

@@ -1,22 +1,7 @@
 """Every figure of the course, drawn from live objects and traces: `from pagewise import figures`.
 
-There is a module per subject:
-
-    palette      the colours and the style of all
-    drawing      a figure with its title and alternative text, boxes, arrows, a key of colours
-    charts       heat maps, lines, bars, the roofline
-    bands        where values lie: histograms, and the band in which a fixed maximum is safe
-    attention    matrices that are multiplied, heads that share
-    dataflow     what travels where: a decoder, a layer's operators, three kernels and one
-    merges       online softmax: (m, l, acc) as keys stream in, trees of merges
-    blocks       block tables and the pool, chains of prefixes, a memory under different allocators
-    threads      a CUDA kernel at work, from its trace
-    stages       a CUDA kernel's levels and stages: what moves between memories, what is kept
-    tiles        FlashAttention's tiles of the scores: visited or skipped, split between warps; whose the gradients are
-    steps        a stepper, one picture per step; its pictures are in moving_batches, _blocks, _merges, _schemes,
-                 _tiles and _warps
-    schedules    over time: a GPU's slots, a grid's waves, a profiled step's spans, a ring of buffers
-    calculators  the size of a cache and the roofline, to drag
+The imports below list which module draws which figure. All of them use the colours and the style of `palette` and the
+figures, boxes, arrows and legends of `drawing`. The `moving_` modules draw the pictures of a stepper (`steps`).
 """
 
 from pagewise.figures.attention import equations, head_maps
@@ -29,8 +14,7 @@ from pagewise.figures.drawing import show
 from pagewise.figures.merges import merge_trees, streaming, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps
-from pagewise.figures.moving_merges import softmax_steps
-from pagewise.figures.moving_schemes import scheme_steps
+from pagewise.figures.moving_softmax import scheme_steps, softmax_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.schedules import last_waves, ring, slots_over_time, sm_steps, step_timelines

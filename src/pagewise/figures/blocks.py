@@ -13,6 +13,8 @@ from pagewise.figures.drawing import arrow, box, chart, colour_key, diagram, rec
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
+Colours = Mapping[Hashable, str]  # sequence → its colour
+Slot = tuple[str, Hashable | None]  # a slot's state and owner
 SHARED, NOBODY = BLUE, "#ffffff"
 WIDTH = 6.6  # inches, at most: text of 9 points must be read on a phone
 EMPTY = "////"  # the hatch of a slot that is given to a sequence and holds no token
@@ -23,7 +25,7 @@ def owner_colours(*sequences: Hashable) -> dict[Hashable, str]:
     return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(sequences)}
 
 
-def colours_of(names: Iterable[Hashable], chosen: Mapping[Hashable, str] | None) -> dict[Hashable, str]:
+def colours_of(names: Iterable[Hashable], chosen: Colours | None) -> dict[Hashable, str]:
     """The chosen colours, and for the other names one each in the order of appearance."""
     return owner_colours(*dict.fromkeys(names)) | dict(chosen or {})
 
@@ -60,7 +62,7 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
-    """What `manager` says now. `contents` is what the slots hold; default: the tokens that belong there."""
+    """Return the state of `manager` now. `contents` is the text of every slot; default: its token."""
     ids, P = manager.sequences, manager.block_size
     if contents is None:
         contents = [""] * (manager.num_blocks * P)
@@ -75,7 +77,7 @@ def tables_and_pool(
     panels: Mapping[str, Snapshot],
     *,
     title: str,
-    colours: Mapping[Hashable, str] | None = None,
+    colours: Colours | None = None,
     copies: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     alt: str = "",
 ) -> None:
@@ -97,7 +99,7 @@ def tables_and_pool(
 
 
 def draw_tables_and_pool(
-    ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str], *, table_name: str = "block table of {} ({} tokens)"
+    ax: Axes, shot: Snapshot, colours: Colours, *, table_name: str = "block table of {} ({} tokens)"
 ) -> None:
     """One panel of `tables_and_pool`."""
     _draw_pool(ax, shot, colours)
@@ -130,7 +132,7 @@ def query_over_blocks(
     weights: Sequence[float],
     *,
     title: str,
-    colours: Mapping[Hashable, str] | None = None,
+    colours: Colours | None = None,
     alt: str = "",
 ) -> None:
     """A sequence's query above the pool, an arrow to each of its blocks in the order of its table; `weights`, those of
@@ -156,7 +158,7 @@ def chains(
     text: Mapping[Any, str],
     *,
     title: str,
-    colours: Mapping[Hashable, str] | None = None,
+    colours: Colours | None = None,
     alt: str = "",
 ) -> None:
     """The tree of cached prefixes: digest, words and physical block of each, filled as the slots of its owners are.
@@ -202,11 +204,7 @@ def chains(
 
 
 def memory_map(
-    rows: Mapping[str, Sequence[tuple[str, Hashable | None]]],
-    *,
-    title: str,
-    colours: Mapping[Hashable, str] | None = None,
-    alt: str = "",
+    rows: Mapping[str, Sequence[Slot]], *, title: str, colours: Colours | None = None, alt: str = ""
 ) -> None:
     """Memory slot by slot, one row per allocator: (state, owner) of each slot, as `workload.slots_at` gives them.
 
@@ -240,7 +238,7 @@ def memory_map(
         ax.set_xlabel("slot of the memory (one token each)")
 
 
-def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> None:
+def _draw_pool(ax: Axes, shot: Snapshot, colours: Colours) -> None:
     for slot, text in enumerate(shot.contents):
         block, offset = divmod(slot, shot.block_size)
         owners = shot.owners(slot)
@@ -251,5 +249,5 @@ def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> Non
         ax.text(shot.middle(block), -0.2, label, ha="center", va="top", fontsize=9)
 
 
-def _fill(owners: Sequence[Hashable], colours: Mapping[Hashable, str]) -> str:
+def _fill(owners: Sequence[Hashable], colours: Colours) -> str:
     return NOBODY if not owners else SHARED if len(owners) > 1 else colours[owners[0]]

@@ -88,7 +88,7 @@ def heatmap(
 
 
 def _limits(values: np.ndarray) -> tuple[float, float]:
-    """What the colours span: from 0 to the largest, or as far on both sides of 0."""
+    """Return the ends of the colour scale: 0 and the largest value, or the same distance on both sides of 0."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
     bound = max(abs(low), abs(high), 1e-12)
@@ -223,13 +223,13 @@ def tile_width(
     title: str,
     alt: str = "",
 ) -> None:
-    """What a tile's width trades: work per byte above, thread blocks below.
+    """Draw the two effects of a tile's width: work per byte above, thread blocks below.
 
     Args:
         widths: of a tile, B_N, the common x axis.
         ratios: curve → computation per memory access.
         thread_blocks: curve → N / B_N.
-        wanted: between how many thread blocks the rule of thumb wants; what lies there is marked.
+        wanted: the least and most thread blocks by the rule of thumb; this band is marked.
     """
     axes = {"title": "", "logx": True, "logy": True}
     with subplots(2, size=(6.4, 5.6), title=title, alt=alt) as (_, (top, bottom)):

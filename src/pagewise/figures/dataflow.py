@@ -1,6 +1,6 @@
-"""Diagrams of what really ran: boxes, arrows and spans, drawn from recorded shapes and lengths.
+"""Diagrams of a run: boxes, arrows and spans, drawn from recorded shapes and lengths.
 
-A lesson runs its code, records what passed by, and hands the record to a function here; nothing is laid out twice.
+A lesson runs its code, records the shapes that pass, and gives the record to a function of this module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ _FUSED_MOVES = {"fused": ["read Q", "read K", "read V", "write O"]}
 
 
 def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
-    """One call of a decoder per panel, below each other, labelled with what was recorded of it.
+    """Draw one call of a decoder per panel, labelled with the recorded shapes.
 
     Texts for the boxes "token ids", "KV cache" and "logits", and for the arrows "x" (hidden states), "q", "k", "v" (of
     the new tokens), "K", "V" (of all tokens), "scores" and "out".
@@ -101,8 +101,8 @@ def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
 def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
     """The operators of a decoder's layer, a panel for each phase, each labelled with its sizes.
 
-    Texts for "qkv", "scores", "softmax", "values", "o", "up" and "down"; they follow the operator's name. What
-    multiplies by weights is white, what works on the cache is set off by colour.
+    Texts for "qkv", "scores", "softmax", "values", "o", "up" and "down"; they follow the operator's name. Operators
+    that work on the cache have a colour of their own.
     """
     labels = {}
     for name, texts in panels.items():
@@ -117,7 +117,7 @@ def three_kernels(moved: Mapping[str, int], *, title: str, alt: str = "") -> Non
 
 
 def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str = "") -> None:
-    """The same three steps fused: what is left of the eight moves, drawn to the scale on which `largest` bytes are."""
+    """The same three steps fused: the remaining moves, on a scale whose thickest arrow is `largest` bytes."""
     _kernels(_FUSED, _FUSED_MOVES, "one kernel", moved, largest, title=title, alt=alt)
 
 
@@ -186,9 +186,9 @@ def _arrow(
 
 
 def cache_timeline(panels: Mapping[str, Sequence[tuple[int, int]]], max_len: int, *, title: str, alt: str = "") -> None:
-    """Which tokens each call of a model computes, and which it finds kept: a panel per way, a row per call.
+    """Draw the tokens that each call of a model computes or finds in the cache: a panel per way, a row per call.
 
-    `panels` holds (kept before, known after) of each call; what lies between is computed by it.
+    `panels` holds (tokens kept before, tokens known after) of each call; the call computes the difference.
     """
     rows = max(map(len, panels.values()))
     size = (2.6 * len(panels), 0.24 * rows + 1.7)

@@ -1,4 +1,4 @@
-"""What every figure is made of: a figure with a title, boxes and arrows in data units, a legend of colours."""
+"""The parts of every figure: a figure with a title, boxes and arrows in data units, a legend of colours."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

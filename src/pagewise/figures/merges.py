@@ -39,10 +39,8 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
         path = _two_steps(np.where(np.isneginf(m), np.nan, m), after=m[1:])
         top.plot(*path, color=BLUE, label="m, the largest so far")
         sums = [(middle, l, {"color": BLUE, "label": "l, the sum of exp(score − m)"})]
-        sums += [
-            (bottom, component, {"color": PALETTE[2 * i], "ls": DASHES[i], "label": f"acc[{i}]"})
-            for i, component in enumerate(acc.T)
-        ]
+        for i, component in enumerate(acc.T):
+            sums.append((bottom, component, {"color": PALETTE[2 * i], "ls": DASHES[i], "label": f"acc[{i}]"}))
         for ax, row, style in sums:
             ax.plot(*_two_steps(row, after=shrink * row[:-1]), **style)
             for key in rises:
@@ -66,10 +64,10 @@ def _two_steps(row: np.ndarray, *, after: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, alt: str = "") -> None:
-    """Which scores of T × S exist while tile `now` is worked on: naive attention's, all; online, one tile of columns.
+    """Draw the scores of T × S that exist at one time: all of them in naive attention, tile `now` in online attention.
 
     Args:
-        visible: [T, S] bool, which query may look at which key; what it may not see is computed all the same.
+        visible: [T, S] bool, which query may see which key; masked scores are computed too.
     """
     T, S = visible.shape
     whole = f"naive: {T * S} scores"

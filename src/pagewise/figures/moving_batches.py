@@ -1,4 +1,4 @@
-"""Who is in the batch, step by step: seats over time, a panel per scheduler, and whose blocks they hold (lesson 9)."""
+"""The batch of an engine over its steps: the seats of requests, a panel per scheduler, and their blocks (lesson 9)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from pagewise.figures.drawing import colour_key, rectangle, subplots
 from pagewise.figures.palette import INK, ORANGE
 from pagewise.figures.steps import Embedded, stepper
 
-EMPTY = {"fc": "#f1f1f5", "ec": "none"}  # a seat that nobody has
+EMPTY = {"fc": "#f1f1f5", "ec": "none"}  # a free seat
 KINDS = {"prompt": "////", "decode": "", "again": "xxxx"}  # what a sequence computes in a step, and its hatch
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Moment(NamedTuple):
-    """One step of an engine, as it was seen. A request is a number, counted from 0 in the order of arrival."""
+    """One step of an engine. A request is a number, counted from 0 in the order of arrival."""
 
     computed: dict[int, tuple[str, int]]  # request → (one of KINDS, tokens computed), of those in the batch
     running: list[int]  # have a seat in this step, though the budget may have left them no token
@@ -46,11 +46,11 @@ def seats(moments: Sequence[Moment]) -> list[dict[int, int]]:
 def batch_steps(
     panels: Mapping[str, Sequence[Moment]], num_seats: int, *, title: str, alt: str, every: int = 1
 ) -> Embedded:
-    """A panel per scheduler, a row per seat, a column per step: whose the seat is and what it computes.
+    """Return a stepper: a panel per scheduler, a row per seat, a column per step; a seat's colour names its request.
 
     Args:
-        num_seats: of the batch, at most.
-        every: show only each so many steps, the last, and those in which somebody is preempted.
+        num_seats: the largest size of the batch.
+        every: show every so many steps, the last step, and all steps with a preemption.
     """
     end = max(map(len, panels.values()))
     taken = {name: seats(moments) for name, moments in panels.items()}
@@ -121,9 +121,9 @@ def _name(ax: Axes, x: float, y: float, request: int) -> None:
 
 
 def blocks_over_time(panels: Mapping[str, Sequence[Moment]], num_blocks: int, *, title: str, alt: str = "") -> None:
-    """A panel per run: the pool's blocks in each step, whose they are, and where a request was preempted.
+    """Draw a panel per run: the blocks of each request in each step, and the steps with a preemption.
 
-    A letter stands where a request begins to hold blocks. The dashed line is the pool.
+    A letter marks the step in which a request begins to hold blocks. The dashed line is the pool.
     """
     options = {"title": title, "alt": alt, "sharex": True, "sharey": True}
     with subplots(len(panels), size=(5.2, 1.6 * len(panels) + 0.9), **options) as (figure, axes):

@@ -1,11 +1,11 @@
 """Paged memory, call by call: a script of calls to a live block manager, a picture after each."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from pagewise.figures.blocks import Snapshot, colours_of, draw_copies, draw_tables_and_pool, snapshot
+from pagewise.figures.blocks import Colours, Snapshot, colours_of, draw_copies, draw_tables_and_pool, snapshot
 from pagewise.figures.palette import ORANGE
 from pagewise.figures.steps import Embedded, stepper
 
@@ -17,12 +17,12 @@ class _Moment(NamedTuple):
 
 
 def block_steps(
-    manager: Any, calls: Iterable[Sequence[Any]], *, title: str, alt: str, colours: Mapping[Hashable, str] | None = None
+    manager: Any, calls: Iterable[Sequence[Any]], *, title: str, alt: str, colours: Colours | None = None
 ) -> Embedded:
-    """Makes the calls and shows tables and pool after each, a copy as an arrow from block to block.
+    """Make the calls and return a stepper: tables and pool after each call, a copy as an arrow from block to block.
 
     Args:
-        manager: a `BlockManager`; it is changed. A call that it refuses for want of memory is a step too.
+        manager: a `BlockManager`; the calls change it. A call that runs out of memory is a step too.
         calls: (why, name of the method, arguments …) of each, such as ("A writes on", "append", "A", 7).
         colours: those of `owner_colours`; default: by order of appearance.
     """
@@ -59,7 +59,7 @@ def _short(argument: Any) -> str:
     return "[" + ", ".join(tokens if len(tokens) <= 5 else [*tokens[:2], "…", tokens[-1]]) + "]"
 
 
-def _draw(figure: Figure, moment: _Moment, colours: Mapping[Hashable, str]) -> None:
+def _draw(figure: Figure, moment: _Moment, colours: Colours) -> None:
     ax = figure.subplots()
     draw_tables_and_pool(ax, moment.shot, colours, table_name="{}: {} tokens")
     for block in moment.cached:

@@ -14,7 +14,7 @@ from pagewise.figures.steps import WIDTH, Embedded, stepper
 
 DONE, IDLE = SAND, "#ffffff"
 GAP, STRIP = 0.6, 1.2  # between the scores and the strips of Q, K, V, O; how wide a strip is
-ABOVE, BESIDE, BELOW = 5.4, 6.9, 7.2  # room for strips, names and counts around the scores of a panel
+ABOVE, BESIDE, BELOW = 5.4, 6.9, 7.2  # space around the scores of a panel for strips, names and counts
 
 
 class Move(NamedTuple):
@@ -52,8 +52,8 @@ def tile_moves(trace: Iterable[tuple[str, Tensor]], **tensors: Tensor) -> list[M
 def visits(moves: Iterable[Move]) -> list[Visit]:
     """The tiles of the scores in the order in which the loops come to them.
 
-    The tensor, of Q and K, that is read more often belongs to the inner loop: each of its reads is a visit. What is
-    read from the outer tensor on until then belongs to that visit too, as does what follows it.
+    The inner loop reads one of Q and K, and reads it more often: each of these reads is a visit. The moves from a read
+    of the outer loop's tensor on belong to the next visit. All other moves belong to the visit before them.
     """
     moves = list(moves)
     reads = [move.tensor for move in moves if move.access == "read"]

@@ -13,7 +13,7 @@ from pagewise.figures.steps import Embedded, stepper
 
 
 class _Reads(NamedTuple):
-    """What has been read of one tensor, in the order of the sequence."""
+    """The elements of one tensor that have been read, in the order of the sequence."""
 
     readers: np.ndarray  # [blocks, rows, elements of a row]: the warp that has read an element, −1: none yet
     now: np.ndarray  # the same shape: whether it is read in this step

@@ -1,4 +1,4 @@
-"""What happens when: runs on a GPU's slots, waves of a grid, spans of a profiled step, turns of a ring of buffers."""
+"""Schedules over time: a GPU's slots and SMs, the waves of a grid, the spans of a profiled step, a ring of buffers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,10 +23,10 @@ PIXELS = 900  # of a panel, along its time
 def slots_over_time(
     panels: Mapping[str, Sequence[Run]], num_slots: int, *, ideal: float, title: str, xlabel: str, alt: str = ""
 ) -> None:
-    """A panel per schedule, a row per slot: when it works, and for which sequence (a colour each); white is idle.
+    """Draw a panel per schedule and a row per slot: its colour is that of the sequence it works for, white is idle.
 
     Args:
-        ideal: the time that would be enough if all slots had the same to do; a dashed line.
+        ideal: the time if all slots had the same amount of work; a dashed line.
     """
     end = max(run.stop for runs in panels.values() for run in runs)
     size = (5.2, 1.05 * len(panels) + 0.8)
@@ -48,11 +48,11 @@ def slots_over_time(
 def last_waves(
     efficiencies: Mapping[str, Sequence[float]], chosen: Mapping[str, int], *, title: str, alt: str = ""
 ) -> None:
-    """A panel per grid: how full 1, 2, 3 … splits keep the GPU, the limit of 0.85 of the best, and the chosen one.
+    """Draw a panel per grid: how full s = 1, 2, 3 … splits keep the GPU, 0.85 of the best, and the chosen s.
 
     Args:
-        efficiencies: panel → efficiency of s = 1, 2, 3 …; NaN: that s is out of the question, and no bar.
-        chosen: panel → the s that is taken.
+        efficiencies: panel → efficiency of s = 1, 2, 3 …; NaN: that s is not possible and has no bar.
+        chosen: panel → the chosen s.
     """
     size = (5.2, 1.35 * len(chosen) + 0.7)
     with subplots(len(chosen), size=size, title=title, alt=alt, sharex=True) as (figure, axes):
@@ -70,7 +70,7 @@ def last_waves(
         axes[-1].set_xlabel("splits (hatched: chosen)")
 
 
-# Colour and hatch of each span. What paging removes stands out; what is the model's own is quiet.
+# Colour and hatch of each span. Strong colours mark the work that paging removes; the model's own work is pale.
 LOOK = {
     "step": ("#f1f1f5", ""),
     "schedule": (INK, ""),
@@ -86,7 +86,7 @@ LOOK = {
 
 
 def step_timelines(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str = "") -> None:
-    """A panel per way to run it: one step's spans along its time, each drawn below the span that it lies in.
+    """Draw a panel per way to run a step: its spans over time, each one below the span that contains it.
 
     Args:
         panels: name → the spans of one step: name, start, seconds, depth, as `Profile.spans` has them.
@@ -112,7 +112,7 @@ def step_timelines(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str 
 
 
 def ring(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str = "") -> None:
-    """The stages of a ring over the turns of a loop, a panel per ring: which tile is on its way, and which is read.
+    """Draw a panel per ring: which tile each of its stages loads or holds in each turn of the loop.
 
     Args:
         panels: name → what one warp did, in its order: events with `what`, "copy" or "multiply", `turn`, the turn in
@@ -152,11 +152,11 @@ def _copies(events: Sequence[Any]) -> list[tuple[int, Any]]:
 def sm_steps(
     grids: Mapping[str, Sequence[tuple[int, int]]], num_sms: int, *, title: str, alt: str, owner: str = "sequence"
 ) -> Embedded:
-    """Which SMs work while each grid runs from its start: squares for SMs, curves for how many are busy.
+    """Return a stepper over time: squares show which SMs work, curves show how many are busy.
 
     Args:
         grids: what is compared → (sequence, tokens to read) of each thread block, in the order of the grid.
-        owner: whose colour a thread block has, if not its sequence's: what the first number of a pair counts.
+        owner: what the first number of a pair counts; it chooses the colour of a thread block.
     """
     runs = {name: schedule(grid, num_sms) for name, grid in grids.items()}
     moments = sorted({time for of_grid in runs.values() for run in of_grid for time in (run.start, run.stop)})

@@ -1,4 +1,4 @@
-"""What a CUDA kernel is made of and what its stages move: levels in levels, memory to memory, pass after pass."""
+"""The levels of a CUDA kernel, the bytes that its stages move between memories, and the numbers kept between reads."""
 
 from collections.abc import Mapping, Sequence
 

@@ -47,14 +47,12 @@ def fill(template: str, **slots: str) -> str:
 
 
 def tag(name: str, content: str = "", /, **attributes: object) -> str:
-    """One element, its attributes escaped: `data_x` becomes data-x, `class_` class; True has no value, None is none."""
+    """One element, its attributes escaped: `data_x` becomes data-x; True has no value; None and False are left out."""
     written = ""
     for key, value in attributes.items():
-        key = key.rstrip("_").replace("_", "-")
-        if value is True:
-            written += f" {key}"
-        elif value is not None and value is not False:
-            written += f' {key}="{html.escape(str(value))}"'
+        if value is not None and value is not False:
+            text = "" if value is True else f'="{html.escape(str(value))}"'
+            written += f" {key.replace('_', '-')}{text}"
     return f"<{name}{written}>" if name in ("img", "input") else f"<{name}{written}>{content}</{name}>"
 
 
@@ -86,24 +84,13 @@ def stepper(
     for i, (caption, frame) in enumerate(frames):
         figure = Figure(figsize=(WIDTH, height), dpi=DRAWN_DPI, layout="constrained")
         draw(figure, frame)
-        pictures.append(
-            tag(
-                "img",
-                src=f"data:image/png;base64,{base64.b64encode(_png(figure)).decode()}",
-                width=round(WIDTH * SHOWN_DPI),
-                height=round(height * SHOWN_DPI),
-                alt=f"{alt} Step {i + 1} of {len(frames)}: {caption}",
-                data_caption=caption,
-                hidden=i != still % len(frames),
-            )
-        )
-    markup = fill(
-        "stepper.html",
-        title=html.escape(title),
-        pictures="\n".join(pictures),
-        caption=html.escape(frames[still][0]),
-        last=str(len(frames) - 1),
-    )
+        source = f"data:image/png;base64,{base64.b64encode(_png(figure)).decode()}"
+        size = {"width": round(WIDTH * SHOWN_DPI), "height": round(height * SHOWN_DPI)}
+        words = f"{alt} Step {i + 1} of {len(frames)}: {caption}"
+        hidden = i != still % len(frames)
+        pictures.append(tag("img", src=source, **size, alt=words, data_caption=caption, hidden=hidden))
+    texts = {"title": html.escape(title), "caption": html.escape(frames[still][0])}
+    markup = fill("stepper.html", **texts, pictures="\n".join(pictures), last=str(len(frames) - 1))
     return Embedded(markup, f"{title} {len(frames)} steps. {alt}")
 
 

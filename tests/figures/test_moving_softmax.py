@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from pagewise.figures.moving_merges import softmax_steps
+from pagewise.figures.moving_softmax import softmax_steps
 from pagewise.online_softmax import Partial
 
 INF = math.inf

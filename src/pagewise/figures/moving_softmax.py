@@ -1,4 +1,4 @@
-"""Online softmax at work, step by step: when the maximum rises, all that was summed shrinks, then the new keys add."""
+"""Softmax over a row that arrives in pieces, step by step: online softmax, and FlashDecoding++'s three ways."""
 
 import math
 from collections.abc import Sequence
@@ -47,7 +47,11 @@ def softmax_steps(
         frames.append((f"{names}: {_added(_weights(numbers[old:seen], m), m)}", _Moment(state, old, seen)))
     out = state.output().item()
     frames.append((f"All keys seen. Divide once, at the end: acc / l = {out:.3f}.", _Moment(state, seen, seen)))
-    return stepper(frames, lambda figure, moment: _draw(figure, numbers, moment), title=title, alt=alt, height=4.4)
+
+    def draw(figure: Figure, moment: _Moment) -> None:
+        _draw_online(figure, numbers, moment)
+
+    return stepper(frames, draw, title=title, alt=alt, height=4.4)
 
 
 def _added(weights: Sequence[float], m: float) -> str:
@@ -61,7 +65,7 @@ def _weights(scores: Sequence[float], m: float) -> list[float]:
     return [math.exp(s - m) if s > -math.inf else 0.0 for s in scores]
 
 
-def _draw(figure: Figure, scores: Sequence[float], moment: _Moment) -> None:
+def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> None:
     top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.2, 1.2, 0.45))
     visible = [score for score in scores if score > -math.inf] or [0.0]
     room = 0.25 * (max(visible) - min(visible)) + 0.3
@@ -93,3 +97,76 @@ def _draw(figure: Figure, scores: Sequence[float], moment: _Moment) -> None:
     for i, text in enumerate(texts):
         box(bottom, i * 6 / len(texts), 0, 5.6 / len(texts), 1, text, fill=SAND)
     diagram(bottom, (-0.05, 5.95), (-0.05, 1.05))
+
+
+def scheme_steps(
+    partial: type[Any],
+    scores: Tensor,
+    values: Tensor,
+    *,
+    pieces: Sequence[int],
+    phi: float,
+    band: tuple[float, float],
+    title: str,
+    alt: str,
+) -> Embedded:
+    """A whole-row softmax, a synchronised partial one and one with a unified maximum φ on the same row.
+
+    Args:
+        partial: the class of the summary (m, l, acc), `Partial`, with which the second scheme computes.
+        scores, values: of the keys, [S].
+        pieces: how many keys arrive at a time.
+        phi: the number that the third scheme subtracts from every score.
+        band: limits; the row's largest score − φ must lie strictly between them.
+    """
+    state, seen = partial.empty(head_size=1, dtype=scores.dtype), 0
+    frames = [("No key yet.", (state, 0, 0))]
+    for size in pieces:
+        old, seen = seen, seen + size
+        before = float(state.m)
+        state = state.merge(partial.of(scores[old:seen], values[old:seen, None]))
+        m = float(state.m)
+        shrink = f"m rises from {before:g} to {m:g}: l and acc shrink by {math.exp(before - m):.3f} first"
+        said = shrink if -math.inf < before < m else f"m = {m:g}"
+        caption = f"Keys {old} to {seen - 1}. Whole row: waits. Synchronised: {said}. Unified: just adds."
+        frames.append((caption, (state, old, seen)))
+    low, high = band
+    verdict = f"All seen: acc / l, alike. The largest score lies {m - phi:g} above φ, the band is {low:g} to {high:g}: "
+    inside = low < m - phi < high
+    verdict += "inside, done." if inside else "outside, so the third one recomputes this row as the second."
+    frames.append((verdict, (state, seen, seen)))
+
+    def draw(figure: Figure, frame: tuple[Any, int, int]) -> None:
+        state, old, seen = frame
+        rows = _rows(state, scores[:seen].tolist(), values, phi, ended=old == len(scores))
+        for ax, (title, centre, weights, text) in zip(figure.subplots(3, 1), rows, strict=True):
+            for key, score in enumerate(scores.tolist()):
+                fill = "white" if key >= seen else ORANGE if key >= old else SAND
+                box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < seen else "", fill=fill)
+                box(ax, key, 0, 0.92, 0.8, f"{weights[key]:.3f}" if key < len(weights) else "")
+            for y, name in ((1.4, "score s"), (0.4, f"exp(s − {centre})")):
+                ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
+            ax.text(0, -0.25, text, ha="left", va="top", fontsize=10)
+            ax.set_title(title, fontsize=10)
+            diagram(ax, (-0.8, len(scores)), (-0.9, 1.9))
+
+    return stepper(frames, draw, title=title, alt=alt, height=4.6)
+
+
+def _rows(
+    state: Any, seen: list[float], values: Tensor, phi: float, *, ended: bool
+) -> list[tuple[str, str, list[float], str]]:
+    """Return (name, what is subtracted from every score, exp(score − that), what is known) of each scheme."""
+    m, l, acc = (float(x) for x in state)
+    said = "m = −∞" if m == -math.inf else f"m = {m:g}"
+    by_max, by_phi = _weights(seen, m), _weights(seen, phi)
+    l_phi, acc_phi = sum(by_phi), sum(w * v for w, v in zip(by_phi, values.tolist(), strict=False))
+    whole = [], f"{said}, {len(seen)} scores kept" if seen else said
+    synchronised = by_max, f"{said}   l = {l:.3f}   acc = {acc:.2f}"
+    unified = by_phi, f"l = {l_phi:.3f}   acc = {acc_phi:.2f}"
+    if ended:
+        synchronised = by_max, f"{synchronised[1]}   out = {acc / l:.3f}"
+        unified = by_phi, f"{unified[1]}   out = {acc_phi / l_phi:.3f}"
+        whole = synchronised  # once the whole row is there
+    name = f"partial, unified φ = {phi:g}"
+    return [("whole row", "m", *whole), ("partial, synchronised", "m", *synchronised), (name, "φ", *unified)]
