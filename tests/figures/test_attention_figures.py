@@ -1,4 +1,4 @@
-"""Attention in pictures: every shape, number, head and byte that was handed over is in the figure."""
+"""Attention in pictures: a figure shows every shape, number, head and byte that it is given."""
 
 import matplotlib as mpl
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from pagewise.figures.attention import equations, head_maps, one_kernel, three_kernels
+from pagewise.figures.attention import equations, head_maps
 from pagewise.figures.charts import heatmaps
-from pagewise.figures.dataflow import flow
+from pagewise.figures.dataflow import flow, one_kernel, three_kernels
 from pagewise.figures.palette import BLUE, SAND
 from pagewise.tools.roofline import standard_attention_bytes
 

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from pagewise.figures import blocks as block_figures
-from pagewise.figures.blocks import EMPTY, NOBODY, OWNERS, SHARED, chains, snapshot, tables_and_pool
-from pagewise.figures.waste import memory_map, stacks
+from pagewise.figures.blocks import EMPTY, NOBODY, OWNERS, SHARED, chains, memory_map, snapshot, tables_and_pool
+from pagewise.figures.charts import stacks
 from pagewise.paged_blocks import BlockManager
 
 P = 4

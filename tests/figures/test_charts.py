@@ -12,10 +12,9 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from pagewise.figures import charts as figures
-from pagewise.figures.charts import bars, heatmap, heatmaps, lines
+from pagewise.figures.charts import bars, heatmap, heatmaps, lines, roofline
 from pagewise.figures.drawing import box
-from pagewise.figures.roofs import roofline
+from pagewise.figures.palette import PALETTE
 from pagewise.tools.roofline import GPUS, H100
 
 # Plain lists of whole numbers are welcome, and beartype takes no int for a float.
@@ -82,7 +81,7 @@ def lightness(colour):
 
 
 def test_neighbours_of_the_palette_differ_in_lightness():
-    assert [pair for pair in pairwise(figures.PALETTE) if abs(lightness(pair[0]) - lightness(pair[1])) < 0.1] == []
+    assert [pair for pair in pairwise(PALETTE) if abs(lightness(pair[0]) - lightness(pair[1])) < 0.1] == []
 
 
 def test_curves_differ_in_dash_and_marker(shown):
@@ -101,7 +100,7 @@ def text_contrast(text, background):
     return abs(lightness(text.get_color()) - lightness(background))
 
 
-@pytest.mark.parametrize("fill", ["white", *figures.PALETTE])
+@pytest.mark.parametrize("fill", ["white", *PALETTE])
 def test_text_in_a_box_stands_out(fill):
     _, ax = plt.subplots()
     box(ax, 0, 0, 2, 1, "block 7", fill=fill)

@@ -13,9 +13,8 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
-from pagewise.figures import dataflow, gemm
-from pagewise.figures.bands import score_bands, score_histogram
-from pagewise.figures.moving_schemes import scheme_steps
+from pagewise.figures import dataflow, ring, score_bands, score_histogram, tile_width
+from pagewise.figures.moving_softmax import scheme_steps
 from pagewise.figures.palette import BLUE, ORANGE
 from pagewise.online_softmax import Partial
 
@@ -67,7 +66,7 @@ class Event(NamedTuple):
 
 
 def events(num_stages, turns):
-    """What a warp does whose ring has so many stages, for every fourth tile."""
+    """Return the events of a warp whose ring has `num_stages` stages, for every fourth tile."""
     copies = [Event("copy", turn, turn % num_stages, 4 * turn) for turn in range(turns)]
     done = copies[: num_stages - 1]
     for turn in range(turns):
@@ -78,7 +77,7 @@ def events(num_stages, turns):
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 def test_a_copy_is_on_its_way_until_its_tile_is_multiplied(num_stages, shown):
-    gemm.ring({"ring": events(num_stages, 6)}, title="What is on its way?")
+    ring({"ring": events(num_stages, 6)}, title="What is on its way?")
     (ax,) = shown[0].axes
     boxes = [(patch.get_x(), patch.get_width(), int(patch.get_y()), patch.get_hatch()) for patch in ax.patches]
     assert [b[:3] for b in boxes if not b[3]] == [(turn, 1, turn % num_stages) for turn in range(6)]
@@ -88,7 +87,7 @@ def test_a_copy_is_on_its_way_until_its_tile_is_multiplied(num_stages, shown):
 
 
 def test_the_wanted_number_of_thread_blocks_is_marked(shown):
-    gemm.tile_width([8, 16], {"M = 1": [1.0, 2.0]}, {"N = 64": [8.0, 4.0]}, (4, 8), title="How wide?")
+    tile_width([8, 16], {"M = 1": [1.0, 2.0]}, {"N = 64": [8.0, 4.0]}, (4, 8), title="How wide?")
     assert "wanted: 4 to 8" in [t.get_text() for t in shown[0].axes[1].get_legend().get_texts()]
 
 

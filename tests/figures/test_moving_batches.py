@@ -1,4 +1,4 @@
-"""Who is in the batch: seats, what is said of each step, and whose the blocks are."""
+"""The batch over time: the seats of requests, the caption of each step, and the owners of blocks."""
 
 import html
 import re
@@ -7,7 +7,7 @@ from matplotlib.colors import to_rgb
 
 from pagewise.figures import Moment, batch_steps, blocks_over_time
 from pagewise.figures.blocks import OWNERS, SHARED
-from pagewise.figures.moving_batches import Seat, seats
+from pagewise.figures.moving_batches import seats
 
 PROMPTS = {0: ("prompt", 5), 1: ("prompt", 4)}
 MOMENTS = [
@@ -20,19 +20,12 @@ MOMENTS = [
 
 
 def test_a_newcomer_takes_the_first_free_seat_and_keeps_it():
-    assert seats(MOMENTS)[:3] == [
-        [Seat(0, 0, "prompt", 5), Seat(1, 1, "prompt", 4)],
-        [Seat(0, 0, "decode", 1), Seat(1, 1, "decode", 1)],
-        [Seat(1, 1, "decode", 1), Seat(0, 2, "prompt", 3)],
-    ]
+    assert seats(MOMENTS)[:3] == [{0: 0, 1: 1}, {0: 0, 1: 1}, {1: 1, 2: 0}]
 
 
 def test_who_runs_without_a_token_keeps_its_seat():
     nothing = [Moment({0: ("prompt", 5)}, [0, 1], [], [], {}), Moment({1: ("prompt", 4)}, [0, 1], [], [], {})]
-    assert seats(nothing) == [
-        [Seat(0, 0, "prompt", 5), Seat(1, 1, "nothing", 0)],
-        [Seat(0, 0, "nothing", 0), Seat(1, 1, "prompt", 4)],
-    ]
+    assert seats(nothing) == [{0: 0, 1: 1}, {0: 0, 1: 1}]
 
 
 def captions(**options):

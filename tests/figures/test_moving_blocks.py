@@ -25,17 +25,17 @@ CALLS = [
 
 
 def film(monkeypatch, **options):
-    """(captions, moments drawn) of the script above."""
-    moments = []
-    monkeypatch.setattr(module, "_draw", lambda figure, moment: moments.append(moment))
+    """(captions, moments drawn, the colours of each) of the script above."""
+    drawn = []
+    monkeypatch.setattr(module, "_draw", lambda figure, moment, colours: drawn.append((moment, colours)))
     manager = BlockManager(5, 4, prefix_cache=True)
     steps = block_steps(manager, CALLS, title="Who owns what?", alt="Tables and pool.", **options)
     captions = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
-    return captions, moments
+    return captions, *zip(*drawn, strict=True)
 
 
 def test_each_call_is_a_step_that_says_what_came_back(monkeypatch):
-    captions, moments = film(monkeypatch)
+    captions, moments, _ = film(monkeypatch)
     assert len(captions) == len(moments) == 1 + len(CALLS)
     assert captions[1] == "A arrives: allocate('A', [1, 2, …, 6]) returns 0."
     assert captions[3] == "A splits: fork('A', 'B')."
@@ -45,7 +45,7 @@ def test_each_call_is_a_step_that_says_what_came_back(monkeypatch):
 
 
 def test_a_moment_keeps_what_was_when_the_manager_moves_on(monkeypatch):
-    _, moments = film(monkeypatch)
+    _, moments, _ = film(monkeypatch)
     assert moments[3].shot.tables == {"A": [0, 1], "B": [0, 1]}
     assert moments[4].shot.tables == {"A": [0, 1], "B": [0, 2]}
     assert [moment.copies for moment in moments].count([]) == len(moments) - 1
@@ -54,16 +54,16 @@ def test_a_moment_keeps_what_was_when_the_manager_moves_on(monkeypatch):
 
 
 def test_free_blocks_that_can_be_found_keep_their_tokens(monkeypatch):
-    _, moments = film(monkeypatch)
+    _, moments, _ = film(monkeypatch)
     assert moments[-1].cached == [0]
     assert moments[-1].shot.contents[:4] == ["1", "2", "3", "4"]
     assert moments[-2].cached == []
 
 
 def test_a_sequence_keeps_its_colour_over_steps_and_figures(monkeypatch):
-    _, moments = film(monkeypatch, colours=owner_colours("Z", "C", "B", "A"))
-    assert moments[1].colours["A"] == moments[-1].colours["A"] == OWNERS[3]
-    assert moments[1].colours["C"] == OWNERS[1]
+    _, _, colours = film(monkeypatch, colours=owner_colours("Z", "C", "B", "A"))
+    assert colours[1]["A"] == colours[-1]["A"] == OWNERS[3]
+    assert colours[1]["C"] == OWNERS[1]
 
 
 def test_the_copy_is_an_arrow_from_block_to_block():
@@ -71,9 +71,9 @@ def test_the_copy_is_an_arrow_from_block_to_block():
     manager.allocate("A", [1, 2])
     manager.fork("A", "B")
     manager.append("B", 3)
-    moment = module._look(manager, manager.take_copies())._replace(colours=owner_colours("A", "B"))
+    moment = module._look(manager, manager.take_copies())
     figure = Figure()
-    module._draw(figure, moment)
+    module._draw(figure, moment, owner_colours("A", "B"))
     arrows = [t for t in figure.axes[0].texts if getattr(t, "arrow_patch", None)]
     (copy,) = (t for t in arrows if to_hex(t.arrow_patch.get_edgecolor()) == module.ORANGE)
     assert (copy.xyann[0], copy.xy[0]) == (2.0, 6.8)  # the middles of blocks 0 and 1

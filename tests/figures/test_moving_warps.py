@@ -39,7 +39,7 @@ def test_every_load_is_a_step_and_says_which_warp_is_where(launch):
 
 
 def test_a_load_of_k_is_one_row_of_the_packed_block(launch):
-    steps = _steps("K", launch.accesses("k_cache"), TABLE, (D // 8, P * 8))
+    steps = _steps(launch.accesses("k_cache"), TABLE, (D // 8, P * 8))
     for i, reads in enumerate(steps[1:5]):
         rows = [np.flatnonzero(now.any(axis=1)).tolist() for now in reads.now]
         assert rows == [[i]] * 4 + [[]] * 2

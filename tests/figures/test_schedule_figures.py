@@ -7,8 +7,8 @@ from matplotlib.colors import to_rgb
 
 from pagewise.figures import last_waves, slots_over_time
 from pagewise.figures.blocks import OWNERS
-from pagewise.figures.moving_sms import Run
 from pagewise.figures.palette import ORANGE
+from pagewise.tools.schedule import Run
 
 
 def test_a_slot_has_its_sequences_colour_while_it_works_and_is_white_when_idle(shown):

@@ -4,6 +4,7 @@ A manager here is anything with BlockManager's read-only side (sequences, block_
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -12,6 +13,8 @@ from pagewise.figures.drawing import arrow, box, chart, colour_key, diagram, rec
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 
 OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
+Colours = Mapping[Hashable, str]  # sequence → its colour
+Slot = tuple[str, Hashable | None]  # a slot's state and owner
 SHARED, NOBODY = BLUE, "#ffffff"
 WIDTH = 6.6  # inches, at most: text of 9 points must be read on a phone
 EMPTY = "////"  # the hatch of a slot that is given to a sequence and holds no token
@@ -22,7 +25,7 @@ def owner_colours(*sequences: Hashable) -> dict[Hashable, str]:
     return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(sequences)}
 
 
-def colours_of(names: Iterable[Hashable], chosen: Mapping[Hashable, str] | None) -> dict[Hashable, str]:
+def colours_of(names: Iterable[Hashable], chosen: Colours | None) -> dict[Hashable, str]:
     """The chosen colours, and for the other names one each in the order of appearance."""
     return owner_colours(*dict.fromkeys(names)) | dict(chosen or {})
 
@@ -59,24 +62,24 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
-    """What `manager` says now. `contents` is what the slots hold; default: the tokens that belong there."""
+    """Return the state of `manager` now. `contents` is the text of every slot; default: its token."""
     ids, P = manager.sequences, manager.block_size
     if contents is None:
         contents = [""] * (manager.num_blocks * P)
         for i in ids:
             for token, slot in zip(manager.tokens(i), manager.slots(i, 0, manager.num_tokens(i)), strict=True):
                 contents[slot] = str(token)
-    tables, num_tokens = ({i: read(i) for i in ids} for read in (manager.block_table, manager.num_tokens))
-    return Snapshot(P, tables, num_tokens, [manager.ref_count(b) for b in range(manager.num_blocks)], list(contents))
+    tables, lengths = {i: manager.block_table(i) for i in ids}, {i: manager.num_tokens(i) for i in ids}
+    return Snapshot(P, tables, lengths, [manager.ref_count(b) for b in range(manager.num_blocks)], list(contents))
 
 
 def tables_and_pool(
     panels: Mapping[str, Snapshot],
     *,
     title: str,
-    colours: Mapping[Hashable, str] | None = None,
+    colours: Colours | None = None,
     copies: Mapping[str, Sequence[tuple[int, int]]] | None = None,
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
     """Block tables above, the pool below, an arrow from each entry to its block; one panel per moment.
 
@@ -96,7 +99,7 @@ def tables_and_pool(
 
 
 def draw_tables_and_pool(
-    ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str], *, table_name: str = "block table of {} ({} tokens)"
+    ax: Axes, shot: Snapshot, colours: Colours, *, table_name: str = "block table of {} ({} tokens)"
 ) -> None:
     """One panel of `tables_and_pool`."""
     _draw_pool(ax, shot, colours)
@@ -129,8 +132,8 @@ def query_over_blocks(
     weights: Sequence[float],
     *,
     title: str,
-    colours: Mapping[Hashable, str] | None = None,
-    alt: str | None = None,
+    colours: Colours | None = None,
+    alt: str = "",
 ) -> None:
     """A sequence's query above the pool, an arrow to each of its blocks in the order of its table; `weights`, those of
     its tokens, as bars over their slots."""
@@ -155,8 +158,8 @@ def chains(
     text: Mapping[Any, str],
     *,
     title: str,
-    colours: Mapping[Hashable, str] | None = None,
-    alt: str | None = None,
+    colours: Colours | None = None,
+    alt: str = "",
 ) -> None:
     """The tree of cached prefixes: digest, words and physical block of each, filled as the slots of its owners are.
 
@@ -172,10 +175,20 @@ def chains(
         parent = prefix.parent if prefix.parent in prefixes else None
         children.setdefault(id(parent), []).append(prefix)
     places: dict[Any, tuple[float, float]] = {}
-    depth = _place(children, None, 0, 0.0, places)[1]
-    rows = max(y for _, y in places.values()) + 1 if places else 1
+
+    def place(parent: Any, depth: int, row: float) -> float:
+        """Put the children of `parent` in rows from `row` on; return the next free row."""
+        for prefix in children.get(id(parent), []):
+            first = row
+            row = max(place(prefix, depth + 1, row), first + 1)
+            places[prefix] = (3.0 * depth, (first + row - 1) / 2)
+        return row
+
+    place(None, 0, 0.0)
+    width = max((x + 3 for x, _ in places.values()), default=3)
+    rows = max((y + 1 for _, y in places.values()), default=1)
     colours = colours_of((name for held in owners.values() for name in held), colours)
-    with chart(min(9.6, 2.9 * max(depth, 1) + 1.6), 0.85 * rows + 0.8, title, alt) as ax:
+    with chart(min(9.6, 2.9 * width / 3 + 1.6), 0.85 * rows + 0.8, title, alt) as ax:
         for prefix in prefixes:
             x, y = places[prefix]
             parent = places.get(prefix.parent)
@@ -184,13 +197,48 @@ def chains(
             label = f"{prefix.digest.hex()[:8]}…  block {', '.join(map(str, prefix.blocks))}\n{text[prefix]}"
             box(ax, x, y - 0.36, 2.3, 0.72, label, fill=_fill(held, colours))
         ax.text(-0.65, (rows - 1) / 2, "root", ha="right", va="center", fontsize=9)
-        diagram(ax, (-1.2, 3 * max(depth, 1)), (rows - 0.4, -0.6))
+        diagram(ax, (-1.2, width), (rows - 0.4, -0.6))
         names = dict.fromkeys(name for held in owners.values() for name in held)
         looks = {f"held by {name}": colours[name] for name in names} | {"free, can be found": NOBODY}
         colour_key(ax, looks, ncols=len(looks), loc="upper left", bbox_to_anchor=(0.0, 0.04))
 
 
-def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> None:
+def memory_map(
+    rows: Mapping[str, Sequence[Slot]], *, title: str, colours: Colours | None = None, alt: str = ""
+) -> None:
+    """Memory slot by slot, one row per allocator: (state, owner) of each slot, as `workload.slots_at` gives them.
+
+    A used piece has its owner's colour and name, the other states the hatches that `stacks` gives them.
+    """
+    names = {"external": "free, in pieces (external)", "idle": "free"}
+    looks = {
+        "used": {"fc": "#8d8da0"},
+        "reserved": {"fc": NOBODY, "hatch": "///"},
+        "internal": {"fc": NOBODY, "hatch": "..."},
+        "external": {"fc": "#d3d3da", "hatch": "xx"},
+        "idle": {"fc": NOBODY},
+    }
+    colours = colours_of((owner for slots in rows.values() for _, owner in slots if owner is not None), colours)
+    with chart(WIDTH, 0.5 * len(rows) + 1.7, title, alt) as ax:
+        for row, slots in enumerate(rows.values()):
+            start = 0
+            for (state, owner), piece in groupby(slots):
+                size = len(list(piece))
+                look = {"fc": colours[owner]} if state == "used" else looks[state]
+                rectangle(ax, start, row - 0.36, size, 0.72, lw=0.6, **look)
+                if state == "used":
+                    ax.text(start + size / 2, row, str(owner), ha="center", va="center", fontsize=9, fontweight="bold")
+                start += size
+        patches = {names.get(state, state): {"lw": 0.6, **look} for state, look in looks.items()}
+        where = {"loc": "lower left", "bbox_to_anchor": (-0.01, 0.98)}  # between the title and the axes
+        colour_key(ax, patches, ncols=3, fontsize=9, columnspacing=1.2, **where)
+        ax.set(xlim=(-0.5, max(map(len, rows.values())) + 0.5), ylim=(len(rows) - 0.5, -0.5))
+        ax.set_yticks(range(len(rows)), list(rows))
+        ax.set_title(title, pad=42)
+        ax.set_xlabel("slot of the memory (one token each)")
+
+
+def _draw_pool(ax: Axes, shot: Snapshot, colours: Colours) -> None:
     for slot, text in enumerate(shot.contents):
         block, offset = divmod(slot, shot.block_size)
         owners = shot.owners(slot)
@@ -201,19 +249,5 @@ def _draw_pool(ax: Axes, shot: Snapshot, colours: Mapping[Hashable, str]) -> Non
         ax.text(shot.middle(block), -0.2, label, ha="center", va="top", fontsize=9)
 
 
-def _fill(owners: Sequence[Hashable], colours: Mapping[Hashable, str]) -> str:
+def _fill(owners: Sequence[Hashable], colours: Colours) -> str:
     return NOBODY if not owners else SHARED if len(owners) > 1 else colours[owners[0]]
-
-
-def _place(
-    children: Mapping[int, list[Any]], parent: Any, depth: int, row: float, places: dict[Any, tuple[float, float]]
-) -> tuple[float, int]:
-    """Put the children of `parent` in rows from `row` on; return (next free row, deepest level + 1)."""
-    deepest = depth
-    for prefix in children.get(id(parent), []):
-        first = row
-        row, below = _place(children, prefix, depth + 1, row, places)
-        row = max(row, first + 1)
-        places[prefix] = (3.0 * depth, (first + row - 1) / 2)
-        deepest = max(deepest, below, depth + 1)
-    return row, deepest

@@ -13,15 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pagewise.figures.embed import Embedded, fill, tag
-from pagewise.figures.roofline_svg import roofline_svg
+from pagewise.figures.palette import INK, ORANGE, PALETTE
+from pagewise.figures.steps import Embedded, fill, tag
 from pagewise.tools.roofline import GPUS, AttentionCost
 
 Values = dict[str, Any]  # of the inputs, by their names
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}  # bytes of a number
 THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)  # as the script's toPrecision(3)
 POWERS = [2**i for i in range(18)]
+
+# The drawing of the roofline: its size, where its axes lie, and what the axes span.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 48, 398, 10, 220
+INTENSITIES, FLOPS = (1e-1, 1e4), (1e11, 1e16)
 
 
 class Slider(NamedTuple):
@@ -43,10 +47,11 @@ class Choice(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A row of the table. `unit` "": a count or a word; else written with an SI prefix."""
+    """A row of the table, with its value at the start. `unit` "": a count or a word; else written with an SI prefix."""
 
     name: str
     label: str
+    value: float | str
     unit: str = ""
 
 
@@ -66,26 +71,22 @@ def cache_calculator(kv_cache_bytes: Callable[..., int], models: Mapping[str, tu
         Slider("num_kv_heads", "KV heads", range(1, 129), start["num_kv_heads"]),
         Slider("head_size", "head size", range(32, 257, 8), start["head_size"]),
         Slider("context", "context (tokens)", POWERS, 2048),
-        Choice("dtype", "dtype of the cache", {_name(d): {"itemsize": d.itemsize} for d in DTYPES}, "float16"),
+        Choice("dtype", "dtype of the cache", {name: {"itemsize": n} for name, n in DTYPES.items()}, "float16"),
         Choice("gpu", "card", {gpu.name: {"memory": gpu.memory} for gpu in GPUS}, GPUS[0].name),
     ]
 
-    def compute(v: Values) -> Values:
-        sizes = {name: v[name] for name in names[:3]} | {"dtype": getattr(torch, v["dtype"])}
-        sequence, left = kv_cache_bytes(v["context"], **sizes), v["memory"] - v["weights"]
-        fit = max(0, math.floor(left / sequence))
-        token = kv_cache_bytes(1, **sizes)
-        return {"token": token, "sequence": sequence, "weights": v["weights"], "left": left, "fit": fit}
-
+    v = _start(inputs)
+    sizes = {name: v[name] for name in names[:3]} | {"dtype": getattr(torch, v["dtype"])}
+    sequence, left = kv_cache_bytes(v["context"], **sizes), v["memory"] - v["weights"]
     results = [
-        Result("token", "one token", "B"),
-        Result("sequence", "one sequence", "B"),
-        Result("weights", "weights of the model started from", "B"),
-        Result("left", "left on the card for K and V", "B"),
-        Result("fit", "sequences that fit"),
+        Result("token", "one token", kv_cache_bytes(1, **sizes), "B"),
+        Result("sequence", "one sequence", sequence, "B"),
+        Result("weights", "weights of the model started from", v["weights"], "B"),
+        Result("left", "left on the card for K and V", left, "B"),
+        Result("fit", "sequences that fit", max(0, math.floor(left / sequence))),
     ]
     title = "How much memory do K and V take, and how many sequences fit?"
-    return _calculator("cache_size.js", inputs, results, compute, title)
+    return _calculator("cache_size.js", inputs, results, title)
 
 
 def roofline_calculator() -> Embedded:
@@ -101,57 +102,39 @@ def roofline_calculator() -> Embedded:
         Choice("gpu", "card", cards, GPUS[0].name),
     ]
 
-    def compute(v: Values) -> Values:
-        gpu = next(gpu for gpu in GPUS if gpu.name == v["gpu"])
-        heads, new = v["Hkv"] * v["group"], min(v["T"], v["S"])
-        cost = AttentionCost(v["B"], heads, v["Hkv"], new, v["S"], v["D"], causal=True)
-        return {
-            "new": new,
-            "flops": cost.flops,
-            "bytes": cost.bytes_moved,
-            "intensity": cost.intensity,
-            "ridge": gpu.ridge,
-            "limit": "arithmetic" if cost.intensity >= gpu.ridge else "memory",
-            "seconds": gpu.seconds(cost.flops, cost.bytes_moved),
-            "attainable": gpu.attainable(cost.intensity),
-        }
-
+    v, gpu = _start(inputs), GPUS[0]
+    new = min(v["T"], v["S"])
+    cost = AttentionCost(v["B"], v["Hkv"] * v["group"], v["Hkv"], new, v["S"], v["D"], causal=True)
+    attainable = gpu.attainable(cost.intensity)
     results = [
-        Result("new", "new tokens"),
-        Result("flops", "arithmetic", "FLOP"),
-        Result("bytes", "bytes moved, 16 bits a number", "B"),
-        Result("intensity", "intensity", "FLOP/B"),
-        Result("ridge", "the card's ridge", "FLOP/B"),
-        Result("limit", "limited by"),
-        Result("attainable", "attainable", "FLOP/s"),
-        Result("seconds", "least time", "s"),
+        Result("new", "new tokens", new),
+        Result("flops", "arithmetic", cost.flops, "FLOP"),
+        Result("bytes", "bytes moved, 16 bits a number", cost.bytes_moved, "B"),
+        Result("intensity", "intensity", cost.intensity, "FLOP/B"),
+        Result("ridge", "the card's ridge", gpu.ridge, "FLOP/B"),
+        Result("limit", "limited by", "arithmetic" if cost.intensity >= gpu.ridge else "memory"),
+        Result("attainable", "attainable", attainable, "FLOP/s"),
+        Result("seconds", "least time", gpu.seconds(cost.flops, cost.bytes_moved), "s"),
     ]
-    at_start = compute(_start(inputs))
-    drawing = roofline_svg(GPUS, (at_start["intensity"], at_start["attainable"]))
+    drawing = _roofline_svg((cost.intensity, attainable))
     title = "Where does a step of attention sit under the roof?"
-    return _calculator("roofline.js", inputs, results, compute, title, drawing)
+    return _calculator("roofline.js", inputs, results, title, drawing)
 
 
 def _calculator(
-    script: str,
-    inputs: Sequence[Slider | Choice],
-    results: Sequence[Result],
-    compute: Callable[[Values], Values],
-    title: str,
-    drawing: str = "",
+    script: str, inputs: Sequence[Slider | Choice], results: Sequence[Result], title: str, drawing: str = ""
 ) -> Embedded:
-    computed = compute(_start(inputs))
-    rows = {result.label: written(computed[result.name], result.unit) for result in results}
+    rows = {result.label: written(result.value, result.unit) for result in results}
     constants = {
         "choices": {each.name: list(each.choices) for each in inputs if isinstance(each, Slider)},
         "options": {each.name: each.options for each in inputs if isinstance(each, Choice)},
         "units": {result.name: result.unit for result in results},
     }
     at = ", ".join(f"{each.label} {each.start}" for each in inputs)
-    table = "\n".join(
-        tag("tr", tag("th", html.escape(result.label), scope="row") + tag("td", text, data_result=result.name))
-        for result, text in zip(results, rows.values(), strict=True)
-    )
+    table = []
+    for result in results:
+        label = tag("th", html.escape(result.label), scope="row")
+        table.append(tag("tr", label + tag("td", rows[result.label], data_result=result.name)))
     markup = fill(
         "calculator.html",
         title=html.escape(title),
@@ -160,7 +143,7 @@ def _calculator(
         inputs="\n".join(map(_input, inputs)),
         at=html.escape(at),
         drawing=drawing,
-        results=table,
+        results="\n".join(table),
         script=fill(script),
     )
     said = ", ".join(f"{label} {text}" for label, text in rows.items())
@@ -196,5 +179,42 @@ def written(value: float | str, unit: str) -> str:
     return f"{float(THREE_DIGITS.create_decimal(value / size)):g} {prefix}{unit}"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _roofline_svg(point: tuple[float, float]) -> str:
+    """Attainable FLOP/s over intensity, both logarithmic: a roof per GPU, and the step at (intensity, FLOP/s)."""
+
+    def share(value: float, low: float, high: float) -> float:
+        """Where `value` lies on a logarithmic axis: 0 at its beginning, 1 at its end, never outside."""
+        return min(1.0, max(0.0, math.log(value / low) / math.log(high / low)))
+
+    def place(intensity: float, flops: float) -> tuple[float, float]:
+        return LEFT + (RIGHT - LEFT) * share(intensity, *INTENSITIES), BOTTOM - (BOTTOM - TOP) * share(flops, *FLOPS)
+
+    def line(*points: tuple[float, float], **attributes: object) -> str:
+        return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), fill="none", **attributes)
+
+    def text(x: float, y: float, words: str, **attributes: object) -> str:
+        return tag("text", html.escape(words), x=f"{x:.1f}", y=f"{y:.1f}", fill=INK, font_size=12, **attributes)
+
+    drawn = []
+    for power in range(-1, 5):
+        ends = [place(10.0**power, flops) for flops in FLOPS]
+        drawn.append(line(*ends, stroke="#d9d9e3"))
+        drawn.append(text(ends[0][0], BOTTOM + 16, f"{10.0**power:g}", text_anchor="middle"))
+    for power in range(11, 17):
+        ends = [place(intensity, 10.0**power) for intensity in INTENSITIES]
+        drawn.append(line(*ends, stroke="#d9d9e3"))
+        drawn.append(text(LEFT - 4, ends[0][1] + 4, f"{10.0 ** (power - 12):g}", text_anchor="end"))
+    for i, gpu in enumerate(GPUS):
+        look = {"stroke": PALETTE[i], "stroke_width": 2, "stroke_dasharray": (None, "6 3", "6 3 2 3")[min(i, 2)]}
+        roof = [place(x, gpu.attainable(x)) for x in (INTENSITIES[0], gpu.ridge, INTENSITIES[1])]
+        y = 140 + 18 * i
+        drawn += [line(*roof, **look, data_gpu=gpu.name), line((250, y), (280, y), **look), text(286, y + 4, gpu.name)]
+    drawn.append(text((LEFT + RIGHT) / 2, HEIGHT - 6, "intensity (FLOP per byte moved)", text_anchor="middle"))
+    drawn.append(text(LEFT + 6, TOP + 16, "TFLOP/s attainable", text_anchor="start"))
+    x, y = place(*point)
+    drawn.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=7, fill=ORANGE, stroke=INK, stroke_width=1.5))
+    label = "Attainable FLOP/s over intensity on logarithmic axes: a slope that memory sets, then a flat roof that "
+    label += "arithmetic sets, for " + ", ".join(gpu.name for gpu in GPUS) + ". A dot marks the step."
+    axes = " ".join(f"{n:g}" for n in (*INTENSITIES, *FLOPS, LEFT, RIGHT, BOTTOM, TOP))
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    return tag("svg", "\n".join(drawn), viewBox=box, role="img", aria_label=label, data_axes=axes)

@@ -1,10 +1,10 @@
-"""Every figure of the course: one palette, one font size, labelled axes, readable in grey-scale.
+"""Heat maps, curves, bars and rooflines.
 
-A figure answers the question in its title. Functions take tensors or plain lists, draw, and show; several lines or
-bars differ in lightness and in dash or hatch, not in hue alone. Every figure has its alternative text: `alt`.
+A figure answers the question in its title. The functions take tensors or plain lists, draw, and show. Several lines or
+bars differ in lightness and in dash or hatch, not in hue alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from pagewise.figures.drawing import show, subplots
-from pagewise.figures.palette import DASHES, DIVERGING, HATCHES, INK, MARKERS, PALETTE, SEQUENTIAL, readable_on
+from pagewise.figures import palette
+from pagewise.figures.drawing import chart, show, subplots
+from pagewise.figures.palette import DASHES, HATCHES, INK, PALETTE, readable_on
 
 
 def _array(values) -> np.ndarray:
@@ -35,7 +36,7 @@ def heatmaps(
     suptitle: str = "",
     size: float = 3.0,
     shared: bool = False,
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
     """Matrices side by side, one title each. −∞ is left white.
 
@@ -63,24 +64,31 @@ def heatmaps(
 
 
 def heatmap(
-    ax: Axes, values: np.ndarray, title: str, *, annotate: str | None = None, limits: tuple[float, float] | None = None
+    ax: Axes,
+    values: np.ndarray,
+    title: str,
+    *,
+    annotate: str | None = None,
+    limits: tuple[float, float] | None = None,
+    left: float = 0.0,
+    fontsize: float = 8,
 ) -> AxesImage:
-    """One matrix; signed values get a diverging map centred at 0."""
+    """One matrix, its first column at x = `left`; signed values get a diverging map centred at 0."""
     low, high = limits or _limits(values)
-    shown = np.ma.masked_invalid(values)
-    image = ax.imshow(shown, cmap=DIVERGING if low < 0 else SEQUENTIAL, vmin=low, vmax=high, aspect="equal")
+    colours = palette.DIVERGING if low < 0 else palette.SEQUENTIAL
+    extent = (left - 0.5, left + values.shape[1] - 0.5, len(values) - 0.5, -0.5)
+    image = ax.imshow(np.ma.masked_invalid(values), cmap=colours, vmin=low, vmax=high, aspect="equal", extent=extent)
     ax.set_title(title)
-    ax.grid(visible=False)
     if annotate:
         for (row, col), value in np.ndenumerate(values):
             fill = image.cmap(image.norm(value)) if np.isfinite(value) else "white"
             text = "−∞" if value == -np.inf else format(value, annotate)
-            ax.text(col, row, text, ha="center", va="center", color=readable_on(fill), fontsize=8)
+            ax.text(left + col, row, text, ha="center", va="center", color=readable_on(fill), fontsize=fontsize)
     return image
 
 
 def _limits(values: np.ndarray) -> tuple[float, float]:
-    """What the colours span: from 0 to the largest, or as far on both sides of 0."""
+    """Return the ends of the colour scale: 0 and the largest value, or the same distance on both sides of 0."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
     bound = max(abs(low), abs(high), 1e-12)
@@ -101,15 +109,16 @@ def lines(
     logy: bool = False,
     caption: str | None = None,
     ax: Axes | None = None,
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
     """Curves over x. `caption` says where the numbers come from (device, date)."""
     own = ax is None
-    if own:
-        _, ax = plt.subplots(figsize=(6.4, 3.6))
+    ax = ax or plt.subplots(figsize=(6.4, 3.6))[1]
     for i, (label, y) in enumerate(series.items()):
-        ax.plot(x, y, color=PALETTE[i % 5], ls=DASHES[i % 5], marker=MARKERS[i % 5], label=label)
-    _finish(ax, title, xlabel, ylabel, legend=len(series) > 1, caption=caption)
+        ax.plot(x, y, color=PALETTE[i % 5], ls=DASHES[i % 5], marker=palette.MARKERS[i % 5], label=label)
+    ax.grid(visible=True)
+    ax.set_title(title)
+    _finish(ax, xlabel, ylabel, caption, legend=len(series) > 1)
     if logx:
         ax.set_xscale("log", base=2)
         if len(x) <= 8 and max(x) < 2**17:
@@ -144,43 +153,117 @@ def bars(
     width: float = 6.4,
     ranges: Mapping[str, tuple[float, float]] | None = None,
     legend_outside: bool = False,
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
     `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
     """
-    _, ax = plt.subplots(figsize=(width, 0.45 * len(groups) + 1.4 if horizontal else 3.6))
-    draw: Callable = ax.barh if horizontal else ax.bar
     positions, base = np.arange(len(groups)), np.zeros(len(groups))
     thickness = 0.7 if stacked else 0.8 / len(series)
-    for i, (label, heights) in enumerate(series.items()):
-        heights = _array(heights)
-        offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
-        start = {"left" if horizontal else "bottom": base.copy()} if stacked else {}
-        style = {"color": PALETTE[i % 5], "edgecolor": "white", "label": label}
-        style["hatch"] = HATCHES[(i + i // 5) % 5]  # a sixth bar has the first one's colour, not its hatch
-        drawn = draw(positions + offset, heights, thickness, **start, **style)
-        if values:
-            ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
-            ax.margins(**{"x" if horizontal else "y": 0.08})
-        base += heights if stacked else 0
-    for i, (label, (low, high)) in enumerate((ranges or {}).items()):
-        span = ax.axvspan if horizontal else ax.axhspan
-        span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i + 1], zorder=0, label=label)
-    axis = ax.yaxis if horizontal else ax.xaxis
-    axis.set_ticks(positions, groups)
-    axis.grid(visible=False)
-    if horizontal:
-        ax.invert_yaxis()
-    _finish(ax, title, *((ylabel, "") if horizontal else ("", ylabel)), legend=len(series) > 1, caption=caption)
-    if legend_outside:
-        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    show(alt)
+    with chart(width, 0.45 * len(groups) + 1.4 if horizontal else 3.6, title, alt) as ax:
+        draw, span, start = (ax.barh, ax.axvspan, "left") if horizontal else (ax.bar, ax.axhspan, "bottom")
+        for i, (label, heights) in enumerate(series.items()):
+            offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
+            style = {"color": PALETTE[i % 5], "edgecolor": "white", "label": label, start: base}
+            style["hatch"] = HATCHES[(i + i // 5) % 5]  # a sixth bar has the first one's colour, not its hatch
+            drawn = draw(positions + offset, _array(heights), thickness, **style)
+            if values:
+                ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
+                ax.margins(**{"x" if horizontal else "y": 0.08})
+            if stacked:
+                base = base + _array(heights)
+        for i, (label, (low, high)) in enumerate((ranges or {}).items(), 1):
+            span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i], zorder=0, label=label)
+        if horizontal:
+            ax.set_yticks(positions, groups)
+            ax.invert_yaxis()
+        else:
+            ax.set_xticks(positions, groups)
+        ax.grid(axis="x" if horizontal else "y")
+        _finish(ax, *((ylabel, "") if horizontal else ("", ylabel)), caption, legend=len(series) > 1)
+        if legend_outside:
+            ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _finish(ax: Axes, title: str, xlabel: str, ylabel: str, *, legend: bool, caption: str | None) -> None:
-    ax.set_title(title)
-    ax.set_xlabel(xlabel + (f"\n{caption}" if caption else ""))
-    ax.set_ylabel(ylabel)
+def _finish(ax: Axes, xlabel: str, ylabel: str, caption: str | None, *, legend: bool) -> None:
+    ax.set(xlabel=xlabel + (f"\n{caption}" if caption else ""), ylabel=ylabel)
     if legend:
         ax.legend()
+
+
+def stacks(
+    names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str, alt: str = ""
+) -> None:
+    """Horizontal bars of shares (0 … 1) that add up to a whole; a share that has room carries its per cent."""
+    left = np.zeros(len(names))
+    with chart(7.6, 0.55 * len(names) + 1.8, title, alt) as ax:
+        for i, (label, values) in enumerate(shares.items()):
+            values, fill = 100 * np.asarray(values), PALETTE[i % 5]
+            style = {"color": fill, "hatch": HATCHES[i % 5], "ec": "white", "label": label}
+            drawn = ax.barh(range(len(names)), values, 0.7, left=left, **style)
+            plate = {"fc": fill if i == 0 else "white", "ec": "none", "pad": 1}
+            texts = [f"{value:.0f}" if value > 4 else "" for value in values]
+            ax.bar_label(drawn, texts, label_type="center", color=readable_on(plate["fc"]), fontsize=9, bbox=plate)
+            left += values
+        ax.set_yticks(range(len(names)), names)
+        ax.invert_yaxis()
+        ax.grid(axis="x")
+        ax.set(xlabel=xlabel, xlim=(0, 100.5))
+        ax.set_title(title, pad=28)
+        above = {"loc": "lower left", "bbox_to_anchor": (-0.02, 0.98)}  # between the title and the axes
+        ax.legend(ncols=len(shares), fontsize=9, columnspacing=1.2, **above)
+
+
+def tile_width(
+    widths: Sequence[int],
+    ratios: Mapping[str, Sequence[float]],
+    thread_blocks: Mapping[str, Sequence[float]],
+    wanted: tuple[float, float],
+    *,
+    title: str,
+    alt: str = "",
+) -> None:
+    """Draw the two effects of a tile's width: work per byte above, thread blocks below.
+
+    Args:
+        widths: of a tile, B_N, the common x axis.
+        ratios: curve → computation per memory access.
+        thread_blocks: curve → N / B_N.
+        wanted: the least and most thread blocks by the rule of thumb; this band is marked.
+    """
+    axes = {"title": "", "logx": True, "logy": True}
+    with subplots(2, size=(6.4, 5.6), title=title, alt=alt) as (_, (top, bottom)):
+        lines(widths, ratios, xlabel="", ylabel="FLOPs per number moved", ax=top, **axes)
+        labels = {"xlabel": "columns of a tile, $B_N$", "ylabel": "thread blocks, N / $B_N$"}
+        lines(widths, thread_blocks, ax=bottom, **labels, **axes)
+        low, high = wanted
+        bottom.axhspan(low, high, color="#d9d9e3", zorder=0, label=f"wanted: {low:g} to {high:g}")
+        bottom.legend()
+
+
+def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str, alt: str = "") -> None:
+    """Attainable TFLOP/s over intensity for each GPU of `tools.roofline`, and where each point's intensity stands.
+
+    A diamond marks each ridge; a roof that several GPUs share is named once, on the roof.
+    """
+    top = max(gpu.peak_flops for gpu in gpus) / 1e12
+    with chart(6.4, 4.4, title, alt) as ax:
+        for i, gpu in enumerate(gpus):
+            x = [0.1, gpu.ridge, 1e4]
+            ax.loglog(x, [gpu.attainable(v) / 1e12 for v in x], color=PALETTE[i], ls=DASHES[i])
+            label = f"{gpu.name}, ridge at {gpu.ridge:.0f}"
+            ax.plot([], [], "D", color=PALETTE[i], ls=DASHES[i], ms=6, label=label)
+            ax.plot(gpu.ridge, gpu.peak_flops / 1e12, "D", color=PALETTE[i], ms=6)
+        for peak in {gpu.peak_flops / 1e12 for gpu in gpus}:
+            names = " and ".join(gpu.name.split()[0] for gpu in gpus if gpu.peak_flops / 1e12 == peak)
+            ax.annotate(f"{names}: {peak:.0f}", (9e3, peak), (0, 3), textcoords="offset points", ha="right")
+        ax.text(0.13, top, "memory-bound", fontstyle="italic", va="center")
+        ax.text(9e3, top / 8, "compute-bound", fontstyle="italic", ha="right", va="center")
+        for i, (label, intensity) in enumerate(points.items()):
+            ax.axvline(intensity, color=INK, lw=0.8, ls=":")
+            ax.plot([intensity] * len(gpus), [g.attainable(intensity) / 1e12 for g in gpus], "o", color=INK, ms=4)
+            plate = {"fc": "white", "ec": "none", "pad": 1}
+            ax.annotate(label, (intensity, top * (2, 4, 8)[i % 3]), ha="center", fontsize=8.5, bbox=plate)
+        ax.grid(visible=True)
+        ax.set(xlabel="intensity (FLOPs per byte moved)", ylabel="attainable TFLOP/s", ylim=(0.1, top * 14))
+        ax.legend(loc="lower right", frameon=True, framealpha=1, edgecolor="none")

@@ -1,9 +1,10 @@
-"""Diagrams of what really ran: boxes, arrows and spans, drawn from recorded shapes and lengths.
+"""Diagrams of a run: boxes, arrows and spans, drawn from recorded shapes and lengths.
 
-A lesson runs its code, records what passed by, and hands the record to a function here; nothing is laid out twice.
+A lesson runs its code, records the shapes that pass, and gives the record to a function of this module.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 
@@ -61,20 +62,34 @@ _OPERATOR_BOXES = {
     "up": (2.2, 0, 4.4, "6  $W_{gate}, W_{up}$"),
     "down": (2.2, -1, 4.4, "6  $W_{down}$"),
 }
-_OPERATOR_ARROWS = [
-    ("qkv", "scores", ""),
-    ("qkv", "KV cache", ""),
-    ("KV cache", "scores", ""),
-    ("scores", "softmax", ""),
-    ("softmax", "values", ""),
-    ("values", "o", ""),
-    ("o", "up", ""),
-    ("up", "down", ""),
-]
+_OPERATOR_ORDER = ("qkv", "scores", "softmax", "values", "o", "up", "down")
+_OPERATOR_ARROWS = [(above, below, "") for above, below in pairwise(_OPERATOR_ORDER)]
+_OPERATOR_ARROWS += [("qkv", "KV cache", ""), ("KV cache", "scores", "")]
+
+# Standard attention: matrices in main memory above, a kernel for each step below, and what each kernel moves.
+_KERNELS = {
+    "Q": (0.4, 1.6, 0.7, "Q"),
+    "K": (1.4, 1.6, 0.7, "K"),
+    "S": (3.1, 1.6, 2.2, "S"),
+    "P": (6.5, 1.6, 2.2, "P"),
+    "V": (8.6, 1.6, 0.7, "V"),
+    "O": (9.7, 1.6, 0.7, "O"),
+    "QK": (1.275, 0, 2.45, "$S = QK^T/\\sqrt{D}$"),
+    "softmax": (4.8, 0, 2.2, "$P = $softmax$(S)$"),
+    "PV": (8.6, 0, 2.9, "$O = PV$"),
+}
+_MOVES = {
+    "QK": ["read Q", "read K", "write S"],
+    "softmax": ["read S", "write P"],
+    "PV": ["read P", "read V", "write O"],
+}
+_FUSED = {name: _KERNELS[name] for name in "QKVO"}
+_FUSED["fused"] = (5.05, 0, 10.0, "tile of $S$, tile of $P$, tile of $O$: on chip, never in main memory")
+_FUSED_MOVES = {"fused": ["read Q", "read K", "read V", "write O"]}
 
 
-def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
-    """One call of a decoder per panel, below each other, labelled with what was recorded of it.
+def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
+    """Draw one call of a decoder per panel, labelled with the recorded shapes.
 
     Texts for the boxes "token ids", "KV cache" and "logits", and for the arrows "x" (hidden states), "q", "k", "v" (of
     the new tokens), "K", "V" (of all tokens), "scores" and "out".
@@ -83,18 +98,41 @@ def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
     flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, alt=alt)
 
 
-def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str | None = None) -> None:
+def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
     """The operators of a decoder's layer, a panel for each phase, each labelled with its sizes.
 
-    Texts for "qkv", "scores", "softmax", "values", "o", "up" and "down"; they follow the operator's name. What
-    multiplies by weights is white, what works on the cache is set off by colour.
+    Texts for "qkv", "scores", "softmax", "values", "o", "up" and "down"; they follow the operator's name. Operators
+    that work on the cache have a colour of their own.
     """
-    labels = {
-        name: {key: f"{_OPERATOR_BOXES[key][3]}:  {text}" for key, text in texts.items()}
-        for name, texts in panels.items()
-    }
+    labels = {}
+    for name, texts in panels.items():
+        labels[name] = {key: f"{_OPERATOR_BOXES[key][3]}:  {text}" for key, text in texts.items()}
     filled, size = ["KV cache", "scores", "softmax", "values"], (5.4, 4.6 * len(panels))
     flow(labels, _OPERATOR_BOXES, _OPERATOR_ARROWS, title=title, filled=filled, size=size, alt=alt)
+
+
+def three_kernels(moved: Mapping[str, int], *, title: str, alt: str = "") -> None:
+    """Standard attention's eight reads and writes, from `standard_attention_bytes`: the more bytes, the thicker."""
+    _kernels(_KERNELS, _MOVES, "a kernel per step", moved, max(moved.values()), title=title, alt=alt)
+
+
+def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str = "") -> None:
+    """The same three steps fused: the remaining moves, on a scale whose thickest arrow is `largest` bytes."""
+    _kernels(_FUSED, _FUSED_MOVES, "one kernel", moved, largest, title=title, alt=alt)
+
+
+def _kernels(
+    boxes: Boxes, moves: Mapping[str, list[str]], below: str, moved: Mapping[str, int], largest: int, **words: str
+) -> None:
+    arrows = []
+    for kernel, of_kernel in moves.items():
+        for move in of_kernel:
+            start, end = (move[-1], kernel) if move.startswith("read") else (kernel, move[-1])
+            arrows.append((start, end, move))
+    texts = {move: f"{move[:-2]}\n{n / 1e6:.1f} MB" for move, n in moved.items()}
+    panel = {f"above: matrices in main memory; below: {below}": texts}
+    weights = {move: 0.8 + 4.0 * n / largest for move, n in moved.items()}
+    flow(panel, boxes, arrows, filled=list("QKSPVO"), weights=weights, size=(6.4, 2.9), **words)
 
 
 def flow(
@@ -106,7 +144,7 @@ def flow(
     filled: Sequence[str] = (),
     weights: Mapping[str, float] | None = None,
     size: tuple[float, float],
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
     """The same boxes and arrows once per panel, below each other, each panel with its own labels.
 
@@ -147,12 +185,10 @@ def _arrow(
     ax.text(*middle, label, ha="left", va="center", fontsize=8.5, bbox={"fc": "white", "ec": "none", "pad": 0.5})
 
 
-def cache_timeline(
-    panels: Mapping[str, Sequence[tuple[int, int]]], max_len: int, *, title: str, alt: str | None = None
-) -> None:
-    """Which tokens each call of a model computes, and which it finds kept: a panel per way, a row per call.
+def cache_timeline(panels: Mapping[str, Sequence[tuple[int, int]]], max_len: int, *, title: str, alt: str = "") -> None:
+    """Draw the tokens that each call of a model computes or finds in the cache: a panel per way, a row per call.
 
-    `panels` holds (kept before, known after) of each call; what lies between is computed by it.
+    `panels` holds (tokens kept before, tokens known after) of each call; the call computes the difference.
     """
     rows = max(map(len, panels.values()))
     size = (2.6 * len(panels), 0.24 * rows + 1.7)
@@ -165,8 +201,6 @@ def cache_timeline(
             ax.set(xlim=(-0.2, max_len + 0.2), ylim=(rows - 0.4, -0.6), xlabel="token", yticks=range(rows))
             ax.set_title(name, fontweight="normal", fontsize=10)
             ax.set_xticks([i + 0.5 for i in range(0, max_len, 4)], range(0, max_len, 4))
-            ax.grid(visible=False)
-        colour_key(
-            figure, {"kept": SAND, "computed": BLUE, "not there yet": "white"}, ncols=3, loc="outside lower left"
-        )
+        looks = {"kept": SAND, "computed": BLUE, "not there yet": "white"}
+        colour_key(figure, looks, ncols=3, loc="outside lower left")
         axes[0].set_ylabel("call of the model")

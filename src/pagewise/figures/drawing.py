@@ -1,4 +1,4 @@
-"""What every figure is made of: a figure with a title, boxes and arrows in data units, a legend of colours."""
+"""The parts of every figure: a figure with a title, boxes and arrows in data units, a legend of colours."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from pagewise.figures.palette import INK, readable_on
 
 @contextmanager
 def subplots(
-    rows: int, columns: int = 1, *, size: tuple[float, float], title: str = "", alt: str | None = None, **options: Any
+    rows: int, columns: int = 1, *, size: tuple[float, float], title: str = "", alt: str = "", **options: Any
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Open a figure of `size` inches, yield it with its axes, row by row, and `show` it at the end of the block.
 
@@ -29,7 +29,7 @@ def subplots(
 
 
 @contextmanager
-def chart(width: float, height: float, title: str, alt: str | None = None) -> Iterator[Axes]:
+def chart(width: float, height: float, title: str, alt: str = "") -> Iterator[Axes]:
     """Open a figure of one pair of axes with a title, yield the axes, and `show` the figure at the end of the block."""
     _, ax = plt.subplots(figsize=(width, height))
     ax.set_title(title)
@@ -37,7 +37,7 @@ def chart(width: float, height: float, title: str, alt: str | None = None) -> It
     show(alt)
 
 
-def show(alt: str | None = None) -> None:
+def show(alt: str = "") -> None:
     """Show the current figure. `alt` says what it shows, in words; default: its titles, axes and legends.
 
     In a notebook that is the text/plain beside the picture, which the book makes the picture's alternative text.
@@ -67,7 +67,6 @@ def diagram(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float]) -> N
 
 def bare(ax: Axes) -> None:
     """Leave of the axes only the labels."""
-    ax.grid(visible=False)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 

@@ -3,7 +3,8 @@
 A summary here is anything with fields m, l and acc that belongs to one row: scalars, acc a vector or a scalar.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,14 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from pagewise.figures.drawing import box, chart, colour_key, diagram, rectangle, subplots
+from pagewise.figures.drawing import box, colour_key, diagram, rectangle, subplots
 from pagewise.figures.palette import BLUE, DASHES, INK, ORANGE, PALETTE, SAND
 
 Tree = Any  # a (label, summary), or a tuple of two Trees
 EARLIER = 0.4  # so much before a key is added, what was summed shrinks
 
 
-def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt: str | None = None) -> None:
+def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt: str = "") -> None:
     """m, l and acc as keys arrive. A key that raises m makes two steps: all that was summed shrinks, then it adds.
 
     Args:
@@ -38,10 +39,8 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
         path = _two_steps(np.where(np.isneginf(m), np.nan, m), after=m[1:])
         top.plot(*path, color=BLUE, label="m, the largest so far")
         sums = [(middle, l, {"color": BLUE, "label": "l, the sum of exp(score − m)"})]
-        sums += [
-            (bottom, component, {"color": PALETTE[2 * i], "ls": DASHES[i], "label": f"acc[{i}]"})
-            for i, component in enumerate(acc.T)
-        ]
+        for i, component in enumerate(acc.T):
+            sums.append((bottom, component, {"color": PALETTE[2 * i], "ls": DASHES[i], "label": f"acc[{i}]"}))
         for ax, row, style in sums:
             ax.plot(*_two_steps(row, after=shrink * row[:-1]), **style)
             for key in rises:
@@ -52,7 +51,6 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
         for ax, name in ((top, "score, m"), (middle, "l"), (bottom, "acc")):
             ax.set_ylabel(name)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            ax.grid(visible=False)
             ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.1)
         bottom.set_xlabel("key that arrives")
 
@@ -65,11 +63,11 @@ def _two_steps(row: np.ndarray, *, after: np.ndarray) -> tuple[np.ndarray, np.nd
     return np.append(x, len(after) - 1 + EARLIER), np.append(y, row[-1])
 
 
-def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, alt: str | None = None) -> None:
-    """Which scores of T × S exist while tile `now` is worked on: naive attention's, all; online, one tile of columns.
+def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, alt: str = "") -> None:
+    """Draw the scores of T × S that exist at one time: all of them in naive attention, tile `now` in online attention.
 
     Args:
-        visible: [T, S] bool, which query may look at which key; what it may not see is computed all the same.
+        visible: [T, S] bool, which query may see which key; masked scores are computed too.
     """
     T, S = visible.shape
     whole = f"naive: {T * S} scores"
@@ -83,7 +81,6 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
                 rectangle(ax, j, i, 1, 1, "none", ec="#9a9aae", hatch="////", lw=0)
             ax.set(xlim=(-0.2, S + 0.2), ylim=(T + 0.2, -0.2), aspect="equal", xlabel="key")
             ax.set_title(name, fontweight="normal", fontsize=10)
-            ax.grid(visible=False)
             ax.set(xticks=range(0, S + 1, tile_size), yticks=range(0, T + 1, tile_size))
         axes[0].set_ylabel("query")
         looks = {"held now": BLUE, "folded in, forgotten": SAND, "not computed yet": "white"}
@@ -91,9 +88,7 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 
 
-def merge_trees(
-    trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str, alt: str | None = None
-) -> None:
+def merge_trees(trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str, alt: str = "") -> None:
     """Trees of merges below each other, leaves on top; every box shows the summary that `merge` made.
 
     Args:
@@ -103,18 +98,10 @@ def merge_trees(
     size = (4.6, 0.58 * sum(rows) + 0.4)
     with subplots(len(trees), size=size, title=title, alt=alt, height_ratios=rows) as (_, axes):
         for ax, (name, tree) in zip(axes, trees.items(), strict=True):
-            depth = _depth(tree)
-            _, _, width = _draw(ax, tree, merge, left=0.0, depth=depth)
+            leaves, depth = count(), _depth(tree)
+            _draw(ax, tree, merge, leaves, depth)
             ax.set_title(name)
-            diagram(ax, (-0.1, width + 0.1), (-0.1, 1.5 * depth + 1.6))
-
-
-def histogram(values: torch.Tensor, *, title: str, xlabel: str, alt: str | None = None) -> None:
-    """How often each value came up; 0 is marked."""
-    with chart(4.8, 2.4, title, alt) as ax:
-        ax.hist(values.tolist(), bins=21, color=BLUE, edgecolor="white")
-        ax.axvline(0, color=INK, ls="--", lw=1.2)
-        ax.set(xlabel=xlabel, ylabel="count")
+            diagram(ax, (-0.1, 1.2 * next(leaves) + 0.1), (-0.1, 1.5 * depth + 1.6))
 
 
 def _is_leaf(tree: Tree) -> bool:
@@ -125,24 +112,18 @@ def _depth(tree: Tree) -> int:
     return 0 if _is_leaf(tree) else 1 + max(map(_depth, tree))
 
 
-def _draw(ax: Axes, tree: Tree, merge: Callable, *, left: float, depth: int) -> tuple[Any, tuple[float, float], float]:
-    """Draw `tree` from x = `left` on, its leaves in row `depth`; return (summary, bottom centre of its box, width)."""
-    y = 1.5 * depth if _is_leaf(tree) else 1.5 * (depth - _depth(tree))
+def _draw(ax: Axes, tree: Tree, merge: Callable, leaves: Iterator[int], depth: int) -> tuple[Any, float, float]:
+    """Draw `tree`, its leaves in row `depth`, numbered by `leaves`; return (summary, x of its box's middle, y)."""
     if _is_leaf(tree):
         label, summary = tree
-        centre, width = left + 0.6, 1.2
+        x, y = 1.2 * next(leaves) + 0.6, 1.5 * depth
+        ax.text(x, y + 1.0, label, ha="center", va="bottom", fontsize=9)
     else:
-        label, width, parts = "", 0.0, []
-        for child in tree:
-            part, position, taken = _draw(ax, child, merge, left=left + width, depth=depth)
-            parts.append((part, position))
-            width += taken
-        summary = merge(*(part for part, _ in parts))
-        centre = sum(position[0] for _, position in parts) / 2
-        for _, (x, bottom) in parts:
-            ax.plot([x, centre], [bottom, y + 0.9], color=INK, lw=1.0, zorder=0)
+        parts = [_draw(ax, child, merge, leaves, depth) for child in tree]
+        summary = merge(*(part for part, _, _ in parts))
+        x, y = sum(part_x for _, part_x, _ in parts) / 2, 1.5 * (depth - _depth(tree))
+        for _, part_x, bottom in parts:
+            ax.plot([part_x, x], [bottom, y + 0.9], color=INK, lw=1.0, zorder=0)
     text = f"m {float(summary.m):.2f}\nl {float(summary.l):.3f}\nacc {float(summary.acc):.3f}"
-    box(ax, centre - 0.52, y, 1.04, 0.9, text, fill=SAND if label else "#ffffff")
-    if label:
-        ax.text(centre, y + 1.0, label, ha="center", va="bottom", fontsize=9)
-    return summary, (centre, y), width
+    box(ax, x - 0.52, y, 1.04, 0.9, text, fill=SAND if _is_leaf(tree) else "#ffffff")
+    return summary, x, y

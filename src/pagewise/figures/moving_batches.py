@@ -1,4 +1,4 @@
-"""Who is in the batch, step by step: seats over time, a panel per scheduler, and whose blocks they hold (lesson 9)."""
+"""The batch of an engine over its steps: the seats of requests, a panel per scheduler, and their blocks (lesson 9)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -12,17 +12,16 @@ from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.blocks import OWNERS, SHARED
 from pagewise.figures.drawing import colour_key, rectangle, subplots
-from pagewise.figures.embed import Embedded
 from pagewise.figures.palette import INK, ORANGE
-from pagewise.figures.steps import stepper
+from pagewise.figures.steps import Embedded, stepper
 
-EMPTY = {"fc": "#f1f1f5", "ec": "none"}  # a seat that nobody has
+EMPTY = {"fc": "#f1f1f5", "ec": "none"}  # a free seat
 KINDS = {"prompt": "////", "decode": "", "again": "xxxx"}  # what a sequence computes in a step, and its hatch
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Moment(NamedTuple):
-    """One step of an engine, as it was seen. A request is a number, counted from 0 in the order of arrival."""
+    """One step of an engine. A request is a number, counted from 0 in the order of arrival."""
 
     computed: dict[int, tuple[str, int]]  # request → (one of KINDS, tokens computed), of those in the batch
     running: list[int]  # have a seat in this step, though the budget may have left them no token
@@ -31,17 +30,8 @@ class Moment(NamedTuple):
     blocks: dict[int, int]  # request → blocks of its own while the step runs; −1 → blocks in several tables
 
 
-class Seat(NamedTuple):
-    """What happens on one of the batch's seats in one step."""
-
-    seat: int
-    request: int
-    kind: str
-    tokens: int
-
-
-def seats(moments: Sequence[Moment]) -> list[list[Seat]]:
-    """Where everyone sits in each step: a newcomer takes the first free seat and keeps it while it runs."""
+def seats(moments: Sequence[Moment]) -> list[dict[int, int]]:
+    """The seat of each request in each step: a newcomer takes the first free seat and keeps it while it runs."""
     place: dict[int, int] = {}
     found = []
     for moment in moments:
@@ -49,26 +39,45 @@ def seats(moments: Sequence[Moment]) -> list[list[Seat]]:
         for request in moment.running:
             if request not in place:
                 place[request] = next(seat for seat in range(len(place) + 1) if seat not in place.values())
-        idle = ("nothing", 0)
-        found.append([Seat(place[i], i, *moment.computed.get(i, idle)) for i in moment.running])
+        found.append(dict(place))
     return found
 
 
 def batch_steps(
     panels: Mapping[str, Sequence[Moment]], num_seats: int, *, title: str, alt: str, every: int = 1
 ) -> Embedded:
-    """A panel per scheduler, a row per seat, a column per step: whose the seat is and what it computes.
+    """Return a stepper: a panel per scheduler, a row per seat, a column per step; a seat's colour names its request.
 
     Args:
-        num_seats: of the batch, at most.
-        every: show only each so many steps, the last, and those in which somebody is preempted.
+        num_seats: the largest size of the batch.
+        every: show every so many steps, the last step, and all steps with a preemption.
     """
     end = max(map(len, panels.values()))
-    drawn = {name: (seats(moments), moments) for name, moments in panels.items()}
+    taken = {name: seats(moments) for name, moments in panels.items()}
     preempted = {t for moments in panels.values() for t, moment in enumerate(moments) if moment.preempted}
     times = sorted({*range(0, end, every), end - 1} | preempted)
-    frames = [(f"Step {t}. {_said(panels, t)}", (drawn, num_seats, t, end)) for t in times]
-    return stepper(frames, _draw, title=title, alt=alt, height=1.35 * len(panels) + 0.9)
+    looks = {"prompt": {"fc": "white", "hatch": KINDS["prompt"]}, "one token": {"fc": "white"}}
+    if any(kind == "again" for moments in panels.values() for now in moments for kind, _ in now.computed.values()):
+        looks["computed again"] = {"fc": "white", "hatch": KINDS["again"]}
+    looks["empty seat"] = EMPTY
+
+    def draw(figure: Figure, time: int) -> None:
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, (name, moments) in zip(axes, panels.items(), strict=True):
+            rectangle(ax, 0, 0, len(moments), num_seats, **EMPTY)
+            _draw_seats(ax, moments[: time + 1], taken[name])
+            if time < len(moments):
+                rectangle(ax, time, 0, 1, num_seats, "none", lw=1.6)
+            steps = f"{len(moments)} steps" if time >= len(moments) - 1 else f"step {time}"
+            ax.set_title(f"{name}: {steps}", fontsize=10)
+            ax.set(xlim=(0, end), ylim=(num_seats, 0), ylabel="seat")
+            ax.set_yticks(np.arange(num_seats) + 0.5, range(num_seats))
+        axes[-1].set_xlabel("step")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        colour_key(figure, looks, loc="outside lower center", ncols=len(looks), fontsize=8, handlelength=1.4)
+
+    frames = [(f"Step {t}. {_said(panels, t)}", t) for t in times]
+    return stepper(frames, draw, title=title, alt=alt, height=1.35 * len(panels) + 0.9)
 
 
 def letters(requests: Sequence[int]) -> str:
@@ -91,40 +100,18 @@ def _said(panels: Mapping[str, Sequence[Moment]], t: int) -> str:
     return " ".join(sentences)
 
 
-def _draw(figure: Figure, frame: tuple[Mapping[str, tuple], int, int, int]) -> None:
-    drawn, num_seats, time, end = frame
-    axes = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
-    for ax, (name, (taken, moments)) in zip(axes, drawn.items(), strict=True):
-        rectangle(ax, 0, 0, len(moments), num_seats, **EMPTY)
-        latest: dict[int, tuple[int, int]] = {}  # request → when and where it was last seen
-        for step, moment in enumerate(moments[: time + 1]):
-            for seat in taken[step]:
-                _draw_seat(ax, step, seat, named=latest.get(seat.request, (-2, 0))[0] < step - 1)
-                latest[seat.request] = step, seat.seat
-            for lost in set(moment.preempted) & set(latest):  # a cross on the seat that it had
-                ax.plot(step, latest[lost][1] + 0.5, "X", color=ORANGE, mec=INK, ms=8, zorder=5)
-        if time < len(moments):
-            rectangle(ax, time, 0, 1, num_seats, "none", lw=1.6)
-        steps = f"{len(moments)} steps" if time >= len(moments) - 1 else f"step {time}"
-        ax.set_title(f"{name}: {steps}", fontsize=10)
-        ax.set(xlim=(0, end), ylim=(num_seats, 0), yticks=np.arange(num_seats) + 0.5)
-        ax.set_yticklabels(range(num_seats))
-        ax.set_ylabel("seat")
-        ax.grid(visible=False)
-    axes[-1].set_xlabel("step")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    looks = {name: {"fc": "white", "hatch": hatch} for name, hatch in (("prompt", KINDS["prompt"]), ("one token", ""))}
-    if any(seat.kind == "again" for taken, _ in drawn.values() for at_once in taken for seat in at_once):
-        looks["computed again"] = {"fc": "white", "hatch": KINDS["again"]}
-    looks["empty seat"] = EMPTY
-    colour_key(figure, looks, loc="outside lower center", ncols=len(looks), fontsize=8, handlelength=1.4)
-
-
-def _draw_seat(ax: Axes, step: int, seat: Seat, *, named: bool) -> None:
-    fill = OWNERS[seat.request % len(OWNERS)] if seat.kind in KINDS else "white"
-    rectangle(ax, step, seat.seat, 1, 1, fill, lw=0.5, hatch=KINDS.get(seat.kind))
-    if named:
-        _name(ax, step + 0.5, seat.seat + 0.5, seat.request)
+def _draw_seats(ax: Axes, moments: Sequence[Moment], taken: Sequence[dict[int, int]]) -> None:
+    latest: dict[int, tuple[int, int]] = {}  # request → when and where it was last seen
+    for step, moment in enumerate(moments):
+        for request, seat in taken[step].items():
+            kind, _ = moment.computed.get(request, ("nothing", 0))
+            fill = OWNERS[request % len(OWNERS)] if kind in KINDS else "white"
+            rectangle(ax, step, seat, 1, 1, fill, lw=0.5, hatch=KINDS.get(kind))
+            if request not in latest or latest[request][0] < step - 1:
+                _name(ax, step + 0.5, seat + 0.5, request)
+            latest[request] = step, seat
+        for lost in set(moment.preempted) & set(latest):  # a cross on the seat that it had
+            ax.plot(step, latest[lost][1] + 0.5, "X", color=ORANGE, mec=INK, ms=8, zorder=5)
 
 
 def _name(ax: Axes, x: float, y: float, request: int) -> None:
@@ -133,12 +120,10 @@ def _name(ax: Axes, x: float, y: float, request: int) -> None:
     ax.text(x, y, letters([request]), ha="center", va="center", fontsize=8, fontweight="bold", bbox=label)
 
 
-def blocks_over_time(
-    panels: Mapping[str, Sequence[Moment]], num_blocks: int, *, title: str, alt: str | None = None
-) -> None:
-    """A panel per run: the pool's blocks in each step, whose they are, and where a request was preempted.
+def blocks_over_time(panels: Mapping[str, Sequence[Moment]], num_blocks: int, *, title: str, alt: str = "") -> None:
+    """Draw a panel per run: the blocks of each request in each step, and the steps with a preemption.
 
-    A letter stands where a request begins to hold blocks. The dashed line is the pool.
+    A letter marks the step in which a request begins to hold blocks. The dashed line is the pool.
     """
     options = {"title": title, "alt": alt, "sharex": True, "sharey": True}
     with subplots(len(panels), size=(5.2, 1.6 * len(panels) + 0.9), **options) as (figure, axes):
@@ -156,6 +141,7 @@ def blocks_over_time(
                     ax.plot(step, num_blocks, "X", color=ORANGE, mec=INK, ms=8, clip_on=False, zorder=5)
             ax.axhline(num_blocks, color=INK, ls="--", lw=1)
             ax.set_title(name, fontsize=10)
+            ax.grid(visible=True)
             ax.set(ylim=(0, num_blocks * 1.1), xlim=(0, max(map(len, panels.values()))))
         figure.supylabel("blocks held", fontsize=10)
         axes[-1].set_xlabel("step")

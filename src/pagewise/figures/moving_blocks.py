@@ -1,40 +1,33 @@
 """Paged memory, call by call: a script of calls to a live block manager, a picture after each."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from pagewise.figures.blocks import Snapshot, colours_of, draw_copies, draw_tables_and_pool, snapshot
-from pagewise.figures.embed import Embedded
+from pagewise.figures.blocks import Colours, Snapshot, colours_of, draw_copies, draw_tables_and_pool, snapshot
 from pagewise.figures.palette import ORANGE
-from pagewise.figures.steps import stepper
+from pagewise.figures.steps import Embedded, stepper
 
 
 class _Moment(NamedTuple):
     shot: Snapshot
     copies: list[tuple[int, int]]
     cached: list[int]  # free blocks that are still findable
-    colours: Mapping[Hashable, str]
 
 
 def block_steps(
-    manager: Any,
-    calls: Iterable[Sequence[Any]],
-    *,
-    title: str,
-    alt: str,
-    colours: Mapping[Hashable, str] | None = None,
+    manager: Any, calls: Iterable[Sequence[Any]], *, title: str, alt: str, colours: Colours | None = None
 ) -> Embedded:
-    """Makes the calls and shows tables and pool after each, a copy as an arrow from block to block.
+    """Make the calls and return a stepper: tables and pool after each call, a copy as an arrow from block to block.
 
     Args:
-        manager: a `BlockManager`; it is changed. A call that it refuses for want of memory is a step too.
+        manager: a `BlockManager`; the calls change it. A call that runs out of memory is a step too.
         calls: (why, name of the method, arguments …) of each, such as ("A writes on", "append", "A", 7).
         colours: those of `owner_colours`; default: by order of appearance.
     """
     all_free = " all blocks are free" if manager.num_free_blocks == manager.num_blocks else ""
-    moments = [(f"Before the first call{all_free}.", _look(manager, []))]
+    frames = [(f"Before the first call{all_free}.", _look(manager, []))]
     for why, name, *arguments in calls:
         said = ", ".join(_short(argument) for argument in arguments)
         try:
@@ -44,10 +37,9 @@ def block_steps(
             result = f" is refused: {type(refused).__name__}"
         copies = manager.take_copies()
         result += "".join(f", and block {src} is copied to block {dst} first" for src, dst in copies)
-        moments.append((f"{why}: {name}({said}){result}.", _look(manager, copies)))
-    colours = colours_of((name for _, moment in moments for name in moment.shot.tables), colours)
-    frames = [(caption, moment._replace(colours=colours)) for caption, moment in moments]
-    return stepper(frames, _draw, title=title, alt=alt, height=2.7)
+        frames.append((f"{why}: {name}({said}){result}.", _look(manager, copies)))
+    colours = colours_of((name for _, moment in frames for name in moment.shot.tables), colours)
+    return stepper(frames, lambda figure, now: _draw(figure, now, colours), title=title, alt=alt, height=2.7)
 
 
 def _look(manager: Any, copies: list[tuple[int, int]]) -> _Moment:
@@ -57,7 +49,7 @@ def _look(manager: Any, copies: list[tuple[int, int]]) -> _Moment:
     contents = list(shot.contents)
     for block in cached:
         contents[block * P : (block + 1) * P] = map(str, manager.prefix(block).tokens)
-    return _Moment(shot._replace(contents=contents), copies, cached, {})
+    return _Moment(shot._replace(contents=contents), copies, cached)
 
 
 def _short(argument: Any) -> str:
@@ -67,11 +59,11 @@ def _short(argument: Any) -> str:
     return "[" + ", ".join(tokens if len(tokens) <= 5 else [*tokens[:2], "…", tokens[-1]]) + "]"
 
 
-def _draw(figure: Figure, moment: _Moment) -> None:
+def _draw(figure: Figure, moment: _Moment, colours: Colours) -> None:
     ax = figure.subplots()
-    draw_tables_and_pool(ax, moment.shot, moment.colours, table_name="{}: {} tokens")
+    draw_tables_and_pool(ax, moment.shot, colours, table_name="{}: {} tokens")
     for block in moment.cached:
-        look = {"ha": "center", "va": "center", "fontsize": 9, "fontweight": "bold", "color": ORANGE}
-        ax.text(moment.shot.middle(block), -1.95, "cached", **look)
+        look = {"fontsize": 9, "fontweight": "bold", "color": ORANGE}
+        ax.text(moment.shot.middle(block), -1.95, "cached", ha="center", va="center", **look)
     draw_copies(ax, moment.shot, moment.copies)
     ax.set_ylim(-3.3, 4.7)

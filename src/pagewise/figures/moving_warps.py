@@ -8,20 +8,19 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from pagewise.figures.drawing import diagram, rectangle
-from pagewise.figures.embed import Embedded
-from pagewise.figures.palette import BLUE, ORANGE, SAND, TEAL
-from pagewise.figures.steps import stepper
-
-WARPS = (SAND, TEAL, ORANGE, BLUE)
+from pagewise.figures.palette import WARPS
+from pagewise.figures.steps import Embedded, stepper
 
 
 class _Reads(NamedTuple):
-    """What has been read of one tensor, block by block in the order of the sequence."""
+    """The elements of one tensor that have been read, in the order of the sequence."""
 
-    name: str
-    table: Sequence[int]
-    readers: list[np.ndarray]  # [rows, elements of a row]: the warp that has read an element, −1: none yet
-    now: list[np.ndarray]  # the same shape: whether it is read in this step
+    readers: np.ndarray  # [blocks, rows, elements of a row]: the warp that has read an element, −1: none yet
+    now: np.ndarray  # the same shape: whether it is read in this step
+
+    def rest(self) -> "_Reads":
+        """The same, while nothing is read."""
+        return self._replace(now=np.zeros_like(self.now))
 
 
 def warp_steps(
@@ -43,57 +42,48 @@ def warp_steps(
         block_table: physical blocks in the order of the sequence.
         k_shape, v_shape: (rows, elements of a row) of one block in the order of memory.
     """
-    k_steps = _steps("K", k_trace, block_table, k_shape)
-    v_steps = _steps("V", v_trace, block_table, v_shape)
+    k_steps, v_steps = _steps(k_trace, block_table, k_shape), _steps(v_trace, block_table, v_shape)
+    k_done, v_done = k_steps[-1].rest(), v_steps[-1].rest()
     frames = [("Nothing is read yet: two passes lie ahead, over K, then over V.", (k_steps[0], v_steps[0]))]
     for i, reads in enumerate(k_steps[1:]):
-        frames.append((f"Pass over K, load {i}: {_said(reads)}", (reads, v_steps[0])))
+        frames.append((f"Pass over K, load {i}: {_said(reads, block_table)}", (reads, v_steps[0])))
     between = "Barriers: the whole row of scores is in shared memory; all warps agree on its maximum and its sum."
-    frames.append((between, (_rest(k_steps[-1]), v_steps[0])))
+    frames.append((between, (k_done, v_steps[0])))
     for i, reads in enumerate(v_steps[1:]):
-        frames.append((f"Pass over V, load {i}: {_said(reads)}", (_rest(k_steps[-1]), reads)))
+        frames.append((f"Pass over V, load {i}: {_said(reads, block_table)}", (k_done, reads)))
     loads = [len(trace) / len(np.unique(trace["element"])) for trace in (k_trace, v_trace)]
     done = f"All is read: each vec of K {loads[0]:g}×, of V {loads[1]:g}×. Now the warps add up their sums."
-    frames.append((done, (_rest(k_steps[-1]), _rest(v_steps[-1]))))
-    return stepper(frames, _draw, title=title, alt=alt, height=3.4)
+    frames.append((done, (k_done, v_done)))
+    return stepper(frames, lambda figure, both: _draw(figure, both, block_table), title=title, alt=alt, height=3.4)
 
 
-def _steps(name: str, trace: np.ndarray, table: Sequence[int], shape: tuple[int, int]) -> list[_Reads]:
+def _steps(trace: np.ndarray, table: Sequence[int], shape: tuple[int, int]) -> list[_Reads]:
     """Before the first load, and after each."""
     size = shape[0] * shape[1]
     itemsize = int(trace["bytes"][0]) // int(np.diff(np.unique(trace["element"])).min())
-    readers = np.full((len(table), size), -1)
-    steps = [_Reads(name, table, [r.reshape(shape) for r in readers.copy()], [np.zeros(shape, bool)] * len(table))]
+    readers = np.full((len(table), *shape), -1)
+    steps = [_Reads(readers.copy(), np.zeros_like(readers, bool))]
     for execution in range(int(trace["execution"].max()) + 1):
         now = np.zeros_like(readers, bool)
         for access in trace[trace["execution"] == execution]:
             block, first = divmod(int(access["element"]), size)
-            span = slice(first, first + int(access["bytes"]) // itemsize)
-            readers[table.index(block), span] = access["warp"]
-            now[table.index(block), span] = True
-        of_blocks = ([x.reshape(shape) for x in array.copy()] for array in (readers, now))
-        steps.append(_Reads(name, table, *of_blocks))
+            span = table.index(block), slice(first, first + int(access["bytes"]) // itemsize)
+            readers.reshape(len(table), size)[span] = access["warp"]
+            now.reshape(len(table), size)[span] = True
+        steps.append(_Reads(readers.copy(), now))
     return steps
 
 
-def _rest(reads: _Reads) -> _Reads:
-    return reads._replace(now=[np.zeros_like(now) for now in reads.now])
-
-
-def _said(reads: _Reads) -> str:
-    found = {
-        int(readers[now][0]): block
-        for block, readers, now in zip(reads.table, reads.readers, reads.now, strict=True)
-        if now.any()
-    }
+def _said(reads: _Reads, table: Sequence[int]) -> str:
+    found = {int(reads.readers[i][reads.now[i]][0]): block for i, block in enumerate(table) if reads.now[i].any()}
     said = ", ".join(f"warp {warp} in block {block}" for warp, block in sorted(found.items()))
-    idle = len({int(w) for readers in reads.readers for w in np.unique(readers) if w >= 0} - set(found))
+    idle = len(set(reads.readers.flat) - {-1} - set(found))
     return f"{said} of the cache" + (f"; {idle} warps have no block left." if idle else ".")
 
 
-def _draw(figure: Figure, both: tuple[_Reads, _Reads]) -> None:
-    for ax, reads in zip(figure.subplots(2, 1), both, strict=True):
-        for i, (block, readers, now) in enumerate(zip(reads.table, reads.readers, reads.now, strict=True)):
+def _draw(figure: Figure, both: tuple[_Reads, _Reads], table: Sequence[int]) -> None:
+    for ax, name, reads in zip(figure.subplots(2, 1), "KV", both, strict=True):
+        for i, (block, readers, now) in enumerate(zip(table, *reads, strict=True)):
             pixels = np.ones((*readers.shape, 3))
             for warp in range(int(readers.max()) + 1):
                 strong, read = np.array(to_rgb(WARPS[warp % 4])), readers == warp
@@ -101,8 +91,9 @@ def _draw(figure: Figure, both: tuple[_Reads, _Reads]) -> None:
                 pixels[read & now] = strong
             ax.imshow(pixels, extent=(i, i + 0.9, 1, 0), aspect="auto", interpolation="nearest")
             rectangle(ax, i, 0, 0.9, 1, "none")
-            label = f"warp {int(readers[now][0])}" if now.any() else ""
-            ax.text(i + 0.45, -0.06, label, ha="center", va="bottom", fontsize=10, fontweight="bold")
+            if now.any():
+                warp = f"warp {int(readers[now][0])}"
+                ax.text(i + 0.45, -0.06, warp, ha="center", va="bottom", fontsize=10, fontweight="bold")
             ax.text(i + 0.45, 1.05, f"{i} ({block})", ha="center", va="top", fontsize=10)
-        ax.set_title(f"{reads.name}: block of the sequence (of the cache)", fontsize=10, fontweight="normal")
-        diagram(ax, (-0.05, len(reads.table)), (1.3, -0.3))
+        ax.set_title(f"{name}: block of the sequence (of the cache)", fontsize=10, fontweight="normal")
+        diagram(ax, (-0.05, len(table)), (1.3, -0.3))

@@ -5,6 +5,7 @@ from matplotlib.colors import to_rgb
 
 INK, BLUE, TEAL, ORANGE, SAND = "#22223b", "#22437a", "#2a8f9d", "#e07a3f", "#f0cf8a"
 PALETTE = (BLUE, ORANGE, TEAL, SAND, INK)  # neighbours differ in lightness
+WARPS = (SAND, TEAL, ORANGE, BLUE)  # of warps side by side
 DASHES = ("-", "--", "-.", ":", (0, (1, 1)))
 MARKERS = ("o", "s", "^", "D", "v")
 HATCHES = ("", "///", "...", "xx", "\\\\")
@@ -25,7 +26,6 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "axes.grid": True,
     "grid.color": "#d9d9e3",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,

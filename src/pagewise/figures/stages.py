@@ -1,4 +1,4 @@
-"""What a CUDA kernel is made of and what its stages move: levels in levels, memory to memory, pass after pass."""
+"""The levels of a CUDA kernel, the bytes that its stages move between memories, and the numbers kept between reads."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ _MOVES = {
 }
 
 
-def nested_levels(levels: Sequence[tuple[str, int, int]], *, title: str, alt: str | None = None) -> None:
+def nested_levels(levels: Sequence[tuple[str, int, int]], *, title: str, alt: str = "") -> None:
     """Levels of which each is made of the next: every strip is the marked cell of the one above, enlarged.
 
     `levels` are (what its cells are, how many, the marked one), from the outermost in.
@@ -42,7 +42,7 @@ def draw_strips(ax: Axes, levels: Sequence[tuple[int, int]], step: float) -> Non
                 ax.plot([10 * corner / cells, end], [y, y + 0.7 - step], color=INK, lw=0.7, ls=":")
 
 
-def memory_flow(stages: Mapping[str, Mapping[tuple[str, str], int]], *, title: str, alt: str | None = None) -> None:
+def memory_flow(stages: Mapping[str, Mapping[tuple[str, str], int]], *, title: str, alt: str = "") -> None:
     """A row per stage: which memory hands how many bytes to which.
 
     `stages`: name → {(access, space): bytes}, as a launch counts them.
@@ -66,7 +66,7 @@ def memory_flow(stages: Mapping[str, Mapping[tuple[str, str], int]], *, title: s
 
 
 def kept_between_reads(
-    orders: Mapping[str, Sequence[tuple[str, int]]], *, title: str, ylabel: str, alt: str | None = None
+    orders: Mapping[str, Sequence[tuple[str, int]]], *, title: str, ylabel: str, alt: str = ""
 ) -> None:
     """Ways to read the same tensors, one below the other: after each read, how many numbers wait for the next.
 
@@ -82,6 +82,6 @@ def kept_between_reads(
             ax.set_xticks(range(len(reads)), [read for read, _ in reads])
             ax.set_title(name, fontsize=10)
             ax.set_ylabel(ylabel, fontsize=9)
-            ax.grid(visible=False, axis="x")
+            ax.grid(axis="y")
             ax.margins(y=0.2)
         axes[-1].set_xlabel("what is read, in the order of time")

@@ -1,12 +1,15 @@
-"""What happens in time, one picture per step: a stepper for Jupyter and the book.
+"""HTML in a cell's output: a stepper with one picture per step, and the markup that it and the calculators share.
 
-Pictures, buttons and a dozen lines of script travel in the cell's output. Without scripts one picture stays.
+Markup, style, script and pictures travel in the output, so that they need no network and no kernel. Jupyter shows them,
+and the book takes them from the notebook's text/html. Without scripts one picture of a stepper stays.
 """
 
 import base64
 import html
 import io
+import re
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import TypeVar
 
 import numpy as np
@@ -15,13 +18,42 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import pagewise.figures.palette  # noqa: F401  (the style of all figures)
-from pagewise.figures.embed import Embedded, fill, tag
 
 Frame = TypeVar("Frame")
 
 WIDTH = 4.6  # inches: text of 10 points is still 10 pixels high where a phone has 340 of them to show
 SHOWN_DPI, DRAWN_DPI = 120, 170
 COLOURS = 64  # a drawing has few, and a palette makes a frame a tenth as large
+SLOT = re.compile(r"\{\{(\w+)\}\}")
+
+
+class Embedded:
+    """HTML that a notebook shows, and the sentence that stands for it where HTML is not shown."""
+
+    def __init__(self, markup: str, text: str) -> None:
+        self.markup, self.text = markup, text
+
+    def _repr_html_(self) -> str:
+        return self.markup
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def fill(template: str, **slots: str) -> str:
+    """The text of a file beside this module, each {{slot}} replaced. KeyError if a slot is not given."""
+    text = files(__package__).joinpath(template).read_text(encoding="utf-8")
+    return SLOT.sub(lambda match: slots[match[1]], text)
+
+
+def tag(name: str, content: str = "", /, **attributes: object) -> str:
+    """One element, its attributes escaped: `data_x` becomes data-x; True has no value; None and False are left out."""
+    written = ""
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            text = "" if value is True else f'="{html.escape(str(value))}"'
+            written += f" {key.replace('_', '-')}{text}"
+    return f"<{name}{written}>" if name in ("img", "input") else f"<{name}{written}>{content}</{name}>"
 
 
 def stepper(
@@ -52,24 +84,13 @@ def stepper(
     for i, (caption, frame) in enumerate(frames):
         figure = Figure(figsize=(WIDTH, height), dpi=DRAWN_DPI, layout="constrained")
         draw(figure, frame)
-        pictures.append(
-            tag(
-                "img",
-                src=f"data:image/png;base64,{base64.b64encode(_png(figure)).decode()}",
-                width=round(WIDTH * SHOWN_DPI),
-                height=round(height * SHOWN_DPI),
-                alt=f"{alt} Step {i + 1} of {len(frames)}: {caption}",
-                data_caption=caption,
-                hidden=i != still % len(frames),
-            )
-        )
-    markup = fill(
-        "stepper.html",
-        title=html.escape(title),
-        pictures="\n".join(pictures),
-        caption=html.escape(frames[still][0]),
-        last=str(len(frames) - 1),
-    )
+        source = f"data:image/png;base64,{base64.b64encode(_png(figure)).decode()}"
+        size = {"width": round(WIDTH * SHOWN_DPI), "height": round(height * SHOWN_DPI)}
+        words = f"{alt} Step {i + 1} of {len(frames)}: {caption}"
+        hidden = i != still % len(frames)
+        pictures.append(tag("img", src=source, **size, alt=words, data_caption=caption, hidden=hidden))
+    texts = {"title": html.escape(title), "caption": html.escape(frames[still][0])}
+    markup = fill("stepper.html", **texts, pictures="\n".join(pictures), last=str(len(frames) - 1))
     return Embedded(markup, f"{title} {len(frames)} steps. {alt}")
 
 

@@ -1,10 +1,11 @@
 """Pictures of a CUDA kernel at work, drawn from the trace of a launch that was observed (pagewise.cuda.simt).
 
-Each takes the part of the trace that it draws, as `Launch.accesses` gives it. Nothing is laid out by hand: a cell has a
-thread's number because that thread touched that address.
+Each function takes a part of the trace, as `Launch.accesses` gives it. A cell has a thread's number because that thread
+touched that address.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from pagewise.figures.stages import draw_strips
 
 SECTOR, BANK = 32, 4  # bytes
 LANES = 32  # of a warp
-LIGHT = ("#ffffff", SAND, "#bfe3e6", "#d9d9e3")  # of thread groups side by side
+LIGHT = ("#ffffff", SAND, "#bfe3e6")  # of thread groups side by side
 
 
 def vecs_of_block(
@@ -27,12 +28,12 @@ def vecs_of_block(
     columns: str,
     group_size: int,
     turns: str,
-    alt: str | None = None,
+    alt: str = "",
 ) -> None:
-    """One block in memory order, `shape` = (rows, elements in a row): who reads which vec, and in which turn.
+    """Draw one block in memory order, `shape` = (rows, elements in a row): the reader of each vec, and its turn.
 
-    The number in a cell is the thread; neighbouring groups of `group_size` threads differ in shade. The turn, how many
-    times these threads have executed the load before, stands at the right of each row.
+    The number in a cell is the thread; neighbouring groups of `group_size` threads differ in shade. The number at
+    the right of a row is the turn: how many times these threads have executed the load before.
     """
     inside, per_vec = _reads_of_block(trace, shape, first_element)
     height, width = shape[0], shape[1] // per_vec
@@ -50,9 +51,9 @@ def vecs_of_block(
 
 
 def rows_of_block(
-    trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str, alt: str | None = None
+    trace: np.ndarray, shape: tuple[int, int], first_element: int, *, title: str, turns: str, alt: str = ""
 ) -> None:
-    """A block whose rows are short, `shape` = (rows, elements in a row): who reads which vec. A panel per turn."""
+    """Draw a block with short rows, `shape` = (rows, elements in a row): the reader of each vec, a panel per turn."""
     inside, per_vec = _reads_of_block(trace, shape, first_element)
     vecs, num_turns = shape[1] // per_vec, 1 + max(turn for _, turn, _ in inside)
     height = shape[0] // num_turns
@@ -86,7 +87,7 @@ def _reads_of_block(
     return list(zip(threads, turns, vecs, strict=True)), per_vec
 
 
-def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, alt: str | None = None) -> None:
+def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, alt: str = "") -> None:
     """An address as a walk through memory: each strip is the marked cell of the one above, enlarged.
 
     `levels` are (name, cells, the marked one, cells' size in elements), from the whole tensor to the element.
@@ -100,14 +101,16 @@ def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, a
         diagram(ax, (-0.05, 14.2), (-1.5 * len(levels) + 0.4, 0.8))
 
 
-def sectors_of_request(
-    requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str | None = None
-) -> None:
-    """The 32-byte sectors that one request of a warp touches, a row per kernel; dark is what the lanes asked for.
+def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str = "") -> None:
+    """Draw the 32-byte sectors that one request of a warp touches, a row per kernel. The requested bytes are dark.
 
-    In the order of memory, without what lies between.
+    The sectors are in the order of memory, without the sectors between them.
     """
-    touched = {name: _bytes_by_sector(request, itemsize) for name, request in requests.items()}
+    touched = {}  # name → for each sector, which of its bytes are asked for
+    for name, request in requests.items():
+        asked = {int(a["element"]) * itemsize + i for a in request for i in range(int(a["bytes"]))}
+        sectors = groupby(sorted(asked), key=lambda byte: byte // SECTOR)
+        touched[name] = [[byte % SECTOR for byte in of_sector] for _, of_sector in sectors]
     most = max(map(len, touched.values()))
     with subplots(len(requests), size=(6.6, 0.95 * len(requests) + 0.6), title=title, alt=alt) as (_, axes):
         for ax, (name, sectors) in zip(axes, touched.items(), strict=True):
@@ -123,15 +126,8 @@ def sectors_of_request(
         axes[-1].set_xlabel("touched sectors of 32 bytes, in the order of memory")
 
 
-def _bytes_by_sector(request: np.ndarray, itemsize: int) -> list[list[int]]:
-    """For each sector that is touched: which of its bytes are asked for."""
-    asked = {int(a["element"]) * itemsize + i for a in request for i in range(int(a["bytes"]))}
-    sectors = sorted({byte // SECTOR for byte in asked})
-    return [[byte % SECTOR for byte in sorted(asked) if byte // SECTOR == sector] for sector in sectors]
-
-
-def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str | None = None) -> None:
-    """Which words of a shared array one request reads, each above its bank; two words in a bank are a conflict."""
+def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str = "") -> None:
+    """Draw the words of a shared array that one request reads, each above its bank; two words in a bank conflict."""
     of_bank = {}
     for name, request in requests.items():
         words = {int(w) for a in request for w in range(a["element"], a["element"] + a["bytes"] // BANK)}
@@ -152,8 +148,8 @@ def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str
         axes[-1].set_xlabel("bank (4 bytes); the number in a cell is the word of the array")
 
 
-def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
-    """Who writes and who reads a shared array, warp by warp, in the order of time: the rounds of a tree."""
+def handovers(trace: np.ndarray, *, title: str, alt: str = "") -> None:
+    """Draw the warps that write and read a shared array in the order of time: the rounds of a tree."""
     rounds: list[tuple[str, list[int]]] = []
     for access in np.sort(trace, order="order"):
         warp = int(access["warp"])
@@ -166,7 +162,7 @@ def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
             for warp in range(int(trace["warp"].max()) + 1):
                 fill = (ORANGE if access == "write" else TEAL) if warp in warps else "white"
                 box(ax, warp * 1.5, -i, 1.2, 0.5, f"warp {warp}", fill=fill)
-            if access == "read":  # from those that wrote in the row above, in their order
+            if access == "read":  # from the writers in the row above, in their order
                 for giver, taker in zip(rounds[i - 1][1], warps, strict=False):
                     arrow(ax, (giver * 1.5 + 0.6, 0.98 - i), (taker * 1.5 + 0.6, 0.52 - i), lw=1.4, gap=2)
             text = "hand over their sums" if access == "write" else "add them to their own"
@@ -174,8 +170,8 @@ def handovers(trace: np.ndarray, *, title: str, alt: str | None = None) -> None:
         diagram(ax, (-0.1, 9.0), (0.9 - len(rounds), 0.7))
 
 
-def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, alt: str | None = None) -> None:
-    """Shuffles that exchange with the lane `distance` away: which lanes have become one after each distance."""
+def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, alt: str = "") -> None:
+    """Draw shuffles between lanes that are `distance` apart, and how many lanes agree after each of them."""
     distances = [(name, distance) for name, steps in stages for distance in steps]
     groups = {lane: {lane} for lane in range(LANES)}
     with chart(9.4, 0.62 * len(distances) + 1.2, title, alt) as ax:

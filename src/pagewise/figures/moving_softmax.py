@@ -1,0 +1,172 @@
+"""Softmax over a row that arrives in pieces, step by step: online softmax, and FlashDecoding++'s three ways."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pagewise.figures.drawing import box, diagram
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
+from pagewise.figures.steps import Embedded, stepper
+
+
+class _Moment(NamedTuple):
+    state: Any  # the summary (m, l, acc)
+    old: int  # how many keys had arrived before this step
+    seen: int  # how many have arrived now
+    m_old: float | None = None  # if m has just risen, the earlier m; the new keys are then not yet added
+
+
+def softmax_steps(
+    partial: type[Any], scores: Tensor, values: Tensor, *, pieces: Sequence[int], title: str, alt: str
+) -> Embedded:
+    """Keys arrive, and the summary (m, l, acc) changes; a rise of m is two steps: shrink, then grow.
+
+    Args:
+        partial: the class of the summary, `Partial`: its empty, of and merge do all the work.
+        scores: of the keys in the order of their arrival, [S]; −∞ is a masked key.
+        values: of the same keys, [S].
+        pieces: how many keys arrive at a time.
+    """
+    state, seen, numbers = partial.empty(head_size=1, dtype=scores.dtype), 0, scores.tolist()
+    frames = [("No key yet: m = −∞, l = 0, acc = 0.", _Moment(state, 0, 0))]
+    for size in pieces:
+        old, seen = seen, seen + size
+        piece = partial.of(scores[old:seen], values[old:seen, None])
+        names = f"Key {old}" if size == 1 else f"Keys {old} {'and' if size == 2 else 'to'} {seen - 1}"
+        m_old, m = float(state.m), max(float(state.m), float(piece.m))
+        if -math.inf < m_old < m:
+            state = state.merge(piece._replace(l=0 * piece.l, acc=0 * piece.acc))  # m of the piece, nothing else
+            caption = f"{names}: m rises from {m_old:g} to {m:g}. First, all that was summed shrinks: "
+            caption += f"l and acc times exp({m_old:g} − {m:g}) = {math.exp(m_old - m):.3f}."
+            frames.append((caption, _Moment(state, old, seen, m_old)))
+            names += ", then"
+        state = state.merge(piece)
+        frames.append((f"{names}: {_added(_weights(numbers[old:seen], m), m)}", _Moment(state, old, seen)))
+    out = state.output().item()
+    frames.append((f"All keys seen. Divide once, at the end: acc / l = {out:.3f}.", _Moment(state, seen, seen)))
+
+    def draw(figure: Figure, moment: _Moment) -> None:
+        _draw_online(figure, numbers, moment)
+
+    return stepper(frames, draw, title=title, alt=alt, height=4.4)
+
+
+def _added(weights: Sequence[float], m: float) -> str:
+    if max(weights) == 0.0:
+        return "masked, so of weight 0; " + ("m stays −∞." if m == -math.inf else "nothing changes.")
+    sums = " + ".join(f"{weight:.3f}" for weight in weights)
+    return f"l grows by {sums}, acc by {'that' if len(weights) == 1 else 'each'} times the value."
+
+
+def _weights(scores: Sequence[float], m: float) -> list[float]:
+    return [math.exp(s - m) if s > -math.inf else 0.0 for s in scores]
+
+
+def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> None:
+    top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.2, 1.2, 0.45))
+    visible = [score for score in scores if score > -math.inf] or [0.0]
+    room = 0.25 * (max(visible) - min(visible)) + 0.3
+    floor, m = min(visible) - room, float(moment.state.m)
+    if m > -math.inf:
+        top.axhline(m, color=BLUE, lw=2)
+        top.text(-0.4, m, f"m = {m:g}", va="bottom", color=BLUE, fontweight="bold")
+    for key, score in enumerate(scores[: moment.seen]):
+        fill = INK if key < moment.old else ORANGE
+        if score == -math.inf:
+            top.text(key, floor + 0.05, "−∞", ha="center", va="bottom", color=fill, fontweight="bold")
+        else:
+            top.plot(key, score, "o", color=fill, ms=8, mec=INK, zorder=3)
+    top.set(ylim=(floor, max(visible) + room), ylabel="score")
+    top.tick_params(labelbottom=False)
+    added = moment.seen
+    if moment.m_old is not None:
+        added = moment.old
+        middle.bar(range(added), _weights(scores[:added], moment.m_old), 0.7, fc="none", ec=INK, ls=":", lw=1.4)
+    fills = [BLUE if key < moment.old else ORANGE for key in range(added)]
+    middle.bar(range(added), _weights(scores[:added], m), 0.7, color=fills, ec=INK)
+    middle.set(ylim=(0, 1.1), ylabel="exp(score − m)", xlabel="key (orange: new, dotted: before)")
+    for ax in (top, middle):
+        ax.set(xlim=(-0.5, len(scores) - 0.5), xticks=range(len(scores)))
+    texts = ["m = −∞" if m == -math.inf else f"m = {m:g}", f"l = {float(moment.state.l):.3f}"]
+    texts.append(f"acc = {moment.state.acc.item():.3f}")
+    if moment.old == len(scores):
+        texts.append(f"out = {moment.state.output().item():.3f}")
+    for i, text in enumerate(texts):
+        box(bottom, i * 6 / len(texts), 0, 5.6 / len(texts), 1, text, fill=SAND)
+    diagram(bottom, (-0.05, 5.95), (-0.05, 1.05))
+
+
+def scheme_steps(
+    partial: type[Any],
+    scores: Tensor,
+    values: Tensor,
+    *,
+    pieces: Sequence[int],
+    phi: float,
+    band: tuple[float, float],
+    title: str,
+    alt: str,
+) -> Embedded:
+    """A whole-row softmax, a synchronised partial one and one with a unified maximum φ on the same row.
+
+    Args:
+        partial: the class of the summary (m, l, acc), `Partial`, with which the second scheme computes.
+        scores, values: of the keys, [S].
+        pieces: how many keys arrive at a time.
+        phi: the number that the third scheme subtracts from every score.
+        band: limits; the row's largest score − φ must lie strictly between them.
+    """
+    state, seen = partial.empty(head_size=1, dtype=scores.dtype), 0
+    frames = [("No key yet.", (state, 0, 0))]
+    for size in pieces:
+        old, seen = seen, seen + size
+        before = float(state.m)
+        state = state.merge(partial.of(scores[old:seen], values[old:seen, None]))
+        m = float(state.m)
+        shrink = f"m rises from {before:g} to {m:g}: l and acc shrink by {math.exp(before - m):.3f} first"
+        said = shrink if -math.inf < before < m else f"m = {m:g}"
+        caption = f"Keys {old} to {seen - 1}. Whole row: waits. Synchronised: {said}. Unified: just adds."
+        frames.append((caption, (state, old, seen)))
+    low, high = band
+    verdict = f"All seen: acc / l, alike. The largest score lies {m - phi:g} above φ, the band is {low:g} to {high:g}: "
+    inside = low < m - phi < high
+    verdict += "inside, done." if inside else "outside, so the third one recomputes this row as the second."
+    frames.append((verdict, (state, seen, seen)))
+
+    def draw(figure: Figure, frame: tuple[Any, int, int]) -> None:
+        state, old, seen = frame
+        rows = _rows(state, scores[:seen].tolist(), values, phi, ended=old == len(scores))
+        for ax, (title, centre, weights, text) in zip(figure.subplots(3, 1), rows, strict=True):
+            for key, score in enumerate(scores.tolist()):
+                fill = "white" if key >= seen else ORANGE if key >= old else SAND
+                box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < seen else "", fill=fill)
+                box(ax, key, 0, 0.92, 0.8, f"{weights[key]:.3f}" if key < len(weights) else "")
+            for y, name in ((1.4, "score s"), (0.4, f"exp(s − {centre})")):
+                ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
+            ax.text(0, -0.25, text, ha="left", va="top", fontsize=10)
+            ax.set_title(title, fontsize=10)
+            diagram(ax, (-0.8, len(scores)), (-0.9, 1.9))
+
+    return stepper(frames, draw, title=title, alt=alt, height=4.6)
+
+
+def _rows(
+    state: Any, seen: list[float], values: Tensor, phi: float, *, ended: bool
+) -> list[tuple[str, str, list[float], str]]:
+    """Return (name, what is subtracted from every score, exp(score − that), what is known) of each scheme."""
+    m, l, acc = (float(x) for x in state)
+    said = "m = −∞" if m == -math.inf else f"m = {m:g}"
+    by_max, by_phi = _weights(seen, m), _weights(seen, phi)
+    l_phi, acc_phi = sum(by_phi), sum(w * v for w, v in zip(by_phi, values.tolist(), strict=False))
+    whole = [], f"{said}, {len(seen)} scores kept" if seen else said
+    synchronised = by_max, f"{said}   l = {l:.3f}   acc = {acc:.2f}"
+    unified = by_phi, f"l = {l_phi:.3f}   acc = {acc_phi:.2f}"
+    if ended:
+        synchronised = by_max, f"{synchronised[1]}   out = {acc / l:.3f}"
+        unified = by_phi, f"{unified[1]}   out = {acc_phi / l_phi:.3f}"
+        whole = synchronised  # once the whole row is there
+    name = f"partial, unified φ = {phi:g}"
+    return [("whole row", "m", *whole), ("partial, synchronised", "m", *synchronised), (name, "φ", *unified)]
