@@ -18,8 +18,9 @@ def tanh(x):
     e = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - e) / (1.0 + e)
     square = x * x
-    near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
-    return tl.where(square < 0.09, near, tl.where(x < 0, -far, far))
+    last = 62 / 2835 + square * (-1382 / 155925 + square * (21844 / 6081075 - square * (929569 / 638512875)))
+    near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * last))))
+    return tl.where(square < 0.25, near, tl.where(x < 0, -far, far))
 
 
 @triton.jit

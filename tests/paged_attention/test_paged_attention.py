@@ -256,6 +256,21 @@ def test_inputs_are_left_alone(path, device):
         assert t.nan_to_num().equal(old.nan_to_num())
 
 
+@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"window": 3}], ids=str)
+@pytest.mark.parametrize("path", [gathered, streamed, split_attention], ids=lambda path: path.__name__)
+def test_unseen_slots_do_not_reach_gradients(path, options):
+    """They hold NaN, and 0 · NaN is NaN."""
+    q, k_cache, v_cache, *rest = paged_inputs([5, 17, 0], 4, 2, 32, dtype=torch.float64, device="cpu")
+    gradients = []
+    for poison in (torch.nan, 0.0):
+        tensors = [q, *(x.nan_to_num(nan=poison) for x in (k_cache, v_cache))]
+        tensors = [x.detach().requires_grad_() for x in tensors]
+        out, lse = path(*tensors, *rest, **options)
+        gradients.append(torch.autograd.grad(out.sum() + lse[:2].square().sum(), tensors))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_strided_inputs_are_taken(path, device):
     q, k_cache, v_cache, tables, lens = paged_inputs([5, 17], 4, 2, 32, dtype=torch.float32, device=device)
     out, _ = path(q, k_cache, v_cache, tables, lens)

@@ -233,7 +233,10 @@ def test_what_follows_the_last_key_of_a_shorter_sequence_is_not_read(queries, op
         assert_packed_matches_dense(path, inputs, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.4}], ids=["", "softcap"])
+ALIBI = {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.004])}
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.4}, ALIBI], ids=["", "softcap", "ALiBi"])
 def test_sequences_may_share_blocks(options, path):
     lens, queries = [560, 600, 528, 513, 90, 700], [1, 1, 2, 1, 1, 30]
     inputs = packed_inputs(lens, queries, 4, 2, 32, shared=32, dtype=torch.float32, device="cpu")

@@ -20,7 +20,7 @@ from pagewise.flash_decoding.work_plan import Piece, Splits, checked_splits, equ
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits, attend_in_turn
 from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.device import choose_backend, looks, wants_gradient
 from pagewise.tools.tuning import num_splits_heuristic
 
 __all__ = ["Piece", "Splits", "equal_ranges", "flash_decoding", "num_splits_heuristic"]
@@ -57,9 +57,9 @@ def flash_decoding(
             bits.
         causal, scale, window, softcap, alibi_slopes: as in `attention`.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
-        check: look at seq_lens before launching. By default this is done on the CPU, where it is free. On a GPU, True
-            makes the host wait once. Unchecked, a length that is not from 0 to S gives NaN. The torch backend always
-            checks.
+        check: look at seq_lens before launching. By default this is done on the CPU, where it is free, and never under
+            torch.compile. On a GPU, True makes the host wait once. Unchecked, a length that is not from 0 to S gives
+            NaN. The torch backend always checks.
         backend: "triton" takes float32, float16 and bfloat16, D up to 256, and tensors contiguous in D. It has no
             backward. "torch" takes anything. "auto" is triton on a GPU where triton can and no gradient is needed,
             else torch. On sm_75 (T4) "auto" is torch.
@@ -79,7 +79,7 @@ def flash_decoding(
         check_same("device", q=q, seq_lens=seq_lens)
     requires_grad = wants_gradient(q, k, v, alibi_slopes)
     backend = choose_backend(backend, q.device, in_triton.refuses(q, k, v), requires_grad=requires_grad)
-    if seq_lens is not None and (backend == "torch" or check or (check is None and not q.is_cuda)):
+    if seq_lens is not None and (backend == "torch" or looks(check, q.device)):
         _check_lengths(seq_lens, k.shape[2])
     if backend == "torch":
         out, lse = _in_torch(q, k, v, seq_lens, options, splits)

@@ -13,7 +13,7 @@ from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import gathered_attention
 from pagewise.paged_attention.inputs import DECODING, checked_inputs, used_blocks
 from pagewise.tools.checks import check_count
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.device import choose_backend, looks, wants_gradient
 
 
 def paged_attention(
@@ -51,9 +51,9 @@ def paged_attention(
             then do not depend on the batch around it. Default: on a GPU as many as fill it, else 1.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
         check: look at lengths and table entries before launching. By default this is done on the CPU, where it is
-            free. On a GPU, True makes the host wait once. Unchecked, a length that the table cannot hold gives NaN,
-            and an invalid table entry makes the kernel read outside the cache. The torch backend always checks, and
-            its host waits. A CUDA graph can capture neither.
+            free, and never under torch.compile. On a GPU, True makes the host wait once. Unchecked, a length that the
+            table cannot hold gives NaN, and an invalid table entry makes the kernel read outside the cache. The torch
+            backend always checks, and its host waits. A CUDA graph can capture neither.
         backend: "torch" is `gathered_attention`. Its twin `streamed_attention` needs no memory for all keys.
             "triton" takes float32, float16 and bfloat16, D up to 256, block sizes that are powers of two up to 256, and
             tensors contiguous in D. It has no backward. "auto" is triton for tensors on a GPU that it takes and that
@@ -74,7 +74,7 @@ def paged_attention(
     if choose_backend(backend, q.device, in_triton.refuses(inputs), requires_grad=requires_grad) == "torch":
         out, lse = gathered_attention(inputs, options, num_splits)
     else:
-        if check or (check is None and not q.is_cuda):
+        if looks(check, q.device):
             used_blocks(inputs, window)
         out, lse = in_triton.attend(inputs, options, num_splits)
     return (out, lse) if return_lse else out

@@ -115,7 +115,8 @@ def _scores_and_values(
 ) -> tuple[Float[Tensor, "B H 1 S"], Float[Tensor, "B Hkv S D"]]:
     """Return the scores of all keys in these blocks, −inf where hidden, and their values, 0 where hidden.
 
-    Both are float32 (float64 for float64). The values need zeros because a weight of 0 does not hide NaN.
+    Both are float32 (float64 for float64). Hidden values become 0 because a weight of 0 does not hide NaN. Hidden keys
+    become 0 for the same reason: the gradient of q multiplies them by 0.
     """
     q, (_, P, Hkv, _) = inputs.q, inputs.k_cache.shape
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -124,9 +125,9 @@ def _scores_and_values(
     caches = (inputs.k_cache, inputs.v_cache)
     k, v = (cache.transpose(1, 2)[tables, heads].flatten(2, 3).to(wide) for cache in caches)
     keys = torch.arange(blocks.start * P, blocks.stop * P, device=q.device)
-    scores = masked_scores(q[:, :, None], k, blocks.queries, keys, options)
-    visible = visibility(blocks.queries[..., None] - keys, options)  # [B, 1, 1, S]
-    return scores, v.masked_fill_(~visible.mT, 0.0)
+    hidden = ~visibility(blocks.queries[..., None] - keys, options).mT  # [B, 1, S, 1]
+    k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+    return masked_scores(q[:, :, None], k, blocks.queries, keys, options), v
 
 
 def _sequences(inputs: PagedInputs, blocks: _Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

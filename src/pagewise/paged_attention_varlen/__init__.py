@@ -20,7 +20,7 @@ from pagewise.paged_attention_varlen.in_torch import PlanInTorch
 from pagewise.paged_attention_varlen.in_triton import PlanInTriton
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import check_running_sums, check_same, check_tensor
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.device import choose_backend, looks, wants_gradient
 
 PLANS = {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}
 
@@ -80,7 +80,7 @@ def paged_attention_varlen(
     check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
     requires_grad = wants_gradient(q, k_cache, v_cache, alibi_slopes)
     backend = choose_backend(backend, q.device, refuses(inputs), requires_grad=requires_grad)
-    if backend == "torch" or check or (check is None and not q.is_cuda):
+    if backend == "torch" or looks(check, q.device):
         _check_numbers(inputs, cu_seqlens_q, options)
     block_size, decodes = inputs.cache_sizes[1], False
     step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, inputs.v_scale, splits)

@@ -148,7 +148,7 @@ class PlanInTorch:
         options, (B, H, T, D), Hkv = self.options, q.shape, k.shape[1]
         if self.step.splits is not None:
             return attend_in_splits(q, k, v, options, self.step.splits.bounds)
-        if wants_lse or options.softcap > 0 or options.alibi_slopes is not None:
+        if wants_lse or options.softcap > 0 or options.alibi_slopes is not None or self.step.v_scale != 1.0:
             keys = torch.arange(k.shape[2], device=q.device)
             weights, lse = safe_softmax(masked_scores(q, k, group.positions, keys, options))
             return grouped_matmul(weights, v.to(weights.dtype)), lse

@@ -119,6 +119,14 @@ def choose_backend(
     return backend
 
 
+def looks(check: bool | None, device: torch.device) -> bool:
+    """Return whether a public function looks at the numbers in its tensors, for an argument `check`.
+
+    None means on the CPU only, because a look makes the host wait for a GPU. torch.compile cannot trace a look.
+    """
+    return (device.type == "cpu" if check is None else check) and not torch.compiler.is_compiling()
+
+
 def without_bfloat16(dtype: torch.dtype, gpu: Architecture) -> str | None:
     """Return why no kernel can take `dtype` if it is bfloat16 and `gpu` does not compute with bfloat16, else None."""
     if dtype == torch.bfloat16 and gpu.sm and not gpu.has_bfloat16:
