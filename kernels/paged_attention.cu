@@ -67,6 +67,8 @@ struct Workers {
     static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP);
     using V_vec = Vec<cache_t, V_VEC_SIZE>;
 
+    // This thread in its thread group.
+    __device__ static int member() { return threadIdx.x % THREAD_GROUP_SIZE; }
     // The r-th row of this thread. Rows from HEAD_SIZE on do not exist.
     __device__ static int row(int r) {
         return r * ROWS_PER_STEP + threadIdx.x % WARP_SIZE / VECS_PER_ROW;
@@ -145,8 +147,31 @@ __device__ void load_query(
         q_vecs[i] = *reinterpret_cast<const typename W::Q_vec*>(q + i * W::VEC_SIZE);
 }
 
-// The scores of all keys of the span, −∞ after the end of the sequence. Returns the largest score that
-// this thread has seen.
+// Global → registers: the vecs of one key that this thread multiplies. No other thread needs them.
+template <class W>
+__device__ void load_key(
+    typename W::K_vec (&k_vecs)[W::VECS_PER_THREAD],
+    const typename W::cache_t* key)  // [HEAD_SIZE / X][X], rows BLOCK_SIZE * X apart
+{
+#pragma unroll
+    for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+        const int element = (j * W::THREAD_GROUP_SIZE + W::member()) * W::VEC_SIZE;
+        const auto* address = key + element / W::X * W::BLOCK_SIZE * W::X + element % W::X;
+        k_vecs[j] = *reinterpret_cast<const typename W::K_vec*>(address);
+    }
+}
+
+// Add the parts of q·k that the members of a thread group have computed, and return the score of the key:
+// −∞ after the end of the sequence. Every member gets it.
+template <class W>
+__device__ float complete_score(float qk, int token, int seq_len, float scale, float slope) {
+    qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
+    const float bias = slope * (token - (seq_len - 1));
+    // A slot without a token may hold anything, also NaN: select its score, do not add to it.
+    return token < seq_len ? scale * qk + bias : -INFINITY;
+}
+
+// The scores of all keys of the span. Returns the largest score that this thread has seen.
 template <class W>
 __device__ float score_keys(
     float* scores,                       // shared [num_slots]
@@ -156,11 +181,8 @@ __device__ float score_keys(
     const int* block_table,  // [max_num_blocks]
     Span<W> span, float scale, float slope)
 {
-    using Q_vec = typename W::Q_vec;
-    using K_vec = typename W::K_vec;
     const int warp = threadIdx.x / WARP_SIZE;
     const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
-    const int member = threadIdx.x % W::THREAD_GROUP_SIZE;             // in its thread group
     float m = -INFINITY;
 
     for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
@@ -171,28 +193,16 @@ __device__ float score_keys(
         for (int i = 0; i < W::TOKENS_PER_GROUP; ++i) {
             const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
             const int token = block * W::BLOCK_SIZE + offset;
-
-            K_vec k_vecs[W::VECS_PER_THREAD];  // global → registers: no other thread needs them
-#pragma unroll
-            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-                const int element = (j * W::THREAD_GROUP_SIZE + member) * W::VEC_SIZE;
-                const int row = element / W::X, column = element % W::X;
-                const auto* address = k_block + (row * W::BLOCK_SIZE + offset) * W::X + column;
-                k_vecs[j] = *reinterpret_cast<const K_vec*>(address);
-            }
-
+            typename W::K_vec k_vecs[W::VECS_PER_THREAD];
+            load_key<W>(k_vecs, k_block + offset * W::X);
             float qk = 0;
 #pragma unroll
             for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-                const Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + member];
+                const typename W::Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + W::member()];
                 qk += dot(q_vec, k_vecs[j]);
             }
-
-            qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
-            const float bias = slope * (token - (span.seq_len - 1));
-            // A slot without a token may hold anything, also NaN: select its score, do not add to it.
-            const float score = token < span.seq_len ? scale * qk + bias : -INFINITY;
-            if (member == 0) scores[token - span.first_token()] = score;
+            const float score = complete_score<W>(qk, token, span.seq_len, scale, slope);
+            if (W::member() == 0) scores[token - span.first_token()] = score;
             m = fmaxf(m, score);
         }
     }
