@@ -51,8 +51,8 @@ def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def attend_to_tiles(
-    rows,  # q [ROWS, BLOCK_D], and the position of each query among the keys [ROWS]
-    slope,  # of ALiBi [ROWS, 1], or None
+    rows,  # of queries, [ROWS] each: pointer, whether the row exists, head, position among the keys
+    slopes_ptr,  # of ALiBi [H], or None
     memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
     tiles,  # the first tile, and the end of the last
     keys,  # the first key, and the end of the last: others are not read
@@ -61,21 +61,21 @@ def attend_to_tiles(
     window,
     P: tl.constexpr,  # None: all keys are in one block, whose number stands for the block table
     D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     FLOAT8_BITS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
     """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
-    q, position = rows
+    row_ptrs, is_row, head, position = rows
     k_memory, v_memory, table = memory
     k_ptr, k_block, k_token = k_memory
     v_ptr, v_block, v_token = v_memory
     first_tile, end_tile = tiles
     first_key, end_key = keys
-    ROWS: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    m, l, acc = empty(ROWS, BLOCK_D)
+    q, dim = load_queries(row_ptrs, is_row, D, BLOCK_D), tl.arange(0, BLOCK_D)[None, :]
+    slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+    m, l, acc = empty(q.shape[0], BLOCK_D)
     for tile in range(first_tile, end_tile):
         key = tile * TILE + tl.arange(0, TILE)
         is_read = (key >= first_key) & (key < end_key)
@@ -113,8 +113,9 @@ def store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, mask, m, l, acc, v
 
 
 @triton.jit
-def store_partials(m_ptr, l_ptr, acc_ptr, slots, mask, m, l, acc, D: tl.constexpr):
+def store_partials(partials, slots, mask, m, l, acc, D: tl.constexpr):
     """Store (m, l, acc) of the rows that `mask` selects at `slots` of m [slots], l [slots] and acc [slots, D]."""
+    m_ptr, l_ptr, acc_ptr = partials
     dim = tl.arange(0, acc.shape[1])[None, :]
     tl.store(m_ptr + slots, m, mask=mask)
     tl.store(l_ptr + slots, l, mask=mask)
@@ -122,8 +123,9 @@ def store_partials(m_ptr, l_ptr, acc_ptr, slots, mask, m, l, acc, D: tl.constexp
 
 
 @triton.jit
-def merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def merge_slots(m, l, acc, partials, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return one row's (m, l, acc) with the partials at `slots` merged in, those that `mask` selects."""
+    m_ptr, l_ptr, acc_ptr = partials
     dim = tl.arange(0, BLOCK_D)[None, :]
     m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
     l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)
