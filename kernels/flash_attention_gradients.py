@@ -17,10 +17,10 @@ from pagewise.kernels.scores import LOG2_E, biased, capped, kept, key_range, mas
 def load_saved(saved, batch, head, first_row, rows, mask):
     """m, log₂ l and delta of these rows of a head. A row that mask excludes gets log₂ l = +∞, so its weights are 0."""
     m_ptr, log_l_ptr, delta_ptr, num_heads, total = saved
-    numbers = (batch * num_heads + head).to(tl.int64) * total + first_row + rows
-    m = tl.load(m_ptr + numbers, mask=mask, other=0.0)
-    log_l = tl.load(log_l_ptr + numbers, mask=mask, other=float("inf"))
-    return m, log_l, tl.load(delta_ptr + numbers, mask=mask, other=0.0)
+    offset = (batch * num_heads + head).to(tl.int64) * total + first_row
+    m = tl.load(m_ptr + offset + rows, mask=mask, other=0.0)
+    log_l = tl.load(log_l_ptr + offset + rows, mask=mask, other=float("inf"))
+    return m, log_l, tl.load(delta_ptr + offset + rows, mask=mask, other=0.0)
 
 
 @triton.jit

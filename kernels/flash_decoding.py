@@ -149,11 +149,10 @@ def flash_decoding_kernel(
 
         position = (end_key - num_queries + query).to(tl.int32)
         rows = (q_ptr + seq * q_seq + head * q_head + query * q_query, is_row, head, position)
-        k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
-        tiles, keys = (first_tile, end_tile), (first_key, end_key)
-        memory = (k_memory, v_memory, table)
+        ranges = (first_tile, end_tile, first_key, end_key)
+        memory = ((k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token), table)
         m, l, acc = attend_to_tiles(
-            rows, slopes_ptr, memory, tiles, keys, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, CAUSAL
+            rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, CAUSAL
         )
         if partials is not None:
             slots = slot * ROWS + tl.arange(0, ROWS)

@@ -290,17 +290,6 @@ __device__ void write_rows(
         if (W::row(r) < W::HEAD_SIZE) out[W::row(r)] = out_t(acc[r] * factor);
 }
 
-// Add what another warp stored with `write_rows`.
-template <class W>
-__device__ void add_rows(
-    float (&acc)[W::ROWS_PER_THREAD],
-    const float* sums)  // shared [HEAD_SIZE]
-{
-#pragma unroll
-    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-        if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
-}
-
 // Add the sums of all warps, in log₂(NUM_WARPS) rounds: the upper half of the warps stores its sums, and
 // the lower half adds them to its own. Warp 0 has the result.
 template <class W>
@@ -314,7 +303,10 @@ __device__ void add_warps(
         __syncthreads();  // all warps have read what is overwritten now
         if (warp >= half && warp < 2 * half) write_rows<W>(sums, acc, 1);
         __syncthreads();
-        if (warp < half) add_rows<W>(acc, sums);
+        if (warp < half)
+#pragma unroll
+            for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+                if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
     }
 }
 
@@ -345,16 +337,12 @@ __device__ void write_without_keys(
     if (threadIdx.x == 0) *lse = seq_len == 0 ? -INFINITY : NAN;
 }
 
-// All stages: one query head over the keys of a span. Dynamic shared memory: num_slots floats or
-// NUM_WARPS / 2 · HEAD_SIZE floats, whichever is larger.
+// All stages: one query head over the keys of a span. The arguments are those of the kernels. Dynamic
+// shared memory: num_slots floats or NUM_WARPS / 2 · HEAD_SIZE floats, whichever is larger.
 template <class W>
 __device__ Partial<W> attend_to_span(
-    Span<W> span,
-    const typename W::scalar_t* q,       // [num_seqs, num_heads, HEAD_SIZE]
-    const typename W::cache_t* k_cache,  // [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
-    const typename W::cache_t* v_cache,  // [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]
-    const int* block_tables,             // [num_seqs, max_num_blocks]
-    const float* alibi_slopes,           // [num_heads], or null
+    Span<W> span, const typename W::scalar_t* q, const typename W::cache_t* k_cache,
+    const typename W::cache_t* v_cache, const int* block_tables, const float* alibi_slopes,
     int num_kv_heads, float scale,
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {
@@ -416,19 +404,16 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
 }
 
 // Partitions in parallel, then their merge: any length, and many SMs for a single sequence.
-// Grid: (num_heads, num_seqs, max_num_partitions).
+// Grid: (num_heads, num_seqs, max_num_partitions). The arguments from q on are those of v1.
 template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
           int PARTITION_SIZE>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
-    float* __restrict__ m,                   // [num_seqs, num_heads, max_num_partitions]
-    float* __restrict__ l,                   // [num_seqs, num_heads, max_num_partitions]
-    float* __restrict__ acc,                 // [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
-    const scalar_t* __restrict__ q,          // [num_seqs, num_heads, HEAD_SIZE]
-    const cache_t* __restrict__ k_cache,     // [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
-    const cache_t* __restrict__ v_cache,     // [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]
-    const int* __restrict__ block_tables,    // [num_seqs, max_num_blocks]
-    const int* __restrict__ seq_lens,        // [num_seqs]
-    const float* __restrict__ alibi_slopes,  // [num_heads], or null
+    float* __restrict__ m,    // [num_seqs, num_heads, max_num_partitions]
+    float* __restrict__ l,    // [num_seqs, num_heads, max_num_partitions]
+    float* __restrict__ acc,  // [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
+    const scalar_t* __restrict__ q, const cache_t* __restrict__ k_cache,
+    const cache_t* __restrict__ v_cache, const int* __restrict__ block_tables,
+    const int* __restrict__ seq_lens, const float* __restrict__ alibi_slopes,
     int num_kv_heads, int max_seq_len, float scale,
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {

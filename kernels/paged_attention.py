@@ -129,9 +129,9 @@ def paged_attention_kernel(
     memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
     start = first_tile + (num_tiles * split // num_splits).to(tl.int32)
     end = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
-    tiles, keys = (start, end), (first_key, end_key)
+    ranges = (start, end, first_key, end_key)
     m, l, acc = attend_to_tiles(
-        rows, slopes_ptr, memory, tiles, keys, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, False
+        rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, False
     )
     l = tl.where(is_possible, l, float("nan"))
     result = seq * num_heads + head

@@ -70,9 +70,9 @@ def paged_attention_varlen_kernel(
         rows = (q_ptr + packed_query * q_query + head * q_head, is_row, head, position)
         k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
         memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
-        tiles, keys = (first_tile, end_tile), (first_key, end_key)
+        ranges = (first_tile, end_tile, first_key, end_key)
         m, l, acc = attend_to_tiles(
-            rows, slopes_ptr, memory, tiles, keys, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, True
+            rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, True
         )
         if partials is not None:
             slots = slot * ROWS + tl.arange(0, ROWS)
