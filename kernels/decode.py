@@ -19,20 +19,6 @@ def count_tiles(first_key, end_key, TILE: tl.constexpr):
 
 
 @triton.jit
-def masked_scores(products, visible, distance, scale, softcap, slope):
-    """Return the scores of products q · k, −∞ where not `visible`. softcap and slope may be None.
-
-    distance: position of the key − position of the query.
-    """
-    scores = products * scale
-    if softcap is not None:
-        scores = softcap * tanh(scores / softcap)
-    if slope is not None:
-        scores -= slope * tl.abs(distance.to(tl.float32))
-    return tl.where(visible, scores, float("-inf"))
-
-
-@triton.jit
 def rows_of_chunk(chunk, num_rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Return (query, head in its group, whether the row exists) of the ROWS rows of a chunk.
 
@@ -51,31 +37,29 @@ def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def attend_to_tiles(
-    rows,  # q [ROWS, BLOCK_D], and the position of each query among the keys [ROWS]
-    slope,  # of ALiBi [ROWS, 1], or None
+    rows,  # of queries, [ROWS] each: pointer, whether the row exists, head, position among the keys
+    slopes_ptr,  # of ALiBi [H], or None
     memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
-    tiles,  # the first tile, and the end of the last
-    keys,  # the first key, and the end of the last: others are not read
+    ranges,  # the first tile and the end of the last; the first key and the end of the last: others are not read
     scale,
     softcap,  # or None
     window,
     P: tl.constexpr,  # None: all keys are in one block, whose number stands for the block table
     D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     FLOAT8_BITS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
     """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
-    q, position = rows
+    row_ptrs, is_row, head, position = rows
     k_memory, v_memory, table = memory
     k_ptr, k_block, k_token = k_memory
     v_ptr, v_block, v_token = v_memory
-    first_tile, end_tile = tiles
-    first_key, end_key = keys
-    ROWS: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    m, l, acc = empty(ROWS, BLOCK_D)
+    first_tile, end_tile, first_key, end_key = ranges
+    q, dim = load_queries(row_ptrs, is_row, D, BLOCK_D), tl.arange(0, BLOCK_D)[None, :]
+    slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+    m, l, acc = empty(q.shape[0], BLOCK_D)
     for tile in range(first_tile, end_tile):
         key = tile * TILE + tl.arange(0, TILE)
         is_read = (key >= first_key) & (key < end_key)
@@ -91,13 +75,17 @@ def attend_to_tiles(
         v = tl.load(v_ptr + (block * v_block + token * v_token)[:, None] + dim, mask=mask, other=0.0)
         k, v = widen(k, FLOAT8_BITS).to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)  # [TILE, BLOCK_D]
 
-        distance = key[None, :] - position[:, None]
+        distance = key[None, :] - position[:, None]  # of the key from the query
         visible = is_read[None, :]
         if CAUSAL:
             visible = visible & (distance <= 0) & (distance > -window)
         products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = masked_scores(products, visible, distance, scale, softcap, slope)
-        m, l, alpha, weights = fold(m, l, scores)
+        scores = products * scale
+        if softcap is not None:
+            scores = softcap * tanh(scores / softcap)
+        if slope is not None:
+            scores -= slope * tl.abs(distance.to(tl.float32))
+        m, l, alpha, weights = fold(m, l, tl.where(visible, scores, float("-inf")))
         acc = tl.dot(weights.to(q.dtype), v, acc * alpha[:, None], input_precision="ieee")
     return m, l, acc
 
@@ -113,8 +101,9 @@ def store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, mask, m, l, acc, v
 
 
 @triton.jit
-def store_partials(m_ptr, l_ptr, acc_ptr, slots, mask, m, l, acc, D: tl.constexpr):
+def store_partials(partials, slots, mask, m, l, acc, D: tl.constexpr):
     """Store (m, l, acc) of the rows that `mask` selects at `slots` of m [slots], l [slots] and acc [slots, D]."""
+    m_ptr, l_ptr, acc_ptr = partials
     dim = tl.arange(0, acc.shape[1])[None, :]
     tl.store(m_ptr + slots, m, mask=mask)
     tl.store(l_ptr + slots, l, mask=mask)
@@ -122,8 +111,9 @@ def store_partials(m_ptr, l_ptr, acc_ptr, slots, mask, m, l, acc, D: tl.constexp
 
 
 @triton.jit
-def merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def merge_slots(m, l, acc, partials, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return one row's (m, l, acc) with the partials at `slots` merged in, those that `mask` selects."""
+    m_ptr, l_ptr, acc_ptr = partials
     dim = tl.arange(0, BLOCK_D)[None, :]
     m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
     l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)

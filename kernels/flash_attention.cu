@@ -8,8 +8,8 @@
 //     shared memory  Q_i, K_j, V_j
 //     thread         one row of the tile; its registers hold m, l, O and the scores of KEYS keys
 //
-// flash_attention_kernel splits Q between the warps, as FlashAttention-2 does: no warp needs a result
-// of another warp. flash_attention_split_k_kernel splits K and V, as FlashAttention-1 did: each warp
+// With SPLIT_K = false, the kernel splits Q between the warps, as FlashAttention-2 does: no warp needs a
+// result of another warp. With SPLIT_K = true, it splits K and V, as FlashAttention-1 did: each warp
 // attends with all rows to a slice of the keys, and the warps merge their results after every tile.
 
 #include <cuda_bf16.h>
@@ -110,11 +110,11 @@ __device__ float exponentiate(float (&S)[KEYS], float& m, float& l) {
     const float m_old = m;
 #pragma unroll
     for (int k = 0; k < KEYS; ++k) m = fmaxf(m, S[k]);
-    const float shrink = expf(m_old - finite(m));
-    l *= shrink;
+    const float alpha = expf(m_old - finite(m));
+    l *= alpha;
 #pragma unroll
     for (int k = 0; k < KEYS; ++k) S[k] = expf(S[k] - finite(m)), l += S[k];
-    return shrink;
+    return alpha;
 }
 
 // O ← O + P V for one row and the columns of vec c.
@@ -130,6 +130,80 @@ __device__ void add_PV(
         const typename W::vec_t v = V[k * W::VECS + c];
 #pragma unroll
         for (int n = 0; n < W::vec_t::SIZE; ++n) O[n] += P[k] * float(v.data[n]);
+    }
+}
+
+// Split-Q: each warp owns 32 rows and sees all keys of the tile. This thread attends with its own row.
+template <class W>
+__device__ void split_q(
+    Row<W>& row,
+    const typename W::vec_t* Q_i,  // shared [Br][Q_STRIDE]
+    const typename W::vec_t* K_j,  // shared [Bc][VECS]
+    const typename W::vec_t* V_j,  // shared [Bc][VECS]
+    int first, int j, int T, int S, float scale, bool causal)
+{
+    const int visible = visible_keys(first + threadIdx.x, T, S, causal) - j;  // of this tile
+#pragma unroll 1
+    for (int step = 0; step < W::Bc && step < visible; step += KEYS) {
+        float P[KEYS];
+        score<W>(P, Q_i + threadIdx.x * W::Q_STRIDE, K_j + step * W::VECS, visible - step, scale);
+        const float alpha = exponentiate(P, row.m, row.l);
+#pragma unroll
+        for (int d = 0; d < W::D; ++d) row.O[d] *= alpha;
+#pragma unroll
+        for (int c = 0; c < W::VECS; ++c)
+            add_PV<W>(row.O + c * W::vec_t::SIZE, P, V_j + step * W::VECS, c);
+    }
+}
+
+// The result of a warp of split-K for one row: (m, l, O) over its slice of the keys. Its size is an odd
+// number of words: lanes with neighbouring rows use different banks.
+template <class W>
+struct WarpResult {
+    float m, l, O[W::D], unused;
+};
+
+// Lesson 3's merge.
+template <class W>
+__device__ void merge(Row<W>& row, const WarpResult<W>& other) {
+    const float m_other = other.m, m = fmaxf(row.m, m_other);
+    const float a = expf(row.m - finite(m)), b = expf(m_other - finite(m));
+    row.m = m;
+    row.l = a * row.l + b * other.l;
+#pragma unroll
+    for (int d = 0; d < W::D; ++d) row.O[d] = a * row.O[d] + b * other.O[d];
+}
+
+// Split-K: each warp attends with all rows, 32 at a time, to KEYS keys of the tile. Then the owners of the
+// rows, which are the threads of split-Q, merge the results of all warps.
+template <class W>
+__device__ void split_k(
+    Row<W>& row, const typename W::vec_t* Q_i, const typename W::vec_t* K_j, const typename W::vec_t* V_j,
+    int first, int j, int T, int S, float scale, bool causal,
+    WarpResult<W>* results)  // shared [NUM_WARPS][32]
+{
+    static_assert(W::Bc == W::NUM_WARPS * KEYS, "a slice for each warp");
+    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, slice = warp * KEYS;
+#pragma unroll 1
+    for (int owner = 0; owner < W::NUM_WARPS; ++owner) {  // of these 32 rows
+        const int r = owner * WARP_SIZE + lane;
+        const int visible = visible_keys(first + r, T, S, causal) - j - slice;
+        WarpResult<W>& mine = results[threadIdx.x];
+        float P[KEYS], m = -INFINITY, l = 0;
+        score<W>(P, Q_i + r * W::Q_STRIDE, K_j + slice * W::VECS, visible, scale);
+        exponentiate(P, m, l);
+        mine.m = m, mine.l = l;
+#pragma unroll
+        for (int c = 0; c < W::VECS; ++c) {
+            float O[W::vec_t::SIZE] = {};
+            add_PV<W>(O, P, V_j + slice * W::VECS, c);
+#pragma unroll
+            for (int n = 0; n < W::vec_t::SIZE; ++n) mine.O[c * W::vec_t::SIZE + n] = O[n];
+        }
+        __syncthreads();  // all warps have stored their results
+        if (warp == owner)
+            for (int w = 0; w < W::NUM_WARPS; ++w) merge<W>(row, results[w * WARP_SIZE + lane]);
+        __syncthreads();  // all results have been merged
     }
 }
 
@@ -163,11 +237,10 @@ __device__ void write_tile(
     if (threadIdx.x < rows) lse[threadIdx.x] = row.m + logf(row.l);
 }
 
-// ----------------------------------------------------------------------------------- the kernels
+// ----------------------------------------------------------------------------------- the kernel
 
-// Split-Q: a warp owns 32 rows of the tile and sees all keys. The warps have nothing to exchange.
-// Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j.
-template <typename scalar_t, int D, int Bc, int NUM_WARPS>
+// Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j and, for split-K, the results of the warps.
+template <typename scalar_t, int D, int Bc, int NUM_WARPS, bool SPLIT_K>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kernel(
     scalar_t* __restrict__ out,      // O [B, H, T, D], strides o_batch, o_head, o_row, 1
     float* __restrict__ lse,         // L [B, H, T]
@@ -188,7 +261,6 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
     const int64_t first = int64_t(blockIdx.x) * W::Br;
     const int rows = min(T - int(first), W::Br);
     const int keys = visible_keys(first + rows - 1, T, S, causal);  // of the tile's last row, which sees most
-    const int visible = visible_keys(first + threadIdx.x, T, S, causal);
     out += batch * o_batch + head * o_head + first * o_row;
     lse += (batch * gridDim.y + head) * T + first;
     q += batch * q_batch + head * q_head + first * q_row;
@@ -201,98 +273,12 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
         __syncthreads();                  // K_j and V_j have been read
         load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);
         load_tile<W, Bc, W::VECS>(V_j, v + j * v_row, v_row, keys - j);
-        __syncthreads();
-#pragma unroll 1
-        for (int step = 0; step < Bc && j + step < visible; step += KEYS) {
-            float P[KEYS];
-            score<W>(P, Q_i + threadIdx.x * W::Q_STRIDE, K_j + step * W::VECS, visible - j - step, scale);
-            const float shrink = exponentiate(P, row.m, row.l);
-#pragma unroll
-            for (int d = 0; d < D; ++d) row.O[d] *= shrink;
-#pragma unroll
-            for (int c = 0; c < W::VECS; ++c)
-                add_PV<W>(row.O + c * W::vec_t::SIZE, P, V_j + step * W::VECS, c);
-        }
-    }
-    write_tile<W>(out, lse, Q_i, row, o_row, rows);
-}
-
-// The result of a warp of split-K for one row: (m, l, O) over its slice of the keys. Its size is an odd
-// number of words: lanes with neighbouring rows use different banks.
-template <class W>
-struct Handed {
-    float m, l, O[W::D], unused;
-};
-
-// Lesson 3's merge.
-template <class W>
-__device__ void merge(Row<W>& row, const Handed<W>& other) {
-    const float m_other = other.m, m = fmaxf(row.m, m_other);
-    const float a = expf(row.m - finite(m)), b = expf(m_other - finite(m));
-    row.m = m;
-    row.l = a * row.l + b * other.l;
-#pragma unroll
-    for (int d = 0; d < W::D; ++d) row.O[d] = a * row.O[d] + b * other.O[d];
-}
-
-// Split-K: a warp attends with all rows, 32 at a time, to KEYS keys of a tile. Then the owners of the
-// rows, which are the threads of split-Q, merge the results of all warps. Grid and arguments are those
-// of split-Q. Dynamic shared memory: Q_i, K_j, V_j and Handed [NUM_WARPS][32].
-template <typename scalar_t, int D, int NUM_WARPS>
-__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_split_k_kernel(
-    scalar_t* __restrict__ out, float* __restrict__ lse, const scalar_t* __restrict__ q,
-    const scalar_t* __restrict__ k, const scalar_t* __restrict__ v,
-    int T, int S, int num_kv_heads, float scale, bool causal,
-    int64_t o_batch, int64_t o_head, int64_t o_row, int64_t q_batch, int64_t q_head, int64_t q_row,
-    int64_t k_batch, int64_t k_head, int64_t k_row, int64_t v_batch, int64_t v_head, int64_t v_row)
-{
-    constexpr int Bc = NUM_WARPS * KEYS;
-    using W = Tiles<scalar_t, D, Bc, NUM_WARPS>;
-    extern __shared__ __align__(16) unsigned char shared[];
-    auto* Q_i = reinterpret_cast<typename W::vec_t*>(shared);        // [Br][Q_STRIDE]
-    auto* K_j = Q_i + W::Br * W::Q_STRIDE;                           // [Bc][VECS]
-    auto* V_j = K_j + Bc * W::VECS;                                  // [Bc][VECS]
-    auto* handed = reinterpret_cast<Handed<W>*>(V_j + Bc * W::VECS);  // [NUM_WARPS][32]
-    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
-
-    const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
-    const int64_t first = int64_t(blockIdx.x) * W::Br;
-    const int rows = min(T - int(first), W::Br);
-    const int keys = visible_keys(first + rows - 1, T, S, causal);
-    out += batch * o_batch + head * o_head + first * o_row;
-    lse += (batch * gridDim.y + head) * T + first;
-    q += batch * q_batch + head * q_head + first * q_row;
-    k += batch * k_batch + kv_head * k_head;
-    v += batch * v_batch + kv_head * v_head;
-
-    Row<W> row;
-    load_tile<W, W::Br, W::Q_STRIDE>(Q_i, q, q_row, rows);
-    for (int j = 0; j < keys; j += Bc) {
-        __syncthreads();
-        load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);
-        load_tile<W, Bc, W::VECS>(V_j, v + j * v_row, v_row, keys - j);
-        __syncthreads();
-        const int slice = warp * KEYS;
-#pragma unroll 1
-        for (int owner = 0; owner < NUM_WARPS; ++owner) {  // of these 32 rows
-            const int r = owner * WARP_SIZE + lane;
-            const int visible = visible_keys(first + r, T, S, causal) - j - slice;
-            Handed<W>& mine = handed[threadIdx.x];
-            float P[KEYS], m = -INFINITY, l = 0;
-            score<W>(P, Q_i + r * W::Q_STRIDE, K_j + slice * W::VECS, visible, scale);
-            exponentiate(P, m, l);
-            mine.m = m, mine.l = l;
-#pragma unroll
-            for (int c = 0; c < W::VECS; ++c) {
-                float O[W::vec_t::SIZE] = {};
-                add_PV<W>(O, P, V_j + slice * W::VECS, c);
-#pragma unroll
-                for (int n = 0; n < W::vec_t::SIZE; ++n) mine.O[c * W::vec_t::SIZE + n] = O[n];
-            }
-            __syncthreads();  // all warps have stored their results
-            if (warp == owner)
-                for (int w = 0; w < NUM_WARPS; ++w) merge<W>(row, handed[w * WARP_SIZE + lane]);
-            __syncthreads();  // all results have been merged
+        __syncthreads();  // Q_i, K_j and V_j have been loaded
+        if constexpr (SPLIT_K) {
+            auto* results = reinterpret_cast<WarpResult<W>*>(V_j + Bc * W::VECS);  // [NUM_WARPS][32]
+            split_k<W>(row, Q_i, K_j, V_j, first, j, T, S, scale, causal, results);
+        } else {
+            split_q<W>(row, Q_i, K_j, V_j, first, j, T, S, scale, causal);
         }
     }
     write_tile<W>(out, lse, Q_i, row, o_row, rows);

@@ -134,7 +134,6 @@ def fold_tiles(
     attn_mask,  # (pointer, strides of row and column); None without a mask
     dropout,  # seed, threshold, number of the head among all, first row; None without dropout
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     COLS: tl.constexpr,
     CAUSAL: tl.constexpr,
     CUT: tl.constexpr,  # whether some key of these tiles is hidden from some query
@@ -144,6 +143,7 @@ def fold_tiles(
     q, rows = queries
     k_matrix, v_matrix, start, stop = keys
     sizes, scale, softcap, window = scoring
+    BLOCK_D: tl.constexpr = q.shape[1]
     for j in range(first, end):
         cols = j * COLS + tl.arange(0, COLS)
         seen, mask = None, None
@@ -234,23 +234,13 @@ def flash_attention_kernel(
     keys = (k_matrix, matrix_of_head(v, batch, head // group, first_k), start, stop)
     first, end = start // COLS, tl.cdiv(stop, COLS)
     state = empty(ROWS, BLOCK_D)
-    if attn_mask is not None:  # it may cut any tile
-        state = fold_tiles(
-            first, end, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
-        )
-    else:
+    if attn_mask is None:  # a mask in memory may cut any tile
         whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
-        end_whole = tl.maximum(whole_stop // COLS, whole)
         if window is not None:
-            state = fold_tiles(
-                first, whole, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
-            )
-        state = fold_tiles(
-            whole, end_whole, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, False
-        )
-        state = fold_tiles(
-            end_whole, end, state, queries, keys, scoring, slope, mask, dropout, D, BLOCK_D, COLS, CAUSAL, True
-        )
+            state = fold_tiles(first, whole, state, queries, keys, scoring, slope, mask, dropout, D, COLS, CAUSAL, True)
+        first = tl.maximum(whole_stop // COLS, whole)
+        state = fold_tiles(whole, first, state, queries, keys, scoring, slope, mask, dropout, D, COLS, CAUSAL, False)
+    state = fold_tiles(first, end, state, queries, keys, scoring, slope, mask, dropout, D, COLS, CAUSAL, True)
 
     m, l, acc = state
     out_tile, lse_tile = output(m * LN_2, l, acc)
@@ -261,7 +251,6 @@ def flash_attention_kernel(
     tl.store(lse + numbers, lse_tile, mask=rows < T)
     if m_ptr is not None:
         # A query that sees no key gets log₂ l = +∞, so that the backward computes 2^(score − m − log₂ l) = 0.
+        log_l = tl.where(l == 0.0, float("inf"), tl.log2(tl.where(l == 0.0, 1.0, l)))
         tl.store(m_ptr + numbers, finite(m), mask=rows < T)
-        tl.store(
-            log_l_ptr + numbers, tl.where(l == 0.0, float("inf"), tl.log2(tl.where(l == 0.0, 1.0, l))), mask=rows < T
-        )
+        tl.store(log_l_ptr + numbers, log_l, mask=rows < T)

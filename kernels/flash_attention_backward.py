@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from pagewise.kernels.flash_attention import load_rows, matrix_of_head, segment_of, store_rows
-from pagewise.kernels.flash_attention_gradients import gradient_of_keys, gradient_of_queries
+from pagewise.kernels.flash_attention_gradients import store_gradient_of_keys, store_gradient_of_queries
 from pagewise.kernels.scores import LOG2_E, visible
 
 
@@ -142,25 +142,17 @@ def flash_attention_backward_kernel(
     num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
     scoring = (scale, softcap, slopes, window, attn_mask)
     dropout = (tl.load(seed), threshold, growth, num_heads) if seed is not None else None
-    inputs = (q, k, v, d_out)
-    total = T
+    inputs, saved = (q, k, v, d_out), (m_ptr, log_l_ptr, delta, num_heads, T)
     if pid < num_key_programs:
         tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
         split_and_batch = pid // num_key_tiles // num_kv_heads
-        batch = split_and_batch % batch_size
+        split, batch = split_and_batch // batch_size, split_and_batch % batch_size
         tile, segment = segment_of(tile, batch, key_sequences, cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, T, S, KEY_COLS)
-        _, _, first_q, first_k, _, segment_S = segment
-        first = batch.to(tl.int64) * num_heads * total + first_q
-        saved = (m_ptr + first, log_l_ptr + first, delta + first, total)
-        heads = (kv_head * group + split_and_batch // batch_size * (group // splits), group // splits)
-        dk_tile, dv_tile = gradient_of_keys(
-            tile, kv_head, heads, segment, inputs, saved, scoring, dropout, D, BLOCK_D, KEY_ROWS, KEY_COLS, CAUSAL
+        of_kv_head = (kv_head, kv_head * group + split * (group // splits), group // splits)
+        d_kv = (dk, dv, split_and_batch, plain_scale)
+        store_gradient_of_keys(
+            d_kv, tile, of_kv_head, segment, inputs, saved, scoring, dropout, D, BLOCK_D, KEY_ROWS, KEY_COLS, CAUSAL
         )
-        col, first_k = tl.arange(0, KEY_COLS), first_k + tile.to(tl.int64) * KEY_COLS
-        mask = tile * KEY_COLS + col < segment_S
-        dk_tile *= plain_scale
-        store_rows(matrix_of_head(dk, split_and_batch, kv_head, first_k), col, dk_tile, mask, D, BLOCK_D)
-        store_rows(matrix_of_head(dv, split_and_batch, kv_head, first_k), col, dv_tile, mask, D, BLOCK_D)
     else:
         pid -= num_key_programs
         tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
@@ -168,24 +160,7 @@ def flash_attention_backward_kernel(
         tile, segment = segment_of(
             tile, batch, query_sequences, cu_seqlens_q, cu_seqlens_q, cu_seqlens_k, T, S, QUERY_ROWS
         )
-        _, _, first_q, _, segment_T, _ = segment
-        first = batch.to(tl.int64) * num_heads * total + first_q
-        saved = (m_ptr + first, log_l_ptr + first, delta + first, total)
-        dq_tile = gradient_of_queries(
-            tile,
-            head,
-            head // group,
-            segment,
-            inputs,
-            saved,
-            scoring,
-            dropout,
-            D,
-            BLOCK_D,
-            QUERY_ROWS,
-            QUERY_COLS,
-            CAUSAL,
+        d_q, of_head = (dq, plain_scale), (head, head // group)
+        store_gradient_of_queries(
+            d_q, tile, of_head, segment, inputs, saved, scoring, dropout, D, BLOCK_D, QUERY_ROWS, QUERY_COLS, CAUSAL
         )
-        row, first_q = tl.arange(0, QUERY_ROWS), first_q + tile.to(tl.int64) * QUERY_ROWS
-        mask = tile * QUERY_ROWS + row < segment_T
-        store_rows(matrix_of_head(dq, batch, head, first_q), row, dq_tile * plain_scale, mask, D, BLOCK_D)

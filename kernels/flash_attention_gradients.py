@@ -2,21 +2,22 @@
 
     dV = Pᵀ dO        dP = dO Vᵀ        dS = P ∘ (dP − delta)        dQ = scale · dS K        dK = scale · dSᵀ Q
 
-Each function computes its tiles of P = exp(S − lse) again. The kernel in `flash_attention_backward.py` calls both.
+Each function computes its tiles of P = exp(S − lse) again and stores its sums. The kernel in
+`flash_attention_backward.py` calls both.
 """
 
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_attention import load_rows, matrix_of_head
+from pagewise.kernels.flash_attention import load_rows, matrix_of_head, store_rows
 from pagewise.kernels.scores import LOG2_E, biased, capped, kept, key_range, mask_of_head, query_range, visible
 
 
 @triton.jit
-def load_saved(saved, head, rows, mask):
+def load_saved(saved, batch, head, first_row, rows, mask):
     """m, log₂ l and delta of these rows of a head. A row that mask excludes gets log₂ l = +∞, so its weights are 0."""
-    m_ptr, log_l_ptr, delta_ptr, stride_head = saved
-    offset = head.to(tl.int64) * stride_head
+    m_ptr, log_l_ptr, delta_ptr, num_heads, total = saved
+    offset = (batch * num_heads + head).to(tl.int64) * total + first_row
     m = tl.load(m_ptr + offset + rows, mask=mask, other=0.0)
     log_l = tl.load(log_l_ptr + offset + rows, mask=mask, other=float("inf"))
     return m, log_l, tl.load(delta_ptr + offset + rows, mask=mask, other=0.0)
@@ -39,13 +40,13 @@ def through_softcap(d_scores, scores, softcap):
 
 
 @triton.jit
-def gradient_of_keys(
+def store_gradient_of_keys(
+    outputs,  # dk and dv, the index of their batch, the factor of dk
     tile,  # of keys
-    kv_head,
-    heads,  # first query head, number of query heads
+    heads,  # KV head, first query head, number of query heads
     segment,  # batch, sequence, first query row, first key row, T, S
     inputs,  # q, k, v, d_out
-    saved,  # pointers to m, log₂ l and delta of the segment's first query, and their stride of heads
+    saved,  # m, log₂ l and delta; number of heads, number of queries of a head
     scoring,  # scale, softcap, slopes, window, attn_mask
     dropout,  # seed, threshold, growth, number of heads; None without dropout
     D: tl.constexpr,
@@ -54,8 +55,9 @@ def gradient_of_keys(
     COLS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """(dK / scale, dV) [COLS, BLOCK_D] of a tile of keys: sums over the queries of these heads that see a key of it."""
-    first_head, num_heads = heads
+    """Store dK and dV of a tile of keys: sums over the queries of these heads that see a key of it."""
+    dk_tensor, dv_tensor, split_and_batch, dk_scale = outputs
+    kv_head, first_head, num_heads = heads
     batch, sequence, first_q, first_k, T, S = segment
     q_tensor, k_tensor, v_tensor, d_out_tensor = inputs
     scale, softcap, slopes, window, attn_mask = scoring
@@ -80,7 +82,7 @@ def gradient_of_keys(
             rows = i * ROWS + row
             q = load_rows(from_row(q_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
             d_out = load_rows(from_row(d_out_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
-            m, log_l, delta = load_saved(saved, head, rows, rows < T)
+            m, log_l, delta = load_saved(saved, batch, head, first_q, rows, rows < T)
 
             capped_scores = capped(tl.dot(k, tl.trans(q), input_precision="ieee"), scale, softcap)  # Sᵀ = K Qᵀ
             scores = biased(capped_scores, rows[None, :], cols[:, None], sizes, slope)
@@ -99,15 +101,17 @@ def gradient_of_keys(
             dv = tl.dot(used.to(d_out.dtype), d_out, dv, input_precision="ieee")  # dV += Pᵀ dO
             d_scores = through_softcap(weights * (d_weights - delta[None, :]), capped_scores, softcap)
             dk = tl.dot(d_scores.to(q.dtype), q, dk, input_precision="ieee")  # dK += dSᵀ Q
-    return dk, dv
+    dk *= dk_scale
+    store_rows(matrix_of_head(dk_tensor, split_and_batch, kv_head, first_k), col, dk, cols < S, D, BLOCK_D)
+    store_rows(matrix_of_head(dv_tensor, split_and_batch, kv_head, first_k), col, dv, cols < S, D, BLOCK_D)
 
 
 @triton.jit
-def gradient_of_queries(
+def store_gradient_of_queries(
+    outputs,  # dq and its factor
     tile,  # of queries
-    head,
-    kv_head,
-    segment,  # this and the rest as in `gradient_of_keys`
+    heads,  # query head, KV head
+    segment,  # this and the rest as in `store_gradient_of_keys`
     inputs,
     saved,
     scoring,
@@ -118,7 +122,9 @@ def gradient_of_queries(
     COLS: tl.constexpr,
     CAUSAL: tl.constexpr,
 ):
-    """dQ / scale [ROWS, BLOCK_D] of a tile of queries: a sum over the keys that they see."""
+    """Store dQ of a tile of queries: a sum over the keys that they see."""
+    dq_tensor, dq_scale = outputs
+    head, kv_head = heads
     batch, sequence, first_q, first_k, T, S = segment
     q_tensor, k_tensor, v_tensor, d_out_tensor = inputs
     scale, softcap, slopes, window, attn_mask = scoring
@@ -131,7 +137,7 @@ def gradient_of_queries(
     d_out = load_rows(matrix_of_head(d_out_tensor, batch, head, tile_q), row, rows < T, D, BLOCK_D)
     k_matrix = matrix_of_head(k_tensor, batch, kv_head, first_k)
     v_matrix = matrix_of_head(v_tensor, batch, kv_head, first_k)
-    m, log_l, delta = load_saved(saved, head, rows, rows < T)
+    m, log_l, delta = load_saved(saved, batch, head, first_q, rows, rows < T)
     slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
     mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
     last_row = tl.minimum(tile * ROWS + ROWS, T) - 1
@@ -156,4 +162,4 @@ def gradient_of_queries(
             d_weights = tl.where(keep, d_weights * growth, 0.0)
         d_scores = through_softcap(weights * (d_weights - delta[:, None]), capped_scores, softcap)
         dq = tl.dot(d_scores.to(k.dtype), k, dq, input_precision="ieee")  # dQ += dS K
-    return dq
+    store_rows(matrix_of_head(dq_tensor, batch, head, tile_q), row, dq * dq_scale, rows < T, D, BLOCK_D)

@@ -12,14 +12,7 @@ lengths may change between two replays of a CUDA graph. Dao et al. 2023.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import (
-    attend_to_tiles,
-    load_queries,
-    merge_slots,
-    rows_of_chunk,
-    store_partials,
-    store_results,
-)
+from pagewise.kernels.decode import attend_to_tiles, merge_slots, rows_of_chunk, store_partials, store_results
 from pagewise.kernels.partial import empty
 
 
@@ -107,9 +100,7 @@ def flash_decoding_kernel(
     slopes_ptr,  # [H] float32, or None
     out,  # [B, H, T, D]; this and lse are written for items that are not split
     lse,  # [B, H, T] float32
-    m_ptr,  # [slots · ROWS] float32; this, l and acc are written for splits. None: no item is split
-    l_ptr,
-    acc_ptr,  # [slots · ROWS · D] float32
+    partials,  # float32: m and l [slots · ROWS], acc [slots · ROWS · D]. None: no item is split
     programs_ptr,  # [programs + 1] int32: the first of each program's splits
     splits_ptr,  # [splits, 4] int32: item, first tile, end tile, slot
     num_queries,  # T
@@ -156,18 +147,16 @@ def flash_decoding_kernel(
             tables_ptr, tables_row, tables_column = block_tables
             table = (tables_ptr + seq * tables_row, tables_column)
 
-        q_tile = load_queries(q_ptr + seq * q_seq + head * q_head + query * q_query, is_row, D, BLOCK_D)
-        slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
-        rows = (q_tile, (end_key - num_queries + query).to(tl.int32))
-        k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
-        tiles, keys = (first_tile, end_tile), (first_key, end_key)
-        memory = (k_memory, v_memory, table)
+        position = (end_key - num_queries + query).to(tl.int32)
+        rows = (q_ptr + seq * q_seq + head * q_head + query * q_query, is_row, head, position)
+        ranges = (first_tile, end_tile, first_key, end_key)
+        memory = ((k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token), table)
         m, l, acc = attend_to_tiles(
-            rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL
+            rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, CAUSAL
         )
-        if m_ptr is not None:
+        if partials is not None:
             slots = slot * ROWS + tl.arange(0, ROWS)
-            store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row & (slot >= 0), m, l, acc, D)
+            store_partials(partials, slots, is_row & (slot >= 0), m, l, acc, D)
         l = tl.where(is_possible, l, float("nan"))
         out_offsets = seq * out_seq + head * out_head + query * out_query
         lse_offsets = seq * lse_seq + head * lse_head + query
@@ -176,9 +165,7 @@ def flash_decoding_kernel(
 
 @triton.jit(do_not_specialize=["num_queries"])
 def merge_plan_kernel(
-    m_ptr,  # [slots · ROWS] float32
-    l_ptr,  # [slots · ROWS] float32
-    acc_ptr,  # [slots · ROWS · D] float32
+    partials,  # float32: m and l [slots · ROWS], acc [slots · ROWS · D]
     items_ptr,  # [items, 6] int32: first slot, number of splits, first row of lse, KV head, first row, number of rows
     out_ptr,  # [rows of lse · D]
     lse_ptr,  # float32
@@ -205,7 +192,7 @@ def merge_plan_kernel(
     for start in range(0, num_splits, LOADS):
         split = start + tl.arange(0, LOADS)
         slots = (first_slot + split) * ROWS + row_of_item
-        m, l, acc = merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, split < num_splits, D, BLOCK_D)
+        m, l, acc = merge_slots(m, l, acc, partials, slots, split < num_splits, D, BLOCK_D)
     l = tl.where(num_splits >= 0, l, float("nan"))
     head = tl.load(entry + 3) * GROUP + row % GROUP
     result = tl.load(entry + 2).to(tl.int64) + head * head_stride + row // GROUP * query_stride + tl.arange(0, 1)

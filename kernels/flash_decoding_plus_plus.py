@@ -141,9 +141,7 @@ def unified_max_attention_kernel(
     q,  # [B, H, T, D]
     k,  # [B, Hkv, S, D]
     v,  # [B, Hkv, S, D]
-    m_ptr,  # [B · H · T · num_splits] float32, as l
-    l_ptr,
-    acc_ptr,  # [B · H · T · num_splits · D] float32
+    partials,  # float32: m and l [B · H · T · num_splits], acc [B · H · T · num_splits · D]
     num_queries,  # T
     S,
     scale,
@@ -179,14 +177,12 @@ def unified_max_attention_kernel(
         l += weights
         acc = add_weighted(acc, weights, v_tile, WIDE=q_tile.dtype == tl.float16)
     slots = result * num_splits + split
-    store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row, tl.max(m, axis=1), tl.sum(l, axis=1), acc, D)
+    store_partials(partials, slots, is_row, tl.max(m, axis=1), tl.sum(l, axis=1), acc, D)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
 def add_splits_kernel(
-    m_ptr,  # [rows · num_splits] float32
-    l_ptr,  # [rows · num_splits] float32
-    acc_ptr,  # [rows · num_splits · D] float32
+    partials,  # float32: m and l [rows · num_splits], acc [rows · num_splits · D]
     out_ptr,  # [rows · D]
     lse_ptr,  # [rows] float32
     unsafe_ptr,  # [rows] uint8: 1 where φ was not safe, and out is to be computed again
@@ -204,6 +200,7 @@ def add_splits_kernel(
     Grid (rows). A row that sees no key is safe.
     """
     row, dim = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_D)[None, :]
+    m_ptr, l_ptr, acc_ptr = partials
     m, l, acc = empty(1, BLOCK_D)
     for start in range(0, num_splits, LOADS):
         split = start + tl.arange(0, LOADS)
@@ -228,9 +225,7 @@ def lazy_rescale_kernel(
     k,  # [B, Hkv, S, D]
     v,  # [B, Hkv, S, D]
     chosen_ptr,  # [B · H · T] uint8, or None: a program whose rows are all 0 here reads no key
-    m_ptr,  # [B · H · T · num_splits] float32, as l
-    l_ptr,
-    acc_ptr,  # [B · H · T · num_splits · D] float32
+    partials,  # float32: m and l [B · H · T · num_splits], acc [B · H · T · num_splits · D]
     num_queries,  # T
     S,
     scale,
@@ -272,4 +267,4 @@ def lazy_rescale_kernel(
             acc *= alpha[:, None]
         acc = add_weighted(acc, weights, v_tile, WIDE)
         m = m_new
-    store_partials(m_ptr, l_ptr, acc_ptr, result * num_splits + split, is_row, m, l, acc, D)
+    store_partials(partials, result * num_splits + split, is_row, m, l, acc, D)

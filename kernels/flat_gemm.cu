@@ -139,7 +139,7 @@ using Sums = wmma::fragment<wmma::accumulator, B_N, TILE_M, STEP_K, float>[M_TIL
 
 // The sums of a warp in shared memory, transposed as out is. Rows are a multiple of 16 bytes apart.
 template <int M_TILES>
-using Handed = float[M_TILES * TILE_M][B_N + 4];
+using WarpSums = float[M_TILES * TILE_M][B_N + 4];
 
 // Start to copy 16 bytes, global → shared, or to write zeros if they do not exist. Wait before reading.
 __device__ void copy_async(void* shared, const void* global, bool exist) {
@@ -231,18 +231,18 @@ __device__ void write_tile(
     Ring* rings,    // shared [NUM_WARPS]; a warp stores its sums over its own ring
     int M, int columns, int N)
 {
-    static_assert(sizeof(Handed<M_TILES>) <= sizeof(Ring), "the sums fit in the ring");
-    const auto handed_by = [&](int warp) -> auto& { return reinterpret_cast<Handed<M_TILES>&>(rings[warp]); };
-    auto& handed = handed_by(threadIdx.x / WARP_SIZE);
+    static_assert(sizeof(WarpSums<M_TILES>) <= sizeof(Ring), "the sums fit in the ring");
+    const auto sums_of = [&](int warp) -> auto& { return reinterpret_cast<WarpSums<M_TILES>&>(rings[warp]); };
+    auto& mine = sums_of(threadIdx.x / WARP_SIZE);
     __syncwarp();  // the last stages have been read
 #pragma unroll
     for (int t = 0; t < M_TILES; ++t)
-        wmma::store_matrix_sync(handed[t * TILE_M], sums[t], B_N + 4, wmma::mem_col_major);
+        wmma::store_matrix_sync(mine[t * TILE_M], sums[t], B_N + 4, wmma::mem_col_major);
     __syncthreads();  // all have stored their sums
     for (int i = threadIdx.x; i < M * B_N; i += blockDim.x) {
         const int m = i / B_N, n = i % B_N;
         float sum = 0;
-        for (int warp = 0; warp < NUM_WARPS; ++warp) sum += handed_by(warp)[m][n];
+        for (int warp = 0; warp < NUM_WARPS; ++warp) sum += sums_of(warp)[m][n];
         if (n < columns) out[int64_t(m) * N + n] = scalar_t(sum);
     }
 }

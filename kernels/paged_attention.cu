@@ -67,6 +67,8 @@ struct Workers {
     static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP);
     using V_vec = Vec<cache_t, V_VEC_SIZE>;
 
+    // This thread in its thread group.
+    __device__ static int member() { return threadIdx.x % THREAD_GROUP_SIZE; }
     // The r-th row of this thread. Rows from HEAD_SIZE on do not exist.
     __device__ static int row(int r) {
         return r * ROWS_PER_STEP + threadIdx.x % WARP_SIZE / VECS_PER_ROW;
@@ -145,8 +147,31 @@ __device__ void load_query(
         q_vecs[i] = *reinterpret_cast<const typename W::Q_vec*>(q + i * W::VEC_SIZE);
 }
 
-// The scores of all keys of the span, −∞ after the end of the sequence. Returns the largest score that
-// this thread has seen.
+// Global → registers: the vecs of one key that this thread multiplies. No other thread needs them.
+template <class W>
+__device__ void load_key(
+    typename W::K_vec (&k_vecs)[W::VECS_PER_THREAD],
+    const typename W::cache_t* key)  // [HEAD_SIZE / X][X], rows BLOCK_SIZE * X apart
+{
+#pragma unroll
+    for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+        const int element = (j * W::THREAD_GROUP_SIZE + W::member()) * W::VEC_SIZE;
+        const auto* address = key + element / W::X * W::BLOCK_SIZE * W::X + element % W::X;
+        k_vecs[j] = *reinterpret_cast<const typename W::K_vec*>(address);
+    }
+}
+
+// Add the parts of q·k that the members of a thread group have computed, and return the score of the key:
+// −∞ after the end of the sequence. Every member gets it.
+template <class W>
+__device__ float complete_score(float qk, int token, int seq_len, float scale, float slope) {
+    qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
+    const float bias = slope * (token - (seq_len - 1));
+    // A slot without a token may hold anything, also NaN: select its score, do not add to it.
+    return token < seq_len ? scale * qk + bias : -INFINITY;
+}
+
+// The scores of all keys of the span. Returns the largest score that this thread has seen.
 template <class W>
 __device__ float score_keys(
     float* scores,                       // shared [num_slots]
@@ -156,11 +181,8 @@ __device__ float score_keys(
     const int* block_table,  // [max_num_blocks]
     Span<W> span, float scale, float slope)
 {
-    using Q_vec = typename W::Q_vec;
-    using K_vec = typename W::K_vec;
     const int warp = threadIdx.x / WARP_SIZE;
     const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
-    const int member = threadIdx.x % W::THREAD_GROUP_SIZE;             // in its thread group
     float m = -INFINITY;
 
     for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
@@ -171,28 +193,16 @@ __device__ float score_keys(
         for (int i = 0; i < W::TOKENS_PER_GROUP; ++i) {
             const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
             const int token = block * W::BLOCK_SIZE + offset;
-
-            K_vec k_vecs[W::VECS_PER_THREAD];  // global → registers: no other thread needs them
-#pragma unroll
-            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-                const int element = (j * W::THREAD_GROUP_SIZE + member) * W::VEC_SIZE;
-                const int row = element / W::X, column = element % W::X;
-                const auto* address = k_block + (row * W::BLOCK_SIZE + offset) * W::X + column;
-                k_vecs[j] = *reinterpret_cast<const K_vec*>(address);
-            }
-
+            typename W::K_vec k_vecs[W::VECS_PER_THREAD];
+            load_key<W>(k_vecs, k_block + offset * W::X);
             float qk = 0;
 #pragma unroll
             for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-                const Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + member];
+                const typename W::Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + W::member()];
                 qk += dot(q_vec, k_vecs[j]);
             }
-
-            qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
-            const float bias = slope * (token - (span.seq_len - 1));
-            // A slot without a token may hold anything, also NaN: select its score, do not add to it.
-            const float score = token < span.seq_len ? scale * qk + bias : -INFINITY;
-            if (member == 0) scores[token - span.first_token()] = score;
+            const float score = complete_score<W>(qk, token, span.seq_len, scale, slope);
+            if (W::member() == 0) scores[token - span.first_token()] = score;
             m = fmaxf(m, score);
         }
     }
@@ -280,17 +290,6 @@ __device__ void write_rows(
         if (W::row(r) < W::HEAD_SIZE) out[W::row(r)] = out_t(acc[r] * factor);
 }
 
-// Add what another warp stored with `write_rows`.
-template <class W>
-__device__ void add_rows(
-    float (&acc)[W::ROWS_PER_THREAD],
-    const float* sums)  // shared [HEAD_SIZE]
-{
-#pragma unroll
-    for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-        if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
-}
-
 // Add the sums of all warps, in log₂(NUM_WARPS) rounds: the upper half of the warps stores its sums, and
 // the lower half adds them to its own. Warp 0 has the result.
 template <class W>
@@ -304,7 +303,10 @@ __device__ void add_warps(
         __syncthreads();  // all warps have read what is overwritten now
         if (warp >= half && warp < 2 * half) write_rows<W>(sums, acc, 1);
         __syncthreads();
-        if (warp < half) add_rows<W>(acc, sums);
+        if (warp < half)
+#pragma unroll
+            for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
+                if (W::row(r) < W::HEAD_SIZE) acc[r] += sums[W::row(r)];
     }
 }
 
@@ -335,16 +337,12 @@ __device__ void write_without_keys(
     if (threadIdx.x == 0) *lse = seq_len == 0 ? -INFINITY : NAN;
 }
 
-// All stages: one query head over the keys of a span. Dynamic shared memory: num_slots floats or
-// NUM_WARPS / 2 · HEAD_SIZE floats, whichever is larger.
+// All stages: one query head over the keys of a span. The arguments are those of the kernels. Dynamic
+// shared memory: num_slots floats or NUM_WARPS / 2 · HEAD_SIZE floats, whichever is larger.
 template <class W>
 __device__ Partial<W> attend_to_span(
-    Span<W> span,
-    const typename W::scalar_t* q,       // [num_seqs, num_heads, HEAD_SIZE]
-    const typename W::cache_t* k_cache,  // [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
-    const typename W::cache_t* v_cache,  // [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]
-    const int* block_tables,             // [num_seqs, max_num_blocks]
-    const float* alibi_slopes,           // [num_heads], or null
+    Span<W> span, const typename W::scalar_t* q, const typename W::cache_t* k_cache,
+    const typename W::cache_t* v_cache, const int* block_tables, const float* alibi_slopes,
     int num_kv_heads, float scale,
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {
@@ -406,19 +404,16 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
 }
 
 // Partitions in parallel, then their merge: any length, and many SMs for a single sequence.
-// Grid: (num_heads, num_seqs, max_num_partitions).
+// Grid: (num_heads, num_seqs, max_num_partitions). The arguments from q on are those of v1.
 template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
           int PARTITION_SIZE>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
-    float* __restrict__ m,                   // [num_seqs, num_heads, max_num_partitions]
-    float* __restrict__ l,                   // [num_seqs, num_heads, max_num_partitions]
-    float* __restrict__ acc,                 // [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
-    const scalar_t* __restrict__ q,          // [num_seqs, num_heads, HEAD_SIZE]
-    const cache_t* __restrict__ k_cache,     // [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
-    const cache_t* __restrict__ v_cache,     // [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]
-    const int* __restrict__ block_tables,    // [num_seqs, max_num_blocks]
-    const int* __restrict__ seq_lens,        // [num_seqs]
-    const float* __restrict__ alibi_slopes,  // [num_heads], or null
+    float* __restrict__ m,    // [num_seqs, num_heads, max_num_partitions]
+    float* __restrict__ l,    // [num_seqs, num_heads, max_num_partitions]
+    float* __restrict__ acc,  // [num_seqs, num_heads, max_num_partitions, HEAD_SIZE]
+    const scalar_t* __restrict__ q, const cache_t* __restrict__ k_cache,
+    const cache_t* __restrict__ v_cache, const int* __restrict__ block_tables,
+    const int* __restrict__ seq_lens, const float* __restrict__ alibi_slopes,
     int num_kv_heads, int max_seq_len, float scale,
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {

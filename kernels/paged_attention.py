@@ -10,15 +10,7 @@ Kwon et al. 2023 (PagedAttention).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import (
-    attend_to_tiles,
-    count_tiles,
-    load_queries,
-    merge_slots,
-    rows_of_chunk,
-    store_partials,
-    store_results,
-)
+from pagewise.kernels.decode import attend_to_tiles, count_tiles, merge_slots, store_partials, store_results
 from pagewise.kernels.partial import empty
 
 
@@ -88,9 +80,7 @@ def paged_attention_kernel(
     slopes_ptr,  # [H] float32, or None
     out,  # [B, H, D]; written if num_splits is 1, as lse
     lse,  # [B, H] float32
-    m_ptr,  # [B · H · num_splits] float32, or None if num_splits is 1, as l and acc
-    l_ptr,
-    acc_ptr,  # [B · H · num_splits · D] float32
+    partials,  # float32: m and l [B · H · num_splits], acc [B · H · num_splits · D]. None if num_splits is 1
     num_heads,
     capacity,  # M · P: the most keys that a row of the block tables can name
     window,  # 2³¹ − 1: no window
@@ -125,8 +115,8 @@ def paged_attention_kernel(
     CHUNKS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     seq, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     kv_head = (tl.program_id(1) // CHUNKS).to(tl.int64)
-    _, group_head, is_row = rows_of_chunk(tl.program_id(1) % CHUNKS, GROUP, GROUP, ROWS)
-    head = kv_head * GROUP + group_head
+    group_head = tl.program_id(1) % CHUNKS * ROWS + tl.arange(0, ROWS)
+    head, is_row = kv_head * GROUP + group_head, group_head < GROUP
 
     length = tl.load(seq_lens_ptr + seq)
     is_possible = (length >= 0) & (length <= capacity)
@@ -134,30 +124,26 @@ def paged_attention_kernel(
     first_key = tl.maximum(end_key - window, 0)
     first_tile, num_tiles = first_key // TILE, count_tiles(first_key, end_key, TILE)
 
-    query = load_queries(q_ptr + seq * q_seq + head * q_head, is_row, D, BLOCK_D)
-    slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
-    rows = (query, tl.zeros([ROWS], tl.int32) + (end_key - 1))
+    rows = (q_ptr + seq * q_seq + head * q_head, is_row, head, tl.zeros([ROWS], tl.int32) + (end_key - 1))
     k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
     memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
     start = first_tile + (num_tiles * split // num_splits).to(tl.int32)
     end = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
-    tiles, keys = (start, end), (first_key, end_key)
+    ranges = (start, end, first_key, end_key)
     m, l, acc = attend_to_tiles(
-        rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL=False
+        rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, False
     )
     l = tl.where(is_possible, l, float("nan"))
     result = seq * num_heads + head
-    if m_ptr is None:
+    if partials is None:
         store_results(out_ptr, lse_ptr, seq * out_seq + head * out_head, result, is_row, m, l, acc, v_scale, D)
     else:
-        store_partials(m_ptr, l_ptr, acc_ptr, result * num_splits + split, is_row, m, l, acc, D)
+        store_partials(partials, result * num_splits + split, is_row, m, l, acc, D)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
 def merge_splits_kernel(
-    m_ptr,  # [rows · num_splits] float32
-    l_ptr,  # [rows · num_splits] float32
-    acc_ptr,  # [rows · num_splits · D] float32
+    partials,  # float32: m and l [rows · num_splits], acc [rows · num_splits · D]
     out_ptr,  # [rows · D]
     lse_ptr,  # [rows] float32
     num_splits,
@@ -172,6 +158,6 @@ def merge_splits_kernel(
     for start in range(0, num_splits, LOADS):
         split = start + tl.arange(0, LOADS)
         slots, mask = row * num_splits + split, split < num_splits
-        m, l, acc = merge_slots(m, l, acc, m_ptr, l_ptr, acc_ptr, slots, mask, D, BLOCK_D)
+        m, l, acc = merge_slots(m, l, acc, partials, slots, mask, D, BLOCK_D)
     only = row + tl.arange(0, 1)
     store_results(out_ptr, lse_ptr, only * D, only, only >= 0, m, l, acc, v_scale, D)

@@ -7,13 +7,7 @@ Kwon et al. 2023; chunked prefill: Agrawal et al. 2024 (Sarathi-Serve).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import (
-    attend_to_tiles,
-    load_queries,
-    rows_of_chunk,
-    store_partials,
-    store_results,
-)
+from pagewise.kernels.decode import attend_to_tiles, rows_of_chunk, store_partials, store_results
 from pagewise.kernels.flash_decoding import keys_of_sequence, load_split
 
 
@@ -32,9 +26,7 @@ def paged_attention_varlen_kernel(
     slopes_ptr,  # [H] float32, or None
     out,  # [total_q, H, D]; this and lse are written for items that are not split
     lse,  # [total_q, H] float32
-    m_ptr,  # [slots · ROWS] float32; this, l and acc are written for splits. None: no item is split
-    l_ptr,
-    acc_ptr,  # [slots · ROWS · D] float32
+    partials,  # float32: m and l [slots · ROWS], acc [slots · ROWS · D]. None: no item is split
     programs_ptr,  # the plan's programs, splits and items, as in lesson 7
     splits_ptr,
     items_ptr,
@@ -75,18 +67,16 @@ def paged_attention_varlen_kernel(
         end_key = tl.minimum(tl.max(position, axis=0) + 1, length)
         first_key = tl.maximum(tl.min(position, axis=0) + 1 - window, 0)
 
-        q_tile = load_queries(q_ptr + packed_query * q_query + head * q_head, is_row, D, BLOCK_D)
-        slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
+        rows = (q_ptr + packed_query * q_query + head * q_head, is_row, head, position)
         k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
         memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
-        tiles, keys = (first_tile, end_tile), (first_key, end_key)
-        rows = (q_tile, position)
+        ranges = (first_tile, end_tile, first_key, end_key)
         m, l, acc = attend_to_tiles(
-            rows, slope, memory, tiles, keys, scale, softcap, window, P, D, TILE, FLOAT8_BITS, CAUSAL=True
+            rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, True
         )
-        if m_ptr is not None:
+        if partials is not None:
             slots = slot * ROWS + tl.arange(0, ROWS)
-            store_partials(m_ptr, l_ptr, acc_ptr, slots, is_row & (slot >= 0), m, l, acc, D)
+            store_partials(partials, slots, is_row & (slot >= 0), m, l, acc, D)
         l = tl.where(is_possible, l, float("nan"))
         out_offsets, lse_offsets = packed_query * out_query + head * out_head, packed_query * lse_query + head
         store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, is_row & (slot == -1), m, l, acc, v_scale, D)

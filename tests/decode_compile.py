@@ -50,7 +50,7 @@ def compile_decode(
         "ROWS": tiles.rows, "TILE": tiles.keys, "FLOAT8_BITS": 0 if native else 4 if cache == E4M3 else 5,
         "CAUSAL": options and queries > 1, "WIDE": wide,
     }  # fmt: skip
-    absent = set() if split else {"m_ptr", "l_ptr", "acc_ptr"}
+    absent = set() if split else {"partials"}
     absent |= set() if options else {"slopes_ptr", "softcap"}
     absent |= set() if paged else {"block_tables"}
     absent |= {"chosen_ptr"} if which == "lazy" and not options else set()
@@ -62,6 +62,8 @@ def compile_decode(
             pointer = {"lse": "*fp32", "block_tables": "*i32"}.get(name, stored if name[0] in "kv" else POINTERS[dtype])
             strides = ["i32"] * 2 if name == "block_tables" else ["i32:16"] * (dims[name] - 1) + [1]
             signature[name] = [pointer, *strides]
+        elif name == "partials":
+            signature[name] = ["*fp32"] * 3
         elif name.endswith("_ptr"):
             signature[name] = "*i32" if name in INTEGERS else "*u8" if name == "chosen_ptr" else "*fp32"
         elif name not in constants:
@@ -76,7 +78,7 @@ def compile_merge(which, head_size, dtype, sm, *, group=4, rows=16):
     constants = {"D": head_size, "BLOCK_D": padded(head_size), "GROUP": group, "ROWS": rows, "LOADS": LOADS}
     names = inspect.signature(kernel.fn).parameters
     constants = {name: value for name, value in constants.items() if name in names}
-    kinds = {"out_ptr": POINTERS[dtype], "items_ptr": "*i32", "unsafe_ptr": "*u8"}
+    kinds = {"partials": ["*fp32"] * 3, "out_ptr": POINTERS[dtype], "items_ptr": "*i32", "unsafe_ptr": "*u8"}
     signature = {
         name: kinds.get(name, "*fp32" if name.endswith("_ptr") else "fp32" if name in FLOATS else "i32")
         for name in names

@@ -535,7 +535,7 @@ def first_rung(q, k, v, num_splits, D):
     sizes = {"D": D, "GROUP": H // Hkv, "ROWS": 16, "TILE": 32}
     launch(split_decode_kernel, (B, Hkv, num_splits), q, k, v, *partials, H, S, D**-0.5, **sizes)
     sizes = {"D": D, "BLOCK_D": D, "LOADS": 16}
-    launch(merge_splits_kernel, (B * H,), *partials, out, lse, num_splits, 1.0, **sizes, outputs=(out, lse))
+    launch(merge_splits_kernel, (B * H,), partials, out, lse, num_splits, 1.0, **sizes, outputs=(out, lse))
     return out.view(B, H, 1, D), lse.view(B, H, 1)
 
 

@@ -211,7 +211,7 @@ def test_threads_that_read_the_same_column_of_q_meet_no_bank_twice(dtype, head_s
 # ------------------------------------------------------------------------------------------ planted mistakes
 
 SHARED_MISTAKES = {  # in what both kernels do
-    "l not rescaled": ("    l *= shrink;\n", ""),
+    "l not rescaled": ("    l *= alpha;\n", ""),
     "mask off by one": ("max(row + S - T + 1, 0)", "max(row + S - T, 0)"),
     "the last tile forgotten": ("j < keys; j += Bc", "j + Bc <= keys; j += Bc"),
     "what nobody sees not zeroed": ("if (row < rows) vec =", "vec ="),
@@ -221,9 +221,9 @@ SHARED_MISTAKES = {  # in what both kernels do
 }
 MISTAKES = [
     *(("split-Q", *mistake) for mistake in SHARED_MISTAKES.items()),
-    ("split-Q", "O not rescaled", ("row.O[d] *= shrink;", ";")),
+    ("split-Q", "O not rescaled", ("row.O[d] *= alpha;", ";")),
     ("split-K", "merged without rescaling", ("row.O[d] = a * row.O[d] + b * other.O[d]", "row.O[d] += other.O[d]")),
-    ("split-K", "a warp left out", ("w < NUM_WARPS; ++w) merge", "w < NUM_WARPS - 1; ++w) merge")),
+    ("split-K", "a warp left out", ("w < W::NUM_WARPS; ++w) merge", "w < W::NUM_WARPS - 1; ++w) merge")),
 ]
 if FULL:
     MISTAKES += [
@@ -256,13 +256,12 @@ def test_planted_mistakes_are_caught(name, mistake, change, monkeypatch):
         matches()
 
 
-STEP = "        __syncthreads();\n"
 BARRIERS = {
     "before a tile": ("split-Q", ("        __syncthreads();                  // K_j and V_j have been read\n", "")),
-    "after a tile": ("split-Q", (f"keys - j);\n{STEP}#pragma", "keys - j);\n#pragma")),
+    "after a tile": ("split-Q", ("        __syncthreads();  // Q_i, K_j and V_j have been loaded\n", "")),
     "of a warp": ("split-Q", ("    __syncwarp();  // a warp writes its own 32 rows\n", "")),
-    "before merging": ("split-K", ("            __syncthreads();  // all warps have stored their results\n", "")),
-    "after merging": ("split-K", ("            __syncthreads();  // all results have been merged\n", "")),
+    "before merging": ("split-K", ("        __syncthreads();  // all warps have stored their results\n", "")),
+    "after merging": ("split-K", ("        __syncthreads();  // all results have been merged\n", "")),
 }
 
 

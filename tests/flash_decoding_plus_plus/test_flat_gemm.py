@@ -297,7 +297,7 @@ MISSING = {  # of waits and barriers; and the lines of which the race that is fo
         (*LOADS, COPY),
     ),
     "the warp's barrier before handing over": ("    __syncwarp();  // the last stages", "    //", (*LOADS, STORE)),
-    "the barrier after handing over": ("    __syncthreads();  // all have", "    //", (STORE, "handed_by(warp)[m]")),
+    "the barrier after handing over": ("    __syncthreads();  // all have", "    //", (STORE, "sums_of(warp)[m]")),
     "the end of K": ("if (turn < turns) {", "{", (STORE, COPY)),
     "the barrier before the sum": ("    __syncthreads();  // all warps'", "    //", (SUM_OF_WARPS, "= sum;")),
     "the barrier after the sum": ("    __syncthreads();  // they have", "    //", (SUM_OF_WARPS, "= sum;")),

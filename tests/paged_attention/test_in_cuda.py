@@ -148,15 +148,20 @@ def test_the_selection_has_every_pair():
 
 # ------------------------------------------------------------------------------------------ planted mistakes
 
-SHARED_MISTAKES = {  # in the stages, which v1 and v2 go through
-    "masked scores 0, and counted": (": -INFINITY;\n            if", ": 0.0f;\n            if"),
+SHARED_MISTAKES = {  # in the stages of paged_attention.cu, which all three kernels go through
+    "masked scores 0, and counted": ("scale * qk + bias : -INFINITY", "scale * qk + bias : 0.0f"),
     "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
     "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
     "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
     "scale after the bias": ("scale * qk + bias", "scale * (qk + bias)"),
-    "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
+    "bias off by one": ("(token - (seq_len - 1))", "(token - seq_len)"),
     "x taken for the thread group's": ("X = 16 / sizeof(cache_t)", "X = 16 / sizeof(scalar_t)"),
+    "rows of a key too close": ("element / W::X * W::BLOCK_SIZE * W::X", "element / W::X * W::X"),
+    "every member takes the first's vecs": ("(j * W::THREAD_GROUP_SIZE + W::member()) * W::VEC_SIZE",
+                                            "(j * W::THREAD_GROUP_SIZE) * W::VEC_SIZE"),
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
+}  # fmt: skip
+MISTAKES_OF_V1_AND_V2 = {
     "sums of half the warps": ("int half = W::NUM_WARPS / 2;", "int half = W::NUM_WARPS / 4;"),
     "no tokens, but an output": ("scalar_t(seq_len == 0 ? 0.0f", "scalar_t(seq_len == 0 ? 1.0f"),
 }
@@ -176,34 +181,49 @@ MISTAKES_OF_V2 = {
     "v_scale forgotten": ("scalar_t(v_scale * acc_all", "scalar_t(acc_all"),
 }  # fmt: skip
 MISTAKES_OF_GROUPED = {
-    "masked scores 0, and counted": (": -INFINITY;\n                if", ": 0.0f;\n                if"),
-    "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
-    "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
-    "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
-    "scale after the bias": ("scale * qk[h] + bias", "scale * (qk[h] + bias)"),
-    "bias off by one": ("(token - (span.seq_len - 1))", "(token - span.seq_len)"),
+    "the next KV head's values": ("v_cache += kv_head *", "v_cache += (kv_head ^ 1) *"),
+    "the KV head of a grid with all heads": ("num_heads = gridDim.x * QUERY_HEADS;", "num_heads = gridDim.x;"),
     "the first head's slope for all": ("alibi_slopes[first_head + h]", "alibi_slopes[first_head]"),
-    "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
-    "sums of half the teams": ("int half = W::BLOCK_WARPS / 2;", "int half = W::BLOCK_WARPS / 4;"),
-    "teams store over each other": ("scratch + W::team() % half * W::QUERY_HEADS * W::HEAD_SIZE",
-                                    "scratch + W::team() % half * W::HEAD_SIZE"),
-    "heads store over each other": ("write_rows<W>(sums + h * W::HEAD_SIZE", "write_rows<W>(sums"),
-    "the first head's sums for all": ("add_rows<W>(acc[h], sums + h * W::HEAD_SIZE)", "add_rows<W>(acc[h], sums)"),
-    "partitions overlap": ("blockIdx.z * PARTITION_BLOCKS;", "blockIdx.z * (PARTITION_BLOCKS - 1);"),
+    "the first group's queries for all": ("q + seq * q_stride + first_head * HEAD_SIZE", "q + seq * q_stride"),
     "the first head's query for all": ("q_vecs[h * W::NUM_VECS + j", "q_vecs[j"),
+    "queries a vec apart": ("q_vecs[h * W::NUM_VECS + j", "q_vecs[h + j"),
+    "m starts at 0": ("partials[h].m = -INFINITY;", "partials[h].m = 100.0f;"),
+    "the first head's scores for all": ("scores[h * span.num_slots() + token", "scores[token"),
+    "heads' scores overlap": ("scores[h * span.num_slots() + token", "scores[h * (span.num_slots() - 1) + token"),
+    "the first head's m for all": ("(m, maxima, Max());", "(partials[0].m, maxima, Max());"),
     "the first head's scores exponentiated for all": ("exponentiate<W>(scores + h * span.num_slots()",
                                                       "exponentiate<W>(scores"),
-    "the first head's m for all": ("m[index] = maximum[h];", "m[index] = maximum[0];"),
+    "l of one warp": ("l = reduce_thread_block<W::NUM_WARPS, 1>", "l = reduce_thread_block<1, 1>"),
+    "the first head's weights for all": ("weights + h * span.num_slots() + token", "weights + token"),
+    "each warp reads its own blocks": ("block = span.first_block; block < span.end_block; ++block",
+                                       "block = span.first_block + threadIdx.x / WARP_SIZE; block < span.end_block; "
+                                       "block += W::NUM_WARPS"),
+    "the last block forgotten": ("block < span.end_block; ++block", "block < span.end_block - 1; ++block"),
+    "warps own the same rows": ("threadIdx.x / Base::VECS_PER_ROW", "threadIdx.x % WARP_SIZE / Base::VECS_PER_ROW"),
+    "rows of one warp per step": ("r * ROWS_PER_STEP + threadIdx.x", "r * Base::ROWS_PER_STEP + threadIdx.x"),
+    "one live value too many": ("load_values<W>(v_row, span.seq_len - token)",
+                                "load_values<W>(v_row, span.seq_len - token + 1)"),
+    "lanes left out of a row's sum": ("sum = reduce_lanes<1, W::VECS_PER_ROW / 2>", "sum = reduce_lanes<2, 1>"),
+    "partitions overlap": ("blockIdx.z * PARTITION_BLOCKS;", "blockIdx.z * (PARTITION_BLOCKS - 1);"),
+    "the first head's m written for all": ("m[index] = partials[h].m;", "m[index] = partials[0].m;"),
     "every head written as the first": ("num_heads + first_head + h;", "num_heads + first_head;"),
-    "every team writes": ("if (W::team() == 0) write_rows", "write_rows"),
+    "only warp 0 writes": ("        write_rows<W>(acc", "        if (threadIdx.x < WARP_SIZE) write_rows<W>(acc"),
 }  # fmt: skip
 PLANTED = [
-    *(("v1", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1).items()),
-    *(("v2", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V2).items()),
-    *(("grouped", mistake, change) for mistake, change in MISTAKES_OF_GROUPED.items()),
+    *(
+        ("v1", mistake, change)
+        for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1_AND_V2 | MISTAKES_OF_V1).items()
+    ),
+    *(
+        ("v2", mistake, change)
+        for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_V1_AND_V2 | MISTAKES_OF_V2).items()
+    ),
+    *(("grouped", mistake, change) for mistake, change in (SHARED_MISTAKES | MISTAKES_OF_GROUPED).items()),
 ]
 MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": torch.float8_e4m3fn, "alibi": True,
             "heads": (8, 2)}  # fmt: skip
+# A thread has several rows in the grouped kernel, and several lanes share a row.
+MISTAKEN_GROUPED = MISTAKEN | {"head_size": 128, "block_size": 16}
 
 
 def plant(monkeypatch, version, right, wrong):
@@ -228,7 +248,7 @@ def plant(monkeypatch, version, right, wrong):
 )
 def test_planted_mistakes_are_caught(version, change, monkeypatch):
     plant(monkeypatch, version, *change)
-    inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
+    inputs, options = inputs_of(MISTAKEN_GROUPED if version == "grouped" else MISTAKEN, torch.device("cpu"))
     out, lse = VERSIONS[version](*in_vllm_layout(inputs), **options, return_lse=True)
     with pytest.raises(AssertionError):
         assert_matches(out, lse, inputs, options)
@@ -251,16 +271,18 @@ BARRIERS = {
 }
 BARRIERS_OF_GROUPED = {
     "before the keys": ("head * HEAD_SIZE);\n    __syncthreads();\n", "head * HEAD_SIZE);\n"),
-    "in a reduction": ("    __syncthreads();\n#pragma unroll\n    for (int h", "#pragma unroll\n    for (int h"),
-    "before the tree": BARRIERS["before the tree"],
-    "in the tree": ("        __syncthreads();\n        if (W::team() < half)", "        if (W::team() < half)"),
+    "in a reduction": BARRIERS["in a reduction"],
+    "m and l in one scratch": ("(l, sums, Sum());", "(l, maxima, Sum());"),
 }
+RACES = [
+    *((name, *change) for name in ("v1", "v2") for change in BARRIERS.items()),
+    *(("grouped", *change) for change in BARRIERS_OF_GROUPED.items()),
+]
 
 
-@pytest.mark.parametrize("name", VERSIONS)
-@pytest.mark.parametrize("barrier", BARRIERS)
-def test_a_missing_barrier_is_a_race(barrier, name, monkeypatch):
-    plant(monkeypatch, name, *(BARRIERS_OF_GROUPED if name == "grouped" else BARRIERS)[barrier])
+@pytest.mark.parametrize(("name", "barrier", "change"), RACES, ids=[f"{name}-{barrier}" for name, barrier, _ in RACES])
+def test_a_missing_barrier_is_a_race(name, barrier, change, monkeypatch):
+    plant(monkeypatch, name, *change)
     inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
     with pytest.raises(simt.SimtError) as caught, simt.check():
         VERSIONS[name](*in_vllm_layout(inputs), **options)

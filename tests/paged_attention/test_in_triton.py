@@ -128,10 +128,10 @@ def test_merge_is_lesson_threes_merge(kernel_device):
         merged = merged.merge(Partial(*(t[:, :, i] for t in parts)))
     out = torch.full((B * H * D + 2 * D,), 7.0, device=kernel_device)
     lse = torch.full((B * H + 2,), 7.0, device=kernel_device)
-    partials = (t.contiguous().view(-1).to(kernel_device) for t in parts)
+    partials = tuple(t.contiguous().view(-1).to(kernel_device) for t in parts)
     outputs = out[D:-D], lse[1:-1]
     sizes = {"D": D, "BLOCK_D": 128, "LOADS": 16}
-    launch(merge_splits_kernel, (B * H,), *partials, *outputs, splits, 0.5, **sizes, outputs=outputs)
+    launch(merge_splits_kernel, (B * H,), partials, *outputs, splits, 0.5, **sizes, outputs=outputs)
     torch.testing.assert_close(out[D:-D].view(B, H, D).cpu(), merged.output() * 0.5)
     torch.testing.assert_close(lse[1:-1].view(B, H).cpu(), merged.lse())
     assert (torch.cat([out[:D], out[-D:], lse[[0, -1]]]) == 7.0).all()

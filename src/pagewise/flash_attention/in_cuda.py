@@ -38,17 +38,18 @@ _C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__
 
 def split_q_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
     """Each warp owns rows of Q, as in FlashAttention-2."""
-    return _kernel(f"flash_attention_kernel<{_C_TYPES[dtype]}, {head_size}, {TILE_KEYS}, {NUM_WARPS}>")
+    return _kernel(dtype, head_size, split_k=False)
 
 
 def split_k_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
     """Each warp owns keys of every tile, as in FlashAttention-1: to be compared with, not to be used."""
-    return _kernel(f"flash_attention_split_k_kernel<{_C_TYPES[dtype]}, {head_size}, {NUM_WARPS}>")
+    return _kernel(dtype, head_size, split_k=True)
 
 
 @functools.cache
-def _kernel(name: str) -> CudaKernel:
-    return CudaKernel(SOURCE, name)
+def _kernel(dtype: torch.dtype, head_size: int, *, split_k: bool) -> CudaKernel:
+    sizes = f"{head_size}, {TILE_KEYS}, {NUM_WARPS}, {str(split_k).lower()}"
+    return CudaKernel(SOURCE, f"flash_attention_kernel<{_C_TYPES[dtype]}, {sizes}>")
 
 
 def tile_bytes(dtype: torch.dtype, head_size: int) -> int:

@@ -160,8 +160,8 @@ def _flash_decoding(
         return out, lse
     tiles, capacity = _tiles(q, k), _capacity(k, block_tables)
     k, v, float8_bits = as_kernels_read(k, v)
-    partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else (None, None, None)
-    tensors = (q, k, v, block_tables, seq_lens, alibi_slopes, out, lse, *partials, programs, splits.view(-1))
+    partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else None
+    tensors = (q, k, v, block_tables, seq_lens, alibi_slopes, out, lse, partials, programs, splits.view(-1))
     numbers = (T, capacity, min(window or NO_WINDOW, NO_WINDOW), scale, softcap or None, v_scale)
     sizes = {"P": None if block_tables is None else P, "D": D, "BLOCK_D": padded(D), "HKV": Hkv, "GROUP": H // Hkv}
     sizes |= {"ROWS": tiles.rows, "TILE": tiles.keys, "FLOAT8_BITS": float8_bits, "CAUSAL": causal and T > 1}
@@ -195,5 +195,5 @@ def merge_plan(
 
     D, flat = out.shape[-1], (out.view(-1), lse.view(-1))
     sizes = {"D": D, "BLOCK_D": padded(D), "GROUP": group, "ROWS": rows, "LOADS": LOADS}
-    grid, arguments = (len(items), rows), (*partials, items.view(-1), *flat, *row_strides, v_scale)
+    grid, arguments = (len(items), rows), (partials, items.view(-1), *flat, *row_strides, v_scale)
     launch(merge_plan_kernel, grid, *arguments, **sizes, outputs=flat)

@@ -45,7 +45,7 @@ class _Launch(NamedTuple):
         D, num_splits = out.shape[-1], self.grid[1]
         outputs = (out.view(-1), torch.empty(out.numel() // D, device=out.device), *flags)
         sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
-        launch(kernel, (len(outputs[1]),), *self.partials, *outputs, num_splits, *arguments, **sizes, outputs=outputs)
+        launch(kernel, (len(outputs[1]),), self.partials, *outputs, num_splits, *arguments, **sizes, outputs=outputs)
 
     def rescale_lazily(
         self, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, tau: float
@@ -57,7 +57,7 @@ class _Launch(NamedTuple):
         out = q.new_empty(q.shape)
         wide = q.dtype == torch.float16 and tau > LOG_FLOAT16_MAX
         numbers = (q.shape[2], k.shape[2], scale, tau)
-        launch(lazy_rescale_kernel, self.grid, q, k, v, chosen, *self.partials, *numbers, **self.sizes, WIDE=wide)
+        launch(lazy_rescale_kernel, self.grid, q, k, v, chosen, self.partials, *numbers, **self.sizes, WIDE=wide)
         self.merge(merge_splits_kernel, out, 1.0)
         return out
 
@@ -83,7 +83,7 @@ def unified_max(
         return out, unsafe.view(torch.bool)
     shared, flags = _Launch.of(q, k, causal, num_splits), unsafe.view(-1)
     numbers = (q.shape[2], k.shape[2], scale, phi)
-    launch(unified_max_attention_kernel, shared.grid, q, k, v, *shared.partials, *numbers, **shared.sizes)
+    launch(unified_max_attention_kernel, shared.grid, q, k, v, shared.partials, *numbers, **shared.sizes)
     shared.merge(add_splits_kernel, out, phi, low, high, smallest, flags=(flags,))
     exact = shared.rescale_lazily(q, k, v, flags, scale, 0.0)
     unsafe = unsafe.view(torch.bool)

@@ -81,12 +81,13 @@ def _kernel(source: Path, template: str, *arguments: torch.dtype | int) -> CudaK
 def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> tuple[int, int]:
     """Return the (static, dynamic) shared memory of a thread block that sees `tokens` tokens, padded to whole blocks.
 
-    Static memory holds the queries and two numbers per warp and query. Dynamic memory holds the scores, and later the
-    sums of half of the warps.
+    Static memory holds the queries and two numbers per warp. Dynamic memory holds the scores. v1 and v2 use it
+    again for the sums of half of the warps.
     """
     head_size, padded = q.shape[-1], cdiv(tokens, block_size) * block_size
-    static = query_heads * (head_size * q.element_size() + 2 * NUM_WARPS * 4)
-    return static, 4 * query_heads * max(padded, NUM_WARPS // 2 * head_size)
+    static = query_heads * head_size * q.element_size() + 2 * NUM_WARPS * 4
+    sums = NUM_WARPS // 2 * head_size if query_heads == 1 else 0
+    return static, 4 * query_heads * max(padded, sums)
 
 
 def shared_bytes_limit(device: torch.device) -> int:

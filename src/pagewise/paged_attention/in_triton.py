@@ -86,8 +86,8 @@ def _paged_attention(
         num_splits = splits_that_fill(B * items, M * P, tiles.keys, gpu.num_sms) if gpu.sm else 1
     num_splits = max(1, min(num_splits, cdiv(M * P, tiles.keys)))
     k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
-    partials = partial_results(B * H * num_splits, D, q.device) if num_splits > 1 else (None, None, None)
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, out, lse, *partials)
+    partials = partial_results(B * H * num_splits, D, q.device) if num_splits > 1 else None
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, out, lse, partials)
     limits = (min(M * P, INT32_MAX), min(window or NO_WINDOW, NO_WINDOW), num_splits)
     numbers = (H, *limits, scale, softcap or None, v_scale)
     sizes = {"P": P, "D": D, "BLOCK_D": padded(D), "GROUP": H // Hkv, "ROWS": tiles.rows, "TILE": tiles.keys}
@@ -97,7 +97,7 @@ def _paged_attention(
     if num_splits > 1:
         rows = (out.view(-1), lse.view(-1))
         sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
-        launch(merge_splits_kernel, (B * H,), *partials, *rows, num_splits, v_scale, **sizes, outputs=rows)
+        launch(merge_splits_kernel, (B * H,), partials, *rows, num_splits, v_scale, **sizes, outputs=rows)
     return out, lse
 
 

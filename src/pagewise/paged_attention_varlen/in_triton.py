@@ -130,8 +130,8 @@ def _paged_attention_varlen(
     out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
     tiles = _tiles(q, k_cache)
     k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
-    partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else (None, None, None)
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q, chunk_seqs, alibi_slopes, out, lse, *partials)
+    partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else None
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q, chunk_seqs, alibi_slopes, out, lse, partials)
     plan = (programs, splits.view(-1), items.view(-1))
     numbers = (_capacity(block_tables, P), min(window or NO_WINDOW, NO_WINDOW), scale, softcap or None, v_scale)
     sizes = {
