@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagewise.experiments import cpu_speed
-from pagewise.tools import benchmark
+from pagewise.tools.benchmark import ratios
 
 
 @pytest.fixture(autouse=True)
@@ -52,4 +52,4 @@ def test_growing_a_sequence_leaves_the_pool_as_it_was():
     for run in functions.values():
         run()
         run()
-    assert benchmark.ratios(functions, seconds=0.0, repeats=1)
+    assert ratios(functions, seconds=0.0, repeats=1)

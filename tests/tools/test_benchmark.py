@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Spread, Timing, ratios, relative_error, trial
-from pagewise.tools.timing import ColdTimer
+from pagewise.tools.benchmark import Timing, ratios, relative_error, trial
+from pagewise.tools.timing import ColdTimer, Spread
 
 EXACT = torch.tensor([[3.0, 4.0], [0.03, 0.04]])
 
