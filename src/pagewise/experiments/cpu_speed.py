@@ -1,4 +1,4 @@
-"""What things cost on a CPU, as ratios of one run (`make bench`). Seconds depend on the machine more than ratios do.
+"""The cost of many operations on a CPU, as ratios of one run (`make bench`). Seconds depend more on the machine.
 
 Each table compares several ways to do the same work with the first way. Every result is checked before it is timed, and
 the ways take turns. A ratio is the median over neighbouring calls, with its quartiles. The time is that of busy cores,

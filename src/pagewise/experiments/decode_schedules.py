@@ -26,7 +26,7 @@ MAX_SPLITS = 128
 
 
 class Share(NamedTuple):
-    """So many tiles of a sequence's keys, for one KV head."""
+    """A number of tiles of a sequence's keys, for one KV head."""
 
     sequence: int
     tiles: int
@@ -71,7 +71,7 @@ def flash_attention_2(lengths: Sequence[int]) -> list[Program]:
 
 
 def flash_attention_3(lengths: Sequence[int]) -> list[Program]:
-    """As many splits as a sequence has shares of 1.1 · the mean work of a slot; the largest pieces come first."""
+    """Split each sequence into shares of 1.1 · the mean work of a slot. The largest pieces come first."""
     share = math.ceil(1.1 * KV_HEADS * sum(cdiv(n, TILE) for n in lengths) / SLOTS)
     programs = _cut(lengths, lambda tiles: cdiv(tiles, min(cdiv(tiles, share), MAX_SPLITS)))
     return sorted(programs, key=lambda program: -program[0].tiles)

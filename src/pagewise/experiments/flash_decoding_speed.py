@@ -3,12 +3,11 @@
     python -m pagewise.experiments.flash_decoding_speed --record lessons/measurements/flash_decoding.json
 
 A decode step must read K and V once. The measure is therefore bytes of K and V over time, as a fraction of the rate of
-a plain copy on the same machine, from a cold L2 cache. The targets are:
+a plain copy on the same machine, from a cold L2 cache.
 
-    the time does not grow with the context until the memory is saturated
-    at least 0.85 of a copy's bandwidth beyond 256 MB of K and V
-    at least FlashInfer's speed
-    a batch of mixed lengths reaches 0.9 of the rate of equal lengths with the same number of tokens
+The first target is a time that does not grow with the context until the memory is saturated. The second target is 0.85
+of a copy's bandwidth beyond 256 MB of K and V. The third is FlashInfer's speed. The last target compares a batch of
+mixed lengths with equal lengths and the same number of tokens: 0.9 of their rate.
 
 For lesson 8, the same splits run with a unified maximum and with a maximum that is rarely raised.
 `pagewise.experiments.speed` says which shapes are timed where.

@@ -40,7 +40,7 @@ class Shape(NamedTuple):
         return 2 * self.M * self.N * self.K
 
     def bytes(self, itemsize: int) -> int:
-        """Of x, the weights and the result, each once."""
+        """The bytes of x, the weights and the result, each counted once."""
         return (self.M * self.K + self.N * self.K + self.M * self.N) * itemsize
 
 
@@ -78,7 +78,7 @@ class Trials(speed.Trials):
 
 
 def recorded_times(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], Times]]:
-    """By device and [N, K]: the seconds of each product, as `product_times` gives them."""
+    """Return the seconds of each product by device and [N, K], as `product_times` gives them."""
     times = {}
     for r in found:
         if r.what in PRODUCTS and r.seconds:
@@ -88,7 +88,7 @@ def recorded_times(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], T
 
 
 def recorded_inflections(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], tuple[int, int]]]:
-    """By device and [N, K]: (M1, M2) of what was recorded."""
+    """Return (M1, M2) by device and [N, K], from the recorded times."""
     return {
         device: {shape: inflection_points(times) for shape, times in shapes.items() if "matmul" in times}
         for device, shapes in recorded_times(found).items()
@@ -96,7 +96,7 @@ def recorded_inflections(found: Sequence[Record]) -> dict[str, dict[tuple[int, i
 
 
 def draw(times: Times, *, title: str, caption: str | None = None) -> None:
-    """The seconds of each product over the number of rows, and where the inflection points lie."""
+    """Draw the seconds of each product over the number of rows, and the inflection points."""
     import matplotlib.pyplot as plt
 
     from pagewise import figures

@@ -1,6 +1,6 @@
 """The flat GEMM seen from the inside: its ring of buffers over time, and what padding makes it multiply (lesson 8).
 
-Both are read off launches in the CPU runner, from what its threads did and not from what the source says.
+Both come from launches in the CPU runner, whose threads record every access.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ class Event(NamedTuple):
 
 
 def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: int = TILE_M) -> list[Event]:
-    """What the warps of one thread block did, in the order of a launch on the CPU.
+    """Return the events of the warps of one thread block, in the order of a launch on the CPU.
 
     Each warp's events are in its own order; that of different warps is one of many. A copy is on its way from its event
     on, at the latest until the same turn is multiplied: then it has been waited for.

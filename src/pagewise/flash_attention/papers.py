@@ -18,7 +18,7 @@ from pagewise.flash_attention import version_1, version_2
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_counts, check_flag, check_qkv, check_same, check_shape, check_tensor
+from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.device import wants_gradient
 
 Out = Float[Tensor, "B H T D"]
@@ -121,7 +121,6 @@ def flash_attention_2_backward(
 
 def _attend(version: ModuleType, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, return_lse: bool) -> object:
     """out, or (out, lse), by the loops of `version`; differentiable if a gradient is needed."""
-    check_flag("return_lse", return_lse)
     if wants_gradient(q, k, v):
         out, lse = _Attention.apply(q, k, v, version, tiles)
     else:

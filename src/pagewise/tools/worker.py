@@ -1,7 +1,7 @@
-"""A process that does one task after the other, each with a time limit: what hangs or crashes costs its own task only.
+"""A process that does one task after the other, each with a time limit. A task that hangs or crashes costs only itself.
 
-No thread and no signal can end a call that hangs in C code or on a GPU, and a kernel that read foreign memory leaves
-its process without a GPU. So the work is done in another process, which is given up when it does not answer.
+No thread and no signal can end a call that hangs in C code or on a GPU. A kernel that reads foreign memory leaves its
+process without a GPU. The work is therefore done in another process, which is killed when it does not answer.
 """
 
 import multiprocessing
@@ -20,10 +20,10 @@ class Failed(Exception):
 
 
 class Worker:
-    """In a fresh process `make(*args)` is called once, and what it returns is called with each task.
+    """Call `make(*args)` once in a fresh process, and call its result with each task.
 
         with Worker(make, *args) as worker:
-            result = worker(*task, limit=60)  # Failed: it raised, took longer than that, or ended its process
+            result = worker(*task, limit=60)  # Failed: it raised, took longer, or ended its process
 
     After a failure the next task gets a new process. `make`, its arguments, tasks and results must be picklable.
     """
@@ -53,7 +53,7 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process, even if it is busy."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -61,12 +61,12 @@ class Worker:
             self._process = None
 
     def _start(self) -> str | None:
-        """Why there is no process that takes tasks, or None."""
+        """Start a process. Return why it takes no tasks, or None."""
         spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
         caller = sys.modules["__main__"]
-        if self._work[0].__module__ != "__main__":  # nothing of the caller's script is needed: it shall not run again
+        if self._work[0].__module__ != "__main__":  # the caller's script is not needed and must not run again
             sys.modules["__main__"] = ModuleType("__main__")
         try:
             self._process.start()
@@ -82,19 +82,19 @@ class Worker:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
 
 
 def _serve(pipe: Connection, make: Callable[..., Callable], args: tuple) -> None:
-    """The process's own side. What raised may have left it unfit for more, so it ends."""
+    """Serve tasks in the new process. An error may have damaged the process, so it ends."""
     try:
         call, result = make(*args), None
         while True:
             pipe.send((result, None))
             result = call(*pipe.recv())
     except EOFError:
-        return  # nobody asks any more
+        return  # there are no more tasks
     except Exception as error:
         pipe.send((None, described(error)))
 
