@@ -35,9 +35,9 @@ def flash_attention_1(
     The result is differentiable once in q, k and v; the backward is Algorithm 4.
 
     Args:
-        tile_rows, tile_cols: Br and Bc; any number, also more than there are rows or columns.
-        return_lse: also return the natural log-sum-exp of each row of scores, which is differentiable, too.
-        options: as in the docstring of this module.
+        tile_rows, tile_cols: Br and Bc. Any number is allowed, also more than the rows or columns.
+        return_lse: also return the natural log-sum-exp of each row of scores. It is differentiable too.
+        options: see the docstring of this module.
 
     Returns:
         out, in the dtype of q; with `return_lse` the pair (out, lse). A query that sees no key gets 0 and −inf.

@@ -65,8 +65,8 @@ def trial(
 
     Args:
         runs: the calls of the candidate on different inputs. All are checked, then called in rotation.
-        exact: the results that they must give.
-        timer: the default is a GPU's own time on a GPU and the host's clock elsewhere.
+        exact: the right results.
+        timer: measures a call. The default is a GPU's own time on a GPU and the host's clock elsewhere.
         check: returns why a result is wrong, or None. The default is `fault`.
     """
     for run, right in zip(runs, exact, strict=True):
