@@ -190,13 +190,14 @@ def test_the_shapes_are_those_of_a_server_and_begin_with_those_that_have_targets
 
 def test_records_can_be_drawn(shown, in_process):
     (first, *_) = records([TINY], device=torch.device("cpu"), repeats=1, warmup=0)
+    first = first._replace(limit_rate=1.0)
     found = [
-        first._replace(what=name, shape=paged(B, S, 64, 8)._asdict(), seconds=1.0, fraction=fraction)
+        first._replace(what=name, shape=paged(B, S, 64, 8)._asdict(), seconds=first.bytes / fraction)
         for B, S in ((8, 1024), (1, 8192))
         for name, fraction in (("Triton", 0.5), ("CUDA v1", 0.25))
     ]
     found += [
-        found[0]._replace(what="refusing", fraction=None),
+        found[0]._replace(what="refusing", seconds=None),
         found[0]._replace(what="Triton, again"),
         found[0]._replace(shape=paged(8, 1024, 32, 32)._asdict()),
     ]

@@ -23,7 +23,7 @@ from pagewise.naive_attention import attention
 from pagewise.tools import benchmark
 from pagewise.tools.benchmark import Candidate
 from pagewise.tools.device import triton_mode
-from pagewise.tools.records import Record, table
+from pagewise.tools.records import Record
 
 TOKENS, WIDTH = 16384, 2048  # B · S and H · D of all shapes
 ROWS = 512  # of the oracle's scores at once: float64 takes room
@@ -132,21 +132,6 @@ class Trials(speed.Trials):
         return (gradients_fault if self.shape.backward else benchmark.fault)(run, exact)
 
 
-def rates(found: Sequence[Record]) -> str:
-    """Return a line per shape: the TFLOP/s of each method, and how many times as fast the first method is."""
-    names = list(dict.fromkeys(r.what for r in found))
-    reached = {(Shape(**r.shape), r.what): r.flops / r.seconds / 1e12 for r in found if r.seconds}
-    rows = []
-    for shape in dict.fromkeys(Shape(**r.shape) for r in found):
-        cells, first = [], reached.get((shape, names[0]))
-        for name in names:
-            rate = reached.get((shape, name))
-            cells.append("–" if rate is None else f"{rate:.4g}" + (f" ({first / rate:.2f})" if first else ""))
-        label = f"{'backward' if shape.backward else 'forward'}, D {shape.head_size}{', causal' * shape.causal}"
-        rows.append((label, str(shape.seq_len), *cells))
-    return table((f"TFLOP/s ({names[0]} is so many times as fast)", "S", *names), rows)
-
-
 def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, backward: bool = False) -> None:
     """Draw the rate of each method over the length of the sequences."""
     from pagewise import figures
@@ -167,4 +152,4 @@ def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, 
 
 
 if __name__ == "__main__":
-    print(rates(speed.command(Trials)))
+    speed.command(Trials)

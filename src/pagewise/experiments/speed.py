@@ -121,8 +121,7 @@ def records(
                 yield record._replace(refused=result)
                 continue
             seconds, how = result
-            record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
-            yield record._replace(fraction=record.reached())
+            yield record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
 
 
 def limit_rate(kind: str, device: torch.device, *, limit: float) -> float | None:

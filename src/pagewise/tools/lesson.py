@@ -1,11 +1,9 @@
-"""Run one lesson and say how it ran: `python -m pagewise.tools.lesson lessons/03_online_softmax.ipynb`.
+"""Run the code of one lesson in this process: `python -m pagewise.tools.lesson lessons/03_online_softmax.ipynb`.
 
-The lesson runs as a notebook if the packages for that are installed (the extra `lessons`). On a GPU server with its own
-fixed packages, the code cells run one after the other in this process, with a stand-in for IPython. They compute, check
-and print the same, and no figure is shown.
+`make gpu-check` uses it, so that a GPU server with its own fixed packages needs none for notebooks. The code cells run
+one after the other, with a stand-in for IPython. They compute, check and print the same, and no figure is shown.
 """
 
-import importlib.util
 import json
 import linecache
 import os
@@ -15,8 +13,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-
-NOTEBOOK_PACKAGES = ("nbformat", "nbclient", "ipykernel")
 
 
 class Shell:
@@ -62,18 +58,7 @@ def run_plainly(path: Path) -> int:
 
 def main() -> None:
     """Run the command line. Exit with 1 and the error if a cell fails."""
-    path = Path(sys.argv[1]).resolve()
-    missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        num_cells, how = run_plainly(path), f"in a plain process: there is no {', '.join(missing)}"
-    else:
-        from pagewise.tools.notebooks import execute
-
-        _, num_cells, _, problem = execute(path)
-        how = "as a notebook"
-        if problem:
-            sys.exit(problem)
-    print(f"{num_cells} code cells ran to the end, {how}")
+    print(f"{run_plainly(Path(sys.argv[1]).resolve())} code cells ran to the end")
 
 
 if __name__ == "__main__":
