@@ -116,7 +116,6 @@ def quick_train(steps=40, seed=0):
 def test_training_reduces_the_loss():
     model = quick_train(steps=80)
     assert evaluate(model, TEXT[:200]) < 0.7 * math.log(257)
-    assert evaluate(model, TEXT[:200]) == evaluate(model, TEXT[:200])  # without dropout
 
 
 def test_the_seed_decides_everything():

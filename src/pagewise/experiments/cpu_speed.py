@@ -2,7 +2,8 @@
 
 Each table compares several ways to do the same work with the first way. Every result is checked before it is timed, and
 the ways take turns. A ratio is the median over neighbouring calls, with its quartiles. The time is that of busy cores,
-so that other work on the machine does not count.
+so that other work on the machine does not count. `python -m pagewise.engine.benchmark` compares the engine's
+schedulers.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,18 +11,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.cuda import simt
-from pagewise.engine import LLM
-from pagewise.engine.scheduler import Policy
-from pagewise.engine.workload import Workload
 from pagewise.experiments.decode_inputs import Shape, exact, paged, random_inputs
 from pagewise.experiments.peers import gathered
 from pagewise.flash_decoding import flash_decoding
-from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
-from pagewise.kv_cache import generate
-from pagewise.models import tiny_model
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention, paged_attention_v1
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
@@ -46,8 +41,6 @@ def contests() -> Iterator[Contest]:
     yield cpu_runner(paged(2, 64, 4, 2, head_size=64))
     yield interpreter(paged(1, 64, 4, 2, head_size=64))
     yield splits(8192)
-    yield dispatch(1024)
-    yield engines(Workload("shared", num_requests=8, prompt_tokens=96, max_new_tokens=4))
 
 
 def block_manager() -> Contest:
@@ -128,30 +121,6 @@ def splits(num_keys: int) -> Contest:
         functions[f"flash_decoding, {num} splits"] = partial(flash_decoding, q, k, v, num_splits=num, backend="torch")
     right = attention(*(x.double() for x in (q, k, v)))
     return f"Flash-Decoding in torch, {num_keys} keys, 8 heads over 2", functions, right
-
-
-def dispatch(size: int) -> Contest:
-    """Look up the table of products, which chooses torch's own product here."""
-    x, w = torch.randn(1, size), torch.randn(size, size)
-    flow = Dataflow(device_label(CPU), torch.float32, {(size, size): (1, 1)})
-    functions = {"torch's linear": lambda: linear(x, w), "Dataflow.linear": lambda: flow.linear(x, w)}
-    return f"a token times weights [{size}, {size}], float32", functions, x.double() @ w.double().T
-
-
-def engines(workload: Workload) -> Contest:
-    """Serve requests with a new engine: one by one, in static batches over dense caches, in batches over blocks."""
-    model, _ = tiny_model()
-    prompts, sampling = workload.draw(model.config.vocab_size, 0)
-
-    def tokens(scheduler: Policy, attention: str) -> Tensor:
-        llm = LLM(model, scheduler=scheduler, attention=attention, num_blocks=256)
-        return Tensor([output.token_ids for output in llm.generate(prompts, sampling, progress=False)])
-
-    ways = (("naive", "dense"), ("static", "dense"), ("continuous", "paged"))
-    functions = {f"{scheduler}, {attention}": partial(tokens, scheduler, attention) for scheduler, attention in ways}
-    alone = [generate(model, torch.tensor([prompt]), workload.max_new_tokens)[0, len(prompt) :] for prompt in prompts]
-    sizes = f"{workload.num_requests} × {workload.prompt_tokens} tokens, {workload.max_new_tokens} new"
-    return f"engine, tiny model, {sizes}", functions, torch.stack(alone).double()
 
 
 def _sizes(shape: Shape) -> str:

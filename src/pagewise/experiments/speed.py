@@ -64,11 +64,11 @@ class Trials:
     def __call__(self, shape: Any, method: str) -> Timing | str:
         if shape != self.shape:
             self.shape = self.inputs = self.exact = None  # freed before the next are built: both may not fit
-            self._empty_cache()
+            torch.cuda.empty_cache()  # does nothing without a GPU
             self.inputs, self.exact = self.build(shape)
             self.shape = shape
         try:
-            self._empty_cache()
+            torch.cuda.empty_cache()
             runs = self.runs(method)
         except Exception as error:
             return described(error)
@@ -76,10 +76,6 @@ class Trials:
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # raises if the method left this process without a GPU: a new process takes over
         return result
-
-    def _empty_cache(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def records(

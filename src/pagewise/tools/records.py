@@ -76,8 +76,7 @@ def keep(path: Path, record: Record) -> None:
     Raises:
         ValueError: the record, or one that the file holds, is not valid.
     """
-    entry = _entry(record)
-    _record(entry)
+    _record(_entry(record))
     records = {old.subject: old for old in recorded(path) or []}
     records[record.subject] = record
     lines = ",\n".join(json.dumps(_entry(one), ensure_ascii=False) for one in records.values())
