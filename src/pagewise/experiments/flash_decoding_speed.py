@@ -31,7 +31,7 @@ from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_attention_varlen import plan
 from pagewise.tools.architecture import architecture
 from pagewise.tools.benchmark import Candidate
-from pagewise.tools.records import Record, table
+from pagewise.tools.records import Record
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.tuning import decode_tiles, splits_that_fill
 
@@ -119,29 +119,6 @@ def _of_one_length(inputs: DenseInputs) -> tuple[Tensor, Tensor, Tensor]:
     return inputs[:3]
 
 
-def targets(found: Sequence[Record]) -> str:
-    """Return a line per target: the worst and the best of its values in the records, and the number of shapes."""
-    timed = {(r.what, Shape(**r.shape)): r for r in found if r.seconds}
-    ours = {shape: r for (what, shape), r in timed.items() if what == "Flash-Decoding"}
-    theirs = {shape: r for (what, shape), r in timed.items() if what == "FlashInfer"}
-    rate = {shape: r.bytes / r.seconds for shape, r in ours.items()}
-    reached = {
-        "0.85 of a copy's bandwidth, beyond 256 MB": [r.fraction for r in ours.values() if r.bytes > 2**28],
-        "1.0 of FlashInfer's speed": [
-            theirs[shape].seconds / r.seconds for shape, r in ours.items() if shape in theirs
-        ],
-        "0.9 of the rate of equal lengths, mixed": [
-            rate[s] / rate[s.equal] for s in ours if s.shortest < s.longest and s.equal in ours
-        ],
-    }
-    rows = []
-    for target, values in reached.items():
-        known = [value for value in values if value is not None]
-        low, high = (f"{value:.2f}" for value in (min(known), max(known))) if known else ("–", "–")
-        rows.append((target, low, high, str(len(known))))
-    return table(("target", "worst", "best", "shapes"), rows)
-
-
 DRAWN = ("Flash-Decoding", "not split", "SDPA flash", "FlexAttention", "FlashInfer")
 DRAWN_MIXED = ("Flash-Decoding", "the heuristic's splits", "splits of 512 keys", "not split", "FlashInfer")
 SOFTMAXES = ("Flash-Decoding", "unified max", "lazy rescale")
@@ -202,4 +179,4 @@ def _label(shape: Shape) -> str:
 
 
 if __name__ == "__main__":
-    print(targets(speed.command(Trials)))
+    speed.command(Trials)

@@ -34,17 +34,18 @@ class Worker:
 
     def __call__(self, *task: object, limit: float) -> Any:
         try:
-            result, reason = None, self._start() if self._process is None else None
-            if reason is None:
-                self._pipe.send(task)
-                result, reason = self._answer(limit)
+            if self._process is None:
+                self._start()
+            self._pipe.send(task)
+            return self._answer(limit)
+        except Failed:
+            self.close()
+            raise
         except (EOFError, OSError):
             self._process.join(10)
-            result, reason = None, f"its process ended: {_status(self._process.exitcode)}"
-        if reason is not None:
+            status = _status(self._process.exitcode)
             self.close()
-            raise Failed(reason)
-        return result
+            raise Failed(f"its process ended: {status}") from None
 
     def __enter__(self) -> "Worker":
         return self
@@ -60,8 +61,8 @@ class Worker:
             self._pipe.close()
             self._process = None
 
-    def _start(self) -> str | None:
-        """Start a process. Return why it takes no tasks, or None."""
+    def _start(self) -> None:
+        """Start a process and wait until it takes tasks."""
         spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
@@ -73,12 +74,15 @@ class Worker:
         finally:
             sys.modules["__main__"] = caller
         theirs.close()
-        return self._answer(STARTING)[1]
+        self._answer(STARTING)
 
-    def _answer(self, limit: float) -> tuple[Any, str | None]:
+    def _answer(self, limit: float) -> Any:
         if not self._pipe.poll(limit):
-            return None, f"no answer within {limit:g} s"
-        return self._pipe.recv()
+            raise Failed(f"no answer within {limit:g} s")
+        result, reason = self._pipe.recv()
+        if reason is not None:
+            raise Failed(reason)
+        return result
 
 
 def described(error: BaseException) -> str:
