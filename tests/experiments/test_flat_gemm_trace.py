@@ -1,4 +1,4 @@
-"""What the runner saw of the flat GEMM: its ring turns as it must, and padding costs what it must."""
+"""The flat GEMM in the CPU runner: the order of its ring, and the cost of its padding."""
 
 import pytest
 import torch

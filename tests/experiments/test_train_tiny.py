@@ -65,7 +65,7 @@ def test_every_text_is_read_and_each_paragraph_once(repository):
     ]
     keys = [normal(paragraph) for text in texts for paragraph in text]
     assert len(keys) == len(set(keys))
-    assert keys.count("the cache is made of pages.") == 1  # it stands in README.md and in a docstring
+    assert keys.count("the cache is made of pages.") == 1  # it occurs in README.md and in a docstring
 
 
 def test_split_holds_out_one_paragraph_in_ten_and_loses_none(repository):

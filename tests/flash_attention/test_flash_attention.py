@@ -1,4 +1,4 @@
-"""What `flash_attention` promises whatever the backend: the door, the op, dropout, packed sequences."""
+"""The contract of `flash_attention` for every backend: its checks, the op, dropout, packed sequences."""
 
 import math
 import subprocess
@@ -73,7 +73,7 @@ def test_a_softcap_may_be_far_from_the_scores(softcap, backend, kernel_device):
 @each_backend
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_one_key_has_all_the_weight(dtype, backend, kernel_device):
-    """dP − D is 0 but for what rounding took from out, in 16 bits."""
+    """dP − D is 0, except for the rounding of out in 16 bits."""
     q, k, v = random_qkv(20, 1, 64, (2, 1), 1, dtype, kernel_device)
     options = {"dropout_p": 0.17, "dropout_seed": 11}
     assert_matches_naive(

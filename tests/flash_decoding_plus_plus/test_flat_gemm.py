@@ -83,7 +83,7 @@ AXES = {
 
 
 def is_quick(case):
-    """16-bit numbers that lie in vecs are float16, others bfloat16: half as many kernels to build."""
+    """Aligned 16-bit numbers are float16 and the others bfloat16, which halves the number of kernels to build."""
     whole = case["shape"][1] % 8 == 0 and case["w_layout"] in ("side by side", "rows apart")
     return FULL or case["dtype"] in (torch.float32, torch.float16 if whole else torch.bfloat16)
 
@@ -218,7 +218,7 @@ def multiply(kernel, x, w):
     ],
 )
 def test_no_findings_under_any_schedule(kernel, dtype, layouts):
-    """Every access within bounds, no race, every copy waited for, nothing read that nobody wrote; the same bits."""
+    """There is no access out of bounds, no race, no early and no uninitialised read, and the bits are the same."""
     x, w = random_matrices(*WATCHED, dtype, **layouts)
     expected = multiply(kernel, x, w)
     for seed in SCHEDULES if FULL else SCHEDULES[:7]:

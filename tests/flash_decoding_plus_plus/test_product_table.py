@@ -102,7 +102,7 @@ def test_what_was_not_timed_is_not_taken():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Times are read off curves: a list of what was measured for how many rows."""
+    """Take times from curves. Return the measured (product, rows) pairs and the curves."""
     asked, seconds = [], curves(3, 24)
 
     def measure(calls, **_):

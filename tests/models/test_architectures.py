@@ -24,7 +24,7 @@ def logits(model, ids: Tensor = IDS, **options) -> Tensor:
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def saved(request, tmp_path_factory):
-    """(name, transformers' model, what load_model made of what it saved)."""
+    """Return (name, transformers' model, the model that load_model reads from its checkpoint)."""
     folder = tmp_path_factory.mktemp(request.param)
     peer = save_random(request.param, folder)
     return request.param, peer, load_model(folder)[0]

@@ -79,7 +79,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(dtype, tmp_path):
 
 
 def test_configs_of_transformers_4_are_read():
-    """There rope_theta stands at the top and the type of scaling is optional."""
+    """Such a config has rope_theta at the top, and the type of scaling is optional."""
     settings = {name: 8 for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     settings |= {"num_attention_heads": 2, "rope_theta": 500000, "rope_scaling": None, "head_dim": None}
     config = llama_config(settings)

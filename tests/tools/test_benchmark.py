@@ -1,4 +1,4 @@
-"""What is checked before it is timed, what becomes a row, and the planted slowdown, on this machine's own clock."""
+"""Results are checked before they are timed, failures become rows, and a planted slowdown is measured."""
 
 import builtins
 import math

@@ -164,7 +164,7 @@ def test_a_table_of_records_has_a_line_for_each_and_a_part_for_each_shape():
 
 
 def changed(path, change):
-    """A file with one record that somebody changed."""
+    """Write a file with one record, and change the record by hand."""
     keep(path, TIMED)
     (entry,) = json.loads(path.read_text())
     change(entry)

@@ -1,11 +1,10 @@
 """Four ways to give requests memory for their KV cache (lesson 4).
 
-Memory consists of `capacity` token slots. Three allocators need a contiguous piece per request.
-The three sizes are:
+Memory consists of `capacity` token slots. Three allocators need a contiguous piece per request. Its size is
 
     reserve_max     max_len, the longest request that the model allows.
-    power_of_two    prompt + the next power of two of the output, a guess that is at most twice too large.
-    oracle          prompt + output exactly, which no real system knows.
+    power_of_two    prompt + the next power of two of the output. This guess is at most twice too large.
+    oracle          prompt + output exactly. No real system knows this size.
 
 `Paged` takes blocks as tokens come. Kwon et al. 2023, section 6.1, call the first three Orca (Max, Pow2, Oracle). Their
 buddy allocator is `Buddy`. First fit (`Contiguous`) is the fairer rival, because it rounds nothing up.

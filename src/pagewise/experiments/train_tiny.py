@@ -5,10 +5,10 @@
 The text consists of README.md, the Markdown of the lessons and all docstrings. One paragraph in ten is held out. A hash
 chooses these paragraphs, so that a new paragraph does not move the others.
 
-The checkpoint in models/tiny was made by an earlier version of this file, from the smaller text of that day. That
-version drew GPT-2's initial weights, used dropout, did not decay the gains of the norms, and lowered the learning rate
-to 2 % instead of 0. It also averaged the weights over the steps, evaluated the held-out text during training, stopped
-when its loss no longer fell, and kept the best average (`best_step` in models/tiny/training.json).
+An earlier version of this file made the checkpoint in models/tiny, from a smaller text. The earlier version drew
+GPT-2's initial weights, used dropout and did not decay the gains of the norms. It lowered the learning rate to 2 %
+instead of 0. It averaged the weights over the steps and evaluated the held-out text during training. It stopped when
+that loss no longer fell, and it kept the best average (`best_step` in models/tiny/training.json).
 """
 
 import argparse
