@@ -25,20 +25,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear as matmul
 
-from pagewise.flash_decoding_plus_plus.flat_gemm import few_rows, tensor_cores_take
+from pagewise.flash_decoding_plus_plus.flat_gemm import few_rows
 from pagewise.tools.checks import FLOATS, check_counts
 from pagewise.tools.device import wants_gradient
 from pagewise.tools.timing import measure
 
-
-def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
-    """Multiply on tensor cores where they take x, else on CUDA cores."""
-    return few_rows(x, w, tensor_cores_take(x))
-
-
 PRODUCTS: dict[str, Callable[..., Tensor]] = {
     "gemv": partial(few_rows, tensor_cores=False),
-    "flat_gemm": _flat_gemm,
+    "flat_gemm": partial(few_rows, tensor_cores=True),
     "matmul": matmul,
 }
 MAX_ROWS = 64  # of gemv and flat_gemm

@@ -73,7 +73,7 @@ def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor,
     if len(x) > MAX_ROWS:
         raise ValueError(f"x must have at most {MAX_ROWS} rows, got {len(x)}: use x @ w.T")
     _check_weights(x, w)
-    return few_rows(x, w, len(x) > GEMV_ROWS and tensor_cores_take(x))
+    return few_rows(x, w, len(x) > GEMV_ROWS)
 
 
 def _check_weights(x: Tensor, w: Tensor) -> None:
@@ -201,8 +201,8 @@ def tensor_cores_take(x: Tensor) -> bool:
 
 @torch.library.custom_op("pagewise::flat_gemm", mutates_args=())
 def few_rows(x: Tensor, w: Tensor, tensor_cores: bool) -> Tensor:
-    """Return x @ wᵀ, computed on tensor cores or on CUDA cores."""
-    return (on_tensor_cores if tensor_cores else on_cuda_cores)(x, w)
+    """Return x @ wᵀ, computed on tensor cores if they are asked for and take x, else on CUDA cores."""
+    return (on_tensor_cores if tensor_cores and tensor_cores_take(x) else on_cuda_cores)(x, w)
 
 
 @few_rows.register_fake
@@ -212,7 +212,7 @@ def _(x, w, tensor_cores):
 
 @counts_as("pagewise::flat_gemm")
 def _work(x, w, tensor_cores) -> tuple[int, int, int, int]:
-    return (_work_on_tensor_cores if tensor_cores else _work_on_cuda_cores)(x, w)
+    return (_work_on_tensor_cores if tensor_cores and tensor_cores_take(x) else _work_on_cuda_cores)(x, w)
 
 
 def _work_on_cuda_cores(x, w) -> tuple[int, int, int, int]:
