@@ -34,7 +34,7 @@ BACKENDS = ["torch", "triton"]
 
 
 def random_qkv(B, heads, T, S, D, dtype=torch.float32, device="cpu", seed=0):
-    """q, k and v, heads before tokens only in their strides, as a model has them."""
+    """Return q, k and v whose strides put tokens before heads, as in a model."""
     generator = torch.Generator().manual_seed(seed)
     H, Hkv = heads
     sizes = ((B, T, H, D), (B, S, Hkv, D), (B, S, Hkv, D))
@@ -42,7 +42,7 @@ def random_qkv(B, heads, T, S, D, dtype=torch.float32, device="cpu", seed=0):
 
 
 def one_by_one(q, k, v, lens, *, dtype, **options):
-    """The oracle in `dtype`, sequence by sequence: (out, lse)."""
+    """Return (out, lse) of the oracle in `dtype`, sequence by sequence."""
     parts = []
     for b, n in enumerate(lens):
         own = (q[b, None], k[b, None, :, :n], v[b, None, :, :n])
@@ -52,7 +52,7 @@ def one_by_one(q, k, v, lens, *, dtype, **options):
 
 
 def assert_right(found, q, k, v, lens=None, **options):
-    """(out, lse) by the one tolerance policy; rows that see nothing are 0 and −inf."""
+    """Compare (out, lse) by the one tolerance policy. Rows that see no key must be 0 and −inf."""
     out, lse = found
     lens = [k.shape[2]] * len(q) if lens is None else lens
     exact, exact_lse = one_by_one(q, k, v, lens, dtype=torch.float64, **options)
@@ -67,7 +67,7 @@ def assert_right(found, q, k, v, lens=None, **options):
 
 
 def in_programs(num_programs):
-    """`flash_decoding` by the kernel, that many programs sharing all tiles."""
+    """Run the kernel of `flash_decoding` with a number of programs that share all tiles."""
 
     def attend(q, k, v, *, seq_lens=None, **options):
         options = ScoreOptions(**options).checked(q, k.shape[2])
@@ -93,7 +93,7 @@ QUICK = AXES | {
 
 
 def matrix():
-    """A covering selection of what is interpreted in half a second; PAGEWISE_FULL=1: all sizes, dtypes and splits."""
+    """Return a covering selection of fast cases. With PAGEWISE_FULL=1, return all sizes, dtypes and splits."""
 
     def quick(case):
         rows = case["T"] * case["group"]
@@ -190,7 +190,7 @@ def test_extreme_logits_in_one_piece_only(backend, logit, kernel_device):
 
 @pytest.mark.parametrize("attend", [1, 3, 40, "share 1", "share 7", "share 99"])
 def test_ragged_batches_with_empty_sequences_and_rows_that_see_nothing(attend, kernel_device):
-    """Causal: of 3 queries over 2 keys the first sees none. Whatever lies past a length is NaN and is not seen."""
+    """With causal, the first of 3 queries over 2 keys sees no key. Keys past a length are NaN and must not be seen."""
     lens = [0, 130, 2, 0, 0, 257, 1, 64, 0]
     q, k, v = random_qkv(len(lens), (4, 2), 3, 257, 32, device=kernel_device)
     seq_lens = torch.tensor(lens, dtype=torch.int32, device=kernel_device)
@@ -229,7 +229,7 @@ def test_sizes_of_zero(B, T, S, backend, kernel_device):
 
 @pytest.mark.parametrize("splits", [{"num_splits": 2}, {"split_size": 2**31 - 1}])
 def test_as_many_keys_as_int32_counts(splits, kernel_device):
-    """The window sees the last of them. They are one key again and again, so that there is room."""
+    """The window sees the last keys. One key is repeated with stride 0, so that the keys fit in memory."""
     q, k, v = random_qkv(1, (2, 1), 1, 1, 16, device=kernel_device)
     k, v = (x.expand(1, 1, 2**31 - 1, 16) for x in (k, v))
     found = flash_decoding(q, k, v, causal=True, window=100, return_lse=True, backend="triton", **splits)
@@ -239,7 +239,7 @@ def test_as_many_keys_as_int32_counts(splits, kernel_device):
 @pytest.mark.parametrize("dim", [0, 1, 2])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_offsets_are_64_bit(which, dim, kernel_device):
-    """The last sequence, head or token of q, k or v lies 2³¹ elements after the first: in room that nobody touches."""
+    """The last sequence, head or token of q, k or v is 2³¹ elements after the first. The gap is never touched."""
     qkv = random_qkv(3, (3, 3), 3, 3, 16, torch.float16, kernel_device)
     x = qkv[which]
     strides = [*torch.empty(x.shape).stride()]
@@ -255,7 +255,7 @@ def test_offsets_are_64_bit(which, dim, kernel_device):
 @pytest.mark.parametrize("splits", [{"num_splits": 3}, {"num_splits": 99}, {"split_size": 64}, {"split_size": 50}])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_given_splits_make_a_rows_bits_independent_of_the_batch(backend, splits, kernel_device):
-    """Alone, among shorter and longer ones, and with more room after its keys."""
+    """Run a sequence alone, in a batch with shorter and longer ones, and with more capacity after its keys."""
     lens = [37, 130, 0, 200]
     q, k, v = random_qkv(4, (4, 2), 1, 260, 32, torch.float16, kernel_device)
     same = {"return_lse": True, "backend": backend, **splits}
@@ -304,7 +304,7 @@ def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_prog
     work = [n + sum(start for piece in pieces if piece.start == 0) for n, pieces in zip(work, programs, strict=True)]
     total = sum(n + start for n in tiles if n)
     sharing = min(num_programs, max(1, total // min_tiles))
-    for n in work[:sharing]:  # but for a start whose item's first tile is the next program's
+    for n in work[:sharing]:  # except for a start whose item's first tile belongs to the next program
         assert total // sharing - start <= n <= cdiv(total, sharing) + start
     assert not any(work[sharing:])
     pieces = [piece for of_program in programs for piece in of_program]
@@ -375,14 +375,14 @@ def test_a_plan_holds_every_tile_once_and_stores_every_result_once(tiles, splits
 
 
 def plan_of(tiles, splits, device):
-    """The plan of items with these tiles of 64 keys, whose first tile is the item's own number."""
+    """Return the plan of items with these numbers of tiles of 64 keys. An item's first tile is its own number."""
     num_tiles, item = torch.tensor(tiles, device=device), torch.arange(len(tiles), device=device)
     items = Items(item, num_tiles, item >= 0, item[:, None].expand(-1, 4))
     return work_plan(items, splits, tile=64, max_keys=64 * max(tiles), min_keys=128)
 
 
 def pieces_of(plan):
-    """The pieces of each program, with the slots that `equal_ranges` would give them."""
+    """Return the pieces of each program, with the slots that `equal_ranges` gives them."""
     programs = []
     for first, last in pairwise(plan.programs.tolist()):
         pieces = []
@@ -401,7 +401,7 @@ def pieces_of(plan):
     num_programs=st.integers(1, 12),
 )
 def test_every_program_attends_to_its_pieces_and_leaves_them_in_their_slots(lens, num_programs, kernel_device_once):
-    """With q = 0 all scores are 0, so l counts a piece's keys; with v = the key's number acc says which they are."""
+    """With q = 0 all scores are 0, so l counts the keys of a piece. Values are key numbers, so acc tells which."""
     device = kernel_device_once
     q = torch.zeros(len(lens), 2, 1, 64, device=device)
     v = torch.arange(500.0, device=device)[None, None, :, None].expand(len(lens), 2, 500, 64).contiguous()
@@ -423,7 +423,7 @@ def test_every_program_attends_to_its_pieces_and_leaves_them_in_their_slots(lens
     expected = torch.full_like(l, torch.nan)
     sums = torch.full_like(acc, torch.nan)
     for piece in (piece for of_program in equal_ranges(tiles, num_programs, min_tiles=4) for piece in of_program):
-        if piece.stop - piece.start < tiles[piece.item]:  # others are written out, and leave nothing to merge
+        if piece.stop - piece.start < tiles[piece.item]:  # an item that is not split needs no merge
             keys = range(piece.start * tile, min(piece.stop * tile, length_of[piece.item]))
             expected[piece.slot], sums[piece.slot] = len(keys), float(sum(keys))
     torch.testing.assert_close(l, expected, equal_nan=True)
@@ -437,7 +437,7 @@ def kernel_device_once():
 
 
 def test_lengths_may_change_between_two_replays_of_one_launch(kernel_device):
-    """The grid and the room for partial results are those of the capacity: only the lengths' numbers change."""
+    """The grid and the partial results depend on the capacity, so that only the values of the lengths change."""
     q, k, v = random_qkv(3, (4, 2), 1, 300, 32, torch.float16, kernel_device)
     seq_lens = torch.tensor([300, 7, 150], dtype=torch.int32, device=kernel_device)
 
@@ -502,7 +502,7 @@ def test_heuristic_by_hand(sizes, splits):
 
 
 def test_splits_fill_a_gpu(kernel_device, monkeypatch):
-    """Equal lengths are cut by number. Of other lengths only the capacity is known. On the CPU one split is enough."""
+    """Equal lengths are cut by number. For other lengths only the capacity is known. A CPU needs one split."""
     q, k, _ = random_qkv(1, (32, 8), 1, 1, 128, torch.float16, kernel_device)
     k = k.expand(1, 8, 65536, 128)
     tiles = decode_tiles(4, 128, torch.float16, torch.float16)
@@ -597,7 +597,7 @@ def test_keys_are_on_their_way_early():
 
 
 def test_no_length_batch_or_number_of_queries_is_compiled_in():
-    """What changes from step to step is neither a constant of the kernels nor specialised on."""
+    """Values that change between steps are not constants of the kernels and are not specialised on."""
     kernel, merge = (inspect.signature(k.fn).parameters for k in (flash_decoding_kernel, merge_plan_kernel))
     constants = {n for n, p in (kernel | merge).items() if "constexpr" in str(p.annotation)}
     assert constants == {"P", "D", "BLOCK_D", "HKV", "GROUP", "ROWS", "TILE", "FLOAT8_BITS", "CAUSAL", "LOADS"}

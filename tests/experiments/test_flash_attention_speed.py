@@ -1,11 +1,13 @@
 """The benchmark of attention, forward and backward: it compares before it times, and what fails is a row."""
 
+from functools import partial
+
 import pytest
 import torch
 from in_process import InProcess
 from torch.nn.attention import flex_attention as flex
 
-from pagewise.experiments import flash_attention_peers, flash_attention_speed, speed
+from pagewise.experiments import flash_attention_speed, peers, speed
 from pagewise.experiments.flash_attention_speed import (
     SHAPES,
     SMALLEST,
@@ -14,23 +16,24 @@ from pagewise.experiments.flash_attention_speed import (
     draw,
     exact,
     gradients_fault,
-    methods,
     prepared,
     random_inputs,
-    rates,
-    records,
     shape_of,
 )
 from pagewise.naive_attention import attention
-from pagewise.tools.benchmark import Failed, Spread, Timing, keep, recorded
+from pagewise.tools.benchmark import Timing
+from pagewise.tools.records import keep, recorded
+from pagewise.tools.timing import Spread
+from pagewise.tools.worker import Failed
 
+records = partial(speed.records, Trials)
 OURS = ("Triton", "CUDA")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def trials(kernel_device):
-    return Trials(kernel_device, torch.bfloat16, {"repeats": 1, "warmup": 0})
+    return Trials(kernel_device, {"repeats": 1, "warmup": 0})
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def in_process(monkeypatch):
 
 @pytest.mark.parametrize("shape", SMALLEST, ids=lambda s: f"causal {s.causal}, backward {s.backward}")
 def test_every_method_is_right_and_timed_or_says_why_not(shape, trials):
-    found = {method: trials(shape, method) for method in methods(trials.device)}
+    found = {method: trials(shape, method) for method in trials.methods(trials.device, shape)}
     assert isinstance(found["Triton"], Timing)
     assert isinstance(found["SDPA math"], Timing)
     assert not any(isinstance(result, str) and "wrong" in result for result in found.values())
@@ -65,7 +68,7 @@ def test_a_method_that_cannot_even_be_prepared_says_why(trials, monkeypatch):
     def broken(seq_len, causal):
         raise ImportError("half installed")
 
-    monkeypatch.setattr(flash_attention_speed, "peers", lambda device: {"peer": broken})
+    monkeypatch.setattr(flash_attention_speed, "peers_of_attention", lambda device: {"peer": broken})
     assert trials(SMALLEST[0], "peer") == "ImportError: half installed"
 
 
@@ -110,7 +113,7 @@ def test_flex_attention_gets_what_it_takes_and_its_backward_runs_again(causal, m
     shape = Shape(24, 16, int(causal), 1, 1, 2)
     inputs = random_inputs(shape, torch.float32, CPU)
     with torch._functorch.config.patch(donated_buffer=True):
-        run = prepared(flash_attention_peers._flex_attention(CPU, 24, causal), shape, inputs)
+        run = prepared(peers._flex_attention(CPU, 24, causal), shape, inputs)
         assert torch._functorch.config.donated_buffer is False
     assert gradients_fault(run, exact(shape, inputs)) is None
     assert gradients_fault(run, exact(shape, inputs)) is None
@@ -118,7 +121,7 @@ def test_flex_attention_gets_what_it_takes_and_its_backward_runs_again(causal, m
 
 def test_the_peers_of_a_gpu():
     names = {"SDPA flash", "SDPA cudnn", "SDPA math", "FlexAttention"}
-    assert set(flash_attention_peers.peers(torch.device("cuda"))) == names
+    assert set(peers.peers_of_attention(torch.device("cuda"))) == names
 
 
 # ------------------------------------------------------------------------------------------------ records
@@ -132,7 +135,7 @@ def test_records_can_be_kept_and_read(in_process, kernel_device, tmp_path, monke
         found.append(record)
         assert recorded(tmp_path / "x.json") == found
     assert [(r.shape, r.what) for r in found] == [
-        (s._asdict(), m) for s in SMALLEST[:2] for m in methods(kernel_device)
+        (s._asdict(), m) for s in SMALLEST[:2] for m in Trials.methods(kernel_device, s)
     ]
     for record in found:
         assert record.flops == Shape(**record.shape).flops
@@ -162,15 +165,6 @@ def test_a_worker_that_failed_is_a_row_and_the_run_goes_on(planted):
     found = {r.what: r for r in records(SMALLEST[:1], device=CPU, limit=7.0)}
     assert found["SDPA cudnn"].refused == "no answer within 7 s"
     assert (found["SDPA math"].seconds, found["SDPA math"].spread, found["SDPA math"].fraction) == (1.0, 2.0, None)
-
-
-def test_rates_are_of_one_run_and_beside_each_other(planted):
-    header, forward, backward = rates(list(records([SHAPES[0], SHAPES[1]], device=CPU))).splitlines()
-    assert "Triton is so many times as fast" in header
-    cells = "forward, D 128  4096  0.5498 (1.00)  0.5498 (1.00)  0.2749 (2.00)  –  0.5498 (1.00)  0.5498 (1.00)"
-    assert " ".join(forward.split()) == " ".join(cells.split())
-    assert backward.startswith("backward, D 128")
-    assert "1.374 (1.00)" in backward
 
 
 # ------------------------------------------------------------------------------------------------ shapes
@@ -211,17 +205,7 @@ def test_records_can_be_drawn(shown, planted):
 def test_the_command_prints_a_table(planted, monkeypatch, capsys):
     monkeypatch.setattr(speed, "best_device", lambda: CPU)
     monkeypatch.setattr("sys.argv", ["flash_attention_speed", "--first", "1"])
-    flash_attention_speed.main()
+    speed.command(Trials)
     out = capsys.readouterr().out
     assert "these times say nothing about a GPU" in out
-    assert all(out.count(f"\n{method} ") == 1 for method in methods(CPU))
-    assert out.count("so many times as fast") == 1
-
-
-def test_times_of_a_cpu_are_not_recorded(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(speed, "best_device", lambda: CPU)
-    monkeypatch.setattr("sys.argv", ["flash_attention_speed", "--record", str(tmp_path / "x.json")])
-    with pytest.raises(SystemExit):
-        flash_attention_speed.main()
-    assert "--record needs a GPU" in capsys.readouterr().err
-    assert not (tmp_path / "x.json").exists()
+    assert all(out.count(f"\n{method} ") == 1 for method in Trials.methods(CPU, SMALLEST[0]))

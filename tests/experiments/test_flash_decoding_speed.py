@@ -1,26 +1,20 @@
 """The benchmark of split decode: lengths equal and mixed, dense and paged; it compares before it times."""
 
+from functools import partial
+
 import pytest
 import torch
 from in_process import InProcess
 
-from pagewise.experiments import flash_decoding_speed, speed
+from pagewise.experiments import decode_inputs, flash_decoding_speed, speed
 from pagewise.experiments.decode_inputs import Shape, exact, random_inputs
-from pagewise.experiments.flash_decoding_speed import (
-    MIXED,
-    SHAPES,
-    SMALLEST,
-    Trials,
-    draw,
-    draw_mixed,
-    methods,
-    records,
-    targets,
-)
+from pagewise.experiments.flash_decoding_speed import MIXED, SHAPES, SMALLEST, Trials, draw, draw_mixed
 from pagewise.flash_decoding import Splits
 from pagewise.naive_attention import attention
-from pagewise.tools.benchmark import Spread, Timing
+from pagewise.tools.benchmark import Timing
+from pagewise.tools.timing import Spread
 
+records = partial(speed.records, Trials)
 CPU = torch.device("cpu")
 DENSE, PAGED = (Shape(2, 5, 40, 0, paged, 4, 2, 32) for paged in (0, 1))
 OURS = ("Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 keys")
@@ -28,8 +22,8 @@ OURS = ("Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 
 
 @pytest.fixture
 def trials(kernel_device, monkeypatch):
-    monkeypatch.setattr(flash_decoding_speed, "ROTATED_BYTES", 0)  # one input is enough here
-    return Trials(kernel_device, torch.bfloat16, {"repeats": 1, "warmup": 0})
+    monkeypatch.setattr(decode_inputs, "ROTATED_BYTES", 0)  # one input is enough here
+    return Trials(kernel_device, {"repeats": 1, "warmup": 0})
 
 
 # ------------------------------------------------------------------------------------------------ shapes and inputs
@@ -41,7 +35,7 @@ def test_the_shapes_are_those_of_the_targets():
     assert len(set(SHAPES)) == len(SHAPES)
     assert all(s.paged for s in SHAPES[:7])
     assert {shape._replace(paged=1) for shape in MIXED} <= set(SHAPES[:7])
-    assert SHAPES[0].kv_bytes(2) == 2**29
+    assert SHAPES[0].bytes(2) == 2**29
     assert Shape(8, 4096, 4096).flops == 4 * 8 * 4096 * 64 * 128
 
 
@@ -54,7 +48,7 @@ def test_mixed_lengths_have_no_order_and_their_equals_as_many_tokens():
     assert one_long.seq_lens == [131072] + [1024] * 31
     for shape in MIXED:
         assert shape.equal.seq_lens == [shape.equal.longest] * shape.num_seqs
-        assert shape.equal.kv_bytes(2) == pytest.approx(shape.kv_bytes(2), rel=1e-3)
+        assert shape.equal.bytes(2) == pytest.approx(shape.bytes(2), rel=1e-3)
     assert Shape(1, 7, 7).seq_lens == [7]
 
 
@@ -83,7 +77,7 @@ def test_sequences_do_not_share_blocks():
 
 @pytest.mark.parametrize("shape", [DENSE, PAGED], ids=["dense", "paged"])
 def test_every_method_of_ours_is_right_and_timed_on_mixed_lengths(shape, trials):
-    assert set(methods(trials.device, bool(shape.paged))) >= set(OURS)
+    assert set(trials.methods(trials.device, shape)) >= set(OURS)
     for method in OURS:
         assert isinstance(trials(shape, method), Timing), method
 
@@ -96,7 +90,7 @@ def test_both_softmaxes_of_lesson_8_take_one_length(trials):
 
 @pytest.mark.parametrize("shape", [DENSE, DENSE.equal], ids=["mixed", "equal"])
 def test_a_peer_is_right_or_says_why_it_does_not_run(shape, trials):
-    for method in set(methods(trials.device, False)) - {*OURS, "unified max", "lazy rescale"}:
+    for method in set(trials.methods(trials.device, shape)) - {*OURS, "unified max", "lazy rescale"}:
         found = trials(shape, method)
         assert isinstance(found, Timing) or "wrong" not in found, method
     assert isinstance(trials(shape, "SDPA math"), Timing)
@@ -121,7 +115,7 @@ def test_each_way_to_split_is_asked_for(monkeypatch):
     for shape in (DENSE, PAGED):
         batches = [random_inputs(shape, torch.float32, CPU, seed=0)]
         for method in OURS:
-            (run,) = methods(CPU, bool(shape.paged))[method](batches)
+            (run,) = Trials.methods(CPU, shape)[method](batches)
             run()
     splits = [{name: o[name] for name in ("num_splits", "split_size") if name in o} for o in asked]
     assert splits == [{}, {"num_splits": 1}, {"num_splits": 1}, {"split_size": 512}]
@@ -142,7 +136,7 @@ def planted(monkeypatch):
             pass
 
         def __call__(self, shape, method, *, limit):
-            seconds = shape.kv_bytes(2) / 1e9
+            seconds = shape.bytes(2) / 1e9
             return Timing(Spread(seconds, seconds, seconds), "planted")
 
     monkeypatch.setattr(speed, "Worker", Planted)
@@ -150,22 +144,9 @@ def planted(monkeypatch):
 
 def test_records_come_shape_by_shape_with_every_method_that_fits(planted):
     found = list(records([PAGED, DENSE], device=CPU, rate=2e9))
-    expected = [(s._asdict(), m) for s in (PAGED, DENSE) for m in methods(CPU, bool(s.paged))]
+    expected = [(s._asdict(), m) for s in (PAGED, DENSE) for m in Trials.methods(CPU, s)]
     assert [(r.shape, r.what) for r in found] == expected
     assert {r.fraction for r in found} == {0.5}
-
-
-def test_the_targets_are_judged_by_what_was_recorded(planted):
-    shapes = [shape._replace(paged=1) for mixed in MIXED[:2] for shape in (mixed, mixed.equal)]
-    found = [r for r in records(shapes, device=CPU, rate=2e9) if r.what == "Flash-Decoding"]
-    times = zip(found, (2, 1, 4, 1), strict=True)
-    slower = [r._replace(what="FlashInfer", seconds=r.seconds * factor) for r, factor in times]
-    found[0] = found[0]._replace(seconds=2 * found[0].seconds, fraction=0.25)
-    bandwidth, flashinfer, mixed = (line.split()[-3:] for line in targets(found + slower).splitlines()[1:])
-    assert bandwidth == ["0.25", "0.50", "4"]
-    assert flashinfer == ["1.00", "4.00", "4"]
-    assert mixed == ["0.50", "1.00", "2"]
-    assert [line.split()[-3:] for line in targets([]).splitlines()[1:]] == [["–", "–", "0"]] * 3
 
 
 def test_the_time_over_the_context_can_be_drawn(planted, shown):
@@ -175,7 +156,7 @@ def test_the_time_over_the_context_can_be_drawn(planted, shown):
     assert ax.get_legend_handles_labels()[1] == ["Flash-Decoding", "not split", "SDPA flash"]
     for line in ax.lines[:3]:
         assert list(line.get_xdata()) == [512, 2048]
-        assert list(line.get_ydata()) == pytest.approx([Shape(1, S, S).kv_bytes(2) / 1e3 for S in (512, 2048)])
+        assert list(line.get_ydata()) == pytest.approx([Shape(1, S, S).bytes(2) / 1e3 for S in (512, 2048)])
 
 
 def test_mixed_batches_can_be_drawn_beside_equal_ones(planted, shown):
@@ -190,8 +171,7 @@ def test_mixed_batches_can_be_drawn_beside_equal_ones(planted, shown):
 def test_the_command_prints_a_table_for_each_shape(planted, monkeypatch, capsys):
     monkeypatch.setattr(speed, "best_device", lambda: CPU)
     monkeypatch.setattr("sys.argv", ["flash_decoding_speed"])
-    flash_decoding_speed.main()
+    speed.command(Trials)
     out = capsys.readouterr().out
     assert "these times say nothing about a GPU" in out
     assert out.count("\nFlash-Decoding, again ") == len(SMALLEST)
-    assert out.count("of FlashInfer's speed") == 1

@@ -1,5 +1,7 @@
 """The benchmark of products with few rows: it compares before it times, and its records give inflection points."""
 
+from functools import partial
+
 import pytest
 import torch
 from in_process import InProcess
@@ -14,18 +16,19 @@ from pagewise.experiments.flat_gemm_speed import (
     draw,
     recorded_inflections,
     recorded_times,
-    records,
 )
 from pagewise.flash_decoding_plus_plus.dataflow import NUM_ROWS, PRODUCTS, product_for
-from pagewise.tools.benchmark import Spread, Timing
+from pagewise.tools.benchmark import Timing
+from pagewise.tools.timing import Spread
 
+records = partial(speed.records, Trials)
 TINY = Shape(9, 32, 64)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def trials(kernel_device):
-    return Trials(kernel_device, torch.float16, {"repeats": 1, "warmup": 0})
+    return Trials(kernel_device, {"repeats": 1, "warmup": 0})
 
 
 def test_every_method_is_right_and_timed(trials):
@@ -96,7 +99,7 @@ def test_times_can_be_drawn(planted, shown):
 
 def test_the_command_prints_tables_and_inflection_points(planted, monkeypatch, capsys):
     monkeypatch.setattr(speed, "best_device", lambda: CPU)
-    monkeypatch.setattr(flat_gemm_speed, "SMALLEST", [Shape(M, 16, 8) for M in NUM_ROWS])
+    monkeypatch.setattr(Trials, "smallest", [Shape(M, 16, 8) for M in NUM_ROWS])
     monkeypatch.setattr("sys.argv", ["flat_gemm_speed"])
     flat_gemm_speed.main()
     out = capsys.readouterr().out

@@ -1,9 +1,11 @@
-"""What the runner saw of the flat GEMM: its ring turns as it must, and padding costs what it must."""
+"""The flat GEMM in the CPU runner: the order of its ring, and the cost of its padding."""
 
 import pytest
+import torch
 
-from pagewise.experiments.flat_gemm_trace import multiplications, ring_timeline
-from pagewise.flash_decoding_plus_plus.flat_gemm import NUM_WARPS, TILE_K
+from pagewise.cuda import simt
+from pagewise.experiments.flat_gemm_trace import ring_timeline
+from pagewise.flash_decoding_plus_plus.flat_gemm import NUM_WARPS, TILE_K, on_tensor_cores
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 8])
@@ -30,9 +32,9 @@ def test_the_timeline_tells_the_warps_of_several_rows_apart():
     assert sorted(few) == sorted(many)
 
 
-def test_padding_to_8_instead_of_64():
-    useful, padded = multiplications(1)
-    assert padded == 8 * useful
-    assert multiplications(1, pad_to=64) == (useful, 64 * useful)
-    assert multiplications(8) == (8 * useful, 8 * useful)
-    assert multiplications(9) == (9 * useful, 16 * useful)
+@pytest.mark.parametrize(("rows", "padded_rows"), [(1, 8), (8, 8), (9, 16), (64, 64)])
+def test_rows_are_padded_to_8_and_not_to_64(rows, padded_rows):
+    N, K = 64, 256
+    with simt.observe() as report:
+        on_tensor_cores(torch.zeros(rows, K, dtype=torch.float16), torch.zeros(N, K, dtype=torch.float16))
+    assert report.count("mma").requests * 32 * 8 * 16 == padded_rows * N * K  # a fragment is m32n8k16

@@ -65,7 +65,7 @@ def test_every_text_is_read_and_each_paragraph_once(repository):
     ]
     keys = [normal(paragraph) for text in texts for paragraph in text]
     assert len(keys) == len(set(keys))
-    assert keys.count("the cache is made of pages.") == 1  # it stands in README.md and in a docstring
+    assert keys.count("the cache is made of pages.") == 1  # it occurs in README.md and in a docstring
 
 
 def test_split_holds_out_one_paragraph_in_ten_and_loses_none(repository):
@@ -116,7 +116,6 @@ def quick_train(steps=40, seed=0):
 def test_training_reduces_the_loss():
     model = quick_train(steps=80)
     assert evaluate(model, TEXT[:200]) < 0.7 * math.log(257)
-    assert evaluate(model, TEXT[:200]) == evaluate(model, TEXT[:200])  # without dropout
 
 
 def test_the_seed_decides_everything():

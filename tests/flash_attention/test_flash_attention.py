@@ -162,7 +162,6 @@ def test_backends_agree_on_all_options_together(kernel_device):
         ({"attn_mask": torch.zeros(3, 4)}, TypeError, "attn_mask must be a bool"),
         ({"attn_mask": torch.ones(3, 7, dtype=torch.bool)}, ValueError, "attn_mask must broadcast"),
         ({"causal": 1}, TypeError, "causal must be True or False"),
-        ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
         ({"backend": "cuda", "window": 3, "causal": True}, ValueError, 'backend="cuda" takes no window'),
         ({"backend": "cuda", "softcap": 3.0}, ValueError, 'backend="cuda" takes no softcap'),
         ({"backend": "cuda", "dropout_p": 0.3}, ValueError, 'backend="cuda" takes no dropout'),
@@ -429,8 +428,6 @@ def test_many_short_sequences(backend, kernel_device):
         ({"max_seqlen_q": 4}, ValueError, "max_seqlen_q must be at least the longest length, 5"),
         ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be at least 0"),
         ({"backend": "cuda"}, ValueError, "backend must be"),
-        ({"check": 1}, TypeError, "check must be True or False"),
-        ({"return_lse": 1}, TypeError, "return_lse must be True or False"),
     ],
 )
 def test_bad_packing_is_named(change, error, message):

@@ -479,5 +479,5 @@ def test_gemv_takes_one_row():
 @pytest.mark.parametrize(("M", "dtype"), [(1, torch.float16), (11, torch.float16), (11, torch.float32)])
 def test_the_custom_ops_pass_opcheck(M, dtype, kernel_device):
     x, w = random_matrices(M, 37, 200, dtype, kernel_device)
-    torch.library.opcheck(torch.ops.pagewise.flat_gemm.default, (x, w))
-    torch.library.opcheck(torch.ops.pagewise.gemv.default, (x[0], w))
+    torch.library.opcheck(torch.ops.pagewise.flat_gemm.default, (x, w, True))
+    torch.library.opcheck(torch.ops.pagewise.flat_gemm.default, (x, w, False))

@@ -244,7 +244,7 @@ def test_a_decoder_saved_without_its_tied_head_is_loaded(architecture, tmp_path)
 def test_a_missing_tensor_is_named(architecture, name, tmp_path):
     save_random(architecture, tmp_path)
     rewrite(tmp_path, lambda weights: {n: weight for n, weight in weights.items() if n != name})
-    with pytest.raises(ValueError, match=f"do not fit its config.json: missing: {name}$"):
+    with pytest.raises(ValueError, match=f"(?s)do not fit its config.json: .*Missing key.*{name}"):
         load_model(tmp_path)
 
 
@@ -252,18 +252,18 @@ def test_tensors_of_another_architecture_are_named(tmp_path):
     """A Qwen2's folder that calls itself a Llama has biases that no Llama knows; and the reverse."""
     save_random("qwen2", tmp_path)
     change_config(tmp_path, model_type="llama")
-    with pytest.raises(ValueError, match=r"unexpected: model.layers.0.self_attn.k_proj.bias, "):
+    with pytest.raises(ValueError, match=r"(?s)Unexpected key.*model.layers.0.self_attn.k_proj.bias"):
         load_model(tmp_path)
     save_random("llama-2", tmp_path)
     change_config(tmp_path, model_type="qwen2")
-    with pytest.raises(ValueError, match=r"missing: model.layers.0.self_attn.q_proj.bias, "):
+    with pytest.raises(ValueError, match=r"(?s)Missing key.*model.layers.0.self_attn.q_proj.bias"):
         load_model(tmp_path)
 
 
 def test_a_mismatched_tensor_is_named(tmp_path):
     save_random("gpt2", tmp_path)
     change_config(tmp_path, n_positions=128)
-    with pytest.raises(ValueError, match=r"another shape .*: transformer.wpe.weight \[256, 64\], not \[128, 64\]"):
+    with pytest.raises(ValueError, match=r"(?s)size mismatch for transformer.wpe.weight: .*\[256, 64\].*\[128, 64\]"):
         load_model(tmp_path)
 
 

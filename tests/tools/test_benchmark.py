@@ -1,4 +1,4 @@
-"""What is checked before it is timed, what becomes a row, and the planted slowdown, on this machine's own clock."""
+"""Results are checked before they are timed, failures become rows, and a planted slowdown is measured."""
 
 import builtins
 import math
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Spread, Timing, ratios, relative_error, trial
-from pagewise.tools.timing import ColdTimer
+from pagewise.tools.benchmark import Timing, ratios, relative_error, trial
+from pagewise.tools.timing import ColdTimer, Spread
 
 EXACT = torch.tensor([[3.0, 4.0], [0.03, 0.04]])
 

@@ -16,8 +16,8 @@ ABOUT = {
     "commit": "c0",
 }
 TIMED = Record("a", {"B": 8}, "bfloat16", **ABOUT, how="cold L2", bytes=10**9, flops=10**10, limit="copy",
-               limit_rate=4e12, seconds=5e-4, spread=1e-5, fraction=0.5)  # fmt: skip
-REFUSED = TIMED._replace(what="b", seconds=None, spread=None, fraction=None, refused="too long")
+               limit_rate=4e12, seconds=5e-4, spread=1e-5)  # fmt: skip
+REFUSED = TIMED._replace(what="b", seconds=None, spread=None, refused="too long")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_what_was_kept_is_read_again(path):
 
 
 def test_a_newer_record_of_the_same_takes_the_place_of_the_older(path):
-    for record in (TIMED, REFUSED, TIMED._replace(seconds=1e-3, fraction=0.25, date="2026-01-03")):
+    for record in (TIMED, REFUSED, TIMED._replace(seconds=1e-3, date="2026-01-03")):
         keep(path, record)
     assert [record.date for record in recorded(path)] == ["2026-01-03", "2026-01-02"]
     for other in ({"what": "c"}, {"shape": {"B": 9}}, {"dtype": "float16"}, {"device": "another"}):
@@ -57,6 +57,13 @@ def test_a_run_that_is_cut_off_keeps_what_it_has(path, monkeypatch):
     assert recorded(path) == [TIMED]
 
 
+def test_the_fraction_is_that_of_the_limit():
+    assert TIMED.fraction == 0.5
+    assert TIMED._replace(limit="matmul").fraction == 5.0
+    assert TIMED._replace(limit_rate=None).fraction is None
+    assert REFUSED.fraction is None
+
+
 @pytest.mark.parametrize("field", [*Record._fields, "digest"])
 def test_a_missing_field_is_noticed(path, field):
     changed(path, lambda entry: entry.pop(field))
@@ -73,7 +80,7 @@ def test_an_unknown_field_is_noticed(path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("seconds", 2.5e-4), ("spread", 0.0), ("date", "2026-09-09"), ("device", "H200"), ("shape", {"B": 64}),
-     ("versions", {"torch": "3", "cuda": None}), ("commit", "d0"), ("fraction", 0.9), ("digest", "0" * 16),
+     ("versions", {"torch": "3", "cuda": None}), ("commit", "d0"), ("digest", "0" * 16),
      ("what", 1), ("shape", []), ("bytes", True), ("flops", None), ("limit", "wish"), ("seconds", "0.5")],
 )  # fmt: skip
 def test_a_record_that_was_edited_by_hand_is_noticed(path, field, value):
@@ -85,19 +92,15 @@ def test_a_record_that_was_edited_by_hand_is_noticed(path, field, value):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"fraction": 0.9}, "fraction must be 0.5"),
-        ({"fraction": None}, "fraction must be 0.5"),
-        ({"limit_rate": None}, "fraction must be None"),
-        ({"limit": "matmul"}, "fraction must be 5.0"),
-        ({"limit_rate": -4e12, "fraction": -0.5}, "limit_rate must be above 0"),
+        ({"limit_rate": -4e12}, "limit_rate must be above 0"),
         ({"seconds": 0.0}, "seconds must be above 0"),
         ({"spread": -1e-5}, "spread at least 0"),
         ({"refused": "and timed"}, "or the reason"),
-        ({"seconds": None, "fraction": None}, "or the reason"),
+        ({"seconds": None}, "or the reason"),
         ({"spread": None}, "or the reason"),
-        ({"date": "yesterday"}, "date must be in ISO 8601"),
+        ({"date": "yesterday"}, "isoformat"),
         ({"seconds": float("nan")}, "not JSON compliant"),
-        ({"limit_rate": float("inf"), "fraction": 0.0}, "not JSON compliant"),
+        ({"limit_rate": float("inf")}, "not JSON compliant"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_not_kept(path, fields, message):
@@ -151,7 +154,7 @@ def test_a_table_is_aligned():
 
 
 def test_a_table_of_records_has_a_line_for_each_and_a_part_for_each_shape():
-    other = TIMED._replace(shape={"B": 9}, limit="matmul", limit_rate=1e14, fraction=0.2)
+    other = TIMED._replace(shape={"B": 9}, limit="matmul", limit_rate=1e14)
     text = table_of([TIMED, REFUSED, other])
     first, second = (part.splitlines() for part in text.split("\n\n"))
     assert first[0].startswith("B 8, bfloat16")

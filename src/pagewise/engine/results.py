@@ -149,7 +149,7 @@ def records(
                 spread=spread.high - spread.low,
                 **about,
             )
-            found.append(record._replace(fraction=record.reached()))
+            found.append(record)
     return found
 
 

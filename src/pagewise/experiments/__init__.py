@@ -1,1 +1,1 @@
-"""What lessons run and no user imports: the scoreboard, workloads, allocators, what sharing saves, speed."""
+"""Experiments that lessons run: the scoreboard, workloads, allocators, the benefit of sharing, benchmarks."""

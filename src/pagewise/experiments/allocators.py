@@ -1,18 +1,18 @@
-"""Four ways to give requests memory for their KV cache, side by side (lesson 4).
+"""Four ways to give requests memory for their KV cache (lesson 4).
 
-Memory is `capacity` token slots. Three allocators need one contiguous piece per request, as big as
+Memory consists of `capacity` token slots. Three allocators need a contiguous piece per request. Its size is
 
-    reserve_max     max_len, the longest the model allows
-    power_of_two    prompt + the next power of two of the output: a guess at most twice too large
-    oracle          prompt + output exactly: no real system knows it
+    reserve_max     max_len, the longest request that the model allows.
+    power_of_two    prompt + the next power of two of the output. This guess is at most twice too large.
+    oracle          prompt + output exactly. No real system knows this size.
 
-and `Paged` takes blocks as tokens come. Kwon et al. 2023, §6.1, call the first three Orca (Max, Pow2, Oracle) and let a
-buddy allocator find their pieces (`Buddy`); first fit (`Contiguous`) is the fairer rival, it rounds nothing up.
+`Paged` takes blocks as tokens come. Kwon et al. 2023, section 6.1, call the first three Orca (Max, Pow2, Oracle). Their
+buddy allocator is `Buddy`. First fit (`Contiguous`) is the fairer rival, because it rounds nothing up.
 """
 
 from bisect import bisect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from pagewise.paged_blocks import BlockManager, OutOfBlocks
 from pagewise.tools.sizes import cdiv
@@ -26,31 +26,11 @@ class Request(NamedTuple):
     output: int
 
 
-@runtime_checkable
-class Memory(Protocol):
-    """What `replay` asks of an allocator. `held[i]` is the number of slots given to running request i."""
-
-    capacity: int
-    held: dict[int, int]
-
-    def needs(self, request: Request, num_tokens: int) -> int:
-        """The free slots it takes to let a request run on from `num_tokens`."""
-
-    def admit(self, i: int, request: Request, num_tokens: int) -> bool:
-        """Give request i these slots, or return False."""
-
-    def grow(self, i: int) -> bool:
-        """Make room for one more token, or return False."""
-
-    def release(self, i: int) -> None:
-        """Take everything back."""
-
-    def slots(self, i: int) -> Sequence[int]:
-        """The slots given to request i, in the order in which its tokens use them."""
-
-
 class Contiguous:
-    """One piece per request, the lowest hole that is big enough (first fit); neighbouring holes grow together."""
+    """One piece per request, in the lowest hole that is large enough (first fit). Neighbouring holes are joined.
+
+    `held[i]` is the number of slots that the running request i has. `Paged` has the same methods.
+    """
 
     def __init__(self, capacity: int, size: Callable[[Request], int]) -> None:
         self.capacity, self.size = capacity, size
@@ -59,9 +39,11 @@ class Contiguous:
         self.holes: list[tuple[int, int]] = [(0, capacity)]  # (start, size), by start
 
     def needs(self, request: Request, num_tokens: int) -> int:
-        return self.size(request)  # all that it will ever get, at once
+        """Return the free slots that a request of `num_tokens` tokens needs to run. Here it gets all slots at once."""
+        return self.size(request)
 
     def admit(self, i: int, request: Request, num_tokens: int) -> bool:
+        """Give request i the slots that it needs, or return False."""
         size = self.size(request)
         for h, (start, hole) in enumerate(self.holes):
             if hole >= size:
@@ -71,9 +53,11 @@ class Contiguous:
         return False
 
     def grow(self, i: int) -> bool:
+        """Give request i a slot for one more token, or return False."""
         return True
 
     def release(self, i: int) -> None:
+        """Take all slots of request i back."""
         start, size = self.start.pop(i), self.held.pop(i)
         h = bisect(self.holes, (start, size))
         if h < len(self.holes) and self.holes[h][0] == start + size:
@@ -84,11 +68,12 @@ class Contiguous:
         self.holes.insert(h, (start, size))
 
     def slots(self, i: int) -> Sequence[int]:
+        """Return the slots of request i, in the order in which its tokens use them."""
         return range(self.start[i], self.start[i] + self.held[i])
 
 
 class Buddy(Contiguous):
-    """Pieces of 2ᵏ slots that begin at multiples of 2ᵏ, as a buddy allocator gives them; the lowest free one."""
+    """Pieces of 2ᵏ slots that begin at multiples of 2ᵏ, as in a buddy allocator. The lowest free piece is taken."""
 
     def __init__(self, capacity: int, size: Callable[[Request], int]) -> None:
         super().__init__(capacity, lambda request: next_power_of_two(size(request)))
@@ -107,27 +92,27 @@ class Buddy(Contiguous):
 
 
 def reserve_max(capacity: int, max_len: int = 2048, pieces: type[Contiguous] = Contiguous) -> Contiguous:
-    """Contiguous memory for the longest request there could be."""
+    """Return contiguous memory for the longest possible request."""
     return pieces(capacity, lambda request: max_len)
 
 
 def power_of_two(capacity: int, max_len: int = 2048, pieces: type[Contiguous] = Contiguous) -> Contiguous:
-    """Contiguous memory for the prompt and the next power of two of the output, max_len at most."""
+    """Return contiguous memory for the prompt and the next power of two of the output, at most max_len."""
     return pieces(capacity, lambda request: min(max_len, request.prompt + next_power_of_two(request.output)))
 
 
 def oracle(capacity: int, pieces: type[Contiguous] = Contiguous) -> Contiguous:
-    """Contiguous memory for exactly what the request will need."""
+    """Return contiguous memory for exactly the tokens that the request will have."""
     return pieces(capacity, lambda request: request.prompt + request.output)
 
 
 def next_power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
 class Paged:
-    """Blocks from the real BlockManager. A few stay back for running requests to grow into (vLLM: 1 %)."""
+    """Blocks of the real BlockManager. New requests leave a few blocks for running requests to grow (vLLM: 1 %)."""
 
     def __init__(self, capacity: int, block_size: int = 16, watermark: float = 0.01) -> None:
         self.manager = BlockManager(capacity // block_size, block_size)
@@ -163,3 +148,6 @@ class Paged:
 
     def _whole_blocks(self, num_tokens: int) -> int:
         return cdiv(num_tokens, self.manager.block_size) * self.manager.block_size
+
+
+Memory = Contiguous | Paged

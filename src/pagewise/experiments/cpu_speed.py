@@ -1,8 +1,9 @@
-"""What things cost on a CPU, as ratios of one run (`make bench`): a machine's seconds mean little, its ratios more.
+"""The cost of many operations on a CPU, as ratios of one run (`make bench`). Seconds depend more on the machine.
 
-Each table compares ways to do the same with the first one. The result is checked before it is timed, the ways take
-turns, and each ratio is the median of neighbours, with the quartiles between which half of them lie. What is compared
-is the time that cores were busy: other work on the machine is not in it.
+Each table compares several ways to do the same work with the first way. Every result is checked before it is timed, and
+the ways take turns. A ratio is the median over neighbouring calls, with its quartiles. The time is that of busy cores,
+so that other work on the machine does not count. `python -m pagewise.engine.benchmark` compares the engine's
+schedulers.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,18 +11,12 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.cuda import simt
-from pagewise.engine import LLM
-from pagewise.engine.scheduler import Policy
-from pagewise.engine.workload import Workload
-from pagewise.experiments.paged_attention_peers import side_by_side
-from pagewise.experiments.paged_attention_speed import Shape, exact, random_batch
+from pagewise.experiments.decode_inputs import Shape, exact, paged, random_inputs
+from pagewise.experiments.peers import gathered
 from pagewise.flash_decoding import flash_decoding
-from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
-from pagewise.kv_cache import generate
-from pagewise.models import tiny_model
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention, paged_attention_v1
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
@@ -29,7 +24,9 @@ from pagewise.paged_attention.inputs import checked_inputs
 from pagewise.paged_attention_varlen import paged_attention_varlen
 from pagewise.paged_blocks import BlockManager
 from pagewise.paged_blocks.cache import to_vllm_layout
-from pagewise.tools import benchmark
+from pagewise.tools.benchmark import ratios
+from pagewise.tools.records import table
+from pagewise.tools.timing import cpu_seconds
 
 CPU = torch.device("cpu")
 TOKENS = 1000
@@ -37,19 +34,17 @@ Contest = tuple[str, dict[str, Callable], Tensor | None]
 
 
 def contests() -> Iterator[Contest]:
-    """(title, functions, what they must return) of every comparison; each is built when its turn comes."""
+    """Yield (title, functions, what they must return) of every comparison. Each is built when its turn comes."""
     yield block_manager()
-    yield torch_paths(Shape(8, 512, 8, 8, head_size=64))
-    yield torch_paths(Shape(8, 512, 8, 2, head_size=64))
-    yield cpu_runner(Shape(2, 64, 4, 2, head_size=64))
-    yield interpreter(Shape(1, 64, 4, 2, head_size=64))
+    yield torch_paths(paged(8, 512, 8, 8, head_size=64))
+    yield torch_paths(paged(8, 512, 8, 2, head_size=64))
+    yield cpu_runner(paged(2, 64, 4, 2, head_size=64))
+    yield interpreter(paged(1, 64, 4, 2, head_size=64))
     yield splits(8192)
-    yield dispatch(1024)
-    yield engines(Workload("shared", num_requests=8, prompt_tokens=96, max_new_tokens=4))
 
 
 def block_manager() -> Contest:
-    """A sequence of TOKENS tokens comes, grows token by token, and goes; with others in the pool or without."""
+    """Append TOKENS tokens to a sequence and free it, with and without other sequences in the pool."""
 
     def in_a_list() -> None:
         tokens = [0]
@@ -77,24 +72,23 @@ def block_manager() -> Contest:
 
 
 def torch_paths(shape: Shape) -> Contest:
-    """Decode in torch: keys and values side by side, or in blocks."""
-    batch = random_batch(shape, torch.float32, CPU, seed=0)
-    q, k, v = side_by_side(batch)
-    q, k, v = q[:, :, None], k.transpose(1, 2).contiguous(), v.transpose(1, 2).contiguous()
-    paged = checked_inputs(*batch[:5])
+    """Decode in torch over contiguous keys and values, or over blocks."""
+    batch = random_inputs(shape, torch.float32, CPU, seed=0)
+    q, (k, v) = batch.q[:, :, None], gathered(batch)
+    inputs = checked_inputs(*batch[:5])
     functions = {
         "SDPA, contiguous": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True)[:, :, 0],
         "naive, contiguous": lambda: attention(q, k, v)[:, :, 0],
-        "paged, gathered": lambda: gathered_attention(*paged)[0],
-        "paged, streamed": lambda: streamed_attention(*paged)[0],
+        "paged, gathered": lambda: gathered_attention(*inputs)[0],
+        "paged, streamed": lambda: streamed_attention(*inputs)[0],
         "paged, packed": partial(paged_attention_varlen, *batch[:5], torch.arange(shape.num_seqs + 1).int()),
     }
     return f"decode in torch, {_sizes(shape)}", functions, exact(batch)
 
 
 def cpu_runner(shape: Shape) -> Contest:
-    """The CUDA kernel as fibers: plain, observed, and held against the rules."""
-    batch = random_batch(shape, torch.float32, CPU, seed=0)
+    """Run the CUDA kernel as fibers: plain, observed and checked."""
+    batch = random_inputs(shape, torch.float32, CPU, seed=0)
     caches = to_vllm_layout(batch.k_cache, batch.v_cache)
 
     def plain() -> Tensor:
@@ -113,14 +107,14 @@ def cpu_runner(shape: Shape) -> Contest:
 
 
 def interpreter(shape: Shape) -> Contest:
-    """Triton's interpreter against torch."""
-    batch = random_batch(shape, torch.float32, CPU, seed=0)
+    """Compare Triton's interpreter with torch."""
+    batch = random_inputs(shape, torch.float32, CPU, seed=0)
     functions = {backend: partial(paged_attention, *batch[:5], backend=backend) for backend in ("torch", "triton")}
     return f"paged_attention, Triton interpreted, {_sizes(shape)}", functions, exact(batch)
 
 
 def splits(num_keys: int) -> Contest:
-    """Flash-Decoding in torch: what cutting the keys and merging costs where nothing runs side by side."""
+    """Split the keys in torch, where nothing runs in parallel: what the splits and their merge cost."""
     q, k, v = (torch.randn(1, heads, tokens, 64) for heads, tokens in ((8, 1), (2, num_keys), (2, num_keys)))
     functions = {"naive": lambda: attention(q, k, v)}
     for num in (1, 4, 32):
@@ -129,48 +123,22 @@ def splits(num_keys: int) -> Contest:
     return f"Flash-Decoding in torch, {num_keys} keys, 8 heads over 2", functions, right
 
 
-def dispatch(size: int) -> Contest:
-    """What looking up the table costs, where it chooses torch's own product."""
-    x, w = torch.randn(1, size), torch.randn(size, size)
-    flow = Dataflow(device_label(CPU), torch.float32, {(size, size): (1, 1)})
-    functions = {"torch's linear": lambda: linear(x, w), "Dataflow.linear": lambda: flow.linear(x, w)}
-    return f"a token times weights [{size}, {size}], float32", functions, x.double() @ w.double().T
-
-
-def engines(workload: Workload) -> Contest:
-    """The engine, new each time: requests one by one, in batches for which K and V are copied, in batches by tables."""
-    model, _ = tiny_model()
-    prompts, sampling = workload.draw(model.config.vocab_size, 0)
-
-    def tokens(scheduler: Policy, attention: str) -> Tensor:
-        llm = LLM(model, scheduler=scheduler, attention=attention, num_blocks=256)
-        return Tensor([output.token_ids for output in llm.generate(prompts, sampling, progress=False)])
-
-    ways = (("naive", "dense"), ("static", "dense"), ("continuous", "paged"))
-    functions = {f"{scheduler}, {attention}": partial(tokens, scheduler, attention) for scheduler, attention in ways}
-    alone = [generate(model, torch.tensor([prompt]), workload.max_new_tokens)[0, len(prompt) :] for prompt in prompts]
-    sizes = f"{workload.num_requests} × {workload.prompt_tokens} tokens, {workload.max_new_tokens} new"
-    return f"engine, tiny model, {sizes}", functions, torch.stack(alone).double()
-
-
 def _sizes(shape: Shape) -> str:
-    return f"{shape.num_seqs} × {shape.seq_len} tokens, {shape.num_heads} heads over {shape.num_kv_heads}"
+    return f"{shape.num_seqs} × {shape.longest} tokens, {shape.num_heads} heads over {shape.num_kv_heads}"
 
 
 def main(*, seconds: float = 4.0, repeats: int = 9) -> None:
-    """Every comparison, each for so many seconds and at least so many rounds."""
+    """Make every comparison, each for `seconds` and at least `repeats` rounds."""
     torch.set_num_threads(1)  # more would spin while they wait for each other
     for title, functions, right in contests():
         rows = []
-        found = benchmark.ratios(functions, right, seconds=seconds, repeats=repeats, timer=benchmark.cpu_seconds)
+        found = ratios(functions, right, seconds=seconds, repeats=repeats, timer=cpu_seconds)
         for name, ratio in found.items():
-            failed = isinstance(ratio, str)
-            rows.append((name, "–", ratio) if failed else (name, f"× {ratio.median:.2f}", _quartiles(ratio)))
-        print(benchmark.table((title, "ratio", "half of them between"), rows), end="\n\n", flush=True)
-
-
-def _quartiles(ratio: benchmark.Spread) -> str:
-    return f"{ratio.low:.2f} and {ratio.high:.2f}"
+            if isinstance(ratio, str):
+                rows.append((name, "–", ratio))
+            else:
+                rows.append((name, f"× {ratio.median:.2f}", f"{ratio.low:.2f} and {ratio.high:.2f}"))
+        print(table((title, "ratio", "half of them between"), rows), end="\n\n", flush=True)
 
 
 if __name__ == "__main__":

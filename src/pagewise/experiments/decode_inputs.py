@@ -1,7 +1,4 @@
-"""Decode steps over sequences of equal and of different lengths, dense and paged, and their exact results.
-
-For Flash-Decoding's benchmark (lessons 7 and 8).
-"""
+"""Decode steps for the benchmarks of lessons 5, 7 and 8, dense and paged, and their exact results."""
 
 import random
 from functools import partial
@@ -17,7 +14,7 @@ from pagewise.tools.sizes import cdiv
 
 
 class DenseInputs(NamedTuple):
-    """One query per sequence; sequence b has seq_lens[b] keys, where they are not S each."""
+    """One query per sequence. Sequence b has seq_lens[b] keys, or S keys if seq_lens is None."""
 
     q: Float[Tensor, "B H 1 D"]
     k: Float[Tensor, "B Hkv S D"]
@@ -26,10 +23,11 @@ class DenseInputs(NamedTuple):
 
 
 Inputs = DenseInputs | PagedInputs
+ROTATED_BYTES = 2**28  # of K and V. Calls take turns on three inputs that are smaller than this.
 
 
 def mixed(num_seqs: int, shortest: int, longest: int) -> list[int]:
-    """Lengths evenly spaced on a logarithmic axis, in an order that is no order."""
+    """Return lengths that are evenly spaced on a logarithmic axis, shuffled."""
     ratio, steps = longest / shortest, max(1, num_seqs - 1)
     lengths = [round(shortest * ratio ** (i / steps)) for i in range(num_seqs)]
     random.Random(0).shuffle(lengths)
@@ -39,7 +37,8 @@ def mixed(num_seqs: int, shortest: int, longest: int) -> list[int]:
 class Shape(NamedTuple):
     """A decode step over `num_seqs` sequences. Flags are 0 or 1.
 
-    Their lengths are `mixed`, from `shortest` to `longest`; with `one_long` only one is longest, all others shortest.
+    Their lengths are `mixed` from `shortest` to `longest`. With `one_long`, one sequence has the longest length and all
+    others have the shortest.
     """
 
     num_seqs: int
@@ -61,11 +60,11 @@ class Shape(NamedTuple):
 
     @property
     def equal(self) -> "Shape":
-        """As many sequences with as many tokens, but of one length."""
+        """The same number of sequences and tokens, with one length for all sequences."""
         length = sum(self.seq_lens) // self.num_seqs
         return self._replace(shortest=length, longest=length, one_long=0)
 
-    def kv_bytes(self, itemsize: int) -> int:
+    def bytes(self, itemsize: int) -> int:
         """Bytes of K and V that the step must read."""
         return 2 * sum(self.seq_lens) * self.num_kv_heads * self.head_size * itemsize
 
@@ -75,8 +74,20 @@ class Shape(NamedTuple):
         return 4 * sum(self.seq_lens) * self.num_heads * self.head_size
 
 
+def paged(num_seqs: int, seq_len: int, num_heads: int, num_kv_heads: int, head_size: int = 128) -> Shape:
+    """Return a step over sequences of one length whose keys and values are in blocks."""
+    return Shape(num_seqs, seq_len, seq_len, 0, 1, num_heads, num_kv_heads, head_size)
+
+
+def batches(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[list[Inputs], list[Tensor]]:
+    """Return inputs to be taken in turns, and the exact result for each."""
+    seeds = range(3 if shape.bytes(dtype.itemsize) < ROTATED_BYTES else 1)
+    inputs = [random_inputs(shape, dtype, device, seed) for seed in seeds]
+    return inputs, [exact(one) for one in inputs]
+
+
 def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
-    """Keys and values side by side, or blocks scattered over the whole cache."""
+    """Return contiguous keys and values, or keys and values in blocks that are scattered over the whole cache."""
     generator = torch.Generator(device=device).manual_seed(seed)
     normal = partial(torch.randn, generator=generator, device=device, dtype=dtype)
     B, Hkv, D, P = shape.num_seqs, shape.num_kv_heads, shape.head_size, shape.block_size
@@ -93,13 +104,13 @@ def random_inputs(shape: Shape, dtype: torch.dtype, device: torch.device, seed: 
 
 
 def exact(inputs: Inputs) -> Tensor:
-    """The oracle's result, a sequence at a time: float64 takes room."""
+    """Return the oracle's result, one sequence at a time, because float64 takes much memory."""
     out = torch.cat([attention(*(x.double() for x in sequence(inputs, b))) for b in range(len(inputs.q))])
     return out if isinstance(inputs, DenseInputs) else out[:, :, 0]
 
 
 def sequence(inputs: Inputs, b: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q [1, H, 1, D], k and v [1, Hkv, S, D] of one sequence."""
+    """Return q [1, H, 1, D], k and v [1, Hkv, S, D] of one sequence."""
     if isinstance(inputs, DenseInputs):
         q, k, v, lens = inputs
         S = k.shape[2] if lens is None else int(lens[b])

@@ -16,7 +16,7 @@ from pagewise.experiments.decode_inputs import mixed
 from pagewise.flash_decoding import equal_ranges
 from pagewise.tools.schedule import Run, schedule
 from pagewise.tools.sizes import cdiv
-from pagewise.tools.tuning import MIN_KEYS
+from pagewise.tools.tuning import MIN_KEYS, num_splits_heuristic
 
 SLOTS = 2 * 132  # two programs at a time on each SM of an H100 or H200
 KV_HEADS = 8
@@ -55,18 +55,12 @@ def split_by_512(lengths: Sequence[int]) -> list[Program]:
 
 
 def flash_attention_2(lengths: Sequence[int]) -> list[Program]:
-    """One number of splits for the batch, and one size, as if all sequences were as long as the longest.
+    """Use one number of splits for the batch, and one size, as if all sequences were as long as the longest.
 
-    From 0.8 · SLOTS programs on it is 1; else the smallest whose last wave is 0.85 as full as the best one's.
+    From 0.8 · SLOTS programs on, nothing is split. Otherwise `num_splits_heuristic` chooses the number.
     """
     programs, longest = len(lengths) * KV_HEADS, cdiv(max(lengths), TILE)
-
-    def efficiency(s: int) -> float:
-        return programs * s / SLOTS / cdiv(programs * s, SLOTS)
-
-    shorter = [s for s in range(1, min(MAX_SPLITS, longest) + 1) if s == 1 or cdiv(longest, s) < cdiv(longest, s - 1)]
-    best = max(map(efficiency, shorter))
-    splits = 1 if programs >= 0.8 * SLOTS else next(s for s in shorter if efficiency(s) >= 0.85 * best)
+    splits = 1 if programs >= 0.8 * SLOTS else num_splits_heuristic(programs, SLOTS, longest, MAX_SPLITS)
     return _cut(lengths, lambda _: cdiv(longest, splits))
 
 

@@ -7,7 +7,7 @@ against what torch's product of two large matrices reaches on the same machine. 
 has five products, not two. `pagewise.experiments.speed` says which shapes are timed where.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,13 +16,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.experiments import speed
-from pagewise.experiments.flash_attention_peers import Attend, Prepare, peers
+from pagewise.experiments.peers import Attend, Prepare, peers_of_attention
 from pagewise.experiments.speed import AGAIN
 from pagewise.flash_attention import flash_attention
 from pagewise.naive_attention import attention
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Candidate, Record
+from pagewise.tools.benchmark import Candidate
 from pagewise.tools.device import triton_mode
+from pagewise.tools.records import Record
 
 TOKENS, WIDTH = 16384, 2048  # B · S and H · D of all shapes
 ROWS = 512  # of the oracle's scores at once: float64 takes room
@@ -87,23 +88,12 @@ def exact(shape: Shape, inputs: Inputs) -> Tensor:
     return torch.stack((q.grad, k.grad, v.grad)) if shape.backward else out
 
 
-# ------------------------------------------------------------------------------------------------ methods
-
-
-def methods(device: torch.device) -> dict[str, Prepare]:
-    """Every method that this machine has, by name. The first one comes again at the end: to show the noise."""
-    found = {} if triton_mode() == "unavailable" else {"Triton": partial(_ours, "triton")}
-    found |= {"CUDA": partial(_ours, "cuda")} | peers(device)
-    first = next(iter(found))
-    return {**found, f"{first}{AGAIN}": found[first]}
-
-
 def _ours(backend: str, seq_len: int, causal: bool) -> Attend:
     return partial(flash_attention, causal=causal, backend=backend)
 
 
 def prepared(attend: Attend, shape: Shape, inputs: Inputs) -> Callable[[], Any]:
-    """What is timed: the forward, or the backward alone, of a forward that was done before."""
+    """Return what is timed: the forward, or the backward alone after one forward."""
     *qkv, d_out = inputs
     if not shape.backward:
         return partial(attend, *qkv)
@@ -113,71 +103,37 @@ def prepared(attend: Attend, shape: Shape, inputs: Inputs) -> Callable[[], Any]:
 
 
 def gradients_fault(run: Callable[[], Sequence[Tensor]], exact: Tensor) -> str | None:
-    """As `benchmark.fault`, a head at a time: rows of a gradient may be 0."""
+    """Return `benchmark.fault` of whole heads, because single rows of a gradient may be 0."""
     return benchmark.fault(lambda: torch.stack(tuple(run())).flatten(-2), exact.flatten(-2))
 
 
-# ------------------------------------------------------------------------------------------------ records
-
-
 class Trials(speed.Trials):
-    """Tries one method on one shape after the other."""
+    """The benchmark of this module."""
+
+    title, against, shapes, smallest = "attention", "matmul", SHAPES, SMALLEST
+    first = "8: D = 128, 4 k and 16 k"
+
+    @classmethod
+    def methods(cls, device: torch.device, shape: Shape) -> dict[str, Prepare]:
+        found = {} if triton_mode() == "unavailable" else {"Triton": partial(_ours, "triton")}
+        found |= {"CUDA": partial(_ours, "cuda")} | peers_of_attention(device)
+        name = next(iter(found))
+        return {**found, f"{name}{AGAIN}": found[name]}
 
     def build(self, shape: Shape) -> tuple[list[Inputs], list[Tensor]]:
         inputs = random_inputs(shape, self.dtype, self.device)
         return [inputs], [exact(shape, inputs)]
 
     def runs(self, method: str) -> list[Candidate]:
-        attend = methods(self.device)[method](self.shape.seq_len, bool(self.shape.causal))
+        attend = self.methods(self.device, self.shape)[method](self.shape.seq_len, bool(self.shape.causal))
         return [prepared(attend, self.shape, inputs) for inputs in self.inputs]
 
     def fault(self, run: Candidate, exact: Tensor) -> str | None:
         return (gradients_fault if self.shape.backward else benchmark.fault)(run, exact)
 
 
-def records(
-    shapes: Sequence[Shape],
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.bfloat16,
-    rate: float | None = None,
-    limit: float = 120.0,
-    **options: int,
-) -> Iterator[Record]:
-    """A record per shape and method, as they come.
-
-    `rate`: operations per second of a large product; `limit`: seconds per trial; `options`: `benchmark.trial`'s.
-    """
-    return speed.records(
-        Trials,
-        [(shape, method) for shape in shapes for method in methods(device)],
-        "attention",
-        device=device,
-        dtype=dtype,
-        options=options,
-        nbytes=lambda shape: shape.bytes(dtype.itemsize),
-        bound=("matmul", rate),
-        limit=limit,
-    )
-
-
-def rates(found: Sequence[Record]) -> str:
-    """A line per shape: the TFLOP/s of each method, and how many times as fast as it the first one is."""
-    names = list(dict.fromkeys(r.what for r in found))
-    reached = {(Shape(**r.shape), r.what): r.flops / r.seconds / 1e12 for r in found if r.seconds}
-    rows = []
-    for shape in dict.fromkeys(Shape(**r.shape) for r in found):
-        cells, first = [], reached.get((shape, names[0]))
-        for name in names:
-            rate = reached.get((shape, name))
-            cells.append("–" if rate is None else f"{rate:.4g}" + (f" ({first / rate:.2f})" if first else ""))
-        label = f"{'backward' if shape.backward else 'forward'}, D {shape.head_size}{', causal' * shape.causal}"
-        rows.append((label, str(shape.seq_len), *cells))
-    return benchmark.table((f"TFLOP/s ({names[0]} is so many times as fast)", "S", *names), rows)
-
-
 def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, backward: bool = False) -> None:
-    """The rate of each method in records, over the length of the sequences."""
+    """Draw the rate of each method over the length of the sequences."""
     from pagewise import figures
 
     kind = {"head_size": head_size, "causal": int(causal), "backward": int(backward)}
@@ -191,16 +147,9 @@ def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, 
         xlabel="tokens of a sequence (16 k together)",
         ylabel="TFLOP/s",
         logx=True,
-        caption=f"{timed[0].device}, {timed[0].date[:10]}, torch {timed[0].versions['torch']}",
+        caption=speed.caption(timed),
     )
 
 
-def main() -> None:
-    """The command line."""
-    description = "Time every way of attention on this machine."
-    found = speed.command(description, SHAPES, SMALLEST, records, against="matmul", first="8: D = 128, 4 k and 16 k")
-    print(rates(found))
-
-
 if __name__ == "__main__":
-    main()
+    speed.command(Trials)

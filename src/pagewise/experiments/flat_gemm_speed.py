@@ -2,13 +2,13 @@
 
     python -m pagewise.experiments.flat_gemm_speed --record lessons/measurements/flat_gemm.json
 
-With so few rows, what takes the time is reading the weights once. So the measure is bytes over time, against what a
-plain copy reaches on the same machine, from a cold L2 cache: it could hold the smallest weights. Their shapes are
-Llama-2-7B's. Target: for M ≤ 8 at least as fast as torch's matmul, which is cuBLAS. The same records give the table of
-inflection points. `pagewise.experiments.speed` says which shapes are timed where.
+Reading the weights takes most of the time of such a product. The measure is therefore bytes over time, as a fraction
+of the rate of a plain copy on the same machine. The L2 cache is cold, because it could hold the smallest weights. The
+shapes are those of Llama-2-7B. The target, for M ≤ 8, is the speed of torch's matmul, which is cuBLAS. The same records
+give the table of inflection points. `pagewise.experiments.speed` says which shapes are timed where.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ from pagewise.experiments import speed
 from pagewise.experiments.speed import AGAIN
 from pagewise.flash_decoding_plus_plus.dataflow import NUM_ROWS, PRODUCTS, Times, inflection_points
 from pagewise.flash_decoding_plus_plus.flat_gemm import on_tensor_cores
-from pagewise.tools.benchmark import Candidate, Record
+from pagewise.tools.benchmark import Candidate
+from pagewise.tools.records import Record
 
 # [N, K] of Q, K and V together; of the output projection; of gate and up; of down.
 LLAMA_2_7B = ((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))
@@ -39,7 +40,7 @@ class Shape(NamedTuple):
         return 2 * self.M * self.N * self.K
 
     def bytes(self, itemsize: int) -> int:
-        """Of x, the weights and the result, each once."""
+        """The bytes of x, the weights and the result, each counted once."""
         return (self.M * self.K + self.N * self.K + self.M * self.N) * itemsize
 
 
@@ -55,7 +56,14 @@ METHODS[f"gemv{AGAIN}"] = METHODS["gemv"]
 
 
 class Trials(speed.Trials):
-    """Tries one method on one shape after the other."""
+    """The benchmark of this module."""
+
+    title, dtype, shapes, smallest = "products with few rows", torch.float16, SHAPES, SMALLEST
+    first = "16: M = 1, 2, 4 and 8"
+
+    @classmethod
+    def methods(cls, device: torch.device, shape: Shape) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+        return METHODS
 
     def build(self, shape: Shape) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
         generator = torch.Generator(device=self.device).manual_seed(0)
@@ -69,34 +77,8 @@ class Trials(speed.Trials):
         return [partial(METHODS[method], x, w) for x, w in self.inputs]
 
 
-def records(
-    shapes: Sequence[Shape],
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float16,
-    rate: float | None = None,
-    limit: float = 120.0,
-    **options: int,
-) -> Iterator[Record]:
-    """A record per shape and method, as they come.
-
-    `rate`: bytes per second of a copy; `limit`: seconds per trial; `options`: `benchmark.trial`'s.
-    """
-    return speed.records(
-        Trials,
-        [(shape, method) for shape in shapes for method in METHODS],
-        "products",
-        device=device,
-        dtype=dtype,
-        options=options,
-        nbytes=lambda shape: shape.bytes(dtype.itemsize),
-        bound=("copy", rate),
-        limit=limit,
-    )
-
-
 def recorded_times(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], Times]]:
-    """By device and [N, K]: the seconds of each product, as `product_times` gives them."""
+    """Return the seconds of each product by device and [N, K], as `product_times` gives them."""
     times = {}
     for r in found:
         if r.what in PRODUCTS and r.seconds:
@@ -106,7 +88,7 @@ def recorded_times(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], T
 
 
 def recorded_inflections(found: Sequence[Record]) -> dict[str, dict[tuple[int, int], tuple[int, int]]]:
-    """By device and [N, K]: (M1, M2) of what was recorded."""
+    """Return (M1, M2) by device and [N, K], from the recorded times."""
     return {
         device: {shape: inflection_points(times) for shape, times in shapes.items() if "matmul" in times}
         for device, shapes in recorded_times(found).items()
@@ -114,7 +96,7 @@ def recorded_inflections(found: Sequence[Record]) -> dict[str, dict[tuple[int, i
 
 
 def draw(times: Times, *, title: str, caption: str | None = None) -> None:
-    """The seconds of each product over the number of rows, and where the inflection points lie."""
+    """Draw the seconds of each product over the number of rows, and the inflection points."""
     import matplotlib.pyplot as plt
 
     from pagewise import figures
@@ -138,9 +120,8 @@ def draw(times: Times, *, title: str, caption: str | None = None) -> None:
 
 
 def main() -> None:
-    """The command line."""
-    description = "Time gemv, flat_gemm and torch's matmul on this machine."
-    found = speed.command(description, SHAPES, SMALLEST, records, against="copy", first="16: M = 1, 2, 4 and 8")
+    """Run the command line and print the inflection points."""
+    found = speed.command(Trials)
     for device, shapes in recorded_inflections(found).items():
         for (N, K), (M1, M2) in shapes.items():
             print(f"{device}, weights [{N}, {K}]: M1 = {M1}, M2 = {M2}")

@@ -1,6 +1,6 @@
-"""The flat GEMM seen from the inside: its ring of buffers over time, and what padding makes it multiply (lesson 8).
+"""The flat GEMM seen from the inside: its ring of buffers over time (lesson 8).
 
-Both are read off launches in the CPU runner, from what its threads did and not from what the source says.
+The events come from a launch in the CPU runner, whose threads record every access.
 """
 
 from collections import Counter
@@ -10,9 +10,6 @@ import torch
 
 from pagewise.cuda import simt
 from pagewise.flash_decoding_plus_plus.flat_gemm import B_N, NUM_WARPS, TILE_K, TILE_M, on_tensor_cores, stage_bytes
-from pagewise.tools.sizes import cdiv
-
-FRAGMENT_PRODUCT = 32 * 8 * 16  # multiplications of one wmma m32n8k16
 
 
 class Event(NamedTuple):
@@ -26,7 +23,7 @@ class Event(NamedTuple):
 
 
 def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: int = TILE_M) -> list[Event]:
-    """What the warps of one thread block did, in the order of a launch on the CPU.
+    """Return the events of the warps of one thread block, in the order of a launch on the CPU.
 
     Each warp's events are in its own order; that of different warps is one of many. A copy is on its way from its event
     on, at the latest until the same turn is multiplied: then it has been waited for.
@@ -52,14 +49,3 @@ def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: in
             turns[what, warp] += 1
         column = None
     return events
-
-
-def multiplications(M: int, *, pad_to: int = TILE_M, N: int = 2 * B_N, K: int = 256) -> tuple[int, int]:
-    """(useful, all) multiplications of x [M, K] with w [N, K], x padded by rows of zeros to a multiple of `pad_to`.
-
-    Useful are M · N · K; all are those of the fragments that tensor cores multiplied.
-    """
-    x = torch.zeros(cdiv(M, pad_to) * pad_to, K, dtype=torch.float16)
-    with simt.observe() as report:
-        on_tensor_cores(x, torch.zeros(N, K, dtype=torch.float16))
-    return M * N * K, report.count("mma").requests * FRAGMENT_PRODUCT

@@ -1,8 +1,8 @@
 """The running scoreboard: every method of the course on one piece of work, counted (printed at the end of each lesson).
 
-The work: one attention layer reads a prompt of 256 tokens and then 32 tokens one at a time, as a model generating
-text does; 8 query heads, 2 KV heads, head size 64, float32. From lesson 6 on there is a second one: forward and
-backward over the prompt, as a training step does. Counting rules: `tools.work.count_work`.
+The work: one attention layer reads a prompt of 256 tokens and then 32 tokens one at a time, as a model that generates
+text does. It has 8 query heads, 2 KV heads, head size 64 and float32. From lesson 6 on there is a second piece of work:
+forward and backward over the prompt, as in a training step. `tools.work.count_work` has the counting rules.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ BLOCK_SIZE = 16
 
 
 class Row(NamedTuple):
-    """One method: which lesson brought it, what it is called, and `run(q, k, v)` doing the whole piece of work."""
+    """One method: the lesson that introduced it, its name, and `run(q, k, v)`, which does the whole piece of work."""
 
     lesson: int
     method: str
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def recompute(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Without a cache: every new token runs attention over all tokens so far again, and keeps the last row."""
+    """Run attention over all tokens so far for every new token, without a cache, and keep the last row."""
     outs = [attention(q[:, :, :PROMPT], k[:, :, :PROMPT], v[:, :, :PROMPT], causal=True)]
     for n in range(PROMPT + 1, TOTAL + 1):
         outs.append(attention(q[:, :, :n], k[:, :, :n], v[:, :, :n], causal=True)[:, :, -1:].clone())
@@ -49,9 +49,9 @@ def recompute(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 def with_cache(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor], *, chunk: int | None = None
 ) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
-    """With a contiguous cache: each step appends its K and V and attends with its own queries only.
+    """Use a contiguous cache: each step appends its K and V and attends with its own queries only.
 
-    `chunk`: the prompt comes in pieces of so many tokens, as an engine reads it beside others that decode.
+    With `chunk`, the prompt comes in chunks of that many tokens, as in an engine where other requests decode meanwhile.
     """
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -69,23 +69,25 @@ def with_cache(
 def paged(
     read: Callable[..., Tensor], layout: str = "nhd", prompt: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 ) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
-    """With K and V in blocks: the prompt by `prompt` (lesson 3's), then each step writes a slot and reads them all."""
+    """Keep K and V in blocks. `prompt` attends over the prompt (default: lesson 3). Then each step writes one slot."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         manager = BlockManager(cdiv(TOTAL, BLOCK_SIZE), BLOCK_SIZE)
         sizes = (1, manager.num_blocks, BLOCK_SIZE, KV_HEADS, HEAD_SIZE)
         cache = PagedKVCache(*sizes, dtype=q.dtype, device=q.device, layout=layout)
-        manager.allocate(0, [0] * PROMPT)  # which tokens they are does not matter here
-        slots, outs = manager.slots(0, 0, PROMPT), [(prompt or _online)(*(x[:, :, :PROMPT] for x in (q, k, v)))]
-        for start, stop in [(0, PROMPT), *((n, n + 1) for n in range(PROMPT, TOTAL))]:
-            if start:
-                slots = [manager.append(0, 0)]
+
+        def write(slots: list[int], start: int, stop: int) -> None:
             rows = (x[0, :, start:stop].transpose(0, 1) for x in (k, v))
             cache.write(0, torch.tensor(slots, device=q.device), *rows)
-            if start:
-                table = torch.tensor([manager.block_table(0)], dtype=torch.int32, device=q.device)
-                length = torch.tensor([stop], dtype=torch.int32, device=q.device)
-                outs.append(read(q[:, :, start], cache.k[0], cache.v[0], table, length)[:, :, None])
+
+        outs = [(prompt or _online)(*(x[:, :, :PROMPT] for x in (q, k, v)))]
+        manager.allocate(0, [0] * PROMPT)  # any token ids will do
+        write(manager.slots(0, 0, PROMPT), 0, PROMPT)
+        for n in range(PROMPT, TOTAL):
+            write([manager.append(0, 0)], n, n + 1)
+            table = torch.tensor([manager.block_table(0)], dtype=torch.int32, device=q.device)
+            length = torch.tensor([n + 1], dtype=torch.int32, device=q.device)
+            outs.append(read(q[:, :, n], cache.k[0], cache.v[0], table, length)[:, :, None])
         return outs
 
     return run
@@ -100,12 +102,12 @@ def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length:
 
 
 def _split(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A prompt as in lesson 6; a single query over four splits of the keys."""
+    """Attend over a prompt as in lesson 6, and with a single query over four splits of the keys."""
     return _flash_2(q, k, v) if q.shape[2] > 1 else flash_decoding(q, k, v, num_splits=4, backend="torch")
 
 
 def training_step(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., list[Tensor]]:
-    """Forward and backward over the prompt: the gradients of ½ ‖out‖², so that out is its own gradient."""
+    """Run forward and backward over the prompt. The loss ½ ‖out‖² makes out its own gradient."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         with torch.enable_grad():
@@ -141,7 +143,7 @@ TRAINING = [
 
 
 def score(row: Row) -> Work:
-    """What `row` does on the piece of work, after a check that it computes what naive attention computes."""
+    """Check that `row` computes naive attention, and count its work."""
     q, k, v = _random()
     out = torch.cat(row.run(q, k, v), dim=2)
     torch.testing.assert_close(out, attention(q, k, v, causal=True), atol=1e-5, rtol=1e-4)
@@ -149,7 +151,7 @@ def score(row: Row) -> Work:
 
 
 def score_training(row: Row) -> Work:
-    """What a row of `TRAINING` does, after a check that its gradients are those of naive attention."""
+    """Check that a row of `TRAINING` computes the gradients of naive attention, and count its work."""
     q, k, v = _random()
     torch.testing.assert_close(row.run(q, k, v), training_step(_naive)(q, k, v), atol=1e-5, rtol=1e-4)
     return count_work(lambda: row.run(q, k, v))
@@ -161,12 +163,12 @@ def _random() -> tuple[Tensor, ...]:
 
 
 def scoreboard(lesson: int) -> str:
-    """The table with the rows of all lessons up to `lesson`."""
+    """Return the table with the rows of all lessons up to `lesson`."""
     return _table({row: score(row) for row in ROWS if row.lesson <= lesson})
 
 
 def training_scoreboard(lesson: int) -> str:
-    """The same of a training step, forward and backward over the prompt."""
+    """Return the same table for a training step, forward and backward over the prompt."""
     return _table({row: score_training(row) for row in TRAINING if row.lesson <= lesson})
 
 

@@ -1,8 +1,8 @@
-"""What sharing blocks saves when one prompt has many continuations (lesson 4).
+"""How many blocks sharing saves when one prompt has many continuations (lesson 4).
 
-Parallel sampling forks a prompt n times; beam search forks and frees at every step. Both run here on the real
-BlockManager, and every step is counted twice: blocks in use, and the blocks that separate copies would take.
-Kwon et al. 2023, fig. 15 counts the same.
+Parallel sampling forks a prompt n times. Beam search forks and frees at every step. Both run here on the real
+BlockManager. Every step is counted twice: the blocks in use, and the blocks that separate copies would take.
+Kwon et al. 2023, fig. 15, count the same.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Sharing(NamedTuple):
 
     @property
     def saved(self) -> float:
-        """Share of blocks that sharing saves."""
+        """The fraction of blocks that sharing saves."""
         return 1 - self.shared / self.separate
 
     def __add__(self, other: "Sharing") -> "Sharing":
@@ -32,7 +32,7 @@ class Sharing(NamedTuple):
 
 
 def parallel_sampling(request: Request, num_samples: int, *, block_size: int = 16) -> Sharing:
-    """`num_samples` continuations of one prompt, all `request.output` tokens long."""
+    """Count `num_samples` continuations of one prompt, each `request.output` tokens long."""
     manager = _start(request, num_samples, block_size)
     for i in range(1, num_samples):
         manager.fork(0, i)
@@ -47,11 +47,11 @@ def parallel_sampling(request: Request, num_samples: int, *, block_size: int = 1
 def beam_search(
     request: Request, width: int, *, block_size: int = 16, confidence: float = 4.0, seed: int = 0
 ) -> Sharing:
-    """`width` beams; at every step the best `width` of all continuations survive, whoever they descend from.
+    """Count `width` beams. At every step the best `width` of all continuations survive, whatever their parents are.
 
-    No model runs: the next token's logits are `confidence` · normal numbers over 1000 words, fresh for every beam and
-    step. At 4 the likeliest word has a probability of about a third. The more certain the model, the more of its beams
-    descend from a recent common ancestor, and the more they share.
+    No model runs. The next token's logits are `confidence` · normal numbers over 1000 words, new for every beam and
+    step. With a confidence of 4, the likeliest word has a probability of about a third. With more confidence, more
+    beams descend from a recent common ancestor, and they share more.
     """
     rng = np.random.default_rng(seed)
     manager = _start(request, width, block_size)
@@ -72,7 +72,7 @@ def beam_search(
                 survivors.append(next_id)
                 next_id += 1
             else:
-                survivors.append(parent)  # the first child goes on in its parent's place
+                survivors.append(parent)  # the first child continues its parent's sequence
         for beam in set(beams) - set(parents):
             manager.free(beam)
         beams = survivors
@@ -83,7 +83,7 @@ def beam_search(
 
 
 def _start(request: Request, num_sequences: int, block_size: int) -> BlockManager:
-    """A manager with room for separate copies, and the prompt in it as sequence 0."""
+    """Return a manager that has enough blocks for separate copies and holds the prompt as sequence 0."""
     check_count("num_sequences", num_sequences)
     length = request.prompt + request.output
     manager = BlockManager((num_sequences + 1) * (cdiv(length, block_size) + 1), block_size)

@@ -1,13 +1,13 @@
 """Replaying requests against four memory allocators, to see where a KV cache goes (lesson 4).
 
-A request brings a prompt, then grows by one token per step to a length that nobody knows beforehand. `replay`
-runs requests in the memory of an allocator (`allocators`). At any step every slot is in one of five states:
+A request brings a prompt and then grows by one token per step to a length that is not known beforehand. `replay` runs
+requests in the memory of an allocator (`allocators`). At any step, every slot is in one of five states:
 
     used        holds K and V of a token
     reserved    its own request will use it later
     internal    given to a request that will never use it
-    external    free, enough in total for the next in line, but not in one piece
-    idle        free, too little for the next in line, or nobody waits
+    external    free: the next request in line would fit if the free slots were contiguous
+    idle        free: too little for the next request in line, or no request waits
 
 Kwon et al. 2023, fig. 2.
 """
@@ -33,9 +33,9 @@ class Lengths(NamedTuple):
     output_sigma: float
 
 
-# The means are those printed in Kwon et al. 2023, fig. 11. The σ are not published: they were chosen for this course so
-# that most requests are short and the tail reaches the model's limit, as in that figure. Results that matter should be
-# tried with other σ as well.
+# The means are those printed in Kwon et al. 2023, fig. 11. The σ are not published. They were chosen for this course so
+# that most requests are short and the tail reaches the model's limit, as in that figure. Try other σ before you rely on
+# a result.
 SHAREGPT = Lengths(161.31, 1.2, 337.99, 0.9)
 ALPACA = Lengths(19.31, 0.6, 58.45, 0.9)
 
@@ -43,9 +43,9 @@ ALPACA = Lengths(19.31, 0.6, 58.45, 0.9)
 def sample_requests(
     lengths: Lengths, num_requests: int, *, rate: float | None = None, max_len: int = 2048, seed: int = 0
 ) -> list[Request]:
-    """Requests of at most max_len tokens (longer ones are drawn again, as benchmarks drop them).
+    """Return requests of at most max_len tokens. Longer requests are drawn again, as benchmarks drop them.
 
-    `rate` is the mean number of arrivals per step, Poisson; None: all are there at step 0.
+    `rate` is the mean number of arrivals per step, with Poisson arrivals. None: all requests arrive at step 0.
     """
     check_count("num_requests", num_requests)
     check_count("max_len", max_len, minimum=2)
@@ -69,7 +69,7 @@ def _draw(rng: np.random.Generator, mean: float, sigma: float) -> int:
 
 
 class Replay(NamedTuple):
-    """One entry per step; the five states in slots, adding up to the capacity."""
+    """Arrays with one entry per step. The five states count slots and add up to the capacity."""
 
     used: np.ndarray
     reserved: np.ndarray
@@ -80,40 +80,40 @@ class Replay(NamedTuple):
     waiting: np.ndarray  # requests in line
     prefilled: np.ndarray  # tokens of the requests let in: their K and V are computed before the step
     preemptions: int
-    recomputed: int  # those of `prefilled` that had been computed before
+    recomputed: int  # tokens of `prefilled` that had been computed before
 
     @property
     def crowded(self) -> np.ndarray:
-        """Steps at which someone waits: memory is what limits them. All steps, if nobody ever waited."""
+        """Steps at which a request waits, so that memory limits them. All steps, if no request ever waited."""
         return self.waiting > 0 if self.waiting.any() else self.waiting == 0
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens generated per crowded step: throughput, if a step takes as long whatever the batch."""
+        """Tokens generated per crowded step: the throughput, if the time of a step does not depend on the batch."""
         return float(self.batch[self.crowded].mean())
 
     def shares(self) -> dict[str, float]:
-        """Mean share of memory in each state, over the crowded steps."""
+        """Return the mean share of memory in each state, over the crowded steps."""
         states = {name: getattr(self, name)[self.crowded].mean() for name in Replay._fields[:5]}
         return {name: float(slots / sum(states.values())) for name, slots in states.items()}
 
     def least_seconds(self, gpu: Gpu, *, weights_bytes: float, token_bytes: float) -> float:
-        """The least time of the whole run, for 16-bit weights, what was computed again included.
+        """Return the least time of the whole run for 16-bit weights, recomputation included.
 
-        Per step the weights and the K and V in use are read once, and every token that is computed costs 2 FLOPs per
-        weight; the slower of the two counts. Attention's own FLOPs are left out.
+        Each step reads the weights and the K and V in use once. Every token that is computed costs 2 FLOPs per weight.
+        The slower of the two counts. Attention's own FLOPs are left out.
         """
         flops = weights_bytes * (self.batch + self.prefilled)
         return sum(map(gpu.seconds, flops.tolist(), (weights_bytes + token_bytes * self.used).tolist()))
 
 
 class _Step(NamedTuple):
-    """After every running request has grown by a token, before those that are done leave."""
+    """The state after every running request has grown by a token, before finished requests leave."""
 
     tokens: list[int]
     running: list[int]
     waiting: int
-    in_pieces: bool  # the free slots would do for the next in line, were they in one piece
+    in_pieces: bool  # the next request in line would fit if the free slots were contiguous
     prefilled: int
     preempted: int
 
@@ -121,10 +121,10 @@ class _Step(NamedTuple):
 def replay(requests: Sequence[Request], memory: Memory) -> Replay:
     """Run all requests to their end: first come, first served, one token per running request and step.
 
-    If a running request cannot grow, the one admitted last is preempted: it loses its memory, not its tokens, and is
-    the next to be admitted, when its K and V are computed once more (`recomputed`).
+    If a running request cannot grow, the request admitted last is preempted. It keeps its tokens and loses its memory.
+    It is the next request to be admitted, and its K and V are then computed once more (`recomputed`).
 
-    Raises ValueError if some request could not even run alone.
+    Raises ValueError if a request could not even run alone.
     """
     steps, preemptions = [], 0
     for step in _steps(requests, memory):
@@ -136,7 +136,7 @@ def replay(requests: Sequence[Request], memory: Memory) -> Replay:
 
 
 def slots_at(requests: Sequence[Request], memory: Memory, step: int) -> list[tuple[str, int | None]]:
-    """(state, request) of every slot at that step of `replay`, counted from 0; a free slot belongs to None."""
+    """Return (state, request) of every slot at step `step` of `replay`, from 0. A free slot has the request None."""
     at = next(islice(_steps(requests, memory), step, None))
     slots: list[tuple[str, int | None]] = [("external" if at.in_pieces else "idle", None)] * memory.capacity
     for i in at.running:
@@ -147,7 +147,7 @@ def slots_at(requests: Sequence[Request], memory: Memory, step: int) -> list[tup
 
 
 def _steps(requests: Sequence[Request], memory: Memory) -> Iterator[_Step]:
-    """`replay`, step by step."""
+    """Run `replay` step by step."""
     if requests and max(memory.needs(r, r.prompt + r.output) for r in requests) > memory.capacity:
         raise ValueError(f"requests must fit in memory alone, got one that needs more than {memory.capacity} slots")
     tokens = [request.prompt for request in requests]
@@ -180,7 +180,7 @@ def _steps(requests: Sequence[Request], memory: Memory) -> Iterator[_Step]:
 
 
 def _states(requests: Sequence[Request], step: _Step, memory: Memory) -> tuple[int, int, int, int, int]:
-    """(used, reserved, internal, external, idle) in slots."""
+    """Return (used, reserved, internal, external, idle) in slots."""
     used = sum(step.tokens[i] for i in step.running)
     wanted = sum(min(memory.held[i], requests[i].prompt + requests[i].output) for i in step.running)
     held = sum(memory.held.values())

@@ -13,7 +13,6 @@ from pagewise.options import ScoreOptions
 from pagewise.tools.checks import (
     FLOATS,
     check_count,
-    check_flag,
     check_heads,
     check_qkv,
     check_running_sums,
@@ -70,7 +69,6 @@ def flash_attention(
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    check_flag("return_lse", return_lse)
     refusal = None
     if backend == "cuda" or (backend == "auto" and triton_is_slow(q)):
         refusal = "has no backward" if wants_gradient(q, k, v) else in_cuda.refuses(q, options, dropout)
@@ -131,9 +129,6 @@ def flash_attention_varlen(
     tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(tensors[0], len(k)).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    check_flag("return_lse", return_lse)
-    if check is not None:
-        check_flag("check", check)
     looks = check or (check is None and q.device.type == "cpu")
     for name, cu_seqlens, rows, longest in (
         ("q", cu_seqlens_q, len(q), max_seqlen_q),

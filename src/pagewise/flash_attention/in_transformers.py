@@ -5,12 +5,12 @@
     register_attention()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="pagewise")
 
-transformers asks for two functions: one attends, the other makes the mask that the first is given. Three kinds of it:
+transformers asks for two functions. `attend` computes attention, and `visible_keys` makes the mask that `attend` gets.
+The mask is as small as possible.
 
-    None       query i sees the keys up to its own, and the last query is as old as the last key; or, in models that
-               look both ways (is_causal=False), all of them: nothing to store
-    [B, S]     likewise, but not the keys that are padding (False): one row serves all queries
-    [B,1,T,S]  everything else, True = may look: a window that hides keys, packed sequences, a cache with free places
+    None       Query i sees the keys up to its own. In models with is_causal=False, it sees all keys.
+    [B, S]     As above, without the keys that are padding (False). One row serves all queries.
+    [B,1,T,S]  Everything else, True = may look: a window, packed sequences, or a cache with unused slots.
 
 Models project to [B, T, H, D] and pass transposed views [B, H, T, D]. Neither is copied.
 """
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pagewise.flash_attention.attention import flash_attention
 
-# Arguments that models pass to every attention function and that change nothing here.
+# Models pass these arguments to every attention function. They change nothing here.
 _HARMLESS = {
     *("cache_position", "deterministic", "num_items_in_batch", "output_hidden_states", "output_router_logits"),
     *("position_ids", "return_dict", "use_cache"),
@@ -33,14 +33,14 @@ _REMEDIES = {
 
 
 def register_attention(name: str = "pagewise") -> None:
-    """Let transformers know `flash_attention` as attn_implementation=`name`.
+    """Register `flash_attention` with transformers as attn_implementation=`name`.
 
-    Models run with it in training and generation: padding on either side, grouped heads, windows, softcap, dropout,
-    any cache of transformers, autocast, and activation checkpointing, which recomputes with the same dropout.
+    Models run with it in training and generation. It supports padding on either side, grouped heads, windows, softcap,
+    dropout, any cache of transformers, autocast, and activation checkpointing, which recomputes with the same dropout.
 
     Raises:
         ImportError: transformers is not installed.
-        TypeError, ValueError: the name is none, or that of another implementation.
+        TypeError, ValueError: the name is not a string, or belongs to another implementation.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, got {type(name).__name__}")
@@ -69,20 +69,20 @@ def attend(
     is_causal: bool | None = None,
     **others: object,
 ) -> tuple[Float[Tensor, "B T H D"], None]:
-    """`flash_attention` as transformers calls it, with a mask of `visible_keys` or the caller's own [B,1,T,S].
+    """Compute `flash_attention` as transformers calls it, with a mask of `visible_keys` or the caller's own [B,1,T,S].
 
-    Under autocast q, k and v, which rotary embeddings leave in different dtypes, take autocast's.
+    Under autocast, q, k and v take its dtype, because rotary embeddings leave them in different dtypes.
 
     Returns:
         (out, None), because the weights are never stored.
 
     Raises:
-        ValueError, TypeError: an argument that would change the result and is not known here, or one that does not fit.
+        ValueError, TypeError: an argument does not fit, or it would change the result and is not supported here.
     """
     for what, given in others.items():
         if what not in _HARMLESS and given is not None and given is not False:
             raise ValueError(f"this attn_implementation does not know {what}{_REMEDIES.get(what, '')}")
-    # a mask of all queries says everything, the window included
+    # a mask with a row per query includes causality and the window
     causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and (
         attention_mask is None or attention_mask.dim() == 2
     )
@@ -109,19 +109,19 @@ def visible_keys(
     allow_is_causal_skip: bool = True,
     **others: object,
 ) -> Bool[Tensor, "B S"] | Bool[Tensor, "B 1 T S"] | None:
-    """The mask that `attend` is given, as small as it can be (see above).
+    """Return the mask for `attend`, as small as it can be (see the docstring of this module).
 
     Args:
         q_offset, kv_offset: positions of the first query and the first key.
-        attention_mask: of all tokens so far, False for padding.
+        attention_mask: a mask of all tokens so far, False for padding.
         local_size: the window or chunk of a layer that does not see everything before.
-        allow_is_causal_skip: nothing but these makes the mask differ from the causal one.
-        others: what `sdpa_mask` of transformers takes as well, the mask's function among them.
+        allow_is_causal_skip: only these arguments make the mask differ from the causal one.
+        others: further arguments of transformers' `sdpa_mask`, such as the mask's function.
     """
     end = kv_offset + kv_length
     is_causal = (
         allow_is_causal_skip
-        and not isinstance(q_offset, Tensor)  # a static cache's: reading it would wait for the GPU
+        and not isinstance(q_offset, Tensor)  # from a static cache: reading it would wait for the GPU
         and q_offset + q_length == end
         and (local_size is None or end <= local_size)
         and (attention_mask is None or attention_mask.shape[-1] >= end)
@@ -138,6 +138,6 @@ def visible_keys(
 
 
 def _all_true(mask: Bool[Tensor, "B S"]) -> bool:
-    """Whether all of it is known to be True: while a graph is traced or captured, nothing can be."""
+    """Return whether the mask is known to be all True. While a graph is traced or captured, nothing is known."""
     capturing = mask.is_cuda and torch.cuda.is_current_stream_capturing()
     return not capturing and not torch.compiler.is_compiling() and bool(mask.all())

@@ -1,10 +1,10 @@
-"""The loops of both papers (`version_1`, `version_2`) as functions: any shapes, options and tiles (lesson 6).
+"""The loops of both papers (`version_1`, `version_2`) as functions, for any shapes, options and tiles (lesson 6).
 
-They are plain torch: to be read, to be counted by `tools.work`, and to compare the kernels with. Every function takes
-these **options, by name:
+They are plain torch: code to read, to count with `tools.work`, and to compare the kernels with. Every function takes
+tile_rows and tile_cols, and these **options, by name:
 
     causal, window, scale, softcap, alibi_slopes, attn_mask      as in `naive_attention.attention`
-    dropout_p, dropout_seed      the weights kept are those of `dropout_mask`; no seed: torch's generator draws one
+    dropout_p, dropout_seed      weights are kept as `dropout_mask` says; without a seed, torch's generator draws one
 """
 
 from types import ModuleType
@@ -18,7 +18,7 @@ from pagewise.flash_attention import version_1, version_2
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_counts, check_flag, check_qkv, check_same, check_shape, check_tensor
+from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.device import wants_gradient
 
 Out = Float[Tensor, "B H T D"]
@@ -35,9 +35,9 @@ def flash_attention_1(
     The result is differentiable once in q, k and v; the backward is Algorithm 4.
 
     Args:
-        tile_rows, tile_cols: Br and Bc; any number, also more than there are rows or columns.
-        return_lse: also return the natural log-sum-exp of each row of scores, which is differentiable, too.
-        options: as in the docstring of this module.
+        tile_rows, tile_cols: Br and Bc. Any number is allowed, also more than the rows or columns.
+        return_lse: also return the natural log-sum-exp of each row of scores. It is differentiable too.
+        options: see the docstring of this module.
 
     Returns:
         out, in the dtype of q; with `return_lse` the pair (out, lse). A query that sees no key gets 0 and −inf.
@@ -55,73 +55,72 @@ def flash_attention_2(
     return _attend(version_2, q, k, v, _checked(q, k, v, tile_rows, tile_cols, options), return_lse)
 
 
-@torch.no_grad()
-def flash_attention_1_forward(
-    q: Out, k: Keys, v: Keys, *, tile_rows: int, tile_cols: int, **options: Any
-) -> tuple[Out, OfRows, OfRows]:
-    """(out, m, l) of `flash_attention_1`: the largest score of each row and Σ exp(score − m), for its backward."""
-    tiles = _checked(q, k, v, tile_rows, tile_cols, options)
-    out, m, l = version_1.forward(q, k, v, tiles, q.dtype)
-    return out, m.squeeze(-1), l.squeeze(-1)
+def flash_attention_1_forward(q: Out, k: Keys, v: Keys, **options: Any) -> tuple[Out, OfRows, OfRows]:
+    """Return (out, m, l) of `flash_attention_1` for its backward: m is the largest score, l is Σ exp(score − m)."""
+    return _forward(version_1, q, k, v, **options)
 
 
-@torch.no_grad()
-def flash_attention_2_forward(
-    q: Out, k: Keys, v: Keys, *, tile_rows: int, tile_cols: int, **options: Any
-) -> tuple[Out, OfRows]:
-    """(out, lse) of `flash_attention_2`."""
-    tiles = _checked(q, k, v, tile_rows, tile_cols, options)
-    out, lse = version_2.forward(q, k, v, tiles, q.dtype)
-    return out, lse.squeeze(-1)
+def flash_attention_2_forward(q: Out, k: Keys, v: Keys, **options: Any) -> tuple[Out, OfRows]:
+    """Return (out, lse) of `flash_attention_2`."""
+    return _forward(version_2, q, k, v, **options)
 
 
-@torch.no_grad()
 def flash_attention_1_backward(
-    d_out: Out,
-    q: Out,
-    k: Keys,
-    v: Keys,
-    out: Out,
-    m: OfRows,
-    l: OfRows,
-    *,
-    tile_rows: int,
-    tile_cols: int,
-    d_lse: OfRows | None = None,
-    **options: Any,
+    d_out: Out, q: Out, k: Keys, v: Keys, out: Out, m: OfRows, l: OfRows, *, d_lse: OfRows | None = None, **options: Any
 ) -> Gradients:
-    """(dq, dk, dv) from the arguments and results of `flash_attention_1_forward`. Dropout needs the same seed."""
-    tiles = _checked(q, k, v, tile_rows, tile_cols, options)
-    _check_stored(q, options, d_lse, d_out=d_out, out=out, m=m, l=l)
-    return version_1.backward(d_out, gradient_of_lse(d_lse, m), q, k, v, out, m[..., None], l[..., None], tiles)
+    """Return (dq, dk, dv) from arguments and results of `flash_attention_1_forward`. Dropout needs its seed."""
+    return _backward(version_1, d_out, q, k, v, out, {"m": m, "l": l}, d_lse, **options)
+
+
+def flash_attention_2_backward(
+    d_out: Out, q: Out, k: Keys, v: Keys, out: Out, lse: OfRows, *, d_lse: OfRows | None = None, **options: Any
+) -> Gradients:
+    """Return (dq, dk, dv) from arguments and results of `flash_attention_2_forward`. Dropout needs its seed."""
+    return _backward(version_2, d_out, q, k, v, out, {"lse": lse}, d_lse, **options)
 
 
 @torch.no_grad()
-def flash_attention_2_backward(
-    d_out: Out,
-    q: Out,
-    k: Keys,
-    v: Keys,
-    out: Out,
-    lse: OfRows,
+def _forward(
+    version: ModuleType, q: Tensor, k: Tensor, v: Tensor, *, tile_rows: int, tile_cols: int, **options: Any
+) -> tuple[Tensor, ...]:
+    out, *of_rows = version.forward(q, k, v, _checked(q, k, v, tile_rows, tile_cols, options), q.dtype)
+    return out, *(x.squeeze(-1) for x in of_rows)
+
+
+@torch.no_grad()
+def _backward(
+    version: ModuleType,
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    of_rows: dict[str, Tensor],
+    d_lse: Tensor | None,
     *,
     tile_rows: int,
     tile_cols: int,
-    d_lse: OfRows | None = None,
     **options: Any,
 ) -> Gradients:
-    """(dq, dk, dv) from the arguments and results of `flash_attention_2_forward`. Dropout needs the same seed."""
     tiles = _checked(q, k, v, tile_rows, tile_cols, options)
-    _check_stored(q, options, d_lse, d_out=d_out, out=out, lse=lse)
-    return version_2.backward(d_out, gradient_of_lse(d_lse, lse), q, k, v, out, lse[..., None], tiles)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    checks = [("d_out", d_out, "B H T D", [q.dtype]), ("out", out, "B H T D", [q.dtype, wide])]
+    checks += [(name, x, "B H T", [wide]) for name, x in (of_rows | {"d_lse": d_lse}).items() if x is not None]
+    for name, x, axes, dtypes in checks:
+        check_tensor(name, x, axes, dtypes=dtypes)
+        check_shape(name, x, q.shape[: x.dim()], axes)
+        check_same("device", q=q, **{name: x})
+    if options.get("dropout_p") and options.get("dropout_seed") is None:
+        raise ValueError("dropout_seed must be the seed of the forward, so that the same weights are dropped again")
+    rows = [x[..., None] for x in of_rows.values()]
+    return version.backward(d_out, gradient_of_lse(d_lse, rows[0].squeeze(-1)), q, k, v, out, *rows, tiles)
 
 
 # ------------------------------------------------------------------------------------------------ autograd
 
 
 def _attend(version: ModuleType, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, return_lse: bool) -> object:
-    """out, or (out, lse), by the loops of `version`; differentiable if a gradient is needed."""
-    check_flag("return_lse", return_lse)
+    """Return out or (out, lse) by the loops of `version`. The result is differentiable if a gradient is needed."""
     if wants_gradient(q, k, v):
         out, lse = _Attention.apply(q, k, v, version, tiles)
     else:
@@ -133,7 +132,7 @@ def _attend(version: ModuleType, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, 
 class _Attention(torch.autograd.Function):
     """(out, lse) by the loops of a version, and its backward.
 
-    The backward gets O before it is rounded: D = rowsum(dO ∘ O) is subtracted from numbers that are nearly equal to it.
+    The backward gets O before it is rounded, because D = rowsum(dO ∘ O) is subtracted from numbers close to it.
     """
 
     @staticmethod
@@ -165,7 +164,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def _lse_of(m: Float[Tensor, "B H T 1"], l: Float[Tensor, "B H T 1"] | None = None) -> OfRows:
-    """The log-sum-exp from m and l, or from itself."""
+    """Return the log-sum-exp from m and l, or the given log-sum-exp."""
     return (m if l is None else m + torch.log(l)).squeeze(-1)
 
 
@@ -183,16 +182,3 @@ def _checked(q: Tensor, k: Tensor, v: Tensor, tile_rows: int, tile_cols: int, op
     of_scores = of_scores.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(options.get("dropout_p", 0.0), options.get("dropout_seed"), q.device)
     return Tiles.of(q, k, int(tile_rows), int(tile_cols), of_scores, dropout)
-
-
-def _check_stored(q: Tensor, options: dict[str, Any], d_lse: object, **stored: object) -> None:
-    """Check what a backward function takes besides the arguments of the forward."""
-    wide = torch.promote_types(q.dtype, torch.float32)
-    for name, value in (stored if d_lse is None else stored | {"d_lse": d_lse}).items():
-        like_q = name in ("d_out", "out")
-        axes, dtype = ("B H T D", q.dtype) if like_q else ("B H T", wide)
-        check_tensor(name, value, axes, dtypes=(dtype, wide) if name == "out" else (dtype,))
-        check_shape(name, value, q.shape if like_q else q.shape[:3], axes)
-        check_same("device", q=q, **{name: value})
-    if options.get("dropout_p") and options.get("dropout_seed") is None:
-        raise ValueError("dropout_seed must be the seed of the forward: the same weights are dropped again")

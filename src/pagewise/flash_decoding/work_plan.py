@@ -1,14 +1,14 @@
 """Work plans: which program computes which tiles of which item, and where the result goes (lesson 7).
 
 An *item* is a chunk of query rows that share a KV head, over all keys that they see. A *split* is some of its tiles of
-keys. There are three ways to cut items into splits, and each split leaves lesson 3's (m, l, acc) for the merge:
+keys. Each split leaves lesson 3's (m, l, acc) for the merge. There are three ways to cut items into splits.
 
-    num      every item into so many splits                a row's bits do not depend on the batch around it
-    size     every item into splits of so many keys        likewise
-    share    the work of all items, in equal ranges        no program waits for a long sequence
+    num      Every item has the same number of splits. The bits of a row do not depend on the rest of the batch.
+    size     Every split has the same number of keys. The bits of a row do not depend on the rest of the batch.
+    share    Every program gets an equal range of the work of all items. No program waits for a long sequence.
 
-A plan is made by torch operations on the device and its sizes depend on shapes only. The host therefore waits for no
-length, and lengths may change between two replays of a CUDA graph.
+Torch operations make a plan on the device, and its sizes depend on shapes only. The host therefore waits for no length,
+and lengths may change between two replays of a CUDA graph.
 
 Dao et al. 2023 (Flash-Decoding); equal ranges: Osama et al. 2023 (Stream-K).
 """
@@ -27,7 +27,7 @@ from pagewise.tools.sizes import cdiv
 
 
 class Splits(NamedTuple):
-    """One of the three ways, and its number: splits per item, keys per split, or programs that share all work."""
+    """One of the three ways and its count: splits per item, keys per split, or programs that share all work."""
 
     way: Literal["num", "size", "share"]
     count: int
@@ -45,7 +45,7 @@ def checked_splits(num_splits: int | None, split_size: int | None) -> Splits | N
     """Return the splits that a caller asks for, or None for a choice that fills the GPU.
 
     Raises:
-        ValueError, TypeError: one is no count, or both are given.
+        ValueError, TypeError: an argument is not a positive int, or both are given.
     """
     if num_splits is not None and split_size is not None:
         raise ValueError(f"num_splits = {num_splits} and split_size = {split_size} exclude each other: give one")
@@ -57,7 +57,7 @@ def checked_splits(num_splits: int | None, split_size: int | None) -> Splits | N
 
 
 class Items(NamedTuple):
-    """What a plan has to distribute, on the device. Every tensor has one entry per item."""
+    """The work that a plan distributes, on the device. Every tensor has one entry per item."""
 
     first_tile: Int[Tensor, " items"]  # the first tile of keys that the item sees
     num_tiles: Int[Tensor, " items"]
@@ -69,9 +69,9 @@ class WorkPlan(NamedTuple):
     """A plan as the kernels read it (kernels/flash_decoding.py)."""
 
     programs: Int32[Tensor, " programs+1"]  # the first split of each program
-    splits: Int32[Tensor, "splits 4"]  # item, first tile, end tile, slot: −1 stores a result, −2 nothing
+    splits: Int32[Tensor, "splits 4"]  # item, first tile, end tile, slot: −1 stores a final result, −2 stores nothing
     items: Int32[Tensor, "items 6"]  # first slot, number of splits, and Items.rows
-    num_slots: int  # 0: no item is split, and nothing has to be merged
+    num_slots: int  # 0: no item is split, and nothing is merged
 
     @property
     def num_programs(self) -> int:
@@ -85,7 +85,7 @@ def work_plan(items: Items, splits: Splits, *, tile: int, max_keys: int, min_key
     Args:
         tile: keys per tile.
         max_keys: the most keys that an item can have. It bounds the number of splits.
-        min_keys: keys that a program takes at least when programs share the work.
+        min_keys: the least keys of a program when programs share the work.
     """
     most = max(1, cdiv(max_keys, tile))
     if splits.way == "share":
@@ -119,7 +119,7 @@ def _each_by_itself(items: Items, per_item: int, size: int | None) -> tuple[Tens
 def _in_equal_ranges(items: Items, num_programs: int, min_tiles: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Lay the work of all items end to end and give each program an equal range of it: `equal_ranges` on the device.
 
-    An item's work is its tiles and one unit before them, in which a program starts. The work is cut where an item ends
+    An item's work is its tiles and one unit before them for the start of a program. The work is cut where an item ends
     and where a program begins. Split i lies between cut i and cut i + 1, and its slot is i.
     """
     n, device = items.num_tiles, items.num_tiles.device
@@ -155,10 +155,10 @@ class Piece(NamedTuple):
 def equal_ranges(tiles: Sequence[int], num_programs: int, *, min_tiles: int = 1, start: int = 1) -> list[list[Piece]]:
     """Return the pieces of each program when all programs share the work of all items: a plan on the host, in loops.
 
-    An item's work is its tiles and, before them, `start` for the work of a program until it reads the first tile: it
-    loads the queries and fills its pipeline, which takes about as long as a tile. With W = Σ work, program p takes the
-    work from W · p // G on, G = min(num_programs, max(1, W // min_tiles)). Piece (p, item) has slot p + item: an
-    item's pieces are neighbours, in the order of its keys.
+    An item's work is its tiles and, before them, `start` units. In this time a program loads the queries and fills its
+    pipeline, which takes about as long as a tile. With W = Σ work and G = min(num_programs, max(1, W // min_tiles)),
+    program p begins at W · p // G. Piece (p, item) has slot p + item, so that an item's pieces are neighbours, in the
+    order of its keys.
     """
     ends = list(accumulate((n + start if n else 0 for n in tiles), initial=0))
     sharing = min(num_programs, max(1, ends[-1] // min_tiles))

@@ -25,18 +25,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear as matmul
 
-from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor_cores, tensor_cores_take
+from pagewise.flash_decoding_plus_plus.flat_gemm import few_rows
 from pagewise.tools.checks import FLOATS, check_counts
 from pagewise.tools.device import wants_gradient
 from pagewise.tools.timing import measure
 
-
-def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
-    """Multiply on tensor cores where they take x, else on CUDA cores."""
-    return (on_tensor_cores if tensor_cores_take(x) else on_cuda_cores)(x, w)
-
-
-PRODUCTS: dict[str, Callable[..., Tensor]] = {"gemv": on_cuda_cores, "flat_gemm": _flat_gemm, "matmul": matmul}
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
+    "gemv": partial(few_rows, tensor_cores=False),
+    "flat_gemm": partial(few_rows, tensor_cores=True),
+    "matmul": matmul,
+}
 MAX_ROWS = 64  # of gemv and flat_gemm
 # Every number of rows up to 8 is timed, then both ends of each step of 8, because flat_gemm pads to multiples of 8.
 NUM_ROWS = (*range(1, 9), *(M for step in range(8, MAX_ROWS, 8) for M in (step + 1, step + 8)))
@@ -167,8 +165,7 @@ class Dataflow:
         fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
         if not 0 < M < M2 or not fit or w.stride(-1) != 1 or wants_gradient(x, w):
             return matmul(x, w)
-        product = few_rows if torch.compiler.is_compiling() else _few_rows  # an op costs some µs more
-        return product(x.reshape(M, -1), w, product_for(M, M1, M2)).view(*x.shape[:-1], -1)
+        return PRODUCTS[product_for(M, M1, M2)](x.reshape(M, -1), w).view(*x.shape[:-1], -1)
 
     def inflections(self, N: int, K: int) -> tuple[int, int]:
         """Return (M1, M2) of weights [N, K]. Raises ValueError if the shape was not profiled."""
@@ -202,18 +199,6 @@ class Dataflow:
             raise ValueError(f"{path}: not a saved Dataflow ({type(error).__name__}: {error})") from error
         except ValueError as error:  # the file is not JSON, or a value is out of range
             raise ValueError(f"{path}: {error}") from None
-
-
-def _few_rows(x: Tensor, w: Tensor, name: str) -> Tensor:
-    return PRODUCTS[name](x, w)
-
-
-few_rows = torch.library.custom_op("pagewise::few_rows", _few_rows, mutates_args=())  # for torch.compile
-
-
-@few_rows.register_fake
-def _(x, w, name):
-    return x.new_empty(len(x), len(w))
 
 
 def device_label(device: torch.device) -> str:

@@ -7,7 +7,7 @@ Each weight is used only M times. Reading w therefore sets the time, if enough r
     gemv       on CUDA cores: M ≤ 2, float32, and GPUs before sm_80
     flat_gemm  on tensor cores: pads M to a multiple of 8, and reads the weights through a ring of asynchronous copies
 
-The kernels are in kernels/flat_gemm.cu. The custom ops never wait for the GPU, and they work under torch.compile.
+The kernels are in kernels/flat_gemm.cu. The custom op never waits for the GPU, and it works under torch.compile.
 FlashDecoding++, Hong et al. 2023, section 4. The double buffer of that paper is a ring of two stages.
 """
 
@@ -56,7 +56,7 @@ def gemv(x: Float[Tensor, "K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "N"]:
     """
     check_tensor("x", x, "K", dtypes=FLOATS)
     _check_weights(x, w)
-    return torch.ops.pagewise.gemv(x, w)
+    return few_rows(x[None], w, False)[0]
 
 
 def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "M N"]:
@@ -73,7 +73,7 @@ def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor,
     if len(x) > MAX_ROWS:
         raise ValueError(f"x must have at most {MAX_ROWS} rows, got {len(x)}: use x @ w.T")
     _check_weights(x, w)
-    return torch.ops.pagewise.flat_gemm(x, w)
+    return few_rows(x, w, len(x) > GEMV_ROWS)
 
 
 def _check_weights(x: Tensor, w: Tensor) -> None:
@@ -191,17 +191,7 @@ def _is_in_vecs(x: Tensor) -> bool:
     return not any(n % 16 for n in (x.data_ptr(), x.stride(0) * x.element_size(), x.shape[1] * x.element_size()))
 
 
-# ---------------------------------------------------------------------------------------------- custom ops
-
-
-@torch.library.custom_op("pagewise::gemv", mutates_args=())
-def _gemv(x: Tensor, w: Tensor) -> Tensor:
-    return on_cuda_cores(x[None], w)[0]
-
-
-@torch.library.custom_op("pagewise::flat_gemm", mutates_args=())
-def _flat_gemm(x: Tensor, w: Tensor) -> Tensor:
-    return (on_cuda_cores if _suits_cuda_cores(x) else on_tensor_cores)(x, w)
+# ---------------------------------------------------------------------------------------------- custom op
 
 
 def tensor_cores_take(x: Tensor) -> bool:
@@ -209,28 +199,20 @@ def tensor_cores_take(x: Tensor) -> bool:
     return x.dtype != torch.float32 and not 0 < architecture(x.device).sm < 80
 
 
-def _suits_cuda_cores(x: Tensor) -> bool:
-    return len(x) <= GEMV_ROWS or not tensor_cores_take(x)
+@torch.library.custom_op("pagewise::flat_gemm", mutates_args=())
+def few_rows(x: Tensor, w: Tensor, tensor_cores: bool) -> Tensor:
+    """Return x @ wᵀ, computed on tensor cores if they are asked for and take x, else on CUDA cores."""
+    return (on_tensor_cores if tensor_cores and tensor_cores_take(x) else on_cuda_cores)(x, w)
 
 
-@_gemv.register_fake
-def _(x, w):
-    return x.new_empty(len(w))
-
-
-@_flat_gemm.register_fake
-def _(x, w):
+@few_rows.register_fake
+def _(x, w, tensor_cores):
     return _output(x, w)
 
 
-@counts_as("pagewise::gemv")
-def _gemv_work(x, w) -> tuple[int, int, int, int]:
-    return _work_on_cuda_cores(x[None], w)
-
-
 @counts_as("pagewise::flat_gemm")
-def _flat_gemm_work(x, w) -> tuple[int, int, int, int]:
-    return (_work_on_cuda_cores if _suits_cuda_cores(x) else _work_on_tensor_cores)(x, w)
+def _work(x, w, tensor_cores) -> tuple[int, int, int, int]:
+    return (_work_on_tensor_cores if tensor_cores and tensor_cores_take(x) else _work_on_cuda_cores)(x, w)
 
 
 def _work_on_cuda_cores(x, w) -> tuple[int, int, int, int]:

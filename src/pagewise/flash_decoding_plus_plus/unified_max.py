@@ -1,12 +1,12 @@
-"""Asynchronised softmax with a unified max: one φ for all scores, and no split waits for another (lesson 8).
+"""Asynchronised softmax with a unified maximum: one φ for all scores, so that no split waits for another (lesson 8).
 
 Softmax may subtract any number from its scores, not only their maximum:
 
     l = Σ exp(s − φ)        acc = Σ exp(s − φ) · v        softmax(s) @ v = acc / l
 
-as long as no exp overflows and none that matters underflows. With one φ for all keys, partial results are added up
-as they are. Each split knows its largest score m without rescaling by it, so that a row for which φ was wrong can be
-told at the end, and computed again by `flash_decoding`. Hong et al. 2023, section 3.
+This holds if no exp overflows and no exp that matters underflows. With one φ for all keys, partial results are simply
+added. Each split also keeps its largest score m, without rescaling by it. At the end, m shows the rows for which φ was
+wrong, and `flash_decoding` computes these rows again. Hong et al. 2023, section 3.
 """
 
 import functools
@@ -28,25 +28,25 @@ from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
 from pagewise.tools.device import choose_backend, wants_gradient
 
-KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # what the band leaves room for
+KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # the band allows this many keys, and values this large
 
 
 def smallest_sum(num_keys: int, dtype: torch.dtype) -> float:
-    """tiny · num_keys / eps: a sum of that many numbers is right to within eps even if each loses all below tiny."""
+    """Return tiny · num_keys / eps. A larger sum is exact to within eps even if every number loses all below tiny."""
     return torch.finfo(dtype).tiny * num_keys / torch.finfo(dtype).eps
 
 
-# The band, rounded inwards so that its edges are exact in float32: the largest weight of a row still outweighs what
-# underflows of all others together, and the sums of weights and of values in float16 do not overflow.
+# At the lower edge, the largest weight of a row still outweighs everything that underflowed. At the upper edge, the
+# sums of weights and of float16 values do not overflow. Rounding inwards makes both edges exact in float32.
 LOW = math.ceil(math.log(smallest_sum(KEYS, torch.float32)))  # −57
 HIGH = math.floor(math.log(torch.finfo(torch.float32).max / (KEYS * LARGEST_VALUE)))  # 63
 
 
 @dataclass(frozen=True)
 class UnifiedMax:
-    """φ, and the band that a row's largest score must keep: low < score − φ < high.
+    """φ and its safe band: the largest score of a row must satisfy low < score − φ < high.
 
-    Raises ValueError or TypeError if one is not a finite number, or if low ≥ high.
+    Raises ValueError or TypeError if a field is not a finite number, or if low ≥ high.
     """
 
     phi: float
@@ -61,20 +61,20 @@ class UnifiedMax:
 
 
 def calibrate(scores: Float[Tensor, "..."]) -> UnifiedMax | None:
-    """φ for scores like these, and the safe band about it: −57 < score − φ < 63, from float32's limits.
+    """Return φ for scores like these, with the safe band of float32: −57 < score − φ < 63.
 
-    The band leaves room for 2²⁰ keys and values as large as float16's. φ, an integer, puts the observed range in its
-    middle. The range may fill three quarters of the band, 90: the rest is for scores that were not observed. None: it
-    is wider, so use `flash_decoding`.
+    The band allows 2²⁰ keys and values as large as those of float16. φ is an integer that puts the observed range in
+    the middle of the band. The range may fill three quarters of the band, which is 90. The rest is for scores that were
+    not observed. If the range is wider, the result is None: use `flash_decoding`.
 
-    All scores count and not only the largest of each row: a row's largest score is one of them, and a row may see no
-    other. So what holds for scores holds for rows; what holds for 99.99 % of scores does not.
+    All scores count, not only the largest of each row, because a row may see a single key. A range that contains
+    nearly all scores is therefore not enough.
 
     Args:
-        scores: as they enter the softmax, any shape. −inf is a masked key and is ignored.
+        scores: as they enter the softmax, in any shape. A score of −inf is a masked key and is ignored.
 
     Raises:
-        ValueError, TypeError: NaN or +inf among them, nothing but −inf, or no tensor of floating-point numbers.
+        ValueError, TypeError: scores contain NaN or +inf, or no finite score, or are not a floating-point tensor.
     """
     if not isinstance(scores, Tensor) or scores.dtype not in (*FLOATS, torch.float64):
         got = getattr(scores, "dtype", type(scores).__name__)
@@ -101,25 +101,26 @@ def unified_max_attention(
     scale: float | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
-    """`flash_decoding(q, k, v, …)` with φ for a maximum wherever that is safe, and without where it is not.
+    """Compute `flash_decoding(q, k, v, …)` with φ as the maximum where that is safe, and exactly elsewhere.
 
-    The result is as accurate as `flash_decoding`'s whatever φ and band are. A row is recomputed by it, and only such
-    a row, if it sees a key and its largest score m is not within the band, low < m − φ < high (NaN never is). A band
-    wider than the floats is cut: a row is recomputed, too, if its sums overflowed, or if weights below 1 made them so
-    small that what underflowed could matter.
+    The result is as accurate as that of `flash_decoding` for every φ and every band. A row is recomputed by
+    `flash_decoding` if it sees a key and its largest score m violates low < m − φ < high. NaN violates it.
+
+    A band wider than the limits of the floats does not help. A row is also recomputed if its sums overflowed, or if
+    weights below 1 made its sums so small that numbers which underflowed could matter.
 
     Args:
-        unified_max: from `calibrate`, or by hand.
+        unified_max: the result of `calibrate`, or a `UnifiedMax` of your own.
         num_splits, causal, scale: as in `flash_decoding`.
-        backend: as in `flash_decoding`. "torch" waits for the device once to see if a row must be recomputed;
-            "triton" never does.
+        backend: as in `flash_decoding`. "torch" waits for the device once to see whether a row must be recomputed.
+            "triton" never waits.
 
     Returns:
-        out [B, H, T, D] in the dtype of q, 0 for a query that sees no key; and which rows were recomputed.
+        out [B, H, T, D] in the dtype of q, 0 for a query that sees no key; and the rows that were recomputed.
 
     Raises:
-        ValueError, TypeError: an argument does not fit, the backend cannot take it, or a gradient is wanted:
-            `flash_decoding` has one. The message names it.
+        ValueError, TypeError: an argument does not fit, or the backend does not support it. The message names it.
+        ValueError: a gradient is needed. `flash_decoding` has one.
     """
     options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     if not isinstance(unified_max, UnifiedMax):
@@ -136,9 +137,10 @@ def unified_max_attention(
 
 
 class Band(NamedTuple):
-    """A `UnifiedMax` cut to what sums of so many keys can hold: low < m − φ < high is safe.
+    """A `UnifiedMax` limited to the range of sums over a number of keys: low < m − φ < high is safe.
 
-    Below 1 weights take values down with them: then acc must be at least `smallest` for what underflowed not to matter.
+    Weights below 1 make acc smaller than the values. Where acc is below `smallest`, numbers that underflowed may
+    matter.
     """
 
     phi: float
@@ -185,7 +187,7 @@ def _in_torch(
 def fold_unified(
     seen: Partial, scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, phi: float
 ) -> Partial:
-    """A tile of scores and values folded in. Nothing that was summed before is touched: there is no rescaling."""
+    """Fold a tile of scores and values in. Earlier sums stay as they are, because nothing is rescaled."""
     weights = torch.exp(scores.double() - phi).to(scores.dtype)  # p = exp(s − φ), the difference to its last digit
     l = seen.l + weights.sum(dim=-1)  # l' = l + Σ p
     acc = seen.acc + grouped_matmul(weights, values)  # acc' = acc + P V
@@ -193,13 +195,13 @@ def fold_unified(
 
 
 def add_up(splits: list[Partial]) -> Partial:
-    """The merge of splits that share φ: their sums. No split waits for the maximum of another."""
+    """Merge splits that share φ by adding them. No split waits for the maximum of another."""
     m, l, acc = (torch.stack(parts) for parts in zip(*splits, strict=True))
     return Partial(m.amax(dim=0), l.sum(dim=0), acc.sum(dim=0))
 
 
 def left_the_band(seen: Partial, band: Band) -> Bool[Tensor, "*rows"]:
-    """Rows that see a key and whose sums cannot be trusted."""
+    """Return the rows that see a key and whose sums cannot be trusted."""
     exponent, largest = seen.m - band.phi, seen.acc.abs().amax(dim=-1)
     safe = (exponent > band.low) & (exponent < band.high) & torch.isfinite(seen.l) & torch.isfinite(largest)
     safe &= (exponent >= 0) | (largest >= band.smallest)

@@ -172,10 +172,8 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (
-            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in projections
-        )  # [B, heads, T, D]
+        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, T, D]
         q, k = apply_rope(self.q_norm(q), turn), apply_rope(self.k_norm(k), turn)
         out = attend(self.layer, q, k, v)
         check_attended(out, q)

@@ -80,7 +80,11 @@ def load_model(
     with torch.device("meta"):  # no memory and no random weights, because the weights come from the files
         model = build_model(settings)
     model.eos_token_ids = eos_token_ids(_read_json(generation) if generation.is_file() else {}, settings)
-    model.load_state_dict(_read_weights(folder, model, dtype, device), assign=True)
+    weights = _read_weights(folder, model, dtype, device)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from None
     return model.requires_grad_(False).eval(), _tokenizer(folder, settings)
 
 
@@ -95,32 +99,22 @@ def tiny_model(
 
 
 def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Read every weight of `model` from the safetensors in `folder`. Names and shapes are checked first."""
-    expected = {name: list(weight.shape) for name, weight in model.state_dict().items()}
-    embedding = next(iter(expected))
+    """Read the weights from the safetensors in `folder`, under the names that `model` has for them."""
+    expected = list(model.state_dict())
+    embedding = expected[0]
     prefix = embedding.split(".")[0]  # "model" or "transformer"; missing if the decoder was saved without its head
-    found = {}
+    weights = {}
     for shard in map(_open, _weight_files(folder)):
         for name in shard.keys():  # noqa: SIM118 (not a dict)
-            whole = f"{prefix}.{name}"
-            found[whole if whole in expected else name] = shard.get_slice(name)
-    ignored = {name for name in found if name.endswith(_LEFTOVERS)}
-    if model.config.tie_word_embeddings and {"lm_head.weight", embedding} <= found.keys():
-        if not torch.equal(found["lm_head.weight"][:], found[embedding][:]):
+            if not name.endswith(_LEFTOVERS):
+                whole = f"{prefix}.{name}"
+                weight = shard.get_tensor(name).to(device=device, dtype=dtype)
+                weights[whole if whole in expected else name] = weight
+    if model.config.tie_word_embeddings:
+        head = weights.pop("lm_head.weight", None)
+        if head is not None and embedding in weights and not torch.equal(head, weights[embedding]):
             raise ValueError(f"config.json in {folder} has tie_word_embeddings, but lm_head.weight is another matrix")
-        ignored.add("lm_head.weight")
-    found = {name: weight for name, weight in found.items() if name in expected or name not in ignored}
-    shapes = {name: weight.get_shape() for name, weight in found.items()}
-    wrong = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
-        "of another shape than config.json says": [
-            f"{n} {shapes[n]}, not {expected[n]}" for n in found if n in expected and shapes[n] != expected[n]
-        ],
-    }
-    if said := "; ".join(f"{what}: {', '.join(names[:5])}" for what, names in wrong.items() if names):
-        raise ValueError(f"the weights in {folder} do not fit its config.json: {said}")
-    return {name: weight[:].to(device=device, dtype=dtype) for name, weight in found.items()}
+    return weights
 
 
 def _read_json(path: Path) -> dict[str, Any]:

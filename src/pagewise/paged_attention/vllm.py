@@ -57,9 +57,9 @@ def paged_attention_v1(
     Raises:
         ValueError, TypeError: an argument does not fit. The message names the argument and the remedy.
     """
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    checked = checked_vllm_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, k_scale, v_scale)
-    return _attend(*checked, max_seq_len, check, return_lse)
+    tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    inputs, options = _checked(tensors, scale, alibi_slopes, k_scale, v_scale)
+    return _attend(inputs, options, max_seq_len, check, return_lse)
 
 
 def paged_attention_v2(
@@ -84,10 +84,9 @@ def paged_attention_v2(
     are float32. `partition_size` counts context tokens and must be a multiple of the block size. Every new
     `partition_size` compiles a kernel of its own. All else is as in `paged_attention_v1`.
     """
-    check_count("partition_size", partition_size)
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    checked = checked_vllm_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, k_scale, v_scale)
-    return _attend(*checked, max_seq_len, check, return_lse, partition_size)
+    tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    inputs, options = _checked(tensors, scale, alibi_slopes, k_scale, v_scale)
+    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size)
 
 
 def paged_attention_grouped(
@@ -112,11 +111,10 @@ def paged_attention_grouped(
     is at most 8. If that divisor is 1, as for groups of 11 or 13 heads, the kernel of v2 runs. Arguments, results and
     errors are those of `paged_attention_v2`.
     """
-    check_count("partition_size", partition_size)
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    checked = checked_vllm_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, k_scale, v_scale)
+    tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    inputs, options = _checked(tensors, scale, alibi_slopes, k_scale, v_scale)
     query_heads = query_heads_per_thread_block(q.shape[1] // v_cache.shape[1])
-    return _attend(*checked, max_seq_len, check, return_lse, partition_size, query_heads)
+    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size, query_heads)
 
 
 def choose_version(
@@ -153,6 +151,8 @@ def _attend(
     query_heads: int = 1,
 ) -> Output:
     """Check the arguments that are not tensors, and launch."""
+    if partition_size is not None:
+        check_count("partition_size", partition_size)
     max_seq_len = _longest(inputs, max_seq_len, check)
     if partition_size is not None:
         P, most = inputs.v_cache.shape[-1], in_cuda.MAX_PARTITIONS
@@ -182,21 +182,11 @@ def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -
     return min(max_seq_len, M * P)
 
 
-def checked_vllm_inputs(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    options: ScoreOptions,
-    k_scale: float,
-    v_scale: float,
+def _checked(
+    inputs: PagedInputs, scale: float | None, alibi_slopes: Tensor | None, k_scale: float, v_scale: float
 ) -> tuple[PagedInputs, ScoreOptions]:
-    """Check the tensors and options of a launch over a cache in vLLM's layout, which the kernels read in 16 bytes.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit. The message names the argument.
-    """
+    """Check the tensors and options of a launch, and return them with k_scale and v_scale included."""
+    q, k_cache, v_cache, *_ = inputs
     check_tensor("q", q, "B H D", dtypes=FLOATS)
     check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
     check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
@@ -210,15 +200,16 @@ def checked_vllm_inputs(
     check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
     check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
     check_heads(H, Hkv)
-    head_sizes = ("q must have a head size D", D, in_cuda.HEAD_SIZES)
-    for name, size, sizes in (head_sizes, ("v_cache must have a block size P", P, in_cuda.BLOCK_SIZES)):
-        if size not in sizes:
-            remedy = "paged_attention takes any size, with a cache [N, P, Hkv, D]"
-            raise ValueError(f"{name} of {', '.join(map(str, sizes))}, got {size}: {remedy}")
+    remedy = "paged_attention takes any size, with a cache [N, P, Hkv, D]"
+    if D not in in_cuda.HEAD_SIZES:
+        sizes = ", ".join(map(str, in_cuda.HEAD_SIZES))
+        raise ValueError(f"q must have a head size D of {sizes}, got {D}: {remedy}")
+    if P not in in_cuda.BLOCK_SIZES:
+        raise ValueError(f"v_cache must have a block size P of 8, 16, 32, got {P}: {remedy}")
     if B > in_cuda.MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {in_cuda.MAX_NUM_SEQS} sequences, got {B}: split the batch")
     _check_layout(q, k_cache, v_cache)
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
     return _with_sequences_and_scales(inputs, options, k_scale, v_scale, B)
 
 

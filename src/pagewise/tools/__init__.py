@@ -1,1 +1,1 @@
-"""What lessons and modules share and no lesson is about."""
+"""Tools that lessons and modules share."""

@@ -1,57 +1,24 @@
-"""Benchmarks: everything is checked on the inputs it is timed on, and what fails becomes a row that says so.
+"""Benchmarks that check every result before they time it. A candidate that fails becomes a row that says why.
 
-`measure` gives times, `ratios` how many times as long each takes as the first, `trial` the time of one candidate or the
-reason why it has none. `pagewise.tools.timing` says how times are taken, `pagewise.tools.records` how they are kept.
+`trial` returns the time of one candidate, or the reason why it has no time. `ratios` returns how many times as long
+each function takes as the first. `pagewise.tools.timing` takes the times, and `pagewise.tools.records` keeps them.
 """
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from pagewise.tools.records import Record, keep, recorded, surroundings, table, table_of
-from pagewise.tools.timing import (
-    ColdTimer,
-    Spread,
-    Timer,
-    compare,
-    copy_bandwidth,
-    cpu_seconds,
-    host_seconds,
-    in_turns,
-    matmul_rate,
-    measure,
-)
-from pagewise.tools.worker import Failed, Worker, described
+from pagewise.tools.records import keep, recorded, table
+from pagewise.tools.timing import ColdTimer, Spread, Timer, compare, copy_bandwidth, host_seconds, in_turns, measure
+from pagewise.tools.worker import described
 
-__all__ = [
-    "Candidate",
-    "Failed",
-    "Record",
-    "Spread",
-    "Timing",
-    "Worker",
-    "copy_bandwidth",
-    "cpu_seconds",
-    "described",
-    "keep",
-    "matmul_rate",
-    "measure",
-    "progress",
-    "ratios",
-    "recorded",
-    "records_of",
-    "relative_error",
-    "surroundings",
-    "table",
-    "table_of",
-    "trial",
-]
+__all__ = ["copy_bandwidth", "described", "keep", "measure", "recorded", "table"]  # for lessons and experiments
 
-# Of a row's norm: a few roundings of the inputs, weights and outputs. What a wrong kernel does is larger by far.
+# As a fraction of a row's norm: a few roundings of inputs, weights and outputs. A wrong kernel's error is far larger.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 T = TypeVar("T")
@@ -59,14 +26,14 @@ Candidate = Callable[[], Tensor]
 
 
 class Timing(NamedTuple):
-    """How long one candidate takes, and under which conditions that was measured."""
+    """The time of one candidate, and the conditions under which it was measured."""
 
     seconds: Spread
     how: str
 
 
 def relative_error(out: Tensor, exact: Tensor) -> float:
-    """The worst row's ‖out − exact‖ / ‖exact‖, in float64: no row hides behind larger ones. NaN gives infinity."""
+    """Return the largest ‖out − exact‖ / ‖exact‖ of all rows, in float64. NaN gives infinity."""
     if out.shape != exact.shape:
         raise ValueError(f"the result has shape {list(out.shape)}, the exact one {list(exact.shape)}")
     out, exact = out.detach().double(), exact.detach().double().to(out.device)
@@ -76,7 +43,7 @@ def relative_error(out: Tensor, exact: Tensor) -> float:
 
 
 def fault(run: Candidate, exact: Tensor) -> str | None:
-    """Why the result of `run` is not to be timed: it raises, or is wrong. None: it is right."""
+    """Return why `run` is not to be timed: it raises, or its result is wrong. None means that the result is right."""
     try:
         out = run()
         error, allowed = relative_error(out, exact), TOLERANCES[out.dtype]
@@ -94,16 +61,19 @@ def trial(
     warmup: int = 3,
     check: Callable[[Candidate, Tensor], str | None] | None = None,
 ) -> Timing | str:
-    """The time of one candidate, or the reason why it has none.
+    """Return the time of one candidate, or the reason why it has no time.
 
-    `runs` are its calls on different inputs, `exact` the results that they must give: all are checked, then called in
-    rotation. `timer`: by default the GPU's where there is one, else the host's clock. `check`: by default `fault`.
+    Args:
+        runs: the calls of the candidate on different inputs. All are checked, then called in rotation.
+        exact: the right results.
+        timer: measures a call. The default is a GPU's own time on a GPU and the host's clock elsewhere.
+        check: returns why a result is wrong, or None. The default is `fault`.
     """
     for run, right in zip(runs, exact, strict=True):
         if reason := (check or fault)(run, right):
             return reason
-    on_gpu = exact[0].device.type == "cuda"
-    timer = timer or (ColdTimer(exact[0].device) if on_gpu else host_seconds)
+    if timer is None:
+        timer = ColdTimer(exact[0].device) if exact[0].is_cuda else host_seconds
     turn = itertools.cycle(runs)
     try:
         (seconds,) = in_turns({"": lambda: next(turn)()}, timer, repeats=repeats, warmup=warmup).values()
@@ -118,55 +88,10 @@ def _conditions(timer: Timer) -> str:
     return "host clock, launch included"
 
 
-def records_of(
-    worker: Callable[..., Timing | str],
-    tasks: Sequence[tuple[Any, str]],
-    label: str,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    nbytes: Callable[[Any], int],
-    bound: tuple[str, float | None],
-    limit: float,
-) -> Iterator[Record]:
-    """A record for each task, a shape (a NamedTuple with `flops`) and a method, as they come.
-
-    Args:
-        worker: a `Worker`. It answers (shape, method) with a `Timing` or the reason why there is none; failing is one.
-        label: what the progress bar says.
-        nbytes: bytes that a shape moves.
-        bound: what time is held against, "copy" or "matmul", and its rate where that is known.
-        limit: seconds for one task.
-    """
-    about = surroundings(device)
-    for shape, method in progress(tasks, label):
-        record = Record(
-            what=method,
-            shape=shape._asdict(),
-            dtype=str(dtype).removeprefix("torch."),
-            how="not timed",
-            bytes=nbytes(shape),
-            flops=shape.flops,
-            limit=bound[0],
-            limit_rate=bound[1],
-            **about,
-        )
-        try:
-            result = worker(shape, method, limit=limit)
-        except Failed as failed:
-            result = str(failed)
-        if isinstance(result, str):
-            yield record._replace(refused=result)
-            continue
-        seconds, how = result
-        record = record._replace(seconds=seconds.median, spread=seconds.high - seconds.low, how=how)
-        yield record._replace(fraction=record.reached())
-
-
 def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **options: Any) -> dict[str, Spread | str]:
-    """`compare` (which takes the options) of all functions whose result is `exact`; of the others what is wrong.
+    """Return `compare` of all functions whose result is `exact`, and what is wrong with the other functions.
 
-    Where `exact` is None, they have no result to check. With a wrong first one there is nothing to compare with.
+    If `exact` is None, no result is checked. If the first function is wrong, nothing is compared.
     """
     wrong = {} if exact is None else {name: reason for name in functions if (reason := fault(functions[name], exact))}
     first, *others = functions
@@ -176,7 +101,7 @@ def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **opt
 
 
 def progress(items: Sequence[T], label: str) -> Iterable[T]:
-    """The items, with a bar on stderr that shows how many are done, where tqdm is installed and stderr a terminal."""
+    """Return the items, with a progress bar on stderr if tqdm is installed and stderr is a terminal."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the sources of a lesson claim, and what was found: one table, made by one helper, at the end of each lesson.
+"""The table of claims at the end of each lesson: what the sources say, and what the lesson found.
 
 claims(("O_i depends on Q_i only", "KV", f"other queries replaced: {changed} rows changed", "true"), …)
 """

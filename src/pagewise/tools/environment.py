@@ -1,11 +1,11 @@
-"""Makes the environment that `make` runs in. A plain script: it runs before anything is installed.
+"""Make the environment that `make` runs in. This is a plain script, because it runs before anything is installed.
 
-    python environment.py            prepare it; print nothing if it is ready already
-    python environment.py --which    print the interpreter that `make` shall use
+    python environment.py            make the environment; print nothing if it is ready already
+    python environment.py --which    print the interpreter that `make` uses
 
-The environment is `.venv` beside pyproject.toml, made with the interpreter that runs this script. With `--named` (the
-interpreter was named in PYTHON=…) an interpreter that belongs to an environment already, a virtual or conda
-environment or one with this checkout installed, is used itself.
+The environment is `.venv` beside pyproject.toml, made with the interpreter that runs this script. With `--named`, the
+interpreter was named in PYTHON=…. If it belongs to a virtual or conda environment, or has this checkout installed,
+`make` uses it directly.
 """
 
 import importlib.util
@@ -20,30 +20,21 @@ EXTRAS = "all,pinned"
 
 
 def installed_here():
-    """Whether this interpreter finds pagewise, and finds it in this checkout."""
+    """Return whether this interpreter finds pagewise in this checkout."""
     spec = importlib.util.find_spec("pagewise")
     return spec is not None and os.path.realpath(spec.origin or "").startswith(os.path.realpath(ROOT) + os.sep)
 
 
-def is_environment():
-    """Whether this interpreter belongs to a virtual or conda environment (conda's base is none)."""
+def uses_itself():
+    """Return whether `make` uses the interpreter that runs this script. Conda's base is not an environment."""
     conda = os.path.isdir(os.path.join(sys.prefix, "conda-meta"))
     conda_base = os.path.isdir(os.path.join(sys.prefix, "condabin"))
-    return sys.prefix != sys.base_prefix or (conda and not conda_base)
-
-
-def uses_itself():
-    """Whether the interpreter that runs this script is the one `make` shall use."""
-    return "--named" in sys.argv and (is_environment() or installed_here())
-
-
-def target():
-    """The interpreter that `make` shall use."""
-    return sys.executable if uses_itself() else os.path.join(VENV, "bin", "python")
+    is_environment = sys.prefix != sys.base_prefix or (conda and not conda_base)
+    return "--named" in sys.argv and (is_environment or installed_here())
 
 
 def prerequisites():
-    """What is missing, as sentences that say the remedy."""
+    """Yield a sentence with the remedy for everything that is missing."""
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         yield (
@@ -64,7 +55,7 @@ def prerequisites():
 
 
 def is_ready(python, stamp):
-    """Whether the environment was made from this checkout, after pyproject.toml last changed."""
+    """Return whether the environment was made from this checkout, after pyproject.toml last changed."""
     if not (os.path.exists(python) and os.path.exists(stamp)):
         return False
     with open(stamp) as f:
@@ -72,31 +63,31 @@ def is_ready(python, stamp):
 
 
 def install(python):
-    """Install the project with everything it needs; show pip's messages only if it fails."""
+    """Install the project with everything that it needs. Show pip's messages only if it fails."""
     project = f"{ROOT}[{EXTRAS}]"
     print(f"installing pagewise[{EXTRAS}] into {os.path.dirname(os.path.dirname(python))}: minutes, once …", flush=True)
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", project]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        sys.exit(f"{done.stdout}\npip could not install pagewise[{EXTRAS}]: its message stands above")
+        sys.exit(f"{done.stdout}\npip could not install pagewise[{EXTRAS}]: see its message above")
 
 
 def main():
-    """Say which interpreter to use, or make its environment ready; exit with a sentence if something is missing."""
+    """Print the interpreter, or make its environment ready. Exit with a sentence if something is missing."""
+    python = sys.executable if uses_itself() else os.path.join(VENV, "bin", "python")
     if "--which" in sys.argv:
-        print(target())
+        print(python)
         return
     missing = list(prerequisites())
     if missing:
         sys.exit("\n".join(missing))
-    python = target()
     stamp = os.path.join(os.path.dirname(os.path.dirname(python)), ".pagewise")
     if is_ready(python, stamp) or (uses_itself() and installed_here()):
         return
     if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
-        sys.exit(f"{sys.executable} -m venv failed: its message stands above")
+        sys.exit(f"{sys.executable} -m venv failed: see its message above")
     install(python)
-    # matplotlib writes to stderr while it builds its font cache: no lesson may be the first to import it
+    # matplotlib writes to stderr while it builds its font cache, so no lesson may be the first to import it
     subprocess.run([python, "-c", "import matplotlib.font_manager"], stderr=subprocess.DEVNULL)
     with open(stamp, "w") as f:
         f.write(ROOT)

@@ -1,16 +1,16 @@
-"""What there is to know about a machine with a GPU, in ten minutes: `make gpu-check`.
+"""Check and measure a machine with a GPU in ten minutes: `make gpu-check`.
 
     python -m pagewise.tools.gpu_check [--minutes 10] [--out build/gpu-check] [--only memcheck speed]
 
-A list of parts, those first whose answers are waited for longest. Each is a process with a time limit, so that what
-fails, hangs or is missing there costs its own part only. What is known lies in the folder at any time:
+The check is a list of parts, the most important first. Each part is a process with a time limit, so that a part that
+fails, hangs or is missing costs only itself. At any time the folder holds all results so far:
 
-    summary.json           each part's status, time and last lines, replaced whenever a part begins or ends
-    log.txt                all that the parts print, as they print it
-    paged_attention.json   the measurements, a record each; flash_attention.json and others likewise
-    dataflow.json          the inflection points of Llama-2-7B's weights, as Dataflow.load reads them
+    summary.json           The status, time and last lines of each part. A part that begins or ends updates the file.
+    log.txt                The output of the parts.
+    paged_attention.json   The measurements, one record each. There are four more such files, one per benchmark.
+    dataflow.json          The inflection points of Llama-2-7B's weights, for Dataflow.load.
 
-If this process itself is killed, the part that it had come to stays "running" in the summary.
+If this process itself is killed, the part that was running stays "running" in the summary.
 """
 
 import argparse
@@ -36,9 +36,16 @@ from pagewise.tools.records import recorded, table, table_of
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURED = ("paged_attention", "flash_attention", "flash_decoding", "flat_gemm", "engine")
-GRACE = 15.0  # seconds to say how far it came, for a part that is told to end: pytest-xdist needs 10
-SHORTEST = 20.0  # seconds: with less left, a part is not begun
-NUM_LINES = 15  # of a part's output, in the summary
+KERNEL_TESTS = ("paged_attention", "flash_attention", "flash_decoding_plus_plus", "paged_attention_varlen")
+KERNEL_TESTS += (
+    "test_flash_decoding.py",
+    "test_online_softmax.py",
+    "cuda/test_kernel.py",
+    "paged_blocks/test_write.py",
+)
+GRACE = 15.0  # seconds that a part has to report after it was told to end: pytest-xdist needs 10
+SHORTEST = 20.0  # seconds that must be left to begin a part
+NUM_LINES = 15  # last lines of a part's output in the summary
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 MACHINE = """
@@ -47,8 +54,6 @@ from pagewise.tools.device import banner, best_device
 from pagewise.tools.records import surroundings
 print(torch.cuda.get_device_properties(0), *surroundings(best_device()).items(), banner(), sep="\\n")
 """
-
-
 DATAFLOW = """
 import sys
 from pagewise.experiments.flat_gemm_speed import LLAMA_2_7B
@@ -60,7 +65,7 @@ print("[N, K]: (M1, M2)", dataflow.table)
 
 
 class Part(NamedTuple):
-    """A question to the machine, and the command that answers it by exit status 0."""
+    """A check of the machine: a command that succeeds with exit status 0."""
 
     name: str
     command: tuple[str, ...]  # run in the checkout
@@ -68,39 +73,38 @@ class Part(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a part. Passed, failed, timed out and cut off (by Ctrl-C) have seconds and lines."""
+    """The result of a part. A part that passed, failed, timed out or was cut off (Ctrl-C) has seconds and lines."""
 
     part: str
     status: str = "not reached"
     seconds: float = 0.0
-    note: str = ""  # the last line of its output, or why there is none
+    note: str = ""  # the last line of its output, or the reason for missing output
     lines: tuple[str, ...] = ()
 
 
 def parts(out: Path) -> list[Part]:
-    """Everything there is to run, measurements into `out`."""
+    """Return all parts. Measurements go into `out`."""
     python = (sys.executable, "-m")
     workers = ("-n", "auto", "--maxprocesses", "16") if importlib.util.find_spec("xdist") else ()
     pytest = (*python, "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *workers)
-    of_kernels = ("tests/paged_attention", "tests/flash_attention", "tests/flash_decoding_plus_plus")
-    of_kernels = (*of_kernels, "tests/test_flash_decoding.py", "tests/test_online_softmax.py")
-    of_kernels = (*of_kernels, "tests/paged_attention_varlen", "tests/paged_blocks/test_write.py")
-    paged_speed, flash_speed, decode_speed, flat_speed, engine_speed = (
-        (*python, f"pagewise.experiments.{name}_speed", "--record", str(out.resolve() / f"{name}.json"))
-        for name in MEASURED
-    )
+    of_kernels = [f"tests/{name}" for name in KERNEL_TESTS]
     launches = (sys.executable, "tests/repeat_launches.py")
+    once = (*launches, "--times", "1", "--tokens", "70", "--only", "CUDA")
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     sanitizer = (sanitizer, "--report-api-errors", "no", "--error-exitcode", "1", "--tool")
-    once = (*launches, "--times", "1", "--tokens", "70", "--only", "CUDA")
+
+    def speed(title: str, name: str, limit: float, *options: str) -> Part:
+        record = str(out.resolve() / f"{name}.json")
+        return Part(title, (*python, f"pagewise.experiments.{name}_speed", "--record", record, *options), limit)
+
     return [
         Part("machine", (sys.executable, "-c", MACHINE), 60),
-        Part("kernels are right", (*pytest, "-k", "not cpu", *of_kernels, "tests/cuda/test_kernel.py"), 150),
-        Part("paged speed, 3 shapes", (*paged_speed, "--limit", "60", "--first", "3"), 150),
-        Part("flash speed, 8 shapes", (*flash_speed, "--first", "8"), 240),
-        Part("split decode speed, 7 shapes", (*decode_speed, "--limit", "60", "--first", "7"), 150),
-        Part("flat product speed, 16 shapes", (*flat_speed, "--limit", "60", "--first", "16"), 120),
-        Part("engine speed, one prompt 64 times", (*engine_speed, "--prompts", "identical"), 200),
+        Part("kernels are right", (*pytest, "-k", "not cpu", *of_kernels), 150),
+        speed("paged speed, 3 shapes", "paged_attention", 150, "--limit", "60", "--first", "3"),
+        speed("flash speed, 8 shapes", "flash_attention", 240, "--first", "8"),
+        speed("split decode speed, 7 shapes", "flash_decoding", 150, "--limit", "60", "--first", "7"),
+        speed("flat product speed, 16 shapes", "flat_gemm", 120, "--limit", "60", "--first", "16"),
+        speed("engine speed, one prompt 64 times", "engine", 200, "--prompts", "identical"),
         Part("dataflow", (sys.executable, "-c", DATAFLOW, str(out.resolve() / "dataflow.json")), 60),
         Part("same bits 50 times", launches, 60),
         *(Part(tool, (*sanitizer, tool, *once), 60) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
@@ -109,16 +113,16 @@ def parts(out: Path) -> list[Part]:
             for lesson in sorted((ROOT / "lessons").glob("[0-9]*.ipynb"))
         ),
         Part("all tests", pytest, 600),
-        Part("paged speed, all shapes", (*paged_speed, "--limit", "60"), 1200),
-        Part("flash speed, all shapes", flash_speed, 2400),
-        Part("split decode speed, all shapes", (*decode_speed, "--limit", "60"), 2400),
-        Part("flat product speed, all shapes", (*flat_speed, "--limit", "60"), 1200),
-        Part("engine speed, all prompts", engine_speed, 1200),
+        speed("paged speed, all shapes", "paged_attention", 1200, "--limit", "60"),
+        speed("flash speed, all shapes", "flash_attention", 2400),
+        speed("split decode speed, all shapes", "flash_decoding", 2400, "--limit", "60"),
+        speed("flat product speed, all shapes", "flat_gemm", 1200, "--limit", "60"),
+        speed("engine speed, all prompts", "engine", 1200),
     ]
 
 
 def check(parts: Sequence[Part], out: Path, seconds: float) -> list[Result]:
-    """Run the parts one after the other for so long at the most; `out` always holds what is known."""
+    """Run the parts one after the other for at most `seconds`. `out` always holds all results so far."""
     deadline = time.monotonic() + seconds
     about = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "seconds": seconds}
     out.mkdir(parents=True, exist_ok=True)
@@ -145,17 +149,22 @@ def check(parts: Sequence[Part], out: Path, seconds: float) -> list[Result]:
 
 
 def run(part: Part, limit: float, log: Path) -> Result:
-    """Run one part, its output added to `log`. Nothing that it started survives it."""
+    """Run one part and append its output to `log`. Everything that it started ends with it."""
     begun = time.monotonic()
     with log.open("ab") as file:
         file.write(f"\n===== {part.name}: {shlex.join(part.command)}\n".encode())
         file.flush()
         before = file.tell()
-        streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         try:
             process = subprocess.Popen(
-                part.command, cwd=ROOT, env=environment, process_group=0, preexec_fn=_hears_interrupts, **streams
+                part.command,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                preexec_fn=_hears_interrupts,
             )
         except OSError as error:
             return Result(part.name, "not available", note=f"{error.filename}: {error.strerror}")
@@ -179,7 +188,7 @@ def run(part: Part, limit: float, log: Path) -> Result:
 
 
 def report(results: Sequence[Result], out: Path) -> str:
-    """What was measured, and one table of all parts."""
+    """Return the tables of all measurements and one table of all parts."""
     measured = []
     for name in MEASURED:
         try:
@@ -192,12 +201,12 @@ def report(results: Sequence[Result], out: Path) -> str:
 
 
 def _hears_interrupts() -> None:
-    """Started in the background of a shell, a process ignores SIGINT, and hands that on."""
+    """Undo the ignored SIGINT that a process in the background of a shell inherits."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:
-    """The command line; exits with 1 if a part failed, took too long or was cut off."""
+    """Run the command line. Exit with 1 if a part failed, took too long or was cut off."""
     parser = argparse.ArgumentParser(description="Check and measure everything on this machine's GPU.")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together (%(default)g)")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check", help="where results go (%(default)s)")

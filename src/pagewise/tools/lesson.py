@@ -1,11 +1,9 @@
-"""Runs one lesson, and says how: `python -m pagewise.tools.lesson lessons/03_online_softmax.ipynb`.
+"""Run the code of one lesson in this process: `python -m pagewise.tools.lesson lessons/03_online_softmax.ipynb`.
 
-As a notebook where the packages for that are installed (the extra `lessons`). Elsewhere, as on a GPU server with its
-own fixed packages, the code cells run one after the other in this process, with a stand-in for IPython: what they
-compute, check and print is the same, and nothing is shown.
+`make gpu-check` uses it, so that a GPU server with its own fixed packages needs none for notebooks. The code cells run
+one after the other, with a stand-in for IPython. They compute, check and print the same, and no figure is shown.
 """
 
-import importlib.util
 import json
 import linecache
 import os
@@ -16,11 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-NOTEBOOK_PACKAGES = ("nbformat", "nbclient", "ipykernel")
-
 
 class Shell:
-    """What lessons take of IPython's shell: cell magics, and names bound in the notebook."""
+    """The part of IPython's shell that lessons use: cell magics, and names bound in the notebook."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
         self.push = namespace.update
@@ -30,7 +26,7 @@ class Shell:
         self.magics[function.__name__] = function
 
     def __bool__(self) -> bool:
-        return False  # so that matplotlib does not take it for the real one
+        return False  # matplotlib then knows that this is not the real shell
 
 
 def run_plainly(path: Path) -> int:
@@ -53,7 +49,7 @@ def run_plainly(path: Path) -> int:
             else:
                 exec(compile(source, name, "exec"), vars(lesson))
         except Exception:
-            traceback.print_exc()  # unlike Python's own printing of what nobody caught, with the cell's lines
+            traceback.print_exc()  # with the cell's lines, which Python itself would not print
             sys.exit(f"code cell {number} of {len(sources)} failed")
         if "matplotlib.pyplot" in sys.modules:
             sys.modules["matplotlib.pyplot"].close("all")
@@ -61,19 +57,8 @@ def run_plainly(path: Path) -> int:
 
 
 def main() -> None:
-    """The command line; exits with 1 and what went wrong if a cell fails."""
-    path = Path(sys.argv[1]).resolve()
-    missing = [name for name in NOTEBOOK_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        num_cells, how = run_plainly(path), f"in a plain process: there is no {', '.join(missing)}"
-    else:
-        from pagewise.tools.notebooks import execute
-
-        _, num_cells, _, problem = execute(path)
-        how = "as a notebook"
-        if problem:
-            sys.exit(problem)
-    print(f"{num_cells} code cells ran to the end, {how}")
+    """Run the command line. Exit with 1 and the error if a cell fails."""
+    print(f"{run_plainly(Path(sys.argv[1]).resolve())} code cells ran to the end")
 
 
 if __name__ == "__main__":

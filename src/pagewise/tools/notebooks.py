@@ -1,4 +1,4 @@
-"""Runs, refreshes and checks the lessons: `python -m pagewise.tools.notebooks run|refresh|check FOLDER …`."""
+"""Run, refresh and check the lessons: `python -m pagewise.tools.notebooks run|refresh|check FOLDER …`."""
 
 import argparse
 import hashlib
@@ -26,16 +26,11 @@ TIMEOUT = 1200  # seconds for one cell
 
 
 def execute(path: Path) -> tuple[NotebookNode | None, int, float, str]:
-    """(the executed notebook, its number of code cells, seconds, "") or (None, cells, seconds, what went wrong)."""
+    """Return (executed notebook, number of code cells, seconds, "") or (None, number of cells, seconds, the error)."""
     notebook = nbformat.read(path, as_version=4)
     cells = [c for c in notebook.cells if c.cell_type == "code"]
-    client = NotebookClient(
-        notebook,
-        timeout=TIMEOUT,
-        kernel_name="python3",
-        resources={"metadata": {"path": path.parent}},
-        extra_arguments=["--log-level=40"],
-    )
+    options = {"timeout": TIMEOUT, "kernel_name": "python3", "extra_arguments": ["--log-level=40"]}
+    client = NotebookClient(notebook, resources={"metadata": {"path": path.parent}}, **options)
     start = time.perf_counter()
     try:
         client.execute()
@@ -47,12 +42,12 @@ def execute(path: Path) -> tuple[NotebookNode | None, int, float, str]:
 
 
 def execute_all(folder: Path, jobs: int, keep) -> bool:
-    """Execute each notebook of `folder`, `jobs` at a time, a progress line each; `keep(path, notebook)` takes them."""
+    """Execute the notebooks of `folder`, `jobs` at a time, with a line for each, and call `keep(path, notebook)`."""
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
         sys.exit(f"{folder} holds no notebooks")
     problems = []
-    # Each notebook gets its share of the cores: threads in excess of them spend their time waiting for each other.
+    # Each notebook gets its share of the cores. More threads than cores would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     with ProcessPoolExecutor(jobs) as pool:
         started = {pool.submit(execute, path): path for path in paths}
@@ -69,7 +64,7 @@ def execute_all(folder: Path, jobs: int, keep) -> bool:
 
 
 def run(folder: Path, out: Path) -> bool:
-    """Execute all notebooks into `out`, with what the book needs beside them."""
+    """Execute all notebooks into `out`, and copy the other files of the book."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.ipynb", "_*", ".*"))
     return execute_all(folder, 2, lambda path, notebook: write(notebook, out / path.name))
@@ -78,8 +73,8 @@ def run(folder: Path, out: Path) -> bool:
 def refresh(folder: Path, *, remeasure: bool) -> bool:
     """Execute all notebooks in place, one at a time so that they do not disturb each other's timings.
 
-    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are, unless the notebook's code
-    has changed since they were measured, or `remeasure`.
+    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are, unless the notebook's code has
+    changed since they were measured, or `remeasure` is set.
     """
 
     def keep(path: Path, notebook: NotebookNode) -> None:
@@ -94,18 +89,18 @@ def refresh(folder: Path, *, remeasure: bool) -> bool:
 
 
 def _digest(notebook: NotebookNode) -> str:
-    """Of all the code: outputs belong to it."""
+    """Return a digest of all code cells. Outputs belong to this code."""
     code = "\0".join(c.source for c in notebook.cells if c.cell_type == "code")
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
-    """Write the canonical form: fixed metadata, cells numbered, nothing of the machine it ran on."""
+    """Write the canonical form: fixed metadata, numbered cells, nothing about the machine that ran it."""
     path.write_text(canonical(notebook))
 
 
 def canonical(notebook: NotebookNode) -> str:
-    """The notebook as text: the same for the same sources and outputs."""
+    """Return the notebook as text, which depends on its sources and outputs only."""
     cells = []
     for number, cell in enumerate(notebook.cells, 1):
         tags = cell.metadata.get("tags")
@@ -120,7 +115,7 @@ def canonical(notebook: NotebookNode) -> str:
 
 
 def _outputs(outputs: list[NotebookNode]) -> list[dict]:
-    """Without metadata; what was printed in one go is one output, in however many pieces it arrived."""
+    """Return the outputs without metadata. Neighbouring pieces of printed text become one output."""
     kept: list[dict] = []
     for output in outputs:
         if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
@@ -131,12 +126,12 @@ def _outputs(outputs: list[NotebookNode]) -> list[dict]:
 
 
 def check(folder: Path) -> list[str]:
-    """What is wrong with the committed notebooks: each problem as a sentence."""
+    """Return the problems of the committed notebooks, each as a sentence."""
     return [f"{path.name}: {problem}" for path in sorted(folder.glob("*.ipynb")) for problem in check_notebook(path)]
 
 
 def check_notebook(path: Path) -> list[str]:
-    """Executed top to bottom, no stderr, no error, no machine path, canonical."""
+    """Check that a notebook ran top to bottom, and has no stderr, no error and no machine path, in canonical form."""
     notebook = nbformat.read(path, as_version=4)
     problems = []
     code = [c for c in notebook.cells if c.cell_type == "code"]
@@ -158,25 +153,22 @@ def check_notebook(path: Path) -> list[str]:
 
 
 def main() -> None:
-    """The command line; exits with 1 if a lesson failed or is unclean."""
+    """Run the command line. Exit with 1 if a lesson failed or is unclean."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["run", "refresh", "check"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", help="where `run` puts the executed notebooks")
     parser.add_argument("--remeasure", action="store_true", help="`refresh` replaces timings too")
     options = parser.parse_args()
-    if options.command == "run" and options.out is None:
-        parser.error("run needs the folder to put the executed notebooks in")
     if options.command == "check":
         problems = check(options.folder)
         print("\n".join(problems) or "the lessons are executed, clean and canonical")
         sys.exit(bool(problems))
-    done = (
-        run(options.folder, options.out)
-        if options.command == "run"
-        else refresh(options.folder, remeasure=options.remeasure)
-    )
-    sys.exit(not done)
+    if options.command == "refresh":
+        sys.exit(not refresh(options.folder, remeasure=options.remeasure))
+    if options.out is None:
+        parser.error("run needs the folder to put the executed notebooks in")
+    sys.exit(not run(options.folder, options.out))
 
 
 if __name__ == "__main__":

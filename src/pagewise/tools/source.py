@@ -11,31 +11,23 @@ from IPython.display import Markdown
 
 
 def show(*objects: Callable, docstring: bool = False) -> Markdown:
-    """The source of functions, classes or Triton kernels as a code block; docstrings only on request."""
+    """Return the source of functions, classes or Triton kernels as a code block, without docstrings by default."""
     return Markdown("```python\n" + "\n\n".join(source(o, docstring=docstring) for o in objects) + "\n```")
 
 
 def show_part(obj: Callable, first: str, last: str) -> Markdown:
-    """A part of a function: from its line that holds `first` to the next one that holds `last`.
-
-    Raises:
-        ValueError: there are no such lines.
-    """
+    """Return a part of a function: from its line with `first` to the next line with `last`, or raise ValueError."""
     return Markdown(f"```python\n{_part(source(obj), obj.__name__, first, last)}\n```")
 
 
 def show_cuda(path: Path, *names: str) -> Markdown:
-    """The source of functions of a CUDA file, each with the comment above it, as one code block."""
+    """Return the source of functions of a CUDA file, each with the comment above it, as one code block."""
     text = path.read_text()
     return Markdown("```cpp\n" + "\n\n".join(cuda_source(text, name) for name in names) + "\n```")
 
 
 def show_cuda_part(path: Path, name: str, first: str, last: str) -> Markdown:
-    """A part of a function of a CUDA file: from its line that holds `first` to the next one that holds `last`.
-
-    Raises:
-        ValueError: there are no such lines.
-    """
+    """Return a part of a CUDA function: from its line with `first` to the next with `last`, or raise ValueError."""
     text = cuda_source(path.read_text(), name)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("#pragma"))
     return Markdown(f"```cpp\n{_part(text, name, first, last)}\n```")
@@ -51,7 +43,7 @@ def _part(text: str, name: str, first: str, last: str) -> str:
 
 
 def cuda_source(text: str, name: str) -> str:
-    """A function (or struct) of CUDA C++ `text`, from its comment to the brace that ends it. ValueError: no such."""
+    """Return a function or struct of CUDA C++, from its comment to its last brace, or raise ValueError."""
     comment, template = r"(?:^//[^\n]*\n)*", r"(?:^template[^;{}]*?>\s*\n)?"
     parameters = r"(?://[^\n]*\n|/(?!/)|[^;{}/])*"  # a comment may contain any character
     definition = re.search(rf"{comment}{template}^[^\n/]*\b{name}\b{parameters}\{{", text, re.MULTILINE)
@@ -65,7 +57,7 @@ def cuda_source(text: str, name: str) -> str:
 
 
 def source(obj: Callable, *, docstring: bool = False) -> str:
-    """The source text of a function, class or Triton kernel, dedented."""
+    """Return the source text of a function, class or Triton kernel, dedented."""
     text = textwrap.dedent(inspect.getsource(getattr(obj, "fn", obj))).rstrip()
     return text if docstring else _without_docstrings(text)
 
@@ -74,7 +66,7 @@ def _without_docstrings(text: str) -> str:
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or len(node.body) == 1:
-            continue  # a docstring that is the whole body stays, or nothing would be left
+            continue  # a docstring that is the whole body stays
         first = node.body[0]
         if ast.get_docstring(node) is not None:
             for number in range(first.lineno - 1, first.end_lineno):

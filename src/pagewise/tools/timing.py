@@ -1,8 +1,8 @@
-"""How long a call takes, and how many times as long another one: times that are to be compared are taken in turns.
+"""Measure how long calls take. Calls that are to be compared take turns.
 
-On the host by its clock. On a GPU by two events on the stream, from a cold and clean L2 cache, with the cost of
-launching hidden (`ColdTimer`). A noisy machine slows neighbours alike, so ratios of neighbours are worth more than
-times: `compare` takes A B A B … and the median of B's time over that of the A beside it.
+The host uses its clock. A GPU uses two events on the stream, with a cold and clean L2 cache and with the cost of the
+launch hidden (`ColdTimer`). A noisy machine slows neighbouring calls alike, so ratios of neighbours are more reliable
+than times. `compare` therefore measures A B A B … and takes the median of B's time over the time of the A beside it.
 """
 
 import statistics
@@ -33,10 +33,10 @@ class Spread(NamedTuple):
 def measure(
     functions: Mapping[str, Callable[[], object]], *, repeats: int = 7, warmup: int = 2, cold: bool = False
 ) -> dict[str, float]:
-    """Median seconds of each function, taken in turns so that a disturbance of the machine meets all of them.
+    """Return the median seconds of each function. They take turns, so that a disturbance meets all of them.
 
-    Waits for the GPU, if there is one, before and after each call; with `cold`, a GPU's own time: see `ColdTimer`.
-    Report ratios of one call's results.
+    Waits for the GPU, if there is one, before and after each call. With `cold`, a GPU's own time is taken
+    (`ColdTimer`). Report ratios of one call's results.
     """
     timer = ColdTimer() if cold and torch.cuda.is_available() else host_seconds
     taken = in_turns(functions, timer, repeats=repeats, warmup=warmup)
@@ -51,12 +51,12 @@ def compare(
     warmup: int = 2,
     timer: Timer | None = None,
 ) -> dict[str, Spread]:
-    """How many times as long as the first function each takes: the median of the ratios of neighbouring calls.
+    """Return how many times as long as the first function each takes: the median of the ratios of neighbouring calls.
 
-    The first one runs once more in each round, under its name and "again": how far that is from 1 is the noise.
-    Before each timed call comes one that is not, so that each finds the caches as itself, not as another, left them.
-    Rounds go on until there were `repeats` of them and `seconds` have passed. Many calls of a millisecond each are
-    worth more than few long ones: a busy machine interrupts few of them. `timer`: by default `host_seconds`.
+    The first function runs once more in each round, under its name and "again". Its distance from 1 shows the noise. An
+    untimed call precedes each timed call, so that each function finds the caches as it left them itself. There are at
+    least `repeats` rounds, and they go on for `seconds`. Many short calls are better than few long ones, because a busy
+    machine interrupts few of them. `timer`: the default is `host_seconds`.
     """
     once = timer or host_seconds
 
@@ -81,7 +81,7 @@ def in_turns(
     warmup: int = 2,
     seconds: float = 0.0,
 ) -> dict[str, list[float]]:
-    """Seconds of each call: at least `repeats` rounds of all functions, one after the other, and for `seconds`."""
+    """Return the seconds of each call, in at least `repeats` rounds of all functions and for at least `seconds`."""
     for function in functions.values():
         for _ in range(warmup):
             function()
@@ -96,7 +96,7 @@ def in_turns(
 
 
 def host_seconds(function: Callable[[], object]) -> float:
-    """Seconds of one call on the host's clock; waits for the GPU, if there is one, before and after."""
+    """Return the seconds of one call on the host's clock. Waits for the GPU, if there is one, before and after."""
     _synchronize()
     start = time.perf_counter()
     function()
@@ -105,19 +105,19 @@ def host_seconds(function: Callable[[], object]) -> float:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """Seconds that one call keeps cores busy, all threads together: what other processes take is not in it."""
+    """Return the seconds that one call keeps cores busy, all threads together. Other processes do not count."""
     start = time.process_time()
     function()
     return time.process_time() - start
 
 
 class ColdTimer:
-    """Seconds of one call on the GPU, between two events, from an L2 cache that is cold and clean.
+    """Measure the seconds of one call on the GPU, between two events, with an L2 cache that is cold and clean.
 
-    Before the call one buffer is written, so that the cache holds nothing of the inputs, then another one read, so that
-    it holds nothing that must be written back meanwhile. Then the GPU sleeps while the host queues the call: no waiting
-    for the host lies between the events. If it woke too early, the call is repeated after a longer sleep. A call that
-    itself waits for the GPU can never be hidden: `hidden` says whether all calls so far were.
+    Before the call, one buffer is written, so that the cache holds no inputs. Then another buffer is read, so that the
+    cache holds nothing that must be written back. The GPU then sleeps while the host queues the call, so that no wait
+    for the host is between the events. If the GPU woke too early, the call is repeated after a longer sleep. A call
+    that itself waits for the GPU can never be hidden. `hidden` says whether all calls so far were hidden.
     """
 
     SLEEPS = (2**20, 2**22, 2**24, 2**26)  # cycles: 0.5 to 35 ms at 1.9 GHz
@@ -148,14 +148,14 @@ class ColdTimer:
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int = 2**30) -> float:
-    """Bytes per second, read and written together, of a copy of `num_bytes` on the device: what a kernel can reach."""
+    """Return the bytes per second, read and written together, of a copy of `num_bytes` on the device."""
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / measure({"copy": lambda: target.copy_(source)}, cold=True)["copy"]
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
-    """Operations per second of torch's product of two square matrices on the device: what a kernel can reach."""
+    """Return the operations per second of torch's product of two square matrices on the device."""
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     return 2 * size**3 / measure({"matmul": lambda: a @ b}, cold=True)["matmul"]
 

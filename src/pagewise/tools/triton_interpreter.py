@@ -1,4 +1,4 @@
-"""What Triton's interpreter does in vain, and is spared: two thirds of the time of a small kernel, or more."""
+"""Patches that spare Triton's interpreter needless work: two thirds of the time of a small kernel, or more."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 @functools.cache
 def spare_the_interpreter() -> None:
-    """Spare Triton's interpreter work whose results nobody uses. No result is another. Once per process."""
+    """Patch Triton's interpreter once per process, so that it skips needless work. All results stay the same."""
     from triton.runtime import interpreter
 
     _patch_language_once_per_launch(interpreter)
@@ -16,15 +16,15 @@ def spare_the_interpreter() -> None:
 
 
 def _patch_language_once_per_launch(interpreter) -> None:
-    """It looks through its language at every call of a device function.
+    """Replace the functions of Triton's language once per launch, not once per call of a device function.
 
-    It replaces what it finds there by functions that compute with numpy, which is done when a launch begins, and would
-    be repeated in vain at each call until the launch ends: nine tenths of the time of a small kernel.
+    The interpreter replaces them by functions that compute with numpy. They stay replaced until the launch ends, so
+    that repeating this at each call is needless. It takes nine tenths of the time of a small kernel.
     """
     from triton import language
 
     patch = getattr(interpreter, "_patch_lang", None)
-    if patch is None:  # a version of Triton that does it otherwise
+    if patch is None:  # another version of Triton
         return
     patched = set()  # in this launch: triton.language, its core, or both
 
@@ -52,7 +52,7 @@ def _patch_language_once_per_launch(interpreter) -> None:
 
 
 def _leave_out_overflow_checks(interpreter) -> None:
-    """It repeats each sum, difference and product of integers in int64, and drops the assertion unless debugging."""
+    """Skip the int64 copy of each integer operation, which is needed only for assertions of a debug mode."""
     builder = getattr(interpreter, "interpreter_builder", None)
     options = getattr(builder, "options", None)
     if not getattr(options, "debug", True) and hasattr(options, "sanitize_overflow"):
@@ -60,7 +60,7 @@ def _leave_out_overflow_checks(interpreter) -> None:
 
 
 def _remember_numpys_types(interpreter) -> None:
-    """It writes out the table of numpy's types anew whenever it looks one up."""
+    """Remember numpy's types. The interpreter builds the whole table again for each look-up."""
     look_up = getattr(interpreter, "_get_np_dtype", None)
     if look_up is None:
         return

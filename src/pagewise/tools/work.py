@@ -1,15 +1,15 @@
-"""Counts what a piece of torch code does: arithmetic, bytes to and from main memory, memory held.
+"""Count the work of torch code: arithmetic, bytes to and from main memory, memory held.
 
-Every torch operation is taken for one kernel, as it runs without fusion: it reads its operands from main memory once
-and writes its results there once; a view is free. Counts are exact, and unlike times the same on every machine of a
-kind: of a few operations, dropout among them, torch has one fused kernel on a GPU and several on a CPU.
+Every torch operation counts as one kernel, as it runs without fusion. It reads its operands from main memory once and
+writes its results there once. A view is free. Counts are exact, and unlike times they are the same on every machine of
+a kind. For a few operations, such as dropout, torch has one fused kernel on a GPU and several kernels on a CPU.
 
-Two ways to say that something is not so: of a kernel of our own, `counts_as` says what it does; and a loop in torch
-that stands for one kernel runs `on_chip`, where nothing moves but what it says:
+There are two exceptions. For a kernel of our own, `counts_as` gives the counts. A loop in torch that stands for one
+kernel runs `on_chip`, where only `load` and `store` move data:
 
     with on_chip():
         x_tile = load(x[rows])                   # from main memory
-        store(out[rows], f(x_tile))              # to main memory; the operations of f count, their operands stay here
+        store(out[rows], f(x_tile))              # to main memory; the operations of f count, but not their operands
 """
 
 import math
@@ -27,30 +27,11 @@ from torch.utils._pytree import tree_leaves
 _aten = torch.ops.aten
 _ALLOCATES = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default, _aten.empty_strided.default}
 _OVERWRITES = {"copy_", "fill_", "zero_", "index_put_"}
-_LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}  # read nothing of their model
+_LIKE = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}  # read no element of their model
 _PICKS = {"index", "index_select", "gather", "embedding"}
-_MOVES = (
-    _OVERWRITES
-    | _PICKS
-    | _LIKE
-    | {
-        "cat",
-        "stack",
-        "clone",
-        "_to_copy",
-        "copy",
-        "arange",
-        "full",
-        "zeros",
-        "ones",
-        "repeat",
-        "flip",
-        "roll",
-        "lift_fresh",
-        "constant_pad_nd",
-    }
-)
-
+_MOVES = _OVERWRITES | _PICKS | _LIKE
+_MOVES |= {"cat", "stack", "clone", "copy", "_to_copy", "lift_fresh", "repeat", "flip", "roll", "constant_pad_nd"}
+_MOVES |= {"arange", "full", "zeros", "ones"}
 
 Result = TypeVar("Result")
 
@@ -58,9 +39,9 @@ _OWN: dict[str, Callable[..., tuple[int, int, int, int]]] = {}
 
 
 def counts_as(op: str) -> Callable[[Callable], Callable]:
-    """Decorator: the function takes what custom op `op` takes, and returns what one call of it does.
+    """Decorate a function that takes the arguments of custom op `op` and returns the work of one call.
 
-    That is (operations of matrix products, other operations, bytes read, bytes written).
+    The work is (operations of matrix products, other operations, bytes read, bytes written).
     """
 
     def register(function: Callable) -> Callable:
@@ -72,7 +53,7 @@ def counts_as(op: str) -> Callable[[Callable], Callable]:
 
 @dataclass(frozen=True)
 class Work:
-    """What was done: `matmul_flops` and `other_flops` operations, bytes moved, and the peak of bytes allocated."""
+    """Operations of matrix products and others, bytes moved, and the peak of bytes allocated."""
 
     matmul_flops: int = 0
     other_flops: int = 0
@@ -90,11 +71,11 @@ class Work:
 
 
 def count_work(run: Callable[[], object]) -> Work:
-    """Run `run()` once and count.
+    """Run `run()` once and return its work.
 
-    A matrix product of [M, K] and [K, N] is 2·M·N·K operations. Any other arithmetic operation counts one per element
-    of its largest operand or result, exp and tanh included; moving data counts none. `peak_bytes` is the most that
-    tensors made by `run` (its results included) held at any one time.
+    A matrix product of [M, K] and [K, N] is 2·M·N·K operations. Any other arithmetic operation, such as exp, counts one
+    per element of its largest operand or result. Moving data counts none. `peak_bytes` is the largest number of bytes
+    that tensors made by `run`, its results included, held at any one time.
     """
     counter = _Counter()
     with counter, torch.no_grad():
@@ -105,10 +86,7 @@ def count_work(run: Callable[[], object]) -> Work:
 
 @contextmanager
 def on_chip() -> Iterator[None]:
-    """Inside, operations work on chip: they count as arithmetic, move no bytes, and what they make is not held.
-
-    Says so to `count_work`, and does nothing else.
-    """
+    """Tell `count_work` that the operations inside work on chip. They move no bytes and hold no memory."""
     counters = _counters()
     for counter in counters:
         counter.chips += 1
@@ -120,14 +98,14 @@ def on_chip() -> Iterator[None]:
 
 
 def load(x: Tensor) -> Tensor:
-    """x itself, read from main memory."""
+    """Return x itself, and count it as read from main memory."""
     for counter in _counters():
         counter.move("read", x)
     return x
 
 
 def store(destination: Tensor, x: Tensor) -> None:
-    """x written to main memory: destination[...] = x."""
+    """Write x to main memory: destination[...] = x."""
     with on_chip():
         destination.copy_(x)
     for counter in _counters():
@@ -135,7 +113,7 @@ def store(destination: Tensor, x: Tensor) -> None:
 
 
 def trace_moves(run: Callable[[], Result]) -> tuple[Result, list[tuple[str, Tensor]]]:
-    """What `run()` returns, and each `load` and `store` of it in order: ("read" or "write", the part that moves)."""
+    """Return the result of `run()` and its loads and stores in order: ("read" or "write", the part that moves)."""
     tracer = _Tracer()
     with tracer, torch.no_grad():
         return run(), tracer.moves
@@ -146,7 +124,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.flops = [0, 0]
         self.read = self.written = self.held = self.peak = 0
-        self.chips = 0  # how many `on_chip` we are in
+        self.chips = 0  # depth of nested `on_chip`
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -165,11 +143,11 @@ class _Counter(TorchDispatchMode):
 
     @staticmethod
     def _is_alias(func, results: list[Tensor], before: set[int]) -> bool:
-        """Operations like reshape and to() that may return their input, or a view of it, without doing anything."""
+        """Return whether an operation such as reshape only returned its input or a view of it."""
         return not func._schema.is_mutable and all(t.untyped_storage()._cdata in before for t in results)
 
     def move(self, access: str, x: Tensor) -> None:
-        """What `load` and `store` say."""
+        """Count a `load` or a `store`."""
         if access == "read":
             self.read += _bytes(x)
         else:
@@ -192,7 +170,7 @@ class _Counter(TorchDispatchMode):
             self.flops[1] += max((t.numel() for t in (*inputs, *results)), default=0)
 
     def _count_bytes(self, name: str, args, inputs: list[Tensor], results: list[Tensor]) -> None:
-        if name in _PICKS:  # reads what it picks, and where
+        if name in _PICKS:  # reads the elements that it picks, and the indices
             self.read += sum(map(_bytes, results)) + sum(map(_bytes, inputs[1:]))
         elif name not in _LIKE:
             self.read += sum(map(_bytes, inputs[1:] if name in _OVERWRITES else inputs))
@@ -224,16 +202,16 @@ class _Tracer(_Counter):
 
 
 def _counters() -> list[_Counter]:
-    """Those that count what runs now; none inside of an operation, which is counted as a whole."""
+    """Return the active counters. Inside an operation there are none, because it is counted as a whole."""
     return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Counter)]
 
 
 def _picked(tensor: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """tensor[indices], as aten's operations take them: None stands for a whole dimension."""
+    """Return tensor[indices] for the indices of an aten operation, where None stands for a whole dimension."""
     return tensor[tuple(slice(None) if index is None else index for index in indices)]
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes of the distinct elements: an expanded dimension is read once."""
+    """Return the bytes of the distinct elements. An expanded dimension is read once."""
     stored = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return math.prod(stored) * tensor.element_size() if tensor.numel() else 0

@@ -1,7 +1,7 @@
-"""A process that does one task after the other, each with a time limit: what hangs or crashes costs its own task only.
+"""A process that does one task after the other, each with a time limit. A task that hangs or crashes costs only itself.
 
-No thread and no signal can end a call that hangs in C code or on a GPU, and a kernel that read foreign memory leaves
-its process without a GPU. So the work is done in another process, which is given up when it does not answer.
+No thread and no signal can end a call that hangs in C code or on a GPU. A kernel that reads foreign memory leaves its
+process without a GPU. The work is therefore done in another process, which is killed when it does not answer.
 """
 
 import multiprocessing
@@ -20,10 +20,10 @@ class Failed(Exception):
 
 
 class Worker:
-    """In a fresh process `make(*args)` is called once, and what it returns is called with each task.
+    """Call `make(*args)` once in a fresh process, and call its result with each task.
 
         with Worker(make, *args) as worker:
-            result = worker(*task, limit=60)  # Failed: it raised, took longer than that, or ended its process
+            result = worker(*task, limit=60)  # Failed: it raised, took longer, or ended its process
 
     After a failure the next task gets a new process. `make`, its arguments, tasks and results must be picklable.
     """
@@ -34,17 +34,18 @@ class Worker:
 
     def __call__(self, *task: object, limit: float) -> Any:
         try:
-            result, reason = None, self._start() if self._process is None else None
-            if reason is None:
-                self._pipe.send(task)
-                result, reason = self._answer(limit)
+            if self._process is None:
+                self._start()
+            self._pipe.send(task)
+            return self._answer(limit)
+        except Failed:
+            self.close()
+            raise
         except (EOFError, OSError):
             self._process.join(10)
-            result, reason = None, f"its process ended: {_status(self._process.exitcode)}"
-        if reason is not None:
+            status = _status(self._process.exitcode)
             self.close()
-            raise Failed(reason)
-        return result
+            raise Failed(f"its process ended: {status}") from None
 
     def __enter__(self) -> "Worker":
         return self
@@ -53,48 +54,51 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process, even if it is busy."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
             self._pipe.close()
             self._process = None
 
-    def _start(self) -> str | None:
-        """Why there is no process that takes tasks, or None."""
+    def _start(self) -> None:
+        """Start a process and wait until it takes tasks."""
         spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
         caller = sys.modules["__main__"]
-        if self._work[0].__module__ != "__main__":  # nothing of the caller's script is needed: it shall not run again
+        if self._work[0].__module__ != "__main__":  # the caller's script is not needed and must not run again
             sys.modules["__main__"] = ModuleType("__main__")
         try:
             self._process.start()
         finally:
             sys.modules["__main__"] = caller
         theirs.close()
-        return self._answer(STARTING)[1]
+        self._answer(STARTING)
 
-    def _answer(self, limit: float) -> tuple[Any, str | None]:
+    def _answer(self, limit: float) -> Any:
         if not self._pipe.poll(limit):
-            return None, f"no answer within {limit:g} s"
-        return self._pipe.recv()
+            raise Failed(f"no answer within {limit:g} s")
+        result, reason = self._pipe.recv()
+        if reason is not None:
+            raise Failed(reason)
+        return result
 
 
 def described(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
 
 
 def _serve(pipe: Connection, make: Callable[..., Callable], args: tuple) -> None:
-    """The process's own side. What raised may have left it unfit for more, so it ends."""
+    """Serve tasks in the new process. An error may have damaged the process, so it ends."""
     try:
         call, result = make(*args), None
         while True:
             pipe.send((result, None))
             result = call(*pipe.recv())
     except EOFError:
-        return  # nobody asks any more
+        return  # there are no more tasks
     except Exception as error:
         pipe.send((None, described(error)))
 
