@@ -40,16 +40,16 @@ def attend_to_tiles(
     rows,  # of queries, [ROWS] each: pointer, whether the row exists, head, position among the keys
     slopes_ptr,  # of ALiBi [H], or None
     memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
-    ranges,  # the first tile and the end of the last; the first key and the end of the last: others are not read
+    ranges,  # first tile, one past the last tile; first key, one past the last key. No other key is read
     scale,
     softcap,  # or None
     window,
-    P: tl.constexpr,  # None: all keys are in one block, whose number stands for the block table
+    P: tl.constexpr,  # tokens per block. None: dense keys, and the index of the sequence replaces the block table
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
     FLOAT8_BITS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr,  # False: the range of keys hides what there is to hide
 ):
     """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
     row_ptrs, is_row, head, position = rows

@@ -84,7 +84,11 @@ def store_gradient_of_keys(
             d_out = load_rows(from_row(d_out_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
             m, log_l, delta = load_saved(saved, batch, head, first_q, rows, rows < T)
 
-            capped_scores = capped(tl.dot(k, tl.trans(q), input_precision="ieee"), scale, softcap)  # Sᵀ = K Qᵀ
+            if q.dtype == tl.float32:  # the forward's order of operands: m and log₂ l contain its rounding
+                products = tl.trans(tl.dot(q, tl.trans(k), input_precision="ieee"))
+            else:
+                products = tl.dot(k, tl.trans(q), input_precision="ieee")
+            capped_scores = capped(products, scale, softcap)  # Sᵀ = K Qᵀ
             scores = biased(capped_scores, rows[None, :], cols[:, None], sizes, slope)
             weights = tl.exp2(scores - m[None, :] - log_l[None, :])  # Pᵀ = exp(Sᵀ − lse)
             d_weights = tl.dot(v, tl.trans(d_out), input_precision="ieee")  # dPᵀ = V dOᵀ

@@ -102,7 +102,7 @@ def flash_decoding_kernel(
     lse,  # [B, H, T] float32
     partials,  # float32: m and l [slots · ROWS], acc [slots · ROWS · D]. None: no item is split
     programs_ptr,  # [programs + 1] int32: the first of each program's splits
-    splits_ptr,  # [splits, 4] int32: item, first tile, end tile, slot
+    splits_ptr,  # [splits, 4] int32: item, first tile, end tile, slot of (m, l, acc). −1: store the result, −2: nothing
     num_queries,  # T
     capacity,  # the most keys that a sequence can have
     window,  # 2³¹ − 1: no window

@@ -29,7 +29,7 @@ def paged_decode_kernel(
     ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: the tensor cores take no fewer rows
     TILE: tl.constexpr,  # keys per step
 ):
-    """out[b] = softmax(scale · q[b] kᵀ) v over the seq_lens[b] keys whose blocks block_tables[b] names.
+    """out[b] = softmax(scale · q[b] kᵀ) v over the first seq_lens[b] keys in the blocks that block_tables[b] lists.
 
     Grid (B, Hkv). A program attends with all query heads of one KV head, so each key and value is read once.
     """
@@ -78,7 +78,7 @@ def paged_attention_kernel(
     block_tables,  # [B, M] int32
     seq_lens_ptr,  # [B] int32
     slopes_ptr,  # [H] float32, or None
-    out,  # [B, H, D]; written if num_splits is 1, as lse
+    out,  # [B, H, D]; this and lse are written only if num_splits is 1
     lse,  # [B, H] float32
     partials,  # float32: m and l [B · H · num_splits], acc [B · H · num_splits · D]. None if num_splits is 1
     num_heads,
@@ -103,8 +103,9 @@ def paged_attention_kernel(
     1. Any head size D, and any GROUP: the heads of a KV head are cut into chunks of ROWS.
     2. ALiBi, softcap and window. Tiles before the window are not visited.
     3. A float8 cache, whose bytes are converted here where the GPU does not convert them.
-    4. Splits by number: split i of n attends to tiles t·i // n … t·(i+1) // n − 1 and leaves (m, l, acc).
-    5. A length that cannot be (below 0, above `capacity`) gives NaN and follows no entry of the table.
+    4. Splits by number: of n splits, at most one per tile, split i attends to tiles t·i // n … t·(i+1) // n − 1. It
+       leaves (m, l, acc). n depends on no other sequence, and later splits are empty.
+    5. An invalid length (below 0, above `capacity`) gives NaN. The kernel then reads no entry of the table.
     """
     q_ptr, q_seq, q_head, _ = q
     k_ptr, k_block, k_token, k_head, _ = k_cache
@@ -127,8 +128,9 @@ def paged_attention_kernel(
     rows = (q_ptr + seq * q_seq + head * q_head, is_row, head, tl.zeros([ROWS], tl.int32) + (end_key - 1))
     k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)
     memory = (k_memory, v_memory, (tables_ptr + seq * tables_row, tables_column))
-    start = first_tile + (num_tiles * split // num_splits).to(tl.int32)
-    end = first_tile + (num_tiles * (split + 1) // num_splits).to(tl.int32)
+    n = tl.maximum(tl.minimum(num_splits, num_tiles), 1)
+    start = first_tile + tl.minimum(num_tiles * split // n, num_tiles).to(tl.int32)
+    end = first_tile + tl.minimum(num_tiles * (split + 1) // n, num_tiles).to(tl.int32)
     ranges = (start, end, first_key, end_key)
     m, l, acc = attend_to_tiles(
         rows, slopes_ptr, memory, ranges, scale, softcap, window, P, D, BLOCK_D, TILE, FLOAT8_BITS, False

@@ -22,7 +22,7 @@ def paged_attention_varlen_kernel(
     block_tables,  # [B, M] int32
     seq_lens_ptr,  # [B] int32
     cu_seqlens_q_ptr,  # [B + 1] int32: queries cu[b] … cu[b + 1] − 1 are sequence b's
-    chunk_seqs_ptr,  # [chunks] int32: the sequence whose rows a chunk has
+    chunk_seqs_ptr,  # [chunks] int32: the sequence of each chunk of rows
     slopes_ptr,  # [H] float32, or None
     out,  # [total_q, H, D]; this and lse are written for items that are not split
     lse,  # [total_q, H] float32
@@ -65,7 +65,7 @@ def paged_attention_varlen_kernel(
         length, is_possible = keys_of_sequence(seq, seq_lens_ptr, capacity)
         position = (length - num_rows // GROUP + query).to(tl.int32)
         end_key = tl.minimum(tl.max(position, axis=0) + 1, length)
-        first_key = tl.maximum(tl.min(position, axis=0) + 1 - window, 0)
+        first_key = tl.maximum(tl.maximum(tl.min(position, axis=0) + 1, 0) - window, 0)
 
         rows = (q_ptr + packed_query * q_query + head * q_head, is_row, head, position)
         k_memory, v_memory = (k_ptr + kv_head * k_head, k_block, k_token), (v_ptr + kv_head * v_head, v_block, v_token)

@@ -27,7 +27,8 @@ def launch(
 
     Args:
         grid: the number of programs along each axis.
-        outputs: the arguments that the kernel writes, fully or in part. A vector among them must be contiguous.
+        outputs: the results that the kernel writes, fully or in part. A vector must be contiguous. Float32 memory for
+            partial results need not be listed.
         stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
         constants: the kernel's `tl.constexpr` parameters and the launch options, such as num_warps.
     """
