@@ -67,9 +67,6 @@ def flash_forward_kernel(
     tl.store(lse[0] + batch * lse[1] + head * lse[2] + row, m * LN_2 + tl.log(divisor), mask=row < T)
 
 
-# ------------------------------------------------------------------------------------------------ shared functions
-
-
 @triton.jit
 def segment_of(tile, batch, sequences, cu_seqlens, cu_seqlens_q, cu_seqlens_k, T, S, TILE: tl.constexpr):
     """A tile within its sequence, and the sequence: (batch, sequence, first query row, first key row, T, S).
@@ -117,9 +114,6 @@ def store_rows(matrix, rows, tile, mask, D: tl.constexpr, BLOCK_D: tl.constexpr)
     dim = tl.arange(0, BLOCK_D)[None, :]
     elements = ptr + rows[:, None] * stride_row + dim
     tl.store(elements, tile.to(ptr.dtype.element_ty), mask=mask[:, None] & (dim < D))
-
-
-# ------------------------------------------------------------------------------------------------ the last rung
 
 
 @triton.jit

@@ -5,9 +5,8 @@ With S = scores of q · k · scale, P = exp(S − lse) and delta_i = Σ_d dO_id 
     dV = Pᵀ dO        dP = dO Vᵀ        dS = P ∘ (dP − delta)        dQ = scale · dS K        dK = scale · dSᵀ Q
 
 A sum over queries belongs to a key, and a sum over keys belongs to a query. A program therefore owns either rows of dK
-and dV or rows of dQ, and no two programs add to the same number. Equal inputs give equal bits. The price is that S and
-dP are computed twice: seven products instead of the five of the paper, which adds to dQ in main memory.
-Dao 2023, Algorithm 2.
+and dV or rows of dQ, and no two programs add to the same number. Equal inputs give equal bits. The price is seven
+products instead of five: S and dP are computed twice. The paper adds to dQ in memory (Dao 2023, Algorithm 2).
 
 `flash_dq_kernel` is the first rung, `flash_attention_backward_kernel` is what the package runs.
 """

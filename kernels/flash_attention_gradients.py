@@ -1,9 +1,7 @@
 """The two sums of FlashAttention-2's backward: dK and dV of a tile of keys, dQ of a tile of queries (lesson 6).
 
-    dV = Pᵀ dO        dP = dO Vᵀ        dS = P ∘ (dP − delta)        dQ = scale · dS K        dK = scale · dSᵀ Q
-
 Each function computes its tiles of P = exp(S − lse) again and stores its sums. The kernel in
-`flash_attention_backward.py` calls both.
+`flash_attention_backward.py`, which has the formulas, calls both.
 """
 
 import triton
@@ -21,13 +19,6 @@ def load_saved(saved, batch, head, first_row, rows, mask):
     m = tl.load(m_ptr + offset + rows, mask=mask, other=0.0)
     log_l = tl.load(log_l_ptr + offset + rows, mask=mask, other=float("inf"))
     return m, log_l, tl.load(delta_ptr + offset + rows, mask=mask, other=0.0)
-
-
-@triton.jit
-def from_row(matrix, row):
-    """A matrix (pointer, stride of rows) without the rows before `row`."""
-    ptr, stride_row = matrix
-    return ptr + tl.cast(row, tl.int64) * stride_row, stride_row
 
 
 @triton.jit
@@ -74,14 +65,12 @@ def store_gradient_of_keys(
     dk, dv = tl.zeros([COLS, BLOCK_D], tl.float32), tl.zeros([COLS, BLOCK_D], tl.float32)
     for nth in range(0, num_heads):
         head = first_head + nth
-        q_matrix = matrix_of_head(q_tensor, batch, head, first_q)
-        d_out_matrix = matrix_of_head(d_out_tensor, batch, head, first_q)
         slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
         mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
         for i in range(first, end):
             rows = i * ROWS + row
-            q = load_rows(from_row(q_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
-            d_out = load_rows(from_row(d_out_matrix, i * ROWS), row, rows < T, D, BLOCK_D)
+            q = load_rows(matrix_of_head(q_tensor, batch, head, first_q + i * ROWS), row, rows < T, D, BLOCK_D)
+            d_out = load_rows(matrix_of_head(d_out_tensor, batch, head, first_q + i * ROWS), row, rows < T, D, BLOCK_D)
             m, log_l, delta = load_saved(saved, batch, head, first_q, rows, rows < T)
 
             if q.dtype == tl.float32:  # the forward's order of operands: m and log₂ l contain its rounding
@@ -139,8 +128,6 @@ def store_gradient_of_queries(
     tile_q = first_q + tile.to(tl.int64) * ROWS
     q = load_rows(matrix_of_head(q_tensor, batch, head, tile_q), row, rows < T, D, BLOCK_D)
     d_out = load_rows(matrix_of_head(d_out_tensor, batch, head, tile_q), row, rows < T, D, BLOCK_D)
-    k_matrix = matrix_of_head(k_tensor, batch, kv_head, first_k)
-    v_matrix = matrix_of_head(v_tensor, batch, kv_head, first_k)
     m, log_l, delta = load_saved(saved, batch, head, first_q, rows, rows < T)
     slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
     mask_matrix = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
@@ -152,8 +139,8 @@ def store_gradient_of_queries(
         seen = visible(rows[:, None], cols[None, :], sizes, window, mask_matrix, CAUSAL)
         # a NaN in a key or value that no query here sees would reach dQ, so it is read as 0
         mask = tl.max(seen.to(tl.int32), axis=0) > 0 if attn_mask is not None else (cols >= start) & (cols < stop)
-        k = load_rows(from_row(k_matrix, j * COLS), col, mask, D, BLOCK_D)
-        v = load_rows(from_row(v_matrix, j * COLS), col, mask, D, BLOCK_D)
+        k = load_rows(matrix_of_head(k_tensor, batch, kv_head, first_k + j * COLS), col, mask, D, BLOCK_D)
+        v = load_rows(matrix_of_head(v_tensor, batch, kv_head, first_k + j * COLS), col, mask, D, BLOCK_D)
 
         capped_scores = capped(tl.dot(q, tl.trans(k), input_precision="ieee"), scale, softcap)  # S = Q Kᵀ
         scores = biased(capped_scores, rows[:, None], cols[None, :], sizes, slope)

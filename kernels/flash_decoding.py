@@ -5,7 +5,7 @@
     merge_plan_kernel       the merge of what a work plan has split
 
 A work plan (`pagewise.flash_decoding.work_plan`) says which tiles of which item a program computes, and where the
-result goes. An *item* is a chunk of query rows that share a KV head of one sequence. No length is known on the host, so
+result goes. An *item* is a chunk of query rows that share a KV head of one sequence. The host reads no seq_lens, so
 lengths may change between two replays of a CUDA graph. Dao et al. 2023.
 """
 

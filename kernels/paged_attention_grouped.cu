@@ -3,9 +3,8 @@
 // With grouped-query attention, num_heads / num_kv_heads query heads share a KV head. v1 and v2 of
 // paged_attention.cu read the keys and values of that KV head once for each of them. Here a thread block
 // attends with QUERY_HEADS of these heads at once, so it reads every key and value once for all of them.
-// The stages are those of paged_attention.cu. The kernel calls most of them once per head. The two stages
-// that are defined here read K or V once for all heads. Their arguments are those of paged_attention.cu
-// with one more dimension. paged_attention_merge_kernel merges the partitions.
+// The kernel calls most stages of paged_attention.cu once per head. The two stages that are defined here
+// read K or V once for all heads. paged_attention_merge_kernel merges the partitions.
 
 #include "paged_attention.cu"
 
