@@ -262,6 +262,15 @@ def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
         torch.library.opcheck(torch.ops.pagewise.paged_attention, (*inputs, *options, num_splits), test_utils=tests)
 
 
+@pytest.mark.parametrize("num_splits", [3, 19, 100])
+def test_bits_do_not_depend_on_the_batch(num_splits, kernel_device):
+    """A longer sequence in the batch makes the tables wider, and the merge reads the splits in groups of 16."""
+    q, k_cache, v_cache, tables, lens = paged_inputs([640, 2000], 4, 2, 32, dtype=torch.float32, device=kernel_device)
+    together = paged_attention(q, k_cache, v_cache, tables, lens, num_splits=num_splits, backend="triton")
+    alone = paged_attention(q[:1], k_cache, v_cache, tables[:1, :40], lens[:1], num_splits=num_splits, backend="triton")
+    assert together[:1].equal(alone)
+
+
 def test_no_length_batch_or_table_width_is_compiled_in():
     """Values that change from step to step are neither constants of the kernels nor specialised on."""
     kernel, merge = (inspect.signature(k.fn).parameters for k in (paged_attention_kernel, merge_splits_kernel))
