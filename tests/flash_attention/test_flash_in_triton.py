@@ -3,6 +3,7 @@
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
 
+import functools
 import math
 import os
 from itertools import product
@@ -209,6 +210,15 @@ def test_offsets_beyond_32_bits(kernel_device):
     mask.copy_(torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) < 0.8)
     options = {"causal": True, "attn_mask": mask}
     assert_matches_naive(in_kernels(options), q, k, v, options)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_with_large_scores_in_float32(seed, kernel_device):
+    """The backward's weights add up to 1 only if its scores are rounded as the forward rounded them."""
+    q, k, v = random_qkv(5, 33, 112, (2, 1), 1, torch.float32, kernel_device, seed)
+    options = {"scale": 1.0, "causal": True}
+    attend = functools.partial(flash_attention, backend="triton", return_lse=True, **options)
+    assert_matches_naive(attend, q, k, v, options)
 
 
 def test_the_backward_does_with_the_log_sum_exp(kernel_device):
