@@ -56,7 +56,7 @@ class DecodeGraphs:
         self._pool = None
 
     def run(self, batch: Batch) -> Float[Tensor, "n vocab"]:
-        """The logits of each of the batch's sequences."""
+        """Return the logits of the rows that `batch.logits_for` names."""
         B, M = batch.block_tables.shape
         size = B if B <= 2 else 4 if B <= 4 else -(-B // 8) * 8
         key = (size, 1 << (M - 1).bit_length())
@@ -65,7 +65,7 @@ class DecodeGraphs:
         graph, static, logits = self._captured[key]
         _fill(static, batch)
         graph.replay()
-        return logits[:B]
+        return logits[batch.logits_for]
 
     def _capture(self, size: int, width: int) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
         static = _empty(size, width, self._runner.device)
