@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import signal
 import threading
@@ -338,12 +339,32 @@ def test_ctrl_c_within_bookkeeping_is_raised_at_its_end():
     assert signal.getsignal(signal.SIGINT) is usual
 
 
-def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
-    llm = engine()
-    with monkeypatch.context() as patch:
-        patch.setattr(MODEL, "forward", lambda *a, logits_for, **k: torch.full((1, len(logits_for), 257), torch.nan))
-        with pytest.raises(FloatingPointError, match="not finite"):
-            llm.generate(PROMPTS, GREEDY)
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(n=2, seed=1), SamplingParams(beam_width=2)], ids=str)
+@pytest.mark.parametrize("step", [0, 3])
+def test_logits_that_are_not_finite_end_their_own_request_and_no_other(params, step, monkeypatch):
+    """The request that comes last: its tokens are the last rows."""
+    llm, heard, outputs = engine(), [], {}
+    forward = MODEL.forward
+
+    def poisoned(*args, **options):
+        logits = forward(*args, **options).clone()
+        logits[:, 1:] = torch.nan
+        return logits
+
+    ids = [llm.add_request(PROMPTS[0], GREEDY), llm.add_request(PROMPTS[3], params, listener=heard.append)]
+    for number in itertools.count():
+        with monkeypatch.context() as patch:
+            if number == step:
+                patch.setattr(MODEL, "forward", poisoned)
+            outputs |= {output.request_id: output for output in llm.step()}
+        if not llm.has_unfinished:
+            break
+    assert outputs[ids[0]].token_ids == unserved(PROMPTS[0])
+    for choice in outputs[ids[1]].choices:
+        assert choice.finish_reason == "error"
+        assert len(choice.token_ids) == step
+        assert choice.text == TOKENIZER.decode(choice.token_ids)
+    assert heard[-1].finish_reason == "error"
     assert nothing_is_held(llm)
 
 

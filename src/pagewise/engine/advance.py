@@ -15,16 +15,12 @@ from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
 class Chosen(NamedTuple):
     """What follows the chunks that gave logits: a token for each sequence, or a selection of beams for a request."""
 
-    picks: list[tuple[Request, Sequence, Pick]]
+    picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
     selections: list[tuple[Request, beam_search.Selection]]
 
 
 def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozenset[int]) -> Chosen:
-    """The next tokens. It changes nothing.
-
-    Raises:
-        FloatingPointError: the logits hold NaN or infinity.
-    """
+    """The next tokens. It changes nothing."""
     rows, drawn = [], []
     searches: dict[Request, list[int]] = {}
     for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
@@ -74,9 +70,13 @@ def _ends_of(request: Request, ends: frozenset[int]) -> frozenset[int]:
     return (frozenset() if request.sampling.ignore_eos else ends) | frozenset(request.sampling.stop_ids)
 
 
-def _grow(request: Request, sequence: Sequence, pick: Pick, ends: frozenset[int]) -> Piece:
-    """One more token for a sequence, and whether it was the last."""
+def _grow(request: Request, sequence: Sequence, pick: Pick | None, ends: frozenset[int]) -> Piece:
+    """One more token for a sequence, and whether it was the last. Without a pick the sequence ends here."""
     text, reason = "", None
+    if pick is None:
+        text = sequence.text.end() if sequence.text is not None else ""
+        sequence.finish_reason = "error"
+        return Piece(request.id, sequence.index, [], text, "error", None)
     if pick.token in _ends_of(request, ends):
         reason = "stop"
     elif len(sequence.tokens) + 1 == request.longest:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.engine.memory import DenseMemory, PagedMemory
-from pagewise.engine.sampling import log_sums, penalised
+from pagewise.engine.sampling import penalised
 from pagewise.engine.sequence import Choice, Request, Sequence
 
 
@@ -41,15 +41,18 @@ class Selection(NamedTuple):
 def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozenset[int]) -> Selection:
     """How the search goes on after its live beams, given the logits of each. It changes nothing.
 
+    Where the logits of a beam hold NaN or +inf, or nothing above -inf, the search ends: its live beams become choices
+    as they are, with finish_reason "error".
+
     Args:
         ends: tokens that end a sequence.
-
-    Raises:
-        FloatingPointError: the logits hold NaN or +inf, or nothing above -inf.
     """
     width, length = request.sampling.beam_width, len(request.live[0].tokens) + 1 - len(request.prompt)
     logits = logits.float()
-    logprobs = logits - log_sums(logits)[:, None]
+    sums = logits.logsumexp(dim=-1, keepdim=True)
+    if not sums.isfinite().all():
+        return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live])
+    logprobs = logits - sums
     logprobs = penalised(logprobs, [(beam.tokens, request.sampling.repetition_penalty) for beam in request.live])
     scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
     live, ended = branches(scores[:, None] + logprobs, width, ends)
@@ -107,6 +110,11 @@ def apply(request: Request, selection: Selection, memory: PagedMemory | DenseMem
 def _hypothesis(request: Request, branch: Branch, ends: frozenset[int], length: int) -> Choice:
     token_ids = [*request.live[branch.beam].tokens[len(request.prompt) :], branch.token]
     return Choice(token_ids, None, "stop" if branch.token in ends else "length", branch.score / length)
+
+
+def _unfinished(request: Request, beam: Sequence, length: int) -> Choice:
+    token_ids = beam.tokens[len(request.prompt) :]
+    return Choice(token_ids, request.text_of(token_ids), "error", beam.score / max(1, length))
 
 
 def _with_text(request: Request, choice: Choice) -> Choice:

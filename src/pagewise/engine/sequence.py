@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pagewise.engine.sampling import Pick, SamplingParams
 from pagewise.engine.text import Text
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 class Choice(NamedTuple):
@@ -19,7 +19,8 @@ class Choice(NamedTuple):
 
     token_ids: list[int]  # without the prompt; the token that ended it included
     text: str | None  # without what ended it; None without a tokenizer
-    finish_reason: FinishReason  # "stop": an end token or a stop string; "length": max_tokens
+    # "stop": an end token or a stop string; "length": max_tokens; "error": the model's logits were not finite
+    finish_reason: FinishReason
     score: float  # Σ log p of its tokens; of a beam divided by their number
 
 
@@ -71,7 +72,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
 
     def add(self, pick: Pick, finish_reason: FinishReason | None) -> None:
-        """One more token; why it is the last, or None."""
+        """Add a token; `finish_reason` says why it is the last, or is None."""
         self.finish_reason = finish_reason
         self.tokens.append(pick.token)
         self.score += pick.logprob
