@@ -120,8 +120,8 @@ class LLM:
             raise ValueError(
                 f"sampling must be one for all or one for each of {len(prompts)} prompts, got {len(params)}"
             )
-        requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        ids = [self._add(request) for request in requests]
+        requests = [self.prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        ids = [self.add(request) for request in requests]
         try:
             with _bar(len(ids), progress) as bar:
                 while missing := self._requests.keys() & ids:
@@ -138,7 +138,7 @@ class LLM:
 
         What does not fit is refused at once (ValueError, TypeError). A stream that is left early aborts its request.
         """
-        request = self._request(prompt, sampling)
+        request = self.prepare(prompt, sampling)
         if request.width > 1:
             raise ValueError(f"stream gives one text, got n or beam_width = {request.width}: use generate")
         return self._stream(request)
@@ -146,7 +146,7 @@ class LLM:
     def _stream(self, request: Request) -> Iterator[str | int]:
         pieces: deque[Piece] = deque()
         request.listener = pieces.append
-        self._add(request)
+        self.add(request)
         try:
             while pieces or request.id in self._requests:
                 if not pieces:
@@ -174,9 +174,27 @@ class LLM:
         Raises:
             ValueError, TypeError: as `generate`.
         """
-        request = self._request(prompt, sampling)
+        return self.add(self.prepare(prompt, sampling, listener=listener))
+
+    def prepare(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
+    ) -> Request:
+        """The first half of `add_request`: make the token ids and check everything. The engine does not change.
+
+        Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
+        """
+        sampling = SamplingParams() if sampling is None else sampling
+        request = door.checked_request(prompt, sampling, self.tokenizer, self.model.config, self.scheduler)
         request.listener = listener
-        return self._add(request)
+        return request
+
+    def add(self, request: Request) -> int:
+        """The second half of `add_request`: let a prepared request wait for its turn; returns its id."""
+        with held_back():
+            request.id, self._next_id = self._next_id, self._next_id + 1
+            self._requests[request.id] = request
+            self.scheduler.add(request)
+        return request.id
 
     def step(self) -> list[Output]:
         """Compute one step; returns the requests that have ended since the last call."""
@@ -194,7 +212,7 @@ class LLM:
 
     def max_new_tokens(self, prompt: Prompt) -> int:
         """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
-        tokens = door.checked_prompt(prompt, self.tokenizer, self.model.config.vocab_size)
+        tokens = door.token_ids(prompt, self.tokenizer)
         return min(self.model.config.max_position_embeddings, self.memory.num_tokens) - len(tokens)
 
     @property
@@ -216,21 +234,7 @@ class LLM:
         """A context manager that marks what steps do, see `pagewise.engine.profile`."""
         return Profile(ops=ops)
 
-    # -------------------------------------------------------------------------------------- behind the door
-
-    def _request(self, prompt: object, sampling: SamplingParams | None) -> Request:
-        """A request that fits, not yet known to anybody."""
-        sampling = SamplingParams() if sampling is None else sampling
-        request = door.checked_request(prompt, sampling, self.tokenizer, self.model.config)
-        door.check_fits(request, self.model.config, self.scheduler)
-        return request
-
-    def _add(self, request: Request) -> int:
-        with held_back():
-            request.id, self._next_id = self._next_id, self._next_id + 1
-            self._requests[request.id] = request
-            self.scheduler.add(request)
-        return request.id
+    # -------------------------------------------------------------------------------------- within
 
     def _step(self) -> None:
         """One step, all of it or, as far as anyone can tell, nothing of it."""

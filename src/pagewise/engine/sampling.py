@@ -115,6 +115,16 @@ class SamplingParams:
                 raise ValueError(f"{name} = {value} with beam_width = {self.beam_width}: a beam search draws nothing")
 
     @property
+    def width(self) -> int:
+        """How many sequences a request may have at once."""
+        return max(self.n, self.beam_width)
+
+    def described(self, prompt_tokens: int) -> str:
+        """The size of a request with such a prompt, for messages."""
+        sequences = f"{self.width} sequences of " if self.width > 1 else ""
+        return f"{sequences}a prompt of {prompt_tokens} tokens and max_tokens = {self.max_tokens}"
+
+    @property
     def greedy(self) -> bool:
         """Whether each token is the likeliest, and nothing is drawn."""
         return self.temperature < GREEDY_BELOW or self.beam_width > 1

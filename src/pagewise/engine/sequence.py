@@ -106,7 +106,7 @@ class Request:
     @property
     def width(self) -> int:
         """How many sequences it may have at once."""
-        return max(self.sampling.n, self.sampling.beam_width)
+        return self.sampling.width
 
     @property
     def longest(self) -> int:
@@ -115,9 +115,8 @@ class Request:
 
     @property
     def described(self) -> str:
-        """For messages."""
-        sequences = f"{self.width} sequences of " if self.width > 1 else ""
-        return f"{sequences}a prompt of {len(self.prompt)} tokens and max_tokens = {self.sampling.max_tokens}"
+        """Its size, for messages."""
+        return self.sampling.described(len(self.prompt))
 
     def common_tokens(self) -> list[int]:
         """The tokens that all live sequences begin with: the prompt at least."""

@@ -88,19 +88,17 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = self.body.read(await read(Request(scope, receive)))
-        # of the LLM only what no step changes is looked at here: its tokenizer and its sizes
         if body.model is not None:
             check_name(body.model, self.name)
-        requests = body.requests(self.engine.llm)
-        if len(requests) > self.engine.max_queue:
+        if (number := len(body.prompts)) > self.engine.max_queue:
             most = f"max_queue = {self.engine.max_queue}"
-            raise Refused(f"{len(requests)} prompts exceed {most}: send fewer at once", body.prompt_field)
-        with self.engine.answer(len(requests)) as answer:
-            try:
-                added = await unless_hung_up(receive, self.engine.submit(answer, requests, pieces=bool(body.stream)))
-            except (ValueError, TypeError) as error:
-                raise Refused.of(error, body, body.prompt_field) from error
-            if not added:
+            raise Refused(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)
+        with self.engine.answer(number) as answer:
+            # a long prompt takes long to tokenise: neither the event loop nor the engine waits for that
+            prepared = asyncio.to_thread(body.requests, self.engine.llm)
+            if (requests := await unless_hung_up(receive, prepared)) is None:
+                return
+            if not await unless_hung_up(receive, self.engine.submit(answer, requests, pieces=bool(body.stream))):
                 return
             if body.stream:
                 response = StreamingResponse(self.events(body, answer), media_type="text/event-stream")
@@ -177,7 +175,7 @@ async def hang_up(receive: Receive) -> None:
 def check_name(asked: str, served: str) -> None:
     """Refuse a model that is not the one served."""
     if asked != served:
-        raise Refused(f"there is no model {asked!r} here, only {served!r}", "model", status=404)
+        raise Refused(f"there is no model {asked!r:.80} here, only {served!r}", "model", status=404)
 
 
 async def refusal(request: Request, error: Exception) -> Response:

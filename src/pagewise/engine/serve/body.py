@@ -8,14 +8,18 @@ Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt
 whole answer they are sorted, best first; a stream tells of them in the order in which they were begun.
 """
 
+import reprlib
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pagewise.engine import LLM, Output, SamplingParams
-from pagewise.engine.sequence import Piece
+from pagewise.engine.sequence import Piece, Request
 
 Prompt = str | list[int]
+LEAST_LOGPROB = -9999.0  # stands for −∞, which JSON does not have
+MOST_STOPS, LONGEST_STOP = 16, 256  # each is looked for in every new piece of text, while other clients wait
+Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]  # 20: OpenAI's limit
 
 SAMPLING = (
@@ -101,7 +105,7 @@ class Body(Strict):
     top_p: float | None = None
     n: int | None = None
     beam_width: int | None = None
-    stop: str | tuple[str | int, ...] | None = None
+    stop: Stop | Annotated[list[Stop | int], Field(max_length=MOST_STOPS)] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
     repetition_penalty: float | None = None
@@ -115,7 +119,7 @@ class Body(Strict):
             raise _refused(error) from error
         for name, value in self.model_extra.items():
             if value is not None and name not in NO_EFFECT and (name not in NEUTRAL or value != NEUTRAL[name]):
-                raise Refused(f"{name} = {value!r:.80} is not supported here", name)
+                raise Refused(f"{name} = {reprlib.repr(value)} is not supported here", name)
         return self
 
     @property
@@ -136,9 +140,21 @@ class Body(Strict):
         except (ValueError, TypeError) as error:
             raise Refused.of(error, self, None) from error
 
-    def requests(self, llm: LLM) -> list[tuple[Prompt, SamplingParams]]:
-        """Each prompt, and how it is continued."""
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Each prompt, or something in its place: they are counted before anything is done for any of them."""
         raise NotImplementedError
+
+    def requests(self, llm: LLM) -> list[Request]:
+        """A request for each prompt, checked. It takes as long as the prompts are long: call it in a worker thread."""
+        raise NotImplementedError
+
+    def prepared(self, llm: LLM, prompt: Prompt, sampling: SamplingParams) -> Request:
+        """`llm.prepare`, whose refusals are the client's to hear."""
+        try:
+            return llm.prepare(prompt, sampling)
+        except (ValueError, TypeError) as error:
+            raise Refused.of(error, self, self.prompt_field) from error
 
     def openings(self) -> list[dict]:
         """The choices that a stream begins with."""
@@ -168,7 +184,7 @@ class Body(Strict):
         """Each token's log p and its rivals', in text."""
         if logprobs is None:
             return None
-        texts = [[(tokenizer.decode([token]), logprob) for token, logprob in one.items()] for one in logprobs]
+        texts = [[(tokenizer.decode([token]), max(logprob, LEAST_LOGPROB)) for token, logprob in one.items()] for one in logprobs]
         return [Told(*one[0], sorted(one, key=lambda rival: -rival[1])[: self.num_rivals]) for one in texts]
 
 

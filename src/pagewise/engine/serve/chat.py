@@ -1,9 +1,14 @@
 """POST /v1/chat/completions: a conversation, and how it becomes a prompt (lesson 9)."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pagewise.engine import LLM, SamplingParams
+from pydantic import Field
+
+from pagewise.engine import LLM
+from pagewise.engine.sequence import Request
 from pagewise.engine.serve.body import Body, NumLogprobs, Prompt, Refused, Strict, Told
+
+MOST_MESSAGES, MOST_PARTS = 4096, 16  # of a body, of a message: each costs time that other clients wait for
 
 
 class Part(Strict):
@@ -17,7 +22,7 @@ class Message(Strict):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Annotated[list[Part], Field(max_length=MOST_PARTS)]
 
     @property
     def text(self) -> str:
@@ -31,7 +36,7 @@ class ChatBody(Body):
     id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     prompt_field = "messages"
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -40,15 +45,21 @@ class ChatBody(Body):
     def num_rivals(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def requests(self, llm: LLM) -> list[tuple[Prompt, SamplingParams]]:
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [""]  # one, whatever the messages say
+
+    def requests(self, llm: LLM) -> list[Request]:
         if self.top_logprobs and not self.logprobs:
             raise Refused(f"top_logprobs = {self.top_logprobs} needs logprobs = true", "top_logprobs")
         prompt, most = chat_prompt(self.messages, llm.tokenizer), self.max_completion_tokens
+        if isinstance(prompt, str):
+            prompt = llm.tokenizer.encode(prompt)
         if most is None:
             most = self.max_tokens
-        if most is None:  # as far as the context goes; add_request says it if there is no room at all
+        if most is None:  # as far as the context goes; `prepared` refuses a prompt that leaves no room at all
             most = max(1, llm.max_new_tokens(prompt))
-        return [(prompt, self.sampling(max_tokens=most))]
+        return [self.prepared(llm, prompt, self.sampling(max_tokens=most))]
 
     def openings(self) -> list[dict]:
         delta = {"role": "assistant", "content": ""}

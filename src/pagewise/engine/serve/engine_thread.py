@@ -18,9 +18,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
-from pagewise.engine import LLM, Output, SamplingParams
-from pagewise.engine.sequence import Piece
-from pagewise.engine.serve.body import Prompt
+from pagewise.engine import LLM, Output
+from pagewise.engine.sequence import Piece, Request
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -103,13 +102,10 @@ class EngineThread:
             self.num_held -= num_requests
             self._post(lambda: self._drop(answer))
 
-    async def submit(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], *, pieces: bool) -> list[int]:
-        """Add the requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
+    async def submit(self, answer: Answer, requests: list[Request], *, pieces: bool) -> list[int]:
+        """Add the prepared requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
 
         Cancelled before the engine thread comes to it, it adds none.
-
-        Raises:
-            ValueError, TypeError: `LLM.add_request` refuses one; the others end with the answer.
         """
         return await self.ask(lambda: self._add(answer, requests, pieces))
 
@@ -132,10 +128,10 @@ class EngineThread:
                 _do(*job)
             self._step()
 
-    def _add(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], pieces: bool) -> list[int]:
-        listener = self._hear if pieces else None
-        for index, (prompt, sampling) in enumerate(requests):
-            request_id = self.llm.add_request(prompt, sampling, listener=listener)
+    def _add(self, answer: Answer, requests: list[Request], pieces: bool) -> list[int]:
+        for index, request in enumerate(requests):
+            request.listener = self._hear if pieces else None
+            request_id = self.llm.add(request)
             answer.request_ids.append(request_id)
             self._answers[request_id] = answer, index
         return answer.request_ids
