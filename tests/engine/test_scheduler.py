@@ -1,5 +1,6 @@
 """Who computes what when: the scheduler over real block tables, without a model."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from pagewise.engine.memory import DenseMemory, PagedMemory
 from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Scheduler
 from pagewise.engine.sequence import Request
+from pagewise.paged_blocks import prefix_cache
 
 CONFIG = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
 KIND = {"backend": "torch", "dtype": torch.float32, "device": torch.device("cpu")}
@@ -179,6 +181,23 @@ def test_a_prompt_waits_for_the_prefix_that_another_is_computing_and_then_finds_
     add(s, [*shared, 50], 0), add(s, [*shared, 60, 61], 1), add(s, [*shared, 70], 2)
     assert step(s) == {0: [(0, 11)]}
     assert step(s) == {0: [(11, 12)], 1: [(8, 12)], 2: [(8, 11)]}
+
+
+def test_a_prompt_that_waits_is_checked_and_hashed_once(monkeypatch):
+    counts, digest, as_token = Counter(), prefix_cache.block_digest, prefix_cache.as_token
+    monkeypatch.setattr(prefix_cache, "block_digest", lambda *a: counts.update(["hashed"]) or digest(*a))
+    monkeypatch.setattr(prefix_cache, "as_token", lambda token: counts.update(["checked"]) or as_token(token))
+    s = scheduler(num_blocks=8, prefix_cache=True)
+    first = add(s, [*range(20)], 0)
+    assert step(s) == {0: [(0, 20)]}
+    add(s, [*range(16), *range(50, 66)], 1)
+    step(s)
+    counts.clear()
+    assert [list(step(s)) for _ in range(6)] == [[0]] * 6
+    assert counts["hashed"] <= 2  # blocks that the first request fills, one to look up and one to register
+    assert counts["checked"] == 0
+    end(s, first)
+    assert step(s) == {1: [(16, 32)]}
 
 
 @pytest.mark.parametrize(("first", "second"), [(8, 8), (9, 5), (4, 4)])

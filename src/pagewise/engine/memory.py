@@ -21,6 +21,7 @@ from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.models import Attend
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
+from pagewise.paged_blocks.prefix_cache import TokenBlocks
 from pagewise.tools.sizes import cdiv
 
 
@@ -64,14 +65,18 @@ class PagedMemory:
         shared = common // self.block_size if width > 1 else 0
         return shared + width * (cdiv(length, self.block_size) - shared)
 
-    def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
+    def blocks(self, tokens: list[int]) -> TokenBlocks:
+        """Tokens as `prefix_is_coming` and `admit` need them, so that a request that waits is hashed once."""
+        return self.manager.blocks(tokens)
+
+    def prefix_is_coming(self, tokens: TokenBlocks, computing: list[Sequence]) -> bool:
         """Whether one of these sequences is computing the block that these tokens, as far as cached, go on with."""
         if not self.prefix_cache or not computing:
             return False
         stop = self.manager.cached_prefix(tokens) + self.block_size
-        return stop < len(tokens) and any(sequence.tokens[:stop] == tokens[:stop] for sequence in computing)
+        return stop < len(tokens) and any(sequence.tokens[:stop] == tokens.tokens[:stop] for sequence in computing)
 
-    def admit(self, request: Request, tokens: list[int]) -> int:
+    def admit(self, request: Request, tokens: TokenBlocks) -> int:
         """Blocks for the tokens that its sequences have in common; how many of these the prefix cache has.
 
         Raises OutOfBlocks, too, where there is no room for what the sequences have not in common.
@@ -151,6 +156,10 @@ class DenseMemory:
                 f"{request.described} reserve {needed} tokens, and the memory has {self.num_tokens}: raise num_blocks, "
                 f"or ask for less"
             )
+
+    def blocks(self, tokens: list[int]) -> list[int]:
+        """There are no blocks here: the tokens as they are."""
+        return tokens
 
     def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
         """Nothing is shared here."""

@@ -128,7 +128,9 @@ class Scheduler:
         if not self.waiting or not self._has_place():
             return False
         request = self.waiting[0]
-        tokens = request.common_tokens()
+        if request.waiting_for is None:
+            request.waiting_for = self.memory.blocks(request.common_tokens())
+        tokens = request.waiting_for
         if self.memory.prefix_is_coming(tokens, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1]):
             return False
         try:
@@ -139,7 +141,7 @@ class Scheduler:
         self.waiting.popleft()
         self.running.append(request)
         self._places -= 1
-        request.common = len(tokens)
+        request.common, request.waiting_for = len(tokens), None
         request.live[0].num_computed = cached
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached

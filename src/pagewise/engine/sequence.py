@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling import Pick, SamplingParams
 from pagewise.engine.text import Text
+from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -99,6 +100,7 @@ class Request:
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.common = 0
+        self.waiting_for: TokenBlocks | list[int] | None = None  # common tokens, as the memory looks them up; kept
         self.forked = False
         self.num_cached_tokens: int | None = None
         self.seed = sampling.chosen_seed()
