@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling import Pick, SamplingParams
-from pagewise.engine.text import Text
+from pagewise.engine.text import CONTEXT, Text, new_text
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
 FinishReason = Literal["stop", "length", "error"]
@@ -65,8 +65,9 @@ Listener = Callable[[Piece], None]
 class Sequence:
     """Tokens, and how many of them have their K and V in memory. It is its own id in the BlockManager."""
 
-    def __init__(self, tokens: list[int], text: Text | None = None, index: int = 0) -> None:
-        self.tokens, self.text, self.index = tokens, text, index
+    def __init__(self, tokens: list[int], index: int = 0) -> None:
+        self.tokens, self.index = tokens, index
+        self.text: Text | None = None  # without a tokenizer, and of beams
         self.num_computed = 0
         self.score = 0.0
         self.logprobs: list[dict[int, float]] = []
@@ -95,8 +96,10 @@ class Request:
         self.prompt, self.sampling, self.tokenizer = prompt, sampling, tokenizer
         self.id = -1  # not added yet
         self.listener: Listener | None = None
-        texts = [tokenizer and Text(tokenizer, sampling.stop_strings) for _ in range(sampling.n)]
-        self.live = [Sequence(prompt.copy(), text, index) for index, text in enumerate(texts)]
+        self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
+        if tokenizer is not None:
+            for sequence in self.live:
+                sequence.text = Text(tokenizer, sampling.stop_strings, sequence.tokens)
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.common = 0
@@ -129,8 +132,9 @@ class Request:
         return first[:length]
 
     def text_of(self, token_ids: list[int]) -> str | None:
-        """The text of tokens that do not come one by one."""
-        return self.tokenizer and self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        """Return the text of new tokens that come all at once."""
+        context = self.prompt[-CONTEXT:]
+        return self.tokenizer and new_text(self.tokenizer, context + token_ids, len(context))
 
     def in_memory(self) -> list[Sequence]:
         """Its sequences that hold memory, while it runs."""
