@@ -91,9 +91,9 @@ def _grow(request: Request, sequence: Sequence, pick: Pick | None, ends: frozens
 
 
 def _results(request: Request) -> tuple[list[Choice], list[list[dict[int, float]] | None]]:
-    """The choices of a request whose sequences have all ended, best first, and their logprobs."""
-    best_first = sorted(request.finished, key=lambda sequence: -sequence.score)
+    """Return the samples of a request that have all ended, in the order of their index, and their logprobs."""
+    samples = sorted(request.finished, key=lambda sequence: sequence.index)
     choices = [
-        Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in best_first
+        Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in samples
     ]
-    return choices, [None if request.sampling.logprobs is None else s.logprobs for s in best_first]
+    return choices, [None if request.sampling.logprobs is None else s.logprobs for s in samples]

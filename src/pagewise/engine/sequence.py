@@ -27,11 +27,11 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """What became of a request: the best choice, and all of them, best first."""
+    """What became of a request. Its token_ids, text and finish_reason are those of choice 0."""
 
     request_id: int
     prompt_token_ids: list[int]
-    choices: list[Choice]
+    choices: list[Choice]  # samples in the order of their index, which a stream gives too; beams best first
     logprobs: list[list[dict[int, float]] | None]  # of each choice, where asked for: {token: log p} at each step
     num_cached_tokens: int  # of the prompt, that the prefix cache had when the request was first admitted
 

@@ -4,8 +4,8 @@ Both endpoints take the options of `SamplingParams` by their names; those that O
 repetition_penalty, ignore_eos) its client sends as `extra_body`. Types are checked here, values by `SamplingParams`.
 An option of OpenAI's that would change the answer and is not implemented is refused.
 
-Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt i has the index i · width + c. In a
-whole answer they are sorted, best first; a stream tells of them in the order in which they were begun.
+Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt i has the index i · width + c, in a
+stream as in a whole answer. Beams are sorted, best first.
 """
 
 import reprlib
