@@ -401,7 +401,7 @@ def test_logits_that_are_not_finite_end_their_own_request_and_no_other(params, s
         ([[-1]], {}, "got -1"),
         ([[1.5]], {}, "tokens must be ints"),
         (["x" * 500], {"max_tokens": 13}, "prompt of 500 tokens and max_tokens = 13 exceed the model's context of 512"),
-        (["x" * 60], {"max_tokens": 69}, "need 9 blocks of 16 tokens, and the memory has 8"),
+        (["x" * 60], {"max_tokens": 70}, "need 9 blocks of 16 tokens, and the memory has 8"),
         (["x" * 30], {"max_tokens": 20, "n": 5}, "5 sequences of a prompt of 30 tokens .* need 16 blocks"),
         (["x"], {"n": 7}, "n or beam_width = 7 exceeds max_num_seqs = 6"),
     ],
@@ -431,12 +431,28 @@ def test_what_just_fits_is_taken():
         checked_backend(*of_size(257))
 
 
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_the_last_token_needs_no_slot(attention):
+    llm, prompt = engine(num_blocks=1, block_size=16, attention=attention), PROMPTS[0][:16]
+    (output,) = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0))
+    assert output.token_ids == unserved(prompt, 1)
+    with pytest.raises(ValueError, match="the memory has"):
+        llm.add_request(prompt, SamplingParams(max_tokens=2))
+
+
+def test_greedy_requests_leave_torchs_generator_alone():
+    before = torch.random.get_rng_state()
+    engine().generate(PROMPTS[:1], GREEDY)
+    engine().generate(PROMPTS[:1], SamplingParams(beam_width=2, max_tokens=2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_the_most_new_tokens_are_what_context_and_memory_leave():
     assert engine(num_blocks=64).max_new_tokens("x" * 100) == MODEL.config.max_position_embeddings - 100
     for attention in ("paged", "dense"):
         llm = engine(num_blocks=8, attention=attention)
         most = llm.max_new_tokens("x" * 100)
-        assert most == 8 * 16 - 100
+        assert most == 8 * 16 + 1 - 100  # the last token needs no slot
         llm.add_request("x" * 100, SamplingParams(max_tokens=most))
         with pytest.raises(ValueError, match="the memory has"):
             llm.add_request("x" * 100, SamplingParams(max_tokens=most + 1))

@@ -41,7 +41,7 @@ def assert_sound(llm):
     ids = [request.id for request in running + waiting]
     assert ids == sorted(set(ids)), "oldest first, each once, who runs before who waits"
     held = [sequence for request in running for sequence in request.in_memory()]
-    assert sum(request.width for request in running) <= scheduler.max_num_seqs
+    assert sum(request.seats for request in running) <= scheduler.max_num_seqs
     assert all(sequence.num_computed == 0 for request in waiting for sequence in request.live)
     if not hasattr(memory, "manager"):
         assert set(memory._kv) == set(held)
@@ -461,7 +461,7 @@ def test_any_order_of_requests_steps_failures_and_aborts():
     )
     options = {"deadline": None, "database": None, "derandomize": not FULL, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(AnyOrder, settings=settings(**chances, **options))
-    assert AnyOrder.num_preemptions > 50
+    assert AnyOrder.num_preemptions > 40
 
 
 # ------------------------------------------------------------------------------------------ Ctrl-C

@@ -266,6 +266,17 @@ def test_the_number_of_cached_tokens_is_that_of_the_first_admission():
     assert request.num_cached_tokens == 0
 
 
+def test_a_sample_that_has_ended_gives_its_seat_back_at_once():
+    s = scheduler(max_num_seqs=3)
+    samples = add(s, 2, 0, n=3)
+    add(s, 2, 1)
+    assert [sorted(step(s)) for _ in range(2)] == [[0], [0]]
+    ended = samples.live[1]
+    s.memory.free(ended)
+    samples.live.remove(ended)
+    assert sorted(step(s)) == [0, 1]
+
+
 @pytest.mark.parametrize("several", ["n", "beam_width"])
 def test_no_more_sequences_run_than_allowed_counting_those_to_come(several):
     s = scheduler(max_num_seqs=4)
@@ -275,10 +286,10 @@ def test_no_more_sequences_run_than_allowed_counting_those_to_come(several):
 
 
 def test_dense_memory_is_reserved_for_all_tokens_that_a_request_may_have():
-    s = scheduler(num_blocks=10, block_size=1, dense=True)
+    s = scheduler(num_blocks=9, block_size=1, dense=True)
     first, second = add(s, 3, 0, max_tokens=3), add(s, 2, 1, max_tokens=4)
     assert sorted(step(s)) == [0]
-    assert s.memory.used_nbytes == 2 * 6 * 2 * 4  # K and V, tokens, D, bytes
+    assert s.memory.used_nbytes == 2 * 5 * 2 * 4  # K and V, tokens but the last, D, bytes
     end(s, first)
     assert s.memory.used_nbytes == 0
     assert sorted(step(s)) == [1]

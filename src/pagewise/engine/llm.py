@@ -213,7 +213,7 @@ class LLM:
     def max_new_tokens(self, prompt: Prompt) -> int:
         """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
         tokens = door.token_ids(prompt, self.tokenizer)
-        return min(self.model.config.max_position_embeddings, self.memory.num_tokens) - len(tokens)
+        return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
 
     @property
     def has_unfinished(self) -> bool:

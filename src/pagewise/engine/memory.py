@@ -53,7 +53,7 @@ class PagedMemory:
 
     def check_fits(self, request: Request) -> None:
         """ValueError if the request's sequences cannot all be in memory at once, even alone."""
-        needed = self._blocks_for(request.width, request.longest, len(request.prompt))
+        needed = self._blocks_for(request.width, request.most_slots, len(request.prompt))
         if needed > self.manager.num_blocks:
             raise ValueError(
                 f"{request.described} need {needed} blocks of {self.block_size} tokens, and the memory has "
@@ -129,7 +129,7 @@ class PagedMemory:
 
 
 class DenseMemory:
-    """A tensor [2, layers, Hkv, longest, D] for each sequence: K and V, reserved up to the request's last token."""
+    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for all that it may ever need."""
 
     def __init__(
         self, config: object, *, num_tokens: int, backend: str, dtype: torch.dtype, device: torch.device
@@ -150,7 +150,7 @@ class DenseMemory:
 
     def check_fits(self, request: Request) -> None:
         """ValueError if the request reserves more than there is, even alone."""
-        needed = request.width * request.longest
+        needed = request.width * request.most_slots
         if needed > self.num_tokens:
             raise ValueError(
                 f"{request.described} reserve {needed} tokens, and the memory has {self.num_tokens}: raise num_blocks, "
@@ -167,11 +167,11 @@ class DenseMemory:
 
     def admit(self, request: Request, tokens: list[int]) -> int:
         """Reserve what its sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
-        needed = request.width * request.longest
+        needed = request.width * request.most_slots
         left = self.num_tokens - sum(self._reserved.values())
         if needed > left:
             raise OutOfBlocks(f"the request reserves {needed} tokens and {left} are left")
-        self._kv[request.live[0]] = self._new(request.longest)
+        self._kv[request.live[0]] = self._new(request.most_slots)
         self._reserved[request] = needed
         return 0
 

@@ -138,7 +138,9 @@ class SamplingParams:
         return tuple(item for item in self.stop if not isinstance(item, str))
 
     def chosen_seed(self) -> int:
-        """The seed, or one that torch's generator draws."""
+        """The seed, or one that torch's generator draws; 0 where nothing is drawn with it."""
+        if self.greedy and self.seed is None:
+            return 0
         return int(torch.randint(2**63 - 1, ())) if self.seed is None else self.seed
 
 

@@ -150,11 +150,11 @@ class Scheduler:
     def _has_place(self) -> bool:
         if self.policy != "continuous":
             if not self.running:
-                widths = accumulate(request.width for request in self.waiting)
+                widths = accumulate(request.seats for request in self.waiting)
                 self._places = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
             if self._places <= 0:
                 return False
-        return sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs
+        return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
     def computed(self, chunks: list[Chunk]) -> None:
         """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""

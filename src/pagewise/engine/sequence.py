@@ -114,9 +114,19 @@ class Request:
         return self.sampling.width
 
     @property
+    def seats(self) -> int:
+        """How many sequences it may still have at once: a sample that has ended needs no seat any more."""
+        return self.width if self.width > self.sampling.n else len(self.live)
+
+    @property
     def longest(self) -> int:
         """The most tokens that one of its sequences can have."""
         return len(self.prompt) + self.sampling.max_tokens
+
+    @property
+    def most_slots(self) -> int:
+        """The most slots that one of its sequences can need. The last token needs none: no token attends to it."""
+        return self.longest - 1
 
     @property
     def described(self) -> str:
