@@ -86,7 +86,7 @@ class SamplingParams:
         if self.logprobs is not None:
             check_count("logprobs", self.logprobs, minimum=0)
         stop = (self.stop,) if isinstance(self.stop, str | int) else self.stop
-        if not isinstance(stop, Iterable):
+        if not isinstance(stop, Iterable) or isinstance(stop, Tensor):
             raise TypeError(f"stop must be strings and token ids, got {type(stop).__name__}")
         stop = tuple(stop)
         for item in stop:

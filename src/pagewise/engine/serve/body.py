@@ -184,7 +184,10 @@ class Body(Strict):
         """Each token's log p and its rivals', in text."""
         if logprobs is None:
             return None
-        texts = [[(tokenizer.decode([token]), max(logprob, LEAST_LOGPROB)) for token, logprob in one.items()] for one in logprobs]
+        texts = [
+            [(tokenizer.decode([token]), max(logprob, LEAST_LOGPROB)) for token, logprob in one.items()]
+            for one in logprobs
+        ]
         return [Told(*one[0], sorted(one, key=lambda rival: -rival[1])[: self.num_rivals]) for one in texts]
 
 
