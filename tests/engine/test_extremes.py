@@ -1,4 +1,4 @@
-"""Whatever a client asks for, others get their tokens: every field of a request at its extremes, and bodies of any kind."""
+"""Other clients get their tokens, whatever one client asks for: fields at their extremes, and bodies of any kind."""
 
 import json
 import math
@@ -75,15 +75,17 @@ def test_no_sampling_parameters_change_the_tokens_of_others(fields):
     ids = [llm.add_request(*one) for one in (INNOCENT, INNOCENT_GREEDY)]
     try:
         request = llm.add_request([1, 4], SamplingParams(**fields))
+        refusal = None
     except (ValueError, TypeError) as error:
-        assert any(name in str(error) for name in fields), error
+        refusal = str(error)
+    outputs = {}
+    for _ in range(200):
+        outputs |= {output.request_id: output for output in llm.step()}
+    assert not llm.has_unfinished
+    assert [outputs[i].choices for i in ids] == ALONE
+    if refusal:
+        assert any(name in refusal for name in fields), refusal
         return
-    finally:
-        outputs = {}
-        for _ in range(200):
-            outputs |= {output.request_id: output for output in llm.step()}
-        assert not llm.has_unfinished
-        assert [outputs[i].choices for i in ids] == ALONE
     params = SamplingParams(**fields)
     assert 1 <= len(outputs[request].choices) <= params.width
     for choice in outputs[request].choices:

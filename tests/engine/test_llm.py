@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine.door import checked_backend
+from pagewise.engine.checks import checked_backend
 from pagewise.engine.interrupts import held_back
 from pagewise.kv_cache import generate
 from pagewise.models import tiny_model

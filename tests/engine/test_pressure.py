@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from conftest import ROOT
-from pagewise.engine import LLM, SamplingParams, advance
+from pagewise.engine import LLM, SamplingParams, model_runner
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 MODEL = ExactModel()
@@ -340,7 +340,7 @@ def broken(llm, fault, error, after):
     owner, name = {
         "model": (MODEL, "forward"),
         "write": (memory.cache, "write") if paged else (memory, "attention"),
-        "sampling": (advance, "sample"),
+        "sampling": (model_runner, "sample"),
         "append": (memory.manager, "append") if paged else (memory, "extend"),
         "commit": (memory, "commit"),
         "allocate": (memory.manager, "allocate") if paged else (memory, "admit"),

@@ -27,7 +27,7 @@ from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve.__main__ import main
 from pagewise.engine.serve.app import make_app
 from pagewise.engine.serve.body import Told
-from pagewise.engine.serve.chat import ChatBody, Message, chat_prompt
+from pagewise.engine.serve.endpoints import ChatBody, Message, chat_prompt
 from pagewise.models import tiny_model
 
 # errors and speed are those of users: the annotations of the engine are checked by its own tests

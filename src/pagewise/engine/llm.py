@@ -17,14 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pagewise.engine import door
-from pagewise.engine.advance import advance, choose
+from pagewise.engine import checks
 from pagewise.engine.interrupts import held_back
 from pagewise.engine.memory import DenseMemory, PagedMemory
-from pagewise.engine.model_runner import ModelRunner
+from pagewise.engine.model_runner import ModelRunner, choose
 from pagewise.engine.profile import Profile, span
 from pagewise.engine.sampling import SamplingParams
-from pagewise.engine.scheduler import Policy, Scheduler
+from pagewise.engine.scheduler import Policy, Scheduler, advance
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
 
@@ -69,12 +68,12 @@ class LLM:
         check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         if num_blocks is not None:
             check_counts(num_blocks=num_blocks)
-        prefix_cache = door.check_choices(attention, scheduler, prefix_cache)
-        self.model, self.tokenizer = door.loaded(model, tokenizer, dtype, device)
+        prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
+        self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
         weight, config = next(self.model.parameters()), self.model.config
-        self.backend = door.checked_backend(backend, attention, config, block_size, weight)
+        self.backend = checks.checked_backend(backend, attention, config, block_size, weight)
         if num_blocks is None:
-            num_blocks = door.default_num_blocks(self.model, block_size, max_num_seqs)
+            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs)
         kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
         if attention == "dense":
             self.memory = DenseMemory(config, num_tokens=num_blocks * block_size, **kind)
@@ -85,7 +84,7 @@ class LLM:
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
         self.runner = ModelRunner(self.model, self.memory, weight.device, graphs)
-        self._ends = door.end_tokens(self.model, self.tokenizer)
+        self._ends = checks.end_tokens(self.model, self.tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.interrupted: list[int] = []  # requests that the last step that raised had to do with
@@ -184,7 +183,7 @@ class LLM:
         Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
         """
         sampling = SamplingParams() if sampling is None else sampling
-        request = door.checked_request(prompt, sampling, self.tokenizer, self.model.config, self.scheduler)
+        request = checks.checked_request(prompt, sampling, self.tokenizer, self.model.config, self.scheduler)
         request.listener = listener
         return request
 
@@ -212,7 +211,7 @@ class LLM:
 
     def max_new_tokens(self, prompt: Prompt) -> int:
         """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
-        tokens = door.token_ids(prompt, self.tokenizer)
+        tokens = checks.token_ids(prompt, self.tokenizer)
         return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
 
     @property

@@ -67,7 +67,7 @@ class PagedMemory:
 
     def blocks(self, tokens: list[int]) -> TokenBlocks:
         """Tokens as `prefix_is_coming` and `admit` need them, so that a request that waits is hashed once."""
-        return self.manager.blocks(tokens)
+        return TokenBlocks(tokens, self.block_size)
 
     def prefix_is_coming(self, tokens: TokenBlocks, computing: list[Sequence]) -> bool:
         """Whether one of these sequences is computing the block that these tokens, as far as cached, go on with."""

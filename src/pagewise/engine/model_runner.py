@@ -1,18 +1,22 @@
-"""One forward pass for a step: build the batch, run the model, give the logits (lesson 9).
+"""One forward pass for a step: build the batch, run the model, give the logits, choose the tokens (lesson 9).
 
 On a GPU a decode step is so short that launching its kernels one by one takes longer than they run. So decode steps are
 captured once as CUDA graphs, for a few numbers of sequences, and replayed on buffers that keep their places: a step
 copies its numbers in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
 from pagewise.engine.memory import DenseMemory, PagedMemory
 from pagewise.engine.profile import span
-from pagewise.engine.sequence import Chunk
+from pagewise.engine.sampling import Pick, Row, sample
+from pagewise.engine.sequence import Chunk, Request, Sequence
 
 
 class ModelRunner:
@@ -42,6 +46,30 @@ class ModelRunner:
         attend = self.memory.attention(batch)
         with span("model"):
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
+
+
+class Chosen(NamedTuple):
+    """What follows the chunks that gave logits: a token for each sequence, or a selection of beams for a request."""
+
+    picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
+    selections: list[tuple[Request, beam_search.Selection]]
+
+
+def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozenset[int]) -> Chosen:
+    """The next tokens. It changes nothing."""
+    rows, drawn = [], []
+    searches: dict[Request, list[int]] = {}
+    for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
+        request = chunk.request
+        if request.sampling.beam_width > 1:
+            searches.setdefault(request, []).append(at)
+            continue
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with what was computed now
+            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
+            drawn.append((request, sequence))
+    picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
+    found = [(r, beam_search.select(r, logits[at], r.ends(ends))) for r, at in searches.items()]
+    return Chosen(picks, found)
 
 
 class DecodeGraphs:

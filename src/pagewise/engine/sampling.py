@@ -74,7 +74,8 @@ class SamplingParams:
         if not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
             least, most = PENALTIES
             raise ValueError(
-                f"repetition_penalty must be from {least:g} to {most:g}, got {self.repetition_penalty}: 1 changes nothing"
+                f"repetition_penalty must be from {least:g} to {most:g}, got {self.repetition_penalty}: "
+                "1 changes nothing"
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
@@ -163,7 +164,7 @@ class Row(NamedTuple):
 
 
 def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick | None]:
-    """A token for each row. None: the row's logits hold NaN or +inf, or nothing above -inf; other rows do not notice."""
+    """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf."""
     if not rows:
         return []
     logits = logits[[row.logits for row in rows]].float()

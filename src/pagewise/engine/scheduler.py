@@ -1,4 +1,4 @@
-"""Who computes what in the next step (lesson 9).
+"""Who computes what in the next step, and what the step's tokens do to their requests (lesson 9).
 
 A step has a budget of tokens. Sequences that decode need one each and come first; what is left goes to prompts, oldest
 first, in chunks if they are longer (chunked prefill). When memory runs out the youngest running request is preempted:
@@ -14,11 +14,15 @@ prefill, decoding first).
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Literal
 
+from pagewise.engine import beam_search
 from pagewise.engine.memory import DenseMemory, PagedMemory
-from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.engine.model_runner import Chosen
+from pagewise.engine.sampling import Pick
+from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
 from pagewise.paged_blocks import OutOfBlocks
 
 Policy = Literal["naive", "static", "continuous"]
@@ -173,3 +177,61 @@ class Scheduler:
         for sequence in request.live:
             sequence.num_computed = 0
         request.forked = False
+
+
+def advance(
+    chunks: list[Chunk],
+    chosen: Chosen,
+    scheduler: Scheduler,
+    ends: frozenset[int],
+    end: Callable[[Request, list[Choice], list], None],
+    tell: Callable[[tuple[Request, Piece]], None],
+) -> None:
+    """Give the tokens to their sequences.
+
+    `tell` is called with what each got and `end` for each request that has ended, at once: should a tokenizer raise,
+    its sequence has not changed, and nobody else's text is lost.
+    """
+    scheduler.computed(chunks)
+    for request, sequence, pick in chosen.picks:
+        tell((request, _grow(request, sequence, pick, ends)))
+        if sequence.finish_reason is not None:
+            scheduler.memory.free(sequence)
+            request.live.remove(sequence)
+            request.finished.append(sequence)
+            if not request.live:
+                end(request, *_results(request))
+    for request, selection in chosen.selections:
+        if (choices := beam_search.apply(request, selection, scheduler.memory)) is not None:
+            end(request, choices, [None] * len(choices))
+            for index, (ids, text, reason, _) in enumerate(choices):
+                tell((request, Piece(request.id, index, ids, text or "", reason, None)))
+
+
+def _grow(request: Request, sequence: Sequence, pick: Pick | None, ends: frozenset[int]) -> Piece:
+    """One more token for a sequence, and whether it was the last. Without a pick the sequence ends here."""
+    text, reason = "", None
+    if pick is None:
+        text = sequence.text.end() if sequence.text is not None else ""
+        sequence.finish_reason = "error"
+        return Piece(request.id, sequence.index, [], text, "error", None)
+    if pick.token in request.ends(ends):
+        reason = "stop"
+    elif len(sequence.tokens) + 1 == request.longest:
+        reason = "length"
+    if sequence.text is not None:
+        ended = reason == "stop"
+        text = sequence.text.end() if ended else sequence.text.add(pick.token, last=reason is not None)
+        reason = "stop" if sequence.text.stopped else reason
+    sequence.add(pick, reason)
+    logprobs = None if pick.likeliest is None else [pick.likeliest]
+    return Piece(request.id, sequence.index, [pick.token], text, reason, logprobs)
+
+
+def _results(request: Request) -> tuple[list[Choice], list[list[dict[int, float]] | None]]:
+    """Return the samples of a request that have all ended, in the order of their index, and their logprobs."""
+    samples = sorted(request.finished, key=lambda sequence: sequence.index)
+    choices = [
+        Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in samples
+    ]
+    return choices, [None if request.sampling.logprobs is None else s.logprobs for s in samples]

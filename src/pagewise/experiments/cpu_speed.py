@@ -15,7 +15,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from pagewise.cuda import simt
 from pagewise.engine import LLM
 from pagewise.engine.scheduler import Policy
-from pagewise.engine.workload import Workload
+from pagewise.experiments.engine_workload import Workload
 from pagewise.experiments.paged_attention_peers import side_by_side
 from pagewise.experiments.paged_attention_speed import Shape, exact, random_batch
 from pagewise.flash_decoding import flash_decoding

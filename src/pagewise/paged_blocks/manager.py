@@ -84,7 +84,7 @@ class BlockManager:
         """
         if seq_id in self._sequences:
             raise ValueError(f"seq_id {seq_id!r} is in use: free it first, or choose another")
-        tokens = self.blocks(tokens)
+        tokens = TokenBlocks.of(tokens, self.block_size)
         if not len(tokens):
             raise ValueError("tokens must hold at least 1 token, got none")
         P, hits = self.block_size, self._find_prefixes(tokens)
@@ -103,11 +103,7 @@ class BlockManager:
 
     def cached_prefix(self, tokens: Iterable[int] | TokenBlocks) -> int:
         """Return how many of these tokens `allocate` would find in the cache now."""
-        return len(self._find_prefixes(self.blocks(tokens))) * self.block_size
-
-    def blocks(self, tokens: Iterable[int] | TokenBlocks) -> TokenBlocks:
-        """Return the tokens as `allocate` and `cached_prefix` need them, so that several calls check and hash them once."""
-        return tokens if isinstance(tokens, TokenBlocks) else TokenBlocks(tokens, self.block_size)
+        return len(self._find_prefixes(TokenBlocks.of(tokens, self.block_size))) * self.block_size
 
     def append(self, seq_id: Hashable, token: int) -> int:
         """Add one token, and return the slot for its K and V.

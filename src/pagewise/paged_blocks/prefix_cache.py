@@ -47,6 +47,11 @@ class TokenBlocks:
         self.tokens, self.block_size = [as_token(token) for token in tokens], block_size
         self._blocks: list[tuple[tuple[int, ...], bytes]] = []  # tokens and digest of the first blocks
 
+    @classmethod
+    def of(cls, tokens: "Iterable[int] | TokenBlocks", block_size: int) -> "TokenBlocks":
+        """Return the tokens themselves if they are blocks already, else new blocks of them."""
+        return tokens if isinstance(tokens, cls) else cls(tokens, block_size)
+
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -23,8 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagewise.engine import LLM, Output
 from pagewise.engine.serve.body import Body, Refused, usage
-from pagewise.engine.serve.chat import ChatBody
-from pagewise.engine.serve.completions import CompletionBody
+from pagewise.engine.serve.endpoints import ChatBody, CompletionBody
 from pagewise.engine.serve.engine_thread import Answer, EngineThread, Full, StepFailed
 from pagewise.tools.checks import check_counts
 

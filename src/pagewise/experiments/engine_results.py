@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from pagewise.engine.workload import Run, Workload
+from pagewise.experiments.engine_workload import Run, Workload
 from pagewise.tools.records import Record, surroundings, table
 from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
 

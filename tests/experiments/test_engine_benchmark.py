@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pagewise.engine import LLM, benchmark
-from pagewise.engine.benchmark import main, variants
-from pagewise.engine.results import agreement, overview, records, speedups, summary
-from pagewise.engine.workload import Run, Workload, compare, serve
+from pagewise.experiments.engine_benchmark import main, variants
+from pagewise.experiments.engine_results import agreement, overview, records, speedups, summary
+from pagewise.experiments.engine_workload import Run, Workload, compare, serve
 from pagewise.models import tiny_model
 from pagewise.tools.records import keep, recorded
 
