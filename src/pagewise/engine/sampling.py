@@ -8,11 +8,12 @@ In transformers' order:
     only the largest stay that reach the probability top_p together, the one that crosses it included
     token = the first whose cumulative probability exceeds u
 
-u comes from Philox with the request's seed as key and (choice, position) as counter, so a request's tokens depend on
-nothing else in the batch, and are the same after a preemption. Salmon et al. 2011 (Philox); Holtzman et al. 2020
-(top-p); Keskar et al. 2019 (repetition penalty).
+u is a hash of (seed, choice, position), so a request's tokens depend on nothing else in the batch, and are the same
+after a preemption. Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition penalty).
 """
 
+import hashlib
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +22,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention.dropout import philox
 from pagewise.tools.checks import check_count, check_flag, check_number
 
 GREEDY_BELOW = 1e-5  # a smaller temperature is 0
@@ -192,11 +192,11 @@ def penalised(logits: Float[Tensor, "n vocab"], rows: Sequence[tuple[list[int], 
     """The logits with those of tokens that a row already has moved down by its repetition penalty."""
     if all(penalty == 1.0 for _, penalty in rows):
         return logits
-    logits = logits.clone()
-    for row, (tokens, penalty) in zip(logits, rows, strict=True):
-        seen = torch.tensor(sorted(set(tokens)), device=logits.device)
-        row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
-    return logits
+    seen = [(i, token, penalty) for i, (tokens, penalty) in enumerate(rows) for token in set(tokens)]
+    i, tokens, penalties = (torch.tensor(numbers, device=logits.device) for numbers in zip(*seen, strict=True))
+    scores = logits[i, tokens]
+    penalised_scores = torch.where(scores > 0, scores / penalties, scores * penalties)
+    return logits.index_put((i, tokens), penalised_scores)
 
 
 def _draw(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Tensor:
@@ -235,7 +235,7 @@ def _cut(scores: Float[Tensor, "n most"], params: list[SamplingParams]) -> Float
 
 
 def uniform(seeds: list[int], choices: list[int], positions: list[int]) -> Float[Tensor, " n"]:
-    """A float64 in [0, 1) for each (seed, choice, position), of 53 random bits."""
-    seed, choice, position = (torch.tensor(numbers, dtype=torch.int64) for numbers in (seeds, choices, positions))
-    high, low, _, _ = philox(position, choice, torch.zeros_like(seed), torch.zeros_like(seed), seed)
-    return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53
+    """A float64 in [0, 1) for each (seed, choice, position): the first 53 bits of a hash of these three numbers."""
+    keys = (struct.pack("<qqq", *key) for key in zip(seeds, choices, positions, strict=True))
+    hashes = [int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") for key in keys]
+    return torch.tensor([(number >> 11) * 2.0**-53 for number in hashes], dtype=torch.float64)
