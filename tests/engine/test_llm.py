@@ -188,7 +188,7 @@ def test_samples_of_a_prompt_are_those_of_its_seed_and_their_blocks_are_shared(a
 
 def test_what_was_in_the_memory_of_a_dense_batch_before_does_not_matter():
     llm = engine(attention="dense")
-    llm.memory._room = torch.full((100_000,), torch.nan)
+    llm.memory._padded_buffer = torch.full((100_000,), torch.nan)
     outputs = llm.generate(PROMPTS[:2], GREEDY)
     assert [output.token_ids for output in outputs] == [unserved(prompt) for prompt in PROMPTS[:2]]
 
@@ -311,7 +311,7 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
         patch.setattr(target, name, fail)
         with pytest.raises(error, match="planted"):
             llm.step()
-    assert llm.interrupted == ids
+    assert llm.failed_ids == ids
     assert [request.id for request in llm.scheduler.waiting] == ids
     assert nothing_is_held(llm)
     outputs = {}

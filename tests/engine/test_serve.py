@@ -26,7 +26,7 @@ from serving import serving, soon
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve.__main__ import main
 from pagewise.engine.serve.app import make_app
-from pagewise.engine.serve.body import Told
+from pagewise.engine.serve.body import TokenLogprobs
 from pagewise.engine.serve.endpoints import ChatBody, Message, chat_prompt
 from pagewise.models import tiny_model
 
@@ -202,7 +202,7 @@ def test_a_chats_logprobs_name_each_token_and_its_rivals(server):
 
 def test_a_part_of_a_character_has_no_bytes():
     body = ChatBody(messages=[], logprobs=True)
-    (entry,) = body.part(0, "", None, [Told("\N{REPLACEMENT CHARACTER}", -1.0, [])])["logprobs"]["content"]
+    (entry,) = body.part(0, "", None, [TokenLogprobs("\N{REPLACEMENT CHARACTER}", -1.0, [])])["logprobs"]["content"]
     assert entry["bytes"] is None
 
 

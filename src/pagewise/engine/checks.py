@@ -1,4 +1,4 @@
-"""What the engine is given, checked once: sizes, backends, prompts (lesson 9)."""
+"""Check the arguments of an engine and of its requests, once: sizes, backends, prompts (lesson 9)."""
 
 import os
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def checked_backend(backend: str, attention: str, config: Any, block_size: int, 
     """ "torch", "triton" or "cuda", which can serve this model.
 
     Raises:
-        ValueError: there is no such backend, or its kernels do not take these sizes.
+        ValueError: the backend does not exist, or its kernels do not take these sizes.
     """
     if backend != "cuda":
         refusal = None
@@ -95,7 +95,8 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
 def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> int:
     """Blocks for max_num_seqs sequences of the longest context, as far as there is memory.
 
-    Of the free memory a CPU gives a quarter; a GPU gives nine tenths, and 1 GiB less for a step's activations.
+    They take at most a quarter of a CPU's free memory. On a GPU they take at most nine tenths of the free memory, less
+    1 GiB for the activations of a step.
     """
     weight, config = next(model.parameters()), model.config
     block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * weight.itemsize
@@ -120,7 +121,7 @@ def token_ids(prompt: object, tokenizer: Any) -> list[int]:
     """Return a prompt as a list, which `check_tokens` has not seen yet.
 
     Raises:
-        ValueError, TypeError: the prompt is text and there is no tokenizer, or it is empty or not iterable.
+        ValueError, TypeError: the prompt is text and the model has no tokenizer, or it is empty or not iterable.
     """
     if isinstance(prompt, str):
         if tokenizer is None:

@@ -4,7 +4,7 @@ A step is a straight line:
 
     scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
 
-Whatever interrupts a step, the requests that ran wait again with the tokens they had, and their memory is free.
+When an exception ends a step, its requests wait again with the tokens that they had, and their memory is free.
 """
 
 from collections import deque
@@ -35,8 +35,8 @@ class LLM:
 
     Args:
         model: a folder or hub id, or a model. tokenizer: for a model, if it shall read and write text.
-        num_blocks: of the KV cache, block_size tokens each. Default: what max_num_seqs sequences of the longest context
-            need, as far as a quarter of a CPU's free memory, or nine tenths of a GPU's, goes.
+        num_blocks: of the KV cache, block_size tokens each. Default: enough for max_num_seqs sequences of the
+            longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
         max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
             computed in chunks.
         attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
@@ -87,8 +87,8 @@ class LLM:
         self._ends = checks.end_tokens(self.model, self.tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
-        self.interrupted: list[int] = []  # requests that the last step that raised had to do with
-        self._ended: dict[int, Output] = {}  # whom nobody has been told of yet
+        self.failed_ids: list[int] = []  # requests that the last step that raised had to do with
+        self._ended: dict[int, Output] = {}  # `step` has not returned them yet
         self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
     # -------------------------------------------------------------------------------------- prompts in, text out
@@ -100,7 +100,7 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Output]:
-        """What follows each prompt, in their order. Everything is checked before anything is computed.
+        """Return an output for each prompt, in their order. Everything is checked before anything is computed.
 
         Args:
             prompts: texts, or lists of token ids.
@@ -110,7 +110,7 @@ class LLM:
         Raises:
             ValueError, TypeError: a prompt does not fit: it is empty, has foreign ids, or is too long with its
                 max_tokens for the model's context or for the memory.
-            Whatever else ends it early: its requests are aborted, and the engine can be used again.
+            Any other exception: the call's requests are aborted, and the engine can be used again.
         """
         if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple | Tensor) for prompt in prompts):
             raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
@@ -135,7 +135,8 @@ class LLM:
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
         """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
 
-        What does not fit is refused at once (ValueError, TypeError). A stream that is left early aborts its request.
+        A prompt that does not fit is refused at once (ValueError, TypeError).
+        A stream that is left early aborts its request.
         """
         request = self.prepare(prompt, sampling)
         if request.width > 1:
@@ -250,7 +251,7 @@ class LLM:
                     advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
         except BaseException:
             with held_back():
-                self.interrupted = [request.id for request in self.scheduler.running]
+                self.failed_ids = [request.id for request in self.scheduler.running]
                 for request in reversed(self.scheduler.running.copy()):
                     self.scheduler.preempt(request)
             raise

@@ -48,7 +48,7 @@ class PagedMemory:
 
     @property
     def used_nbytes(self) -> int:
-        """Of blocks that belong to somebody."""
+        """Bytes of the blocks that are in use."""
         return self.nbytes // self.manager.num_blocks * (self.manager.num_blocks - self.manager.num_free_blocks)
 
     def check_fits(self, request: Request) -> None:
@@ -79,7 +79,7 @@ class PagedMemory:
     def admit(self, request: Request, tokens: TokenBlocks) -> int:
         """Blocks for the tokens that its sequences have in common; how many of these the prefix cache has.
 
-        Raises OutOfBlocks, too, where there is no room for what the sequences have not in common.
+        Raises OutOfBlocks also if the free blocks do not hold the tokens that the sequences do not share.
         """
         needed = self._blocks_for(len(request.live), len(request.live[0].tokens), len(tokens))
         if len(request.live) > 1 and needed > self.manager.num_free_blocks:
@@ -96,7 +96,7 @@ class PagedMemory:
         self.manager.fork(parent, child)
 
     def commit(self, sequence: Sequence) -> None:
-        """What it has computed may be shared."""
+        """Let other prompts find the blocks that the sequence has computed."""
         self.manager.commit(sequence, sequence.num_computed)
 
     def free(self, sequence: Sequence) -> None:
@@ -129,7 +129,7 @@ class PagedMemory:
 
 
 class DenseMemory:
-    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for all that it may ever need."""
+    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer."""
 
     def __init__(
         self, config: object, *, num_tokens: int, backend: str, dtype: torch.dtype, device: torch.device
@@ -139,11 +139,13 @@ class DenseMemory:
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
         self._reserved: dict[Request, int] = {}
-        self._room = torch.empty(0, **self._options)  # for `_padded`: a fresh one would cost more than the copying
+        self._padded_buffer = torch.empty(
+            0, **self._options
+        )  # for `_padded`: a fresh one would cost more than the copying
 
     @property
     def nbytes(self) -> int:
-        """Of all sequences that run, used or not."""
+        """Bytes of all sequences that run, used or not."""
         return sum(kv.nbytes for kv in self._kv.values())
 
     used_nbytes = nbytes
@@ -158,7 +160,7 @@ class DenseMemory:
             )
 
     def blocks(self, tokens: list[int]) -> list[int]:
-        """There are no blocks here: the tokens as they are."""
+        """Return the tokens as they are: dense memory has no blocks."""
         return tokens
 
     def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
@@ -233,9 +235,9 @@ class DenseMemory:
         """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends. The next call overwrites them."""
         _, _, Hkv = self._shape
         shape = (2, len(decoding), Hkv, longest, self._head_dim)
-        if self._room.numel() < prod(shape):
-            self._room = self._room.new_empty(prod(shape) * 5 // 4)
-        batch = self._room[: prod(shape)].view(shape)
+        if self._padded_buffer.numel() < prod(shape):
+            self._padded_buffer = self._padded_buffer.new_empty(prod(shape) * 5 // 4)
+        batch = self._padded_buffer[: prod(shape)].view(shape)
         for i, (_, chunk) in enumerate(decoding):
             batch[:, i, :, : chunk.stop] = self._kv[chunk.sequence][:, layer, :, : chunk.stop]
             batch[:, i, :, chunk.stop :] = 0

@@ -1,8 +1,8 @@
 """One forward pass for a step: build the batch, run the model, give the logits, choose the tokens (lesson 9).
 
 On a GPU a decode step is so short that launching its kernels one by one takes longer than they run. So decode steps are
-captured once as CUDA graphs, for a few numbers of sequences, and replayed on buffers that keep their places: a step
-copies its numbers in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
+captured once as CUDA graphs, for a few numbers of sequences, and replayed on fixed buffers. A step copies its numbers
+in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
 """
 
 from typing import NamedTuple
@@ -49,7 +49,7 @@ class ModelRunner:
 
 
 class Chosen(NamedTuple):
-    """What follows the chunks that gave logits: a token for each sequence, or a selection of beams for a request."""
+    """A token for each sequence that got logits, or a selection of beams for a request."""
 
     picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
     selections: list[tuple[Request, beam_search.Selection]]
@@ -64,7 +64,7 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
         if request.sampling.beam_width > 1:
             searches.setdefault(request, []).append(at)
             continue
-        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with what was computed now
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
             rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
             drawn.append((request, sequence))
     picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]

@@ -154,7 +154,7 @@ class Pick(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Whose token is to be drawn from which row of the logits."""
+    """A token to draw: the row of the logits, and everything that the draw depends on."""
 
     logits: int
     sampling: SamplingParams
@@ -224,7 +224,7 @@ def _draw(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Tensor:
 
 
 def _cut(scores: Float[Tensor, "n most"], params: list[SamplingParams]) -> Float[Tensor, "n most"]:
-    """Falling scores with −inf for those that top_k and top_p leave out."""
+    """Replace the scores that top_k and top_p leave out by −inf. The scores fall."""
     most = scores.shape[1]
     top_k = torch.tensor([p.top_k or most for p in params], device=scores.device)[:, None]
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=scores.device)[:, None]

@@ -1,4 +1,4 @@
-"""Who computes what in the next step, and what the step's tokens do to their requests (lesson 9).
+"""Choose the requests that compute in the next step, and give them its tokens afterwards (lesson 9).
 
 A step has a budget of tokens. Sequences that decode need one each and come first; what is left goes to prompts, oldest
 first, in chunks if they are longer (chunked prefill). When memory runs out the youngest running request is preempted:
@@ -6,8 +6,8 @@ its memory is freed, its tokens are kept, and it will compute them again (preemp
 request always advances, and all end.
 
     naive       one request at a time
-    static      as many as fit; no other joins before all of them have ended
-    continuous  whoever fits joins at any step
+    static      as many as fit; no request joins before all of these have ended
+    continuous  a request that fits joins at any step
 
 Yu et al. 2022 (Orca: continuous batching); Kwon et al. 2023 (preemption); Agrawal et al. 2023 (Sarathi: chunked
 prefill, decoding first).
@@ -51,7 +51,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self._places = 0  # for requests in the batch that is running, unless continuous
+        self._may_join = 0  # for requests in the batch that is running, unless continuous
 
     def add(self, request: Request) -> None:
         """The request waits for its turn."""
@@ -83,10 +83,10 @@ class Scheduler:
         self.running.remove(request)
         self.waiting.appendleft(request)
         self.num_preemptions += 1
-        self._places += 1
+        self._may_join += 1
 
     def _decode(self) -> tuple[list[Chunk], list[Request]]:
-        """Chunks for the requests that decode, with room for their newest tokens, and the requests that do not yet."""
+        """Return chunks for the requests that decode, whose slots are taken, and the requests that do not yet."""
         chunks: list[Chunk] = []
         reading = []
         for request in self.running.copy():
@@ -96,13 +96,13 @@ class Scheduler:
             if not request.forked:
                 reading.append(request)
             elif any(len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences):
-                if self._make_room(request, sequences):
+                if self._take_slots(request, sequences):
                     reading.append(request)
-            elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._make_room(request, sequences):
+            elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._take_slots(request, sequences):
                 chunks += (Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences)
         return chunks, reading
 
-    def _make_room(self, request: Request, sequences: list[Sequence]) -> bool:
+    def _take_slots(self, request: Request, sequences: list[Sequence]) -> bool:
         """Memory for all tokens of its sequences, taken from the youngest; False: it was the youngest itself."""
         for sequence in sequences:
             while True:
@@ -121,7 +121,7 @@ class Scheduler:
 
         The newest tokens of several sequences are left for one step that decodes them together.
         """
-        start, stop = sequence.num_computed, len(sequence.tokens) - 1 if request.forked else request.common
+        start, stop = sequence.num_computed, len(sequence.tokens) - 1 if request.forked else request.num_common
         num_tokens = max(0, min(stop - start, most))
         if num_tokens:
             chunks.append(Chunk(request, sequence, start, start + num_tokens))
@@ -132,20 +132,20 @@ class Scheduler:
         if not self.waiting or not self._has_place():
             return False
         request = self.waiting[0]
-        if request.waiting_for is None:
-            request.waiting_for = self.memory.blocks(request.common_tokens())
-        tokens = request.waiting_for
+        if request.common_blocks is None:
+            request.common_blocks = self.memory.blocks(request.common_tokens())
+        tokens = request.common_blocks
         if self.memory.prefix_is_coming(tokens, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1]):
             return False
         try:
             cached = self.memory.admit(request, tokens)
         except OutOfBlocks:
-            self._places = 0
+            self._may_join = 0
             return False
         self.waiting.popleft()
         self.running.append(request)
-        self._places -= 1
-        request.common, request.waiting_for = len(tokens), None
+        self._may_join -= 1
+        request.num_common, request.common_blocks = len(tokens), None
         request.live[0].num_computed = cached
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
@@ -155,8 +155,8 @@ class Scheduler:
         if self.policy != "continuous":
             if not self.running:
                 widths = accumulate(request.seats for request in self.waiting)
-                self._places = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
-            if self._places <= 0:
+                self._may_join = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
+            if self._may_join <= 0:
                 return False
         return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
@@ -165,7 +165,7 @@ class Scheduler:
         for request, sequence, _, stop in chunks:
             sequence.num_computed = stop
             self.memory.commit(sequence)
-            if not request.forked and stop == request.common:
+            if not request.forked and stop == request.num_common:
                 first, *others = request.live
                 for other in others:
                     self.memory.fork(first, other)
@@ -189,8 +189,8 @@ def advance(
 ) -> None:
     """Give the tokens to their sequences.
 
-    `tell` is called with what each got and `end` for each request that has ended, at once: should a tokenizer raise,
-    its sequence has not changed, and nobody else's text is lost.
+    `tell` is called at once with the piece of each sequence, and `end` for each request that has ended. If a tokenizer
+    raises, its sequence has not changed, and no other text is lost.
     """
     scheduler.computed(chunks)
     for request, sequence, pick in chosen.picks:

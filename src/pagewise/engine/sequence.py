@@ -1,4 +1,4 @@
-"""What the engine keeps of a request: its sequences, their text as it comes, and the output in the end (lesson 9).
+"""A request in the engine: its sequences, their text as it comes, and its output (lesson 9).
 
 A request has one sequence, or several that share their prompt: n samples, or the beams of a beam search. They are
 scheduled, preempted and resumed together.
@@ -26,7 +26,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """What became of a request. Its token_ids, text and finish_reason are those of choice 0."""
+    """The result of a request. Its token_ids, text and finish_reason are those of choice 0."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -48,7 +48,7 @@ class Output:
 
 
 class Piece(NamedTuple):
-    """What a step added to one choice, for a request's listener."""
+    """The tokens and text that a step added to one choice, for a request's listener."""
 
     request_id: int
     choice: int
@@ -171,8 +171,8 @@ class Request:
                 sequence.text = Text(tokenizer, sampling.stop_strings, sequence.tokens)
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
-        self.common = 0
-        self.waiting_for: TokenBlocks | list[int] | None = None  # common tokens, as the memory looks them up; kept
+        self.num_common = 0
+        self.common_blocks: TokenBlocks | list[int] | None = None  # common tokens, as the memory looks them up; kept
         self.forked = False
         self.num_cached_tokens: int | None = None
         self.seed = sampling.chosen_seed()

@@ -35,7 +35,7 @@ def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
     """The application that serves `llm` as the model `name`, at most `max_queue` requests at once: others get a 429.
 
     Raises:
-        ValueError, TypeError: max_queue is no count, or the model has no tokenizer.
+        ValueError, TypeError: max_queue is not a count, or the model has no tokenizer.
     """
     check_counts(max_queue=max_queue)
     if llm.tokenizer is None:
@@ -121,11 +121,11 @@ class Endpoint:
         for opening in body.openings():
             yield event(head | {"choices": [opening]})
         try:
-            async for index, news in answer:
-                if isinstance(news, Output):
-                    outputs.append(news)
+            async for index, new in answer:
+                if isinstance(new, Output):
+                    outputs.append(new)
                 else:
-                    yield event(head | {"choices": [body.piece(index, news, self.tokenizer)]})
+                    yield event(head | {"choices": [body.piece(index, new, self.tokenizer)]})
         except StepFailed as error:
             yield event(error_body(500, str(error)))
             return
@@ -134,7 +134,7 @@ class Endpoint:
         yield "data: [DONE]\n\n"
 
     def head(self, body: Body, kind: str) -> dict[str, Any]:
-        """What every chunk of an answer begins with."""
+        """Return the fields that every chunk of an answer begins with."""
         made = {"id": body.id_prefix + uuid.uuid4().hex, "created": int(time.time())}
         return {**made, "object": kind, "model": self.name}
 
@@ -200,6 +200,6 @@ def error_response(status: int, message: str, field: str | None = None, **option
 
 
 def error_body(status: int, message: str, field: str | None = None) -> dict:
-    """What OpenAI's client raises as an exception."""
+    """Return an error in the form that OpenAI's client raises as an exception."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}

@@ -1,4 +1,4 @@
-"""What clients post to the two endpoints, completions and chat, and how a conversation becomes a prompt (lesson 9)."""
+"""The bodies of the two endpoints, completions and chat, and how a conversation becomes a prompt (lesson 9)."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pagewise.engine import LLM
 from pagewise.engine.sequence import Request
-from pagewise.engine.serve.body import Body, NumLogprobs, Prompt, Refused, Strict, Told
+from pagewise.engine.serve.body import Body, NumLogprobs, Prompt, Refused, Strict, TokenLogprobs
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(max_length=2**14, fail_fast=True)]
@@ -23,7 +23,7 @@ class CompletionBody(Body):
     logprobs: NumLogprobs | None = None
 
     @property
-    def num_rivals(self) -> int | None:
+    def num_likeliest(self) -> int | None:
         return self.logprobs
 
     @property
@@ -37,17 +37,15 @@ class CompletionBody(Body):
         sampling = self.sampling()
         return [self.prepared(llm, prompt, sampling) for prompt in self.prompts]
 
-    def part(self, index: int, text: str, finish_reason: str | None, told: list[Told] | None) -> dict:
-        logprobs = (
-            None
-            if told is None
-            else {
-                "tokens": [one.token for one in told],
-                "token_logprobs": [one.logprob for one in told],
-                "top_logprobs": [dict(one.rivals) for one in told],
+    def part(self, index: int, text: str, finish_reason: str | None, logprobs: list[TokenLogprobs] | None) -> dict:
+        columns = None
+        if logprobs is not None:
+            columns = {
+                "tokens": [one.token for one in logprobs],
+                "token_logprobs": [one.logprob for one in logprobs],
+                "top_logprobs": [dict(one.likeliest) for one in logprobs],
             }
-        )
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return {"index": index, "text": text, "logprobs": columns, "finish_reason": finish_reason}
 
 
 MOST_MESSAGES, MOST_PARTS = 4096, 16  # of a body, of a message: each costs time that other clients wait for
@@ -84,7 +82,7 @@ class ChatBody(Body):
     top_logprobs: NumLogprobs | None = None
 
     @property
-    def num_rivals(self) -> int | None:
+    def num_likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -107,17 +105,17 @@ class ChatBody(Body):
         delta = {"role": "assistant", "content": ""}
         return [{"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(self.width)]
 
-    def part(self, index: int, text: str, finish_reason: str | None, told: list[Told] | None) -> dict:
+    def part(self, index: int, text: str, finish_reason: str | None, logprobs: list[TokenLogprobs] | None) -> dict:
         delta = {"content": text} if text else {}
-        return {"index": index, "delta": delta, "logprobs": _logprobs(told), "finish_reason": finish_reason}
+        return {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": finish_reason}
 
-    def choice(self, index: int, text: str, finish_reason: str, told: list[Told] | None) -> dict:
+    def choice(self, index: int, text: str, finish_reason: str, logprobs: list[TokenLogprobs] | None) -> dict:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": _logprobs(told), "finish_reason": finish_reason}
+        return {"index": index, "message": message, "logprobs": _logprobs(logprobs), "finish_reason": finish_reason}
 
 
 def chat_prompt(messages: list[Message], tokenizer: Any) -> Prompt:
-    """A conversation as a prompt: by the chat template of its tokenizer, and where it has none, as
+    """A conversation as a prompt: by the chat template of its tokenizer. Without a template the prompt is
 
         system: …
         user: …
@@ -129,21 +127,22 @@ def chat_prompt(messages: list[Message], tokenizer: Any) -> Prompt:
         raise Refused("messages must hold at least one message, got none", "messages")
     if not getattr(tokenizer, "chat_template", None):
         return "".join(f"{message.role}: {message.text}\n" for message in messages) + "assistant:"
-    told = [{"role": message.role, "content": message.text} for message in messages]
+    conversation = [{"role": message.role, "content": message.text} for message in messages]
     try:
-        return tokenizer.apply_chat_template(told, add_generation_prompt=True, return_dict=False)
+        return tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
     except Exception as error:  # whatever the template raises
         raise Refused(f"messages do not fit the model's chat template: {error}", "messages") from error
 
 
-def _logprobs(told: list[Told] | None) -> dict | None:
+def _logprobs(logprobs: list[TokenLogprobs] | None) -> dict | None:
     def entry(token: str, logprob: float) -> dict:
         part = "\N{REPLACEMENT CHARACTER}" in token  # of a character, whose bytes its text does not tell
         return {"token": token, "logprob": logprob, "bytes": None if part else list(token.encode())}
 
-    if told is None:
+    if logprobs is None:
         return None
-    tops = ([entry(*rival) for rival in one.rivals] for one in told)
-    return {
-        "content": [entry(one.token, one.logprob) | {"top_logprobs": top} for one, top in zip(told, tops, strict=True)]
-    }
+    content = []
+    for one in logprobs:
+        top = [entry(*token) for token in one.likeliest]
+        content.append(entry(one.token, one.logprob) | {"top_logprobs": top})
+    return {"content": content}
