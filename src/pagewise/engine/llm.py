@@ -234,8 +234,6 @@ class LLM:
         """A context manager that marks what steps do, see `pagewise.engine.profile`."""
         return Profile(ops=ops)
 
-    # -------------------------------------------------------------------------------------- within
-
     def _step(self) -> None:
         """One step, all of it or, as far as anyone can tell, nothing of it."""
         try:
