@@ -164,9 +164,12 @@ def test_the_penalty_is_on_log_p_of_tokens_that_a_beam_or_its_prompt_has():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_not_finite_are_refused(bad):
-    with pytest.raises(FloatingPointError, match="logits are not finite"):
-        select(after_one_step([], [-1.0, -2.0]), LIKELY_0 * bad, frozenset())
+def test_logits_that_are_not_finite_end_the_search_with_the_beams_that_there_are(bad):
+    request = after_one_step([], [-1.0, -2.0])
+    selection = select(request, LIKELY_0 * bad, frozenset())
+    assert selection.live == []
+    assert [choice.finish_reason for choice in selection.found] == ["error"] * 2
+    assert [choice.token_ids for choice in selection.found] == [[0], [1]]
 
 
 # ------------------------------------------------------------------------------------------------ in the engine

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine.door import checked_backend
+from pagewise.engine.checks import checked_backend
 from pagewise.engine.interrupts import held_back
 from pagewise.kv_cache import generate
 from pagewise.models import tiny_model
@@ -161,7 +162,7 @@ def test_max_tokens_ends_it_otherwise():
 
 
 @pytest.mark.parametrize("attention", ["paged", "dense"])
-def test_samples_of_a_prompt_are_those_of_its_seed_best_first_and_their_blocks_are_shared(attention):
+def test_samples_of_a_prompt_are_those_of_its_seed_and_their_blocks_are_shared(attention):
     llm = engine(attention=attention, block_size=4)
     params = SamplingParams(max_tokens=10, n=4, seed=3, logprobs=1)
     llm.add_request(PROMPTS[2], params)
@@ -178,8 +179,6 @@ def test_samples_of_a_prompt_are_those_of_its_seed_best_first_and_their_blocks_a
     while llm.has_unfinished:
         outputs += llm.step()
     (output,) = outputs
-    scores = [choice.score for choice in output.choices]
-    assert scores == sorted(scores, reverse=True)
     assert len({tuple(choice.token_ids) for choice in output.choices}) == 4
     for choice, logprobs in zip(output.choices, output.logprobs, strict=True):
         chosen = [step[token] for token, step in zip(choice.token_ids, logprobs, strict=True)]
@@ -189,7 +188,7 @@ def test_samples_of_a_prompt_are_those_of_its_seed_best_first_and_their_blocks_a
 
 def test_what_was_in_the_memory_of_a_dense_batch_before_does_not_matter():
     llm = engine(attention="dense")
-    llm.memory._room = torch.full((100_000,), torch.nan)
+    llm.memory._padded_buffer = torch.full((100_000,), torch.nan)
     outputs = llm.generate(PROMPTS[:2], GREEDY)
     assert [output.token_ids for output in outputs] == [unserved(prompt) for prompt in PROMPTS[:2]]
 
@@ -200,8 +199,29 @@ def test_samples_do_not_depend_on_how_they_are_served():
     found = []
     for way in ways:
         outputs = engine(**way).generate(PROMPTS[:3], params)
-        found.append([{tuple(choice.token_ids) for choice in output.choices} for output in outputs])
+        found.append([[choice.token_ids for choice in output.choices] for output in outputs])
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_a_listener_and_the_output_number_samples_alike(attention):
+    """Samples end at different steps, and the likeliest is not the first."""
+    llm, heard = engine(attention=attention), {}
+    params = SamplingParams(max_tokens=12, n=4, seed=3, stop="e")
+
+    def listen(piece):
+        heard[piece.choice] = heard.get(piece.choice, "") + piece.text
+
+    llm.add_request(PROMPTS[2], params, listener=listen)
+    outputs = []
+    while llm.has_unfinished:
+        outputs += llm.step()
+    (output,) = outputs
+    assert [heard[i] for i in range(4)] == [choice.text for choice in output.choices]
+    assert (output.text, output.token_ids) == output.choices[0][1::-1]
+    scores = [choice.score for choice in output.choices]
+    assert scores != sorted(scores, reverse=True)
+    assert len({len(choice.token_ids) for choice in output.choices}) > 1
 
 
 # ------------------------------------------------------------------------------------------------ requests and steps
@@ -291,7 +311,7 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
         patch.setattr(target, name, fail)
         with pytest.raises(error, match="planted"):
             llm.step()
-    assert llm.interrupted == ids
+    assert llm.failed_ids == ids
     assert [request.id for request in llm.scheduler.waiting] == ids
     assert nothing_is_held(llm)
     outputs = {}
@@ -338,12 +358,32 @@ def test_ctrl_c_within_bookkeeping_is_raised_at_its_end():
     assert signal.getsignal(signal.SIGINT) is usual
 
 
-def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
-    llm = engine()
-    with monkeypatch.context() as patch:
-        patch.setattr(MODEL, "forward", lambda *a, logits_for, **k: torch.full((1, len(logits_for), 257), torch.nan))
-        with pytest.raises(FloatingPointError, match="not finite"):
-            llm.generate(PROMPTS, GREEDY)
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(n=2, seed=1), SamplingParams(beam_width=2)], ids=str)
+@pytest.mark.parametrize("step", [0, 3])
+def test_logits_that_are_not_finite_end_their_own_request_and_no_other(params, step, monkeypatch):
+    """The request that comes last: its tokens are the last rows."""
+    llm, heard, outputs = engine(), [], {}
+    forward = MODEL.forward
+
+    def poisoned(*args, **options):
+        logits = forward(*args, **options).clone()
+        logits[:, 1:] = torch.nan
+        return logits
+
+    ids = [llm.add_request(PROMPTS[0], GREEDY), llm.add_request(PROMPTS[3], params, listener=heard.append)]
+    for number in itertools.count():
+        with monkeypatch.context() as patch:
+            if number == step:
+                patch.setattr(MODEL, "forward", poisoned)
+            outputs |= {output.request_id: output for output in llm.step()}
+        if not llm.has_unfinished:
+            break
+    assert outputs[ids[0]].token_ids == unserved(PROMPTS[0])
+    for choice in outputs[ids[1]].choices:
+        assert choice.finish_reason == "error"
+        assert len(choice.token_ids) == step
+        assert choice.text == TOKENIZER.decode(choice.token_ids)
+    assert heard[-1].finish_reason == "error"
     assert nothing_is_held(llm)
 
 
@@ -361,7 +401,7 @@ def test_logits_that_are_no_numbers_are_no_tokens(monkeypatch):
         ([[-1]], {}, "got -1"),
         ([[1.5]], {}, "tokens must be ints"),
         (["x" * 500], {"max_tokens": 13}, "prompt of 500 tokens and max_tokens = 13 exceed the model's context of 512"),
-        (["x" * 60], {"max_tokens": 69}, "need 9 blocks of 16 tokens, and the memory has 8"),
+        (["x" * 60], {"max_tokens": 70}, "need 9 blocks of 16 tokens, and the memory has 8"),
         (["x" * 30], {"max_tokens": 20, "n": 5}, "5 sequences of a prompt of 30 tokens .* need 16 blocks"),
         (["x"], {"n": 7}, "n or beam_width = 7 exceeds max_num_seqs = 6"),
     ],
@@ -391,12 +431,28 @@ def test_what_just_fits_is_taken():
         checked_backend(*of_size(257))
 
 
+@pytest.mark.parametrize("attention", ["paged", "dense"])
+def test_the_last_token_needs_no_slot(attention):
+    llm, prompt = engine(num_blocks=1, block_size=16, attention=attention), PROMPTS[0][:16]
+    (output,) = llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0))
+    assert output.token_ids == unserved(prompt, 1)
+    with pytest.raises(ValueError, match="the memory has"):
+        llm.add_request(prompt, SamplingParams(max_tokens=2))
+
+
+def test_greedy_requests_leave_torchs_generator_alone():
+    before = torch.random.get_rng_state()
+    engine().generate(PROMPTS[:1], GREEDY)
+    engine().generate(PROMPTS[:1], SamplingParams(beam_width=2, max_tokens=2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
 def test_the_most_new_tokens_are_what_context_and_memory_leave():
     assert engine(num_blocks=64).max_new_tokens("x" * 100) == MODEL.config.max_position_embeddings - 100
     for attention in ("paged", "dense"):
         llm = engine(num_blocks=8, attention=attention)
         most = llm.max_new_tokens("x" * 100)
-        assert most == 8 * 16 - 100
+        assert most == 8 * 16 + 1 - 100  # the last token needs no slot
         llm.add_request("x" * 100, SamplingParams(max_tokens=most))
         with pytest.raises(ValueError, match="the memory has"):
             llm.add_request("x" * 100, SamplingParams(max_tokens=most + 1))

@@ -1,7 +1,10 @@
 """A step as one value, and decode steps on the fixed buffers of a CUDA graph."""
 
+import random
+
 import pytest
 import torch
+from exact_model import VOCAB, ExactModel
 
 from pagewise.engine import LLM, SamplingParams, model_runner
 from pagewise.engine.model_runner import DecodeGraphs
@@ -95,6 +98,23 @@ def test_a_step_with_a_piece_of_a_prompt_is_not_replayed(captured):
     outputs = llm.generate(PROMPTS[:2], params)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert {size for size, _ in captured} == {1}
+
+
+@pytest.mark.parametrize("num_blocks", [6, 8, 10, 12])
+def test_graphs_change_no_token_where_a_chunk_of_one_token_asks_for_no_logits(num_blocks, captured, shapes_unchecked):
+    """Samples that were preempted compute the last token that they have in common beside a prompt's only token."""
+    draw = random.Random(2)
+    prompt = [draw.randrange(VOCAB) for _ in range(12)]
+    prompts = [prompt[: draw.choice([1, 5, 9])] for _ in range(12)]  # of whole blocks and one token
+    params = [SamplingParams(max_tokens=6, n=draw.randrange(1, 3), seed=i, ignore_eos=True) for i in range(12)]
+    model, choices = ExactModel(), []
+    for graphs in (False, True):
+        llm = LLM(model, num_blocks=num_blocks, block_size=4)
+        llm.runner._graphs = DecodeGraphs(llm.runner) if graphs else None
+        outputs = llm.generate(prompts, params, progress=False)
+        choices.append([sorted(choice.token_ids for choice in output.choices) for output in outputs])
+        assert llm.scheduler.num_preemptions > 0
+    assert choices[0] == choices[1]
 
 
 def test_rows_of_a_larger_step_before_are_cleared():

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from conftest import ROOT
-from pagewise.engine import LLM, SamplingParams, advance
+from pagewise.engine import LLM, SamplingParams, model_runner
 
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 MODEL = ExactModel()
@@ -41,7 +41,7 @@ def assert_sound(llm):
     ids = [request.id for request in running + waiting]
     assert ids == sorted(set(ids)), "oldest first, each once, who runs before who waits"
     held = [sequence for request in running for sequence in request.in_memory()]
-    assert sum(request.width for request in running) <= scheduler.max_num_seqs
+    assert sum(request.seats for request in running) <= scheduler.max_num_seqs
     assert all(sequence.num_computed == 0 for request in waiting for sequence in request.live)
     if not hasattr(memory, "manager"):
         assert set(memory._kv) == set(held)
@@ -79,7 +79,7 @@ def assert_right(outputs, sampling):
         expected[output.request_id].append(result)
     for output in outputs:
         assert len(output.choices) == sampling[output.request_id].n
-        assert sorted((c.token_ids, c.finish_reason) for c in output.choices) == sorted(expected[output.request_id])
+        assert [(c.token_ids, c.finish_reason) for c in output.choices] == expected[output.request_id]
 
 
 # ------------------------------------------------------------------------------------------ a thousand requests
@@ -317,9 +317,9 @@ def test_a_tokenizer_that_fails_once_costs_no_letter():
             break
     assert_right(outputs, params)
     for output in outputs:
-        texts = {letters.decode(choice.token_ids) for choice in output.choices}
-        assert {choice.text for choice in output.choices} == texts
-        assert {shown[output.request_id, i] for i in range(len(output.choices))} == texts
+        texts = [letters.decode(choice.token_ids) for choice in output.choices]
+        assert [choice.text for choice in output.choices] == texts
+        assert [shown[output.request_id, i] for i in range(len(output.choices))] == texts
     assert_empty(llm)
 
 
@@ -340,7 +340,7 @@ def broken(llm, fault, error, after):
     owner, name = {
         "model": (MODEL, "forward"),
         "write": (memory.cache, "write") if paged else (memory, "attention"),
-        "sampling": (advance, "sample"),
+        "sampling": (model_runner, "sample"),
         "append": (memory.manager, "append") if paged else (memory, "extend"),
         "commit": (memory, "commit"),
         "allocate": (memory.manager, "allocate") if paged else (memory, "admit"),
@@ -434,9 +434,9 @@ class AnyOrder(RuleBasedStateMachine):
                 continue
             sampling = self.wanted.pop(output.request_id)
             expected = served_alone(tuple(output.prompt_token_ids), sampling)
-            assert sorted(output.choices) == sorted(expected)
+            assert output.choices == expected
             told = [self.heard[output.request_id, i] for i in range(len(expected))]
-            assert sorted(told) == sorted(choice.token_ids for choice in expected)
+            assert told == [choice.token_ids for choice in expected]
 
     @invariant()
     def sound(self):
@@ -461,7 +461,7 @@ def test_any_order_of_requests_steps_failures_and_aborts():
     )
     options = {"deadline": None, "database": None, "derandomize": not FULL, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(AnyOrder, settings=settings(**chances, **options))
-    assert AnyOrder.num_preemptions > 50
+    assert AnyOrder.num_preemptions > 40
 
 
 # ------------------------------------------------------------------------------------------ Ctrl-C

@@ -1,7 +1,9 @@
 """From logits to tokens: against transformers' processors, by counting, and at the edges."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -74,7 +76,7 @@ def test_a_penalty_moves_negative_logits_down_too_and_counts_a_token_once():
     assert logits.tolist() == [[2.0, -2.0, 1.0]]
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-8, 1e-3])
+@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-8, 1e-5, 1e-3])
 def test_a_very_low_temperature_is_greedy(temperature):
     for logits in (LOGITS, LOGITS + 100, LOGITS.flip(0) + 100):
         picks = sample(logits[None], [row(seed=s, temperature=temperature) for s in range(50)])
@@ -120,14 +122,26 @@ def test_another_number_is_drawn_at_each_position():
     assert len({pick.token for pick in picks}) > 15
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_numbers_are_refused(bad):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_k": 3, "logprobs": 2}], ids=str)
+def test_a_row_whose_logits_are_not_finite_has_no_token_and_others_have_theirs(bad, params):
     logits = LOGITS.clone()
-    logits[4] = bad
-    with pytest.raises(FloatingPointError, match="not finite"):
-        sample(torch.stack([LOGITS, logits]), [row(0), row(1)])
-    with pytest.raises(FloatingPointError, match="not finite"):
-        sample(torch.full((1, VOCAB), -math.inf), [row(0)])
+    logits[slice(None) if bad == -math.inf else 4] = bad
+    expected = sample(LOGITS[None], [row(0, **params)])
+    rows = [row(0, **params), row(1, **params), row(0, **params)]
+    assert sample(torch.stack([LOGITS, logits]), rows) == [*expected, None, *expected]
+
+
+def test_a_penalty_that_leads_out_of_float32_ends_only_its_own_row():
+    logits = torch.tensor([[1e38, 0.0, 1.0]])
+    rows = [row(tokens=[0], repetition_penalty=0.01), row(tokens=[0])]
+    assert [pick and pick.token for pick in sample(logits, rows)] == [None, 0]
+
+
+def test_numbers_of_any_type_are_kept_as_pythons(shapes_unchecked):
+    params = SamplingParams(temperature=Fraction(1, 2), top_p=np.float32(0.5), top_k=np.int64(3))
+    assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.5, 3)
+    assert [type(value) for value in (params.temperature, params.top_p, params.top_k)] == [float, float, int]
 
 
 def test_logprobs_are_the_models_own_the_chosen_one_first():
@@ -162,11 +176,16 @@ def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interva
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({"n": 0}, "n must be at least 1"),
         ({"n": 2, "beam_width": 3}, "beam_width = 3 and n = 2 exclude each other"),
+        ({"temperature": 1e7}, r"temperature must be at most 1e\+06, got 10000000.0"),
+        ({"temperature": 10**400}, "temperature must be"),
         ({"n": 2, "temperature": 0}, "n = 2 samples at temperature 0 are all the same"),
+        ({"n": 2, "temperature": 1e-6}, "n = 2 samples at temperature 1e-06 are all the same"),
         ({"beam_width": 2, "top_k": 5}, "top_k = 5 with beam_width = 2"),
         ({"beam_width": 2, "top_p": 0.5}, "top_p = 0.5 with beam_width = 2"),
         ({"beam_width": 2, "logprobs": 1}, "logprobs = 1 with beam_width = 2"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be from 0.01 to 100, got 0.0: 1 changes nothing"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be from 0.01 to 100, got 1e-40"),
+        ({"repetition_penalty": 101}, "repetition_penalty must be from 0.01 to 100, got 101"),
         ({"stop": ("", "a")}, "stop must not hold an empty string"),
         ({"stop": (-1,)}, "stop must be at least 0"),
         ({"stop": 1.5}, "stop must be strings and token ids, got float"),

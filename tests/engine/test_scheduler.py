@@ -1,5 +1,6 @@
 """Who computes what when: the scheduler over real block tables, without a model."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from pagewise.engine.memory import DenseMemory, PagedMemory
 from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Scheduler
 from pagewise.engine.sequence import Request
+from pagewise.paged_blocks import prefix_cache
 
 CONFIG = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
 KIND = {"backend": "torch", "dtype": torch.float32, "device": torch.device("cpu")}
@@ -181,6 +183,23 @@ def test_a_prompt_waits_for_the_prefix_that_another_is_computing_and_then_finds_
     assert step(s) == {0: [(11, 12)], 1: [(8, 12)], 2: [(8, 11)]}
 
 
+def test_a_prompt_that_waits_is_checked_and_hashed_once(monkeypatch):
+    counts, digest, as_token = Counter(), prefix_cache.block_digest, prefix_cache.as_token
+    monkeypatch.setattr(prefix_cache, "block_digest", lambda *a: counts.update(["hashed"]) or digest(*a))
+    monkeypatch.setattr(prefix_cache, "as_token", lambda token: counts.update(["checked"]) or as_token(token))
+    s = scheduler(num_blocks=8, prefix_cache=True)
+    first = add(s, [*range(20)], 0)
+    assert step(s) == {0: [(0, 20)]}
+    add(s, [*range(16), *range(50, 66)], 1)
+    step(s)
+    counts.clear()
+    assert [list(step(s)) for _ in range(6)] == [[0]] * 6
+    assert counts["hashed"] <= 2  # blocks that the first request fills, one to look up and one to register
+    assert counts["checked"] == 0
+    end(s, first)
+    assert step(s) == {1: [(16, 32)]}
+
+
 @pytest.mark.parametrize(("first", "second"), [(8, 8), (9, 5), (4, 4)])
 def test_nobody_waits_for_a_block_that_would_not_be_his(first, second):
     """A prompt's last token is computed anew, so a block that it ends is none to wait for."""
@@ -247,6 +266,17 @@ def test_the_number_of_cached_tokens_is_that_of_the_first_admission():
     assert request.num_cached_tokens == 0
 
 
+def test_a_sample_that_has_ended_gives_its_seat_back_at_once():
+    s = scheduler(max_num_seqs=3)
+    samples = add(s, 2, 0, n=3)
+    add(s, 2, 1)
+    assert [sorted(step(s)) for _ in range(2)] == [[0], [0]]
+    ended = samples.live[1]
+    s.memory.free(ended)
+    samples.live.remove(ended)
+    assert sorted(step(s)) == [0, 1]
+
+
 @pytest.mark.parametrize("several", ["n", "beam_width"])
 def test_no_more_sequences_run_than_allowed_counting_those_to_come(several):
     s = scheduler(max_num_seqs=4)
@@ -256,10 +286,10 @@ def test_no_more_sequences_run_than_allowed_counting_those_to_come(several):
 
 
 def test_dense_memory_is_reserved_for_all_tokens_that_a_request_may_have():
-    s = scheduler(num_blocks=10, block_size=1, dense=True)
+    s = scheduler(num_blocks=9, block_size=1, dense=True)
     first, second = add(s, 3, 0, max_tokens=3), add(s, 2, 1, max_tokens=4)
     assert sorted(step(s)) == [0]
-    assert s.memory.used_nbytes == 2 * 6 * 2 * 4  # K and V, tokens, D, bytes
+    assert s.memory.used_nbytes == 2 * 5 * 2 * 4  # K and V, tokens but the last, D, bytes
     end(s, first)
     assert s.memory.used_nbytes == 0
     assert sorted(step(s)) == [1]

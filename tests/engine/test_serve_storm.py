@@ -43,7 +43,7 @@ def expected(llm, bodies):
     names = SamplingParams.__match_args__
     params = [SamplingParams(**{name: body[name] for name in names if name in body}) for body in bodies]
     prompts = [body.get("prompt") or f"user: {body['messages'][0]['content']}\nassistant:" for body in bodies]
-    return [sorted(choice.text for choice in output.choices) for output in llm.generate(prompts, params)]
+    return [[choice.text for choice in output.choices] for output in llm.generate(prompts, params)]
 
 
 def texts_of(answers):
@@ -52,7 +52,7 @@ def texts_of(answers):
     for choice in (choice for answer in answers for choice in answer["choices"]):
         said = choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
         texts[choice["index"]] = texts.get(choice["index"], "") + said
-    return sorted(texts.values())
+    return [text for _, text in sorted(texts.items())]
 
 
 async def read(client, path, body):

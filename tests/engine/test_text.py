@@ -2,24 +2,28 @@
 
 import pytest
 
-from pagewise.engine.text import Text
+from pagewise.engine.sequence import Text
 from pagewise.models.load import ByteTokenizer
 
 
 class Words:
     """A tokenizer whose words bring a space along, except for the first, as sentencepiece's do."""
 
-    words = ("one", "two", "three", "<end>")
+    words = ("one", "two", "three", "<end>", "Hello", "world")
 
     def decode(self, ids, *, skip_special_tokens):
         assert skip_special_tokens
         return " ".join(self.words[i] for i in ids if i != 3)
 
 
-def fed(tokens, tokenizer=None, stop=()):
+def fed(tokens, tokenizer=None, stop=(), prompt=()):
     """(pieces as they come, the last one included; the text)."""
-    text = Text(tokenizer or ByteTokenizer(), tuple(stop))
-    pieces = [text.add(token) for token in tokens if not text.stopped]
+    sequence = list(prompt)
+    text, pieces = Text(tokenizer or ByteTokenizer(), tuple(stop), sequence), []
+    for token in tokens:
+        if not text.stopped:
+            pieces.append(text.add(token))
+            sequence.append(token)
     pieces.append(text.end())
     assert "".join(pieces) == text.text
     return pieces, text
@@ -41,6 +45,25 @@ def test_a_token_is_decoded_with_the_one_before_it():
     pieces, text = fed([0, 1, 3, 2], Words())
     assert text.text == "one two three"
     assert pieces == ["one", " two", "", " three", ""]
+
+
+@pytest.mark.parametrize("prompt", [[4], [0, 1, 2, 0, 1, 4], [4, 3]])
+def test_the_space_between_prompt_and_text_is_kept(prompt):
+    pieces, text = fed([5, 0], Words(), prompt=prompt)
+    assert text.text == " world one"
+    assert pieces == [" world", " one", ""]
+
+
+def test_a_stop_string_is_not_looked_for_in_the_prompt():
+    _, text = fed(b"llo", prompt=b"he", stop=["el"])
+    assert (text.text, text.stopped) == ("llo", False)
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_a_character_that_the_prompt_begins_is_part_of_the_text(at):
+    tokens = "a漢é".encode()
+    _, text = fed(tokens[at:], prompt=tokens[:at])
+    assert text.text == tokens.decode()[len(tokens[:at].decode(errors="ignore")) :]
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pagewise.engine import SamplingParams
-from pagewise.engine.benchmark import variants
-from pagewise.engine.results import agreement
-from pagewise.engine.workload import Run, Workload
 from pagewise.experiments import engine_peers, engine_speed
+from pagewise.experiments.engine_benchmark import variants
 from pagewise.experiments.engine_peers import peers, vllm_server
+from pagewise.experiments.engine_results import agreement
 from pagewise.experiments.engine_speed import GENERATE, NAIVE, OURS, SMALLER, STATIC, main, measure, targets
+from pagewise.experiments.engine_workload import Run, Workload
 
 CPU = torch.device("cpu")
 GREEDY = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (3, 2)]

@@ -19,7 +19,7 @@ from pagewise.paged_blocks import BlockManager
 
 
 class Batch(NamedTuple):
-    """What a step computes. Without the last four fields keys and values lie dense."""
+    """The tokens of a step. Without the last four fields keys and values lie dense."""
 
     chunks: list[Chunk]
     token_ids: Int64[Tensor, " total_q"]

@@ -4,11 +4,12 @@ k beams of the same length are continued by every token, and of these the likeli
 
     score(beam + token) = score(beam) + log p(token | beam)
 
-Of the k best, those that end become hypotheses, at score / length; the k best that do not end are the next beams. The
-search is over when k hypotheses are better than what the best beam would be if it ended now, or at max_tokens. This is
-transformers' rule for length_penalty=1, early_stopping=False; a repetition penalty acts on log p, there and here.
+A branch among the k best that ends becomes a hypothesis, at score / length. The k best branches that do not end are
+the next beams. The search is over at max_tokens, or when k hypotheses are better than the best beam if it ended now.
+This is transformers' rule for length_penalty=1, early_stopping=False. A repetition penalty acts on log p, as it does
+there.
 
-Beams share the blocks of what they have in common. A beam with several successors is forked, one without is freed, and
+Beams share the blocks of their common tokens. A beam with several successors is forked, one without is freed, and
 which of the twins copies their last block is decided by who writes first (copy-on-write).
 """
 
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.engine.memory import DenseMemory, PagedMemory
-from pagewise.engine.sampling import log_sums, penalised
+from pagewise.engine.sampling import penalised
 from pagewise.engine.sequence import Choice, Request, Sequence
 
 
@@ -32,7 +33,7 @@ class Branch(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a step makes of a search."""
+    """A search after a step."""
 
     live: list[Branch]  # the next beams, best first; none: the search has ended
     found: list[Choice]  # the best hypotheses so far, best first; they have texts when the search has ended
@@ -41,15 +42,18 @@ class Selection(NamedTuple):
 def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozenset[int]) -> Selection:
     """How the search goes on after its live beams, given the logits of each. It changes nothing.
 
+    Where the logits of a beam hold NaN or +inf, or nothing above -inf, the search ends: its live beams become choices
+    as they are, with finish_reason "error".
+
     Args:
         ends: tokens that end a sequence.
-
-    Raises:
-        FloatingPointError: the logits hold NaN or +inf, or nothing above -inf.
     """
     width, length = request.sampling.beam_width, len(request.live[0].tokens) + 1 - len(request.prompt)
     logits = logits.float()
-    logprobs = logits - log_sums(logits)[:, None]
+    sums = logits.logsumexp(dim=-1, keepdim=True)
+    if not sums.isfinite().all():
+        return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live])
+    logprobs = logits - sums
     logprobs = penalised(logprobs, [(beam.tokens, request.sampling.repetition_penalty) for beam in request.live])
     scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
     live, ended = branches(scores[:, None] + logprobs, width, ends)
@@ -65,7 +69,7 @@ def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozens
 def branches(
     scores: Float[Tensor, "beams vocab"], width: int, ends: frozenset[int]
 ) -> tuple[list[Branch], list[Branch]]:
-    """The `width` best branches that do not end, and those of the `width` best of all that do, each best first."""
+    """Return the `width` best branches that do not end, and the ending ones among the `width` best of all."""
     vocab, enough = scores.shape[1], width * (1 + len(ends))  # of any `width` beams so many may end, and width are left
     best = scores.flatten().topk(min(enough, scores.numel()))
     branches = [Branch(*divmod(at, vocab), score) for score, at in zip(*map(Tensor.tolist, best), strict=True)]
@@ -76,7 +80,7 @@ def branches(
 def apply(request: Request, selection: Selection, memory: PagedMemory | DenseMemory) -> list[Choice] | None:
     """Let the search go on as selected, in memory too. Returns its choices, best first, if it has ended, else None.
 
-    What dies is freed before anything is forked, so that no more than beam_width beams ever hold memory. A beam's best
+    Beams without a successor are freed before any is forked, so at most beam_width beams hold memory. A beam's best
     successor goes on in its place, the others in forks of it.
     """
     parents, live, forks = request.live, [], []
@@ -107,6 +111,11 @@ def apply(request: Request, selection: Selection, memory: PagedMemory | DenseMem
 def _hypothesis(request: Request, branch: Branch, ends: frozenset[int], length: int) -> Choice:
     token_ids = [*request.live[branch.beam].tokens[len(request.prompt) :], branch.token]
     return Choice(token_ids, None, "stop" if branch.token in ends else "length", branch.score / length)
+
+
+def _unfinished(request: Request, beam: Sequence, length: int) -> Choice:
+    token_ids = beam.tokens[len(request.prompt) :]
+    return Choice(token_ids, request.text_of(token_ids), "error", beam.score / max(1, length))
 
 
 def _with_text(request: Request, choice: Choice) -> Choice:

@@ -4,7 +4,7 @@ A step is a straight line:
 
     scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
 
-Whatever interrupts a step, the requests that ran wait again with the tokens they had, and their memory is free.
+When an exception ends a step, its requests wait again with the tokens that they had, and their memory is free.
 """
 
 from collections import deque
@@ -17,14 +17,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pagewise.engine import door
-from pagewise.engine.advance import advance, choose
+from pagewise.engine import checks
 from pagewise.engine.interrupts import held_back
 from pagewise.engine.memory import DenseMemory, PagedMemory
-from pagewise.engine.model_runner import ModelRunner
+from pagewise.engine.model_runner import ModelRunner, choose
 from pagewise.engine.profile import Profile, span
 from pagewise.engine.sampling import SamplingParams
-from pagewise.engine.scheduler import Policy, Scheduler
+from pagewise.engine.scheduler import Policy, Scheduler, advance
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
 
@@ -36,8 +35,8 @@ class LLM:
 
     Args:
         model: a folder or hub id, or a model. tokenizer: for a model, if it shall read and write text.
-        num_blocks: of the KV cache, block_size tokens each. Default: what max_num_seqs sequences of the longest context
-            need, as far as a quarter of a CPU's free memory, or nine tenths of a GPU's, goes.
+        num_blocks: of the KV cache, block_size tokens each. Default: enough for max_num_seqs sequences of the
+            longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
         max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
             computed in chunks.
         attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
@@ -69,12 +68,12 @@ class LLM:
         check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         if num_blocks is not None:
             check_counts(num_blocks=num_blocks)
-        prefix_cache = door.check_choices(attention, scheduler, prefix_cache)
-        self.model, self.tokenizer = door.loaded(model, tokenizer, dtype, device)
+        prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
+        self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
         weight, config = next(self.model.parameters()), self.model.config
-        self.backend = door.checked_backend(backend, attention, config, block_size, weight)
+        self.backend = checks.checked_backend(backend, attention, config, block_size, weight)
         if num_blocks is None:
-            num_blocks = door.default_num_blocks(self.model, block_size, max_num_seqs)
+            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs)
         kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
         if attention == "dense":
             self.memory = DenseMemory(config, num_tokens=num_blocks * block_size, **kind)
@@ -85,11 +84,11 @@ class LLM:
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
         self.runner = ModelRunner(self.model, self.memory, weight.device, graphs)
-        self._ends = door.end_tokens(self.model, self.tokenizer)
+        self._ends = checks.end_tokens(self.model, self.tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
-        self.interrupted: list[int] = []  # requests that the last step that raised had to do with
-        self._ended: dict[int, Output] = {}  # whom nobody has been told of yet
+        self.failed_ids: list[int] = []  # requests that the last step that raised had to do with
+        self._ended: dict[int, Output] = {}  # `step` has not returned them yet
         self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
     # -------------------------------------------------------------------------------------- prompts in, text out
@@ -101,7 +100,7 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Output]:
-        """What follows each prompt, in their order. Everything is checked before anything is computed.
+        """Return an output for each prompt, in their order. Everything is checked before anything is computed.
 
         Args:
             prompts: texts, or lists of token ids.
@@ -111,7 +110,7 @@ class LLM:
         Raises:
             ValueError, TypeError: a prompt does not fit: it is empty, has foreign ids, or is too long with its
                 max_tokens for the model's context or for the memory.
-            Whatever else ends it early: its requests are aborted, and the engine can be used again.
+            Any other exception: the call's requests are aborted, and the engine can be used again.
         """
         if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple | Tensor) for prompt in prompts):
             raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
@@ -120,8 +119,8 @@ class LLM:
             raise ValueError(
                 f"sampling must be one for all or one for each of {len(prompts)} prompts, got {len(params)}"
             )
-        requests = [self._request(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-        ids = [self._add(request) for request in requests]
+        requests = [self.prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        ids = [self.add(request) for request in requests]
         try:
             with _bar(len(ids), progress) as bar:
                 while missing := self._requests.keys() & ids:
@@ -136,9 +135,10 @@ class LLM:
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
         """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
 
-        What does not fit is refused at once (ValueError, TypeError). A stream that is left early aborts its request.
+        A prompt that does not fit is refused at once (ValueError, TypeError).
+        A stream that is left early aborts its request.
         """
-        request = self._request(prompt, sampling)
+        request = self.prepare(prompt, sampling)
         if request.width > 1:
             raise ValueError(f"stream gives one text, got n or beam_width = {request.width}: use generate")
         return self._stream(request)
@@ -146,7 +146,7 @@ class LLM:
     def _stream(self, request: Request) -> Iterator[str | int]:
         pieces: deque[Piece] = deque()
         request.listener = pieces.append
-        self._add(request)
+        self.add(request)
         try:
             while pieces or request.id in self._requests:
                 if not pieces:
@@ -174,9 +174,27 @@ class LLM:
         Raises:
             ValueError, TypeError: as `generate`.
         """
-        request = self._request(prompt, sampling)
+        return self.add(self.prepare(prompt, sampling, listener=listener))
+
+    def prepare(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
+    ) -> Request:
+        """The first half of `add_request`: make the token ids and check everything. The engine does not change.
+
+        Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
+        """
+        sampling = SamplingParams() if sampling is None else sampling
+        request = checks.checked_request(prompt, sampling, self.tokenizer, self.model.config, self.scheduler)
         request.listener = listener
-        return self._add(request)
+        return request
+
+    def add(self, request: Request) -> int:
+        """The second half of `add_request`: let a prepared request wait for its turn; returns its id."""
+        with held_back():
+            request.id, self._next_id = self._next_id, self._next_id + 1
+            self._requests[request.id] = request
+            self.scheduler.add(request)
+        return request.id
 
     def step(self) -> list[Output]:
         """Compute one step; returns the requests that have ended since the last call."""
@@ -194,8 +212,8 @@ class LLM:
 
     def max_new_tokens(self, prompt: Prompt) -> int:
         """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
-        tokens = door.checked_prompt(prompt, self.tokenizer, self.model.config.vocab_size)
-        return min(self.model.config.max_position_embeddings, self.memory.num_tokens) - len(tokens)
+        tokens = checks.token_ids(prompt, self.tokenizer)
+        return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
 
     @property
     def has_unfinished(self) -> bool:
@@ -216,22 +234,6 @@ class LLM:
         """A context manager that marks what steps do, see `pagewise.engine.profile`."""
         return Profile(ops=ops)
 
-    # -------------------------------------------------------------------------------------- behind the door
-
-    def _request(self, prompt: object, sampling: SamplingParams | None) -> Request:
-        """A request that fits, not yet known to anybody."""
-        sampling = SamplingParams() if sampling is None else sampling
-        request = door.checked_request(prompt, sampling, self.tokenizer, self.model.config)
-        door.check_fits(request, self.model.config, self.scheduler)
-        return request
-
-    def _add(self, request: Request) -> int:
-        with held_back():
-            request.id, self._next_id = self._next_id, self._next_id + 1
-            self._requests[request.id] = request
-            self.scheduler.add(request)
-        return request.id
-
     def _step(self) -> None:
         """One step, all of it or, as far as anyone can tell, nothing of it."""
         try:
@@ -247,7 +249,7 @@ class LLM:
                     advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
         except BaseException:
             with held_back():
-                self.interrupted = [request.id for request in self.scheduler.running]
+                self.failed_ids = [request.id for request in self.scheduler.running]
                 for request in reversed(self.scheduler.running.copy()):
                     self.scheduler.preempt(request)
             raise

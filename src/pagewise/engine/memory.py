@@ -21,6 +21,7 @@ from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.models import Attend
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
+from pagewise.paged_blocks.prefix_cache import TokenBlocks
 from pagewise.tools.sizes import cdiv
 
 
@@ -47,12 +48,12 @@ class PagedMemory:
 
     @property
     def used_nbytes(self) -> int:
-        """Of blocks that belong to somebody."""
+        """Bytes of the blocks that are in use."""
         return self.nbytes // self.manager.num_blocks * (self.manager.num_blocks - self.manager.num_free_blocks)
 
     def check_fits(self, request: Request) -> None:
         """ValueError if the request's sequences cannot all be in memory at once, even alone."""
-        needed = self._blocks_for(request.width, request.longest, len(request.prompt))
+        needed = self._blocks_for(request.width, request.most_slots, len(request.prompt))
         if needed > self.manager.num_blocks:
             raise ValueError(
                 f"{request.described} need {needed} blocks of {self.block_size} tokens, and the memory has "
@@ -64,17 +65,21 @@ class PagedMemory:
         shared = common // self.block_size if width > 1 else 0
         return shared + width * (cdiv(length, self.block_size) - shared)
 
-    def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
+    def blocks(self, tokens: list[int]) -> TokenBlocks:
+        """Tokens as `prefix_is_coming` and `admit` need them, so that a request that waits is hashed once."""
+        return TokenBlocks(tokens, self.block_size)
+
+    def prefix_is_coming(self, tokens: TokenBlocks, computing: list[Sequence]) -> bool:
         """Whether one of these sequences is computing the block that these tokens, as far as cached, go on with."""
         if not self.prefix_cache or not computing:
             return False
         stop = self.manager.cached_prefix(tokens) + self.block_size
-        return stop < len(tokens) and any(sequence.tokens[:stop] == tokens[:stop] for sequence in computing)
+        return stop < len(tokens) and any(sequence.tokens[:stop] == tokens.tokens[:stop] for sequence in computing)
 
-    def admit(self, request: Request, tokens: list[int]) -> int:
+    def admit(self, request: Request, tokens: TokenBlocks) -> int:
         """Blocks for the tokens that its sequences have in common; how many of these the prefix cache has.
 
-        Raises OutOfBlocks, too, where there is no room for what the sequences have not in common.
+        Raises OutOfBlocks also if the free blocks do not hold the tokens that the sequences do not share.
         """
         needed = self._blocks_for(len(request.live), len(request.live[0].tokens), len(tokens))
         if len(request.live) > 1 and needed > self.manager.num_free_blocks:
@@ -91,7 +96,7 @@ class PagedMemory:
         self.manager.fork(parent, child)
 
     def commit(self, sequence: Sequence) -> None:
-        """What it has computed may be shared."""
+        """Let other prompts find the blocks that the sequence has computed."""
         self.manager.commit(sequence, sequence.num_computed)
 
     def free(self, sequence: Sequence) -> None:
@@ -124,7 +129,7 @@ class PagedMemory:
 
 
 class DenseMemory:
-    """A tensor [2, layers, Hkv, longest, D] for each sequence: K and V, reserved up to the request's last token."""
+    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer."""
 
     def __init__(
         self, config: object, *, num_tokens: int, backend: str, dtype: torch.dtype, device: torch.device
@@ -134,23 +139,29 @@ class DenseMemory:
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
         self._reserved: dict[Request, int] = {}
-        self._room = torch.empty(0, **self._options)  # for `_padded`: a fresh one would cost more than the copying
+        self._padded_buffer = torch.empty(
+            0, **self._options
+        )  # for `_padded`: a fresh one would cost more than the copying
 
     @property
     def nbytes(self) -> int:
-        """Of all sequences that run, used or not."""
+        """Bytes of all sequences that run, used or not."""
         return sum(kv.nbytes for kv in self._kv.values())
 
     used_nbytes = nbytes
 
     def check_fits(self, request: Request) -> None:
         """ValueError if the request reserves more than there is, even alone."""
-        needed = request.width * request.longest
+        needed = request.width * request.most_slots
         if needed > self.num_tokens:
             raise ValueError(
                 f"{request.described} reserve {needed} tokens, and the memory has {self.num_tokens}: raise num_blocks, "
                 f"or ask for less"
             )
+
+    def blocks(self, tokens: list[int]) -> list[int]:
+        """Return the tokens as they are: dense memory has no blocks."""
+        return tokens
 
     def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
         """Nothing is shared here."""
@@ -158,11 +169,11 @@ class DenseMemory:
 
     def admit(self, request: Request, tokens: list[int]) -> int:
         """Reserve what its sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
-        needed = request.width * request.longest
+        needed = request.width * request.most_slots
         left = self.num_tokens - sum(self._reserved.values())
         if needed > left:
             raise OutOfBlocks(f"the request reserves {needed} tokens and {left} are left")
-        self._kv[request.live[0]] = self._new(request.longest)
+        self._kv[request.live[0]] = self._new(request.most_slots)
         self._reserved[request] = needed
         return 0
 
@@ -224,9 +235,9 @@ class DenseMemory:
         """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends. The next call overwrites them."""
         _, _, Hkv = self._shape
         shape = (2, len(decoding), Hkv, longest, self._head_dim)
-        if self._room.numel() < prod(shape):
-            self._room = self._room.new_empty(prod(shape) * 5 // 4)
-        batch = self._room[: prod(shape)].view(shape)
+        if self._padded_buffer.numel() < prod(shape):
+            self._padded_buffer = self._padded_buffer.new_empty(prod(shape) * 5 // 4)
+        batch = self._padded_buffer[: prod(shape)].view(shape)
         for i, (_, chunk) in enumerate(decoding):
             batch[:, i, :, : chunk.stop] = self._kv[chunk.sequence][:, layer, :, : chunk.stop]
             batch[:, i, :, chunk.stop :] = 0

@@ -1,18 +1,22 @@
-"""One forward pass for a step: build the batch, run the model, give the logits (lesson 9).
+"""One forward pass for a step: build the batch, run the model, give the logits, choose the tokens (lesson 9).
 
 On a GPU a decode step is so short that launching its kernels one by one takes longer than they run. So decode steps are
-captured once as CUDA graphs, for a few numbers of sequences, and replayed on buffers that keep their places: a step
-copies its numbers in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
+captured once as CUDA graphs, for a few numbers of sequences, and replayed on fixed buffers. A step copies its numbers
+in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
 """
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
 from pagewise.engine.memory import DenseMemory, PagedMemory
 from pagewise.engine.profile import span
-from pagewise.engine.sequence import Chunk
+from pagewise.engine.sampling import Pick, Row, sample
+from pagewise.engine.sequence import Chunk, Request, Sequence
 
 
 class ModelRunner:
@@ -44,6 +48,30 @@ class ModelRunner:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 
+class Chosen(NamedTuple):
+    """A token for each sequence that got logits, or a selection of beams for a request."""
+
+    picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
+    selections: list[tuple[Request, beam_search.Selection]]
+
+
+def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozenset[int]) -> Chosen:
+    """The next tokens. It changes nothing."""
+    rows, drawn = [], []
+    searches: dict[Request, list[int]] = {}
+    for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
+        request = chunk.request
+        if request.sampling.beam_width > 1:
+            searches.setdefault(request, []).append(at)
+            continue
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
+            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
+            drawn.append((request, sequence))
+    picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
+    found = [(r, beam_search.select(r, logits[at], r.ends(ends))) for r, at in searches.items()]
+    return Chosen(picks, found)
+
+
 class DecodeGraphs:
     """CUDA graphs of decode steps, captured when a size is first needed: 1, 2, 4, 8, then every 8 sequences.
 
@@ -56,7 +84,7 @@ class DecodeGraphs:
         self._pool = None
 
     def run(self, batch: Batch) -> Float[Tensor, "n vocab"]:
-        """The logits of each of the batch's sequences."""
+        """Return the logits of the rows that `batch.logits_for` names."""
         B, M = batch.block_tables.shape
         size = B if B <= 2 else 4 if B <= 4 else -(-B // 8) * 8
         key = (size, 1 << (M - 1).bit_length())
@@ -65,7 +93,7 @@ class DecodeGraphs:
         graph, static, logits = self._captured[key]
         _fill(static, batch)
         graph.replay()
-        return logits[:B]
+        return logits[batch.logits_for]
 
     def _capture(self, size: int, width: int) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
         static = _empty(size, width, self._runner.device)

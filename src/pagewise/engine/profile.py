@@ -39,7 +39,7 @@ class Span(NamedTuple):
     name: str
     start: float
     seconds: float
-    depth: int  # how many spans it lies in
+    depth: int  # the number of spans around it
     step: int  # which step of the profile, from 0
 
 
@@ -48,7 +48,7 @@ class Total(NamedTuple):
 
     count: int
     seconds: float
-    own: float  # not in a span inside them: over all names these add up to what the outermost spans took
+    own: float  # not in a span inside them: over all names these add up to the time of the outermost spans
 
 
 class Profile:
@@ -101,7 +101,7 @@ class Profile:
                 self.spans[place] = self.spans[place]._replace(start=begin - self._begin, seconds=seconds)
 
     def by_name(self) -> dict[str, Total]:
-        """What each name took, in the order in which names first began."""
+        """Return the total of each name, in the order in which names first began."""
         totals: dict[str, Total] = {}
         enclosing: list[str] = []
         for name, _, seconds, depth, _ in self.spans:

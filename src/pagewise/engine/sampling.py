@@ -3,16 +3,17 @@
 In transformers' order:
 
     logit /= penalty  (logit · penalty if negative)      of tokens that the sequence has, its prompt's included
-    logit /= temperature                                 0: the likeliest token, nothing is drawn
+    logit /= temperature                                 below 1e-5: the likeliest token, nothing is drawn
     only the top_k largest stay
     only the largest stay that reach the probability top_p together, the one that crosses it included
     token = the first whose cumulative probability exceeds u
 
-u comes from Philox with the request's seed as key and (choice, position) as counter, so a request's tokens depend on
-nothing else in the batch, and are the same after a preemption. Salmon et al. 2011 (Philox); Holtzman et al. 2020
-(top-p); Keskar et al. 2019 (repetition penalty).
+u is a hash of (seed, choice, position), so a request's tokens depend on nothing else in the batch, and are the same
+after a preemption. Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition penalty).
 """
 
+import hashlib
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,8 +22,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_attention.dropout import philox
 from pagewise.tools.checks import check_count, check_flag, check_number
+
+GREEDY_BELOW = 1e-5  # a smaller temperature is 0
+HOTTEST = 1e6  # a larger temperature is refused: float32 logits divided by it would all be equal
+PENALTIES = (1e-2, 1e2)  # a repetition penalty outside is refused: a logit times it may leave float32
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class SamplingParams:
 
     Args:
         max_tokens: at most so many new tokens.
-        temperature: what logits are divided by; 0: the likeliest token.
+        temperature: what logits are divided by, at most 1e6. Below 1e-5 the likeliest token is chosen.
         top_k: draw from so many of the likeliest tokens; 0: from all.
         top_p: draw from the fewest likeliest tokens whose probabilities reach this.
         n: so many samples of the prompt.
@@ -40,7 +44,7 @@ class SamplingParams:
         stop: what ends a sequence besides the model's end tokens: strings and token ids, or one of them.
         seed: of what is drawn, 64 bits. None: torch's generator gives one when the request is added.
         ignore_eos: the model's end tokens are ordinary ones.
-        repetition_penalty: above 1 makes tokens that the sequence already has less likely.
+        repetition_penalty: above 1 makes tokens that the sequence already has less likely. From 0.01 to 100.
         logprobs: report log p (before penalty and temperature) of each chosen token and of so many of the likeliest.
 
     Raises:
@@ -60,23 +64,30 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "n", "beam_width"):
-            check_count(name, getattr(self, name))
-        check_count("top_k", self.top_k, minimum=0)
-        check_number("temperature", self.temperature, low=0.0)
-        check_number("top_p", self.top_p, low=0.0)
+        for name, minimum in (("max_tokens", 1), ("n", 1), ("beam_width", 1), ("top_k", 0)):
+            check_count(name, getattr(self, name), minimum=minimum)
+            object.__setattr__(self, name, int(getattr(self, name)))
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            check_number(name, getattr(self, name), low=0.0)
+        if self.temperature > HOTTEST:
+            raise ValueError(f"temperature must be at most {HOTTEST:g}, got {self.temperature}")
+        if not PENALTIES[0] <= self.repetition_penalty <= PENALTIES[1]:
+            least, most = PENALTIES
+            raise ValueError(
+                f"repetition_penalty must be from {least:g} to {most:g}, got {self.repetition_penalty}: "
+                "1 changes nothing"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        check_number("repetition_penalty", self.repetition_penalty, low=0.0)
-        if self.repetition_penalty == 0:
-            raise ValueError("repetition_penalty must be above 0, got 0: 1 changes nothing")
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            object.__setattr__(self, name, float(getattr(self, name)))
         check_flag("ignore_eos", self.ignore_eos)
         if self.seed is not None:
             check_count("seed", self.seed, minimum=-(2**63))
         if self.logprobs is not None:
             check_count("logprobs", self.logprobs, minimum=0)
         stop = (self.stop,) if isinstance(self.stop, str | int) else self.stop
-        if not isinstance(stop, Iterable):
+        if not isinstance(stop, Iterable) or isinstance(stop, Tensor):
             raise TypeError(f"stop must be strings and token ids, got {type(stop).__name__}")
         stop = tuple(stop)
         for item in stop:
@@ -87,8 +98,11 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         if self.beam_width > 1:
             self._check_beams()
-        if self.temperature == 0 and self.n > 1:
-            raise ValueError(f"n = {self.n} samples at temperature 0 are all the same: raise the temperature, or n = 1")
+        if self.greedy and self.n > 1:
+            raise ValueError(
+                f"n = {self.n} samples at temperature {self.temperature:g} are all the same: raise the temperature, "
+                f"or n = 1"
+            )
 
     def _check_beams(self) -> None:
         if self.n > 1:
@@ -102,6 +116,21 @@ class SamplingParams:
                 raise ValueError(f"{name} = {value} with beam_width = {self.beam_width}: a beam search draws nothing")
 
     @property
+    def width(self) -> int:
+        """How many sequences a request may have at once."""
+        return max(self.n, self.beam_width)
+
+    def described(self, prompt_tokens: int) -> str:
+        """The size of a request with such a prompt, for messages."""
+        sequences = f"{self.width} sequences of " if self.width > 1 else ""
+        return f"{sequences}a prompt of {prompt_tokens} tokens and max_tokens = {self.max_tokens}"
+
+    @property
+    def greedy(self) -> bool:
+        """Whether each token is the likeliest, and nothing is drawn."""
+        return self.temperature < GREEDY_BELOW or self.beam_width > 1
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(item for item in self.stop if isinstance(item, str))
 
@@ -110,7 +139,9 @@ class SamplingParams:
         return tuple(item for item in self.stop if not isinstance(item, str))
 
     def chosen_seed(self) -> int:
-        """The seed, or one that torch's generator draws."""
+        """The seed, or one that torch's generator draws; 0 where nothing is drawn with it."""
+        if self.greedy and self.seed is None:
+            return 0
         return int(torch.randint(2**63 - 1, ())) if self.seed is None else self.seed
 
 
@@ -123,7 +154,7 @@ class Pick(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Whose token is to be drawn from which row of the logits."""
+    """A token to draw: the row of the logits, and everything that the draw depends on."""
 
     logits: int
     sampling: SamplingParams
@@ -132,51 +163,40 @@ class Row(NamedTuple):
     choice: int
 
 
-def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick]:
-    """A token for each row.
-
-    Raises:
-        FloatingPointError: the logits of a row hold NaN, or +inf, or nothing above -inf.
-    """
+def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick | None]:
+    """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf."""
     if not rows:
         return []
     logits = logits[[row.logits for row in rows]].float()
-    log_normalisers = log_sums(logits)
-    processed = penalised(logits, [(row.tokens, row.sampling.repetition_penalty) for row in rows])
-    tokens = processed.argmax(dim=-1)
-    if drawing := [i for i, row in enumerate(rows) if row.sampling.temperature > 0]:
-        tokens[drawing] = _draw(processed[drawing], [rows[i] for i in drawing])
-    logprobs = (logits.gather(1, tokens[:, None])[:, 0] - log_normalisers).tolist()
-    picks = [Pick(token, logprob) for token, logprob in zip(tokens.tolist(), logprobs, strict=True)]
+    sums = logits.logsumexp(dim=-1)
+    scores = penalised(logits, [(row.tokens, row.sampling.repetition_penalty) for row in rows])
+    finite = (sums + scores.amax(dim=-1)).isfinite()
+    scores = scores.masked_fill(~finite[:, None], 0.0)
+    tokens = scores.argmax(dim=-1)
+    if drawing := [i for i, row in enumerate(rows) if not row.sampling.greedy]:
+        tokens[drawing] = _draw(scores[drawing], [rows[i] for i in drawing])
+    logprobs = (logits.gather(1, tokens[:, None])[:, 0] - sums).tolist()
+    picks = [
+        Pick(token, logprob) if valid else None
+        for token, logprob, valid in zip(tokens.tolist(), logprobs, finite.tolist(), strict=True)
+    ]
     for i, row in enumerate(rows):
-        if row.sampling.logprobs is not None:
+        if row.sampling.logprobs is not None and picks[i] is not None:
             top = logits[i].topk(min(row.sampling.logprobs, logits.shape[1]))
-            likeliest = zip(top.indices.tolist(), (top.values - log_normalisers[i]).tolist(), strict=True)
+            likeliest = zip(top.indices.tolist(), (top.values - sums[i]).tolist(), strict=True)
             picks[i] = picks[i]._replace(likeliest={picks[i].token: picks[i].logprob} | dict(likeliest))
     return picks
-
-
-def log_sums(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, " n"]:
-    """log Σ exp of each row, which log p is measured from.
-
-    Raises:
-        FloatingPointError: a row holds NaN, or +inf, or nothing above -inf.
-    """
-    sums = logits.logsumexp(dim=-1)
-    if not sums.isfinite().all():
-        raise FloatingPointError("the model's logits are not finite: no token can be chosen from them")
-    return sums
 
 
 def penalised(logits: Float[Tensor, "n vocab"], rows: Sequence[tuple[list[int], float]]) -> Float[Tensor, "n vocab"]:
     """The logits with those of tokens that a row already has moved down by its repetition penalty."""
     if all(penalty == 1.0 for _, penalty in rows):
         return logits
-    logits = logits.clone()
-    for row, (tokens, penalty) in zip(logits, rows, strict=True):
-        seen = torch.tensor(sorted(set(tokens)), device=logits.device)
-        row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
-    return logits
+    seen = [(i, token, penalty) for i, (tokens, penalty) in enumerate(rows) for token in set(tokens)]
+    i, tokens, penalties = (torch.tensor(numbers, device=logits.device) for numbers in zip(*seen, strict=True))
+    scores = logits[i, tokens]
+    penalised_scores = torch.where(scores > 0, scores / penalties, scores * penalties)
+    return logits.index_put((i, tokens), penalised_scores)
 
 
 def _draw(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Tensor:
@@ -204,7 +224,7 @@ def _draw(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Tensor:
 
 
 def _cut(scores: Float[Tensor, "n most"], params: list[SamplingParams]) -> Float[Tensor, "n most"]:
-    """Falling scores with −inf for those that top_k and top_p leave out."""
+    """Replace the scores that top_k and top_p leave out by −inf. The scores fall."""
     most = scores.shape[1]
     top_k = torch.tensor([p.top_k or most for p in params], device=scores.device)[:, None]
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=scores.device)[:, None]
@@ -215,7 +235,7 @@ def _cut(scores: Float[Tensor, "n most"], params: list[SamplingParams]) -> Float
 
 
 def uniform(seeds: list[int], choices: list[int], positions: list[int]) -> Float[Tensor, " n"]:
-    """A float64 in [0, 1) for each (seed, choice, position), of 53 random bits."""
-    seed, choice, position = (torch.tensor(numbers, dtype=torch.int64) for numbers in (seeds, choices, positions))
-    high, low, _, _ = philox(position, choice, torch.zeros_like(seed), torch.zeros_like(seed), seed)
-    return ((high >> 5) * 2**26 + (low >> 6)).double() * 2.0**-53
+    """A float64 in [0, 1) for each (seed, choice, position): the first 53 bits of a hash of these three numbers."""
+    keys = (struct.pack("<qqq", *key) for key in zip(seeds, choices, positions, strict=True))
+    hashes = [int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") for key in keys]
+    return torch.tensor([(number >> 11) * 2.0**-53 for number in hashes], dtype=torch.float64)

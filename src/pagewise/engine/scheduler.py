@@ -1,4 +1,4 @@
-"""Who computes what in the next step (lesson 9).
+"""Choose the requests that compute in the next step, and give them its tokens afterwards (lesson 9).
 
 A step has a budget of tokens. Sequences that decode need one each and come first; what is left goes to prompts, oldest
 first, in chunks if they are longer (chunked prefill). When memory runs out the youngest running request is preempted:
@@ -6,19 +6,23 @@ its memory is freed, its tokens are kept, and it will compute them again (preemp
 request always advances, and all end.
 
     naive       one request at a time
-    static      as many as fit; no other joins before all of them have ended
-    continuous  whoever fits joins at any step
+    static      as many as fit; no request joins before all of these have ended
+    continuous  a request that fits joins at any step
 
 Yu et al. 2022 (Orca: continuous batching); Kwon et al. 2023 (preemption); Agrawal et al. 2023 (Sarathi: chunked
 prefill, decoding first).
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Literal
 
+from pagewise.engine import beam_search
 from pagewise.engine.memory import DenseMemory, PagedMemory
-from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.engine.model_runner import Chosen
+from pagewise.engine.sampling import Pick
+from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
 from pagewise.paged_blocks import OutOfBlocks
 
 Policy = Literal["naive", "static", "continuous"]
@@ -47,7 +51,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self._places = 0  # for requests in the batch that is running, unless continuous
+        self._may_join = 0  # for requests in the batch that is running, unless continuous
 
     def add(self, request: Request) -> None:
         """The request waits for its turn."""
@@ -79,10 +83,10 @@ class Scheduler:
         self.running.remove(request)
         self.waiting.appendleft(request)
         self.num_preemptions += 1
-        self._places += 1
+        self._may_join += 1
 
     def _decode(self) -> tuple[list[Chunk], list[Request]]:
-        """Chunks for the requests that decode, with room for their newest tokens, and the requests that do not yet."""
+        """Return chunks for the requests that decode, whose slots are taken, and the requests that do not yet."""
         chunks: list[Chunk] = []
         reading = []
         for request in self.running.copy():
@@ -92,13 +96,13 @@ class Scheduler:
             if not request.forked:
                 reading.append(request)
             elif any(len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences):
-                if self._make_room(request, sequences):
+                if self._take_slots(request, sequences):
                     reading.append(request)
-            elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._make_room(request, sequences):
+            elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._take_slots(request, sequences):
                 chunks += (Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences)
         return chunks, reading
 
-    def _make_room(self, request: Request, sequences: list[Sequence]) -> bool:
+    def _take_slots(self, request: Request, sequences: list[Sequence]) -> bool:
         """Memory for all tokens of its sequences, taken from the youngest; False: it was the youngest itself."""
         for sequence in sequences:
             while True:
@@ -117,7 +121,7 @@ class Scheduler:
 
         The newest tokens of several sequences are left for one step that decodes them together.
         """
-        start, stop = sequence.num_computed, len(sequence.tokens) - 1 if request.forked else request.common
+        start, stop = sequence.num_computed, len(sequence.tokens) - 1 if request.forked else request.num_common
         num_tokens = max(0, min(stop - start, most))
         if num_tokens:
             chunks.append(Chunk(request, sequence, start, start + num_tokens))
@@ -128,18 +132,20 @@ class Scheduler:
         if not self.waiting or not self._has_place():
             return False
         request = self.waiting[0]
-        tokens = request.common_tokens()
+        if request.common_blocks is None:
+            request.common_blocks = self.memory.blocks(request.common_tokens())
+        tokens = request.common_blocks
         if self.memory.prefix_is_coming(tokens, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1]):
             return False
         try:
             cached = self.memory.admit(request, tokens)
         except OutOfBlocks:
-            self._places = 0
+            self._may_join = 0
             return False
         self.waiting.popleft()
         self.running.append(request)
-        self._places -= 1
-        request.common = len(tokens)
+        self._may_join -= 1
+        request.num_common, request.common_blocks = len(tokens), None
         request.live[0].num_computed = cached
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
@@ -148,18 +154,18 @@ class Scheduler:
     def _has_place(self) -> bool:
         if self.policy != "continuous":
             if not self.running:
-                widths = accumulate(request.width for request in self.waiting)
-                self._places = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
-            if self._places <= 0:
+                widths = accumulate(request.seats for request in self.waiting)
+                self._may_join = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
+            if self._may_join <= 0:
                 return False
-        return sum(r.width for r in self.running) + self.waiting[0].width <= self.max_num_seqs
+        return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
     def computed(self, chunks: list[Chunk]) -> None:
         """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""
         for request, sequence, _, stop in chunks:
             sequence.num_computed = stop
             self.memory.commit(sequence)
-            if not request.forked and stop == request.common:
+            if not request.forked and stop == request.num_common:
                 first, *others = request.live
                 for other in others:
                     self.memory.fork(first, other)
@@ -171,3 +177,61 @@ class Scheduler:
         for sequence in request.live:
             sequence.num_computed = 0
         request.forked = False
+
+
+def advance(
+    chunks: list[Chunk],
+    chosen: Chosen,
+    scheduler: Scheduler,
+    ends: frozenset[int],
+    end: Callable[[Request, list[Choice], list], None],
+    tell: Callable[[tuple[Request, Piece]], None],
+) -> None:
+    """Give the tokens to their sequences.
+
+    `tell` is called at once with the piece of each sequence, and `end` for each request that has ended. If a tokenizer
+    raises, its sequence has not changed, and no other text is lost.
+    """
+    scheduler.computed(chunks)
+    for request, sequence, pick in chosen.picks:
+        tell((request, _grow(request, sequence, pick, ends)))
+        if sequence.finish_reason is not None:
+            scheduler.memory.free(sequence)
+            request.live.remove(sequence)
+            request.finished.append(sequence)
+            if not request.live:
+                end(request, *_results(request))
+    for request, selection in chosen.selections:
+        if (choices := beam_search.apply(request, selection, scheduler.memory)) is not None:
+            end(request, choices, [None] * len(choices))
+            for index, (ids, text, reason, _) in enumerate(choices):
+                tell((request, Piece(request.id, index, ids, text or "", reason, None)))
+
+
+def _grow(request: Request, sequence: Sequence, pick: Pick | None, ends: frozenset[int]) -> Piece:
+    """One more token for a sequence, and whether it was the last. Without a pick the sequence ends here."""
+    text, reason = "", None
+    if pick is None:
+        text = sequence.text.end() if sequence.text is not None else ""
+        sequence.finish_reason = "error"
+        return Piece(request.id, sequence.index, [], text, "error", None)
+    if pick.token in request.ends(ends):
+        reason = "stop"
+    elif len(sequence.tokens) + 1 == request.longest:
+        reason = "length"
+    if sequence.text is not None:
+        ended = reason == "stop"
+        text = sequence.text.end() if ended else sequence.text.add(pick.token, last=reason is not None)
+        reason = "stop" if sequence.text.stopped else reason
+    sequence.add(pick, reason)
+    logprobs = None if pick.likeliest is None else [pick.likeliest]
+    return Piece(request.id, sequence.index, [pick.token], text, reason, logprobs)
+
+
+def _results(request: Request) -> tuple[list[Choice], list[list[dict[int, float]] | None]]:
+    """Return the samples of a request that have all ended, in the order of their index, and their logprobs."""
+    samples = sorted(request.finished, key=lambda sequence: sequence.index)
+    choices = [
+        Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in samples
+    ]
+    return choices, [None if request.sampling.logprobs is None else s.logprobs for s in samples]

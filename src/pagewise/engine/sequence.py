@@ -1,4 +1,4 @@
-"""What the engine keeps of a request: its sequences, and what it says about them in the end (lesson 9).
+"""A request in the engine: its sequences, their text as it comes, and its output (lesson 9).
 
 A request has one sequence, or several that share their prompt: n samples, or the beams of a beam search. They are
 scheduled, preempted and resumed together.
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling import Pick, SamplingParams
-from pagewise.engine.text import Text
+from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 class Choice(NamedTuple):
@@ -19,17 +19,18 @@ class Choice(NamedTuple):
 
     token_ids: list[int]  # without the prompt; the token that ended it included
     text: str | None  # without what ended it; None without a tokenizer
-    finish_reason: FinishReason  # "stop": an end token or a stop string; "length": max_tokens
+    # "stop": an end token or a stop string; "length": max_tokens; "error": the model's logits were not finite
+    finish_reason: FinishReason
     score: float  # Σ log p of its tokens; of a beam divided by their number
 
 
 @dataclass(frozen=True)
 class Output:
-    """What became of a request: the best choice, and all of them, best first."""
+    """The result of a request. Its token_ids, text and finish_reason are those of choice 0."""
 
     request_id: int
     prompt_token_ids: list[int]
-    choices: list[Choice]
+    choices: list[Choice]  # samples in the order of their index, which a stream gives too; beams best first
     logprobs: list[list[dict[int, float]] | None]  # of each choice, where asked for: {token: log p} at each step
     num_cached_tokens: int  # of the prompt, that the prefix cache had when the request was first admitted
 
@@ -47,7 +48,7 @@ class Output:
 
 
 class Piece(NamedTuple):
-    """What a step added to one choice, for a request's listener."""
+    """The tokens and text that a step added to one choice, for a request's listener."""
 
     request_id: int
     choice: int
@@ -60,18 +61,89 @@ class Piece(NamedTuple):
 Listener = Callable[[Piece], None]
 
 
+CONTEXT = 5  # tokens of the prompt that the first new ones are decoded with, as many as vLLM takes
+
+
+class Text:
+    """The text of a sequence's new tokens, which arrive one by one.
+
+    A tokenizer decodes tokens, not streams. A character may take several tokens, and the text of a token may depend on
+    the token before it: sentencepiece drops the space that begins the first one. So new tokens are decoded together
+    with those before them, the prompt's last ones too. Text that ends in half a character ("\N{REPLACEMENT CHARACTER}")
+    waits, and so does an end that may be the beginning of a stop string.
+
+    Args:
+        tokens: the sequence's own list, which holds its prompt now.
+    """
+
+    def __init__(self, tokenizer: Any, stop: tuple[str, ...], tokens: list[int]) -> None:
+        self.text = ""  # released
+        self.stopped = False  # by a stop string, which the text ends before
+        self._tokenizer, self._stop, self._tokens = tokenizer, stop, tokens
+        # the first token to decode, and the first that is not in the text yet
+        self._first, self._decoded = max(0, len(tokens) - CONTEXT), len(tokens)
+        self._held = ""  # decoded, not released
+
+    def add(self, token: int, *, last: bool = False) -> str:
+        """Return the text that is certain once the sequence gets this token: all of it, if the token is the last.
+
+        Nothing changes if the tokenizer raises. The caller appends the token to the sequence afterwards.
+        """
+        new = new_text(self._tokenizer, [*self._tokens[self._first :], token], self._decoded - self._first)
+        if new and (last or not new.endswith("\N{REPLACEMENT CHARACTER}")):
+            self._held += new
+            self._first, self._decoded = self._decoded, len(self._tokens) + 1
+        return self._release(self._safe(ended=last))
+
+    def end(self) -> str:
+        """Return the rest of the text: no token follows."""
+        if not self.stopped:
+            self._held += new_text(self._tokenizer, self._tokens[self._first :], self._decoded - self._first)
+            self._decoded = len(self._tokens)
+        return self._release(self._safe(ended=True))
+
+    def _safe(self, ended: bool = False) -> int:
+        """How much of the held text can be released. Finds out whether a stop string is in it."""
+        found = [at for at in map(self._held.find, self._stop) if at >= 0]
+        if found:
+            self.stopped, self._held = True, self._held[: min(found)]
+        if found or ended:
+            return len(self._held)
+        most = max((len(stop) - 1 for stop in self._stop), default=0)
+        for length in range(min(most, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
+                return len(self._held) - length
+        return len(self._held)
+
+    def _release(self, length: int) -> str:
+        piece, self._held = self._held[:length], self._held[length:]
+        self.text += piece
+        return piece
+
+
+def new_text(tokenizer: Any, tokens: list[int], old: int) -> str:
+    """Return what all tokens but the first `old` add to the text of those."""
+    before, whole = (
+        tokenizer.decode(part, skip_special_tokens=True) if part else "" for part in (tokens[:old], tokens)
+    )
+    if not whole.startswith(before):  # the old text ended in half a character
+        before = before.rstrip("\N{REPLACEMENT CHARACTER}")
+    return whole[len(before) :]
+
+
 class Sequence:
     """Tokens, and how many of them have their K and V in memory. It is its own id in the BlockManager."""
 
-    def __init__(self, tokens: list[int], text: Text | None = None, index: int = 0) -> None:
-        self.tokens, self.text, self.index = tokens, text, index
+    def __init__(self, tokens: list[int], index: int = 0) -> None:
+        self.tokens, self.index = tokens, index
+        self.text: Text | None = None  # without a tokenizer, and of beams
         self.num_computed = 0
         self.score = 0.0
         self.logprobs: list[dict[int, float]] = []
         self.finish_reason: FinishReason | None = None
 
     def add(self, pick: Pick, finish_reason: FinishReason | None) -> None:
-        """One more token; why it is the last, or None."""
+        """Add a token; `finish_reason` says why it is the last, or is None."""
         self.finish_reason = finish_reason
         self.tokens.append(pick.token)
         self.score += pick.logprob
@@ -93,11 +165,14 @@ class Request:
         self.prompt, self.sampling, self.tokenizer = prompt, sampling, tokenizer
         self.id = -1  # not added yet
         self.listener: Listener | None = None
-        texts = [tokenizer and Text(tokenizer, sampling.stop_strings) for _ in range(sampling.n)]
-        self.live = [Sequence(prompt.copy(), text, index) for index, text in enumerate(texts)]
+        self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
+        if tokenizer is not None:
+            for sequence in self.live:
+                sequence.text = Text(tokenizer, sampling.stop_strings, sequence.tokens)
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
-        self.common = 0
+        self.num_common = 0
+        self.common_blocks: TokenBlocks | list[int] | None = None  # common tokens, as the memory looks them up; kept
         self.forked = False
         self.num_cached_tokens: int | None = None
         self.seed = sampling.chosen_seed()
@@ -105,7 +180,12 @@ class Request:
     @property
     def width(self) -> int:
         """How many sequences it may have at once."""
-        return max(self.sampling.n, self.sampling.beam_width)
+        return self.sampling.width
+
+    @property
+    def seats(self) -> int:
+        """How many sequences it may still have at once: a sample that has ended needs no seat any more."""
+        return self.width if self.width > self.sampling.n else len(self.live)
 
     @property
     def longest(self) -> int:
@@ -113,10 +193,18 @@ class Request:
         return len(self.prompt) + self.sampling.max_tokens
 
     @property
+    def most_slots(self) -> int:
+        """The most slots that one of its sequences can need. The last token needs none: no token attends to it."""
+        return self.longest - 1
+
+    @property
     def described(self) -> str:
-        """For messages."""
-        sequences = f"{self.width} sequences of " if self.width > 1 else ""
-        return f"{sequences}a prompt of {len(self.prompt)} tokens and max_tokens = {self.sampling.max_tokens}"
+        """Its size, for messages."""
+        return self.sampling.described(len(self.prompt))
+
+    def ends(self, ends: frozenset[int]) -> frozenset[int]:
+        """Return the tokens that end its sequences, given those of the model."""
+        return (frozenset() if self.sampling.ignore_eos else ends) | frozenset(self.sampling.stop_ids)
 
     def common_tokens(self) -> list[int]:
         """The tokens that all live sequences begin with: the prompt at least."""
@@ -127,8 +215,9 @@ class Request:
         return first[:length]
 
     def text_of(self, token_ids: list[int]) -> str | None:
-        """The text of tokens that do not come one by one."""
-        return self.tokenizer and self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        """Return the text of new tokens that come all at once."""
+        context = self.prompt[-CONTEXT:]
+        return self.tokenizer and new_text(self.tokenizer, context + token_ids, len(context))
 
     def in_memory(self) -> list[Sequence]:
         """Its sequences that hold memory, while it runs."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from pagewise.engine.sampling import SamplingParams
-from pagewise.engine.workload import Run
+from pagewise.experiments.engine_workload import Run
 
 Server = Callable[[list[list[int]], list[SamplingParams]], Run]
 

@@ -18,11 +18,11 @@ from typing import get_args
 import torch
 from torch import nn
 
-from pagewise.engine.benchmark import variants
 from pagewise.engine.llm import LLM
-from pagewise.engine.results import overview, records, speedups
-from pagewise.engine.workload import Prompts, Run, Workload, compare, serve
+from pagewise.experiments.engine_benchmark import variants
 from pagewise.experiments.engine_peers import peers, random_checkpoint
+from pagewise.experiments.engine_results import overview, records, speedups
+from pagewise.experiments.engine_workload import Prompts, Run, Workload, compare, serve
 from pagewise.models.load import load_model
 from pagewise.tools import benchmark
 from pagewise.tools.device import best_device

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from pagewise.paged_blocks.prefix_cache import ROOT, Prefix, PrefixCache, as_token
+from pagewise.paged_blocks.prefix_cache import ROOT, Prefix, PrefixCache, TokenBlocks, as_token
 from pagewise.tools.checks import check_count, check_counts
 from pagewise.tools.sizes import cdiv
 
@@ -72,7 +72,7 @@ class BlockManager:
         self._copies: dict[int, int] = {}  # {dst: src} of the copies that `take_copies` will return
         self._hits = self._misses = self._evictions = self._num_copies = 0
 
-    def allocate(self, seq_id: Hashable, tokens: Iterable[int]) -> int:
+    def allocate(self, seq_id: Hashable, tokens: Iterable[int] | TokenBlocks) -> int:
         """Begin a sequence with its prompt, and return how many of its tokens are already in the cache.
 
         The result is a multiple of block_size and at most len(tokens) − 1, because the query of the last token is
@@ -84,8 +84,8 @@ class BlockManager:
         """
         if seq_id in self._sequences:
             raise ValueError(f"seq_id {seq_id!r} is in use: free it first, or choose another")
-        tokens = [as_token(token) for token in tokens]
-        if not tokens:
+        tokens = TokenBlocks.of(tokens, self.block_size)
+        if not len(tokens):
             raise ValueError("tokens must hold at least 1 token, got none")
         P, hits = self.block_size, self._find_prefixes(tokens)
         shared = [next(iter(prefix.blocks)) for prefix in hits]
@@ -95,15 +95,15 @@ class BlockManager:
         for block in shared:
             self._share(block)
         table = shared + [self._take() for _ in range(num_new)]
-        self._sequences[seq_id] = _Sequence(tokens, table, len(shared) * P, hits[-1] if hits else ROOT)
+        self._sequences[seq_id] = _Sequence(tokens.tokens.copy(), table, len(shared) * P, hits[-1] if hits else ROOT)
         if self.prefix_cache:
             self._hits += len(hits)
             self._misses += (len(tokens) - 1) // P - len(hits)
         return len(shared) * P
 
-    def cached_prefix(self, tokens: Iterable[int]) -> int:
+    def cached_prefix(self, tokens: Iterable[int] | TokenBlocks) -> int:
         """Return how many of these tokens `allocate` would find in the cache now."""
-        return len(self._find_prefixes([as_token(token) for token in tokens])) * self.block_size
+        return len(self._find_prefixes(TokenBlocks.of(tokens, self.block_size))) * self.block_size
 
     def append(self, seq_id: Hashable, token: int) -> int:
         """Add one token, and return the slot for its K and V.
@@ -223,11 +223,11 @@ class BlockManager:
         events = self._hits, self._misses, self._evictions, self._num_copies
         return BlockStats(self.num_blocks - self.num_free_blocks, self.num_free_blocks, len(self._cache), *events)
 
-    def _find_prefixes(self, tokens: list[int]) -> list[Prefix]:
+    def _find_prefixes(self, tokens: TokenBlocks) -> list[Prefix]:
         """Return the longest chain of cached prefixes that leaves at least the last token to compute."""
         found = [ROOT]
         for i in range((len(tokens) - 1) // self.block_size if self.prefix_cache else 0):
-            prefix = self._cache.find(found[-1], tokens[i * self.block_size : (i + 1) * self.block_size])
+            prefix = self._cache.find(found[-1], *tokens.block(i))
             if prefix is None:
                 break
             found.append(prefix)

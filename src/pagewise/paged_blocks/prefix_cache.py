@@ -13,7 +13,7 @@ contents with the same digest are a miss.
 import hashlib
 import operator
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 class Prefix:
@@ -36,6 +36,35 @@ class Prefix:
 ROOT = Prefix(b"", None, ())  # the empty prefix, parent of every first block
 
 
+class TokenBlocks:
+    """Tokens that are checked once, and the digests of their full blocks, each computed once and only when needed.
+
+    A prompt that waits for free blocks is looked up in the cache at every step. Without this it would be checked and
+    hashed at every step too.
+    """
+
+    def __init__(self, tokens: Iterable[int], block_size: int) -> None:
+        self.tokens, self.block_size = [as_token(token) for token in tokens], block_size
+        self._blocks: list[tuple[tuple[int, ...], bytes]] = []  # tokens and digest of the first blocks
+
+    @classmethod
+    def of(cls, tokens: "Iterable[int] | TokenBlocks", block_size: int) -> "TokenBlocks":
+        """Return the tokens themselves if they are blocks already, else new blocks of them."""
+        return tokens if isinstance(tokens, cls) else cls(tokens, block_size)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def block(self, i: int) -> tuple[tuple[int, ...], bytes]:
+        """Return the tokens of full block i, and the digest of everything up to its end."""
+        while len(self._blocks) <= i:
+            start = len(self._blocks) * self.block_size
+            tokens = tuple(self.tokens[start : start + self.block_size])
+            parent = self._blocks[-1][1] if self._blocks else ROOT.digest
+            self._blocks.append((tokens, block_digest(parent, tokens)))
+        return self._blocks[i]
+
+
 class PrefixCache:
     """A table of prefixes and the physical blocks that hold them. It has no notion of sequences or free blocks."""
 
@@ -53,11 +82,14 @@ class PrefixCache:
         """Return the cached prefix that ends with `block`, or None."""
         return self._by_block.get(block)
 
-    def find(self, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
-        """Return the cached prefix that continues `parent` by these tokens, or None. Both are compared."""
+    def find(self, parent: Prefix | None, tokens: Sequence[int], digest: bytes | None = None) -> Prefix | None:
+        """Return the cached prefix that continues `parent` by these tokens, or None. Both are compared.
+
+        `digest` saves computing `block_digest(parent.digest, tokens)` again.
+        """
         if parent is None:
             return None
-        prefix = self._by_digest.get(block_digest(parent.digest, tokens))
+        prefix = self._by_digest.get(digest or block_digest(parent.digest, tokens))
         return prefix if prefix is not None and prefix.continues(parent, tuple(tokens)) else None
 
     def register(self, block: int, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:

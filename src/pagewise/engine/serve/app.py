@@ -23,8 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from pagewise.engine import LLM, Output
 from pagewise.engine.serve.body import Body, Refused, usage
-from pagewise.engine.serve.chat import ChatBody
-from pagewise.engine.serve.completions import CompletionBody
+from pagewise.engine.serve.endpoints import ChatBody, CompletionBody
 from pagewise.engine.serve.engine_thread import Answer, EngineThread, Full, StepFailed
 from pagewise.tools.checks import check_counts
 
@@ -36,7 +35,7 @@ def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
     """The application that serves `llm` as the model `name`, at most `max_queue` requests at once: others get a 429.
 
     Raises:
-        ValueError, TypeError: max_queue is no count, or the model has no tokenizer.
+        ValueError, TypeError: max_queue is not a count, or the model has no tokenizer.
     """
     check_counts(max_queue=max_queue)
     if llm.tokenizer is None:
@@ -88,19 +87,17 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = self.body.read(await read(Request(scope, receive)))
-        # of the LLM only what no step changes is looked at here: its tokenizer and its sizes
         if body.model is not None:
             check_name(body.model, self.name)
-        requests = body.requests(self.engine.llm)
-        if len(requests) > self.engine.max_queue:
+        if (number := len(body.prompts)) > self.engine.max_queue:
             most = f"max_queue = {self.engine.max_queue}"
-            raise Refused(f"{len(requests)} prompts exceed {most}: send fewer at once", body.prompt_field)
-        with self.engine.answer(len(requests)) as answer:
-            try:
-                added = await unless_hung_up(receive, self.engine.submit(answer, requests, pieces=bool(body.stream)))
-            except (ValueError, TypeError) as error:
-                raise Refused.of(error, body, body.prompt_field) from error
-            if not added:
+            raise Refused(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)
+        with self.engine.answer(number) as answer:
+            # a long prompt takes long to tokenise: neither the event loop nor the engine waits for that
+            prepared = asyncio.to_thread(body.requests, self.engine.llm)
+            if (requests := await unless_hung_up(receive, prepared)) is None:
+                return
+            if not await unless_hung_up(receive, self.engine.submit(answer, requests, pieces=bool(body.stream))):
                 return
             if body.stream:
                 response = StreamingResponse(self.events(body, answer), media_type="text/event-stream")
@@ -124,11 +121,11 @@ class Endpoint:
         for opening in body.openings():
             yield event(head | {"choices": [opening]})
         try:
-            async for index, news in answer:
-                if isinstance(news, Output):
-                    outputs.append(news)
+            async for index, new in answer:
+                if isinstance(new, Output):
+                    outputs.append(new)
                 else:
-                    yield event(head | {"choices": [body.piece(index, news, self.tokenizer)]})
+                    yield event(head | {"choices": [body.piece(index, new, self.tokenizer)]})
         except StepFailed as error:
             yield event(error_body(500, str(error)))
             return
@@ -137,7 +134,7 @@ class Endpoint:
         yield "data: [DONE]\n\n"
 
     def head(self, body: Body, kind: str) -> dict[str, Any]:
-        """What every chunk of an answer begins with."""
+        """Return the fields that every chunk of an answer begins with."""
         made = {"id": body.id_prefix + uuid.uuid4().hex, "created": int(time.time())}
         return {**made, "object": kind, "model": self.name}
 
@@ -177,7 +174,7 @@ async def hang_up(receive: Receive) -> None:
 def check_name(asked: str, served: str) -> None:
     """Refuse a model that is not the one served."""
     if asked != served:
-        raise Refused(f"there is no model {asked!r} here, only {served!r}", "model", status=404)
+        raise Refused(f"there is no model {asked!r:.80} here, only {served!r}", "model", status=404)
 
 
 async def refusal(request: Request, error: Exception) -> Response:
@@ -203,6 +200,6 @@ def error_response(status: int, message: str, field: str | None = None, **option
 
 
 def error_body(status: int, message: str, field: str | None = None) -> dict:
-    """What OpenAI's client raises as an exception."""
+    """Return an error in the form that OpenAI's client raises as an exception."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": field, "code": status}}

@@ -1,21 +1,25 @@
-"""What the bodies of both endpoints have: what a request may say, and how its answer is told (lesson 9).
+"""The fields that the bodies of both endpoints share, and how an answer becomes JSON (lesson 9).
 
 Both endpoints take the options of `SamplingParams` by their names; those that OpenAI does not have (top_k, beam_width,
 repetition_penalty, ignore_eos) its client sends as `extra_body`. Types are checked here, values by `SamplingParams`.
 An option of OpenAI's that would change the answer and is not implemented is refused.
 
-Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt i has the index i · width + c. In a
-whole answer they are sorted, best first; a stream tells of them in the order in which they were begun.
+Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt i has the index i · width + c, in a
+stream as in a whole answer. Beams are sorted, best first.
 """
 
+import reprlib
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pagewise.engine import LLM, Output, SamplingParams
-from pagewise.engine.sequence import Piece
+from pagewise.engine.sequence import Piece, Request
 
 Prompt = str | list[int]
+LEAST_LOGPROB = -9999.0  # stands for −∞, which JSON does not have
+MOST_STOPS, LONGEST_STOP = 16, 256  # each is looked for in every new piece of text, while other clients wait
+Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]  # 20: OpenAI's limit
 
 SAMPLING = (
@@ -79,13 +83,13 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """Of a stream: whether a last chunk counts the tokens."""
+    """Options of a stream: whether a last chunk counts the tokens."""
 
     include_usage: bool | None = None
 
 
 class Body(Strict):
-    """What the bodies of both endpoints have. None is as if left out."""
+    """The fields that both endpoints share. None means the same as a field that is left out."""
 
     id_prefix: ClassVar[str]
     object: ClassVar[str]
@@ -101,26 +105,26 @@ class Body(Strict):
     top_p: float | None = None
     n: int | None = None
     beam_width: int | None = None
-    stop: str | tuple[str | int, ...] | None = None
+    stop: Stop | Annotated[list[Stop | int], Field(max_length=MOST_STOPS)] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
     repetition_penalty: float | None = None
 
     @classmethod
     def read(cls, body: bytes) -> "Body":
-        """The body of a request, whose types fit and which asks for nothing that is not implemented."""
+        """Parse a body. Refuse it if a type does not fit, or if it asks for something that is not implemented."""
         try:
             self = cls.model_validate_json(body)
         except ValidationError as error:
             raise _refused(error) from error
         for name, value in self.model_extra.items():
             if value is not None and name not in NO_EFFECT and (name not in NEUTRAL or value != NEUTRAL[name]):
-                raise Refused(f"{name} = {value!r:.80} is not supported here", name)
+                raise Refused(f"{name} = {reprlib.repr(value)} is not supported here", name)
         return self
 
     @property
-    def num_rivals(self) -> int | None:
-        """Of how many of the likeliest tokens the log p is told; None: of no token at all."""
+    def num_likeliest(self) -> int | None:
+        """The number of likeliest tokens whose log p is reported. None: no log p at all."""
         raise NotImplementedError
 
     @property
@@ -132,52 +136,67 @@ class Body(Strict):
         """How each prompt is continued."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         try:
-            return SamplingParams(**given | more, logprobs=self.num_rivals)
+            return SamplingParams(**given | more, logprobs=self.num_likeliest)
         except (ValueError, TypeError) as error:
             raise Refused.of(error, self, None) from error
 
-    def requests(self, llm: LLM) -> list[tuple[Prompt, SamplingParams]]:
-        """Each prompt, and how it is continued."""
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Each prompt, or something in its place: they are counted before anything is done for any of them."""
         raise NotImplementedError
+
+    def requests(self, llm: LLM) -> list[Request]:
+        """A request for each prompt, checked. It takes as long as the prompts are long: call it in a worker thread."""
+        raise NotImplementedError
+
+    def prepared(self, llm: LLM, prompt: Prompt, sampling: SamplingParams) -> Request:
+        """`llm.prepare`, whose refusals are the client's to hear."""
+        try:
+            return llm.prepare(prompt, sampling)
+        except (ValueError, TypeError) as error:
+            raise Refused.of(error, self, self.prompt_field) from error
 
     def openings(self) -> list[dict]:
         """The choices that a stream begins with."""
         return []
 
-    def part(self, index: int, text: str, finish_reason: str | None, told: list["Told"] | None) -> dict:
-        """What is new of a choice, as a stream tells it."""
+    def part(self, index: int, text: str, finish_reason: str | None, logprobs: list["TokenLogprobs"] | None) -> dict:
+        """Return what is new of a choice, as a stream sends it."""
         raise NotImplementedError
 
-    def choice(self, index: int, text: str, finish_reason: str, told: list["Told"] | None) -> dict:
+    def choice(self, index: int, text: str, finish_reason: str, logprobs: list["TokenLogprobs"] | None) -> dict:
         """All of a choice."""
-        return self.part(index, text, finish_reason, told)
+        return self.part(index, text, finish_reason, logprobs)
 
     def piece(self, prompt: int, piece: Piece, tokenizer: Any) -> dict:
-        """What a step added to a choice of a prompt."""
-        told = self._told(piece.logprobs, tokenizer)
-        return self.part(prompt * self.width + piece.choice, piece.text, piece.finish_reason, told)
+        """Return what a step added to a choice of a prompt."""
+        logprobs = self._in_text(piece.logprobs, tokenizer)
+        return self.part(prompt * self.width + piece.choice, piece.text, piece.finish_reason, logprobs)
 
     def choices(self, prompt: int, output: Output, tokenizer: Any) -> list[dict]:
         """The choices of a prompt."""
         return [
-            self.choice(prompt * self.width + c, choice.text, choice.finish_reason, self._told(logprobs, tokenizer))
+            self.choice(prompt * self.width + c, choice.text, choice.finish_reason, self._in_text(logprobs, tokenizer))
             for c, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True))
         ]
 
-    def _told(self, logprobs: list[dict[int, float]] | None, tokenizer: Any) -> list["Told"] | None:
-        """Each token's log p and its rivals', in text."""
+    def _in_text(self, logprobs: list[dict[int, float]] | None, tokenizer: Any) -> list["TokenLogprobs"] | None:
+        """Return the chosen and the likeliest tokens of each step as text."""
         if logprobs is None:
             return None
-        texts = [[(tokenizer.decode([token]), logprob) for token, logprob in one.items()] for one in logprobs]
-        return [Told(*one[0], sorted(one, key=lambda rival: -rival[1])[: self.num_rivals]) for one in texts]
+        texts = [
+            [(tokenizer.decode([token]), max(logprob, LEAST_LOGPROB)) for token, logprob in one.items()]
+            for one in logprobs
+        ]
+        return [TokenLogprobs(*one[0], sorted(one, key=lambda token: -token[1])[: self.num_likeliest]) for one in texts]
 
 
-class Told(NamedTuple):
+class TokenLogprobs(NamedTuple):
     """A chosen token, alone as text, and its log p; and so of the likeliest tokens, falling."""
 
     token: str
     logprob: float
-    rivals: list[tuple[str, float]]
+    likeliest: list[tuple[str, float]]
 
 
 def _refused(error: ValidationError) -> Refused:

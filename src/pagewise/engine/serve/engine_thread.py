@@ -4,8 +4,8 @@
     submit, ask, drop ── inbox ──▶     done in order, between two steps
     Answer.events  ◀── once a step ──  what the step gave: pieces, outputs, an error
 
-The engine never waits for a reader. What a reader has not taken yet waits in its `Answer`, which holds one request's
-tokens at most; and answers that are not read to their end count against `max_queue`. So memory is bounded.
+The engine never waits for a reader. Events that a reader has not taken yet wait in its `Answer`, which holds at most
+the tokens of its requests. Answers that are not read to their end count against `max_queue`. So memory is bounded.
 """
 
 import asyncio
@@ -18,16 +18,15 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
-from pagewise.engine import LLM, Output, SamplingParams
-from pagewise.engine.sequence import Piece
-from pagewise.engine.serve.body import Prompt
+from pagewise.engine import LLM, Output
+from pagewise.engine.sequence import Piece, Request
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 class Full(RuntimeError):
-    """As many requests are held as may be."""
+    """The queue is full: `max_queue` requests wait or run."""
 
 
 class StepFailed(RuntimeError):
@@ -35,7 +34,7 @@ class StepFailed(RuntimeError):
 
 
 class Answer:
-    """What becomes of the requests of one body: (which of them, what is new) for each piece and each output."""
+    """The events of one body's requests: (index of the request, piece or output)."""
 
     def __init__(self, num_requests: int) -> None:
         self.request_ids: list[int] = []  # the engine thread's
@@ -73,7 +72,7 @@ class EngineThread:
         self.num_held = 0  # requests of open answers; the event loop's
         self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
         self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's, as the next one
-        self._news: list[tuple[int, Piece | Output | StepFailed]] = []
+        self._events: list[tuple[int, Piece | Output | StepFailed]] = []
 
     def start(self) -> None:
         """Begin, from within the event loop that will read the answers."""
@@ -91,7 +90,7 @@ class EngineThread:
         """A place for so many requests. They are aborted when it is left, if they have not finished.
 
         Raises:
-            Full: there is no place now.
+            Full: the queue has no space for them now.
         """
         if self.num_held + num_requests > self.max_queue:
             raise Full(f"{self.num_held} requests wait or run, and {self.max_queue} may: try again in a moment")
@@ -103,13 +102,10 @@ class EngineThread:
             self.num_held -= num_requests
             self._post(lambda: self._drop(answer))
 
-    async def submit(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], *, pieces: bool) -> list[int]:
-        """Add the requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
+    async def submit(self, answer: Answer, requests: list[Request], *, pieces: bool) -> list[int]:
+        """Add the prepared requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
 
         Cancelled before the engine thread comes to it, it adds none.
-
-        Raises:
-            ValueError, TypeError: `LLM.add_request` refuses one; the others end with the answer.
         """
         return await self.ask(lambda: self._add(answer, requests, pieces))
 
@@ -132,10 +128,10 @@ class EngineThread:
                 _do(*job)
             self._step()
 
-    def _add(self, answer: Answer, requests: list[tuple[Prompt, SamplingParams]], pieces: bool) -> list[int]:
-        listener = self._hear if pieces else None
-        for index, (prompt, sampling) in enumerate(requests):
-            request_id = self.llm.add_request(prompt, sampling, listener=listener)
+    def _add(self, answer: Answer, requests: list[Request], pieces: bool) -> list[int]:
+        for index, request in enumerate(requests):
+            request.listener = self._hear if pieces else None
+            request_id = self.llm.add(request)
             answer.request_ids.append(request_id)
             self._answers[request_id] = answer, index
         return answer.request_ids
@@ -146,29 +142,29 @@ class EngineThread:
                 self.llm.abort(request_id)
 
     def _hear(self, piece: Piece) -> None:
-        self._news.append((piece.request_id, piece))
+        self._events.append((piece.request_id, piece))
 
     def _step(self) -> None:
         try:
-            self._news += ((output.request_id, output) for output in self.llm.step())
+            self._events += ((output.request_id, output) for output in self.llm.step())
         except Exception as error:
             logger.exception("a step failed, and with it the requests that ran in it")
             # a step that could not even begin fails who waits longest, or it would fail for ever
             waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
-            for request_id in self.llm.interrupted or waiting:
+            for request_id in self.llm.failed_ids or waiting:
                 self.llm.abort(request_id)
-                self._news.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
-        news, self._news = self._news, []
+                self._events.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
+        events, self._events = self._events, []
         # not of one that ended in a failing step, and was dropped before the next could tell of it
-        told = [(*self._answers[request_id], event) for request_id, event in news if request_id in self._answers]
-        for request_id, event in news:
+        heard = [(*self._answers[request_id], event) for request_id, event in events if request_id in self._answers]
+        for request_id, event in events:
             if not isinstance(event, Piece):
                 self._answers.pop(request_id, None)
-        self._loop.call_soon_threadsafe(_tell, told)
+        self._loop.call_soon_threadsafe(_deliver, heard)
 
 
 def _do(future: Future, work: Callable[[], object]) -> None:
-    """Carry out a job, unless nobody waits for it any more."""
+    """Carry out a job, unless its caller has gone."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(work())
@@ -176,6 +172,6 @@ def _do(future: Future, work: Callable[[], object]) -> None:
             future.set_exception(error)
 
 
-def _tell(told: list[tuple[Answer, int, Piece | Output | StepFailed]]) -> None:
-    for answer, index, event in told:
+def _deliver(events: list[tuple[Answer, int, Piece | Output | StepFailed]]) -> None:
+    for answer, index, event in events:
         answer.events.put_nowait((index, event))

@@ -1,7 +1,7 @@
 """Requests to measure an engine with, and what serving them took (lesson 9).
 
-The source of lesson 9 measures 64 prompts of 856 tokens, 16 new tokens each, and the prompt is one and the same 64
-times: a prefix cache serves nearly all of it. So there are other prompts beside it.
+The source of lesson 9 measures 64 prompts of 856 tokens, with 16 new tokens each. All 64 prompts are the same, so a
+prefix cache serves nearly all of them. This module has other kinds of prompts too.
 """
 
 import random
@@ -22,8 +22,8 @@ class Workload(NamedTuple):
     """`num_requests` requests that come at once.
 
     prompts: "identical": one prompt for all. "shared": the first 7/8 in common, as of a system prompt. "distinct":
-        nothing in common. "mixed": distinct, and the lengths of prompts and of answers spread evenly, independently
-        of each other, from 1/8 of what is given here to all of it.
+        nothing in common. "mixed": distinct, and the lengths of prompts and of answers vary independently of each
+        other, evenly from 1/8 of the given length to the whole of it.
     """
 
     prompts: Prompts = "identical"
@@ -63,7 +63,7 @@ def _spread(most: int, count: int) -> list[int]:
 
 
 class Run(NamedTuple):
-    """What it took to serve all requests of a workload, once. What a server does not tell is empty, or 0."""
+    """Times and counts of serving a workload once. A value that a server does not report is empty or 0."""
 
     seconds: float
     prompt_tokens: int
@@ -130,7 +130,7 @@ def compare(
     """Have a workload served by each server in turn, so that what disturbs the machine meets all of them.
 
     Each round has prompts of its own: what a prefix cache serves, it has met in the same run. A server is
-    `partial(serve, llm)`, or somebody else's engine as a function of prompts and parameters.
+    `partial(serve, llm)`, or another engine as a function of prompts and parameters.
     """
     runs = {name: [] for name in servers}
     turns = [(round, name) for round in range(warmup_runs + repeat_runs) for name in servers]

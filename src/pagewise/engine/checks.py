@@ -1,4 +1,4 @@
-"""What the engine is given, checked once: sizes, backends, prompts (lesson 9)."""
+"""Check the arguments of an engine and of its requests, once: sizes, backends, prompts (lesson 9)."""
 
 import os
 from collections.abc import Iterable
@@ -54,7 +54,7 @@ def checked_backend(backend: str, attention: str, config: Any, block_size: int, 
     """ "torch", "triton" or "cuda", which can serve this model.
 
     Raises:
-        ValueError: there is no such backend, or its kernels do not take these sizes.
+        ValueError: the backend does not exist, or its kernels do not take these sizes.
     """
     if backend != "cuda":
         refusal = None
@@ -95,7 +95,8 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
 def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> int:
     """Blocks for max_num_seqs sequences of the longest context, as far as there is memory.
 
-    Of the free memory a CPU gives a quarter; a GPU gives nine tenths, and 1 GiB less for a step's activations.
+    They take at most a quarter of a CPU's free memory. On a GPU they take at most nine tenths of the free memory, less
+    1 GiB for the activations of a step.
     """
     weight, config = next(model.parameters()), model.config
     block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * weight.itemsize
@@ -116,11 +117,11 @@ def end_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset(own or (() if other is None else (other,)))
 
 
-def checked_prompt(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]:
-    """A prompt as token ids.
+def token_ids(prompt: object, tokenizer: Any) -> list[int]:
+    """Return a prompt as a list, which `check_tokens` has not seen yet.
 
     Raises:
-        ValueError, TypeError: it is text and there is no tokenizer, it is empty, or an id is not the model's.
+        ValueError, TypeError: the prompt is text and the model has no tokenizer, or it is empty or not iterable.
     """
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -128,39 +129,43 @@ def checked_prompt(prompt: object, tokenizer: Any, vocab_size: int) -> list[int]
         prompt = tokenizer.encode(prompt)
     if not isinstance(prompt, Iterable):
         raise TypeError(f"a prompt must be text or a list of token ids, got {type(prompt).__name__}")
-    tokens = [as_token(token) for token in prompt]
+    tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
     if not tokens:
         raise ValueError("the prompt must hold at least 1 token, got none")
+    return tokens
+
+
+def checked_tokens(tokens: list[object], vocab_size: int) -> list[int]:
+    """Return the tokens as ints. ValueError or TypeError: one of them is not an id of the model."""
+    tokens = [as_token(token) for token in tokens]
     if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong[0]} in the prompt")
     return tokens
 
 
-def checked_request(prompt: object, sampling: object, tokenizer: Any, config: Any) -> Request:
-    """A request for a prompt that the model can read, to be continued as it can be told to.
+def checked_request(prompt: object, sampling: object, tokenizer: Any, config: Any, scheduler: Scheduler) -> Request:
+    """Return a request that can be served. Sizes are compared before any work that grows with them.
 
     Raises:
-        ValueError, TypeError: see `checked_prompt`; or there are stop strings where there is no text.
+        ValueError, TypeError: see `token_ids` and `checked_tokens`; there are stop strings but no text; or the request
+            exceeds, alone, the context, a step or the memory.
     """
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
-    tokens = checked_prompt(prompt, tokenizer, config.vocab_size)
+    tokens = token_ids(prompt, tokenizer)
     if sampling.stop_strings and (tokenizer is None or sampling.beam_width > 1):
         why = "the model came without a tokenizer" if tokenizer is None else "a beam search knows tokens only"
         raise ValueError(f"stop has strings, but {why}: give token ids")
-    return Request(tokens, sampling, tokenizer)
-
-
-def check_fits(request: Request, config: Any, scheduler: Scheduler) -> None:
-    """ValueError, with the numbers, if a request can never be served: by the context, in a step, or by the memory."""
-    if request.longest > config.max_position_embeddings:
+    if sampling.width > min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens):
         raise ValueError(
-            f"{request.described} exceed the model's context of {config.max_position_embeddings} tokens: shorten one "
-            f"of them"
-        )
-    if request.width > min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens):
-        raise ValueError(
-            f"n or beam_width = {request.width} exceeds max_num_seqs = {scheduler.max_num_seqs} or "
+            f"n or beam_width = {sampling.width} exceeds max_num_seqs = {scheduler.max_num_seqs} or "
             f"max_num_batched_tokens = {scheduler.max_num_batched_tokens}"
         )
+    if len(tokens) + sampling.max_tokens > config.max_position_embeddings:
+        raise ValueError(
+            f"{sampling.described(len(tokens))} exceed the model's context of {config.max_position_embeddings} tokens: "
+            f"shorten one of them"
+        )
+    request = Request(checked_tokens(tokens, config.vocab_size), sampling, tokenizer)
     scheduler.memory.check_fits(request)
+    return request

@@ -1,7 +1,7 @@
 """Serving measured: schedulers, dense and paged caches, prefix cache on and off, on the same requests (lesson 9).
 
-    python -m pagewise.engine.benchmark                        every combination, on a model that suits this machine
-    python -m pagewise.engine.benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
+    python -m pagewise.experiments.engine_benchmark       every combination, on a model that suits this machine
+    python -m pagewise.experiments.engine_benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
 
 Modes, as the source of lesson 9 names them: naive serves one request after the other; offline has all requests in one
 batch until the last is done (the static scheduler); online steps through the continuous scheduler. Everything that one
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from pagewise.engine.llm import LLM
-from pagewise.engine.results import overview, records, summary
-from pagewise.engine.workload import Prompts, Workload, compare, serve
+from pagewise.experiments.engine_results import overview, records, summary
+from pagewise.experiments.engine_workload import Prompts, Workload, compare, serve
 from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.load import TINY, load_model
 from pagewise.tools.device import best_device
@@ -118,7 +118,7 @@ def _measure(asked: argparse.Namespace) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pagewise.engine.benchmark",
+        prog="python -m pagewise.experiments.engine_benchmark",
         description="Serve the same requests with every scheduler, dense and paged, and compare.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -1,11 +1,11 @@
-"""What runs of engines say: in the fields of lesson 9's source, as ratios, and as records to keep."""
+"""Report runs of engines: in the fields of lesson 9's source, as ratios, and as records to keep."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from pagewise.engine.workload import Run, Workload
+from pagewise.experiments.engine_workload import Run, Workload
 from pagewise.tools.records import Record, surroundings, table
 from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
 
@@ -36,7 +36,7 @@ def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
 
 
 def decode_rate(run: Run) -> float:
-    """Generated tokens per second of the steps that only decode; 0 where there is none."""
+    """Generated tokens per second of the steps that only decode; 0 without such steps."""
     return run.completion_tokens / run.decode if run.steps else 0.0
 
 
@@ -116,7 +116,7 @@ def records(
 ) -> list[Record]:
     """The total, the decode step and the first token of each engine.
 
-    What a total had to do are the tokens that the prefix cache did not serve; a decode step, its share of the tokens.
+    The work of a total is every token that the prefix cache did not serve. The work of a decode step is its tokens.
     It reads the weights, and K and V of the requests in it. Rates to hold this against are measured on a GPU only.
     """
     weight = next(model.parameters())
