@@ -2,7 +2,7 @@
 
 Each table compares several ways to do the same work with the first way. Every result is checked before it is timed, and
 the ways take turns. A ratio is the median over neighbouring calls, with its quartiles. The time is that of busy cores,
-so that other work on the machine does not count. `python -m pagewise.experiments.engine_benchmark` compares the engine's
+so that other work on the machine does not count. `pagewise.experiments.engine_benchmark` compares the engine's
 schedulers.
 """
 
