@@ -20,7 +20,7 @@ from pagewise.tools.checks import (
     check_shape,
     check_tensor,
 )
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.device import choose_backend, looks, wants_gradient
 
 
 def flash_attention(
@@ -69,13 +69,13 @@ def flash_attention(
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    refusal = None
-    if backend == "cuda" or (backend == "auto" and triton_is_slow(q)):
+    refusal, prefers_cuda = None, backend == "auto" and triton_is_slow(q)
+    if backend == "cuda" or prefers_cuda:
         refusal = "has no backward" if wants_gradient(q, k, v) else in_cuda.refuses(q, options, dropout)
     if backend == "cuda" and refusal:
         others = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'
         raise ValueError(f'backend="cuda" {refusal}; backend={others} takes it')
-    if backend == "auto" and triton_is_slow(q):
+    if prefers_cuda:
         backend = "torch" if refusal else "cuda"
     if backend == "cuda":
         out, lse = in_cuda.forward(q, k, v, options)
@@ -107,15 +107,15 @@ def flash_attention_varlen(
 ) -> Float[Tensor, "total_q H D"] | tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
     """Compute `flash_attention` of B packed sequences: sequence b is rows cu_seqlens[b] … cu_seqlens[b + 1] − 1.
 
-    No sequence sees another. Causal aligns to the end of each sequence, and dropout counts rows and columns from 0 in
-    each sequence, as `dropout_mask((B, H, T, S), …)[b]` does. A length may be 0. Differentiable once in q, k and v.
+    Each sequence attends only to itself. Causal aligns to its end, and dropout counts its rows and columns from 0, as
+    `dropout_mask((B, H, T, S), …)[b]` does. A length may be 0. Differentiable once in q, k and v.
 
     Args:
         cu_seqlens_q, cu_seqlens_k: [B + 1], running sums of the lengths, from 0 to total_q and total_k.
         max_seqlen_q, max_seqlen_k: no length is larger. The kernels do not need them.
-        check: whether the running sums are looked at first. True: yes, which waits for a GPU. None: where it does not
-            wait. False: no. Under torch.compile they are never looked at. Wrong sums that are not looked at make the
-            kernels read and write memory of others.
+        check: look at the running sums before launching. By default this is done on the CPU, where it is free, and
+            never under torch.compile. On a GPU, True makes the host wait once. Unchecked, wrong sums make the kernels
+            read and write outside the tensors.
         The other arguments are those of `flash_attention`.
 
     Returns:
@@ -129,19 +129,16 @@ def flash_attention_varlen(
     tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(tensors[0], len(k)).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    looks = check or (check is None and q.device.type == "cpu")
     for name, cu_seqlens, rows, longest in (
         ("q", cu_seqlens_q, len(q), max_seqlen_q),
         ("k", cu_seqlens_k, len(k), max_seqlen_k),
     ):
         if longest is not None:
             check_count(f"max_seqlen_{name}", longest, minimum=0)
-        if looks and not torch.compiler.is_compiling():
+        if looks(check, q.device):
             actual = max(check_running_sums(name, cu_seqlens, rows), default=0)
             if longest is not None and actual > longest:
                 raise ValueError(f"max_seqlen_{name} must be at least the longest length, {actual}, got {longest}")
-    if backend == "auto" and triton_is_slow(q):
-        backend = "torch"
     backend = choose_backend(backend, q.device, in_triton.refuses(tensors[0]))
     out, lse = attend(_inputs(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
     out, lse = (x[0].transpose(0, 1) for x in (out, lse))
@@ -149,7 +146,7 @@ def flash_attention_varlen(
 
 
 def triton_is_slow(q: Tensor) -> bool:
-    """Whether q is on a GPU for which Triton emits no tensor-core instructions (sm_75). They spill there, too."""
+    """Return whether q is on a GPU for which Triton emits no tensor-core instructions (sm_75)."""
     gpu = in_triton.gpu_of(q.device)
     return gpu.sm > 0 and not gpu.has_triton_tensor_cores
 

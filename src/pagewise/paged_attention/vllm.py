@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_cuda
-from pagewise.paged_attention.inputs import DECODING, PagedInputs, _with_sequences_and_scales, used_blocks
+from pagewise.paged_attention.inputs import DECODING, PagedInputs, check_sequences_and_scales, used_blocks
 from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_heads, check_same, check_shape, check_tensor
 
 Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
@@ -210,7 +210,7 @@ def _checked(
         raise ValueError(f"q must have at most {in_cuda.MAX_NUM_SEQS} sequences, got {B}: split the batch")
     _check_layout(q, k_cache, v_cache)
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    return _with_sequences_and_scales(inputs, options, k_scale, v_scale, B)
+    return check_sequences_and_scales(inputs, options, k_scale, v_scale, B)
 
 
 def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
