@@ -2,7 +2,7 @@
 
     split_decode_kernel     first rung: dense keys, splits by number. Lesson 5's `merge_splits_kernel` merges them
     flash_decoding_kernel   last rung: dense or paged keys, driven by a work plan
-    merge_plan_kernel       the merge of what a work plan has split
+    merge_plan_kernel       the merge of the splits of a work plan
 
 A work plan (`pagewise.flash_decoding.work_plan`) says which tiles of which item a program computes, and where the
 result goes. An *item* is a chunk of query rows that share a KV head of one sequence. The host reads no seq_lens, so
@@ -34,7 +34,7 @@ def split_decode_kernel(
 ):
     """Leave (m, l, acc) of attention over split i of the keys, for one query per sequence.
 
-    Grid (B, Hkv, num_splits). Of t = ⌈S / TILE⌉ tiles, split i of n has tiles t·i // n … t·(i+1) // n − 1. A split
+    Grid (B, Hkv, num_splits). With t = ⌈S / TILE⌉ tiles, split i of n has tiles t·i // n … t·(i+1) // n − 1. A split
     without keys leaves (−∞, 0, 0).
     """
     q_ptr, q_seq, q_head, _ = q

@@ -87,7 +87,7 @@ def exp_of_difference(s, phi):
 def rounded(weights, DTYPE: tl.constexpr):
     """Return float32 weights rounded as a product with values of DTYPE takes them, with the exponents of float32.
 
-    l then sums the same weights as acc. TF32 stands in for float16, which ends at 65504; tensor cores would truncate.
+    l then sums the same weights as acc. TF32 replaces float16, which ends at 65504. Tensor cores would truncate.
     """
     if tl.float16 == DTYPE:  # to the nearest number whose last 13 bits are 0; a GPU's NaN, 0x7fffffff, would become −0
         nearest = ((weights.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)

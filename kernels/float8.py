@@ -35,8 +35,8 @@ def encode_float8(x, EXPONENT_BITS: tl.constexpr):
 def decode_float8(bits, EXPONENT_BITS: tl.constexpr):
     """bits.view(float8_e4m3fn or float8_e5m2).half(), exactly: for GPUs that cannot convert (e4m3 below sm_89).
 
-    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15: put in place,
-    the number is 2⁸ times too small, subnormals included.
+    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15. In
+    the place of a float16, its numbers are 2⁸ times too small, subnormals included.
     """
     bits = bits.to(tl.uint16)
     if EXPONENT_BITS == 5:

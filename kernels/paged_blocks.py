@@ -22,7 +22,7 @@ def write_kv_cache_kernel(
     FLOAT8_BITS: tl.constexpr,  # 0: copy; 4 or 5: the caches are bytes, float8 with that many exponent bits
     BLOCK: tl.constexpr,  # numbers that a program writes
 ):
-    """k_cache[slot // P, slot % P] = k[t] / k_scale for slot = slots[t], v likewise. A slot of −1 writes nowhere.
+    """k_cache[slot // P, slot % P] = k[t] / k_scale for slot = slots[t], and so for v. A slot of −1 writes nowhere.
 
     Grid (T, ⌈Hkv · D / BLOCK⌉). The axes of a cache are in vLLM's order, and its strides tell how it is laid out.
     """

@@ -28,7 +28,7 @@ from pagewise.tools import benchmark
 from pagewise.tools.device import best_device
 
 # As transformers' GPT2Config names them. With its own, smaller, weights GPT-2 repeats its last token, whatever came
-# before: engines that differ in what they attend to would agree.
+# before: engines with different attention would agree.
 GPT2_SMALL = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "initializer_range": 0.1}
 SMALLER = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
 SMALLER |= {"n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
@@ -65,7 +65,7 @@ def measure(
 
 
 def targets(compared: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
-    """A line per target, of what was served by kind of prompts."""
+    """Return a table with a line per target, from the runs of each kind of prompts."""
     rows = []
     for prompts, base, least in (
         ("shared", NAIVE, 4.0),

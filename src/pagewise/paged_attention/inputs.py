@@ -112,7 +112,7 @@ def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int
     num_queries: of each sequence. A sequence without queries uses nothing.
 
     Raises:
-        ValueError: a length does not fit its table, or an entry in use is no block of the cache.
+        ValueError: a length does not fit its table, or an entry in use does not name a block of the cache.
     """
     block_tables, seq_lens, (num_blocks, P, _, _) = inputs.block_tables, inputs.seq_lens, inputs.cache_sizes
     (B, M), lens = block_tables.shape, seq_lens.long()

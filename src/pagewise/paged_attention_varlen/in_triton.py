@@ -1,8 +1,8 @@
 """Attention of packed queries over a paged cache in Triton: how its kernel is launched (lesson 9).
 
-One launch serves sequences that decode and chunks of prompts, driven by lesson 7's work plan. The plan's sizes are the
-largest that the number of queries and of sequences may need, so the host waits for no length, and a decode step can be
-captured in a CUDA graph. Where every sequence is known to have one query, lesson 7's kernel is launched.
+One launch serves sequences that decode and chunks of prompts, driven by lesson 7's work plan. The sizes of the plan
+depend on the numbers of queries and sequences only. The host waits for no length, and a CUDA graph can capture a decode
+step. Where every sequence is known to have one query, lesson 7's kernel is launched.
 """
 
 import torch
