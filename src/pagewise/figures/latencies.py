@@ -1,0 +1,35 @@
+"""Latencies of requests that arrive over time, and how many are served in time (lesson 9)."""
+
+from collections.abc import Sequence
+
+from pagewise.figures.drawing import subplots
+from pagewise.figures.palette import INK, MARKERS, PALETTE
+
+
+def latencies(points: Sequence, objectives: tuple[float, float], *, alt: str = "") -> None:
+    """Draw latencies and goodput over the rate: solid lines are medians, dashed lines the 99th percentile.
+
+    Args:
+        points: `Point`s of `pagewise.experiments.engine_arrivals`.
+        objectives: the longest time to the first token and between tokens, in seconds; dotted lines.
+    """
+    title = "How long do clients wait, and how many are served in time?"
+    with subplots(1, 3, size=(10.5, 3.4), title=title, alt=alt) as (figure, (first, gap, good)):
+        for i, name in enumerate(dict.fromkeys(p.engine for p in points)):
+            own = sorted((p for p in points if p.engine == name), key=lambda p: p.rate)
+            rates, look = [p.rate for p in own], {"color": PALETTE[i], "marker": MARKERS[i]}
+            for ax, which in ((first, "first_token"), (gap, "gaps")):
+                p50, _, p99 = zip(*(p.percentiles(which) for p in own), strict=True)
+                ax.plot(rates, p50, label=name, **look)
+                ax.plot(rates, p99, ls="--", **look)
+            good.plot(rates, [p.goodput for p in own], **look)
+        for ax, label, objective in (
+            (first, "to the first token", objectives[0]),
+            (gap, "between tokens", objectives[1]),
+        ):
+            ax.axhline(objective, color=INK, ls=":")
+            ax.set(yscale="log", ylabel=f"seconds {label}")
+        good.set(ylabel="goodput, requests per second", ylim=(0, None))
+        for ax in (first, gap, good):
+            ax.set_xlabel("requests per second that arrive")
+        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
