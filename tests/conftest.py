@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +46,9 @@ if importlib.util.find_spec("beartype"):
     jaxtyping.jaxtyped = _jaxtyped
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
     jaxtyping.install_import_hook(_checked, "conftest.typechecker")
+
+# A shell starts background jobs with SIGINT ignored, and tests send it. Processes that tests start inherit this, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)
