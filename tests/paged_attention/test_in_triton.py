@@ -209,9 +209,10 @@ def test_a_full_table_is_no_impossible_length(kernel_device):
 # ------------------------------------------------------------------------------------------ the group of heads
 
 
-@pytest.mark.parametrize("group", [1, 3, 16, 17, 40])
-def test_any_number_of_heads_may_share_a_kv_head(group, kernel_device):
-    inputs = paged_inputs([1, 70], 2 * group, 2, 32, dtype=torch.float16, device=kernel_device)
+@pytest.mark.parametrize(("group", "head_size"), [(1, 32), (3, 32), (16, 32), (17, 32), (40, 32), (71, 32), (40, 256)])
+def test_any_number_of_heads_may_share_a_kv_head(group, head_size, kernel_device):
+    """A program takes at most 64 of them, or 16 if the heads are large."""
+    inputs = paged_inputs([1, 70], 2 * group, 2, head_size, dtype=torch.float16, device=kernel_device)
     assert_matches_dense(lambda *a: decode_attention(*a, num_splits=2), inputs)
 
 
