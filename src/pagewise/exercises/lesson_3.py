@@ -154,11 +154,7 @@ ONLINE_SOFTMAX_KERNEL = TritonExercise(
             "m = m_new",
             "load the tile (what stands past the row's end must weigh nothing), then bring m and l up to date",
         ),
-        Gap(
-            "inside = start",
-            "tl.store(",
-            "store exp(x − m_safe) / l_safe, and nothing past the row's end",
-        ),
+        Gap("inside = start", "tl.store(", "store exp(x − m_safe) / l_safe, and nothing past the row's end"),
     ),
     [
         _softmax_rows("", [[1.0, 2.0, 3.0, 4.0]]),

@@ -153,10 +153,7 @@ FIND_THE_LEAK = python_exercise(
     ],
     "counts go down with every owner, and the last one out frees the block.",
     name="find_the_leak",
-    bug=[
-        _LEAK,
-        (_TASK, f"{_TASK} There is a mistake in here: blocks that were shared are lost for ever. Find it."),
-    ],
+    bug=[_LEAK, (_TASK, f"{_TASK} There is a mistake in here: blocks that were shared are lost for ever. Find it.")],
 )
 
 EXERCISES = [ALLOCATE_AND_APPEND, COPY_ON_WRITE, FIND_THE_LEAK]

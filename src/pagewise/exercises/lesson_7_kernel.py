@@ -54,12 +54,7 @@ SPLIT_DECODE_KERNEL = TritonExercise(
             "the loop over this split's tiles. Load keys and values [TILE, D], as 0 after key S − 1.\n"
             "Compute the scores [ROWS, TILE], then update m, l and acc.",
         ),
-        Gap(
-            "slot = ",
-            "slot = ",
-            "where this split's results go: m is [B, H, num_splits]",
-            "slot = head",
-        ),
+        Gap("slot = ", "slot = ", "where this split's results go: m is [B, H, num_splits]", "slot = head"),
     ),
     [
         _splits(16, 1, "one tile"),

@@ -1,16 +1,14 @@
-"""How fast does the engine serve, beside other people's? The table that lesson 9 explains, on this machine.
+"""The speed of the engine next to other engines: the table that lesson 9 explains, on this machine.
 
     python -m pagewise.experiments.engine_speed --record lessons/measurements/engine.json
 
-GPT-2 small's architecture with random weights, 64 requests of 856 tokens and 16 new ones; on a CPU a smaller model and
-fewer tokens, unless told otherwise. Everybody gets the same checkpoint and the same prompts, in turns. Targets:
-continuous batching over blocks at least 4 times as fast as one by one over dense caches and 1.5 times as fast as a
-static batch over them, where prompts begin alike; as fast as transformers' `generate`, and 1.5 times for mixed lengths.
+The model has GPT-2 small's architecture and random weights. It gets 64 requests of 856 tokens with 16 new tokens each.
+On a CPU, the default is a smaller model and fewer tokens. All engines get the same checkpoint and prompts, in turns.
 """
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -21,7 +19,7 @@ from torch import nn
 from pagewise.engine.llm import LLM
 from pagewise.experiments.engine_benchmark import variants
 from pagewise.experiments.engine_peers import peers, random_checkpoint
-from pagewise.experiments.engine_results import overview, records, speedups
+from pagewise.experiments.engine_results import overview, records
 from pagewise.experiments.engine_workload import Prompts, Run, Workload, compare, serve
 from pagewise.models.load import load_model
 from pagewise.tools import benchmark
@@ -44,9 +42,12 @@ def measure(
     only: Sequence[str] = ("",),
     **options: int,
 ) -> Iterator[tuple[nn.Module, Workload, dict[str, list[Run]]]]:
-    """(model, workload, what came of it) as they come.
+    """Yield (model, workload, the runs of each engine).
 
-    sizes: of the model; only: those whose name has one of these; options: `compare`'s.
+    Args:
+        sizes: of the model.
+        only: measure engines whose name contains one of these texts.
+        options: of `compare`.
     """
     with tempfile.TemporaryDirectory() as folder:
         random_checkpoint(Path(folder), sizes)
@@ -62,22 +63,6 @@ def measure(
             ours = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in variants().items()}
             servers = {name: server for name, server in (ours | others).items() if any(part in name for part in only)}
             yield model, workload, compare(servers, workload, vocab_size=sizes["vocab_size"], **options)
-
-
-def targets(compared: Mapping[str, Mapping[str, Sequence[Run]]]) -> str:
-    """Return a table with a line per target, from the runs of each kind of prompts."""
-    rows = []
-    for prompts, base, least in (
-        ("shared", NAIVE, 4.0),
-        ("shared", STATIC, 1.5),
-        ("distinct", GENERATE, 1.0),
-        ("mixed", GENERATE, 1.5),
-    ):
-        runs = compared.get(prompts, {})
-        both = {name: runs[name] for name in (base, OURS) if name in runs}
-        reached = f"{speedups(both)[OURS]:.2f}" if len(both) == 2 else "–"
-        rows.append((f"{prompts} prompts: {OURS}, over {base}", f"{least}", reached))
-    return benchmark.table(("times as fast", "target", "reached"), rows)
 
 
 def main() -> None:
@@ -99,15 +84,11 @@ def main() -> None:
     name, sizes = ("GPT-2 small", GPT2_SMALL) if asked.gpt2_small else ("a smaller GPT-2", SMALLER)
     workloads = [Workload(kind, asked.requests, asked.prompt_tokens, asked.new_tokens) for kind in asked.prompts]
     dtype = torch.float16 if on_gpu else torch.float32
-    found = {}
-    for model, workload, compared in measure(
-        sizes, workloads, device, dtype, only=asked.only, repeat_runs=asked.repeats
-    ):
-        found[workload.prompts] = compared
+    options = {"only": asked.only, "repeat_runs": asked.repeats}
+    for model, workload, compared in measure(sizes, workloads, device, dtype, **options):
         print(overview(f"{name}, {workload.prompts} prompts", compared), end="\n\n", flush=True)
         for record in records(name, model, workload, compared) if asked.record else ():
             benchmark.keep(asked.record, record)
-    print(targets(found))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from pagewise.flash_decoding.work_plan import Items, Splits, WorkPlan, work_plan
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import (
-    INT32_MAX,
-    NO_WINDOW,
-    as_kernels_read,
-    partial_results,
-    refuses_tensors,
-)
+from pagewise.paged_attention.in_triton import INT32_MAX, NO_WINDOW, as_kernels_read, partial_results, refuses_tensors
 from pagewise.tools.architecture import architecture
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded

@@ -134,16 +134,8 @@ def _paged_attention_varlen(
     tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q, chunk_seqs, alibi_slopes, out, lse, partials)
     plan = (programs, splits.view(-1), items.view(-1))
     numbers = (_capacity(block_tables, P), min(window or NO_WINDOW, NO_WINDOW), scale, softcap or None, v_scale)
-    sizes = {
-        "P": P,
-        "D": D,
-        "BLOCK_D": padded(D),
-        "HKV": Hkv,
-        "GROUP": H // Hkv,
-        "ROWS": tiles.rows,
-        "TILE": tiles.keys,
-    }
-    sizes |= {"FLOAT8_BITS": float8_bits, **tiles.launch_options}
+    sizes = {"P": P, "D": D, "BLOCK_D": padded(D), "HKV": Hkv, "GROUP": H // Hkv}
+    sizes |= {"ROWS": tiles.rows, "TILE": tiles.keys, "FLOAT8_BITS": float8_bits, **tiles.launch_options}
     grid, memory = (len(programs) - 1,), {"outputs": (out, lse), "stored": (k_cache, v_cache)}
     launch(paged_attention_varlen_kernel, grid, *tensors, *plan, *numbers, **sizes, **memory)
     if num_slots:

@@ -39,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pagewise.engine.serve",
-        description="A server for OpenAI's clients: http://HOST:PORT/v1",
+        prog="python -m pagewise.engine.serve", description="A server for OpenAI's clients: http://HOST:PORT/v1"
     )
     parser.add_argument("--model", help="a folder or a hub id; default: the tiny model that ships with the package")
     parser.add_argument("--name", help="what clients call the model; default: as --model")
