@@ -139,11 +139,16 @@ def test_every_pair_of_sizes_and_splits(case, kernel_device):
 
 
 @pytest.mark.parametrize("splits", [{"num_splits": 3}, {"split_size": 64}, {}], ids=str)
-def test_several_kv_heads_with_several_chunks_of_rows(splits, kernel_device):
-    """16 queries of 6 heads per KV head are two chunks of 64 rows, and both KV heads have two."""
+@pytest.mark.parametrize("window", [None, 60])
+def test_several_kv_heads_with_several_chunks_of_rows(window, splits, kernel_device):
+    """16 queries of 6 heads per KV head are two chunks of 64 rows, and both KV heads have two.
+
+    With the window, the first query sees keys of tile 0, and the last query only keys of the tiles after it.
+    """
     qkv = random_qkv(2, (12, 2), 16, 130, 32, torch.float16, kernel_device)
-    found = flash_decoding(*qkv, **splits, causal=True, return_lse=True, backend="triton")
-    assert_right(found, *qkv, causal=True)
+    options = {"causal": True, "window": window}
+    found = flash_decoding(*qkv, **splits, **options, return_lse=True, backend="triton")
+    assert_right(found, *qkv, **options)
 
 
 def test_programs_that_share_all_work_have_no_bounds_for_one_sequence():

@@ -243,6 +243,19 @@ def test_sequences_may_share_blocks(options, path):
     assert_packed_matches_dense(path, inputs, **options)
 
 
+def test_keys_before_the_window_are_not_read(path):
+    """Keys that not even the first query of a sequence sees hold NaN."""
+    lens, queries, window = [130, 70, 33], [1, 20, 5], 25
+    inputs = packed_inputs(lens, queries, 4, 2, 32, dtype=torch.float32, device="cpu")
+    _, k_cache, v_cache, tables, *_ = inputs
+    expected, _ = path(*inputs, window=window)
+    for b, (length, num_queries) in enumerate(zip(lens, queries, strict=True)):
+        for key in range(max(0, length - num_queries + 1 - window)):
+            block, offset = divmod(key, k_cache.shape[1])
+            k_cache[tables[b, block], offset] = v_cache[tables[b, block], offset] = torch.nan
+    assert path(*inputs, window=window)[0].equal(expected)
+
+
 def test_sequences_may_share_the_blocks_of_their_queries(path):
     """Three sequences with one block table. Keys with which all begin may be hidden from their first queries."""
     q, k_cache, v_cache, tables, lens, ends = packed_inputs(
