@@ -24,6 +24,7 @@ from pagewise.naive_attention import grouped_matmul, masked_scores, query_positi
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs, used_blocks
+from pagewise.tools.device import wants_gradient
 from pagewise.tools.sizes import cdiv
 
 OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
@@ -115,8 +116,8 @@ def _scores_and_values(
 ) -> tuple[Float[Tensor, "B H 1 S"], Float[Tensor, "B Hkv S D"]]:
     """Return the scores of all keys in these blocks, −inf where hidden, and their values, 0 where hidden.
 
-    Both are float32 (float64 for float64). Hidden values become 0 because a weight of 0 does not hide NaN. Hidden keys
-    become 0 for the same reason: the gradient of q multiplies them by 0.
+    Both are float32 (float64 for float64). Hidden values become 0 because a weight of 0 does not hide NaN. So do
+    hidden keys if a gradient is needed: the gradient of q multiplies them by 0.
     """
     q, (_, P, Hkv, _) = inputs.q, inputs.k_cache.shape
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -126,8 +127,9 @@ def _scores_and_values(
     k, v = (cache.transpose(1, 2)[tables, heads].flatten(2, 3).to(wide) for cache in caches)
     keys = torch.arange(blocks.start * P, blocks.stop * P, device=q.device)
     hidden = ~visibility(blocks.queries[..., None] - keys, options).mT  # [B, 1, S, 1]
-    k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-    return masked_scores(q[:, :, None], k, blocks.queries, keys, options), v
+    if wants_gradient(q, k):
+        k.masked_fill_(hidden, 0.0)
+    return masked_scores(q[:, :, None], k, blocks.queries, keys, options), v.masked_fill_(hidden, 0.0)
 
 
 def _sequences(inputs: PagedInputs, blocks: _Blocks) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
