@@ -113,9 +113,10 @@ def test_float64_is_exact_enough_to_be_an_oracle(path, device):
         assert_matches_dense(path, inputs, window=20)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", FLOAT8)
-def test_float8_cache_is_read_times_its_scales(cache_dtype, path, device):
-    inputs = paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=torch.bfloat16, device=device, cache_dtype=cache_dtype)
+def test_float8_cache_is_read_times_its_scales(cache_dtype, dtype, path, device):
+    inputs = paged_inputs([0, 1, 17, 129], 4, 2, 32, dtype=dtype, device=device, cache_dtype=cache_dtype)
     assert_matches_dense(path, inputs, k_scale=0.5, v_scale=0.25, softcap=3.0)
 
 
