@@ -64,9 +64,8 @@ def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: boo
     if itemsize == 4:
         choices = (Tiles(32, 16, 4, 1) if block_d <= 64 else Tiles(16, 16, 8, 1),)
     elif heavy:
-        choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else (Tiles(32, 16, 8, 1),)
-        if block_d > 128 and gpu.sm < 80:  # with dropout, sm_75 needs 80 KB for this choice
-            choices = ()
+        large_heads = (Tiles(32, 16, 8, 1),) if gpu.sm >= 80 else ()  # with dropout, sm_75 needs 80 KB for it
+        choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else large_heads
     elif block_d <= 64:
         choices = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2))
     elif block_d <= 128:

@@ -27,8 +27,7 @@ def launch(
 
     Args:
         grid: the number of programs along each axis.
-        outputs: the results that the kernel writes, fully or in part. A vector must be contiguous. Float32 memory for
-            partial results need not be listed.
+        outputs: the results that the kernel writes, fully or in part. A vector must be contiguous.
         stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
         constants: the kernel's `tl.constexpr` parameters and the launch options, such as num_warps.
     """
