@@ -64,8 +64,7 @@ def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: boo
     if itemsize == 4:
         choices = (Tiles(32, 16, 4, 1) if block_d <= 64 else Tiles(16, 16, 8, 1),)
     elif heavy:
-        large_heads = (Tiles(32, 16, 8, 1),) if gpu.sm >= 80 else ()  # with dropout, sm_75 needs 80 KB for it
-        choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else large_heads
+        choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else (Tiles(32, 16, 8, 1),)
     elif block_d <= 64:
         choices = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2))
     elif block_d <= 128:
@@ -91,13 +90,14 @@ def backward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Archit
     """An upper bound of the backward's shared memory: two visited tiles of every stage, P and dS, and the owned tiles.
 
     One of the owned matrices is converted in shared memory on every GPU. Where both stay there (see
-    `forward_shared_bytes`), one visited tile may be kept in two layouts, too.
+    `forward_shared_bytes`), one visited tile may be kept in two layouts, too. sm_75 has float32 sums there as well.
     """
     keeps_owned = gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
     row = block_d * itemsize
     visited = 2 * tiles.num_stages * tiles.visited * row + 3 * 4 * tiles.num_stages * tiles.visited
     owned = 2 * tiles.owned * row + tiles.visited * row if keeps_owned else tiles.owned * row
-    return visited + owned + 2 * itemsize * tiles.owned * tiles.visited
+    sums = 2 * (tiles.owned + tiles.visited) * row + 4 * tiles.owned * block_d if gpu.sm < 80 else 0
+    return max(sums, visited + owned + 2 * itemsize * tiles.owned * tiles.visited)
 
 
 def max_head_size_in_float32(gpu: Architecture) -> int:
