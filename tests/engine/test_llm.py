@@ -46,7 +46,7 @@ def nothing_is_held(llm):
 
 
 @pytest.mark.parametrize("scheduler", ["naive", "static", "continuous"])
-@pytest.mark.parametrize("attention", ["dense", "paged"])
+@pytest.mark.parametrize("attention", ["dense", "paged", "block_tensors"])
 def test_every_way_to_serve_gives_the_tokens_of_each_prompt_alone(scheduler, attention):
     limits = {"block_size": 2, "num_blocks": 100, "max_num_batched_tokens": 9, "max_num_seqs": 3}
     llm = engine(scheduler=scheduler, attention=attention, **limits)
@@ -479,7 +479,7 @@ def test_other_things_that_do_not_fit_a_call(shapes_unchecked):
     ("options", "message"),
     [
         ({"scheduler": "eager"}, 'scheduler must be "naive", "static" or "continuous", got \'eager\''),
-        ({"attention": "flat"}, 'attention must be "paged" or "dense"'),
+        ({"attention": "flat"}, 'attention must be "paged", "dense" or "block_tensors"'),
         ({"backend": "jax"}, 'backend must be "auto", "torch", "triton" or "cuda"'),
         ({"attention": "dense", "prefix_cache": True}, 'prefix_cache=True needs attention="paged"'),
         ({"num_blocks": 0}, "num_blocks must be at least 1"),

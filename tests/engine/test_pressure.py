@@ -141,6 +141,7 @@ NARROW = {
     "one by one": {"scheduler": "naive"},
     "batch by batch": {"scheduler": "static", "num_blocks": 40},
     "dense": {"attention": "dense"},
+    "blocks that are tensors of their own": {"attention": "block_tensors"},
     "dense, batch by batch": {"attention": "dense", "scheduler": "static", "max_num_batched_tokens": 5},
 }
 
@@ -391,7 +392,9 @@ class AnyOrder(RuleBasedStateMachine):
         seats=st.sampled_from([3, 4, 8]),
         budget=st.sampled_from([3, 7, 64]),
         scheduler=st.sampled_from(["continuous", "continuous", "continuous", "static", "naive"]),
-        kind=st.sampled_from([{"prefix_cache": True}, {"prefix_cache": False}, {"attention": "dense"}]),
+        kind=st.sampled_from(
+            [{"prefix_cache": True}, {"attention": "block_tensors"}, {"prefix_cache": False}, {"attention": "dense"}]
+        ),
     )
     def begin(self, memory, seats, budget, scheduler, kind):
         limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget}

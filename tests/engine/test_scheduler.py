@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.dense_memory import DenseMemory
+from pagewise.engine.memory import PagedMemory
 from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Scheduler
 from pagewise.engine.sequence import Request
@@ -18,7 +19,7 @@ KIND = {"backend": "torch", "dtype": torch.float32, "device": torch.device("cpu"
 
 def scheduler(num_blocks=64, block_size=4, *, prefix_cache=False, dense=False, **options):
     if dense:
-        memory = DenseMemory(CONFIG, num_tokens=num_blocks * block_size, **KIND)
+        memory = DenseMemory(CONFIG, num_blocks=num_blocks, block_size=block_size, prefix_cache=False, **KIND)
     else:
         sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
         memory = PagedMemory(CONFIG, **sizes, **KIND)

@@ -10,9 +10,19 @@ from pagewise.engine import SamplingParams
 from pagewise.experiments import engine_peers, engine_speed
 from pagewise.experiments.engine_benchmark import variants
 from pagewise.experiments.engine_peers import peers, vllm_server
-from pagewise.experiments.engine_results import agreement
-from pagewise.experiments.engine_speed import GENERATE, NAIVE, OURS, SMALLER, STATIC, main, measure
+from pagewise.experiments.engine_results import agreement, step_parts
+from pagewise.experiments.engine_speed import (
+    GENERATE,
+    NAIVE,
+    OURS,
+    SMALLER,
+    STATIC,
+    main,
+    measure,
+    measure_source,
+)
 from pagewise.experiments.engine_workload import Workload
+from pagewise.models import GPT2, GPT2Config
 
 CPU = torch.device("cpu")
 GREEDY = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (3, 2)]
@@ -70,7 +80,7 @@ def test_vllm_gets_token_ids_and_goes_on_after_end_tokens(monkeypatch, tmp_path)
 
 
 def test_the_command_prints_a_table_for_each_kind_of_prompts(monkeypatch, capsys):
-    few = ["--prompts", "shared", "distinct", "--only", "dense", "--requests", "2", "--prompt-tokens", "8"]
+    few = ["rivals", "--prompts", "shared", "distinct", "--only", "dense", "--requests", "2", "--prompt-tokens", "8"]
     monkeypatch.setattr(sys, "argv", ["engine_speed", *few, "--new-tokens", "2", "--repeats", "1"])
     monkeypatch.setattr(engine_speed, "peers", lambda device: {})
     main()
@@ -78,6 +88,36 @@ def test_the_command_prints_a_table_for_each_kind_of_prompts(monkeypatch, capsys
     assert shared.startswith("a smaller GPT-2, shared prompts")
     assert distinct.startswith("a smaller GPT-2, distinct prompts")
     assert [line.split("  ")[0] for line in distinct.splitlines()[1:]] == [n for n in variants() if "dense" in n]
+
+
+def test_the_source_table_compares_both_memories_in_each_mode(monkeypatch, capsys):
+    few = ["source", "--requests", "3", "--prompt-tokens", "40", "--new-tokens", "4", "--repeats", "2"]
+    monkeypatch.setattr(sys, "argv", ["engine_speed", *few])
+    main()
+    rates, parts = (table.splitlines() for table in capsys.readouterr().out.strip().split("\n\n"))
+    engines = [f"{mode}, {memory}" for memory in ("block tensors", "paged") for mode in ("naive", "offline", "online")]
+    assert [line.split("  ")[0] for line in rates[1:]] == engines
+    assert [line.split("  ")[0] for line in parts[1:]] == engines
+    assert [line.count("…") for line in rates[1:]] == [0, 0, 0, 3, 3, 3]  # ratios, each with its range
+
+
+@pytest.mark.parametrize("memory", ["block tensors", "paged"])
+def test_the_parts_of_a_step_add_up_to_the_step(memory):
+    torch.manual_seed(0)
+    model = GPT2(GPT2Config(64, 32, 2, 4)).requires_grad_(False)
+    compared = measure_source(model, Workload("identical", 3, 40, 5), warmup_runs=0, repeat_runs=1)
+    (run,) = compared[f"online, {memory}"]
+    parts = step_parts(run)
+    assert sum(parts.values()) == pytest.approx(sum(run.steps) / len(run.steps), rel=1e-6)
+    assert (parts["gathering"] > 0) == (memory == "block tensors")
+    assert all(seconds > 0 for part, seconds in parts.items() if part != "gathering")
+
+
+def test_an_unknown_table_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["engine_speed", "sources"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "TABLE must be source or rivals, got sources" in capsys.readouterr().err
 
 
 def test_times_of_a_cpu_are_not_kept(monkeypatch, capsys, tmp_path):

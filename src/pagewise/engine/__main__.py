@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pagewise.engine.checks import ATTENTIONS
 from pagewise.engine.llm import LLM
 from pagewise.engine.sampling import SamplingParams
 from pagewise.models.load import TINY
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", help="the same text each time")
     parser.add_argument("--stop", nargs="+", default=(), metavar="TEXT", help="ends the text; left out of it")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
-    parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; what the memory has room for")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")

@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.dense_memory import DenseMemory
+from pagewise.engine.memory import BlockMemory
 from pagewise.engine.sampling import penalised
 from pagewise.engine.sequence import Choice, Request, Sequence
 
@@ -77,7 +78,7 @@ def branches(
     return live[:width], [branch for branch in branches[:width] if branch.token in ends]
 
 
-def apply(request: Request, selection: Selection, memory: PagedMemory | DenseMemory) -> list[Choice] | None:
+def apply(request: Request, selection: Selection, memory: BlockMemory | DenseMemory) -> list[Choice] | None:
     """Let the search go on as selected, in memory too. Returns its choices, best first, if it has ended, else None.
 
     Beams without a successor are freed before any is forked, so at most beam_width beams hold memory. A beam's best

@@ -18,6 +18,8 @@ from pagewise.tools.checks import FLOATS, check_flag
 from pagewise.tools.device import best_device, choose_backend
 from pagewise.tools.sizes import cdiv
 
+ATTENTIONS = ("paged", "dense", "block_tensors")
+
 
 def loaded(
     model: str | Path | nn.Module, tokenizer: Any, dtype: torch.dtype | None, device: torch.device | str | None
@@ -79,16 +81,14 @@ def checked_backend(backend: str, attention: str, config: Any, block_size: int, 
 
 
 def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> bool:
-    """Whether the prefix cache is on, for one of the two attentions and three schedulers."""
-    for name, value, known in (("attention", attention, ("paged", "dense")), ("scheduler", scheduler, POLICIES)):
+    """Whether the prefix cache is on, for one of the three memories and three schedulers."""
+    for name, value, known in (("attention", attention, ATTENTIONS), ("scheduler", scheduler, POLICIES)):
         if value not in known:
             *most, last = (f'"{one}"' for one in known)
             raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
     if prefix_cache is None:
-        return attention == "paged"
+        return attention != "dense"
     check_flag("prefix_cache", prefix_cache)
-    if prefix_cache and attention == "dense":
-        raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
     return prefix_cache
 
 

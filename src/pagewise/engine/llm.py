@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from pagewise.engine import checks
+from pagewise.engine.block_tensors import BlockTensorMemory
+from pagewise.engine.dense_memory import DenseMemory
 from pagewise.engine.interrupts import held_back
-from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.memory import PagedMemory
 from pagewise.engine.model_runner import ModelRunner, choose
 from pagewise.engine.profile import Profile, span
 from pagewise.engine.sampling import SamplingParams
@@ -27,6 +29,7 @@ from pagewise.engine.scheduler import Policy, Scheduler, advance
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
 
+MEMORIES = {"paged": PagedMemory, "dense": DenseMemory, "block_tensors": BlockTensorMemory}
 Prompt = str | Sequence[int] | Tensor
 
 
@@ -39,9 +42,10 @@ class LLM:
             longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
         max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
             computed in chunks.
-        attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
+        attention: "paged". Two slower memories show why: "dense" has contiguous caches of num_blocks · block_size
+            tokens, and "block_tensors" gathers blocks that are tensors of their own. Both copy keys in every step.
         backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
-        prefix_cache: whole blocks of equal prompts are computed once. Default: if paged.
+        prefix_cache: whole blocks of equal prompts are computed once. Default: unless dense.
         scheduler: see `pagewise.engine.scheduler`.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
@@ -58,7 +62,7 @@ class LLM:
         block_size: int = 16,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
-        attention: Literal["paged", "dense"] = "paged",
+        attention: Literal["paged", "dense", "block_tensors"] = "paged",
         backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
         prefix_cache: bool | None = None,
         scheduler: Policy = "continuous",
@@ -75,11 +79,8 @@ class LLM:
         if num_blocks is None:
             num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs)
         kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
-        if attention == "dense":
-            self.memory = DenseMemory(config, num_tokens=num_blocks * block_size, **kind)
-        else:
-            sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
-            self.memory = PagedMemory(config, **sizes, **kind)
+        kind |= {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
+        self.memory = MEMORIES[attention](config, **kind)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"

@@ -1,50 +1,34 @@
-"""Where the engine's keys and values lie: in blocks, or dense, and how a step attends to them (lesson 9).
+"""The keys and values of the sequences that run, in blocks, and how a step attends to them (lesson 9).
 
-    paged   blocks of a `PagedKVCache`, taken as sequences grow; attention reads them where they lie
-    dense   a contiguous piece per sequence, reserved for all tokens it may ever have; every decode step copies them
-            into one padded batch, for each layer anew: the "build a batch" that paging removes
+An engine has one of three memories. All have the same methods, and `attention` returns the `Attend` of one step.
 
-Both have the same methods, for sequences that the scheduler runs. `attention` gives the `Attend` of one step.
+    PagedMemory         blocks of one tensor. Attention reads each block where it is.
+    BlockTensorMemory   blocks that are tensors of their own. Each step gathers them into a padded batch.
+    DenseMemory         a contiguous tensor for each sequence. Each step copies them into a padded batch.
 """
 
-from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise import paged_attention_varlen
 from pagewise.engine.batch import Batch
 from pagewise.engine.profile import span
 from pagewise.engine.sequence import Request, Sequence
-from pagewise.flash_attention import flash_attention
-from pagewise.flash_decoding import flash_decoding
 from pagewise.models import Attend
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 from pagewise.tools.sizes import cdiv
 
 
-class PagedMemory:
-    """A `BlockManager` and the `PagedKVCache` that its block tables point into."""
+class BlockMemory:
+    """A `BlockManager`, and the cache that its block tables point into: a `PagedKVCache` or `BlockTensors`."""
 
-    def __init__(
-        self,
-        config: object,
-        *,
-        num_blocks: int,
-        block_size: int,
-        prefix_cache: bool,
-        backend: str,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.manager = BlockManager(num_blocks, block_size, prefix_cache=prefix_cache)
-        sizes = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        layout = "vllm" if backend == "cuda" else "nhd"
-        self.cache = PagedKVCache(*sizes, dtype=dtype, device=device, layout=layout)
-        self.prefix_cache, self.backend, self.block_size = prefix_cache, backend, block_size
-        self.nbytes, self.num_tokens = self.cache.nbytes, num_blocks * block_size
+    def __init__(self, cache: Any, *, prefix_cache: bool) -> None:
+        self.cache, self.prefix_cache, self.block_size = cache, prefix_cache, cache.block_size
+        self.manager = BlockManager(cache.num_blocks, cache.block_size, prefix_cache=prefix_cache)
+        self.nbytes, self.num_tokens = cache.nbytes, cache.num_blocks * cache.block_size
 
     @property
     def used_nbytes(self) -> int:
@@ -108,6 +92,26 @@ class PagedMemory:
         for sequence in request.in_memory():
             self.manager.free(sequence)
 
+
+class PagedMemory(BlockMemory):
+    """Blocks of a `PagedKVCache`. Attention reads each block where it is."""
+
+    def __init__(
+        self,
+        config: object,
+        *,
+        num_blocks: int,
+        block_size: int,
+        prefix_cache: bool,
+        backend: str,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        sizes = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
+        layout = "vllm" if backend == "cuda" else "nhd"
+        super().__init__(PagedKVCache(*sizes, dtype=dtype, device=device, layout=layout), prefix_cache=prefix_cache)
+        self.backend = backend
+
     def attention(self, batch: Batch) -> Attend:
         """Write a step's keys and values into their slots, then attend: all of it told by the batch."""
         with span("block tables"):
@@ -126,137 +130,3 @@ class PagedMemory:
             return out.transpose(0, 1)[None]
 
         return attend
-
-
-class DenseMemory:
-    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer."""
-
-    def __init__(
-        self, config: object, *, num_tokens: int, backend: str, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.num_tokens, self.backend = num_tokens, backend
-        self._shape = (2, config.num_hidden_layers, config.num_key_value_heads)
-        self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
-        self._kv: dict[Sequence, Tensor] = {}
-        self._reserved: dict[Request, int] = {}
-        self._padded_buffer = torch.empty(
-            0, **self._options
-        )  # for `_padded`: a fresh one would cost more than the copying
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all sequences that run, used or not."""
-        return sum(kv.nbytes for kv in self._kv.values())
-
-    used_nbytes = nbytes
-
-    def check_fits(self, request: Request) -> None:
-        """ValueError if the request reserves more than there is, even alone."""
-        needed = request.width * request.most_slots
-        if needed > self.num_tokens:
-            raise ValueError(
-                f"{request.described} reserve {needed} tokens, and the memory has {self.num_tokens}: raise num_blocks, "
-                f"or ask for less"
-            )
-
-    def blocks(self, tokens: list[int]) -> list[int]:
-        """Return the tokens as they are: dense memory has no blocks."""
-        return tokens
-
-    def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
-        """Nothing is shared here."""
-        return False
-
-    def admit(self, request: Request, tokens: list[int]) -> int:
-        """Reserve what its sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
-        needed = request.width * request.most_slots
-        left = self.num_tokens - sum(self._reserved.values())
-        if needed > left:
-            raise OutOfBlocks(f"the request reserves {needed} tokens and {left} are left")
-        self._kv[request.live[0]] = self._new(request.most_slots)
-        self._reserved[request] = needed
-        return 0
-
-    def _new(self, num_tokens: int) -> Tensor:
-        return torch.empty(*self._shape, num_tokens, self._head_dim, **self._options)
-
-    def extend(self, sequence: Sequence) -> None:
-        """There is room."""
-
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child gets a copy."""
-        self._kv[child] = self._new(self._kv[parent].shape[3])
-        self._kv[child][:, :, :, : parent.num_computed] = self._kv[parent][:, :, :, : parent.num_computed]
-
-    def commit(self, sequence: Sequence) -> None:
-        """Nothing is shared here."""
-
-    def free(self, sequence: Sequence) -> None:
-        """A sequence of a running request has ended."""
-        del self._kv[sequence]
-
-    def release(self, request: Request) -> None:
-        """A running request does not run any more."""
-        for sequence in request.live:
-            self._kv.pop(sequence, None)
-        del self._reserved[request]
-
-    def attention(self, batch: Batch) -> Attend:
-        """Prompts one by one, then all decoding sequences as one padded batch."""
-        rows = batch.rows
-        decoding = [(row, chunk) for row, chunk in rows if row.stop - row.start == 1]
-        lens = [chunk.stop for _, chunk in decoding]
-        seq_lens = torch.tensor(lens, dtype=torch.int32, device=batch.token_ids.device)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = torch.empty_like(q)
-            with span("cache write"):
-                for row, chunk in rows:
-                    kv = self._kv[chunk.sequence][:, layer]
-                    kv[0, :, chunk.start : chunk.stop] = k[0, :, row]
-                    kv[1, :, chunk.start : chunk.stop] = v[0, :, row]
-            for row, chunk in rows:
-                if row.stop - row.start > 1:
-                    keys, values = self._kv[chunk.sequence][:, layer, None, :, : chunk.stop]
-                    with span("attention"):
-                        out[:, :, row] = self._prefill(q[:, :, row], keys, values)
-            if decoding:
-                at = [row.start for row, _ in decoding]
-                with span("build batch"):
-                    keys, values = self._padded(layer, decoding, max(lens))
-                with span("attention"):
-                    new = self._decode(q[0, :, at].transpose(0, 1)[:, :, None], keys, values, seq_lens)
-                out[0, :, at] = new[:, :, 0].transpose(0, 1)
-            return out
-
-        return attend
-
-    def _padded(self, layer: int, decoding: list, longest: int) -> Tensor:
-        """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends. The next call overwrites them."""
-        _, _, Hkv = self._shape
-        shape = (2, len(decoding), Hkv, longest, self._head_dim)
-        if self._padded_buffer.numel() < prod(shape):
-            self._padded_buffer = self._padded_buffer.new_empty(prod(shape) * 5 // 4)
-        batch = self._padded_buffer[: prod(shape)].view(shape)
-        for i, (_, chunk) in enumerate(decoding):
-            batch[:, i, :, : chunk.stop] = self._kv[chunk.sequence][:, layer, :, : chunk.stop]
-            batch[:, i, :, chunk.stop :] = 0
-        return batch
-
-    def _prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.backend != "torch":
-            return flash_attention(q, k, v, causal=True, backend=self.backend)
-        T, S = q.shape[2], k.shape[2]
-        mask = None if T == S else torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-
-    def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
-        if self.backend == "triton":
-            return flash_decoding(q, k, v, seq_lens=seq_lens, check=False, backend="triton")
-        if self.backend == "cuda":
-            pieces = zip(q, k, v, seq_lens.tolist(), strict=True)
-            return torch.cat(
-                [flash_attention(a[None], b[None, :, :n], c[None, :, :n], backend="cuda") for a, b, c, n in pieces]
-            )
-        visible = torch.arange(k.shape[2], device=q.device) < seq_lens[:, None, None, None]
-        return scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
-from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.dense_memory import DenseMemory
+from pagewise.engine.memory import BlockMemory, PagedMemory
 from pagewise.engine.profile import span
 from pagewise.engine.sampling import Pick, Row, sample
 from pagewise.engine.sequence import Chunk, Request, Sequence
@@ -22,7 +23,7 @@ from pagewise.engine.sequence import Chunk, Request, Sequence
 class ModelRunner:
     """Runs the model over chunks. `graphs`: decode steps as CUDA graphs."""
 
-    def __init__(self, model: nn.Module, memory: PagedMemory | DenseMemory, device: torch.device, graphs: bool) -> None:
+    def __init__(self, model: nn.Module, memory: BlockMemory | DenseMemory, device: torch.device, graphs: bool) -> None:
         self.model, self.memory, self.device = model, memory, device
         self._graphs = DecodeGraphs(self) if graphs else None
 
@@ -32,10 +33,9 @@ class ModelRunner:
         decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
-                manager = None
-                if isinstance(self.memory, PagedMemory):
-                    manager = self.memory.manager
-                    self.memory.cache.copy_blocks(manager.take_copies())
+                if isinstance(self.memory, BlockMemory):
+                    self.memory.cache.copy_blocks(self.memory.manager.take_copies())
+                manager = self.memory.manager if isinstance(self.memory, PagedMemory) else None
                 batch = Batch.of(chunks, manager, self.device)
             if decoding and self._graphs is not None:
                 return self._graphs.run(batch)

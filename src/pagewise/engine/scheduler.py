@@ -19,7 +19,8 @@ from itertools import accumulate
 from typing import Literal
 
 from pagewise.engine import beam_search
-from pagewise.engine.memory import DenseMemory, PagedMemory
+from pagewise.engine.dense_memory import DenseMemory
+from pagewise.engine.memory import BlockMemory
 from pagewise.engine.model_runner import Chosen
 from pagewise.engine.sampling import Pick
 from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
@@ -40,7 +41,7 @@ class Scheduler:
 
     def __init__(
         self,
-        memory: PagedMemory | DenseMemory,
+        memory: BlockMemory | DenseMemory,
         *,
         policy: Policy = "continuous",
         max_num_seqs: int = 64,

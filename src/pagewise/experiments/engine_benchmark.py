@@ -46,12 +46,12 @@ def variants(
     attentions: Sequence[str] = ("dense", "paged"),
     prefix_caches: Sequence[bool] = (True, False),
 ) -> dict[str, dict[str, object]]:
-    """{name: arguments of LLM} of every combination. Dense caches have no prefix cache."""
+    """Return {name: arguments of LLM} for every combination. Dense caches have no prefix cache."""
     found = {}
     for attention, mode in itertools.product(attentions, modes):
-        for prefix_cache in prefix_caches if attention == "paged" else [False]:
-            without = ", no prefix cache" if attention == "paged" and not prefix_cache else ""
-            found[f"{mode}, {attention}{without}"] = {
+        for prefix_cache in prefix_caches if attention != "dense" else [False]:
+            without = ", no prefix cache" if attention != "dense" and not prefix_cache else ""
+            found[f"{mode}, {attention.replace('_', ' ')}{without}"] = {
                 "scheduler": SCHEDULERS[mode],
                 "attention": attention,
                 "prefix_cache": prefix_cache,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
+from pagewise.engine.profile import Profile
 from pagewise.experiments.engine_workload import Run, Workload
 from pagewise.tools.records import Record, surroundings, table
 from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
@@ -95,6 +96,66 @@ def overview(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
             row |= dict.fromkeys(("prefill", "decode", "first token", "step", "cache"), "–")
         rows.append((name, *row.values(), f"{agrees[name]:.0%}", f"× {times[name]:.2f}"))
     return table(header, rows)
+
+
+PARTS = {
+    "gathering": ("gather blocks",),
+    "padding": ("build batch",),
+    "tables": ("block tables", "schedule"),
+    "writing": ("cache write",),
+    "attention": ("attention",),
+    "the rest": ("model", "sampling", "decode", "step"),
+}
+"""The parts of a decode step, and the spans whose own time is in each. Gathering and padding are the copies."""
+
+
+def step_parts(run: Run) -> dict[str, float]:
+    """Return the mean seconds of each part of a decode step. The parts add up to the step.
+
+    The beginning of a batch, with its token ids and positions, counts as padding.
+    """
+    prefills = {span.step for span in run.profile.spans if span.name == "prefill"}
+    decodes = Profile()
+    decodes.spans = [span for span in run.profile.spans if span.step not in prefills]
+    own = {name: total.own for name, total in decodes.by_name().items()}
+    steps = max(1, len(run.steps))
+    return {part: sum(own.get(name, 0.0) for name in names) / steps for part, names in PARTS.items()}
+
+
+def source_table(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
+    """Return the throughput table of lesson 9's source: each mode with block tensors and with paged attention.
+
+    Below it: the milliseconds of each part of a decode step, and the ratio that would remain without any copies. All
+    values are medians over runs, and a ratio is the median of the ratios of one round, with the smallest and largest.
+    """
+    rates, parts = [], []
+    for name, runs in compared.items():
+        mode, _, memory = name.partition(", ")
+        slow = compared[f"{mode}, block tensors"]
+        of_runs = [step_parts(run) for run in runs]
+        median = {part: statistics.median(one[part] for one in of_runs) for part in PARTS}
+        step, rounds = sum(median.values()), list(zip(slow, runs, strict=True))
+        rate, decode = (statistics.median(map(measured, runs)) for measured in (completion_rate, decode_rate))
+        row = [name, f"{rate:,.1f}", f"{decode:,.1f}", f"{1e3 * step:,.1f} ms"]
+        row += [f"{1e3 * (median['gathering'] + median['padding']):,.1f} ms"]
+        if memory == "paged":
+            row += [_ratios([base.seconds / run.seconds for base, run in rounds])]
+            row += [_ratios([base.decode / run.decode for base, run in rounds])]
+            row += [_ratios([_without_copies(base) / _without_copies(run) for base, run in rounds])]
+        rates.append((*row, *[""] * (8 - len(row))))
+        parts.append((name, *(f"{1e3 * seconds:,.1f} ms" for seconds in median.values())))
+    total = ("tokens/s", "decoding", "step", "copying", "× in all", "× decoding", "× without copies")
+    return table((title, *total), rates) + "\n\n" + table(("a decode step", *PARTS), parts)
+
+
+def _without_copies(run: Run) -> float:
+    """Return the seconds of a decode step, less what it copies."""
+    parts = step_parts(run)
+    return sum(parts.values()) - parts["gathering"] - parts["padding"]
+
+
+def _ratios(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
 
 
 def _both(runs: Sequence[Run], measured: Callable[[Run], float | Sequence[float]], unit: str) -> str:

@@ -1,12 +1,19 @@
-"""The speed of the engine next to other engines: the table that lesson 9 explains, on this machine.
+"""The speed of the engine: the throughput table of lesson 9's source, and the engine next to other engines (lesson 9).
 
-    python -m pagewise.experiments.engine_speed --record lessons/measurements/engine.json
+    python -m pagewise.experiments.engine_speed source --full     the source's table, with its model and its requests
+    python -m pagewise.experiments.engine_speed rivals --record lessons/measurements/engine.json
 
-The model has GPT-2 small's architecture and random weights. It gets 64 requests of 856 tokens with 16 new tokens each.
-On a CPU, the default is a smaller model and fewer tokens. All engines get the same checkpoint and prompts, in turns.
+The source measures GPT-2 small with 64 identical prompts of 856 tokens and 16 new tokens each. Its first engine keeps
+each block as a tensor of its own. Its second engine has paged attention. The table `source` compares both memories,
+and says how much of a step each part takes. Here all engines have a prefix cache. The source's naive engine has none.
+
+The table `rivals` compares every scheduler and memory with other libraries. All engines get the same checkpoint and
+prompts, in turns. On a CPU, a smaller model and fewer tokens are the default.
 """
 
 import argparse
+import contextlib
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,7 +26,7 @@ from torch import nn
 from pagewise.engine.llm import LLM
 from pagewise.experiments.engine_benchmark import variants
 from pagewise.experiments.engine_peers import peers, random_checkpoint
-from pagewise.experiments.engine_results import overview, records
+from pagewise.experiments.engine_results import overview, records, source_table
 from pagewise.experiments.engine_workload import Prompts, Run, Workload, compare, serve
 from pagewise.models.load import load_model
 from pagewise.tools import benchmark
@@ -31,6 +38,23 @@ GPT2_SMALL = {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "
 SMALLER = {"vocab_size": 512, "n_embd": 128, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
 SMALLER |= {"n_positions": 256, "bos_token_id": 0, "eos_token_id": 0}
 OURS, NAIVE, STATIC, GENERATE = "online, paged", "naive, dense", "offline, dense", "transformers, generate"
+SOURCE = variants(attentions=("block_tensors", "paged"), prefix_caches=(True,))  # the engines of the source's table
+
+
+@contextlib.contextmanager
+def random_model(sizes: dict[str, int], device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Path, nn.Module]]:
+    """Write a random checkpoint of GPT-2's architecture; yield its folder and the model that it holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        print("building the model …", file=sys.stderr)
+        random_checkpoint(Path(folder), sizes)
+        yield Path(folder), load_model(folder, dtype=dtype, device=device)[0]
+
+
+def measure_source(model: nn.Module, workload: Workload, **options: int) -> dict[str, list[Run]]:
+    """Return the runs of each engine of the source's table. options: of `compare`."""
+    room = {"num_blocks": workload.num_blocks(16), "max_num_seqs": workload.num_requests}
+    engines = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in SOURCE.items()}
+    return compare(engines, workload, vocab_size=model.config.vocab_size, **options)
 
 
 def measure(
@@ -49,13 +73,11 @@ def measure(
         only: measure engines whose name contains one of these texts.
         options: of `compare`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        random_checkpoint(Path(folder), sizes)
-        model, _ = load_model(folder, dtype=dtype, device=device)
+    with random_model(sizes, device, dtype) as (folder, model):
         others = {}
         for name, build in peers(device).items():
             try:
-                others[name] = build(Path(folder), device, dtype)
+                others[name] = build(folder, device, dtype)
             except Exception as error:
                 print(f"{name} is not compared with: {benchmark.described(error)}")
         for workload in workloads:
@@ -69,26 +91,41 @@ def main() -> None:
     """The command line."""
     device = best_device()
     on_gpu = device.type == "cuda"
-    parser = argparse.ArgumentParser(description="Serve the same requests with every engine of this machine.")
+    parser = argparse.ArgumentParser(description="Serve the same requests with several engines, and compare.")
+    parser.add_argument(
+        "tables", nargs="*", default=["source", "rivals"], metavar="TABLE", help="source, rivals (both)"
+    )
     parser.add_argument("--record", type=Path, help="keep what was measured in this file as it comes (GPU only)")
-    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), default=get_args(Prompts), help="which")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="engines whose name has one of these")
-    parser.add_argument("--gpt2-small", action="store_true", default=on_gpu, help="on a CPU, too")
-    parser.add_argument("--requests", type=int, default=64 if on_gpu else 8, help="(%(default)d)")
-    parser.add_argument("--prompt-tokens", type=int, default=856 if on_gpu else 64, help="(%(default)d)")
-    parser.add_argument("--new-tokens", type=int, default=16 if on_gpu else 8, help="(%(default)d)")
+    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), default=get_args(Prompts), help="of rivals")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="rivals whose name has one of these")
+    parser.add_argument(
+        "--full", action="store_true", default=on_gpu, help="the source's model and sizes on a CPU, too"
+    )
+    parser.add_argument("--requests", type=int, metavar="N", help="64, or 8 unless --full")
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="856, or 64 unless --full")
+    parser.add_argument("--new-tokens", type=int, metavar="N", help="16, or 8 unless --full")
     parser.add_argument("--repeats", type=int, default=3, help="runs to measure (%(default)d)")
     asked = parser.parse_args()
+    if unknown := set(asked.tables) - {"source", "rivals"}:
+        parser.error(f"TABLE must be source or rivals, got {min(unknown)}")
     if asked.record and not on_gpu:
         parser.error("--record needs a GPU")
-    name, sizes = ("GPT-2 small", GPT2_SMALL) if asked.gpt2_small else ("a smaller GPT-2", SMALLER)
-    workloads = [Workload(kind, asked.requests, asked.prompt_tokens, asked.new_tokens) for kind in asked.prompts]
+    name, sizes = ("GPT-2 small", GPT2_SMALL) if asked.full else ("a smaller GPT-2", SMALLER)
+    usual = (64, 856, 16) if asked.full else (8, 64, 8)
+    given = (asked.requests, asked.prompt_tokens, asked.new_tokens)
+    counts = [number or default for number, default in zip(given, usual, strict=True)]
     dtype = torch.float16 if on_gpu else torch.float32
-    options = {"only": asked.only, "repeat_runs": asked.repeats}
-    for model, workload, compared in measure(sizes, workloads, device, dtype, **options):
-        print(overview(f"{name}, {workload.prompts} prompts", compared), end="\n\n", flush=True)
-        for record in records(name, model, workload, compared) if asked.record else ():
-            benchmark.keep(asked.record, record)
+    if "source" in asked.tables:
+        with random_model(sizes, device, dtype) as (_, model):
+            compared = measure_source(model, Workload("identical", *counts), repeat_runs=asked.repeats)
+        print(source_table(name, compared), end="\n\n", flush=True)
+    if "rivals" in asked.tables:
+        workloads = [Workload(kind, *counts) for kind in asked.prompts]
+        options = {"only": asked.only, "repeat_runs": asked.repeats}
+        for model, workload, compared in measure(sizes, workloads, device, dtype, **options):
+            print(overview(f"{name}, {workload.prompts} prompts", compared), end="\n\n", flush=True)
+            for record in records(name, model, workload, compared) if asked.record else ():
+                benchmark.keep(asked.record, record)
 
 
 if __name__ == "__main__":

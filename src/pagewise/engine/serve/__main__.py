@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pagewise.engine.checks import ATTENTIONS
 from pagewise.engine.llm import LLM
 from pagewise.models.load import TINY
 
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens in a step")
     parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
-    parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best there is")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: float32 on a CPU")

@@ -1,0 +1,197 @@
+"""Contiguous keys and values: the memory that paging replaces (lesson 9).
+
+Attention kernels for dense tensors need one tensor for the whole batch. Sequences have different lengths, so every
+decode step copies the keys and values of all sequences into one padded batch, for each layer. Paged attention needs no
+such copies.
+"""
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pagewise.engine.batch import Batch
+from pagewise.engine.profile import span
+from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.flash_attention import flash_attention
+from pagewise.flash_decoding import flash_decoding
+from pagewise.models import Attend
+from pagewise.paged_blocks import OutOfBlocks
+
+Write = Callable[[int, Chunk, Tensor, Tensor], None]
+"""write(layer, chunk, k[Hkv, T, D], v): store the keys and values of a chunk."""
+Read = Callable[[int, Chunk], Tensor]
+"""read(layer, chunk) -> [2, Hkv, stop, D]: the keys and values of the chunk's sequence, up to its end."""
+
+
+class PaddedAttention:
+    """Attention over contiguous keys: of each prompt alone, and of all decoding sequences in one padded batch."""
+
+    def __init__(self, backend: str, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.backend = backend
+        # One buffer for all batches: the allocation of a fresh one would take longer than the copying.
+        self._buffer = torch.empty(0, dtype=dtype, device=device)
+
+    def of_step(self, batch: Batch, write: Write, read: Read) -> Attend:
+        """Return the `Attend` of one step, over a memory that these two functions write and read."""
+        rows = batch.rows
+        decoding = [(row, chunk) for row, chunk in rows if row.stop - row.start == 1]
+        lens = [chunk.stop for _, chunk in decoding]
+        seq_lens = torch.tensor(lens, dtype=torch.int32, device=batch.token_ids.device)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = torch.empty_like(q)
+            with span("cache write"):
+                for row, chunk in rows:
+                    write(layer, chunk, k[0, :, row], v[0, :, row])
+            for row, chunk in rows:
+                if row.stop - row.start > 1:
+                    keys, values = read(layer, chunk)[:, None]
+                    with span("attention"):
+                        out[:, :, row] = self._prefill(q[:, :, row], keys, values)
+            if decoding:
+                at = [row.start for row, _ in decoding]
+                with span("build batch"):
+                    keys, values = self._padded(layer, [chunk for _, chunk in decoding], read)
+                with span("attention"):
+                    new = self._decode(q[0, :, at].transpose(0, 1)[:, :, None], keys, values, seq_lens)
+                out[0, :, at] = new[:, :, 0].transpose(0, 1)
+            return out
+
+        return attend
+
+    def _padded(self, layer: int, chunks: list[Chunk], read: Read) -> Tensor:
+        """Return the keys and values of all sequences, [2, B, Hkv, longest, D], with 0 after the end of each.
+
+        The next call overwrites them.
+        """
+        longest = max(chunk.stop for chunk in chunks)
+        for i, chunk in enumerate(chunks):
+            keys_and_values = read(layer, chunk)
+            if i == 0:
+                _, Hkv, _, D = keys_and_values.shape
+                batch = self._view((2, len(chunks), Hkv, longest, D))
+            batch[:, i, :, : chunk.stop] = keys_and_values
+            batch[:, i, :, chunk.stop :] = 0
+        return batch
+
+    def _view(self, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of this shape in the buffer, which grows if it is too small."""
+        if self._buffer.numel() < prod(shape):
+            self._buffer = self._buffer.new_empty(prod(shape) * 5 // 4)
+        return self._buffer[: prod(shape)].view(shape)
+
+    def _prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.backend != "torch":
+            return flash_attention(q, k, v, causal=True, backend=self.backend)
+        T, S = q.shape[2], k.shape[2]
+        mask = None if T == S else torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
+        if self.backend == "triton":
+            return flash_decoding(q, k, v, seq_lens=seq_lens, check=False, backend="triton")
+        if self.backend == "cuda":
+            pieces = zip(q, k, v, seq_lens.tolist(), strict=True)
+            return torch.cat(
+                [flash_attention(a[None], b[None, :, :n], c[None, :, :n], backend="cuda") for a, b, c, n in pieces]
+            )
+        visible = torch.arange(k.shape[2], device=q.device) < seq_lens[:, None, None, None]
+        return scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+
+
+class DenseMemory:
+    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer."""
+
+    def __init__(
+        self,
+        config: object,
+        *,
+        num_blocks: int,
+        block_size: int,
+        prefix_cache: bool,
+        backend: str,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        if prefix_cache:
+            raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
+        self.num_tokens = num_blocks * block_size
+        self._shape = (2, config.num_hidden_layers, config.num_key_value_heads)
+        self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
+        self._kv: dict[Sequence, Tensor] = {}
+        self._reserved: dict[Request, int] = {}
+        self._padded = PaddedAttention(backend, **self._options)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all sequences that run, used or not."""
+        return sum(kv.nbytes for kv in self._kv.values())
+
+    used_nbytes = nbytes
+
+    def check_fits(self, request: Request) -> None:
+        """ValueError if the request reserves more than there is, even alone."""
+        needed = request.width * request.most_slots
+        if needed > self.num_tokens:
+            raise ValueError(
+                f"{request.described} reserve {needed} tokens, and the memory has {self.num_tokens}: raise num_blocks, "
+                f"or ask for less"
+            )
+
+    def blocks(self, tokens: list[int]) -> list[int]:
+        """Return the tokens as they are: dense memory has no blocks."""
+        return tokens
+
+    def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
+        """Nothing is shared here."""
+        return False
+
+    def admit(self, request: Request, tokens: list[int]) -> int:
+        """Reserve what its sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
+        needed = request.width * request.most_slots
+        left = self.num_tokens - sum(self._reserved.values())
+        if needed > left:
+            raise OutOfBlocks(f"the request reserves {needed} tokens and {left} are left")
+        self._kv[request.live[0]] = self._new(request.most_slots)
+        self._reserved[request] = needed
+        return 0
+
+    def _new(self, num_tokens: int) -> Tensor:
+        return torch.empty(*self._shape, num_tokens, self._head_dim, **self._options)
+
+    def extend(self, sequence: Sequence) -> None:
+        """There is room."""
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child gets a copy."""
+        self._kv[child] = self._new(self._kv[parent].shape[3])
+        self._kv[child][:, :, :, : parent.num_computed] = self._kv[parent][:, :, :, : parent.num_computed]
+
+    def commit(self, sequence: Sequence) -> None:
+        """Nothing is shared here."""
+
+    def free(self, sequence: Sequence) -> None:
+        """A sequence of a running request has ended."""
+        del self._kv[sequence]
+
+    def release(self, request: Request) -> None:
+        """A running request does not run any more."""
+        for sequence in request.live:
+            self._kv.pop(sequence, None)
+        del self._reserved[request]
+
+    def attention(self, batch: Batch) -> Attend:
+        """Return the `Attend` of a step: write its keys and values, copy all sequences into a batch, attend."""
+
+        def write(layer: int, chunk: Chunk, k: Tensor, v: Tensor) -> None:
+            kv = self._kv[chunk.sequence][:, layer]
+            kv[0, :, chunk.start : chunk.stop] = k
+            kv[1, :, chunk.start : chunk.stop] = v
+
+        def read(layer: int, chunk: Chunk) -> Tensor:
+            return self._kv[chunk.sequence][:, layer, :, : chunk.stop]
+
+        return self._padded.of_step(batch, write, read)
