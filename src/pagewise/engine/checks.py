@@ -89,6 +89,8 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
     if prefix_cache is None:
         return attention != "dense"
     check_flag("prefix_cache", prefix_cache)
+    if prefix_cache and attention == "dense":
+        raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
     return prefix_cache
 
 

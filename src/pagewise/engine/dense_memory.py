@@ -7,6 +7,7 @@ such copies.
 
 from collections.abc import Callable
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -111,13 +112,11 @@ class DenseMemory:
         *,
         num_blocks: int,
         block_size: int,
-        prefix_cache: bool,
+        prefix_cache: Literal[False],  # nothing is shared here
         backend: str,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        if prefix_cache:
-            raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
         self.num_tokens = num_blocks * block_size
         self._shape = (2, config.num_hidden_layers, config.num_key_value_heads)
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
