@@ -22,6 +22,7 @@ METADATA = {
 }
 MACHINE_PATH = re.compile(r"(?<![\w./])/(?:home|root|tmp|usr|work|opt|mnt|Users|content)/[\w.]")
 UNCOMPARED = "nbval-ignore-output"
+FOLDED = {"hide-cell", "hide-input"}  # tags of cells whose source is folded, in the book and in Jupyter
 TIMEOUT = 1200  # seconds for one cell
 
 
@@ -104,8 +105,10 @@ def canonical(notebook: NotebookNode) -> str:
     cells = []
     for number, cell in enumerate(notebook.cells, 1):
         tags = cell.metadata.get("tags")
-        kept = {"cell_type": cell.cell_type, "id": f"cell-{number:03}", "metadata": {"tags": tags} if tags else {}}
-        kept["source"] = cell.source
+        metadata = {"tags": tags} if tags else {}
+        if FOLDED & set(tags or ()):
+            metadata["jupyter"] = {"source_hidden": True}
+        kept = {"cell_type": cell.cell_type, "id": f"cell-{number:03}", "metadata": metadata, "source": cell.source}
         if cell.cell_type == "code":
             kept |= {"execution_count": cell.execution_count, "outputs": _outputs(cell.outputs)}
         cells.append(kept)
