@@ -31,6 +31,7 @@ from pagewise.experiments.engine_workload import Prompts, Run, Workload, compare
 from pagewise.models.load import load_model
 from pagewise.tools import benchmark
 from pagewise.tools.device import best_device
+from pagewise.tools.sizes import cdiv
 
 # As transformers' GPT2Config names them. With its own, smaller, weights GPT-2 repeats its last token, whatever came
 # before: engines with different attention would agree.
@@ -51,8 +52,13 @@ def random_model(sizes: dict[str, int], device: torch.device, dtype: torch.dtype
 
 
 def measure_source(model: nn.Module, workload: Workload, **options: int) -> dict[str, list[Run]]:
-    """Return the runs of each engine of the source's table. options: of `compare`."""
-    room = {"num_blocks": workload.num_blocks(16), "max_num_seqs": workload.num_requests}
+    """Return the runs of each engine of the source's table. options: of `compare`.
+
+    The requests share most of their blocks, so each engine gets a quarter of the blocks that they would need alone.
+    """
+    longest = cdiv(workload.prompt_tokens + workload.max_new_tokens, 16)
+    num_blocks = max(longest + 2 * workload.num_requests, workload.num_blocks(16) // 4)
+    room = {"num_blocks": num_blocks, "max_num_seqs": workload.num_requests}
     engines = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in SOURCE.items()}
     return compare(engines, workload, vocab_size=model.config.vocab_size, **options)
 
