@@ -264,7 +264,7 @@ def test_what_ends_while_generate_runs_is_told_by_the_next_step():
 def test_the_bar_counts_the_prompts_that_have_ended(monkeypatch):
     counted = []
     bar = contextlib.nullcontext(types.SimpleNamespace(update=counted.append))
-    monkeypatch.setattr("pagewise.engine.llm._bar", lambda *total_and_progress: bar)
+    monkeypatch.setattr("pagewise.engine.llm.progress_bar", lambda *_, **options: bar)
     engine().generate(PROMPTS[:3], [dataclasses.replace(GREEDY, max_tokens=n) for n in (2, 3, 2)])
     assert counted == [0, 2, 1]
 

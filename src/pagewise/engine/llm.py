@@ -9,9 +9,7 @@ When an exception ends a step, its requests wait again with the tokens that they
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -26,6 +24,7 @@ from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Policy, Scheduler, advance
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
+from pagewise.tools.progress import progress_bar
 
 Prompt = str | Sequence[int] | Tensor
 
@@ -122,7 +121,7 @@ class LLM:
         requests = [self.prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         ids = [self.add(request) for request in requests]
         try:
-            with _bar(len(ids), progress) as bar:
+            with progress_bar(len(ids), "prompts", show=progress) as bar:
                 while missing := self._requests.keys() & ids:
                     self._step()
                     bar.update(len(missing - self._requests.keys()))
@@ -263,12 +262,3 @@ class LLM:
         self.scheduler.remove(request)
         del self._requests[request.id]
         self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)
-
-
-def _bar(total: int, progress: bool | None) -> AbstractContextManager:
-    """tqdm's bar, where it is installed; `progress` None: if stderr is a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return nullcontext(SimpleNamespace(update=lambda: None))
-    return tqdm(total=total, unit="prompt", disable=None if progress is None else not progress)

@@ -31,7 +31,7 @@ from torch import nn
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.experiments.engine_workload import Workload
-from pagewise.tools.benchmark import progress
+from pagewise.tools.progress import progress
 from pagewise.tools.records import table
 
 CHUNK = 128  # tokens of a step, in the engine that computes prompts in chunks
@@ -217,12 +217,13 @@ def engines(model: nn.Module, workload: Workload) -> dict[str, LLM]:
 def calibrated(serve: Server, prompts: list[list[int]], sampling: list[SamplingParams]) -> tuple[float, Objectives]:
     """Return the requests per second that a server reaches if all come at once, and objectives for this machine."""
     requests = [Arrival(0.0, *request) for request in zip(prompts, sampling, strict=True)]
-    serve(requests[:1])  # loads and compiles
-    alone = [serve([request])[0] for request in requests[:4]]
+    turns = [requests[:1], *([request] for request in requests[:4]), requests]  # the first turn loads and compiles
+    _, *alone, together = [serve(turn) for turn in progress(turns, "the rate of this machine")]
+    alone = [served for (served,) in alone]
     first_token = np.median([served.first_token for served in alone])
     gap = np.median([gap for served in alone for gap in served.gaps] or [first_token])
-    together = max(served.tokens[-1] for served in serve(requests))
-    return len(requests) / together, Objectives(SLACK * float(first_token), SLACK * float(gap))
+    seconds = max(served.tokens[-1] for served in together)
+    return len(requests) / seconds, Objectives(SLACK * float(first_token), SLACK * float(gap))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

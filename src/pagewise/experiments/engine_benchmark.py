@@ -25,6 +25,7 @@ from pagewise.experiments.engine_workload import Prompts, Workload, compare, ser
 from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.load import TINY, load_model
 from pagewise.tools.device import best_device
+from pagewise.tools.progress import progress, progress_bar, say
 from pagewise.tools.records import keep
 
 SCHEDULERS = {"naive": "naive", "offline": "static", "online": "continuous"}
@@ -36,7 +37,10 @@ def named_model(name: str, dtype: torch.dtype, device: torch.device) -> nn.Modul
     """The model that comes along ("tiny"), GPT-2's architecture with random weights ("gpt2-small"), or a checkpoint."""
     if name == "gpt2-small":
         torch.manual_seed(0)
-        return GPT2(GPT2Config(**GPT2_SMALL)).to(device, dtype).requires_grad_(False).eval()
+        with progress_bar(1, "random weights") as bar:
+            model = GPT2(GPT2Config(**GPT2_SMALL)).to(device, dtype).requires_grad_(False).eval()
+            bar.update()
+        return model
     model, _ = load_model(TINY if name == "tiny" else name, dtype=dtype, device=device)
     return model
 
@@ -109,11 +113,11 @@ def _measure(asked: argparse.Namespace) -> None:
             for record in records(model_name, model, workload, compared):
                 keep(asked.record, record)
         if asked.profile:
-            for name, llm in engines.items():
+            for name, llm in progress(engines.items(), "traces"):
                 path = asked.profile / f"{name}, {prompts}.json".replace(", ", "_").replace(" ", "-")
                 requests = workload.draw(model.config.vocab_size, sum(counts.values()), **sampling)
                 serve(llm, *requests, ops=True).profile.export(path)
-                print(f"[profile] wrote: {path}")
+                say(f"[profile] wrote: {path}")
 
 
 def _parser() -> argparse.ArgumentParser:
