@@ -4,7 +4,7 @@ A step is a straight line:
 
     scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
 
-When an exception ends a step, its requests wait again with the tokens that they had, and their memory is free.
+When an exception ends a step, its requests keep their tokens and wait again, and their memory is free.
 """
 
 from collections import deque
@@ -86,7 +86,7 @@ class LLM:
         self._ends = checks.end_tokens(self.model, self.tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
-        self.failed_ids: list[int] = []  # requests that the last step that raised had to do with
+        self.failed_ids: list[int] = []  # requests of the last step that raised an exception
         self._ended: dict[int, Output] = {}  # `step` has not returned them yet
         self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
@@ -132,7 +132,7 @@ class LLM:
         return list(ended.values())
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
-        """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
+        """Yield the text that follows a prompt, piece by piece. Without a tokenizer, yield token ids.
 
         A prompt that does not fit is refused at once (ValueError, TypeError).
         A stream that is left early aborts its request.
@@ -210,13 +210,13 @@ class LLM:
                 self.scheduler.remove(request)
 
     def max_new_tokens(self, prompt: Prompt) -> int:
-        """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
+        """Return the largest max_tokens that fits context and memory after this prompt; below 1 if it is too long."""
         tokens = checks.token_ids(prompt, self.tokenizer)
         return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has something to do, or to tell."""
+        """Whether a step has something to compute or to return."""
         return bool(self._requests or self._ended or self._pieces)
 
     @property
@@ -226,7 +226,7 @@ class LLM:
 
     @property
     def num_running(self) -> int:
-        """Requests that do."""
+        """Requests that hold memory."""
         return len(self.scheduler.running)
 
     def profile(self, *, ops: bool = False) -> Profile:
@@ -234,7 +234,7 @@ class LLM:
         return Profile(ops=ops)
 
     def _step(self) -> None:
-        """One step, all of it or, as far as anyone can tell, nothing of it."""
+        """Compute one step. If it raises, every request is as it was before the step."""
         try:
             with span("step"):
                 with held_back(), span("schedule"):
@@ -258,7 +258,7 @@ class LLM:
                 request.listener(piece)
 
     def _end(self, request: Request, choices: list[Choice], logprobs: list) -> None:
-        """A request has all its choices."""
+        """End a request that has all its choices."""
         self.scheduler.remove(request)
         del self._requests[request.id]
         self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)

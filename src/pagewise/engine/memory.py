@@ -1,10 +1,10 @@
-"""Where the engine's keys and values lie: in blocks, or dense, and how a step attends to them (lesson 9).
+"""The memory for the engine's keys and values, paged or dense, and the attention of a step over it (lesson 9).
 
     paged   blocks of a `PagedKVCache`, taken as sequences grow; attention reads them where they lie
     dense   a contiguous piece per sequence, reserved for all tokens it may ever have; every decode step copies them
             into one padded batch, for each layer anew: the "build a batch" that paging removes
 
-Both have the same methods, for sequences that the scheduler runs. `attention` gives the `Attend` of one step.
+Both kinds have the same methods. `attention` returns the `Attend` of one step.
 """
 
 from math import prod
@@ -61,23 +61,23 @@ class PagedMemory:
             )
 
     def _blocks_for(self, width: int, length: int, common: int) -> int:
-        """Blocks of `width` sequences of `length` tokens, of which all begin with the same `common` ones."""
+        """Return the blocks of `width` sequences of `length` tokens that begin with the same `common` tokens."""
         shared = common // self.block_size if width > 1 else 0
         return shared + width * (cdiv(length, self.block_size) - shared)
 
     def blocks(self, tokens: list[int]) -> TokenBlocks:
-        """Tokens as `prefix_is_coming` and `admit` need them, so that a request that waits is hashed once."""
+        """Return the tokens with their hashes, which a waiting request then computes only once."""
         return TokenBlocks(tokens, self.block_size)
 
     def prefix_is_coming(self, tokens: TokenBlocks, computing: list[Sequence]) -> bool:
-        """Whether one of these sequences is computing the block that these tokens, as far as cached, go on with."""
+        """Return whether one of these sequences now computes the first block of `tokens` that is not cached yet."""
         if not self.prefix_cache or not computing:
             return False
         stop = self.manager.cached_prefix(tokens) + self.block_size
         return stop < len(tokens) and any(sequence.tokens[:stop] == tokens.tokens[:stop] for sequence in computing)
 
     def admit(self, request: Request, tokens: TokenBlocks) -> int:
-        """Blocks for the tokens that its sequences have in common; how many of these the prefix cache has.
+        """Allocate blocks for the tokens that all its sequences share. Return how many of them the prefix cache has.
 
         Raises OutOfBlocks also if the free blocks do not hold the tokens that the sequences do not share.
         """
@@ -87,12 +87,12 @@ class PagedMemory:
         return self.manager.allocate(request.live[0], tokens)
 
     def extend(self, sequence: Sequence) -> None:
-        """Slots for all its tokens. OutOfBlocks: for some there are none; call again when there are."""
+        """Get a slot for each of its tokens. If blocks run out (OutOfBlocks), call again when there are more."""
         for token in sequence.tokens[self.manager.num_tokens(sequence) :]:
             self.manager.append(sequence, token)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child shares the parent's blocks, until one of them writes."""
+        """Let the child share the parent's blocks, until one of them writes."""
         self.manager.fork(parent, child)
 
     def commit(self, sequence: Sequence) -> None:
@@ -100,16 +100,16 @@ class PagedMemory:
         self.manager.commit(sequence, sequence.num_computed)
 
     def free(self, sequence: Sequence) -> None:
-        """A sequence of a running request has ended."""
+        """Free a sequence of a running request that has ended."""
         self.manager.free(sequence)
 
     def release(self, request: Request) -> None:
-        """A running request does not run any more."""
+        """Free all sequences of a request that stops running."""
         for sequence in request.in_memory():
             self.manager.free(sequence)
 
     def attention(self, batch: Batch) -> Attend:
-        """Write a step's keys and values into their slots, then attend: all of it told by the batch."""
+        """Return a function that writes the step's keys and values into their slots, and then attends to all keys."""
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
             decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty
@@ -141,17 +141,17 @@ class DenseMemory:
         self._reserved: dict[Request, int] = {}
         self._padded_buffer = torch.empty(
             0, **self._options
-        )  # for `_padded`: a fresh one would cost more than the copying
+        )  # for `_padded`; a new buffer for each call would cost more than the copies
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all sequences that run, used or not."""
+        """Bytes that are reserved for running sequences, used or not."""
         return sum(kv.nbytes for kv in self._kv.values())
 
     used_nbytes = nbytes
 
     def check_fits(self, request: Request) -> None:
-        """ValueError if the request reserves more than there is, even alone."""
+        """ValueError if the request alone reserves more tokens than the memory has."""
         needed = request.width * request.most_slots
         if needed > self.num_tokens:
             raise ValueError(
@@ -164,11 +164,11 @@ class DenseMemory:
         return tokens
 
     def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
-        """Nothing is shared here."""
+        """Return False: dense memory shares nothing."""
         return False
 
     def admit(self, request: Request, tokens: list[int]) -> int:
-        """Reserve what its sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
+        """Reserve the longest length that its sequences may reach, or raise OutOfBlocks. Return 0 cached tokens."""
         needed = request.width * request.most_slots
         left = self.num_tokens - sum(self._reserved.values())
         if needed > left:
@@ -181,28 +181,28 @@ class DenseMemory:
         return torch.empty(*self._shape, num_tokens, self._head_dim, **self._options)
 
     def extend(self, sequence: Sequence) -> None:
-        """There is room."""
+        """Do nothing: `admit` has reserved memory for every token."""
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child gets a copy."""
+        """Give the child a copy of the parent's keys and values."""
         self._kv[child] = self._new(self._kv[parent].shape[3])
         self._kv[child][:, :, :, : parent.num_computed] = self._kv[parent][:, :, :, : parent.num_computed]
 
     def commit(self, sequence: Sequence) -> None:
-        """Nothing is shared here."""
+        """Do nothing: dense memory shares nothing."""
 
     def free(self, sequence: Sequence) -> None:
-        """A sequence of a running request has ended."""
+        """Free a sequence of a running request that has ended."""
         del self._kv[sequence]
 
     def release(self, request: Request) -> None:
-        """A running request does not run any more."""
+        """Free all sequences of a request that stops running."""
         for sequence in request.live:
             self._kv.pop(sequence, None)
         del self._reserved[request]
 
     def attention(self, batch: Batch) -> Attend:
-        """Prompts one by one, then all decoding sequences as one padded batch."""
+        """Return a function that attends to prompts one by one, then to all decoding sequences as a padded batch."""
         rows = batch.rows
         decoding = [(row, chunk) for row, chunk in rows if row.stop - row.start == 1]
         lens = [chunk.stop for _, chunk in decoding]
@@ -232,7 +232,7 @@ class DenseMemory:
         return attend
 
     def _padded(self, layer: int, decoding: list, longest: int) -> Tensor:
-        """[2, B, Hkv, longest, D]: keys and values of all, 0 after their ends. The next call overwrites them."""
+        """Return the keys and values of all, [2, B, Hkv, longest, D], padded with 0. The next call overwrites them."""
         _, _, Hkv = self._shape
         shape = (2, len(decoding), Hkv, longest, self._head_dim)
         if self._padded_buffer.numel() < prod(shape):

@@ -1,11 +1,13 @@
-"""Serving measured: schedulers, dense and paged caches, prefix cache on and off, on the same requests (lesson 9).
+"""Measure the engine on the same requests: schedulers, dense and paged caches, prefix cache on and off (lesson 9).
 
-    python -m pagewise.experiments.engine_benchmark       every combination, on a model that suits this machine
+    python -m pagewise.experiments.engine_benchmark
     python -m pagewise.experiments.engine_benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
 
-Modes, as the source of lesson 9 names them: naive serves one request after the other; offline has all requests in one
-batch until the last is done (the static scheduler); online steps through the continuous scheduler. Everything that one
-command measures runs in turns; what to read are the ratios.
+The first command measures every combination, on a model that suits this machine.
+
+The source of lesson 9 names three modes. Mode naive serves one request after the other. Mode offline has all requests
+in one batch until the last one is done (the static scheduler). Mode online uses the continuous scheduler. The engines
+of one command take turns. Read the ratios: seconds depend on the machine.
 """
 
 import argparse
@@ -34,7 +36,7 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 
 def named_model(name: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model that comes along ("tiny"), GPT-2's architecture with random weights ("gpt2-small"), or a checkpoint."""
+    """Return the tiny model ("tiny"), GPT-2's architecture with random weights ("gpt2-small"), or a checkpoint."""
     if name == "gpt2-small":
         torch.manual_seed(0)
         with progress_bar(1, "random weights") as bar:
@@ -50,7 +52,7 @@ def variants(
     attentions: Sequence[str] = ("dense", "paged"),
     prefix_caches: Sequence[bool] = (True, False),
 ) -> dict[str, dict[str, object]]:
-    """{name: arguments of LLM} of every combination. Dense caches have no prefix cache."""
+    """Return {name: arguments of LLM} of every combination. Dense caches have no prefix cache."""
     found = {}
     for attention, mode in itertools.product(attentions, modes):
         for prefix_cache in prefix_caches if attention == "paged" else [False]:
@@ -67,7 +69,7 @@ def variants(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 2 where the command cannot be done, and one line says why."""
+    """Run the command line. If it cannot be done, print one line that says why, and return exit status 2."""
     asked = _parser().parse_args(arguments)
     try:
         _measure(asked)
