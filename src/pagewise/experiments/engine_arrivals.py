@@ -233,13 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(description="Serve requests that arrive at random, and compare latencies.")
     parser.add_argument("--model", default="tiny", help="tiny, gpt2-small (random weights), a folder or a hub id")
-    parser.add_argument("--url", help="of a running server, to send the requests to")
+    parser.add_argument("--url", help="address of a running server that gets the requests")
     parser.add_argument(
-        "--rates", type=float, nargs="+", metavar="R", help="requests per second; default: by the machine"
+        "--rates", type=float, nargs="+", metavar="R", help="requests per second; default: near the machine's limit"
     )
     parser.add_argument("--requests", type=int, default=40, help="requests at each rate (%(default)d)")
-    parser.add_argument("--prompt-tokens", type=int, default=320, help="of the longest prompt (%(default)d)")
-    parser.add_argument("--new-tokens", type=int, default=32, help="of the longest answer (%(default)d)")
+    parser.add_argument("--prompt-tokens", type=int, default=320, help="tokens of the longest prompt (%(default)d)")
+    parser.add_argument("--new-tokens", type=int, default=32, help="tokens of the longest answer (%(default)d)")
     parser.add_argument("--repeats", type=int, default=1, help="runs at each rate (%(default)d)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies over the rates")
     asked = parser.parse_args(arguments)

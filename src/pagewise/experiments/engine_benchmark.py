@@ -132,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=[*SCHEDULERS, "all"], default="all", help="the scheduler")
     parser.add_argument("--paged-attn", action="store_true", help="paged attention only, instead of dense caches")
     parser.add_argument("--no-prefix-cache", action="store_true", help="paged caches without a prefix cache only")
-    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), help="which; by the mode")
+    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), help="kinds of prompts; by the mode")
     for name, default, what in (
         ("num-requests", 64, "requests, all at once"),
         ("prompt-tokens", None, "tokens of a prompt; by the machine"),
         ("max-new-tokens", 16, "tokens to generate for each"),
         ("warmup-runs", 1, "runs that are not measured"),
-        ("repeat-runs", 3, "runs that are"),
-        ("max-num-seqs", 64, "sequences in a batch at most"),
+        ("repeat-runs", 3, "measured runs"),
+        ("max-num-seqs", 64, "most sequences in a batch"),
         ("block-size", 16, "tokens of a block"),
         ("num-blocks", None, "blocks, or their tokens for dense caches; enough for all requests"),
     ):
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this weight")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     parser.add_argument("--dtype", choices=DTYPES, help="float16 on a GPU, else float32")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what was measured in this JSON file")
     parser.add_argument(
