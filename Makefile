@@ -3,7 +3,8 @@ PYTHON ?= python3
 ENVIRONMENT = $(PYTHON) src/pagewise/tools/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
 PY = $(shell $(ENVIRONMENT) --which)
 NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
-SPHINX = $(PY) -m sphinx -W --keep-going -q -c lessons
+# In a terminal Sphinx shows how far it is. Elsewhere it prints only warnings.
+SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: help environment lessons test test-full bench rehearse gpu-check lab refresh book clean

@@ -1,7 +1,7 @@
-"""The engine writes what transformers writes: greedily on every scheduler, attention and backend, and with beams.
+"""The engine writes the same tokens as transformers: greedily on every scheduler and backend, and with beams.
 
-The same tokens are only to be expected where transformers' choice is clear, and only worth something where a mistake
-would change it: both are asserted of the texts first.
+Equal tokens can be expected only if transformers' choice is clear. They prove something only if a mistake would change
+them. The first test asserts both for the texts.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,7 @@ def random_prompts(lengths=LENGTHS) -> list[list[int]]:
 
 
 def written(peer, prompt: list[int], **options) -> tuple[list[int], Tensor]:
-    """What transformers writes after a prompt, and its logits before each token [tokens, vocab]."""
+    """Return the tokens that transformers writes after a prompt, and its logits before each token [tokens, vocab]."""
     ids = torch.tensor([prompt])
     fixed = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_logits": True}
     out = peer.generate(ids, attention_mask=torch.ones_like(ids), **{"max_new_tokens": NUM_TOKENS} | fixed | options)
@@ -33,7 +33,7 @@ def written(peer, prompt: list[int], **options) -> tuple[list[int], Tensor]:
 
 
 class Case(NamedTuple):
-    """An architecture, its model here, and what transformers writes with it."""
+    """An architecture, its model here, and the tokens that transformers writes with it."""
 
     peer: nn.Module
     model: nn.Module
@@ -55,7 +55,7 @@ def case(request, tmp_path_factory) -> Case:
 
 
 def test_what_is_compared_is_worth_comparing(case):
-    """No text goes round in a circle, another first token changes all of it soon, and no token is a close call."""
+    """No text repeats itself, another first token soon changes the whole text, and no token is a close call."""
     for prompt, text, logits in zip(case.prompts, case.texts, case.logits, strict=True):
         assert len(text) == NUM_TOKENS
         assert len(set(text)) >= 20
@@ -120,7 +120,7 @@ def test_kernels_write_the_same_for_every_scheduler(backend, scheduler, attentio
 @pytest.mark.parametrize("num_ends", [1, 3])
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 def test_end_tokens_and_repetition_penalty_are_those_of_transformers(num_ends, penalty, tmp_path):
-    """The end tokens as the checkpoint says them, in generation_config.json. Each ends one of the texts half-way."""
+    """The end tokens are those of generation_config.json. Each of them ends one of the texts half-way."""
     peer, prompts = random_peer("qwen2"), random_prompts()
     options = {"repetition_penalty": penalty, "max_new_tokens": 40}
     ends = [written(peer, prompt, **options)[0][20] for prompt in prompts[:num_ends]]
@@ -138,7 +138,7 @@ def test_end_tokens_and_repetition_penalty_are_those_of_transformers(num_ends, p
 
 
 def found_beams(peer, prompt: list[int], width: int, **options) -> list[tuple[list[int], float]]:
-    """transformers' beams: their tokens without padding, and their scores."""
+    """Return transformers' beams: their tokens without padding, and their scores."""
     ids = torch.tensor([prompt])
     fixed = {"do_sample": False, "length_penalty": 1.0, "early_stopping": False, "pad_token_id": 0}
     out = peer.generate(

@@ -18,13 +18,13 @@ from pagewise.models.load import ByteTokenizer, tiny_model
 
 
 def toy_logits(tokens: list[int], vocab: int = 4) -> Tensor:
-    """The logits of a model without a rule: others after every text."""
+    """Return the logits of a model without a pattern. They differ after every text."""
     seed = sum((token + 1) * 31**i for i, token in enumerate(tokens))
     return 2 * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
 
 
 class Ledger(PagedMemory):
-    """A memory that has nothing but the books."""
+    """A memory that only counts who holds what."""
 
     def __init__(self, request: Request) -> None:
         self.held, self.most = {request.live[0]}, 1
@@ -45,7 +45,7 @@ def searching(width: int, max_tokens: int, prompt=(2, 0), **options) -> Request:
 
 
 def search(request: Request, ends=frozenset(), vocab=4) -> tuple[list[Choice], Ledger]:
-    """The choices of a whole search on the toy model, and the books."""
+    """Return the choices of a whole search on the toy model, and the ledger."""
     memory, choices = Ledger(request), None
     while choices is None:
         logits = torch.stack([toy_logits(beam.tokens, vocab) for beam in request.live])
@@ -55,7 +55,7 @@ def search(request: Request, ends=frozenset(), vocab=4) -> tuple[list[Choice], L
 
 
 def every_text(prompt: list[int], max_tokens: int, ends, vocab=4) -> dict[tuple[int, ...], float]:
-    """{tokens: Σ log p / length} of all that the toy model can write."""
+    """Return {tokens: Σ log p / length} of every text that the toy model can write."""
     scores = {}
     for length in range(1, max_tokens + 1):
         for tokens in itertools.product(range(vocab), repeat=length):
@@ -95,7 +95,7 @@ def test_the_best_branches_are_taken_of_all_beams_together():
 
 
 def test_an_end_below_the_best_is_no_hypothesis_and_takes_no_place():
-    """Token 2 ends: of the two best branches none does, and the third is passed over."""
+    """Token 2 ends a text. The two best branches do not end, and the third, which ends, is not a hypothesis."""
     scores = torch.tensor([[-1.0, -5.0, -2.0], [-4.0, -1.5, -9.0]])
     assert branches(scores, 2, frozenset({2})) == ([Branch(0, 0, -1.0), Branch(1, 1, -1.5)], [])
     assert branches(scores, 3, frozenset({2})) == (
@@ -112,7 +112,7 @@ def test_width_beams_are_left_however_many_of_the_best_end():
 
 
 def after_one_step(hypotheses: list[float], beams: list[float]) -> Request:
-    """A search of width 2 over 3 tokens, one token after the prompt."""
+    """Return a search of width 2 over 3 tokens, one token after the prompt."""
     request = searching(2, 10)
     request.live = [Sequence([2, 0, token]) for token in range(len(beams))]
     for beam, score in zip(request.live, beams, strict=True):
@@ -190,7 +190,7 @@ def texts(outputs) -> list[list[tuple]]:
 
 @pytest.fixture(scope="module")
 def alone(tiny):
-    """What each prompt's search finds when nothing else runs."""
+    """Return the choices of each prompt when it runs alone."""
     model, tokenizer = tiny
     llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch")
     return [texts(llm.generate([prompt], BEAMS))[0] for prompt in PROMPTS]
@@ -217,7 +217,7 @@ def test_a_preempted_search_finds_the_same(tiny, alone):
 
 
 def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
-    """41 prompt tokens fill 10 blocks of 4; without sharing four beams would hold 44 and more."""
+    """The 41 prompt tokens fill 10 blocks of 4. Without sharing, four beams would hold at least 44 blocks."""
     model, tokenizer = tiny
     llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch", prefix_cache=False)
     manager = llm.memory.manager
@@ -233,9 +233,9 @@ def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
             assert all(manager.ref_count(block) == len(beams) for block in manager.block_table(beams[0])[:10])
     assert used[0] == 11  # the prompt, computed once, for four beams
     assert max(used) <= 10 + 4 * 4
-    assert copies[1] == 3  # the block that the prompt began is written by four beams: three copies
+    assert copies[1] == 3  # four beams write the last block of the prompt: three copies
     assert used[-1] == 0
-    llm.abort(request_id)  # has ended: nothing happens
+    llm.abort(request_id)  # it has ended, so nothing happens
 
 
 def test_an_aborted_search_leaves_nothing(tiny):
@@ -252,7 +252,7 @@ def test_an_aborted_search_leaves_nothing(tiny):
 
 @pytest.mark.parametrize("failing", [3, 6])
 def test_a_copy_that_does_not_fit_costs_a_step_and_no_more(tiny, alone, monkeypatch, failing):
-    """Of dense memory, whose forks copy: the first room is the prompt's."""
+    """A fork copies in dense memory. The prompt's own allocation comes first."""
     model, tokenizer = tiny
     llm = LLM(model, tokenizer=tokenizer, num_blocks=64, attention="dense", backend="torch")
     new, rooms = llm.memory._new, itertools.count(1)

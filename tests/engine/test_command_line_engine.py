@@ -1,4 +1,4 @@
-"""`python -m pagewise.engine "prompt"`: text as it comes, and one line where something is wrong."""
+"""`python -m pagewise.engine "prompt"` prints text as it comes, and one line if something is wrong."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Other clients get their tokens, whatever one client asks for: fields at their extremes, and bodies of any kind."""
+"""Extreme fields and bodies of any kind from one client do not keep other clients from their tokens."""
 
 import json
 import math
@@ -103,7 +103,7 @@ JUNK = st.recursive(
 
 
 def plausible(*values):
-    """One of these values, and now and then anything."""
+    """Return one of these values, or now and then an arbitrary value."""
     return st.integers(0, 9).flatmap(lambda number: JUNK if number == 9 else st.sampled_from(values))
 
 

@@ -1,4 +1,4 @@
-"""The engine as its users meet it, on the tiny model: text, ids, streams, requests, failures."""
+"""The engine as its users see it, on the tiny model: text, ids, streams, requests, failures."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ def engine(**options):
 
 @functools.cache
 def unserved(prompt, num_tokens=NUM_TOKENS):
-    """What lesson 2's loop gives for one prompt."""
+    """Return the tokens of lesson 2's loop for one prompt."""
     ids = torch.tensor([TOKENIZER.encode(prompt)])
     return generate(MODEL, ids, num_tokens)[0, ids.shape[1] :].tolist()
 
@@ -59,7 +59,7 @@ def test_every_way_to_serve_gives_the_tokens_of_each_prompt_alone(scheduler, att
 
 @pytest.mark.parametrize("attention", ["paged", "dense"])
 def test_on_every_device_it_gives_these_tokens(attention, device):
-    """On a GPU through Triton's kernels, and paged decode steps as CUDA graphs."""
+    """A GPU uses Triton's kernels, and replays paged decode steps as CUDA graphs."""
     model, _ = tiny_model(device=device)
     llm = LLM(model, tokenizer=TOKENIZER, num_blocks=64, attention=attention, max_num_batched_tokens=20)
     assert llm.backend == {"cpu": "torch", "cuda": "triton"}[device.type]
@@ -205,7 +205,7 @@ def test_samples_do_not_depend_on_how_they_are_served():
 
 @pytest.mark.parametrize("attention", ["paged", "dense"])
 def test_a_listener_and_the_output_number_samples_alike(attention):
-    """Samples end at different steps, and the likeliest is not the first."""
+    """The samples end at different steps, and the likeliest sample is not the first one."""
     llm, heard = engine(attention=attention), {}
     params = SamplingParams(max_tokens=12, n=4, seed=3, stop="e")
 
@@ -256,7 +256,7 @@ def test_what_ends_while_generate_runs_is_told_by_the_next_step():
     assert output.token_ids == unserved(PROMPTS[1])
     assert llm.has_unfinished
     assert [output.request_id for output in llm.step()] == [other]
-    assert llm.num_running == 1  # nobody waited for the longer one
+    assert llm.num_running == 1  # no one waited for the longer request
     llm.abort(longer)
     assert not llm.has_unfinished
 
@@ -264,7 +264,7 @@ def test_what_ends_while_generate_runs_is_told_by_the_next_step():
 def test_the_bar_counts_the_prompts_that_have_ended(monkeypatch):
     counted = []
     bar = contextlib.nullcontext(types.SimpleNamespace(update=counted.append))
-    monkeypatch.setattr("pagewise.engine.llm._bar", lambda *total_and_progress: bar)
+    monkeypatch.setattr("pagewise.engine.llm.progress_bar", lambda *_, **options: bar)
     engine().generate(PROMPTS[:3], [dataclasses.replace(GREEDY, max_tokens=n) for n in (2, 3, 2)])
     assert counted == [0, 2, 1]
 
@@ -361,7 +361,7 @@ def test_ctrl_c_within_bookkeeping_is_raised_at_its_end():
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(n=2, seed=1), SamplingParams(beam_width=2)], ids=str)
 @pytest.mark.parametrize("step", [0, 3])
 def test_logits_that_are_not_finite_end_their_own_request_and_no_other(params, step, monkeypatch):
-    """The request that comes last: its tokens are the last rows."""
+    """The request comes last, so its tokens are the last rows."""
     llm, heard, outputs = engine(), [], {}
     forward = MODEL.forward
 

@@ -50,7 +50,7 @@ def test_a_chunk_that_does_not_end_its_prompt_asks_for_no_logits():
 
 
 class Replayed:
-    """A graph of the CPU: it computes again what it was captured with, from the buffers as they are now."""
+    """A CUDA graph on the CPU. A replay computes the captured step again, from the buffers as they are now."""
 
     def __init__(self, runner, size, width, empty):
         self.runner, self.static = runner, empty(size, width, torch.device("cpu"))
@@ -62,7 +62,7 @@ class Replayed:
 
 @pytest.fixture
 def captured(monkeypatch):
-    """(size, width) of each graph that was captured."""
+    """Return (size, width) of each graph that was captured."""
     found = []
 
     def capture(graphs, size, width):
@@ -102,7 +102,7 @@ def test_a_step_with_a_piece_of_a_prompt_is_not_replayed(captured):
 
 @pytest.mark.parametrize("num_blocks", [6, 8, 10, 12])
 def test_graphs_change_no_token_where_a_chunk_of_one_token_asks_for_no_logits(num_blocks, captured, shapes_unchecked):
-    """Samples that were preempted compute the last token that they have in common beside a prompt's only token."""
+    """Preempted samples compute their last common token in the same step as the only token of another prompt."""
     draw = random.Random(2)
     prompt = [draw.randrange(VOCAB) for _ in range(12)]
     prompts = [prompt[: draw.choice([1, 5, 9])] for _ in range(12)]  # of whole blocks and one token
@@ -118,7 +118,7 @@ def test_graphs_change_no_token_where_a_chunk_of_one_token_asks_for_no_logits(nu
 
 
 def test_rows_of_a_larger_step_before_are_cleared():
-    """Else they would write once more, where another sequence's keys may be by now."""
+    """Otherwise they would write again into slots that may belong to another sequence by now."""
     static, larger, smaller = (model_runner._empty(size, 2, torch.device("cpu")) for size in (4, 4, 3))
     larger = larger._replace(
         **{name: getattr(larger, name) + 7 for name in ("token_ids", "positions", "slots", "seq_lens")}

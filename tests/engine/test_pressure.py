@@ -1,4 +1,4 @@
-"""The engine under pressure: memory for a fraction of what runs, cancellations, failures in any step.
+"""The engine under pressure: too little memory for the running requests, cancellations, failures in any step.
 
 The model computes in exact arithmetic (`exact_model`), so every token is known beforehand, whatever the batch.
 PAGEWISE_FULL=1 runs more and longer schedules.
@@ -35,7 +35,7 @@ def engine(num_blocks=64, block_size=8, **options):
 
 
 def assert_sound(llm):
-    """The invariants of scheduler and memory, between two steps."""
+    """Assert the invariants of scheduler and memory, between two steps."""
     scheduler, memory = llm.scheduler, llm.memory
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     ids = [request.id for request in running + waiting]
@@ -60,7 +60,7 @@ def assert_sound(llm):
 
 
 def assert_empty(llm):
-    """Nothing is left of anybody."""
+    """Assert that no request holds anything."""
     assert_sound(llm)
     assert not llm.has_unfinished
     assert (llm.num_running, llm.num_waiting) == (0, 0)
@@ -70,7 +70,7 @@ def assert_empty(llm):
 
 
 def assert_right(outputs, sampling):
-    """Every choice has the tokens that its prompt has by itself; `sampling` is of each request."""
+    """Assert that every choice has the tokens that its prompt has alone. `sampling` has an entry per request."""
     jobs = [
         (o, Job(tuple(o.prompt_token_ids), sampling[o.request_id], i)) for o in outputs for i in range(len(o.choices))
     ]
@@ -86,7 +86,7 @@ def assert_right(outputs, sampling):
 
 
 def requests(number, seed=0):
-    """Prompts that often begin alike, greedy and drawn, some of them several samples."""
+    """Return greedy and sampled requests, some of several samples. Many prompts begin alike."""
     draw = random.Random(seed)
     beginnings = [[draw.randrange(VOCAB) for _ in range(draw.randrange(1, 40))] for _ in range(20)]
     drawn = []
@@ -123,7 +123,7 @@ def test_a_thousand_requests_through_64_blocks(prefix_cache):
 
 
 def finished(llm, most=2000):
-    """All outputs, in order of their requests; the invariants hold after every step."""
+    """Return all outputs, in the order of their requests. The invariants hold after every step."""
     outputs = []
     for _ in range(most):
         if not llm.has_unfinished:
@@ -157,7 +157,7 @@ def test_narrow_places_change_no_token(options):
 
 
 def test_prompts_that_begin_alike_arrive_in_one_step():
-    """Each prefix of a prompt, itself twice, and it with another end; then all of them again, fully cached."""
+    """The prompts are each prefix of a prompt, the prompt twice, and one with another end. All come twice."""
     llm = engine(block_size=4)
     prompt = [(i * 17) % VOCAB for i in range(25)]
     prompts = [prompt, prompt, prompt[:1], prompt[:4], prompt[:5], prompt[:8], prompt[:24], [*prompt[:12], 3, 1, 4]]
@@ -194,7 +194,7 @@ def test_a_large_request_behind_a_stream_of_small_ones_is_served():
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("steps", range(8))
 def test_a_request_may_be_aborted_at_any_time_and_twice(steps, n):
-    """Waiting, in the middle of its prompt, running, ended."""
+    """The request waits, is in the middle of its prompt, runs, or has ended."""
     llm = engine(max_num_batched_tokens=8)
     sampling = SamplingParams(max_tokens=3, n=n, seed=5)
     others = {llm.add_request([1, 2, 3], sampling): sampling}
@@ -254,7 +254,7 @@ def test_what_is_refused_disturbs_nobody_who_runs(case):
 
 
 class Letters:
-    """Each token is a letter. Decoding fails when it is told to: the next time, or the one after, …"""
+    """A tokenizer whose tokens are letters. After `failing = n`, the n-th next call fails."""
 
     failing = 0
 
@@ -270,7 +270,7 @@ class Letters:
 
 @pytest.mark.parametrize("scheduler", ["continuous", "naive"])
 def test_stop_strings_across_tokens_are_found_whatever_preempts(scheduler):
-    """Three letters of the text itself: of three tokens. Streamed, not a letter of it is shown."""
+    """The stop string is three letters of the text, from three tokens. The stream shows none of these letters."""
     letters = Letters()
     llm = engine(num_blocks=15, block_size=4, tokenizer=letters, scheduler=scheduler)
     drawn = [("".join(random.Random(i).choices("abcdefgh", k=12)), 5 + i % 9) for i in range(20)]
@@ -296,7 +296,7 @@ def test_stop_strings_across_tokens_are_found_whatever_preempts(scheduler):
 
 
 def test_a_tokenizer_that_fails_once_costs_no_letter():
-    """Neither of the text nor of what listeners are shown; in a step in which others, and twins of its own, go on."""
+    """Text and listeners lose no letter. Other requests and other samples of the same request go on in the step."""
     letters, shown = Letters(), defaultdict(str)
     llm = engine(block_size=4, tokenizer=letters)
     params = {}
@@ -331,11 +331,11 @@ FAULTS = ["model", "write", "sampling", "append", "commit", "allocate"]
 
 
 class Planted(Exception):
-    """What a fault raises."""
+    """The exception of a planted fault."""
 
 
 def broken(llm, fault, error, after):
-    """A patch under which the `after`-th next call of a part of the engine raises."""
+    """Return a patch. The `after`-th next call of a part of the engine then raises."""
     memory = llm.memory
     paged = hasattr(memory, "manager")
     owner, name = {
@@ -358,7 +358,7 @@ def broken(llm, fault, error, after):
 
 @functools.cache
 def served_alone(prompt, sampling):
-    """The choices of a request that nobody competes with, one by one, in a memory for all of them."""
+    """Return the choices of a request that runs alone, one after the other, with enough memory for all."""
     (output,) = engine(512, prefix_cache=False, scheduler="naive").generate([list(prompt)], sampling, progress=False)
     return output.choices
 
@@ -383,7 +383,7 @@ samplings = st.builds(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests come, steps are made or fail, requests are aborted: every choice is what its prompt gives alone."""
+    """Requests come, steps run or fail, requests are aborted. Every choice has the tokens of its prompt alone."""
 
     num_preemptions = 0
 
@@ -433,7 +433,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def judge(self, outputs):
         for output in outputs:
-            if output.request_id in self.aborted:  # it had ended, and nobody had been told
+            if output.request_id in self.aborted:  # it had ended, but no step had returned it yet
                 continue
             sampling = self.wanted.pop(output.request_id)
             expected = served_alone(tuple(output.prompt_token_ids), sampling)
@@ -471,7 +471,7 @@ def test_any_order_of_requests_steps_failures_and_aborts():
 
 
 class Presses:
-    """A tracer that presses Ctrl-C at the `at`-th line that the engine's code executes, and counts the lines."""
+    """A tracer that counts the executed lines of the engine, and presses Ctrl-C at line number `at`."""
 
     def __init__(self, at=None):
         self.at, self.lines = at, 0
@@ -488,7 +488,7 @@ class Presses:
 
 
 def served_with(presses):
-    """How often steps were interrupted until all of some requests, more than there is memory for, were served."""
+    """Serve more requests than fit into memory. Return how often a step was interrupted."""
     llm = engine(8, block_size=4, max_num_seqs=4, max_num_batched_tokens=10)
     sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
     several = SamplingParams(max_tokens=5, seed=2, n=2)

@@ -1,4 +1,4 @@
-"""Spans: what lies in what, in which step, for how long; and that they cost nothing while no profile runs."""
+"""Spans have the right parents, steps and times, and cost nothing while no profile runs."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from pagewise.models import tiny_model
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that is set by hand: clock[0] seconds."""
+    """Return a clock that shows clock[0] seconds."""
     now = [100.0]
     monkeypatch.setattr(profile_module.time, "perf_counter", lambda: now[0])
     return now
@@ -26,7 +26,7 @@ def passes(clock, seconds):
 
 
 def two_steps(clock):
-    """1 + 2 + 1 seconds of a prefill with two layers' attention, then a decode step of 5 seconds."""
+    """A prefill takes 1 + 2 + 1 seconds, with the attention of two layers. Then a decode step takes 5 seconds."""
     with span("step"):
         passes(clock, 1)
         with span("prefill"):
@@ -138,7 +138,7 @@ def test_with_operations_torch_writes_the_trace(tmp_path):
 
 
 def spans_by_step(attention):
-    """[{name: (count, names of the spans that it lies in)}] of two requests of 5 tokens, 3 new ones each."""
+    """Return [{name: (count, names of the parent spans)}] of two requests of 5 tokens, each with 3 new tokens."""
     model, _ = tiny_model(device="cpu")
     llm = LLM(model, num_blocks=4, attention=attention)
     greedy = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""From logits to tokens: against transformers' processors, by counting, and at the edges."""
+"""Sampling agrees with transformers' processors, has the right frequencies, and works at its limits."""
 
 import math
 from fractions import Fraction
@@ -38,7 +38,7 @@ def row(logits=0, tokens=(3, 5, 3), seed=0, choice=0, **params):
 
 
 def drawn(logits, **params):
-    """How often each token is drawn, with 5000 seeds."""
+    """Return how often each token is drawn, with 5000 seeds."""
     params = SamplingParams(**params)
     rows = [Row(0, params, [3, 5, 3], seed, 0) for seed in range(5000)]
     return torch.tensor([pick.token for pick in sample(logits[None], rows)]).bincount(minlength=len(logits))

@@ -1,4 +1,4 @@
-"""Who computes what when: the scheduler over real block tables, without a model."""
+"""The scheduler over real block tables, without a model."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def scheduler(num_blocks=64, block_size=4, *, prefix_cache=False, dense=False, *
 
 
 def add(scheduler, prompt, name=0, **sampling):
-    """A request for a prompt of so many tokens, or of these."""
+    """Add a request for these tokens, or for a prompt of this many tokens."""
     prompt = [100 * name + i for i in range(prompt)] if isinstance(prompt, int) else prompt
     request = Request(prompt, SamplingParams(**({"max_tokens": 50} | sampling)), None)
     request.id = name
@@ -36,7 +36,7 @@ def add(scheduler, prompt, name=0, **sampling):
 
 
 def step(scheduler):
-    """{request: [(start, stop), …]} of a step, after which every sequence that it was for has a token more."""
+    """Run a step and add a token to each of its sequences. Return {request: [(start, stop), …]}."""
     chunks = scheduler.schedule()
     assert sum(chunk.stop - chunk.start for chunk in chunks) <= scheduler.max_num_batched_tokens
     scheduler.computed(chunks)
@@ -102,7 +102,7 @@ def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keep
     late = add(s, 1, 3)
     assert step(s) == {0: [(0, 4)], 1: [(0, 4)], 2: [(0, 7)], 3: [(0, 1)]}
     tokens = [*young.live[0].tokens]
-    assert step(s) == {0: [(4, 5)], 1: [(4, 5)]}  # one block was free; the late one gave its, the young one two
+    assert step(s) == {0: [(4, 5)], 1: [(4, 5)]}  # one block was free; the late request gave up one, the young one two
     assert names(s.running) == [0, 1]
     assert names(s.waiting) == [2, 3]
     assert young.live[0].tokens == tokens
@@ -203,7 +203,7 @@ def test_a_prompt_that_waits_is_checked_and_hashed_once(monkeypatch):
 
 @pytest.mark.parametrize(("first", "second"), [(8, 8), (9, 5), (4, 4)])
 def test_nobody_waits_for_a_block_that_would_not_be_his(first, second):
-    """A prompt's last token is computed anew, so a block that it ends is none to wait for."""
+    """A prompt's last token is always computed anew, so a request does not wait for the block that it ends."""
     s = scheduler(prefix_cache=True)
     add(s, [*range(first)], 0), add(s, [*range(second)], 1)
     wait = min(first // 4, (second - 1) // 4) > 0
@@ -283,7 +283,7 @@ def test_no_more_sequences_run_than_allowed_counting_those_to_come(several):
     s = scheduler(max_num_seqs=4)
     add(s, 2, 0, **{several: 3}), add(s, 2, 1, n=2), add(s, 2, 2)
     assert sorted(step(s)) == [0]
-    assert names(s.waiting) == [1, 2]  # nobody overtakes
+    assert names(s.waiting) == [1, 2]  # no request overtakes another
 
 
 def test_dense_memory_is_reserved_for_all_tokens_that_a_request_may_have():
@@ -321,7 +321,7 @@ def test_a_request_that_just_fits_is_served_and_with_a_block_less_it_is_refused(
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_samples_wait_until_there_is_memory_for_each_of_them(dense):
-    """The first of them alone would find it."""
+    """The memory would be enough for the first sample alone."""
     s = scheduler(num_blocks=5 if dense else 3, dense=dense)
     first, _ = add(s, 4, 0, max_tokens=4), add(s, 5, 1, n=2, max_tokens=3)
     assert sorted(step(s)) == [0]

@@ -1,4 +1,4 @@
-"""The server, as its clients see it: the official one, a plain one, and those that hang up."""
+"""The server as its clients see it: the official client, a plain one, and clients that hang up."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ from pagewise.engine.serve.body import TokenLogprobs
 from pagewise.engine.serve.endpoints import ChatBody, Message, chat_prompt
 from pagewise.models import tiny_model
 
-# errors and speed are those of users: the annotations of the engine are checked by its own tests
+# errors and speed as users see them; the engine's own tests check its annotations
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 
 PROMPT = "The block table of a sequence "
@@ -44,7 +44,7 @@ def tiny_llm(**options):
 
 @pytest.fixture(scope="module")
 def reference():
-    """An LLM that no server runs."""
+    """Return an LLM outside of any server."""
     return tiny_llm(num_blocks=256)
 
 
@@ -57,7 +57,7 @@ def server():
 
 @pytest.fixture
 def slow(server, monkeypatch):
-    """Steps take 50 ms at least: 400 of them take longer than a test waits."""
+    """Make each step take at least 50 ms. Then 400 steps take longer than a test waits."""
     step = server.llm.step
     monkeypatch.setattr(server.llm, "step", lambda: time.sleep(0.05) or step())
 
@@ -336,7 +336,7 @@ def test_another_model_is_not_here(server):
 
 @pytest.mark.parametrize("kind", ["text", "ids", "texts", "chat"])
 def test_a_large_body_does_not_hold_up_who_is_served(server, monkeypatch, kind):
-    """It is tokenised, counted and refused while the engine goes on with its steps."""
+    """The server tokenises, counts and refuses the body while the engine continues its steps."""
     path, body = {
         "text": (COMPLETION, {"prompt": "A" * 7_000_000}),
         "ids": (COMPLETION, {"prompt": [65] * 1_700_000}),
@@ -471,7 +471,7 @@ def test_a_step_that_fails_ends_a_stream_with_an_error(server, monkeypatch):
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody(server):
-    """What it has not taken waits in its answer, its blocks are free, and it counts until it has gone."""
+    """Its unread events wait in its answer, its blocks are free, and its requests count until it hangs up."""
     body = {"prompt": ["A"] * 2, "n": 2, "max_tokens": 60, "stream": True, "ignore_eos": True, "logprobs": 20}
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

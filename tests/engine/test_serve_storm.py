@@ -1,6 +1,6 @@
-"""64 clients at once, half of which hang up half-way: every answer right, nothing leaked, memory flat.
+"""64 clients at once, and half of them hang up half-way. All answers are right, and no memory leaks.
 
-PAGEWISE_STORM_SECONDS=120 makes it two minutes.
+PAGEWISE_STORM_SECONDS=120 runs this for two minutes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ NUM_CLIENTS, MAX_QUEUE = 64, 48  # so that some are told to come back later
 
 
 def cases():
-    """(path, body) of requests of many kinds, half of them streams; prompts begin alike."""
+    """Return (path, body) of requests of many kinds, half of them streams. The prompts begin alike."""
     beginnings = ("Attention is ", "Each sequence has a block table, and its blocks ", "def softmax(x):\n    ", "The ")
     for i in range(24):
         prompt = beginnings[i % 4] + "page by page " * (i // 4)
@@ -39,7 +39,7 @@ def cases():
 
 
 def expected(llm, bodies):
-    """The texts of each body's choices."""
+    """Return the texts of each body's choices."""
     names = SamplingParams.__match_args__
     params = [SamplingParams(**{name: body[name] for name in names if name in body}) for body in bodies]
     prompts = [body.get("prompt") or f"user: {body['messages'][0]['content']}\nassistant:" for body in bodies]
@@ -47,7 +47,7 @@ def expected(llm, bodies):
 
 
 def texts_of(answers):
-    """The texts of the choices in a whole answer, or in a stream's chunks."""
+    """Return the texts of the choices in a whole answer, or in the chunks of a stream."""
     texts = {}
     for choice in (choice for answer in answers for choice in answer["choices"]):
         said = choice.get("text") or (choice.get("message") or choice.get("delta") or {}).get("content") or ""
@@ -56,7 +56,7 @@ def texts_of(answers):
 
 
 async def read(client, path, body):
-    """The answer as JSON values, as they come."""
+    """Yield the JSON values of an answer as they come."""
     async with client.stream("POST", path, json=body) as answer:
         answer.raise_for_status()
         if not body["stream"]:
@@ -70,7 +70,7 @@ async def read(client, path, body):
 
 
 async def ask(client, path, body, texts):
-    """Read to the end: "right", "wrong", or "busy"."""
+    """Read an answer to its end, and return "right", "wrong" or "busy"."""
     try:
         answers = [answer async for answer in read(client, path, body)]
     except httpx.HTTPStatusError as error:
@@ -103,13 +103,13 @@ async def told(error):
 
 
 def resident():
-    """Bytes of memory that this process has."""
+    """Return the bytes of memory that this process uses."""
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def storm(url, requests):
-    """What came of them all, and the memory over time."""
+    """Return the verdicts of all clients, and the memory over time."""
     end = asyncio.get_running_loop().time() + SECONDS
     counts, memory = Counter(), []
 

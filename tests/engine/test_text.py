@@ -1,4 +1,4 @@
-"""Text from tokens that come one by one."""
+"""The text of tokens that arrive one by one."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pagewise.models.load import ByteTokenizer
 
 
 class Words:
-    """A tokenizer whose words bring a space along, except for the first, as sentencepiece's do."""
+    """A tokenizer that puts a space before every word but the first, like sentencepiece."""
 
     words = ("one", "two", "three", "<end>", "Hello", "world")
 
@@ -17,7 +17,7 @@ class Words:
 
 
 def fed(tokens, tokenizer=None, stop=(), prompt=()):
-    """(pieces as they come, the last one included; the text)."""
+    """Return all pieces as they come, and the whole text."""
     sequence = list(prompt)
     text, pieces = Text(tokenizer or ByteTokenizer(), tuple(stop), sequence), []
     for token in tokens:

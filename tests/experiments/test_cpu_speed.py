@@ -38,7 +38,7 @@ def test_every_way_is_right_and_in_the_table(capsys):
 def test_a_wrong_way_has_a_row_without_a_ratio(monkeypatch, capsys):
     right = torch.ones(2, 2)
     planted = ("title", {"first": right.clone, "second": right.neg}, right)
-    monkeypatch.setattr(cpu_speed, "contests", lambda: [planted])
+    monkeypatch.setattr(cpu_speed, "contests", lambda: [lambda: planted])
     cpu_speed.main(seconds=0.0, repeats=1)
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("second"))
     assert "–  wrong: relative error 2" in row

@@ -1,4 +1,4 @@
-"""Requests that arrive over time: the arrivals, the times of their tokens, and what is made of them."""
+"""Requests that arrive over time: the arrivals, the times of their tokens, and the summary."""
 
 import itertools
 import statistics

@@ -1,4 +1,4 @@
-"""The benchmark: the requests it draws, what it counts, its sums and tables, its command line."""
+"""The benchmark: its requests, counts, sums, tables and command line."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ ONCE = ("--model", "tiny", "--device", "cpu", "--warmup-runs", "0", "--repeat-ru
 
 
 def fields(out):
-    """{engine: {field: text}} of all blocks that were printed."""
+    """Return {engine: {field: text}} of all printed blocks."""
     found = {}
     for block in re.split(r"^=== ", out, flags=re.MULTILINE)[1:]:
         name, *lines = block.split("\n\n")[0].splitlines()
@@ -95,7 +95,7 @@ def test_every_combination_is_there_once():
 
 
 def served(**options):
-    """A run of three requests of 12 tokens, 4 new ones each."""
+    """Return a run of three requests of 12 tokens, with 4 new tokens each."""
     model, _ = tiny_model(device="cpu")
     return serve(LLM(model, num_blocks=3, **options), *Workload("distinct", 3, 12, 4).draw(257, seed=0))
 
@@ -177,7 +177,7 @@ def test_a_summary_has_the_sources_fields():
 
 
 def test_speedups_compare_runs_of_one_round():
-    # the second round is twice as slow for both: the machine's doing
+    # the machine makes the second round twice as slow for both
     base = [RUN, RUN._replace(seconds=8.0)]
     ours = [RUN._replace(seconds=2.0), RUN._replace(seconds=4.0)]
     assert speedups({"base": base, "ours": ours}) == {"base": 1.0, "ours": 2.0}
@@ -208,7 +208,7 @@ def test_records_can_be_kept_and_read_again(tmp_path):
     ]
     total, step, _ = again
     assert (total.seconds, total.shape) == (5.0, {"num_requests": 2, "prompt_tokens": 50, "max_new_tokens": 3})
-    # K and V of a token: 4 layers, 2 KV heads of 32, float32; the cache served 25 of 100, the last tokens stay out
+    # K and V of a token: 4 layers, 2 KV heads of 32, float32; the cache served 25 of 100, without the last tokens
     kv_bytes = 2 * 4 * 2 * 32 * 4
     assert total.bytes == (100 - 25 + 6 - 2) * kv_bytes
     # 4 of 6 tokens in 2 steps: 2 in a step, 50 + 1.5 tokens before each; the weights once
@@ -222,7 +222,7 @@ def test_records_can_be_kept_and_read_again(tmp_path):
 
 @pytest.fixture(scope="module")
 def everything():
-    """What is printed about every engine, of identical and of distinct prompts."""
+    """Return the printed fields of every engine, for identical and for distinct prompts."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main([*ONCE]) == 0
     return out.getvalue()
@@ -234,7 +234,7 @@ def test_tokens_and_the_share_of_the_prefix_cache_are_exact(everything):
     for name, block in found.items():
         assert (block["Requests"], block["Prompt tokens"], block["Completion tokens"]) == ("4", "160", "12")
         assert block["Total tokens"] == "172"
-        # of 40 tokens 4 whole blocks of 8 can be shared, for one must be left; the first request finds nothing
+        # 40 tokens share 4 whole blocks of 8, because one token must be computed; the first request finds no block
         served = 3 * 32 / 160 if name.endswith("paged, identical prompts") else 0
         assert block["Prefill served by the prefix cache"] == f"{served:.1%}", name
 

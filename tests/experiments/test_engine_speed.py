@@ -1,4 +1,4 @@
-"""Our engine beside other people's: the same checkpoint, the same prompts, and the same tokens in the end."""
+"""Our engine beside other engines: the same checkpoint, the same prompts, and the same tokens."""
 
 import sys
 from types import SimpleNamespace

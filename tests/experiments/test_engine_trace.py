@@ -1,4 +1,4 @@
-"""An engine watched: what each step computes, who runs and waits, whose the blocks are."""
+"""The trace of an engine: the work of each step, the running and waiting requests, the owners of blocks."""
 
 import pytest
 

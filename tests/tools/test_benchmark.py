@@ -1,6 +1,5 @@
 """Results are checked before they are timed, failures become rows, and a planted slowdown is measured."""
 
-import builtins
 import math
 
 import pytest
@@ -134,23 +133,3 @@ def test_nan_is_an_infinite_error_and_a_row_of_zeros_can_be_right():
 
 def test_another_shape_is_a_row():
     assert "shape [1, 2]" in trial([lambda: EXACT[:1]], [EXACT])
-
-
-# ------------------------------------------------------------------------------------------------ progress
-
-
-def test_progress_gives_the_items_and_leaves_stdout_alone(capsys):
-    assert list(benchmark.progress([1, 2, 3], "x")) == [1, 2, 3]
-    assert not capsys.readouterr().out
-
-
-def test_progress_needs_no_tqdm(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args):
-        if name == "tqdm":
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert list(benchmark.progress([1, 2, 3], "x")) == [1, 2, 3]

@@ -1,18 +1,18 @@
 """The serving engine: many prompts through one model at once (lesson 9).
 
-llm            LLM: generate, stream, or step by step
-checks         the arguments of LLM and of requests, checked once
-scheduler      who computes what in the next step, and what its tokens do to their requests
-sequence       what is kept of a request, and its text as it comes
-memory         where keys and values lie: paged, or dense
-batch          a step as one value
-model_runner   one forward pass for a step, and the tokens after it
-sampling       from logits to tokens
-beam_search    the likeliest sequences instead of drawn ones
-profile        where a step's time goes
-interrupts     Ctrl-C between two steps of bookkeeping
+- llm: the class LLM, which generates, streams, or goes step by step.
+- checks: all checks of the arguments of LLM and of requests.
+- scheduler: chooses the work of the next step, and gives the new tokens to their requests.
+- sequence: the state of a request, and its text as it grows.
+- memory: the keys and values, in blocks or in contiguous tensors.
+- batch: the inputs of a step as one value.
+- model_runner: runs the model once for a step, and chooses the next tokens.
+- sampling: draws tokens from logits.
+- beam_search: finds the likeliest sequences instead of drawing tokens.
+- profile: measures the parts of a step.
+- interrupts: delays Ctrl-C until the bookkeeping of a step is complete.
 
-Measuring it: `pagewise.experiments.engine_benchmark`, with `engine_workload` and `engine_results`.
+`pagewise.experiments.engine_benchmark` measures the engine, with `engine_workload` and `engine_results`.
 """
 
 from pagewise.engine.llm import LLM

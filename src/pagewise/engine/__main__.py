@@ -1,4 +1,4 @@
-"""Generate from a shell, a piece of text at a time: python -m pagewise.engine "prompt…" (lesson 9)."""
+"""Generate text from a shell, piece by piece: python -m pagewise.engine "prompt…" (lesson 9)."""
 
 import argparse
 import sys
@@ -9,11 +9,11 @@ from pagewise.engine.llm import LLM
 from pagewise.engine.sampling import SamplingParams
 from pagewise.models.load import TINY
 
-INTERRUPTED = 130  # what shells say of a program that Ctrl-C ended
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 2 where the command cannot be done and one line on stderr says why."""
+    """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
     engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks")}
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _token_ids(text: str) -> list[int]:
-    """The prompt for a checkpoint without a tokenizer."""
+    """Return the prompt for a checkpoint without a tokenizer."""
     try:
         return [int(word) for word in text.split()]
     except ValueError:
@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Continue a prompt.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("prompt", help="a text, or token ids where the checkpoint has no tokenizer")
+    parser.add_argument("prompt", help="a text, or token ids if the checkpoint has no tokenizer")
     parser.add_argument("--model", default=TINY, help="a folder or a hub id")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate at most")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: the likeliest token each time")
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; what the memory has room for")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
+    parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; by default as many as fit")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     return parser
 
 

@@ -1,9 +1,9 @@
-"""A step of the engine as one value: which tokens, where they stand, where their keys go and lie (lesson 9).
+"""The inputs of one step as one value: tokens, their positions, and the places of their keys (lesson 9).
 
-token_ids  positions  slots        of all chunks, end to end                [total_q]
-cu_seqlens_q                       chunk b is rows cu[b] … cu[b + 1] − 1    [B + 1]
-block_tables  seq_lens             of each chunk's sequence                 [B, M], [B]
-logits_for                         the rows after which a token is wanted   [n]
+- token_ids, positions, slots [total_q]: the numbers of all chunks, end to end.
+- cu_seqlens_q [B + 1]: chunk b has the rows cu[b] … cu[b + 1] − 1.
+- block_tables [B, M], seq_lens [B]: a row or a number for the sequence of each chunk.
+- logits_for [n]: the rows whose next token is wanted.
 """
 
 from itertools import accumulate, chain, pairwise
@@ -19,7 +19,7 @@ from pagewise.paged_blocks import BlockManager
 
 
 class Batch(NamedTuple):
-    """The tokens of a step. Without the last four fields keys and values lie dense."""
+    """The tokens of a step. Dense memory does not need the last four fields."""
 
     chunks: list[Chunk]
     token_ids: Int64[Tensor, " total_q"]
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, chunks: list[Chunk], manager: BlockManager | None, device: torch.device) -> "Batch":
-        """The step that computes these chunks. manager: whose block tables are meant, or None."""
+        """Return the step that computes these chunks. `manager` has their block tables; dense memory has no manager."""
         token_ids = list(chain.from_iterable(chunk.sequence.tokens[chunk.start : chunk.stop] for chunk in chunks))
         positions = list(chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks))
         ends = list(accumulate((chunk.stop - chunk.start for chunk in chunks), initial=0))
@@ -59,6 +59,6 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> list[tuple[slice, Chunk]]:
-        """Where each chunk's tokens are."""
+        """Each chunk with the rows of its tokens."""
         ends = accumulate((chunk.stop - chunk.start for chunk in self.chunks), initial=0)
         return [(slice(*row), chunk) for row, chunk in zip(pairwise(ends), self.chunks, strict=True)]

@@ -1,16 +1,16 @@
 """Beam search on forked blocks (lesson 9).
 
-k beams of the same length are continued by every token, and of these the likeliest are kept:
+A step continues each of k beams of the same length by every token. Each branch has a score:
 
     score(beam + token) = score(beam) + log p(token | beam)
 
-A branch among the k best that ends becomes a hypothesis, at score / length. The k best branches that do not end are
-the next beams. The search is over at max_tokens, or when k hypotheses are better than the best beam if it ended now.
-This is transformers' rule for length_penalty=1, early_stopping=False. A repetition penalty acts on log p, as it does
-there.
+If one of the k best branches ends, it becomes a hypothesis with score / length. The k best branches that do not end
+are the next beams. The search ends at max_tokens, or when k hypotheses are better than the best beam would be if it
+ended now. This is transformers' rule for length_penalty=1, early_stopping=False. As in transformers, a repetition
+penalty changes log p.
 
-Beams share the blocks of their common tokens. A beam with several successors is forked, one without is freed, and
-which of the twins copies their last block is decided by who writes first (copy-on-write).
+Beams share the blocks of their common tokens. A beam with several successors is forked, and a beam without a successor
+is freed. The first of the forks that writes into the last block copies it (copy-on-write).
 """
 
 from typing import NamedTuple
@@ -36,15 +36,15 @@ class Branch(NamedTuple):
 class Selection(NamedTuple):
     """A search after a step."""
 
-    live: list[Branch]  # the next beams, best first; none: the search has ended
+    live: list[Branch]  # the next beams, best first; empty if the search has ended
     found: list[Choice]  # the best hypotheses so far, best first; they have texts when the search has ended
 
 
 def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozenset[int]) -> Selection:
-    """How the search goes on after its live beams, given the logits of each. It changes nothing.
+    """Return the next beams and hypotheses, given the logits of each live beam. The request does not change.
 
-    Where the logits of a beam hold NaN or +inf, or nothing above -inf, the search ends: its live beams become choices
-    as they are, with finish_reason "error".
+    If the logits of a beam hold NaN or +inf, or nothing above -inf, the search ends. Its live beams then become
+    choices with finish_reason "error".
 
     Args:
         ends: tokens that end a sequence.
@@ -71,7 +71,7 @@ def branches(
     scores: Float[Tensor, "beams vocab"], width: int, ends: frozenset[int]
 ) -> tuple[list[Branch], list[Branch]]:
     """Return the `width` best branches that do not end, and the ending ones among the `width` best of all."""
-    vocab, enough = scores.shape[1], width * (1 + len(ends))  # of any `width` beams so many may end, and width are left
+    vocab, enough = scores.shape[1], width * (1 + len(ends))  # at most width · len(ends) branches end
     best = scores.flatten().topk(min(enough, scores.numel()))
     branches = [Branch(*divmod(at, vocab), score) for score, at in zip(*map(Tensor.tolist, best), strict=True)]
     live = [branch for branch in branches if branch.token not in ends]
@@ -81,8 +81,8 @@ def branches(
 def apply(request: Request, selection: Selection, memory: BlockMemory | DenseMemory) -> list[Choice] | None:
     """Let the search go on as selected, in memory too. Returns its choices, best first, if it has ended, else None.
 
-    Beams without a successor are freed before any is forked, so at most beam_width beams hold memory. A beam's best
-    successor goes on in its place, the others in forks of it.
+    Beams without a successor are freed before any beam is forked, so at most beam_width beams hold memory. The best
+    successor of a beam keeps the beam's memory. The other successors get forks of it.
     """
     parents, live, forks = request.live, [], []
     in_place = {branch.beam: parents[branch.beam] for branch in selection.live}
@@ -98,7 +98,7 @@ def apply(request: Request, selection: Selection, memory: BlockMemory | DenseMem
                 memory.fork(parent, beam)
                 forks.append(beam)
             live.append(beam)
-    except BaseException:  # a copy may not fit: the beams are what they were, and can be computed again
+    except BaseException:  # a copy may not fit; the request is unchanged, and its beams can be computed again
         for beam in forks:
             memory.free(beam)
         raise
@@ -120,6 +120,6 @@ def _unfinished(request: Request, beam: Sequence, length: int) -> Choice:
 
 
 def _with_text(request: Request, choice: Choice) -> Choice:
-    """Its text leaves out the token that ended it."""
+    """Return the choice with its text, which leaves out the end token."""
     token_ids = choice.token_ids[:-1] if choice.finish_reason == "stop" else choice.token_ids
     return choice._replace(text=request.text_of(token_ids))

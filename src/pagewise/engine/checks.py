@@ -24,9 +24,9 @@ ATTENTIONS = ("paged", "dense", "block_tensors")
 def loaded(
     model: str | Path | nn.Module, tokenizer: Any, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[nn.Module, Any]:
-    """The model and its tokenizer, from a folder or the hub, or as they are given.
+    """Return the model and its tokenizer: loaded from a folder or the hub, or unchanged if `model` is a module.
 
-    A checkpoint becomes float32 on a CPU and bfloat16 on a GPU, the machine's best device, unless told otherwise.
+    By default a checkpoint goes to the machine's best device, as float32 on a CPU and as bfloat16 on a GPU.
     """
     if isinstance(model, nn.Module):
         weight = next(model.parameters())
@@ -53,10 +53,10 @@ def _same(wanted: object, actual: torch.dtype | torch.device) -> bool:
 
 
 def checked_backend(backend: str, attention: str, config: Any, block_size: int, weight: Tensor) -> str:
-    """ "torch", "triton" or "cuda", which can serve this model.
+    """Return the backend that serves this model: "torch", "triton" or "cuda".
 
     Raises:
-        ValueError: the backend does not exist, or its kernels do not take these sizes.
+        ValueError: the backend does not exist, or its kernels do not support these sizes.
     """
     if backend != "cuda":
         refusal = None
@@ -95,9 +95,9 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
 
 
 def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> int:
-    """Blocks for max_num_seqs sequences of the longest context, as far as there is memory.
+    """Return the number of blocks for max_num_seqs sequences of the longest context, limited by the free memory.
 
-    They take at most a quarter of a CPU's free memory. On a GPU they take at most nine tenths of the free memory, less
+    On a CPU, the blocks take at most a quarter of the free memory. On a GPU, they take at most nine tenths of it, minus
     1 GiB for the activations of a step.
     """
     weight, config = next(model.parameters()), model.config
@@ -113,14 +113,14 @@ def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> 
 
 
 def end_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a text: the checkpoint's, else the tokenizer's, else none."""
+    """Return the end tokens of the checkpoint, or else the end token of the tokenizer, if any."""
     own = getattr(model, "eos_token_ids", ())
     other = getattr(tokenizer, "eos_token_id", None)
     return frozenset(own or (() if other is None else (other,)))
 
 
 def token_ids(prompt: object, tokenizer: Any) -> list[int]:
-    """Return a prompt as a list, which `check_tokens` has not seen yet.
+    """Return a prompt as a list of tokens. `checked_tokens` checks them.
 
     Raises:
         ValueError, TypeError: the prompt is text and the model has no tokenizer, or it is empty or not iterable.
@@ -138,7 +138,7 @@ def token_ids(prompt: object, tokenizer: Any) -> list[int]:
 
 
 def checked_tokens(tokens: list[object], vocab_size: int) -> list[int]:
-    """Return the tokens as ints. ValueError or TypeError: one of them is not an id of the model."""
+    """Return the tokens as ints. If one of them is not an id of the model, raise ValueError or TypeError."""
     tokens = [as_token(token) for token in tokens]
     if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong[0]} in the prompt")
@@ -149,8 +149,8 @@ def checked_request(prompt: object, sampling: object, tokenizer: Any, config: An
     """Return a request that can be served. Sizes are compared before any work that grows with them.
 
     Raises:
-        ValueError, TypeError: see `token_ids` and `checked_tokens`; there are stop strings but no text; or the request
-            exceeds, alone, the context, a step or the memory.
+        ValueError, TypeError: `token_ids` or `checked_tokens` raises; there are stop strings but no text; or the
+            request alone exceeds the context, a step or the memory.
     """
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")

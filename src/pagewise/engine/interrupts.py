@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps of bookkeeping, never within one (lesson 9)."""
+"""Ctrl-C interrupts the engine between two changes of its bookkeeping, never within one (lesson 9)."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """A KeyboardInterrupt that arrives inside is raised at the end. Python hands signals to the main thread alone."""
+    """Raise a KeyboardInterrupt that arrives inside at the end. Only the main thread receives signals in Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -4,14 +4,12 @@ A step is a straight line:
 
     scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
 
-When an exception ends a step, its requests wait again with the tokens that they had, and their memory is free.
+When an exception ends a step, its requests keep their tokens and wait again, and their memory is free.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -28,6 +26,7 @@ from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Policy, Scheduler, advance
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
 from pagewise.tools.checks import check_counts
+from pagewise.tools.progress import progress_bar
 
 MEMORIES = {"paged": PagedMemory, "dense": DenseMemory, "block_tensors": BlockTensorMemory}
 Prompt = str | Sequence[int] | Tensor
@@ -88,7 +87,7 @@ class LLM:
         self._ends = checks.end_tokens(self.model, self.tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
-        self.failed_ids: list[int] = []  # requests that the last step that raised had to do with
+        self.failed_ids: list[int] = []  # requests of the last step that raised an exception
         self._ended: dict[int, Output] = {}  # `step` has not returned them yet
         self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
@@ -123,7 +122,7 @@ class LLM:
         requests = [self.prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
         ids = [self.add(request) for request in requests]
         try:
-            with _bar(len(ids), progress) as bar:
+            with progress_bar(len(ids), "prompts", show=progress) as bar:
                 while missing := self._requests.keys() & ids:
                     self._step()
                     bar.update(len(missing - self._requests.keys()))
@@ -134,7 +133,7 @@ class LLM:
         return list(ended.values())
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
-        """The text that follows a prompt, piece by piece; without a tokenizer its token ids.
+        """Yield the text that follows a prompt, piece by piece. Without a tokenizer, yield token ids.
 
         A prompt that does not fit is refused at once (ValueError, TypeError).
         A stream that is left early aborts its request.
@@ -212,13 +211,13 @@ class LLM:
                 self.scheduler.remove(request)
 
     def max_new_tokens(self, prompt: Prompt) -> int:
-        """The largest max_tokens that context and memory leave this prompt; less than 1 if it is too long."""
+        """Return the largest max_tokens that fits context and memory after this prompt; below 1 if it is too long."""
         tokens = checks.token_ids(prompt, self.tokenizer)
         return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has something to do, or to tell."""
+        """Whether a step has something to compute or to return."""
         return bool(self._requests or self._ended or self._pieces)
 
     @property
@@ -228,7 +227,7 @@ class LLM:
 
     @property
     def num_running(self) -> int:
-        """Requests that do."""
+        """Requests that hold memory."""
         return len(self.scheduler.running)
 
     def profile(self, *, ops: bool = False) -> Profile:
@@ -236,7 +235,7 @@ class LLM:
         return Profile(ops=ops)
 
     def _step(self) -> None:
-        """One step, all of it or, as far as anyone can tell, nothing of it."""
+        """Compute one step. If it raises, every request is as it was before the step."""
         try:
             with span("step"):
                 with held_back(), span("schedule"):
@@ -260,16 +259,7 @@ class LLM:
                 request.listener(piece)
 
     def _end(self, request: Request, choices: list[Choice], logprobs: list) -> None:
-        """A request has all its choices."""
+        """End a request that has all its choices."""
         self.scheduler.remove(request)
         del self._requests[request.id]
         self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)
-
-
-def _bar(total: int, progress: bool | None) -> AbstractContextManager:
-    """tqdm's bar, where it is installed; `progress` None: if stderr is a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return nullcontext(SimpleNamespace(update=lambda: None))
-    return tqdm(total=total, unit="prompt", disable=None if progress is None else not progress)

@@ -45,23 +45,23 @@ class BlockMemory:
             )
 
     def _blocks_for(self, width: int, length: int, common: int) -> int:
-        """Blocks of `width` sequences of `length` tokens, of which all begin with the same `common` ones."""
+        """Return the blocks of `width` sequences of `length` tokens that begin with the same `common` tokens."""
         shared = common // self.block_size if width > 1 else 0
         return shared + width * (cdiv(length, self.block_size) - shared)
 
     def blocks(self, tokens: list[int]) -> TokenBlocks:
-        """Tokens as `prefix_is_coming` and `admit` need them, so that a request that waits is hashed once."""
+        """Return the tokens with their hashes, which a waiting request then computes only once."""
         return TokenBlocks(tokens, self.block_size)
 
     def prefix_is_coming(self, tokens: TokenBlocks, computing: list[Sequence]) -> bool:
-        """Whether one of these sequences is computing the block that these tokens, as far as cached, go on with."""
+        """Return whether one of these sequences now computes the first block of `tokens` that is not cached yet."""
         if not self.prefix_cache or not computing:
             return False
         stop = self.manager.cached_prefix(tokens) + self.block_size
         return stop < len(tokens) and any(sequence.tokens[:stop] == tokens.tokens[:stop] for sequence in computing)
 
     def admit(self, request: Request, tokens: TokenBlocks) -> int:
-        """Blocks for the tokens that its sequences have in common; how many of these the prefix cache has.
+        """Allocate blocks for the tokens that all its sequences share. Return how many of them the prefix cache has.
 
         Raises OutOfBlocks also if the free blocks do not hold the tokens that the sequences do not share.
         """
@@ -71,12 +71,12 @@ class BlockMemory:
         return self.manager.allocate(request.live[0], tokens)
 
     def extend(self, sequence: Sequence) -> None:
-        """Slots for all its tokens. OutOfBlocks: for some there are none; call again when there are."""
+        """Get a slot for each of its tokens. If blocks run out (OutOfBlocks), call again when there are more."""
         for token in sequence.tokens[self.manager.num_tokens(sequence) :]:
             self.manager.append(sequence, token)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child shares the parent's blocks, until one of them writes."""
+        """Let the child share the parent's blocks, until one of them writes."""
         self.manager.fork(parent, child)
 
     def commit(self, sequence: Sequence) -> None:
@@ -84,11 +84,11 @@ class BlockMemory:
         self.manager.commit(sequence, sequence.num_computed)
 
     def free(self, sequence: Sequence) -> None:
-        """A sequence of a running request has ended."""
+        """Free a sequence of a running request that has ended."""
         self.manager.free(sequence)
 
     def release(self, request: Request) -> None:
-        """A running request does not run any more."""
+        """Free all sequences of a request that stops running."""
         for sequence in request.in_memory():
             self.manager.free(sequence)
 
@@ -113,7 +113,7 @@ class PagedMemory(BlockMemory):
         self.backend = backend
 
     def attention(self, batch: Batch) -> Attend:
-        """Write a step's keys and values into their slots, then attend: all of it told by the batch."""
+        """Return a function that writes the step's keys and values into their slots, and then attends to all keys."""
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
             decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty

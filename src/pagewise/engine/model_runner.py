@@ -1,8 +1,8 @@
-"""One forward pass for a step: build the batch, run the model, give the logits, choose the tokens (lesson 9).
+"""One forward pass for a step: build the batch, run the model, return the logits, choose the tokens (lesson 9).
 
-On a GPU a decode step is so short that launching its kernels one by one takes longer than they run. So decode steps are
-captured once as CUDA graphs, for a few numbers of sequences, and replayed on fixed buffers. A step copies its numbers
-in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
+On a GPU, launching the kernels of a decode step one by one takes longer than running them. Therefore decode steps are
+captured as CUDA graphs, for a few batch sizes, and replayed on fixed buffers. A step copies its inputs into the buffers
+of the next larger graph and launches it once. The remaining rows write nowhere (slot −1) and see no key (length 0).
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from pagewise.engine.sequence import Chunk, Request, Sequence
 
 
 class ModelRunner:
-    """Runs the model over chunks. `graphs`: decode steps as CUDA graphs."""
+    """Run the model over chunks. `graphs`: replay decode steps as CUDA graphs."""
 
     def __init__(self, model: nn.Module, memory: BlockMemory | DenseMemory, device: torch.device, graphs: bool) -> None:
         self.model, self.memory, self.device = model, memory, device
@@ -29,7 +29,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
-        """The logits after the chunks that `gives_logits`, in their order; K and V of all are in memory then."""
+        """Return the logits after each chunk that `gives_logits`, in order. Write K and V of all chunks into memory."""
         decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
@@ -42,21 +42,21 @@ class ModelRunner:
             return self.forward(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
-        """One pass of the model over the batch's tokens as one row."""
+        """Run the model once. The tokens of the batch are one row of its input."""
         attend = self.memory.attention(batch)
         with span("model"):
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 
 class Chosen(NamedTuple):
-    """A token for each sequence that got logits, or a selection of beams for a request."""
+    """The next token of each sequence that has logits, and the next beams of each beam search."""
 
     picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
     selections: list[tuple[Request, beam_search.Selection]]
 
 
 def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozenset[int]) -> Chosen:
-    """The next tokens. It changes nothing."""
+    """Return the next tokens. No request changes."""
     rows, drawn = [], []
     searches: dict[Request, list[int]] = {}
     for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
@@ -64,7 +64,7 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
         if request.sampling.beam_width > 1:
             searches.setdefault(request, []).append(at)
             continue
-        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with its tokens
             rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
             drawn.append((request, sequence))
     picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
@@ -99,7 +99,7 @@ class DecodeGraphs:
         static = _empty(size, width, self._runner.device)
         side = torch.cuda.Stream(self._runner.device)
         side.wait_stream(torch.cuda.current_stream(self._runner.device))
-        with torch.cuda.stream(side):  # compiles and tunes what is not yet, which no capture may
+        with torch.cuda.stream(side):  # compiles and tunes kernels, which is not allowed during a capture
             self._runner.forward(static)
         torch.cuda.current_stream(self._runner.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -110,7 +110,7 @@ class DecodeGraphs:
 
 
 def _empty(size: int, width: int, device: torch.device) -> Batch:
-    """A decode step of `size` rows that write nowhere and see nothing."""
+    """Return a decode step of `size` rows that write nowhere and see no key."""
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -129,7 +129,7 @@ def _empty(size: int, width: int, device: torch.device) -> Batch:
 
 
 def _fill(static: Batch, batch: Batch) -> None:
-    """Copy a step into the buffers of a graph; the rows that are left over do nothing."""
+    """Copy a step into the buffers of a graph. The remaining rows write nowhere and see no key."""
     B, M = batch.block_tables.shape
     for to, new, nothing in (
         (static.token_ids, batch.token_ids, 0),

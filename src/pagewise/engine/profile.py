@@ -1,16 +1,16 @@
-"""Where a step's time goes: spans with names, and a Chrome trace (lesson 9).
+"""The time of each part of a step, as spans with names and as a Chrome trace (lesson 9).
 
-The engine says what it does with `span`, and spans lie inside one another:
+The engine marks each part of a step with `span`. A span may contain others:
 
     step ─┬─ schedule
           ├─ prefill | decode ─┬─ build batch
           │                    ├─ block tables              (paged)
           │                    └─ model ─┬─ cache write     (in each layer)
-          │                              ├─ build batch     (dense: K and V of all, copied together)
+          │                              ├─ build batch     (dense: K and V of all sequences)
           │                              └─ attention
           └─ sampling
 
-A step is a prefill if one of its sequences has more than one token to compute, though others decode in it. While no
+A step is a prefill if it computes more than one token of any sequence, even if other sequences decode in it. While no
 profile runs, a span costs a fraction of a microsecond.
 """
 
@@ -29,37 +29,37 @@ _running: "Profile | None" = None
 
 
 def span(name: str) -> AbstractContextManager[None]:
-    """Marks what runs inside as `name`, for the profile that runs, if one does."""
+    """Mark the code inside a `with` statement as `name`, for the profile that runs now, if any."""
     return _OFF if _running is None else _running.span(name)
 
 
 class Span(NamedTuple):
-    """A named stretch of one step. Times are the host's, in seconds; `start` counts from the profile's beginning."""
+    """A named part of one step. Times are host seconds, and `start` counts from the beginning of the profile."""
 
     name: str
     start: float
     seconds: float
-    depth: int  # the number of spans around it
-    step: int  # which step of the profile, from 0
+    depth: int  # the number of spans that contain this span
+    step: int  # the number of the step in the profile, from 0
 
 
 class Total(NamedTuple):
-    """All spans of one name together."""
+    """The sum over all spans of one name."""
 
     count: int
     seconds: float
-    own: float  # not in a span inside them: over all names these add up to the time of the outermost spans
+    own: float  # without the spans inside them; over all names these add up to the time of the outermost spans
 
 
 class Profile:
-    """A context manager; what the engine does inside becomes `spans`, in the order in which they began.
+    """A context manager that records `spans` of the engine, in the order in which they began.
 
-    On a GPU a span ends when the host has queued its work; the device's time is in the span that waits for a result,
-    and in the trace. Only one profile runs at a time (RuntimeError).
+    On a GPU, a span ends when the host has queued its work. The time of the device is in the span that waits for a
+    result, and in the trace. Only one profile can run at a time. A second one raises RuntimeError.
 
     Args:
-        ops: the trace gets every operation of torch and every kernel of the GPU, too. Each operation then takes a few
-            microseconds more, which steps of small models show, and the first such profile takes seconds to begin.
+        ops: add every operation of torch and every kernel of the GPU to the trace. Each operation then takes a few
+            microseconds more, which distorts the steps of small models. The first such profile takes seconds to begin.
     """
 
     def __init__(self, *, ops: bool = False) -> None:
@@ -86,7 +86,7 @@ class Profile:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """See the function `span`."""
+        """Record a span. The engine calls the function `span` instead."""
         place, depth = len(self.spans), self._depth
         self._depth += 1
         self._step += depth == 0
@@ -114,7 +114,7 @@ class Profile:
         return totals
 
     def export(self, path: str | Path) -> None:
-        """Write the trace as JSON for ui.perfetto.dev or chrome://tracing. With `ops`, torch writes it, once."""
+        """Write the trace as JSON for ui.perfetto.dev or chrome://tracing. With `ops`, only one export is possible."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self._ops:
             self._ops.export_chrome_trace(str(path))

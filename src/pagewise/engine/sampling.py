@@ -6,7 +6,7 @@ In transformers' order:
     logit /= temperature                                 below 1e-5: the likeliest token, nothing is drawn
     only the top_k largest stay
     only the largest stay that reach the probability top_p together, the one that crosses it included
-    token = the first whose cumulative probability exceeds u
+    token = the first token whose cumulative probability exceeds u
 
 u is a hash of (seed, choice, position), so a request's tokens depend on nothing else in the batch, and are the same
 after a preemption. Holtzman et al. 2020 (top-p); Keskar et al. 2019 (repetition penalty).
@@ -31,21 +31,21 @@ PENALTIES = (1e-2, 1e2)  # a repetition penalty outside is refused: a logit time
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a request is continued.
+    """The parameters of a request's continuation.
 
     Args:
-        max_tokens: at most so many new tokens.
-        temperature: what logits are divided by, at most 1e6. Below 1e-5 the likeliest token is chosen.
-        top_k: draw from so many of the likeliest tokens; 0: from all.
-        top_p: draw from the fewest likeliest tokens whose probabilities reach this.
-        n: so many samples of the prompt.
-        beam_width: more than 1: beam search, which keeps so many of the likeliest sequences. It ignores the
-            temperature, and needs n = 1. Length penalty 1: scores are divided by the number of tokens.
-        stop: what ends a sequence besides the model's end tokens: strings and token ids, or one of them.
-        seed: of what is drawn, 64 bits. None: torch's generator gives one when the request is added.
-        ignore_eos: the model's end tokens are ordinary ones.
+        max_tokens: the largest number of new tokens.
+        temperature: the divisor of the logits, at most 1e6. Below 1e-5 the likeliest token is chosen.
+        top_k: draw from this many of the likeliest tokens. The default 0 means all tokens.
+        top_p: draw from the fewest likeliest tokens whose probabilities reach this. The default 1 means all tokens.
+        n: the number of samples of the prompt.
+        beam_width: above 1, a beam search keeps this many of the likeliest sequences. It ignores the temperature and
+            needs n = 1. The score of a sequence is divided by its number of tokens (length penalty 1).
+        stop: strings and token ids that end a sequence, besides the model's end tokens. A single one needs no list.
+        seed: 64 bits that decide every draw. By default torch's generator gives a seed when the request is added.
+        ignore_eos: treat the model's end tokens like other tokens. The text then ends at max_tokens or a stop.
         repetition_penalty: above 1 makes tokens that the sequence already has less likely. From 0.01 to 100.
-        logprobs: report log p (before penalty and temperature) of each chosen token and of so many of the likeliest.
+        logprobs: report log p of each chosen token and of this many of the likeliest, before penalty and temperature.
 
     Raises:
         ValueError, TypeError: a field does not fit, or two contradict each other; the message names them.
@@ -121,7 +121,7 @@ class SamplingParams:
         return max(self.n, self.beam_width)
 
     def described(self, prompt_tokens: int) -> str:
-        """The size of a request with such a prompt, for messages."""
+        """Return the size of a request with a prompt of `prompt_tokens` tokens, for messages."""
         sequences = f"{self.width} sequences of " if self.width > 1 else ""
         return f"{sequences}a prompt of {prompt_tokens} tokens and max_tokens = {self.max_tokens}"
 
@@ -150,7 +150,7 @@ class Pick(NamedTuple):
 
     token: int
     logprob: float
-    likeliest: dict[int, float] | None = None  # where asked for: {token: log p}, the chosen one first
+    likeliest: dict[int, float] | None = None  # if requested: {token: log p}, the chosen token first
 
 
 class Row(NamedTuple):
@@ -158,7 +158,7 @@ class Row(NamedTuple):
 
     logits: int
     sampling: SamplingParams
-    tokens: list[int]  # so far, the prompt's included
+    tokens: list[int]  # all tokens so far, with the prompt
     seed: int
     choice: int
 
@@ -189,7 +189,7 @@ def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
 
 
 def penalised(logits: Float[Tensor, "n vocab"], rows: Sequence[tuple[list[int], float]]) -> Float[Tensor, "n vocab"]:
-    """The logits with those of tokens that a row already has moved down by its repetition penalty."""
+    """Return the logits, lowered by the repetition penalty for tokens that a row already has."""
     if all(penalty == 1.0 for _, penalty in rows):
         return logits
     seen = [(i, token, penalty) for i, (tokens, penalty) in enumerate(rows) for token in set(tokens)]
@@ -200,13 +200,13 @@ def penalised(logits: Float[Tensor, "n vocab"], rows: Sequence[tuple[list[int], 
 
 
 def _draw(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Tensor:
-    """A token for each row from the distribution that its temperature, top_k and top_p leave."""
+    """Draw a token for each row, with its temperature, top_k and top_p."""
     device, vocab = logits.device, logits.shape[1]
     temperature = torch.tensor([row.sampling.temperature for row in rows], device=device)[:, None]
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # however low the temperature
     u = uniform([row.seed for row in rows], [row.choice for row in rows], [len(row.tokens) for row in rows]).to(device)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
-    # as many of the likeliest as a row needs, in falling order; a row that needs all, and in no order, is not sorted
+    # top_k and top_p need the likeliest tokens in falling order; a row with neither of them is not sorted
     needs = [row.sampling.top_k or (vocab if row.sampling.top_p < 1 else 0) for row in rows]
     for ordered in (False, True):
         if not (chosen := [i for i, need in enumerate(needs) if (need > 0) == ordered]):

@@ -1,9 +1,10 @@
 """Choose the requests that compute in the next step, and give them its tokens afterwards (lesson 9).
 
-A step has a budget of tokens. Sequences that decode need one each and come first; what is left goes to prompts, oldest
-first, in chunks if they are longer (chunked prefill). When memory runs out the youngest running request is preempted:
-its memory is freed, its tokens are kept, and it will compute them again (preemption by recomputation). So the oldest
-request always advances, and all end.
+A step has a budget of tokens. Sequences that decode come first and need one token each. The rest of the budget goes to
+prompts, oldest first, and a longer prompt is computed in chunks (chunked prefill).
+
+When memory runs out, the youngest running request is preempted. Its memory is freed, its tokens are kept, and it will
+compute them again (preemption by recomputation). Therefore the oldest request always advances, and all requests end.
 
     naive       one request at a time
     static      as many as fit; no request joins before all of these have ended
@@ -52,14 +53,14 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self._may_join = 0  # for requests in the batch that is running, unless continuous
+        self._may_join = 0  # number of requests that may still join the running batch, unless continuous
 
     def add(self, request: Request) -> None:
-        """The request waits for its turn."""
+        """Let a request wait for its turn."""
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """The request has ended, or is not wanted any more: what it held is free."""
+        """Forget a request that has ended or is aborted, and free its memory."""
         if request in self.running:
             self._release(request)
             self.running.remove(request)
@@ -67,7 +68,7 @@ class Scheduler:
             self.waiting.remove(request)
 
     def schedule(self) -> list[Chunk]:
-        """The next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff all is done."""
+        """Return the next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff done."""
         preempted = self.num_preemptions
         chunks, reading = self._decode()
         left = self.max_num_batched_tokens - len(chunks)
@@ -79,7 +80,7 @@ class Scheduler:
         return chunks
 
     def preempt(self, request: Request) -> None:
-        """A running request waits again, before all others that wait."""
+        """Let a running request wait again, before all other waiting requests."""
         self._release(request)
         self.running.remove(request)
         self.waiting.appendleft(request)
@@ -87,7 +88,7 @@ class Scheduler:
         self._may_join += 1
 
     def _decode(self) -> tuple[list[Chunk], list[Request]]:
-        """Return chunks for the requests that decode, whose slots are taken, and the requests that do not yet."""
+        """Take slots for the requests that decode. Return their chunks, and the requests that do not decode yet."""
         chunks: list[Chunk] = []
         reading = []
         for request in self.running.copy():
@@ -104,7 +105,7 @@ class Scheduler:
         return chunks, reading
 
     def _take_slots(self, request: Request, sequences: list[Sequence]) -> bool:
-        """Memory for all tokens of its sequences, taken from the youngest; False: it was the youngest itself."""
+        """Get slots for all sequences, and preempt the youngest requests for them. False: that was `request` itself."""
         for sequence in sequences:
             while True:
                 try:
@@ -118,7 +119,7 @@ class Scheduler:
         return True
 
     def _prefill(self, request: Request, sequence: Sequence, most: int, chunks: list[Chunk]) -> int:
-        """A chunk of at most so many of the tokens that all its sequences have in common, or of those it has alone.
+        """Add a chunk of at most `most` tokens: of the request's common tokens, or of the sequence's own tokens.
 
         The newest tokens of several sequences are left for one step that decodes them together.
         """
@@ -129,7 +130,7 @@ class Scheduler:
         return num_tokens
 
     def _admit(self, chunks: list[Chunk]) -> bool:
-        """Let the request that has waited longest run, if it may and there is memory."""
+        """Let the oldest waiting request run, if the policy and the memory allow it."""
         if not self.waiting or not self._has_place():
             return False
         request = self.waiting[0]
@@ -162,7 +163,7 @@ class Scheduler:
         return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
     def computed(self, chunks: list[Chunk]) -> None:
-        """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""
+        """Note that these chunks are computed. Fork the requests whose common tokens are now all computed."""
         for request, sequence, _, stop in chunks:
             sequence.num_computed = stop
             self.memory.commit(sequence)
@@ -210,7 +211,7 @@ def advance(
 
 
 def _grow(request: Request, sequence: Sequence, pick: Pick | None, ends: frozenset[int]) -> Piece:
-    """One more token for a sequence, and whether it was the last. Without a pick the sequence ends here."""
+    """Add the picked token to a sequence, and find out whether it ends. Without a pick, the sequence ends."""
     text, reason = "", None
     if pick is None:
         text = sequence.text.end() if sequence.text is not None else ""

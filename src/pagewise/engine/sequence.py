@@ -1,4 +1,4 @@
-"""A request in the engine: its sequences, their text as it comes, and its output (lesson 9).
+"""A request in the engine: its sequences, their text as it grows, and its output (lesson 9).
 
 A request has one sequence, or several that share their prompt: n samples, or the beams of a beam search. They are
 scheduled, preempted and resumed together.
@@ -17,11 +17,11 @@ FinishReason = Literal["stop", "length", "error"]
 class Choice(NamedTuple):
     """One of a request's n samples or beams."""
 
-    token_ids: list[int]  # without the prompt; the token that ended it included
-    text: str | None  # without what ended it; None without a tokenizer
+    token_ids: list[int]  # without the prompt, with the token that ended the sequence
+    text: str | None  # without the end token or stop string; None without a tokenizer
     # "stop": an end token or a stop string; "length": max_tokens; "error": the model's logits were not finite
     finish_reason: FinishReason
-    score: float  # Σ log p of its tokens; of a beam divided by their number
+    score: float  # Σ log p of its tokens; for a beam, the mean
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Output:
 
     request_id: int
     prompt_token_ids: list[int]
-    choices: list[Choice]  # samples in the order of their index, which a stream gives too; beams best first
-    logprobs: list[list[dict[int, float]] | None]  # of each choice, where asked for: {token: log p} at each step
-    num_cached_tokens: int  # of the prompt, that the prefix cache had when the request was first admitted
+    choices: list[Choice]  # samples in the order of their index, as in a stream; beams best first
+    logprobs: list[list[dict[int, float]] | None]  # of each choice, if requested: {token: log p} at each step
+    num_cached_tokens: int  # prompt tokens that the prefix cache had when the request was first admitted
 
     @property
     def token_ids(self) -> list[int]:
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
     request_id: int
     choice: int
     token_ids: list[int]
-    text: str  # may lag behind the tokens: half a character, or the beginning of a stop string, waits
+    text: str  # may be behind the tokens: half a character or the beginning of a stop string waits
     finish_reason: FinishReason | None
     logprobs: list[dict[int, float]] | None
 
@@ -61,31 +61,31 @@ class Piece(NamedTuple):
 Listener = Callable[[Piece], None]
 
 
-CONTEXT = 5  # tokens of the prompt that the first new ones are decoded with, as many as vLLM takes
+CONTEXT = 5  # prompt tokens that are decoded together with the first new tokens; vLLM uses 5 too
 
 
 class Text:
     """The text of a sequence's new tokens, which arrive one by one.
 
-    A tokenizer decodes tokens, not streams. A character may take several tokens, and the text of a token may depend on
-    the token before it: sentencepiece drops the space that begins the first one. So new tokens are decoded together
-    with those before them, the prompt's last ones too. Text that ends in half a character ("\N{REPLACEMENT CHARACTER}")
-    waits, and so does an end that may be the beginning of a stop string.
+    A tokenizer decodes whole texts, not streams. A character may take several tokens, and the text of a token may
+    depend on the token before it: sentencepiece drops the space that begins the first token. Therefore new tokens are
+    decoded together with earlier tokens, which may belong to the prompt. Text is held back while it ends in half a
+    character ("\N{REPLACEMENT CHARACTER}"), or while its end may be the beginning of a stop string.
 
     Args:
-        tokens: the sequence's own list, which holds its prompt now.
+        tokens: the sequence's own list of tokens, which now holds the prompt.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], tokens: list[int]) -> None:
         self.text = ""  # released
-        self.stopped = False  # by a stop string, which the text ends before
+        self.stopped = False  # whether a stop string ended the text
         self._tokenizer, self._stop, self._tokens = tokenizer, stop, tokens
         # the first token to decode, and the first that is not in the text yet
         self._first, self._decoded = max(0, len(tokens) - CONTEXT), len(tokens)
-        self._held = ""  # decoded, not released
+        self._held = ""  # decoded, but not released yet
 
     def add(self, token: int, *, last: bool = False) -> str:
-        """Return the text that is certain once the sequence gets this token: all of it, if the token is the last.
+        """Return the text that is final once the sequence has this token. After the last token, all text is final.
 
         Nothing changes if the tokenizer raises. The caller appends the token to the sequence afterwards.
         """
@@ -103,7 +103,7 @@ class Text:
         return self._release(self._safe(ended=True))
 
     def _safe(self, ended: bool = False) -> int:
-        """How much of the held text can be released. Finds out whether a stop string is in it."""
+        """Cut the held text at a stop string, if it has one. Return the number of characters that can be released."""
         found = [at for at in map(self._held.find, self._stop) if at >= 0]
         if found:
             self.stopped, self._held = True, self._held[: min(found)]
@@ -122,7 +122,7 @@ class Text:
 
 
 def new_text(tokenizer: Any, tokens: list[int], old: int) -> str:
-    """Return what all tokens but the first `old` add to the text of those."""
+    """Return the text that the tokens after the first `old` add to the text of the first `old`."""
     before, whole = (
         tokenizer.decode(part, skip_special_tokens=True) if part else "" for part in (tokens[:old], tokens)
     )
@@ -132,18 +132,18 @@ def new_text(tokenizer: Any, tokens: list[int], old: int) -> str:
 
 
 class Sequence:
-    """Tokens, and how many of them have their K and V in memory. It is its own id in the BlockManager."""
+    """Tokens, and the number of them whose K and V are in memory. The object is its own id in the BlockManager."""
 
     def __init__(self, tokens: list[int], index: int = 0) -> None:
         self.tokens, self.index = tokens, index
-        self.text: Text | None = None  # without a tokenizer, and of beams
+        self.text: Text | None = None  # None for beams, and without a tokenizer
         self.num_computed = 0
         self.score = 0.0
         self.logprobs: list[dict[int, float]] = []
         self.finish_reason: FinishReason | None = None
 
     def add(self, pick: Pick, finish_reason: FinishReason | None) -> None:
-        """Add a token; `finish_reason` says why it is the last, or is None."""
+        """Add a token. `finish_reason` says why this token is the last one, or is None."""
         self.finish_reason = finish_reason
         self.tokens.append(pick.token)
         self.score += pick.logprob
@@ -155,10 +155,11 @@ class Sequence:
 
 
 class Request:
-    """A prompt, how to continue it, and the sequences that do.
+    """A prompt, the parameters of its continuation, and the sequences that continue it.
 
-    `live` ones are not finished and all of the same length. In memory are either none of them (waiting), or the first
-    alone with the `common` tokens that all begin with (until these are computed), or all (`forked`).
+    The `live` sequences are not finished, and all have the same length. While the request waits, no sequence is in
+    memory. Then the first sequence alone computes the `num_common` tokens with which all sequences begin. Once these
+    tokens are computed, all sequences are in memory (`forked`).
     """
 
     def __init__(self, prompt: list[int], sampling: SamplingParams, tokenizer: Any) -> None:
@@ -172,19 +173,19 @@ class Request:
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.num_common = 0
-        self.common_blocks: TokenBlocks | list[int] | None = None  # common tokens, as the memory looks them up; kept
+        self.common_blocks: TokenBlocks | list[int] | None = None  # the common tokens for the memory
         self.forked = False
         self.num_cached_tokens: int | None = None
         self.seed = sampling.chosen_seed()
 
     @property
     def width(self) -> int:
-        """How many sequences it may have at once."""
+        """The largest number of sequences that the request may have at once."""
         return self.sampling.width
 
     @property
     def seats(self) -> int:
-        """How many sequences it may still have at once: a sample that has ended needs no seat any more."""
+        """The number of sequences that the request may still have at once. A sample that has ended needs no seat."""
         return self.width if self.width > self.sampling.n else len(self.live)
 
     @property
@@ -194,20 +195,20 @@ class Request:
 
     @property
     def most_slots(self) -> int:
-        """The most slots that one of its sequences can need. The last token needs none: no token attends to it."""
+        """The most slots that a sequence can need. The last token needs no slot, because no token attends to it."""
         return self.longest - 1
 
     @property
     def described(self) -> str:
-        """Its size, for messages."""
+        """The size of the request, for messages."""
         return self.sampling.described(len(self.prompt))
 
     def ends(self, ends: frozenset[int]) -> frozenset[int]:
-        """Return the tokens that end its sequences, given those of the model."""
+        """Return the tokens that end the request's sequences, given the model's end tokens."""
         return (frozenset() if self.sampling.ignore_eos else ends) | frozenset(self.sampling.stop_ids)
 
     def common_tokens(self) -> list[int]:
-        """The tokens that all live sequences begin with: the prompt at least."""
+        """Return the tokens with which all live sequences begin: at least the prompt."""
         first, *others = (sequence.tokens for sequence in self.live)
         length = min(len(sequence.tokens) for sequence in self.live)
         for other in others:
@@ -215,17 +216,17 @@ class Request:
         return first[:length]
 
     def text_of(self, token_ids: list[int]) -> str | None:
-        """Return the text of new tokens that come all at once."""
+        """Return the text of new tokens that are decoded all at once."""
         context = self.prompt[-CONTEXT:]
         return self.tokenizer and new_text(self.tokenizer, context + token_ids, len(context))
 
     def in_memory(self) -> list[Sequence]:
-        """Its sequences that hold memory, while it runs."""
+        """Return the sequences that hold memory while the request runs."""
         return self.live if self.forked else self.live[:1]
 
 
 class Chunk(NamedTuple):
-    """Tokens start … stop − 1 of a sequence, to be computed in one step."""
+    """The tokens start … stop − 1 of a sequence, which one step computes."""
 
     request: Request
     sequence: Sequence
@@ -234,5 +235,5 @@ class Chunk(NamedTuple):
 
     @property
     def gives_logits(self) -> bool:
-        """Whether its last token is the newest of the sequence, which the next one follows."""
+        """Whether the chunk ends with the newest token of the sequence, so that its logits give the next token."""
         return self.stop == len(self.sequence.tokens)

@@ -6,7 +6,7 @@ so that other work on the machine does not count. `pagewise.experiments.engine_b
 schedulers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -25,6 +25,7 @@ from pagewise.paged_attention_varlen import paged_attention_varlen
 from pagewise.paged_blocks import BlockManager
 from pagewise.paged_blocks.cache import to_vllm_layout
 from pagewise.tools.benchmark import ratios
+from pagewise.tools.progress import progress, say
 from pagewise.tools.records import table
 from pagewise.tools.timing import cpu_seconds
 
@@ -33,14 +34,16 @@ TOKENS = 1000
 Contest = tuple[str, dict[str, Callable], Tensor | None]
 
 
-def contests() -> Iterator[Contest]:
-    """Yield (title, functions, what they must return) of every comparison. Each is built when its turn comes."""
-    yield block_manager()
-    yield torch_paths(paged(8, 512, 8, 8, head_size=64))
-    yield torch_paths(paged(8, 512, 8, 2, head_size=64))
-    yield cpu_runner(paged(2, 64, 4, 2, head_size=64))
-    yield interpreter(paged(1, 64, 4, 2, head_size=64))
-    yield splits(8192)
+def contests() -> list[Callable[[], Contest]]:
+    """Return a function for every comparison. When its turn comes, it builds (title, functions, the right result)."""
+    return [
+        block_manager,
+        partial(torch_paths, paged(8, 512, 8, 8, head_size=64)),
+        partial(torch_paths, paged(8, 512, 8, 2, head_size=64)),
+        partial(cpu_runner, paged(2, 64, 4, 2, head_size=64)),
+        partial(interpreter, paged(1, 64, 4, 2, head_size=64)),
+        partial(splits, 8192),
+    ]
 
 
 def block_manager() -> Contest:
@@ -130,7 +133,8 @@ def _sizes(shape: Shape) -> str:
 def main(*, seconds: float = 4.0, repeats: int = 9) -> None:
     """Make every comparison, each for `seconds` and at least `repeats` rounds."""
     torch.set_num_threads(1)  # more would spin while they wait for each other
-    for title, functions, right in contests():
+    for contest in progress(contests(), "comparisons"):
+        title, functions, right = contest()
         rows = []
         found = ratios(functions, right, seconds=seconds, repeats=repeats, timer=cpu_seconds)
         for name, ratio in found.items():
@@ -138,7 +142,7 @@ def main(*, seconds: float = 4.0, repeats: int = 9) -> None:
                 rows.append((name, "–", ratio))
             else:
                 rows.append((name, f"× {ratio.median:.2f}", f"{ratio.low:.2f} and {ratio.high:.2f}"))
-        print(table((title, "ratio", "half of them between"), rows), end="\n\n", flush=True)
+        say(table((title, "ratio", "half of them between"), rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ Requests arrive at random, at a given mean rate (a Poisson process). Two latenci
 first token, and the time between two tokens. A request meets its objectives if both are short enough. Goodput is the
 number of such requests per second (Zhong et al. 2024, DistServe). Four engines serve the same requests in turns:
 
-    naive                   one request at a time
-    static                  a batch of all that wait, until its last request has ended
-    continuous              requests join at every step, and a prompt is computed whole
-    continuous, chunked     a step computes at most `CHUNK` tokens, so a long prompt delays other requests only a little
+- naive: one request at a time.
+- static: all waiting requests form a batch, which runs until its last request has ended.
+- continuous: requests join at every step, and a prompt is computed whole.
+- continuous, chunked: a step computes at most `CHUNK` tokens, so a long prompt delays other requests only a little.
 
 With `--url`, the requests go to a running server of `pagewise.engine.serve` instead.
 """
@@ -31,7 +31,7 @@ from torch import nn
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.experiments.engine_workload import Workload
-from pagewise.tools.benchmark import progress
+from pagewise.tools.progress import progress
 from pagewise.tools.records import table
 
 CHUNK = 128  # tokens of a step, in the engine that computes prompts in chunks
@@ -40,7 +40,7 @@ SLACK = 10.0  # default objectives, as multiples of the latencies of a request t
 
 
 class Arrival(NamedTuple):
-    """A request, and when it arrives, in seconds after the beginning."""
+    """A request, and its time of arrival in seconds after the beginning."""
 
     seconds: float
     prompt: list[int]
@@ -119,7 +119,7 @@ def serve_arrivals(llm: LLM, arrivals: Sequence[Arrival]) -> list[Served]:
 def serve_over_http(url: str, arrivals: Sequence[Arrival]) -> list[Served]:
     """Send each request to the server at `url` when it arrives. Return the times at which the client has the tokens.
 
-    A client sees text and not tokens. Half a character has no text yet, so its token counts with the next one.
+    A client sees text and not tokens. A token that ends in half a character has no text, and counts with the next one.
     """
     import httpx
 
@@ -203,7 +203,7 @@ def overview(points: Sequence[Point]) -> str:
 
 
 def engines(model: nn.Module, workload: Workload) -> dict[str, LLM]:
-    """Return the four engines on one model, with memory for all requests at once and without a prefix cache."""
+    """Return the four engines on one model, without a prefix cache and with memory for all requests at once."""
     sizes = {"num_blocks": workload.num_blocks(16), "max_num_seqs": workload.num_requests, "prefix_cache": False}
     whole = sizes | {"max_num_batched_tokens": workload.num_requests * (workload.prompt_tokens + 1)}
     return {
@@ -215,30 +215,31 @@ def engines(model: nn.Module, workload: Workload) -> dict[str, LLM]:
 
 
 def calibrated(serve: Server, prompts: list[list[int]], sampling: list[SamplingParams]) -> tuple[float, Objectives]:
-    """Return the requests per second that a server reaches if all come at once, and objectives for this machine."""
+    """Return the requests per second that a server reaches when all come at once, and objectives for this machine."""
     requests = [Arrival(0.0, *request) for request in zip(prompts, sampling, strict=True)]
-    serve(requests[:1])  # loads and compiles
-    alone = [serve([request])[0] for request in requests[:4]]
+    turns = [requests[:1], *([request] for request in requests[:4]), requests]  # the first turn loads and compiles
+    _, *alone, together = [serve(turn) for turn in progress(turns, "the rate of this machine")]
+    alone = [served for (served,) in alone]
     first_token = np.median([served.first_token for served in alone])
     gap = np.median([gap for served in alone for gap in served.gaps] or [first_token])
-    together = max(served.tokens[-1] for served in serve(requests))
-    return len(requests) / together, Objectives(SLACK * float(first_token), SLACK * float(gap))
+    seconds = max(served.tokens[-1] for served in together)
+    return len(requests) / seconds, Objectives(SLACK * float(first_token), SLACK * float(gap))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     from pagewise.experiments.engine_benchmark import named_model
     from pagewise.tools.device import best_device
 
     parser = argparse.ArgumentParser(description="Serve requests that arrive at random, and compare latencies.")
     parser.add_argument("--model", default="tiny", help="tiny, gpt2-small (random weights), a folder or a hub id")
-    parser.add_argument("--url", help="of a running server, to send the requests to")
+    parser.add_argument("--url", help="address of a running server that gets the requests")
     parser.add_argument(
-        "--rates", type=float, nargs="+", metavar="R", help="requests per second; default: by the machine"
+        "--rates", type=float, nargs="+", metavar="R", help="requests per second; default: near the machine's limit"
     )
     parser.add_argument("--requests", type=int, default=40, help="requests at each rate (%(default)d)")
-    parser.add_argument("--prompt-tokens", type=int, default=320, help="of the longest prompt (%(default)d)")
-    parser.add_argument("--new-tokens", type=int, default=32, help="of the longest answer (%(default)d)")
+    parser.add_argument("--prompt-tokens", type=int, default=320, help="tokens of the longest prompt (%(default)d)")
+    parser.add_argument("--new-tokens", type=int, default=32, help="tokens of the longest answer (%(default)d)")
     parser.add_argument("--repeats", type=int, default=1, help="runs at each rate (%(default)d)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies over the rates")
     asked = parser.parse_args(arguments)

@@ -1,11 +1,13 @@
-"""Serving measured: schedulers, dense and paged caches, prefix cache on and off, on the same requests (lesson 9).
+"""Measure the engine on the same requests: schedulers, dense and paged caches, prefix cache on and off (lesson 9).
 
-    python -m pagewise.experiments.engine_benchmark       every combination, on a model that suits this machine
+    python -m pagewise.experiments.engine_benchmark
     python -m pagewise.experiments.engine_benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
 
-Modes, as the source of lesson 9 names them: naive serves one request after the other; offline has all requests in one
-batch until the last is done (the static scheduler); online steps through the continuous scheduler. Everything that one
-command measures runs in turns; what to read are the ratios.
+The first command measures every combination, on a model that suits this machine.
+
+The source of lesson 9 names three modes. Mode naive serves one request after the other. Mode offline has all requests
+in one batch until the last one is done (the static scheduler). Mode online uses the continuous scheduler. The engines
+of one command take turns. Read the ratios: seconds depend on the machine.
 """
 
 import argparse
@@ -25,6 +27,7 @@ from pagewise.experiments.engine_workload import Prompts, Workload, compare, ser
 from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.load import TINY, load_model
 from pagewise.tools.device import best_device
+from pagewise.tools.progress import progress, progress_bar, say
 from pagewise.tools.records import keep
 
 SCHEDULERS = {"naive": "naive", "offline": "static", "online": "continuous"}
@@ -33,10 +36,13 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 
 def named_model(name: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model that comes along ("tiny"), GPT-2's architecture with random weights ("gpt2-small"), or a checkpoint."""
+    """Return the tiny model ("tiny"), GPT-2's architecture with random weights ("gpt2-small"), or a checkpoint."""
     if name == "gpt2-small":
         torch.manual_seed(0)
-        return GPT2(GPT2Config(**GPT2_SMALL)).to(device, dtype).requires_grad_(False).eval()
+        with progress_bar(1, "random weights") as bar:
+            model = GPT2(GPT2Config(**GPT2_SMALL)).to(device, dtype).requires_grad_(False).eval()
+            bar.update()
+        return model
     model, _ = load_model(TINY if name == "tiny" else name, dtype=dtype, device=device)
     return model
 
@@ -63,7 +69,7 @@ def variants(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 2 where the command cannot be done, and one line says why."""
+    """Run the command line. If it cannot be done, print one line that says why, and return exit status 2."""
     asked = _parser().parse_args(arguments)
     try:
         _measure(asked)
@@ -109,11 +115,11 @@ def _measure(asked: argparse.Namespace) -> None:
             for record in records(model_name, model, workload, compared):
                 keep(asked.record, record)
         if asked.profile:
-            for name, llm in engines.items():
+            for name, llm in progress(engines.items(), "traces"):
                 path = asked.profile / f"{name}, {prompts}.json".replace(", ", "_").replace(" ", "-")
                 requests = workload.draw(model.config.vocab_size, sum(counts.values()), **sampling)
                 serve(llm, *requests, ops=True).profile.export(path)
-                print(f"[profile] wrote: {path}")
+                say(f"[profile] wrote: {path}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=[*SCHEDULERS, "all"], default="all", help="the scheduler")
     parser.add_argument("--paged-attn", action="store_true", help="paged attention only, instead of dense caches")
     parser.add_argument("--no-prefix-cache", action="store_true", help="paged caches without a prefix cache only")
-    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), help="which; by the mode")
+    parser.add_argument("--prompts", nargs="+", choices=get_args(Prompts), help="kinds of prompts; by the mode")
     for name, default, what in (
         ("num-requests", 64, "requests, all at once"),
         ("prompt-tokens", None, "tokens of a prompt; by the machine"),
         ("max-new-tokens", 16, "tokens to generate for each"),
         ("warmup-runs", 1, "runs that are not measured"),
-        ("repeat-runs", 3, "runs that are"),
-        ("max-num-seqs", 64, "sequences in a batch at most"),
+        ("repeat-runs", 3, "measured runs"),
+        ("max-num-seqs", 64, "most sequences in a batch"),
         ("block-size", 16, "tokens of a block"),
         ("num-blocks", None, "blocks, or their tokens for dense caches; enough for all requests"),
     ):
@@ -143,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this weight")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     parser.add_argument("--dtype", choices=DTYPES, help="float16 on a GPU, else float32")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what was measured in this JSON file")
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""Other people's engines, for ours to be compared with: transformers' `generate`, and vLLM where it is installed.
+"""Other engines, which the benchmark compares with ours: transformers' `generate`, and vLLM if it is installed.
 
-Each is built for a checkpoint once, as its users would, and then serves prompts: `compare` takes it as a server.
+Each engine is built for a checkpoint once, as its users would build it. `compare` then takes it as a server of prompts.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ Server = Callable[[list[list[int]], list[SamplingParams]], Run]
 
 
 def peers(device: torch.device) -> dict[str, Callable[[Path, torch.device, torch.dtype], Server]]:
-    """Those that this machine has, by name."""
+    """Return a function for each engine of this machine, by name. The function builds the engine."""
     found = {}
     if importlib.util.find_spec("transformers"):
         found["transformers, generate"] = transformers_server
@@ -27,7 +27,7 @@ def peers(device: torch.device) -> dict[str, Callable[[Path, torch.device, torch
 
 
 def random_checkpoint(folder: Path, sizes: dict[str, int]) -> None:
-    """GPT-2's architecture with transformers' random weights, as `save_pretrained` writes it."""
+    """Write GPT-2's architecture with transformers' random weights to `folder`, with `save_pretrained`."""
     import transformers
 
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def random_checkpoint(folder: Path, sizes: dict[str, int]) -> None:
 
 
 def transformers_server(folder: Path, device: torch.device, dtype: torch.dtype) -> Server:
-    """All prompts as one batch, padded on the left to the longest, until the longest answer is done; greedy."""
+    """Serve all prompts as one batch, padded on the left, until the longest answer is done. Sampling is greedy."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
@@ -62,14 +62,14 @@ def transformers_server(folder: Path, device: torch.device, dtype: torch.dtype) 
 
 
 def vllm_server(folder: Path, device: torch.device, dtype: torch.dtype) -> Server:
-    """As it comes: prefix cache, CUDA graphs and all. It gets token ids and gives token ids; greedy."""
+    """Serve with vLLM's default settings, prefix cache and CUDA graphs included. Sampling is greedy."""
     import vllm
 
     llm = vllm.LLM(
         str(folder),
         dtype=str(dtype).removeprefix("torch."),
         skip_tokenizer_init=True,
-        gpu_memory_utilization=0.3,  # of the whole memory: other engines live beside it
+        gpu_memory_utilization=0.3,  # of the GPU's memory, which other engines share
         seed=0,
     )
 

@@ -1,4 +1,4 @@
-"""Report runs of engines: in the fields of lesson 9's source, as ratios, and as records to keep."""
+"""Report runs of engines: in the format of lesson 9's source, as ratios, and as records to keep."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from pagewise.tools.timing import Spread, copy_bandwidth, matmul_rate
 
 
 def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
-    """One engine's runs, in the fields of lesson 9's source, and others."""
+    """Return a report of one engine's runs, with the fields of lesson 9's source and some more."""
     run = runs[0]
     requests, completion = len(run.token_ids), run.completion_tokens
     lines = {
@@ -37,22 +37,22 @@ def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
 
 
 def decode_rate(run: Run) -> float:
-    """Generated tokens per second of the steps that only decode; 0 without such steps."""
+    """Return generated tokens per second of the steps that only decode. Without such steps, return 0."""
     return run.completion_tokens / run.decode if run.steps else 0.0
 
 
 def completion_rate(run: Run) -> float:
-    """Generated tokens per second of all."""
+    """Return generated tokens per second of the whole run."""
     return run.completion_tokens / run.seconds
 
 
 def total_rate(run: Run) -> float:
-    """Tokens of prompts and answers per second of all."""
+    """Return tokens of prompts and answers per second of the whole run."""
     return (run.prompt_tokens + run.completion_tokens) / run.seconds
 
 
 def speedups(compared: Mapping[str, Sequence[Run]]) -> dict[str, float]:
-    """How many times as fast as the first engine each is: the median of the ratios of runs of one round."""
+    """Return how many times as fast as the first engine each engine is: the median of the ratios in each round."""
     first = next(iter(compared.values()))
     return {
         name: statistics.median(base.seconds / run.seconds for base, run in zip(first, runs, strict=True))
@@ -61,7 +61,7 @@ def speedups(compared: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 
 
 def agreement(compared: Mapping[str, Sequence[Run]]) -> dict[str, float]:
-    """The share of requests whose tokens are those of the first engine: 1 but for rounding."""
+    """Return the share of requests whose tokens are those of the first engine. Only rounding makes it less than 1."""
     first = next(iter(compared.values()))
     found = {}
     for name, runs in compared.items():
@@ -72,7 +72,7 @@ def agreement(compared: Mapping[str, Sequence[Run]]) -> dict[str, float]:
 
 
 def overview(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
-    """A line per engine: medians, and how many times as fast as the first."""
+    """Return a table with a line per engine: medians, and the speed as a multiple of the first engine's."""
     times, agrees = speedups(compared), agreement(compared)
     header = (title, "prefill", "decode", "total", "tokens/s", "cached", "first token", "step", "cache", "agrees", "")
     rows = []
@@ -92,7 +92,7 @@ def overview(title: str, compared: Mapping[str, Sequence[Run]]) -> str:
             "step": median("{:.4f} s", lambda r: r.steps),
             "cache": f"{max(r.peak_cache for r in runs) / 2**20:,.1f} MiB",
         }
-        if not run.first_token:  # a server that tells nothing of its steps
+        if not run.first_token:  # a server that does not report its steps
             row |= dict.fromkeys(("prefill", "decode", "first token", "step", "cache"), "–")
         rows.append((name, *row.values(), f"{agrees[name]:.0%}", f"× {times[name]:.2f}"))
     return table(header, rows)
@@ -175,10 +175,10 @@ def _median(values: Sequence[float]) -> float:
 def records(
     model_name: str, model: nn.Module, workload: Workload, compared: Mapping[str, Sequence[Run]]
 ) -> list[Record]:
-    """The total, the decode step and the first token of each engine.
+    """Return records of the total time, the decode step and the first token of each engine.
 
     The work of a total is every token that the prefix cache did not serve. The work of a decode step is its tokens.
-    It reads the weights, and K and V of the requests in it. Rates to hold this against are measured on a GPU only.
+    A decode step reads the weights, and K and V of its requests. The limiting rates are measured on a GPU only.
     """
     weight = next(model.parameters())
     about = surroundings(weight.device) | {"dtype": str(weight.dtype).removeprefix("torch.")}
@@ -195,7 +195,7 @@ def records(
             "first token": (_all(runs, lambda r: r.first_token), "matmul", (0, 0)),
         }
         for what, (seconds, limit, (nbytes, flops)) in measured.items():
-            if not seconds:  # of a decode step, where all steps had tokens of a prompt
+            if not seconds:  # no decode step: every step had tokens of a prompt
                 continue
             spread = Spread.of(seconds)
             record = Record(
@@ -215,14 +215,14 @@ def records(
 
 
 def _work(model: nn.Module, run: Run) -> tuple[int, int]:
-    """(bytes of K and V to write, FLOPs) of all tokens that were computed."""
+    """Return (bytes of K and V to write, FLOPs) of all tokens that were computed."""
     kv_bytes, weights, score = _costs(model)
     tokens = run.prompt_tokens - run.cached_tokens + run.completion_tokens - len(run.token_ids)
     return tokens * kv_bytes, int(tokens * (2 * weights + score * _context(run) / 2))
 
 
 def _work_of_a_step(model: nn.Module, run: Run) -> tuple[int, int]:
-    """(bytes of weights, K and V to read, FLOPs) of the mean step that only decodes."""
+    """Return (bytes of weights, K and V to read, FLOPs) of the mean step that only decodes."""
     kv_bytes, weights, score = _costs(model)
     batch = (run.completion_tokens - len(run.token_ids)) / max(1, len(run.steps))
     itemsize = next(model.parameters()).element_size()
@@ -233,14 +233,14 @@ def _work_of_a_step(model: nn.Module, run: Run) -> tuple[int, int]:
 
 
 def _costs(model: nn.Module) -> tuple[int, int, int]:
-    """Bytes of K and V of a token, weights that a token is multiplied with, FLOPs of a query meeting a key."""
+    """Return the bytes of K and V of a token, the weights that multiply a token, and the FLOPs of a query and a key."""
     config = model.config
     channels = config.num_hidden_layers * config.head_dim
     itemsize = next(model.parameters()).element_size()
-    weights = sum(p.numel() for p in model.parameters())  # embeddings too: that of GPT-2 is its head as well
+    weights = sum(p.numel() for p in model.parameters())  # with the embedding, which is also GPT-2's head
     return 2 * channels * config.num_key_value_heads * itemsize, weights, 4 * channels * config.num_attention_heads
 
 
 def _context(run: Run) -> float:
-    """Tokens before the one that is generated, on average."""
+    """Return the mean number of tokens before a generated token."""
     return (run.prompt_tokens + run.completion_tokens / 2) / len(run.token_ids)

@@ -1,4 +1,4 @@
-"""An engine watched from outside as it serves: who computes what in each step, whose the blocks are (lesson 9)."""
+"""Watch an engine while it serves: the work of each step, and the owners of the blocks (lesson 9)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from pagewise.paged_blocks import BlockManager
 
 
 class Watch:
-    """What an engine's scheduler decides, step by step, as `moments`. Requests are counted from 0 as they come."""
+    """Record the decisions of an engine's scheduler, step by step, in `moments`. Requests have the numbers 0, 1, …"""
 
     def __init__(self, llm: LLM) -> None:
         self.moments: list[Moment] = []
-        self.batches: list[Batch] = []  # of a paged engine: each step as one value
+        self.batches: list[Batch] = []  # each step of a paged engine as one value
         self._llm, self._schedule = llm, llm.scheduler.schedule
         self._numbers: dict[int, int] = {}
-        self._computed: dict[object, int] = {}  # sequence → how far it was ever computed
+        self._computed: dict[object, int] = {}  # sequence → the most tokens that were ever computed
 
     def __enter__(self) -> "Watch":
         self._llm.scheduler.schedule = self._note
@@ -60,7 +60,7 @@ class Watch:
         return "decode" if chunk.start >= len(chunk.request.prompt) else "prompt"
 
     def _blocks(self, manager: BlockManager | None) -> dict[int, int]:
-        """Request → blocks that only its one sequence holds; −1 → blocks in several tables, each counted once."""
+        """Return {request: number of its blocks in only one table, -1: number of blocks in several tables}."""
         if manager is None:
             return {}
         found: dict[int, int] = {}
@@ -78,14 +78,14 @@ class Watch:
 def watch(
     llm: LLM, prompts: Sequence[list[int]], sampling: Sequence[SamplingParams]
 ) -> tuple[list[Moment], list[Output]]:
-    """Serve these requests, all there from the beginning: each step, and the outputs in the order of the prompts."""
+    """Serve requests that all arrive at once. Return every step, and the outputs in the order of the prompts."""
     with Watch(llm) as seen:
         outputs = llm.generate(list(prompts), list(sampling), progress=False)
     return seen.moments, outputs
 
 
 class Operations(TorchDispatchMode):
-    """While it is entered, every operation of torch by (innermost span, name): how often, and bytes of the results."""
+    """Count every operation of torch inside a `with` statement, and the bytes of its results, by (inner span, name)."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Operations(TorchDispatchMode):
 
 
 def operations(llm: LLM) -> Operations:
-    """What one step asks torch for. On a CPU: a GPU's decode step is a graph that is replayed."""
+    """Return the operations of torch in one step. Use a CPU: a GPU replays decode steps as graphs."""
     with llm.profile() as profile, Operations(profile) as seen:
         llm.step()
     return seen

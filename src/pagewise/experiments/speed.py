@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from pagewise.tools import benchmark
-from pagewise.tools.benchmark import Candidate, Timing, progress
+from pagewise.tools.benchmark import Candidate, Timing
 from pagewise.tools.device import best_device
+from pagewise.tools.progress import progress, progress_bar, say
 from pagewise.tools.records import Record, keep, surroundings, table_of
 from pagewise.tools.timing import copy_bandwidth, matmul_rate
 from pagewise.tools.worker import Failed, Worker, described
@@ -123,11 +124,13 @@ def records(
 def limit_rate(kind: str, device: torch.device, *, limit: float) -> float | None:
     """Measure the rate of a "copy" or a "matmul" in a process of its own. If that fails, print why and return None."""
     kinds = {"copy": copy_bandwidth, "matmul": partial(matmul_rate, dtype=torch.bfloat16)}
-    with Worker(partial, kinds[kind]) as worker:
+    with Worker(partial, kinds[kind]) as worker, progress_bar(1, f"the rate of a {kind}") as bar:
         try:
-            return worker(device, limit=limit)
+            rate = worker(device, limit=limit)
+            bar.update()
+            return rate
         except Failed as failed:
-            print(f"The rate of a {kind} is unknown, so no fractions of it are shown: {failed}")
+            say(f"The rate of a {kind} is unknown, so no fractions of it are shown: {failed}")
             return None
 
 
@@ -155,7 +158,7 @@ def command(trials: type[Trials]) -> list[Record]:
             if asked.record:
                 keep(asked.record, record)
             found.append(record)
-        print(table_of(found[begin:]), end="\n\n", flush=True)
+        say(f"{table_of(found[begin:])}\n")
     return found
 
 

@@ -31,8 +31,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from pagewise.models.llama import Llama, LlamaConfig
 from pagewise.models.load import ByteTokenizer
-from pagewise.tools.benchmark import progress
 from pagewise.tools.checks import check_count
+from pagewise.tools.progress import progress
 
 CONFIG = LlamaConfig(
     vocab_size=ByteTokenizer.vocab_size,
@@ -160,7 +160,7 @@ def evaluate(model: Llama, ids: Int[Tensor, " n"]) -> float:
     batches = [*ids.unfold(0, length + 1, length).split(8)]
     if rest := (len(ids) - 1) % length:
         batches.append(ids[None, -rest - 1 :])
-    return sum(loss_of(model, rows, reduction="sum").item() for rows in batches) / (len(ids) - 1)
+    return sum(loss_of(model, rows, reduction="sum").item() for rows in progress(batches, "held out")) / (len(ids) - 1)
 
 
 # ------------------------------------------------------------------------------------------------ the folder

@@ -1,4 +1,4 @@
-"""Attention itself in pictures: matrices that are multiplied, and query heads that share KV heads."""
+"""Figures of attention itself: products of matrices, and query heads that share KV heads."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,9 +14,9 @@ FILLS = (BLUE, SAND, TEAL, ORANGE)  # of KV heads
 def equations(
     rows: Sequence[Sequence[str | tuple[str, Tensor]]], *, title: str, names: Sequence[str] = (), alt: str = ""
 ) -> None:
-    """Equations of matrices, all drawn to one scale: ("Q", Q) is a matrix, a plain string a sign between two.
+    """Draw equations of matrices, all to one scale. ("Q", Q) is a matrix, and a plain string is a sign.
 
-    Each matrix carries its name and shape above and its numbers inside; `names` are those of the rows.
+    Each matrix has its name and shape above it, and its numbers inside. `names` are the names of the rows.
     """
 
     def gap(sign: str) -> float:
@@ -45,7 +45,7 @@ def equations(
 
 
 def head_maps(maps: Mapping[str, Sequence[int]], *, title: str, alt: str = "") -> None:
-    """One panel per way of sharing: `maps` gives, for each query head, the KV head that it reads."""
+    """Draw a panel per way of sharing. `maps` gives the KV head that each query head reads."""
     heads = max(map(len, maps.values()))
     with subplots(1, len(maps), size=(6.4, 2.1), title=title, alt=alt, fontsize=12) as (_, axes):
         for ax, (name, reads) in zip(axes, maps.items(), strict=True):

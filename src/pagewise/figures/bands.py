@@ -1,4 +1,4 @@
-"""Where values lie: histograms, and the band in which exp(score − φ) is safe."""
+"""Histograms of values, and the band in which exp(score − φ) is safe."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from pagewise.figures.palette import BLUE, DASHES, HATCHES, INK, ORANGE, PALETTE
 
 
 def histogram(values: Tensor, *, title: str, xlabel: str, alt: str = "") -> None:
-    """How often each value came up; 0 is marked."""
+    """Draw how often each value occurs, and mark 0."""
     with chart(4.8, 2.4, title, alt) as ax:
         ax.hist(values.tolist(), bins=21, color=BLUE, edgecolor="white")
         ax.axvline(0, color=INK, ls="--", lw=1.2)
@@ -19,7 +19,7 @@ def histogram(values: Tensor, *, title: str, xlabel: str, alt: str = "") -> None
 
 
 def score_histogram(groups: Mapping[str, Tensor], *, title: str, xlabel: str, alt: str = "") -> None:
-    """How large a share of each group has which value, one outline per group, the share on a logarithmic axis."""
+    """Draw the distribution of the scores of each group as an outline. The axis of the shares is logarithmic."""
     arrays = {name: values.detach().double().cpu().numpy().ravel() for name, values in groups.items()}
     everything = np.concatenate(list(arrays.values()))
     bins = np.linspace(everything.min(), everything.max(), 61)
@@ -29,7 +29,7 @@ def score_histogram(groups: Mapping[str, Tensor], *, title: str, xlabel: str, al
             ax.hist(values, bins, weights=np.full_like(values, 1 / values.size), log=True, **style)
         ax.grid(visible=True)
         ax.set(xlabel=xlabel, ylabel="share")
-        ax.set_ylim(top=4)  # room for the legend
+        ax.set_ylim(top=4)  # space for the legend
         ax.legend(loc="upper left", ncols=len(groups))
 
 
@@ -41,12 +41,12 @@ def score_bands(
     title: str,
     alt: str = "",
 ) -> None:
-    """Ranges of scores held against the safe band of score − φ.
+    """Draw ranges of scores beside the safe band of score − φ.
 
     Args:
-        ranges: whose → (smallest score, largest, φ). φ None: the range is too wide; it is hatched, about the band's
-            middle.
-        marks: what happens there → score − φ.
+        ranges: name → (smallest score, largest score, φ). If φ is None, the range is too wide for any φ. It is then
+            hatched and drawn around the middle of the band.
+        marks: label → score − φ.
     """
     (low, high), reach = band, 1.6 * max(abs(end) for end in (*band, *marks.values()))
     with chart(6.4, 0.5 * len(ranges) + 1.8, title, alt) as ax:

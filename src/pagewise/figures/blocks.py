@@ -1,6 +1,7 @@
 """Figures of paged memory, drawn from live objects: block tables and the pool, chains of prefixes.
 
-A manager here is anything with BlockManager's read-only side (sequences, block_table, num_tokens, tokens, ref_count).
+A manager is any object with the read-only methods of BlockManager (sequences, block_table, num_tokens, tokens,
+ref_count).
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -12,26 +13,26 @@ from matplotlib.axes import Axes
 from pagewise.figures.drawing import arrow, box, chart, colour_key, diagram, rectangle, subplots
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 
-OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence drawn, or `owner_colours`
+OWNERS = (SAND, TEAL, ORANGE, "#c9b8dc", "#a9b665")  # of the first, second … sequence, unless `owner_colours` are given
 Colours = Mapping[Hashable, str]  # sequence → its colour
 Slot = tuple[str, Hashable | None]  # a slot's state and owner
 SHARED, NOBODY = BLUE, "#ffffff"
-WIDTH = 6.6  # inches, at most: text of 9 points must be read on a phone
-EMPTY = "////"  # the hatch of a slot that is given to a sequence and holds no token
+WIDTH = 6.6  # inches, at most: text of 9 points must be readable on a phone
+EMPTY = "////"  # the hatch of a slot that belongs to a sequence but holds no token
 
 
 def owner_colours(*sequences: Hashable) -> dict[Hashable, str]:
-    """One colour per sequence, for all the figures of a lesson: pass it to each of them as `colours`."""
+    """Return a colour for each sequence. Pass the result as `colours` to all figures of a lesson."""
     return {name: OWNERS[i % len(OWNERS)] for i, name in enumerate(sequences)}
 
 
 def colours_of(names: Iterable[Hashable], chosen: Colours | None) -> dict[Hashable, str]:
-    """The chosen colours, and for the other names one each in the order of appearance."""
+    """Return the chosen colours, and a colour for each other name in the order of appearance."""
     return owner_colours(*dict.fromkeys(names)) | dict(chosen or {})
 
 
 class Snapshot(NamedTuple):
-    """A manager at one moment, and what every slot of the pool holds, as text."""
+    """The state of a manager at one moment, and the content of every slot of the pool as text."""
 
     block_size: int
     tables: dict[Hashable, list[int]]
@@ -40,20 +41,20 @@ class Snapshot(NamedTuple):
     contents: list[str]  # N · P
 
     def left(self, block: int) -> float:
-        """Where a block of the pool begins on the x axis."""
+        """Return the x of the left side of a block of the pool."""
         return block * (self.block_size + 0.8)
 
     def middle(self, block: int) -> float:
-        """Where the middle of a block of the pool lies on the x axis."""
+        """Return the x of the middle of a block of the pool."""
         return self.left(block) + self.block_size / 2
 
     @property
     def width(self) -> float:
-        """How long the pool is on the x axis."""
+        """The length of the pool on the x axis."""
         return self.left(len(self.ref_counts))
 
     def owners(self, slot: int) -> list[Hashable]:
-        """The sequences that have a token in this slot."""
+        """Return the sequences that have a token in this slot."""
         P, found = self.block_size, []
         for name, table in self.tables.items():
             if slot // P in table and table.index(slot // P) * P + slot % P < self.lengths[name]:
@@ -62,7 +63,7 @@ class Snapshot(NamedTuple):
 
 
 def snapshot(manager: Any, contents: Sequence[str] | None = None) -> Snapshot:
-    """Return the state of `manager` now. `contents` is the text of every slot; default: its token."""
+    """Return the state of `manager` now. `contents` is the text of every slot, by default its token."""
     ids, P = manager.sequences, manager.block_size
     if contents is None:
         contents = [""] * (manager.num_blocks * P)
@@ -81,11 +82,11 @@ def tables_and_pool(
     copies: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     alt: str = "",
 ) -> None:
-    """Block tables above, the pool below, an arrow from each entry to its block; one panel per moment.
+    """Draw a panel per moment: block tables above, the pool below, and an arrow from each entry to its block.
 
-    A slot is filled in its owner's colour, dark where several share it, hatched where a sequence has it and holds no
-    token there; what an unowned slot holds is shown in white. `colours` are those of `owner_colours`; default: by order
-    of appearance. `copies` are the (src, dst) to be drawn in a panel.
+    A slot has the colour of its owner. It is dark if several sequences share it, hatched if its owner has no token in
+    it, and white if it has no owner. `colours` are those of `owner_colours`, by default in the order of appearance.
+    `copies` are the copied blocks (src, dst) of a panel.
     """
     copies = copies or {}
     heights = [3.3 if copies.get(name) else 2.6 for name in panels]  # a copy is drawn under the pool
@@ -101,7 +102,7 @@ def tables_and_pool(
 def draw_tables_and_pool(
     ax: Axes, shot: Snapshot, colours: Colours, *, table_name: str = "block table of {} ({} tokens)"
 ) -> None:
-    """One panel of `tables_and_pool`."""
+    """Draw one panel of `tables_and_pool`."""
     _draw_pool(ax, shot, colours)
     entries = sum(len(table) + 1.2 for table in shot.tables.values())
     x, step = 0.0, max(1.2, shot.width / max(entries, 1))
@@ -116,7 +117,7 @@ def draw_tables_and_pool(
 
 
 def draw_copies(ax: Axes, shot: Snapshot, copies: Sequence[tuple[int, int]]) -> None:
-    """An arrow under the pool for each block that is copied, (src, dst)."""
+    """Draw an arrow under the pool for each copied block (src, dst)."""
     for src, dst in copies:
         start, end = shot.middle(src), shot.middle(dst)
         bend = f"arc3,rad={0.3 if src < dst else -0.3}"
@@ -135,8 +136,10 @@ def query_over_blocks(
     colours: Colours | None = None,
     alt: str = "",
 ) -> None:
-    """A sequence's query above the pool, an arrow to each of its blocks in the order of its table; `weights`, those of
-    its tokens, as bars over their slots."""
+    """Draw a sequence's query above the pool, with an arrow to each of its blocks in the order of its table.
+
+    `weights` are the weights of its tokens, drawn as bars over the slots.
+    """
     colours, P, middle = colours_of(shot.tables, colours), shot.block_size, shot.width / 2
     with chart(min(WIDTH, 0.42 * shot.width + 1.6), 3.4, title, alt) as ax:
         _draw_pool(ax, shot, colours)
@@ -161,11 +164,11 @@ def chains(
     colours: Colours | None = None,
     alt: str = "",
 ) -> None:
-    """The tree of cached prefixes: digest, words and physical block of each, filled as the slots of its owners are.
+    """Draw the tree of cached prefixes. Each has its digest, words and physical block, in the colours of its owners.
 
     Args:
-        prefixes: `Prefix` objects; a parent that is not among them is drawn as the root.
-        owners: block → the sequences that hold it.
+        prefixes: `Prefix` objects. A parent that is missing among them is drawn as the root.
+        owners: block → the sequences that hold this block.
         text: prefix → the words of its block.
         colours: those of `owner_colours`; default: by order of appearance.
     """
@@ -206,9 +209,9 @@ def chains(
 def memory_map(
     rows: Mapping[str, Sequence[Slot]], *, title: str, colours: Colours | None = None, alt: str = ""
 ) -> None:
-    """Memory slot by slot, one row per allocator: (state, owner) of each slot, as `workload.slots_at` gives them.
+    """Draw a row of slots per allocator. A slot is (state, owner), as `workload.slots_at` returns it.
 
-    A used piece has its owner's colour and name, the other states the hatches that `stacks` gives them.
+    A used piece has its owner's colour and name. The other states have the same hatches as in `stacks`.
     """
     names = {"external": "free, in pieces (external)", "idle": "free"}
     looks = {

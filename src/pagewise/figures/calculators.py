@@ -1,7 +1,7 @@
-"""Two calculators to drag: what a KV cache costs, and where an attention step sits under the roofline.
+"""Two calculators with sliders: the size of a KV cache, and the place of an attention step under the roofline.
 
-The page computes what `kv_cache_bytes`, `AttentionCost` and `Gpu` compute; every constant travels from here as JSON.
-Without scripts the table stays, at the settings it starts from.
+The page computes the same as `kv_cache_bytes`, `AttentionCost` and `Gpu`. It gets every constant from here as JSON.
+Without scripts, the page shows the table of the first settings.
 """
 
 import html
@@ -23,7 +23,7 @@ DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}  # byte
 THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)  # as the script's toPrecision(3)
 POWERS = [2**i for i in range(18)]
 
-# The drawing of the roofline: its size, where its axes lie, and what the axes span.
+# The drawing of the roofline: its size, the place of its axes, and their ranges.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 48, 398, 10, 220
 INTENSITIES, FLOPS = (1e-1, 1e4), (1e11, 1e16)
 
@@ -38,7 +38,7 @@ class Slider(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A `<select>`. Each option stands for values; those that name sliders move them."""
+    """A `<select>`. Each option has values. A value with the name of a slider moves this slider."""
 
     name: str
     label: str
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A row of the table, with its value at the start. `unit` "": a count or a word; else written with an SI prefix."""
+    """A row of the table, with its first value. If `unit` is not "", the value is written with an SI prefix."""
 
     name: str
     label: str
@@ -56,11 +56,11 @@ class Result(NamedTuple):
 
 
 def cache_calculator(kv_cache_bytes: Callable[..., int], models: Mapping[str, tuple[int, int, int, float]]) -> Embedded:
-    """Layers, KV heads, head size, context and dtype → bytes, and the sequences that fit beside the weights.
+    """Return a calculator of the bytes of a KV cache, and of the number of sequences that fit beside the weights.
 
     Args:
-        kv_cache_bytes: lesson 2's function; the page's numbers are tested against it.
-        models: name → (layers, KV heads, head size, bytes of the weights). The first is where the calculator starts.
+        kv_cache_bytes: lesson 2's function. Tests compare the numbers of the page with it.
+        models: name → (layers, KV heads, head size, bytes of the weights). The calculator starts with the first.
     """
     names = ("num_layers", "num_kv_heads", "head_size", "weights")
     presets = {model: dict(zip(names, numbers, strict=True)) for model, numbers in models.items()}
@@ -90,7 +90,7 @@ def cache_calculator(kv_cache_bytes: Callable[..., int], models: Mapping[str, tu
 
 
 def roofline_calculator() -> Embedded:
-    """Batch, heads, context and new tokens T (causal) → intensity, what limits the step, its least time on a card."""
+    """Return a calculator of an attention step: its intensity, its limit, and its shortest time on a GPU."""
     cards = {gpu.name: {"peak_flops": gpu.peak_flops, "bandwidth": gpu.bandwidth} for gpu in GPUS}
     inputs = [
         Slider("B", "batch B", POWERS[:11], 1),
@@ -169,7 +169,7 @@ def _input(of: Slider | Choice) -> str:
 
 
 def written(value: float | str, unit: str) -> str:
-    """A word as it is, a count with its commas, a quantity with three digits and an SI prefix. As the script does."""
+    """Return a value as the script writes it: a word, a count with commas, or three digits with an SI prefix."""
     if isinstance(value, str):
         return value
     if not unit:
@@ -180,10 +180,10 @@ def written(value: float | str, unit: str) -> str:
 
 
 def _roofline_svg(point: tuple[float, float]) -> str:
-    """Attainable FLOP/s over intensity, both logarithmic: a roof per GPU, and the step at (intensity, FLOP/s)."""
+    """Return a drawing of attainable FLOP/s over intensity, with a roof per GPU and a point for the step."""
 
     def share(value: float, low: float, high: float) -> float:
-        """Where `value` lies on a logarithmic axis: 0 at its beginning, 1 at its end, never outside."""
+        """Return the place of `value` on a logarithmic axis, from 0 at its beginning to 1 at its end."""
         return min(1.0, max(0.0, math.log(value / low) / math.log(high / low)))
 
     def place(intensity: float, flops: float) -> tuple[float, float]:

@@ -38,11 +38,11 @@ def heatmaps(
     shared: bool = False,
     alt: str = "",
 ) -> None:
-    """Matrices side by side, one title each. −∞ is left white.
+    """Draw matrices side by side, each with a title. −∞ is white.
 
     Args:
         annotate: a format such as ".2f" for the numbers.
-        shared: one colour scale for all of them, and one bar to read it by.
+        shared: use one colour scale for all matrices.
     """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
@@ -73,7 +73,7 @@ def heatmap(
     left: float = 0.0,
     fontsize: float = 8,
 ) -> AxesImage:
-    """One matrix, its first column at x = `left`; signed values get a diverging map centred at 0."""
+    """Draw one matrix with its first column at x = `left`. Signed values get a diverging map centred at 0."""
     low, high = limits or _limits(values)
     colours = palette.DIVERGING if low < 0 else palette.SEQUENTIAL
     extent = (left - 0.5, left + values.shape[1] - 0.5, len(values) - 0.5, -0.5)
@@ -111,7 +111,7 @@ def lines(
     ax: Axes | None = None,
     alt: str = "",
 ) -> None:
-    """Curves over x. `caption` says where the numbers come from (device, date)."""
+    """Draw curves over x. `caption` names the source of the numbers (device, date)."""
     own = ax is None
     ax = ax or plt.subplots(figsize=(6.4, 3.6))[1]
     for i, (label, y) in enumerate(series.items()):
@@ -132,7 +132,7 @@ def lines(
 
 
 def _log_y(ax: Axes) -> None:
-    """A logarithmic y axis with plain numbers; a range of less than two decades is labelled at 2 and 5 too."""
+    """Make the y axis logarithmic, with plain numbers. A range of less than two decades has labels at 2 and 5 too."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -155,8 +155,10 @@ def bars(
     legend_outside: bool = False,
     alt: str = "",
 ) -> None:
-    """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
-    `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
+    """Draw bars for each group, beside each other or stacked.
+
+    `values` is a format for the number at the end of each bar. `ranges` are grey bands (low, high) with names. Set
+    `legend_outside` if the bars leave no space for the legend.
     """
     positions, base = np.arange(len(groups)), np.zeros(len(groups))
     thickness = 0.7 if stacked else 0.8 / len(series)
@@ -165,7 +167,7 @@ def bars(
         for i, (label, heights) in enumerate(series.items()):
             offset = 0.0 if stacked else (i - (len(series) - 1) / 2) * thickness
             style = {"color": PALETTE[i % 5], "edgecolor": "white", "label": label, start: base}
-            style["hatch"] = HATCHES[(i + i // 5) % 5]  # a sixth bar has the first one's colour, not its hatch
+            style["hatch"] = HATCHES[(i + i // 5) % 5]  # the sixth bar has the colour of the first, but another hatch
             drawn = draw(positions + offset, _array(heights), thickness, **style)
             if values:
                 ax.bar_label(drawn, fmt="{:" + values + "}", padding=2, fontsize=9)
@@ -194,7 +196,7 @@ def _finish(ax: Axes, xlabel: str, ylabel: str, caption: str | None, *, legend: 
 def stacks(
     names: Sequence[str], shares: Mapping[str, Sequence[float]], *, title: str, xlabel: str, alt: str = ""
 ) -> None:
-    """Horizontal bars of shares (0 … 1) that add up to a whole; a share that has room carries its per cent."""
+    """Draw horizontal bars of shares (0 … 1) that add up to 1. A large enough share shows its per cent."""
     left = np.zeros(len(names))
     with chart(7.6, 0.55 * len(names) + 1.8, title, alt) as ax:
         for i, (label, values) in enumerate(shares.items()):
@@ -226,10 +228,10 @@ def tile_width(
     """Draw the two effects of a tile's width: work per byte above, thread blocks below.
 
     Args:
-        widths: of a tile, B_N, the common x axis.
+        widths: the widths B_N of a tile. They are the common x axis.
         ratios: curve → computation per memory access.
-        thread_blocks: curve → N / B_N.
-        wanted: the least and most thread blocks by the rule of thumb; this band is marked.
+        thread_blocks: curve → N / B_N. Each width needs this many thread blocks.
+        wanted: the fewest and most thread blocks by the rule of thumb. This band is marked.
     """
     axes = {"title": "", "logx": True, "logy": True}
     with subplots(2, size=(6.4, 5.6), title=title, alt=alt) as (_, (top, bottom)):
@@ -242,9 +244,9 @@ def tile_width(
 
 
 def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str, alt: str = "") -> None:
-    """Attainable TFLOP/s over intensity for each GPU of `tools.roofline`, and where each point's intensity stands.
+    """Draw attainable TFLOP/s over intensity for each GPU of `tools.roofline`, with a mark at each point's intensity.
 
-    A diamond marks each ridge; a roof that several GPUs share is named once, on the roof.
+    A diamond marks each ridge. If several GPUs share a roof, the roof has one label.
     """
     top = max(gpu.peak_flops for gpu in gpus) / 1e12
     with chart(6.4, 4.4, title, alt) as ax:

@@ -1,6 +1,6 @@
 """Diagrams of a run: boxes, arrows and spans, drawn from recorded shapes and lengths.
 
-A lesson runs its code, records the shapes that pass, and gives the record to a function of this module.
+A lesson runs its code, records the shapes of its tensors, and passes the record to a function of this module.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Arrows = Sequence[tuple[str, str, str]]  # (from box, to box, key of the label)
 
 BOX_HEIGHT = 0.5
 
-# A decoder's step: {box: (x and y of its centre, width, text)} and (from, to, what travels).
+# A decoder's step: {box: (x and y of its centre, width, text)} and (from, to, tensor).
 _DECODER_BOXES = {
     "token ids": (2.4, 7, 1.8, "token ids"),
     "embed": (2.4, 6, 5.2, "embed: hidden state h"),
@@ -51,7 +51,7 @@ _DECODER_ARROWS = [
     ("rest", "logits", ""),
 ]
 
-# The six operators of a layer as FlashDecoding++ numbers them: three of them multiply by weights, three read the cache.
+# The six operators of a layer, numbered as in FlashDecoding++: three multiply by weights, and three read the cache.
 _OPERATOR_BOXES = {
     "qkv": (2.2, 6, 4.4, "1  $W_q, W_k, W_v$"),
     "KV cache": (3.5, 5, 1.8, "KV cache"),
@@ -66,7 +66,7 @@ _OPERATOR_ORDER = ("qkv", "scores", "softmax", "values", "o", "up", "down")
 _OPERATOR_ARROWS = [(above, below, "") for above, below in pairwise(_OPERATOR_ORDER)]
 _OPERATOR_ARROWS += [("qkv", "KV cache", ""), ("KV cache", "scores", "")]
 
-# Standard attention: matrices in main memory above, a kernel for each step below, and what each kernel moves.
+# Standard attention: matrices in main memory above, a kernel for each step below, and the bytes that it moves.
 _KERNELS = {
     "Q": (0.4, 1.6, 0.7, "Q"),
     "K": (1.4, 1.6, 0.7, "K"),
@@ -91,18 +91,18 @@ _FUSED_MOVES = {"fused": ["read Q", "read K", "read V", "write O"]}
 def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
     """Draw one call of a decoder per panel, labelled with the recorded shapes.
 
-    Texts for the boxes "token ids", "KV cache" and "logits", and for the arrows "x" (hidden states), "q", "k", "v" (of
-    the new tokens), "K", "V" (of all tokens), "scores" and "out".
+    The boxes are "token ids", "KV cache" and "logits". The arrows are "x" (hidden states), "q", "k", "v" (of the new
+    tokens), "K", "V" (of all tokens), "scores" and "out". Each panel gives a text for each of them.
     """
     size = (5.4, 5.6 * len(panels))
     flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, alt=alt)
 
 
 def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
-    """The operators of a decoder's layer, a panel for each phase, each labelled with its sizes.
+    """Draw the operators of a decoder's layer with their sizes, in a panel for each phase.
 
-    Texts for "qkv", "scores", "softmax", "values", "o", "up" and "down"; they follow the operator's name. Operators
-    that work on the cache have a colour of their own.
+    A panel gives texts for "qkv", "scores", "softmax", "values", "o", "up" and "down", which follow the operator's
+    name. Operators that work on the cache have another colour.
     """
     labels = {}
     for name, texts in panels.items():
@@ -112,12 +112,12 @@ def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
 
 
 def three_kernels(moved: Mapping[str, int], *, title: str, alt: str = "") -> None:
-    """Standard attention's eight reads and writes, from `standard_attention_bytes`: the more bytes, the thicker."""
+    """Draw standard attention's eight reads and writes, from `standard_attention_bytes`. More bytes: thicker arrow."""
     _kernels(_KERNELS, _MOVES, "a kernel per step", moved, max(moved.values()), title=title, alt=alt)
 
 
 def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str = "") -> None:
-    """The same three steps fused: the remaining moves, on a scale whose thickest arrow is `largest` bytes."""
+    """Draw the moves of the same three steps in one kernel. The thickest arrow would be `largest` bytes."""
     _kernels(_FUSED, _FUSED_MOVES, "one kernel", moved, largest, title=title, alt=alt)
 
 
@@ -146,14 +146,14 @@ def flow(
     size: tuple[float, float],
     alt: str = "",
 ) -> None:
-    """The same boxes and arrows once per panel, below each other, each panel with its own labels.
+    """Draw the same boxes and arrows once per panel, below each other. Each panel has its own labels.
 
     Args:
-        labels: title of the panel → {key of an arrow: what travels along it; key of a box: another text for it}.
+        labels: title of the panel → {key of an arrow: its label, or key of a box: another text for the box}.
         boxes: in columns and rows; y grows upwards.
-        arrows: to a box above or below. Without a label in the panel an arrow is drawn bare.
-        filled: the boxes to set off by colour.
-        weights: key of a label → width of its arrow's line, in points; 1 if not given.
+        arrows: from a box to a box above or below. An arrow may have no label in a panel.
+        filled: the boxes with a fill colour.
+        weights: key of a label → width of its arrow's line, in points. The default is 1.
         size: width and height of the whole figure in inches.
     """
     left, right = min(x - w / 2 for x, _, w, _ in boxes.values()), max(x + w / 2 for x, _, w, _ in boxes.values())
@@ -172,7 +172,7 @@ def flow(
 def _arrow(
     ax: Axes, start: tuple[float, float, float], end: tuple[float, float, float], label: str, weight: float
 ) -> None:
-    """Straight where one box stands over the other, else from middle to middle; the label beside its middle."""
+    """Draw an arrow: vertical if one box is over the other, else from middle to middle. The label is at its middle."""
     (x0, y0, w0), (x1, y1, w1) = start, end
     low, high = max(x0 - w0 / 2, x1 - w1 / 2), min(x0 + w0 / 2, x1 + w1 / 2)
     if low < high:
@@ -188,7 +188,7 @@ def _arrow(
 def cache_timeline(panels: Mapping[str, Sequence[tuple[int, int]]], max_len: int, *, title: str, alt: str = "") -> None:
     """Draw the tokens that each call of a model computes or finds in the cache: a panel per way, a row per call.
 
-    `panels` holds (tokens kept before, tokens known after) of each call; the call computes the difference.
+    `panels` holds (tokens kept before, tokens known after) of each call. The call computes the difference.
     """
     rows = max(map(len, panels.values()))
     size = (2.6 * len(panels), 0.24 * rows + 1.7)

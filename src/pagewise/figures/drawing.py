@@ -18,7 +18,7 @@ def subplots(
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Open a figure of `size` inches, yield it with its axes, row by row, and `show` it at the end of the block.
 
-    The options are those of `plt.subplots`, and `fontsize`: the title's, in points.
+    The options are those of `plt.subplots`, and `fontsize`, the size of the title in points.
     """
     fontsize = options.pop("fontsize", 11)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, **options)
@@ -38,9 +38,9 @@ def chart(width: float, height: float, title: str, alt: str = "") -> Iterator[Ax
 
 
 def show(alt: str = "") -> None:
-    """Show the current figure. `alt` says what it shows, in words; default: its titles, axes and legends.
+    """Show the current figure. `alt` describes it in words; the default is its titles, axes and legends.
 
-    In a notebook that is the text/plain beside the picture, which the book makes the picture's alternative text.
+    A notebook stores `alt` as text/plain beside the picture, and the book uses it as the picture's alternative text.
     """
     figure = plt.gcf()
     words = alt or titles_and_axes(figure)
@@ -49,7 +49,7 @@ def show(alt: str = "") -> None:
 
 
 def titles_and_axes(figure: Figure) -> str:
-    """The words of a figure: its title, and of each of its axes title, labels and legend."""
+    """Return the words of a figure: its title, and the title, labels and legend of each axes."""
     said = [figure.get_suptitle()]
     for ax in figure.axes:
         of, over, names = ax.get_ylabel(), ax.get_xlabel(), ax.get_legend_handles_labels()[1]
@@ -60,13 +60,13 @@ def titles_and_axes(figure: Figure) -> str:
 
 
 def diagram(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float]) -> None:
-    """Show this part of the plane, without axes."""
+    """Show a part of the plane, without axes."""
     ax.set(xlim=xlim, ylim=ylim)
     ax.axis("off")
 
 
 def bare(ax: Axes) -> None:
-    """Leave of the axes only the labels."""
+    """Remove everything of the axes except the labels."""
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
@@ -79,7 +79,7 @@ def rectangle(ax: Axes, x: float, y: float, width: float, height: float, fill: s
 def box(
     ax: Axes, x: float, y: float, width: float, height: float, text: str = "", *, fill: str = "white", **style: Any
 ) -> None:
-    """A labelled rectangle in data units, dark text on light fill and the reverse."""
+    """Draw a labelled rectangle in data units. The text is dark on a light fill, and light on a dark fill."""
     rectangle(ax, x, y, width, height, fill, **style)
     middle = x + width / 2, y + height / 2
     ax.text(*middle, text, ha="center", va="center", color=readable_on(fill), fontsize=9)
@@ -88,7 +88,7 @@ def box(
 def arrow(
     ax: Axes, tail: tuple[float, float], tip: tuple[float, float], *, color: str = INK, gap: float = 0, **style: Any
 ) -> None:
-    """Draw an arrow in data units; `gap` is the distance to its ends, in points."""
+    """Draw an arrow in data units. `gap` is the distance to its ends in points."""
     style = {"arrowstyle": "-|>", "color": color, "shrinkA": gap, "shrinkB": gap} | style
     ax.annotate("", tip, tail, arrowprops=style)
 

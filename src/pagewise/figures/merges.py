@@ -1,6 +1,6 @@
-"""Figures of online softmax at work, drawn from the summaries (m, l, acc) that a run really went through.
+"""Figures of online softmax, drawn from the summaries (m, l, acc) of a real run.
 
-A summary here is anything with fields m, l and acc that belongs to one row: scalars, acc a vector or a scalar.
+A summary is any object with the fields m, l and acc of one row: m and l are scalars, acc is a vector or a scalar.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from pagewise.figures.drawing import box, colour_key, diagram, rectangle, subplo
 from pagewise.figures.palette import BLUE, DASHES, INK, ORANGE, PALETTE, SAND
 
 Tree = Any  # a (label, summary), or a tuple of two Trees
-EARLIER = 0.4  # so much before a key is added, what was summed shrinks
+EARLIER = 0.4  # distance between the shrinking of the sums and the adding of a key
 
 
 def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt: str = "") -> None:
-    """m, l and acc as keys arrive. A key that raises m makes two steps: all that was summed shrinks, then it adds.
+    """Draw m, l and acc as keys arrive. If a key raises m, there are two steps: the sums shrink, then the key adds.
 
     Args:
         scores: of the keys in the order of their arrival; −∞ is not drawn.
-        states: the summary before the first key, and after each.
+        states: the summary before the first key, and after each key.
     """
     m, l = (np.array([float(getattr(state, name)) for state in states]) for name in ("m", "l"))
     acc = np.array([torch.atleast_1d(torch.as_tensor(state.acc)).tolist() for state in states])
@@ -56,7 +56,7 @@ def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt
 
 
 def _two_steps(row: np.ndarray, *, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The path of a quantity that goes to `after[key]` a little before each key, and to `row[key + 1]` at the key."""
+    """Return the path of a quantity: `after[key]` a little before each key, and `row[key + 1]` at the key."""
     keys = np.arange(len(after))
     x = np.stack([keys - EARLIER, keys - EARLIER, keys, keys], axis=1).ravel()
     y = np.stack([row[:-1], after, after, row[1:]], axis=1).ravel()
@@ -67,7 +67,7 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
     """Draw the scores of T × S that exist at one time: all of them in naive attention, tile `now` in online attention.
 
     Args:
-        visible: [T, S] bool, which query may see which key; masked scores are computed too.
+        visible: [T, S] bool, whether a query may see a key. Masked scores are computed too.
     """
     T, S = visible.shape
     whole = f"naive: {T * S} scores"
@@ -89,7 +89,7 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
 
 
 def merge_trees(trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str, alt: str = "") -> None:
-    """Trees of merges below each other, leaves on top; every box shows the summary that `merge` made.
+    """Draw trees of merges below each other, with the leaves on top. Every box shows the summary that `merge` made.
 
     Args:
         trees: a panel's title → nested pairs whose leaves are (label, summary).
@@ -113,7 +113,7 @@ def _depth(tree: Tree) -> int:
 
 
 def _draw(ax: Axes, tree: Tree, merge: Callable, leaves: Iterator[int], depth: int) -> tuple[Any, float, float]:
-    """Draw `tree`, its leaves in row `depth`, numbered by `leaves`; return (summary, x of its box's middle, y)."""
+    """Draw `tree` with its leaves in row `depth`. Return (summary, x of its box's middle, y)."""
     if _is_leaf(tree):
         label, summary = tree
         x, y = 1.2 * next(leaves) + 0.6, 1.5 * depth

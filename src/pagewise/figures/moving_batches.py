@@ -1,4 +1,4 @@
-"""The batch of an engine over its steps: the seats of requests, a panel per scheduler, and their blocks (lesson 9)."""
+"""The batch of an engine over its steps: the seats of the requests, and their blocks (lesson 9)."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from pagewise.figures.palette import INK, ORANGE
 from pagewise.figures.steps import Embedded, stepper
 
 EMPTY = {"fc": "#f1f1f5", "ec": "none"}  # a free seat
-KINDS = {"prompt": "////", "decode": "", "again": "xxxx"}  # what a sequence computes in a step, and its hatch
+KINDS = {"prompt": "////", "decode": "", "again": "xxxx"}  # the kind of tokens that a sequence computes, and its hatch
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -24,14 +24,14 @@ class Moment(NamedTuple):
     """One step of an engine. A request is a number, counted from 0 in the order of arrival."""
 
     computed: dict[int, tuple[str, int]]  # request → (one of KINDS, tokens computed), of those in the batch
-    running: list[int]  # have a seat in this step, though the budget may have left them no token
+    running: list[int]  # requests with a seat; the budget may leave them without a token
     waiting: list[int]
-    preempted: list[int]  # had a seat before this step, and gave its blocks back
-    blocks: dict[int, int]  # request → blocks of its own while the step runs; −1 → blocks in several tables
+    preempted: list[int]  # requests that lost their seat and their blocks before this step
+    blocks: dict[int, int]  # request → its own blocks during the step; −1 → blocks in several tables
 
 
 def seats(moments: Sequence[Moment]) -> list[dict[int, int]]:
-    """The seat of each request in each step: a newcomer takes the first free seat and keeps it while it runs."""
+    """Return the seats in each step. A new request takes the first free seat and keeps it while it runs."""
     place: dict[int, int] = {}
     found = []
     for moment in moments:
@@ -46,11 +46,11 @@ def seats(moments: Sequence[Moment]) -> list[dict[int, int]]:
 def batch_steps(
     panels: Mapping[str, Sequence[Moment]], num_seats: int, *, title: str, alt: str, every: int = 1
 ) -> Embedded:
-    """Return a stepper: a panel per scheduler, a row per seat, a column per step; a seat's colour names its request.
+    """Return a stepper with a panel per scheduler, a row per seat and a column per step. Each request has a colour.
 
     Args:
         num_seats: the largest size of the batch.
-        every: show every so many steps, the last step, and all steps with a preemption.
+        every: show every n-th step, the last step, and all steps with a preemption.
     """
     end = max(map(len, panels.values()))
     taken = {name: seats(moments) for name, moments in panels.items()}
@@ -81,7 +81,7 @@ def batch_steps(
 
 
 def letters(requests: Sequence[int]) -> str:
-    """The names of requests: A, B, C …"""
+    """Return the names of requests: A, B, C …"""
     return ", ".join(LETTERS[request % len(LETTERS)] for request in requests)
 
 
@@ -101,7 +101,7 @@ def _said(panels: Mapping[str, Sequence[Moment]], t: int) -> str:
 
 
 def _draw_seats(ax: Axes, moments: Sequence[Moment], taken: Sequence[dict[int, int]]) -> None:
-    latest: dict[int, tuple[int, int]] = {}  # request → when and where it was last seen
+    latest: dict[int, tuple[int, int]] = {}  # request → its last step and seat
     for step, moment in enumerate(moments):
         for request, seat in taken[step].items():
             kind, _ = moment.computed.get(request, ("nothing", 0))
@@ -110,12 +110,12 @@ def _draw_seats(ax: Axes, moments: Sequence[Moment], taken: Sequence[dict[int, i
             if request not in latest or latest[request][0] < step - 1:
                 _name(ax, step + 0.5, seat + 0.5, request)
             latest[request] = step, seat
-        for lost in set(moment.preempted) & set(latest):  # a cross on the seat that it had
+        for lost in set(moment.preempted) & set(latest):  # draw a cross on its former seat
             ax.plot(step, latest[lost][1] + 0.5, "X", color=ORANGE, mec=INK, ms=8, zorder=5)
 
 
 def _name(ax: Axes, x: float, y: float, request: int) -> None:
-    """The request's letter, readable on any colour."""
+    """Write the request's letter, readable on any colour."""
     label = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
     ax.text(x, y, letters([request]), ha="center", va="center", fontsize=8, fontweight="bold", bbox=label)
 

@@ -1,4 +1,4 @@
-"""Paged memory, call by call: a script of calls to a live block manager, a picture after each."""
+"""Paged memory, call by call: calls to a live block manager, and a picture after each call."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ from pagewise.figures.steps import Embedded, stepper
 class _Moment(NamedTuple):
     shot: Snapshot
     copies: list[tuple[int, int]]
-    cached: list[int]  # free blocks that are still findable
+    cached: list[int]  # free blocks that the prefix cache can still find
 
 
 def block_steps(
     manager: Any, calls: Iterable[Sequence[Any]], *, title: str, alt: str, colours: Colours | None = None
 ) -> Embedded:
-    """Make the calls and return a stepper: tables and pool after each call, a copy as an arrow from block to block.
+    """Make the calls and return a stepper with tables and pool after each call. An arrow shows a copied block.
 
     Args:
-        manager: a `BlockManager`; the calls change it. A call that runs out of memory is a step too.
-        calls: (why, name of the method, arguments …) of each, such as ("A writes on", "append", "A", 7).
-        colours: those of `owner_colours`; default: by order of appearance.
+        manager: a `BlockManager`, which the calls change. A call that runs out of memory is a step too.
+        calls: (reason, name of the method, arguments …) of each call. One is ("A writes on", "append", "A", 7).
+        colours: those of `owner_colours`; by default in the order of appearance.
     """
     all_free = " all blocks are free" if manager.num_free_blocks == manager.num_blocks else ""
     frames = [(f"Before the first call{all_free}.", _look(manager, []))]
@@ -43,7 +43,7 @@ def block_steps(
 
 
 def _look(manager: Any, copies: list[tuple[int, int]]) -> _Moment:
-    """The manager now, with the tokens that free but cached blocks still hold."""
+    """Return the state of the manager, with the tokens that free but cached blocks still hold."""
     shot, P = snapshot(manager), manager.block_size
     cached = [block for block in range(manager.num_blocks) if not manager.ref_count(block) and manager.prefix(block)]
     contents = list(shot.contents)

@@ -14,21 +14,21 @@ from pagewise.figures.steps import Embedded, stepper
 
 class _Moment(NamedTuple):
     state: Any  # the summary (m, l, acc)
-    old: int  # how many keys had arrived before this step
-    seen: int  # how many have arrived now
-    m_old: float | None = None  # if m has just risen, the earlier m; the new keys are then not yet added
+    old: int  # number of keys that arrived before this step
+    seen: int  # number of keys that have arrived now
+    m_old: float | None = None  # the earlier m if m has just risen; the new keys are not yet added
 
 
 def softmax_steps(
     partial: type[Any], scores: Tensor, values: Tensor, *, pieces: Sequence[int], title: str, alt: str
 ) -> Embedded:
-    """Keys arrive, and the summary (m, l, acc) changes; a rise of m is two steps: shrink, then grow.
+    """Return a stepper over the summary (m, l, acc) as keys arrive. If m rises, there are two steps: shrink, grow.
 
     Args:
-        partial: the class of the summary, `Partial`: its empty, of and merge do all the work.
-        scores: of the keys in the order of their arrival, [S]; −∞ is a masked key.
-        values: of the same keys, [S].
-        pieces: how many keys arrive at a time.
+        partial: the class of the summary, `Partial`, whose methods `empty`, `of` and `merge` do all the work.
+        scores: the scores of the keys in the order of arrival, [S]. A masked key has −∞.
+        values: the values of the same keys, [S].
+        pieces: the numbers of keys that arrive at a time.
     """
     state, seen, numbers = partial.empty(head_size=1, dtype=scores.dtype), 0, scores.tolist()
     frames = [("No key yet: m = −∞, l = 0, acc = 0.", _Moment(state, 0, 0))]
@@ -38,7 +38,7 @@ def softmax_steps(
         names = f"Key {old}" if size == 1 else f"Keys {old} {'and' if size == 2 else 'to'} {seen - 1}"
         m_old, m = float(state.m), max(float(state.m), float(piece.m))
         if -math.inf < m_old < m:
-            state = state.merge(piece._replace(l=0 * piece.l, acc=0 * piece.acc))  # m of the piece, nothing else
+            state = state.merge(piece._replace(l=0 * piece.l, acc=0 * piece.acc))  # only the m of the piece
             caption = f"{names}: m rises from {m_old:g} to {m:g}. First, all that was summed shrinks: "
             caption += f"l and acc times exp({m_old:g} − {m:g}) = {math.exp(m_old - m):.3f}."
             frames.append((caption, _Moment(state, old, seen, m_old)))
@@ -110,14 +110,14 @@ def scheme_steps(
     title: str,
     alt: str,
 ) -> Embedded:
-    """A whole-row softmax, a synchronised partial one and one with a unified maximum φ on the same row.
+    """Return a stepper over three ways of softmax on one row: whole, in synchronised pieces, with a unified maximum φ.
 
     Args:
-        partial: the class of the summary (m, l, acc), `Partial`, with which the second scheme computes.
-        scores, values: of the keys, [S].
-        pieces: how many keys arrive at a time.
-        phi: the number that the third scheme subtracts from every score.
-        band: limits; the row's largest score − φ must lie strictly between them.
+        partial: the class of the summary (m, l, acc), `Partial`. The second scheme uses it.
+        scores, values: the scores and values of the keys, [S]. Pieces of them arrive one after the other.
+        pieces: the sizes of these pieces.
+        phi: the number φ that the third scheme subtracts from every score.
+        band: two limits. The row's largest score − φ must be strictly between these limits.
     """
     state, seen = partial.empty(head_size=1, dtype=scores.dtype), 0
     frames = [("No key yet.", (state, 0, 0))]
@@ -156,7 +156,7 @@ def scheme_steps(
 def _rows(
     state: Any, seen: list[float], values: Tensor, phi: float, *, ended: bool
 ) -> list[tuple[str, str, list[float], str]]:
-    """Return (name, what is subtracted from every score, exp(score − that), what is known) of each scheme."""
+    """Return (name, maximum that is subtracted, exp(score − maximum), known results) of each scheme."""
     m, l, acc = (float(x) for x in state)
     said = "m = −∞" if m == -math.inf else f"m = {m:g}"
     by_max, by_phi = _weights(seen, m), _weights(seen, phi)

@@ -1,4 +1,4 @@
-"""FlashAttention's loops at work, tile by tile, drawn from the trace of a run: what is read, written and kept."""
+"""FlashAttention's loops, tile by tile, drawn from the trace of a run: reads, writes, and the tiles kept on chip."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,22 +13,22 @@ from pagewise.figures.palette import BLUE, ORANGE, SAND
 from pagewise.figures.steps import WIDTH, Embedded, stepper
 
 DONE, IDLE = SAND, "#ffffff"
-GAP, STRIP = 0.6, 1.2  # between the scores and the strips of Q, K, V, O; how wide a strip is
+GAP, STRIP = 0.6, 1.2  # the gap between the scores and the strips of Q, K, V, O; the width of a strip
 ABOVE, BESIDE, BELOW = 5.4, 6.9, 7.2  # space around the scores of a panel for strips, names and counts
 
 
 class Move(NamedTuple):
-    """A tile that a loop takes from main memory or puts there."""
+    """A tile that a loop reads from main memory or writes to it."""
 
     access: str  # "read" or "write"
     tensor: str  # its name in the paper: Q, K, V, O, m, l, L
-    start: int  # its first row, and the one behind its last
+    start: int  # its first row; `stop` is the row after its last
     stop: int
     numbers: int
 
 
 class Visit(NamedTuple):
-    """One tile of the scores: the moves that go with it, and the rows of Q and K that meet."""
+    """One tile of the scores: its moves, and its rows of Q and K."""
 
     moves: list[Move]
     rows: tuple[int, int]
@@ -36,9 +36,9 @@ class Visit(NamedTuple):
 
 
 def tile_moves(trace: Iterable[tuple[str, Tensor]], **tensors: Tensor) -> list[Move]:
-    """A trace (`tools.work.trace_moves`) in the names of the paper, as in Q=q; what has no name is left out.
+    """Return the moves of a trace (`tools.work.trace_moves`), with names as in Q=q. Unnamed tensors are left out.
 
-    `tensors` are [B, H, N, D] or [B, H, N], a name for each.
+    `tensors` are [B, H, N, D] or [B, H, N].
     """
     moves = []
     for access, part in trace:
@@ -50,7 +50,7 @@ def tile_moves(trace: Iterable[tuple[str, Tensor]], **tensors: Tensor) -> list[M
 
 
 def visits(moves: Iterable[Move]) -> list[Visit]:
-    """The tiles of the scores in the order in which the loops come to them.
+    """Return the tiles of the scores in the order in which the loops visit them.
 
     The inner loop reads one of Q and K, and reads it more often: each of these reads is a visit. The moves from a read
     of the outer loop's tensor on belong to the next visit. All other moves belong to the visit before them.
@@ -75,7 +75,7 @@ def visits(moves: Iterable[Move]) -> list[Visit]:
 
 
 def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> Embedded:
-    """Loops over the same tiles, side by side: step i is the i-th tile of the scores that each of them visits.
+    """Return a stepper over loops side by side. Step i shows the i-th tile of the scores that each loop visits.
 
     Args:
         loops: name of a loop → its moves, in the order of time.
@@ -91,7 +91,7 @@ def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> 
     frames.append((f"Done. Numbers read and written: {done}.", steps - 1))
 
     def draw(figure: Figure, i: int) -> None:
-        """All panels on one pair of axes, whose unit is a row of Q or K: thousands of rectangles want few axes."""
+        """Draw all panels on one pair of axes, because thousands of rectangles are faster on few axes."""
         figure.set_layout_engine("none")
         ax = figure.add_axes((0, 0, 1, 1))
         diagram(ax, (0, len(loops) * (S + BESIDE)), (T + BELOW, -ABOVE))
@@ -110,7 +110,7 @@ def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> 
 
 
 def _numbers(found: Sequence[Visit]) -> Counter[str]:
-    """How many numbers these visits read and write."""
+    """Return how many numbers these visits read and write."""
     counts: Counter[str] = Counter()
     for visit in found:
         for move in visit.moves:
@@ -130,7 +130,7 @@ def _said(name: str, found: Sequence[Visit], i: int) -> str:
 
 
 def _draw_tiles(ax: Axes, moves: Sequence[Move], found: Sequence[Visit], left: float, T: int, S: int) -> None:
-    """The scores and the tensors around them; the last visit is happening now."""
+    """Draw the scores and the tensors around them. The last visit is the current one."""
     tiles: dict[str, dict[tuple[int, int], None]] = {}
     for move in moves:
         tiles.setdefault(move.tensor, {})[move.start, move.stop] = None
@@ -155,7 +155,7 @@ def _draw_tiles(ax: Axes, moves: Sequence[Move], found: Sequence[Visit], left: f
 
 
 def _look(now: Visit, name: str, tile: tuple[int, int]) -> dict[str, str]:
-    """A tile of Q, K, V, O or a statistic: hatched as it is written, dark while it is read or held on chip."""
+    """Return the style of a tile: hatched while it is written, dark while it is read or held on chip."""
     if any((move.access, move.tensor, move.start) == ("write", name, tile[0]) for move in now.moves):
         return {"fill": ORANGE, "hatch": "////"}
     held = {"Q": now.rows, "K": now.cols, "V": now.cols}.get(name)

@@ -1,4 +1,4 @@
-"""The walk of warps over K and V, drawn from the trace of a kernel that ran: load after load, who reads what where."""
+"""The loads of K and V by the warps of a kernel, one after the other, drawn from the trace of a launch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class _Reads(NamedTuple):
     now: np.ndarray  # the same shape: whether it is read in this step
 
     def rest(self) -> "_Reads":
-        """The same, while nothing is read."""
+        """The same state between two reads."""
         return self._replace(now=np.zeros_like(self.now))
 
 
@@ -33,9 +33,9 @@ def warp_steps(
     title: str,
     alt: str,
 ) -> Embedded:
-    """One thread block reads the K and V of one KV head: step i is the i-th load of every warp, side by side.
+    """Return a stepper over one thread block that reads K and V of one KV head. Step i is the i-th load of every warp.
 
-    Warps need not keep step on a GPU; each one's order is that of the trace.
+    On a GPU, warps do not run in lockstep. The order of each warp is that of the trace.
 
     Args:
         k_trace, v_trace: `Launch.accesses` of the two caches.
@@ -58,7 +58,7 @@ def warp_steps(
 
 
 def _steps(trace: np.ndarray, table: Sequence[int], shape: tuple[int, int]) -> list[_Reads]:
-    """Before the first load, and after each."""
+    """Return the state before the first load, and after each load."""
     size = shape[0] * shape[1]
     itemsize = int(trace["bytes"][0]) // int(np.diff(np.unique(trace["element"])).min())
     readers = np.full((len(table), *shape), -1)
@@ -87,7 +87,7 @@ def _draw(figure: Figure, both: tuple[_Reads, _Reads], table: Sequence[int]) -> 
             pixels = np.ones((*readers.shape, 3))
             for warp in range(int(readers.max()) + 1):
                 strong, read = np.array(to_rgb(WARPS[warp % 4])), readers == warp
-                pixels[read] = 0.35 * strong + 0.65  # read before
+                pixels[read] = 0.35 * strong + 0.65  # read earlier
                 pixels[read & now] = strong
             ax.imshow(pixels, extent=(i, i + 0.9, 1, 0), aspect="auto", interpolation="nearest")
             rectangle(ax, i, 0, 0.9, 1, "none")

@@ -23,10 +23,10 @@ PIXELS = 900  # of a panel, along its time
 def slots_over_time(
     panels: Mapping[str, Sequence[Run]], num_slots: int, *, ideal: float, title: str, xlabel: str, alt: str = ""
 ) -> None:
-    """Draw a panel per schedule and a row per slot: its colour is that of the sequence it works for, white is idle.
+    """Draw a panel per schedule and a row per slot, in the colours of the sequences. An idle slot is white.
 
     Args:
-        ideal: the time if all slots had the same amount of work; a dashed line.
+        ideal: the time if all slots had the same amount of work. It is a dashed line.
     """
     end = max(run.stop for runs in panels.values() for run in runs)
     size = (5.2, 1.05 * len(panels) + 0.8)
@@ -48,10 +48,10 @@ def slots_over_time(
 def last_waves(
     efficiencies: Mapping[str, Sequence[float]], chosen: Mapping[str, int], *, title: str, alt: str = ""
 ) -> None:
-    """Draw a panel per grid: how full s = 1, 2, 3 … splits keep the GPU, 0.85 of the best, and the chosen s.
+    """Draw a panel per grid: the efficiency of s = 1, 2, 3 … splits, 85 % of the best one, and the chosen s.
 
     Args:
-        efficiencies: panel → efficiency of s = 1, 2, 3 …; NaN: that s is not possible and has no bar.
+        efficiencies: panel → efficiency of s = 1, 2, 3 …. NaN means that s is not possible and has no bar.
         chosen: panel → the chosen s.
     """
     size = (5.2, 1.35 * len(chosen) + 0.7)
@@ -86,7 +86,7 @@ LOOK = {
 
 
 def step_timelines(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str = "") -> None:
-    """Draw a panel per way to run a step: its spans over time, each one below the span that contains it.
+    """Draw a panel per way to run a step. Each span is below the span that contains it.
 
     Args:
         panels: name → the spans of one step: name, start, seconds, depth, as `Profile.spans` has them.
@@ -112,11 +112,11 @@ def step_timelines(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str 
 
 
 def ring(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str = "") -> None:
-    """Draw a panel per ring: which tile each of its stages loads or holds in each turn of the loop.
+    """Draw a panel per ring: the tile that each stage loads or holds in each turn of the loop.
 
     Args:
-        panels: name → what one warp did, in its order: events with `what`, "copy" or "multiply", `turn`, the turn in
-            which this tile is multiplied, `stage` and `k_tile`, the tile's number.
+        panels: name → the events of one warp in order. An event has `what` ("copy" or "multiply"), `turn` (the turn in
+            which this tile is multiplied), `stage`, and `k_tile` (the number of the tile).
     """
     copies = {name: _copies(events) for name, events in panels.items()}
     num_stages = [1 + max(event.stage for event in events) for events in panels.values()]
@@ -152,11 +152,11 @@ def _copies(events: Sequence[Any]) -> list[tuple[int, Any]]:
 def sm_steps(
     grids: Mapping[str, Sequence[tuple[int, int]]], num_sms: int, *, title: str, alt: str, owner: str = "sequence"
 ) -> Embedded:
-    """Return a stepper over time: squares show which SMs work, curves show how many are busy.
+    """Return a stepper over time. Squares show the SMs that work, and curves show their number.
 
     Args:
-        grids: what is compared → (sequence, tokens to read) of each thread block, in the order of the grid.
-        owner: what the first number of a pair counts; it chooses the colour of a thread block.
+        grids: name → (sequence, tokens to read) of each thread block. The order is that of the grid.
+        owner: the name of the first number of a pair, which chooses the colour of a thread block.
     """
     runs = {name: schedule(grid, num_sms) for name, grid in grids.items()}
     moments = sorted({time for of_grid in runs.values() for run in of_grid for time in (run.start, run.stop)})

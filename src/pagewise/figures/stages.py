@@ -19,9 +19,9 @@ _MOVES = {
 
 
 def nested_levels(levels: Sequence[tuple[str, int, int]], *, title: str, alt: str = "") -> None:
-    """Levels of which each is made of the next: every strip is the marked cell of the one above, enlarged.
+    """Draw levels that contain each other. Every strip is the enlarged marked cell of the strip above.
 
-    `levels` are (what its cells are, how many, the marked one), from the outermost in.
+    `levels` are (name of the cells, their number, the marked cell), from the outermost to the innermost.
     """
     with chart(6.4, 0.8 * len(levels) + 0.5, title, alt) as ax:
         draw_strips(ax, [(cells, marked) for _, cells, marked in levels], 1.6)
@@ -31,7 +31,7 @@ def nested_levels(levels: Sequence[tuple[str, int, int]], *, title: str, alt: st
 
 
 def draw_strips(ax: Axes, levels: Sequence[tuple[int, int]], step: float) -> None:
-    """Strips of (cells, the marked one), `step` below each other; a strip is the marked cell above, enlarged."""
+    """Draw strips of (cells, marked cell), `step` below each other. Each enlarges the marked cell above."""
     for depth, (cells, marked) in enumerate(levels):
         y = -step * depth
         for cell in range(cells):
@@ -43,7 +43,7 @@ def draw_strips(ax: Axes, levels: Sequence[tuple[int, int]], step: float) -> Non
 
 
 def memory_flow(stages: Mapping[str, Mapping[tuple[str, str], int]], *, title: str, alt: str = "") -> None:
-    """A row per stage: which memory hands how many bytes to which.
+    """Draw a row per stage: the bytes that it moves from one memory to another.
 
     `stages`: name → {(access, space): bytes}, as a launch counts them.
     """
@@ -68,9 +68,9 @@ def memory_flow(stages: Mapping[str, Mapping[tuple[str, str], int]], *, title: s
 def kept_between_reads(
     orders: Mapping[str, Sequence[tuple[str, int]]], *, title: str, ylabel: str, alt: str = ""
 ) -> None:
-    """Ways to read the same tensors, one below the other: after each read, how many numbers wait for the next.
+    """Draw several orders of reading the same tensors, and how many numbers are kept after each read.
 
-    `orders`: name → (what is read, numbers kept after it). Reads of one tensor share its first letter, and a colour.
+    `orders`: name → (tensor, numbers kept after this read). Reads of one tensor share its first letter and a colour.
     """
     letters = sorted({read[0] for reads in orders.values() for read, _ in reads})
     with subplots(len(orders), size=(6.4, 1.7 * len(orders) + 0.5), title=title, alt=alt, sharey=True) as (_, axes):

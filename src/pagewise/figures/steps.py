@@ -1,7 +1,7 @@
-"""HTML in a cell's output: a stepper with one picture per step, and the markup that it and the calculators share.
+"""HTML in a cell's output: a stepper with one picture per step, and the markup that it shares with the calculators.
 
-Markup, style, script and pictures travel in the output, so that they need no network and no kernel. Jupyter shows them,
-and the book takes them from the notebook's text/html. Without scripts one picture of a stepper stays.
+The output holds markup, style, script and pictures, so that it needs neither a network nor a kernel. Jupyter shows the
+output, and the book takes it from the notebook's text/html. Without scripts, a stepper shows one picture.
 """
 
 import base64
@@ -21,14 +21,14 @@ import pagewise.figures.palette  # noqa: F401  (the style of all figures)
 
 Frame = TypeVar("Frame")
 
-WIDTH = 4.6  # inches: text of 10 points is still 10 pixels high where a phone has 340 of them to show
+WIDTH = 4.6  # inches: text of 10 points is still 10 pixels high on a phone with 340 pixels
 SHOWN_DPI, DRAWN_DPI = 120, 170
-COLOURS = 64  # a drawing has few, and a palette makes a frame a tenth as large
+COLOURS = 64  # a drawing needs few colours, and a palette makes a frame ten times smaller
 SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
 class Embedded:
-    """HTML that a notebook shows, and the sentence that stands for it where HTML is not shown."""
+    """HTML that a notebook shows, and a sentence that replaces it where HTML is not shown."""
 
     def __init__(self, markup: str, text: str) -> None:
         self.markup, self.text = markup, text
@@ -41,13 +41,13 @@ class Embedded:
 
 
 def fill(template: str, **slots: str) -> str:
-    """The text of a file beside this module, each {{slot}} replaced. KeyError if a slot is not given."""
+    """Return the text of a file beside this module with each {{slot}} replaced. A missing slot raises KeyError."""
     text = files(__package__).joinpath(template).read_text(encoding="utf-8")
     return SLOT.sub(lambda match: slots[match[1]], text)
 
 
 def tag(name: str, content: str = "", /, **attributes: object) -> str:
-    """One element, its attributes escaped: `data_x` becomes data-x; True has no value; None and False are left out."""
+    """Return an element with escaped attributes. `data_x` becomes data-x, and None and False are left out."""
     written = ""
     for key, value in attributes.items():
         if value is not None and value is not False:
@@ -65,18 +65,18 @@ def stepper(
     height: float = 3.4,
     still: int = -1,
 ) -> Embedded:
-    """Pictures to step through, by button, slider or arrow key.
+    """Return pictures that a reader steps through by button, slider or arrow key.
 
     Args:
-        frames: (caption, what `draw` draws) of each step. A caption says what has just happened.
+        frames: (caption, argument of `draw`) of each step. A caption says what has just happened.
         draw: draws one step onto an empty figure. Every step should use the same places and limits.
         title: the question that the steps answer.
-        alt: what the pictures show, for those who do not see them; each step adds its caption.
-        height: of a picture, in inches. The width is the same for all, so that text is.
-        still: the step that is shown where scripts are off.
+        alt: a description for readers who do not see the pictures. Each step adds its caption.
+        height: the height of a picture in inches. All pictures have the same width and the same size of text.
+        still: the number of the step that is shown without scripts.
 
     Raises:
-        ValueError: no frames.
+        ValueError: there is not a single frame.
     """
     if not frames:
         raise ValueError("frames must hold at least one (caption, frame), got none")
@@ -95,7 +95,7 @@ def stepper(
 
 
 def _png(figure: Figure) -> bytes:
-    """The figure as a PNG with a palette; the same bytes for the same drawing."""
+    """Return the figure as a PNG with a palette. The same drawing gives the same bytes."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])

@@ -1,7 +1,7 @@
-"""Pictures of a CUDA kernel at work, drawn from the trace of a launch that was observed (pagewise.cuda.simt).
+"""Figures of a CUDA kernel, drawn from the trace of an observed launch (pagewise.cuda.simt).
 
-Each function takes a part of the trace, as `Launch.accesses` gives it. A cell has a thread's number because that thread
-touched that address.
+Each function takes a part of the trace, as `Launch.accesses` returns it. A cell has the number of a thread if this
+thread touched the address of the cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def vecs_of_block(
 ) -> None:
     """Draw one block in memory order, `shape` = (rows, elements in a row): the reader of each vec, and its turn.
 
-    The number in a cell is the thread; neighbouring groups of `group_size` threads differ in shade. The number at
+    The number in a cell is the thread. Neighbouring groups of `group_size` threads differ in shade. The number at
     the right of a row is the turn: how many times these threads have executed the load before.
     """
     inside, per_vec = _reads_of_block(trace, shape, first_element)
@@ -76,7 +76,7 @@ def rows_of_block(
 def _reads_of_block(
     trace: np.ndarray, shape: tuple[int, int], first_element: int
 ) -> tuple[list[tuple[int, int, int]], int]:
-    """The reads of a block, as (thread, turn, number of the vec in the block), and the elements of a vec.
+    """Return the reads of a block as (thread, turn, number of the vec in the block), and the elements of a vec.
 
     A vec is as long as the step between neighbouring addresses of the trace.
     """
@@ -88,9 +88,9 @@ def _reads_of_block(
 
 
 def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, alt: str = "") -> None:
-    """An address as a walk through memory: each strip is the marked cell of the one above, enlarged.
+    """Draw an address as strips of memory. Each strip is the enlarged marked cell of the strip above.
 
-    `levels` are (name, cells, the marked one, cells' size in elements), from the whole tensor to the element.
+    `levels` are (name, cells, marked cell, elements in a cell), from the whole tensor to the element.
     """
     with chart(9.4, 0.95 * len(levels) + 0.6, title, alt) as ax:
         draw_strips(ax, [(cells, marked) for _, cells, marked, _ in levels], 1.5)
@@ -104,9 +104,9 @@ def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, a
 def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str = "") -> None:
     """Draw the 32-byte sectors that one request of a warp touches, a row per kernel. The requested bytes are dark.
 
-    The sectors are in the order of memory, without the sectors between them.
+    The sectors are in the order of memory. Untouched sectors between them are left out.
     """
-    touched = {}  # name → for each sector, which of its bytes are asked for
+    touched = {}  # name → for each sector, its requested bytes
     for name, request in requests.items():
         asked = {int(a["element"]) * itemsize + i for a in request for i in range(int(a["bytes"]))}
         sectors = groupby(sorted(asked), key=lambda byte: byte // SECTOR)
@@ -127,7 +127,7 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
 
 
 def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str = "") -> None:
-    """Draw the words of a shared array that one request reads, each above its bank; two words in a bank conflict."""
+    """Draw the words of a shared array that one request reads, each above its bank. Two words in one bank conflict."""
     of_bank = {}
     for name, request in requests.items():
         words = {int(w) for a in request for w in range(a["element"], a["element"] + a["bytes"] // BANK)}

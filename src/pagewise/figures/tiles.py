@@ -1,4 +1,4 @@
-"""The T × S scores cut into tiles: which of them a loop visits under a mask, and which tile of a gradient who owns."""
+"""The T × S scores, cut into tiles: the tiles that a loop visits under a mask, and the owners of a gradient's tiles."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from pagewise.figures.drawing import arrow, colour_key, diagram, rectangle, subplots
 from pagewise.figures.palette import BLUE, ORANGE, SAND, WARPS, readable_on
 
-Tile = tuple[tuple[int, int], tuple[int, int]]  # (first query, one behind the last), the same of keys
+Tile = tuple[tuple[int, int], tuple[int, int]]  # (first query, last query + 1), and the same for keys
 HIDDEN = {"ec": "#9a9aae", "hatch": "/////", "lw": 0}
 READ, WRITTEN = {"fill": SAND}, {"fill": ORANGE, "hatch": "////"}
 
@@ -20,11 +20,13 @@ def visited_tiles(
     title: str,
     alt: str = "",
 ) -> None:
-    """A panel per mask: tiles that a loop visits, dark where every query sees every key, and those that it skips.
+    """Draw a panel per mask: the tiles that a loop visits, and the tiles that it skips.
+
+    A visited tile is dark if every query sees every key.
 
     Args:
-        panels: name → (which query sees which key, the tiles that the loop came to).
-        tile: its queries and keys.
+        panels: name → (mask of the keys that each query sees, visited tiles).
+        tile: the number of queries and of keys in a tile.
     """
     tallest = max(visible.shape[0] / visible.shape[1] for visible, _ in panels.values())
     lines = len(panels) // 2
@@ -56,11 +58,11 @@ def gradient_owners(
     title: str,
     alt: str = "",
 ) -> None:
-    """A panel per kind of program: the tiles of the scores that one of them goes through, and what it alone writes.
+    """Draw a panel per kind of program: the tiles of the scores on its way, and the results that only it writes.
 
     Args:
-        programs: name → ("row" or "column", what it reads along its way, what it writes at its end).
-        tiles: rows and columns of tiles.
+        programs: name → ("row" or "column", tensors that it reads along its way, tensors that it writes at its end).
+        tiles: the number of rows and of columns of tiles.
     """
     rows, columns = tiles
     i, j = rows // 2, columns // 2
@@ -88,7 +90,7 @@ def gradient_owners(
 def warp_shares(
     splits: Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]], *, title: str, alt: str = ""
 ) -> None:
-    """A panel per way to split a tile between warps: who scores what, and beside it whose sums a row of O consists of.
+    """Draw a panel per way to split a tile between warps: the scores of each warp, and the sums in a row of O.
 
     Args:
         splits: name → for each warp, the queries and the keys of the tile that it reads.

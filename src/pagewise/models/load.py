@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig
 from pagewise.tools.checks import FLOATS
+from pagewise.tools.progress import progress
 
 TINY = Path(__file__).parent / "tiny"
 _LEFTOVERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # older files hold these besides weights
@@ -104,12 +105,13 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
     embedding = expected[0]
     prefix = embedding.split(".")[0]  # "model" or "transformer"; missing if the decoder was saved without its head
     weights = {}
-    for shard in map(_open, _weight_files(folder)):
-        for name in shard.keys():  # noqa: SIM118 (not a dict)
-            if not name.endswith(_LEFTOVERS):
-                whole = f"{prefix}.{name}"
-                weight = shard.get_tensor(name).to(device=device, dtype=dtype)
-                weights[whole if whole in expected else name] = weight
+    shards = map(_open, _weight_files(folder))
+    found = [(shard, name) for shard in shards for name in shard.keys()]  # noqa: SIM118 (not a dict)
+    for shard, name in progress(found, "weights", delay=1.0):
+        if not name.endswith(_LEFTOVERS):
+            whole = f"{prefix}.{name}"
+            weight = shard.get_tensor(name).to(device=device, dtype=dtype)
+            weights[whole if whole in expected else name] = weight
     if model.config.tie_word_embeddings:
         head = weights.pop("lm_head.weight", None)
         if head is not None and embedding in weights and not torch.equal(head, weights[embedding]):

@@ -5,23 +5,23 @@ each function takes as the first. `pagewise.tools.timing` takes the times, and `
 """
 
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pagewise.tools.progress import progress
 from pagewise.tools.records import keep, recorded, table
 from pagewise.tools.timing import ColdTimer, Spread, Timer, compare, copy_bandwidth, host_seconds, in_turns, measure
 from pagewise.tools.worker import described
 
-__all__ = ["copy_bandwidth", "described", "keep", "measure", "recorded", "table"]  # for lessons and experiments
+# for lessons and experiments
+__all__ = ["copy_bandwidth", "described", "keep", "measure", "progress", "recorded", "table"]
 
 # As a fraction of a row's norm: a few roundings of inputs, weights and outputs. A wrong kernel's error is far larger.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
-T = TypeVar("T")
 Candidate = Callable[[], Tensor]
 
 
@@ -98,12 +98,3 @@ def ratios(functions: Mapping[str, Callable], exact: Tensor | None = None, **opt
     if first in wrong:
         return {**dict.fromkeys(others, f"not compared: {first} failed"), **wrong}
     return compare({name: functions[name] for name in functions if name not in wrong}, **options) | wrong
-
-
-def progress(items: Sequence[T], label: str) -> Iterable[T]:
-    """Return the items, with a progress bar on stderr if tqdm is installed and stderr is a terminal."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return items
-    return tqdm(items, desc=label, file=sys.stderr, disable=None)

@@ -65,7 +65,6 @@ def is_ready(python, stamp):
 def install(python):
     """Install the project with everything that it needs. Show pip's messages only if it fails."""
     project = f"{ROOT}[{EXTRAS}]"
-    print(f"installing pagewise[{EXTRAS}] into {os.path.dirname(os.path.dirname(python))}: minutes, once …", flush=True)
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", project]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
@@ -84,6 +83,7 @@ def main():
     stamp = os.path.join(os.path.dirname(os.path.dirname(python)), ".pagewise")
     if is_ready(python, stamp) or (uses_itself() and installed_here()):
         return
+    print(f"installing pagewise[{EXTRAS}] into {os.path.dirname(os.path.dirname(python))}: minutes, once …", flush=True)
     if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
         sys.exit(f"{sys.executable} -m venv failed: see its message above")
     install(python)

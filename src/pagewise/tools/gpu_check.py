@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 import torch
 
+from pagewise.tools.progress import progress_bar, say
 from pagewise.tools.records import recorded, table, table_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,15 +137,18 @@ def check(parts: Sequence[Part], out: Path, seconds: float) -> list[Result]:
         partial.write_text(json.dumps(summary, indent=1, ensure_ascii=False), encoding="utf-8")
         os.replace(partial, out / "summary.json")
 
-    for part in parts:
-        limit = min(part.limit, deadline - time.monotonic() - GRACE)
-        if limit < min(SHORTEST, part.limit):
-            continue
-        settle(Result(part.name, "running"))
-        settle(result := run(part, limit, log))
-        print(f"{part.name}: {result.status} after {result.seconds:.0f} s  {result.note}", flush=True)
-        if result.status == "cut off":
-            break
+    with progress_bar(len(parts), "parts") as bar:
+        for part in parts:
+            limit = min(part.limit, deadline - time.monotonic() - GRACE)
+            if limit < min(SHORTEST, part.limit):
+                continue
+            bar.set_description(part.name)
+            settle(Result(part.name, "running"))
+            settle(result := run(part, limit, log))
+            say(f"{part.name}: {result.status} after {result.seconds:.0f} s  {result.note}")
+            bar.update()
+            if result.status == "cut off":
+                break
     return list(results.values())
 
 

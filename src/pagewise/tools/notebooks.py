@@ -16,6 +16,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
+from pagewise.tools.progress import progress_bar, say
+
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -50,12 +52,13 @@ def execute_all(folder: Path, jobs: int, keep) -> bool:
     problems = []
     # Each notebook gets its share of the cores. More threads than cores would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs) as pool, progress_bar(len(paths), "lessons") as bar:
         started = {pool.submit(execute, path): path for path in paths}
         for future in as_completed(started):
             notebook, cells, seconds, problem = future.result()
             verdict = "FAILED" if problem else "ok"
-            print(f"{started[future].stem:32} {cells:3} code cells {seconds:7.1f} s  {verdict}", flush=True)
+            say(f"{started[future].stem:32} {cells:3} code cells {seconds:7.1f} s  {verdict}")
+            bar.update()
             if problem:
                 problems.append(problem)
             else:

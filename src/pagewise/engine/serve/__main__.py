@@ -12,9 +12,9 @@ from pagewise.models.load import TINY
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until Ctrl-C or SIGTERM, take nothing new then, and end when what runs has ended.
+    """Serve until Ctrl-C or SIGTERM. Then refuse new requests, and end when the running requests have ended.
 
-    The exit status is 2 where the command cannot be done; one line on stderr says why.
+    If the command cannot be done, print one line on stderr that says why, and return exit status 2.
     """
     asked = vars(_parser().parse_args(arguments))
     name, max_queue = asked.pop("name") or asked["model"] or "tiny", asked.pop("max_queue")
@@ -43,19 +43,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pagewise.engine.serve", description="A server for OpenAI's clients: http://HOST:PORT/v1"
     )
     parser.add_argument("--model", help="a folder or a hub id; default: the tiny model that ships with the package")
-    parser.add_argument("--name", help="what clients call the model; default: as --model")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: for other machines too")
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    parser.add_argument("--max-queue", type=int, default=256, metavar="N", help="requests at once; others get a 429")
-    parser.add_argument("--grace", type=int, default=30, metavar="S", help="seconds to end in when the server ends")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; default: from the free memory")
+    parser.add_argument("--name", help="the name of the model for clients; default: as --model")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 also serves other machines")
+    parser.add_argument("--port", type=int, default=8000, help="0: any free port")
+    parser.add_argument("--max-queue", type=int, default=256, metavar="N", help="most requests; others get a 429")
+    parser.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for requests at the end")
+    parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; default: by the free memory")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block")
-    parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="sequences in a step")
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="tokens in a step")
+    parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="most sequences in a step")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="most tokens in a step")
     parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
     parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best there is")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best device")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: float32 on a CPU")
     return parser
 

@@ -2,8 +2,8 @@
 
     POST /v1/completions   /v1/chat/completions        GET /v1/models   /health
 
-as OpenAI's API has them, so that its client works. Errors have its form too: {"error": {message, type, param, code}}.
-A client that hangs up, whether it reads a stream or waits for the whole, has its requests aborted.
+The routes are those of OpenAI's API, so that its client works. Errors have its form {"error": {message, type, param,
+code}}. When a client hangs up, its requests are aborted, whether it reads a stream or waits for the whole answer.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ LARGEST_BODY = 2**23  # bytes
 
 
 def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
-    """The application that serves `llm` as the model `name`, at most `max_queue` requests at once: others get a 429.
+    """Return the application that serves `llm` as the model `name`. More than `max_queue` requests at once get a 429.
 
     Raises:
         ValueError, TypeError: max_queue is not a count, or the model has no tokenizer.
@@ -80,7 +80,7 @@ def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
 
 
 class Endpoint:
-    """POST of a kind of body, answered whole or as a stream of server-sent events."""
+    """A POST route for one kind of body. It answers in one piece or as a stream of server-sent events."""
 
     def __init__(self, body: type[Body], engine: EngineThread, name: str) -> None:
         self.body, self.engine, self.name, self.tokenizer = body, engine, name, engine.llm.tokenizer
@@ -93,7 +93,7 @@ class Endpoint:
             most = f"max_queue = {self.engine.max_queue}"
             raise Refused(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)
         with self.engine.answer(number) as answer:
-            # a long prompt takes long to tokenise: neither the event loop nor the engine waits for that
+            # a thread tokenises, so that neither the event loop nor the engine waits for a long prompt
             prepared = asyncio.to_thread(body.requests, self.engine.llm)
             if (requests := await unless_hung_up(receive, prepared)) is None:
                 return
@@ -108,12 +108,12 @@ class Endpoint:
             await response(scope, receive, send)
 
     def whole(self, body: Body, outputs: list[Output]) -> dict:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         choices = [choice for i, output in enumerate(outputs) for choice in body.choices(i, output, self.tokenizer)]
         return self.head(body, body.object) | {"choices": choices, "usage": usage(outputs)}
 
     async def events(self, body: Body, answer: Answer) -> AsyncIterator[str]:
-        """The answer as it comes."""
+        """Yield the answer as server-sent events, while the engine computes it."""
         head, outputs = self.head(body, body.chunk_object), []
         counted = body.stream_options is not None and body.stream_options.include_usage
         if counted:
@@ -140,12 +140,12 @@ class Endpoint:
 
 
 def event(body: dict) -> str:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
 
 
 async def read(request: Request) -> bytes:
-    """The body of a request."""
+    """Return the body of a request."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -155,7 +155,7 @@ async def read(request: Request) -> bytes:
 
 
 async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns; None if the client hangs up before, and then `work` is cancelled."""
+    """Return the result of `work`. If the client hangs up before, cancel `work` and return None."""
     hung_up, done = asyncio.ensure_future(hang_up(receive)), asyncio.ensure_future(work)
     try:
         await asyncio.wait((hung_up, done), return_when=asyncio.FIRST_COMPLETED)
@@ -172,13 +172,13 @@ async def hang_up(receive: Receive) -> None:
 
 
 def check_name(asked: str, served: str) -> None:
-    """Refuse a model that is not the one served."""
+    """Refuse a model name that this server does not serve."""
     if asked != served:
         raise Refused(f"there is no model {asked!r:.80} here, only {served!r}", "model", status=404)
 
 
 async def refusal(request: Request, error: Exception) -> Response:
-    """The answer to a request that ended in an exception."""
+    """Return the answer to a request that ended in an exception."""
     match error:
         case Refused():
             return error_response(error.status, str(error), error.field)
@@ -189,13 +189,13 @@ async def refusal(request: Request, error: Exception) -> Response:
         case HTTPException():
             return error_response(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
         case ClientDisconnect():
-            return Response()  # nobody reads it
+            return Response()  # no one reads it
         case _:
             return error_response(500, f"{type(error).__name__}: {error}")
 
 
 def error_response(status: int, message: str, field: str | None = None, **options: Any) -> Response:
-    """An error in OpenAI's form."""
+    """Return a response that holds an error in OpenAI's form."""
     return JSONResponse(error_body(status, message, field), status, **options)
 
 

@@ -1,11 +1,11 @@
 """The fields that the bodies of both endpoints share, and how an answer becomes JSON (lesson 9).
 
-Both endpoints take the options of `SamplingParams` by their names; those that OpenAI does not have (top_k, beam_width,
-repetition_penalty, ignore_eos) its client sends as `extra_body`. Types are checked here, values by `SamplingParams`.
-An option of OpenAI's that would change the answer and is not implemented is refused.
+Both endpoints take the options of `SamplingParams` by their names. OpenAI does not have top_k, beam_width,
+repetition_penalty and ignore_eos, so its client sends them as `extra_body`. This module checks types, and
+`SamplingParams` checks values. An option of OpenAI is refused if it would change the answer and is not implemented.
 
-Each prompt of a body has width = max(n, beam_width) choices: choice c of prompt i has the index i · width + c, in a
-stream as in a whole answer. Beams are sorted, best first.
+Each prompt of a body has width = max(n, beam_width) choices. Choice c of prompt i has the index i · width + c, in a
+stream and in a whole answer. Beams are sorted, best first.
 """
 
 import reprlib
@@ -17,8 +17,8 @@ from pagewise.engine import LLM, Output, SamplingParams
 from pagewise.engine.sequence import Piece, Request
 
 Prompt = str | list[int]
-LEAST_LOGPROB = -9999.0  # stands for −∞, which JSON does not have
-MOST_STOPS, LONGEST_STOP = 16, 256  # each is looked for in every new piece of text, while other clients wait
+LEAST_LOGPROB = -9999.0  # in place of −∞, which JSON does not have
+MOST_STOPS, LONGEST_STOP = 16, 256  # all are searched for in every new piece of text, while others wait
 Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]  # 20: OpenAI's limit
 
@@ -63,7 +63,7 @@ NEUTRAL = {
 
 
 class Refused(Exception):
-    """A request that gets a 4xx: what is wrong, in which field of the body."""
+    """A request that gets a 4xx. The error says what is wrong, and in which field of the body."""
 
     def __init__(self, message: str, field: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -71,13 +71,13 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: Exception, body: "Body", otherwise: str | None) -> "Refused":
-        """For what the engine says of a field: its name comes first."""
+        """Turn an error of the engine into a refusal. The first word of its message is the name of the field."""
         name = str(error).split()[0]
         return cls(str(error), name if name in type(body).model_fields else otherwise)
 
 
 class Strict(BaseModel):
-    """Fields are of the types that they say, or the body is refused."""
+    """A body that is refused if a field has a wrong type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -133,7 +133,7 @@ class Body(Strict):
         return max(self.n or 1, self.beam_width or 1)
 
     def sampling(self, **more: Any) -> SamplingParams:
-        """How each prompt is continued."""
+        """Return the sampling parameters of every prompt."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         try:
             return SamplingParams(**given | more, logprobs=self.num_likeliest)
@@ -142,15 +142,15 @@ class Body(Strict):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Each prompt, or something in its place: they are counted before anything is done for any of them."""
+        """Each prompt, or a placeholder for it. The server counts the prompts before it works on them."""
         raise NotImplementedError
 
     def requests(self, llm: LLM) -> list[Request]:
-        """A request for each prompt, checked. It takes as long as the prompts are long: call it in a worker thread."""
+        """Return a checked request for each prompt. Long prompts take long: call this in a worker thread."""
         raise NotImplementedError
 
     def prepared(self, llm: LLM, prompt: Prompt, sampling: SamplingParams) -> Request:
-        """`llm.prepare`, whose refusals are the client's to hear."""
+        """Return `llm.prepare(prompt, sampling)`. Its errors become refusals for the client."""
         try:
             return llm.prepare(prompt, sampling)
         except (ValueError, TypeError) as error:
@@ -192,7 +192,7 @@ class Body(Strict):
 
 
 class TokenLogprobs(NamedTuple):
-    """A chosen token, alone as text, and its log p; and so of the likeliest tokens, falling."""
+    """The text and log p of a chosen token, and of the likeliest tokens, in falling order."""
 
     token: str
     logprob: float
@@ -200,7 +200,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def _refused(error: ValidationError) -> Refused:
-    """The first field that does not fit, and all that is said of it."""
+    """Return a refusal that names the first wrong field and lists its errors."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     field = errors[0]["loc"][0] if errors[0]["loc"] else None
     said = dict.fromkeys(one["msg"] for one in errors if field in (None, *one["loc"][:1]))
@@ -208,7 +208,7 @@ def _refused(error: ValidationError) -> Refused:
 
 
 def usage(outputs: list[Output]) -> dict:
-    """Tokens read, how many of them the prefix cache had, and tokens made."""
+    """Count the prompt tokens, those among them that the prefix cache had, and the generated tokens."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.choices)
     return {

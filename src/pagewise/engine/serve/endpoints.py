@@ -1,4 +1,4 @@
-"""The bodies of the two endpoints, completions and chat, and how a conversation becomes a prompt (lesson 9)."""
+"""The bodies of the two endpoints, completions and chat, and the prompt of a conversation (lesson 9)."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ class CompletionBody(Body):
 
     id_prefix, object, chunk_object, prompt_field = "cmpl-", "text_completion", "text_completion", "prompt"
 
-    # a value of the wrong kind is noticed at its first item, so that a large one costs other clients little
+    # stops at the first item of the wrong kind, so that a large wrong value costs other clients little time
     prompt: Annotated[str | Texts | ListsOfIds | Ids, Field(union_mode="left_to_right")]
     logprobs: NumLogprobs | None = None
 
@@ -48,7 +48,7 @@ class CompletionBody(Body):
         return {"index": index, "text": text, "logprobs": columns, "finish_reason": finish_reason}
 
 
-MOST_MESSAGES, MOST_PARTS = 4096, 16  # of a body, of a message: each costs time that other clients wait for
+MOST_MESSAGES, MOST_PARTS = 4096, 16  # per body and per message; other clients wait while each of them is read
 
 
 class Part(Strict):
@@ -66,7 +66,7 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of all parts."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -87,7 +87,7 @@ class ChatBody(Body):
 
     @property
     def prompts(self) -> list[Prompt]:
-        return [""]  # one, whatever the messages say
+        return [""]  # a conversation is always one prompt
 
     def requests(self, llm: LLM) -> list[Request]:
         if self.top_logprobs and not self.logprobs:
@@ -97,7 +97,7 @@ class ChatBody(Body):
             prompt = llm.tokenizer.encode(prompt)
         if most is None:
             most = self.max_tokens
-        if most is None:  # as far as the context goes; `prepared` refuses a prompt that leaves no room at all
+        if most is None:  # fill the context; `prepared` refuses a prompt that is already too long
             most = max(1, llm.max_new_tokens(prompt))
         return [self.prepared(llm, prompt, self.sampling(max_tokens=most))]
 
@@ -115,13 +115,13 @@ class ChatBody(Body):
 
 
 def chat_prompt(messages: list[Message], tokenizer: Any) -> Prompt:
-    """A conversation as a prompt: by the chat template of its tokenizer. Without a template the prompt is
+    """Return a conversation as a prompt, by the chat template of its tokenizer. Without a template the prompt is
 
         system: …
         user: …
         assistant:
 
-    a line for each message, and the model goes on after the last colon.
+    with a line for each message. The model continues after the last colon.
     """
     if not messages:
         raise Refused("messages must hold at least one message, got none", "messages")
@@ -130,13 +130,13 @@ def chat_prompt(messages: list[Message], tokenizer: Any) -> Prompt:
     conversation = [{"role": message.role, "content": message.text} for message in messages]
     try:
         return tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-    except Exception as error:  # whatever the template raises
+    except Exception as error:  # a template may raise anything
         raise Refused(f"messages do not fit the model's chat template: {error}", "messages") from error
 
 
 def _logprobs(logprobs: list[TokenLogprobs] | None) -> dict | None:
     def entry(token: str, logprob: float) -> dict:
-        part = "\N{REPLACEMENT CHARACTER}" in token  # of a character, whose bytes its text does not tell
+        part = "\N{REPLACEMENT CHARACTER}" in token  # part of a character: the text does not show its bytes
         return {"token": token, "logprob": logprob, "bytes": None if part else list(token.encode())}
 
     if logprobs is None:

@@ -1,8 +1,8 @@
-"""The one thread that calls an LLM, and how an event loop talks to it (lesson 9).
+"""The only thread that calls an LLM, and the messages between this thread and an event loop (lesson 9).
 
     event loop                         engine thread
-    submit, ask, drop ── inbox ──▶     done in order, between two steps
-    Answer.events  ◀── once a step ──  what the step gave: pieces, outputs, an error
+    submit, ask, drop ── inbox ──▶     runs the jobs in order, between two steps
+    Answer.events  ◀── once a step ──  pieces, outputs, or an error
 
 The engine never waits for a reader. Events that a reader has not taken yet wait in its `Answer`, which holds at most
 the tokens of its requests. Answers that are not read to their end count against `max_queue`. So memory is bounded.
@@ -37,15 +37,15 @@ class Answer:
     """The events of one body's requests: (index of the request, piece or output)."""
 
     def __init__(self, num_requests: int) -> None:
-        self.request_ids: list[int] = []  # the engine thread's
+        self.request_ids: list[int] = []  # used by the engine thread only
         self.events: asyncio.Queue[tuple[int, Piece | Output | StepFailed]] = asyncio.Queue()
         self._unfinished = num_requests
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Output]]:
-        """Until every request has its output.
+        """Yield events until every request has its output.
 
         Raises:
-            StepFailed: one of them will not have one.
+            StepFailed: a step raised, so that a request will never have its output.
         """
         while self._unfinished:
             index, event = await self.events.get()
@@ -55,7 +55,7 @@ class Answer:
             yield index, event
 
     async def outputs(self) -> list[Output]:
-        """The output of each request, in their order."""
+        """Return the output of each request, in their order."""
         found = {index: event async for index, event in self if isinstance(event, Output)}
         return [output for _, output in sorted(found.items())]
 
@@ -63,31 +63,31 @@ class Answer:
 class EngineThread:
     """Runs `llm.step()` while there is something to compute, and sleeps otherwise.
 
-    Invariant: a request is in `llm` only while its answer is open (`with engine.answer(...)`), but for the jobs that
-    still wait in the inbox. An exception in a step fails the requests that ran in it, and no others.
+    Invariant: apart from jobs that still wait in the inbox, a request is in `llm` only while its answer is open (`with
+    engine.answer(...)`). An exception in a step fails only the requests that ran in this step.
     """
 
     def __init__(self, llm: LLM, *, max_queue: int) -> None:
         self.llm, self.max_queue = llm, max_queue
-        self.num_held = 0  # requests of open answers; the event loop's
+        self.num_held = 0  # requests of open answers; used by the event loop only
         self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
-        self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's, as the next one
+        self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's own, like the next
         self._events: list[tuple[int, Piece | Output | StepFailed]] = []
 
     def start(self) -> None:
-        """Begin, from within the event loop that will read the answers."""
+        """Start the thread. Call this from the event loop that will read the answers."""
         self._loop = asyncio.get_running_loop()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
-        """End after the step that runs now. No answer may be open."""
+        """End the thread after its current step. No answer may be open."""
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
     @contextmanager
     def answer(self, num_requests: int) -> Iterator[Answer]:
-        """A place for so many requests. They are aborted when it is left, if they have not finished.
+        """Reserve places for `num_requests` requests. Unfinished requests are aborted at the end of the `with` block.
 
         Raises:
             Full: the queue has no space for them now.
@@ -103,14 +103,14 @@ class EngineThread:
             self._post(lambda: self._drop(answer))
 
     async def submit(self, answer: Answer, requests: list[Request], *, pieces: bool) -> list[int]:
-        """Add the prepared requests of an answer and give their ids; with `pieces` it hears of every step's tokens too.
+        """Add the prepared requests of an answer and return their ids. With `pieces`, the answer also gets every piece.
 
-        Cancelled before the engine thread comes to it, it adds none.
+        If the call is cancelled before the engine thread begins it, no request is added.
         """
         return await self.ask(lambda: self._add(answer, requests, pieces))
 
     async def ask(self, work: Callable[[], T]) -> T:
-        """What `work()` returns on the engine thread, between two steps."""
+        """Run `work()` on the engine thread, between two steps, and return its result."""
         return await asyncio.wrap_future(self._post(work))
 
     def _post(self, work: Callable[[], T]) -> "Future[T]":
@@ -149,13 +149,13 @@ class EngineThread:
             self._events += ((output.request_id, output) for output in self.llm.step())
         except Exception as error:
             logger.exception("a step failed, and with it the requests that ran in it")
-            # a step that could not even begin fails who waits longest, or it would fail for ever
+            # if the step failed before it had any request, fail the oldest waiting one, or this would go on for ever
             waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
             for request_id in self.llm.failed_ids or waiting:
                 self.llm.abort(request_id)
                 self._events.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
         events, self._events = self._events, []
-        # not of one that ended in a failing step, and was dropped before the next could tell of it
+        # without requests that ended in a failing step and were dropped before the next step reported them
         heard = [(*self._answers[request_id], event) for request_id, event in events if request_id in self._answers]
         for request_id, event in events:
             if not isinstance(event, Piece):
@@ -164,7 +164,7 @@ class EngineThread:
 
 
 def _do(future: Future, work: Callable[[], object]) -> None:
-    """Carry out a job, unless its caller has gone."""
+    """Run a job, unless its caller has cancelled it."""
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(work())
