@@ -13,7 +13,6 @@ prompts, in turns. On a CPU, a smaller model and fewer tokens are the default.
 
 import argparse
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from pagewise.experiments.engine_workload import Prompts, Run, Workload, compare
 from pagewise.models.load import load_model
 from pagewise.tools import benchmark
 from pagewise.tools.device import best_device
+from pagewise.tools.progress import progress, progress_bar, say
 from pagewise.tools.sizes import cdiv
 
 # As transformers' GPT2Config names them. With its own, smaller, weights GPT-2 repeats its last token, whatever came
@@ -46,9 +46,12 @@ SOURCE = variants(attentions=("block_tensors", "paged"), prefix_caches=(True,)) 
 def random_model(sizes: dict[str, int], device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Path, nn.Module]]:
     """Write a random checkpoint of GPT-2's architecture; yield its folder and the model that it holds."""
     with tempfile.TemporaryDirectory() as folder:
-        print("building the model …", file=sys.stderr)
-        random_checkpoint(Path(folder), sizes)
-        yield Path(folder), load_model(folder, dtype=dtype, device=device)[0]
+        with progress_bar(2, "a random checkpoint") as bar:
+            random_checkpoint(Path(folder), sizes)
+            bar.update()
+            model, _ = load_model(folder, dtype=dtype, device=device)
+            bar.update()
+        yield Path(folder), model
 
 
 def measure_source(model: nn.Module, workload: Workload, **options: int) -> dict[str, list[Run]]:
@@ -59,7 +62,8 @@ def measure_source(model: nn.Module, workload: Workload, **options: int) -> dict
     longest = cdiv(workload.prompt_tokens + workload.max_new_tokens, 16)
     num_blocks = max(longest + 2 * workload.num_requests, workload.num_blocks(16) // 4)
     room = {"num_blocks": num_blocks, "max_num_seqs": workload.num_requests}
-    engines = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in SOURCE.items()}
+    options_of = progress(list(SOURCE.items()), "engines")
+    engines = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in options_of}
     return compare(engines, workload, vocab_size=model.config.vocab_size, **options)
 
 
@@ -81,14 +85,15 @@ def measure(
     """
     with random_model(sizes, device, dtype) as (folder, model):
         others = {}
-        for name, build in peers(device).items():
+        for name, build in progress(list(peers(device).items()), "other libraries"):
             try:
                 others[name] = build(folder, device, dtype)
             except Exception as error:
-                print(f"{name} is not compared with: {benchmark.described(error)}")
+                say(f"{name} is not compared with: {benchmark.described(error)}")
         for workload in workloads:
             room = {"num_blocks": workload.num_blocks(16), "max_num_seqs": workload.num_requests}
-            ours = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in variants().items()}
+            options_of = progress(list(variants().items()), "our engines")
+            ours = {name: partial(serve, LLM(model, **room, **of_it)) for name, of_it in options_of}
             servers = {name: server for name, server in (ours | others).items() if any(part in name for part in only)}
             yield model, workload, compare(servers, workload, vocab_size=sizes["vocab_size"], **options)
 
