@@ -10,6 +10,7 @@ model_runner   one forward pass for a step, and the tokens after it
 sampling       from logits to tokens
 beam_search    the likeliest sequences instead of drawn ones
 profile        where a step's time goes
+flash_decoding_plus_plus  lesson 8's products and softmax in a step
 interrupts     Ctrl-C between two steps of bookkeeping
 
 Measuring it: `pagewise.experiments.engine_benchmark`, with `engine_workload` and `engine_results`.

@@ -19,6 +19,7 @@ from pagewise.engine.profile import span
 from pagewise.engine.sequence import Request, Sequence
 from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus import UnifiedMax, unified_max_attention
 from pagewise.models import Attend
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
@@ -132,9 +133,17 @@ class DenseMemory:
     """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer."""
 
     def __init__(
-        self, config: object, *, num_tokens: int, backend: str, dtype: torch.dtype, device: torch.device
+        self,
+        config: object,
+        *,
+        num_tokens: int,
+        backend: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        unified_max: UnifiedMax | None = None,
     ) -> None:
-        self.num_tokens, self.backend = num_tokens, backend
+        self.num_tokens, self.backend, self.unified_max = num_tokens, backend, unified_max
+        self._recomputed = torch.zeros((), dtype=torch.int64, device=device)
         self._shape = (2, config.num_hidden_layers, config.num_key_value_heads)
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
@@ -250,7 +259,17 @@ class DenseMemory:
         mask = None if T == S else torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
+    @property
+    def num_recomputed(self) -> int:
+        """Rows, one per head, layer and decoded token, for which φ of `unified_max` was not safe so far."""
+        return int(self._recomputed)
+
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
+        if self.unified_max is not None:
+            options = {"seq_lens": seq_lens, "backend": self.backend}
+            out, recomputed = unified_max_attention(q, k, v, self.unified_max, **options)
+            self._recomputed += recomputed.sum()  # on the device: the host does not wait
+            return out
         if self.backend == "triton":
             return flash_decoding(q, k, v, seq_lens=seq_lens, check=False, backend="triton")
         if self.backend == "cuda":

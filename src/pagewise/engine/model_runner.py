@@ -5,11 +5,12 @@ captured once as CUDA graphs, for a few numbers of sequences, and replayed on fi
 in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
@@ -20,9 +21,11 @@ from pagewise.engine.sequence import Chunk, Request, Sequence
 
 
 class ModelRunner:
-    """Runs the model over chunks. `graphs`: decode steps as CUDA graphs."""
+    """Runs the model over chunks. `model`: the model, or its forward. `graphs`: decode steps as CUDA graphs."""
 
-    def __init__(self, model: nn.Module, memory: PagedMemory | DenseMemory, device: torch.device, graphs: bool) -> None:
+    def __init__(
+        self, model: Callable[..., Tensor], memory: PagedMemory | DenseMemory, device: torch.device, graphs: bool
+    ) -> None:
         self.model, self.memory, self.device = model, memory, device
         self._graphs = DecodeGraphs(self) if graphs else None
 
