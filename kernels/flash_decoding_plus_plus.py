@@ -104,20 +104,23 @@ def add_weighted(acc, weights, values, WIDE: tl.constexpr):
 
 
 @triton.jit
-def rows_of_program(q, k, v, num_queries, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
+def rows_of_program(q, k, v, seq_lens_ptr, T, S, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Return the rows of program_id(0) as (index in [B, H, T], whether the row exists, its query, pointer to its q),
-    and (pointer, stride of tokens) of their keys and of their values."""
+    (pointer, stride of tokens) of their keys and of their values, and how many keys there are, at most S."""
     q_ptr, q_seq, q_head, q_query, _ = q
     k_ptr, k_seq, k_head, k_token, _ = k
     v_ptr, v_seq, v_head, v_token, _ = v
-    chunks = (num_queries * GROUP + ROWS - 1) // ROWS
+    chunks = (T * GROUP + ROWS - 1) // ROWS
     item = tl.program_id(0).to(tl.int64)
     seq, kv_head = item // (HKV * chunks), item // chunks % HKV
-    query, group_head, is_row = rows_of_chunk((item % chunks).to(tl.int32), num_queries * GROUP, GROUP, ROWS)
+    query, group_head, is_row = rows_of_chunk((item % chunks).to(tl.int32), T * GROUP, GROUP, ROWS)
+    if seq_lens_ptr is not None:
+        S = tl.minimum(tl.maximum(tl.load(seq_lens_ptr + seq), 0), S)
     head = kv_head * GROUP + group_head
-    result = (seq * HKV * GROUP + head) * num_queries + query
+    result = (seq * HKV * GROUP + head) * T + query
     rows = (result, is_row, query, q_ptr + seq * q_seq + head * q_head + query * q_query)
-    return rows, (k_ptr + seq * k_seq + kv_head * k_head, k_token), (v_ptr + seq * v_seq + kv_head * v_head, v_token)
+    keys, values = (k_ptr + seq * k_seq + kv_head * k_head, k_token), (v_ptr + seq * v_seq + kv_head * v_head, v_token)
+    return rows, keys, values, S
 
 
 @triton.jit
@@ -141,6 +144,7 @@ def unified_max_attention_kernel(
     q,  # [B, H, T, D]
     k,  # [B, Hkv, S, D]
     v,  # [B, Hkv, S, D]
+    seq_lens_ptr,  # [B] int32, or None: every sequence has S keys
     partials,  # float32: m and l [B · H · T · num_splits], acc [B · H · T · num_splits · D]
     num_queries,  # T
     S,
@@ -162,7 +166,7 @@ def unified_max_attention_kernel(
     2. Weights keep float32's exponents, since exp(s − φ) exceeds float16 from s − φ = 11.09 on.
     3. exp(s − φ) keeps float32's last digits whatever φ is, and l sums the weights as the product rounds them.
     """
-    rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, HKV, GROUP, ROWS)
     result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
     q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
@@ -224,6 +228,7 @@ def lazy_rescale_kernel(
     q,  # [B, H, T, D]
     k,  # [B, Hkv, S, D]
     v,  # [B, Hkv, S, D]
+    seq_lens_ptr,  # as in `unified_max_attention_kernel`
     chosen_ptr,  # [B · H · T] uint8, or None: a program whose rows are all 0 here reads no key
     partials,  # float32: m and l [B · H · T · num_splits], acc [B · H · T · num_splits · D]
     num_queries,  # T
@@ -244,7 +249,7 @@ def lazy_rescale_kernel(
     Grid (B · Hkv · chunks of rows, num_splits). (m, l, acc) are right for any finite m, so m need not be the largest
     score. Most tiles then rescale nothing. Lesson 5's `merge_splits_kernel` merges the splits.
     """
-    rows, keys, values = rows_of_program(q, k, v, num_queries, HKV, GROUP, ROWS)
+    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, HKV, GROUP, ROWS)
     result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
     first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits

@@ -39,7 +39,8 @@ FLOATS = {"scale", "softcap", "v_scale", "phi", "low", "high", "smallest", "thre
 def compile_decode(
     which, head_size, dtype, sm, *, group=4, queries=1, cache=None, options=False, split=True, paged=True, wide=False
 ):
-    """Compile one of KERNELS as its launcher would. options: ALiBi and softcap; and causal, for several queries."""
+    """Compile one of KERNELS as its launcher would. options: ALiBi and softcap, lengths of dense keys; and causal, for
+    several queries."""
     kernel = KERNELS[which]
     tiles = decode_tiles(group * queries, head_size, dtype, cache or dtype)
     native = cache is None or sm >= 89
@@ -53,6 +54,7 @@ def compile_decode(
     absent = set() if split else {"partials"}
     absent |= set() if options else {"slopes_ptr", "softcap"}
     absent |= set() if paged else {"block_tables"}
+    absent |= {"seq_lens_ptr"} if which in ("unified", "lazy") and not options else set()
     absent |= {"chosen_ptr"} if which == "lazy" and not options else set()
     signature = {}
     for name in inspect.signature(kernel.fn).parameters:

@@ -30,7 +30,8 @@ def test_ops_are_registered_soundly(kernel_device):
     qkv = random_qkv(2, 70, 16, (2, 1), 1, torch.float32, kernel_device)
     qkv[0][0, 0, 0] *= 1e4  # a row that is recomputed
     shape = (0.25, True, 2)
-    torch.library.opcheck(torch.ops.pagewise.unified_max_attention, (*qkv, 1.0, -57.0, 63.0, 1e-30, *shape))
+    lens = torch.tensor([70, 9], dtype=torch.int32, device=kernel_device)
+    torch.library.opcheck(torch.ops.pagewise.unified_max_attention, (*qkv, lens, 1.0, -57.0, 63.0, 1e-30, *shape))
     torch.library.opcheck(torch.ops.pagewise.lazy_rescale_attention, (*qkv, 8.0, *shape))
 
 

@@ -432,3 +432,48 @@ def test_the_door_refuses(change, error, message, shapes_unchecked):
         change["v"] = change["k"]
     with pytest.raises(error, match=message):
         unified_max_attention(**{**arguments, "unified_max": BAND, **change})
+
+
+# ------------------------------------------------------------------------------------------ lengths that differ
+
+
+@pytest.mark.parametrize("num_splits", [None, 3])
+@pytest.mark.parametrize(("T", "causal"), [(1, False), (3, True)])
+def test_each_sequence_sees_the_keys_of_its_length(T, causal, num_splits, backend, kernel_device):
+    """Keys and values after its end are NaN. One sequence leaves the band, so its rows are recomputed."""
+    lens = [0, 1, 64, 65, 150]
+    q, k, v = random_qkv(T, 150, 32, (4, 2), dtype=torch.float32, device=kernel_device, batch=len(lens))
+    q[2] *= 1e4
+    for b, n in enumerate(lens):
+        k[b, :, n:], v[b, :, n:] = NAN, NAN
+    seq_lens = torch.tensor(lens, dtype=torch.int32, device=kernel_device)
+    options = {"num_splits": num_splits, "causal": causal, "backend": backend}
+    out, recomputed = unified_max_attention(q, k, v, BAND, seq_lens=seq_lens, **options)
+    for b, n in enumerate(lens):
+        expected = attend(q[b, None], k[b, None, :, :n], v[b, None, :, :n], **options)
+        torch.testing.assert_close((out[b, None], recomputed[b, None]), expected)
+    assert recomputed.flatten(1).all(dim=1).tolist() == [False, False, True, False, False]
+    assert not recomputed[[0, 1, 3, 4]].any()
+
+
+def test_lengths_of_no_sequences(backend, kernel_device):
+    q, k, v = random_qkv(1, 9, 16, (4, 2), dtype=torch.float32, device=kernel_device, batch=0)
+    seq_lens = torch.zeros(0, dtype=torch.int32, device=kernel_device)
+    out, recomputed = unified_max_attention(q, k, v, BAND, seq_lens=seq_lens, backend=backend)
+    assert (out.shape, recomputed.shape) == (q.shape, q.shape[:3])
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "error", "message"),
+    [
+        (torch.tensor([1, 10], dtype=torch.int32), ValueError, "from 0 to S = 9, the number of keys, got 10"),
+        (torch.tensor([-1, 9], dtype=torch.int32), ValueError, "from 0 to S = 9, the number of keys, got -1"),
+        (torch.tensor([1, 9]), TypeError, "seq_lens"),
+        (torch.tensor([9], dtype=torch.int32), ValueError, "seq_lens"),
+        ([1, 9], TypeError, "seq_lens"),
+    ],
+)
+def test_lengths_that_do_not_fit_are_refused(seq_lens, error, message, backend, shapes_unchecked):
+    q, k = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 9, 16)
+    with pytest.raises(error, match=message):
+        unified_max_attention(q, k, k, BAND, seq_lens=seq_lens, backend=backend)

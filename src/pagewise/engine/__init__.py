@@ -4,11 +4,12 @@
 - checks: all checks of the arguments of LLM and of requests.
 - scheduler: chooses the work of the next step, and gives the new tokens to their requests.
 - sequence: the state of a request, and its text as it grows.
-- memory: the keys and values, in blocks or in contiguous tensors.
+- memory, block_tensors, dense_memory: three ways to keep keys and values.
 - batch: the inputs of a step as one value.
 - model_runner: runs the model once for a step, and chooses the next tokens.
 - sampling: draws tokens from logits.
 - beam_search: finds the likeliest sequences instead of drawing tokens.
+- flash_decoding_plus_plus: lesson 8's products and unified maximum in a step.
 - profile: measures the parts of a step.
 - interrupts: delays Ctrl-C until the bookkeeping of a step is complete.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pagewise.engine.checks import ATTENTIONS
 from pagewise.engine.llm import LLM
 from pagewise.engine.sampling import SamplingParams
+from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.models.load import TINY
 
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
@@ -16,8 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
-    engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks")}
+    engine = {name: asked.pop(name) for name in ("attention", "backend", "dataflow", "device", "num_blocks")}
     try:
+        if engine["dataflow"] is not None:
+            engine["dataflow"] = Dataflow.load(engine["dataflow"])
         llm = LLM(model, max_num_seqs=1, **engine)
         if llm.tokenizer is None:
             prompt = _token_ids(prompt)
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
+    parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; by default as many as fit")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     return parser

@@ -18,6 +18,7 @@ from pagewise.engine.profile import span
 from pagewise.engine.sequence import Chunk, Request, Sequence
 from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding_plus_plus import UnifiedMax, unified_max_attention
 from pagewise.models import Attend
 from pagewise.paged_blocks import OutOfBlocks
 
@@ -30,8 +31,11 @@ Read = Callable[[int, Chunk], Tensor]
 class PaddedAttention:
     """Attention over contiguous keys: of each prompt alone, and of all decoding sequences in one padded batch."""
 
-    def __init__(self, backend: str, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.backend = backend
+    def __init__(
+        self, backend: str, *, dtype: torch.dtype, device: torch.device, unified_max: UnifiedMax | None = None
+    ) -> None:
+        self.backend, self.unified_max = backend, unified_max
+        self.num_recomputed = torch.zeros((), dtype=torch.int64, device=device)
         # One buffer for all batches: the allocation of a fresh one would take longer than the copying.
         self._buffer = torch.empty(0, dtype=dtype, device=device)
 
@@ -92,6 +96,11 @@ class PaddedAttention:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
+        if self.unified_max is not None:
+            options = {"seq_lens": seq_lens, "backend": self.backend}
+            out, recomputed = unified_max_attention(q, k, v, self.unified_max, **options)
+            self.num_recomputed += recomputed.sum()  # on the device: the host does not wait
+            return out
         if self.backend == "triton":
             return flash_decoding(q, k, v, seq_lens=seq_lens, check=False, backend="triton")
         if self.backend == "cuda":
@@ -116,13 +125,14 @@ class DenseMemory:
         backend: str,
         dtype: torch.dtype,
         device: torch.device,
+        unified_max: UnifiedMax | None = None,
     ) -> None:
         self.num_tokens = num_blocks * block_size
         self._shape = (2, config.num_hidden_layers, config.num_key_value_heads)
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
         self._reserved: dict[Request, int] = {}
-        self._padded = PaddedAttention(backend, **self._options)
+        self._padded = PaddedAttention(backend, unified_max=unified_max, **self._options)
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +140,11 @@ class DenseMemory:
         return sum(kv.nbytes for kv in self._kv.values())
 
     used_nbytes = nbytes
+
+    @property
+    def num_recomputed(self) -> int:
+        """Rows for which φ of `unified_max` was not safe so far: one per head, layer and decoded token."""
+        return int(self._padded.num_recomputed)
 
     def check_fits(self, request: Request) -> None:
         """ValueError if the request reserves more than there is, even alone."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pagewise.engine import checks
 from pagewise.engine.block_tensors import BlockTensorMemory
 from pagewise.engine.dense_memory import DenseMemory
+from pagewise.engine.flash_decoding_plus_plus import check_unified_max, with_dataflow
 from pagewise.engine.interrupts import held_back
 from pagewise.engine.memory import PagedMemory
 from pagewise.engine.model_runner import ModelRunner, choose
@@ -25,6 +26,7 @@ from pagewise.engine.profile import Profile, span
 from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import Policy, Scheduler, advance
 from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
+from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
 from pagewise.tools.checks import check_counts
 from pagewise.tools.progress import progress_bar
 
@@ -46,6 +48,8 @@ class LLM:
         backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
         prefix_cache: whole blocks of equal prompts are computed once. Default: unless dense.
         scheduler: see `pagewise.engine.scheduler`.
+        dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
+        unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
     Raises:
@@ -65,6 +69,8 @@ class LLM:
         backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
         prefix_cache: bool | None = None,
         scheduler: Policy = "continuous",
+        dataflow: Dataflow | None = None,
+        unified_max: UnifiedMax | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -75,15 +81,19 @@ class LLM:
         self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
         weight, config = next(self.model.parameters()), self.model.config
         self.backend = checks.checked_backend(backend, attention, config, block_size, weight)
+        check_unified_max(unified_max, attention, self.backend)
+        forward = self.model if dataflow is None else with_dataflow(self.model, dataflow)
         if num_blocks is None:
             num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs)
         kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
         kind |= {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
+        if attention == "dense":
+            kind["unified_max"] = unified_max
         self.memory = MEMORIES[attention](config, **kind)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
-        self.runner = ModelRunner(self.model, self.memory, weight.device, graphs)
+        self.runner = ModelRunner(forward, self.memory, weight.device, graphs)
         self._ends = checks.end_tokens(self.model, self.tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0

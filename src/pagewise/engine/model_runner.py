@@ -5,11 +5,12 @@ captured as CUDA graphs, for a few batch sizes, and replayed on fixed buffers. A
 of the next larger graph and launches it once. The remaining rows write nowhere (slot −1) and see no key (length 0).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
@@ -21,9 +22,11 @@ from pagewise.engine.sequence import Chunk, Request, Sequence
 
 
 class ModelRunner:
-    """Run the model over chunks. `graphs`: replay decode steps as CUDA graphs."""
+    """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs."""
 
-    def __init__(self, model: nn.Module, memory: BlockMemory | DenseMemory, device: torch.device, graphs: bool) -> None:
+    def __init__(
+        self, model: Callable[..., Tensor], memory: BlockMemory | DenseMemory, device: torch.device, graphs: bool
+    ) -> None:
         self.model, self.memory, self.device = model, memory, device
         self._graphs = DecodeGraphs(self) if graphs else None
 

@@ -73,14 +73,11 @@ def flash_decoding(
     check_qkv(q, k, v)
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(q, k.shape[2])
     splits = checked_splits(num_splits, split_size)
-    if seq_lens is not None:
-        check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
-        check_shape("seq_lens", seq_lens, (len(q),), "B")
-        check_same("device", q=q, seq_lens=seq_lens)
+    check_seq_lens(q, seq_lens)
     requires_grad = wants_gradient(q, k, v, alibi_slopes)
     backend = choose_backend(backend, q.device, in_triton.refuses(q, k, v), requires_grad=requires_grad)
     if seq_lens is not None and (backend == "torch" or looks(check, q.device)):
-        _check_lengths(seq_lens, k.shape[2])
+        check_lengths(seq_lens, k.shape[2])
     if backend == "torch":
         out, lse = _in_torch(q, k, v, seq_lens, options, splits)
     else:
@@ -89,7 +86,16 @@ def flash_decoding(
     return (out, lse) if return_lse else out
 
 
-def _check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:
+def check_seq_lens(q: Tensor, seq_lens: Tensor | None) -> None:
+    """Check that seq_lens, if given, is a tensor [B] int32 on the device of q. Its values are not looked at."""
+    if seq_lens is not None:
+        check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
+        check_shape("seq_lens", seq_lens, (len(q),), "B")
+        check_same("device", q=q, seq_lens=seq_lens)
+
+
+def check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:
+    """Check that each length is from 0 to S. On a GPU the host waits for the values."""
     wrong = seq_lens[(seq_lens < 0) | (seq_lens > S)]
     if wrong.numel():
         raise ValueError(f"seq_lens must be from 0 to S = {S}, the number of keys, got {int(wrong[0])}")

@@ -149,8 +149,12 @@ class Dataflow:
             }
         return cls(device_label(device), dtype, points)
 
-    def linear(self, x: Float[Tensor, "*rows K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "*rows N"]:
-        """Return x wᵀ, computed by the product that the table has for the number of rows of x.
+    def linear(
+        self, x: Float[Tensor, "*rows K"], w: Float[Tensor, "N K"], bias: Float[Tensor, " N"] | None = None
+    ) -> Float[Tensor, "*rows N"]:
+        """Return x wᵀ + bias, computed by the product that the table has for the number of rows of x.
+
+        matmul rounds once, after it has added the bias. gemv and flat_gemm round x wᵀ to its dtype before.
 
         torch's matmul takes every shape and dtype that was not profiled, tensors that require a gradient, an x without
         rows, and weights whose rows are not contiguous. Tensors that do not fit together raise torch's own error.
@@ -163,9 +167,10 @@ class Dataflow:
         M = x.shape[:-1].numel()
         M1, M2 = self.table.get(tuple(w.shape), (1, 1))
         fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
-        if not 0 < M < M2 or not fit or w.stride(-1) != 1 or wants_gradient(x, w):
-            return matmul(x, w)
-        return PRODUCTS[product_for(M, M1, M2)](x.reshape(M, -1), w).view(*x.shape[:-1], -1)
+        if not 0 < M < M2 or not fit or w.stride(-1) != 1 or wants_gradient(x, w, bias):
+            return matmul(x, w, bias)
+        out = PRODUCTS[product_for(M, M1, M2)](x.reshape(M, -1), w).view(*x.shape[:-1], -1)
+        return out if bias is None else out + bias
 
     def inflections(self, N: int, K: int) -> tuple[int, int]:
         """Return (M1, M2) of weights [N, K]. Raises ValueError if the shape was not profiled."""

@@ -48,7 +48,14 @@ class _Launch(NamedTuple):
         launch(kernel, (len(outputs[1]),), self.partials, *outputs, num_splits, *arguments, **sizes, outputs=outputs)
 
     def rescale_lazily(
-        self, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, tau: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seq_lens: Tensor | None,
+        chosen: Tensor | None,
+        scale: float,
+        tau: float,
     ) -> Tensor:
         """Return out by the lazy kernel, for the chosen rows. The other rows are undefined."""
         from pagewise.kernels.flash_decoding_plus_plus import lazy_rescale_kernel
@@ -57,7 +64,8 @@ class _Launch(NamedTuple):
         out = q.new_empty(q.shape)
         wide = q.dtype == torch.float16 and tau > LOG_FLOAT16_MAX
         numbers = (q.shape[2], k.shape[2], scale, tau)
-        launch(lazy_rescale_kernel, self.grid, q, k, v, chosen, self.partials, *numbers, **self.sizes, WIDE=wide)
+        tensors = (q, k, v, seq_lens, chosen, self.partials)
+        launch(lazy_rescale_kernel, self.grid, *tensors, *numbers, **self.sizes, WIDE=wide)
         self.merge(merge_splits_kernel, out, 1.0)
         return out
 
@@ -67,6 +75,7 @@ def unified_max(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    seq_lens: Tensor | None,
     phi: float,
     low: float,
     high: float,
@@ -83,9 +92,9 @@ def unified_max(
         return out, unsafe.view(torch.bool)
     shared, flags = _Launch.of(q, k, causal, num_splits), unsafe.view(-1)
     numbers = (q.shape[2], k.shape[2], scale, phi)
-    launch(unified_max_attention_kernel, shared.grid, q, k, v, shared.partials, *numbers, **shared.sizes)
+    launch(unified_max_attention_kernel, shared.grid, q, k, v, seq_lens, shared.partials, *numbers, **shared.sizes)
     shared.merge(add_splits_kernel, out, phi, low, high, smallest, flags=(flags,))
-    exact = shared.rescale_lazily(q, k, v, flags, scale, 0.0)
+    exact = shared.rescale_lazily(q, k, v, seq_lens, flags, scale, 0.0)
     unsafe = unsafe.view(torch.bool)
     return torch.where(unsafe[..., None], exact, out), unsafe
 
@@ -103,7 +112,7 @@ def lazy_rescale(
     if not q.numel():
         return q.new_empty(q.shape)
     shared = _Launch.of(q, k, causal, num_splits)
-    return shared.rescale_lazily(q, k, v, None, scale, threshold * math.log(2))
+    return shared.rescale_lazily(q, k, v, None, None, scale, threshold * math.log(2))
 
 
 @lazy_rescale.register_fake

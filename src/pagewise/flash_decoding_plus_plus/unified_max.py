@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding import check_lengths, check_seq_lens, flash_decoding
 from pagewise.flash_decoding.in_triton import refuses
 from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
@@ -26,7 +26,7 @@ from pagewise.naive_attention import grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.device import choose_backend, looks, wants_gradient
 
 KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # the band allows this many keys, and values this large
 
@@ -96,6 +96,7 @@ def unified_max_attention(
     v: Float[Tensor, "B Hkv S D"],
     unified_max: UnifiedMax,
     *,
+    seq_lens: Int32[Tensor, " B"] | None = None,
     num_splits: int | None = None,
     causal: bool = False,
     scale: float | None = None,
@@ -111,6 +112,8 @@ def unified_max_attention(
 
     Args:
         unified_max: the result of `calibrate`, or a `UnifiedMax` of your own.
+        seq_lens: as in `flash_decoding`. They are checked on a CPU and by the torch backend. On a GPU, "triton" takes a
+            length below 0 as 0 and a length above S as S.
         num_splits, causal, scale: as in `flash_decoding`.
         backend: as in `flash_decoding`. "torch" waits for the device once to see whether a row must be recomputed.
             "triton" never waits.
@@ -130,10 +133,18 @@ def unified_max_attention(
         )
     if wants_gradient(q, k, v):
         raise ValueError("q, k, v must not require a gradient: use torch.no_grad(), or flash_decoding, which has one")
-    if choose_backend(backend, q.device, refuses(q, k, v)) == "torch":
-        return _in_torch(q, k, v, unified_max, options, num_splits)
+    check_seq_lens(q, seq_lens)
+    backend = choose_backend(backend, q.device, refuses(q, k, v))
+    if seq_lens is not None and (backend == "torch" or looks(None, q.device)):
+        check_lengths(seq_lens, k.shape[2])
+    if backend == "torch":
+        if seq_lens is None or not len(q):
+            return _in_torch(q, k, v, unified_max, options, num_splits)
+        sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(seq_lens.tolist()))
+        outs, recomputed = zip(*(_in_torch(*qkv, unified_max, options, num_splits) for qkv in sequences), strict=True)
+        return torch.cat(outs), torch.cat(recomputed)
     band = Band.of(unified_max, k.shape[2], torch.float32)
-    return in_triton.unified_max(q, k, v, *band, options.scale_for(q.shape[-1]), options.causal, num_splits)
+    return in_triton.unified_max(q, k, v, seq_lens, *band, options.scale_for(q.shape[-1]), options.causal, num_splits)
 
 
 class Band(NamedTuple):

@@ -161,12 +161,16 @@ class FeedForward(nn.Module):
 
 
 class Conv1D(nn.Module):
-    """x @ weight[in, out] + bias: a linear layer, by the name and layout that GPT-2's checkpoints have for it."""
+    """x @ weight[in, out] + bias: a linear layer, by the name and shape that GPT-2's checkpoints have for it.
+
+    In memory, the weights of an output are neighbours. So `weight.T` has contiguous rows, as in nn.Linear, and lesson
+    8's products take it.
+    """
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
         bound = num_in**-0.5
-        self.weight = nn.Parameter(torch.empty(num_in, num_out).uniform_(-bound, bound))
+        self.weight = nn.Parameter(torch.empty(num_in, num_out).uniform_(-bound, bound).T.contiguous().T)
         self.bias = nn.Parameter(torch.zeros(num_out))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -101,8 +101,8 @@ def tiny_model(
 
 def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Read the weights from the safetensors in `folder`, under the names that `model` has for them."""
-    expected = list(model.state_dict())
-    embedding = expected[0]
+    expected = model.state_dict()
+    embedding = next(iter(expected))
     prefix = embedding.split(".")[0]  # "model" or "transformer"; missing if the decoder was saved without its head
     weights = {}
     shards = map(_open, _weight_files(folder))
@@ -111,7 +111,10 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
         if not name.endswith(_LEFTOVERS):
             whole = f"{prefix}.{name}"
             weight = shard.get_tensor(name).to(device=device, dtype=dtype)
-            weights[whole if whole in expected else name] = weight
+            name = whole if whole in expected else name
+            if name in expected and not expected[name].is_contiguous() and weight.dim() == 2:
+                weight = weight.T.contiguous().T  # the layout of the model: see gpt2.Conv1D
+            weights[name] = weight
     if model.config.tie_word_embeddings:
         head = weights.pop("lm_head.weight", None)
         if head is not None and embedding in weights and not torch.equal(head, weights[embedding]):

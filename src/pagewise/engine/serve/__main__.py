@@ -8,6 +8,7 @@ import torch
 
 from pagewise.engine.checks import ATTENTIONS
 from pagewise.engine.llm import LLM
+from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.models.load import TINY
 
 
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         from pagewise.engine.serve.app import make_app
 
+        if asked["dataflow"] is not None:
+            asked["dataflow"] = Dataflow.load(asked["dataflow"])
         app = make_app(LLM(model, **asked), name=name, max_queue=max_queue)
     except ModuleNotFoundError as error:
         print(f"error: the server needs {error.name}: pip install 'pagewise[serve]'", file=sys.stderr)
@@ -55,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
     parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
+    parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best device")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: float32 on a CPU")
     return parser

@@ -1,0 +1,114 @@
+"""Lesson 8 in the engine: products chosen from a table, and a unified maximum for a model's own scores (lesson 9).
+
+The engine does not change the model. While the engine runs the model, a context of torch hands every call of
+`torch.nn.functional.linear` to `Dataflow.linear`. Such calls come from nn.Linear, from GPT-2's Conv1D, and from output
+heads that are tied to the embedding. CUDA graphs capture the products that the table chose.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax, calibrate
+from pagewise.flash_decoding_plus_plus.dataflow import device_label
+from pagewise.naive_attention import attention, masked_scores
+from pagewise.options import ScoreOptions
+
+
+class LinearBy(TorchFunctionMode):
+    """A context in which `compute(x, w, bias)` replaces `torch.nn.functional.linear`, for the thread that enters it."""
+
+    def __init__(self, compute: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is linear:
+            return self._linear(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # as torch names them
+        return self.compute(input, weight, bias)
+
+
+@torch.inference_mode()
+def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
+    """Return (N, K) of all linear products of a model, each once, as `Dataflow.profile` takes them.
+
+    The model computes one token, so layers with a bias and tied heads are found too.
+    """
+    shapes = []
+
+    def compute(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append(tuple(w.shape))
+        return linear(x, w, bias)
+
+    token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    with LinearBy(compute):
+        model(token, token, lambda layer, q, k, v: q)
+    return list(dict.fromkeys(shapes))
+
+
+def with_dataflow(model: nn.Module, dataflow: Dataflow) -> Callable[..., Tensor]:
+    """Return `model.forward` with all linear products computed by `dataflow`. The model stays as it is.
+
+    Raises:
+        ValueError, TypeError: dataflow is not a Dataflow, or was profiled for another device, dtype or model.
+    """
+    if not isinstance(dataflow, Dataflow):
+        raise TypeError(f"dataflow must be a Dataflow, got {type(dataflow).__name__}: Dataflow.load reads a file")
+    remedy = "profile one by Dataflow.profile(product_shapes(model), device, dtype=dtype)"
+    weight = next(model.parameters())
+    here = device_label(weight.device)
+    if (dataflow.device, dataflow.dtype) != (here, weight.dtype):
+        raise ValueError(
+            f"dataflow was profiled on {dataflow.device} for {dataflow.dtype}, but the model is on {here} in "
+            f"{weight.dtype}: {remedy}"
+        )
+    shapes = product_shapes(model)
+    if not dataflow.table.keys() & shapes:
+        has, needs = (", ".join(map(str, map(list, found))) or "none" for found in (dataflow.table, shapes))
+        raise ValueError(f"dataflow has no weights of the model: its table has {has}, the model has {needs}: {remedy}")
+
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        with LinearBy(dataflow.linear):
+            return model(*args, **kwargs)
+
+    return forward
+
+
+def check_unified_max(unified_max: UnifiedMax | None, attention: str, backend: str) -> None:
+    """Check that decode steps of this attention and backend can use the unified maximum, if there is one."""
+    if unified_max is None:
+        return
+    if not isinstance(unified_max, UnifiedMax):
+        raise TypeError(f"unified_max must be a UnifiedMax or None, got {type(unified_max).__name__}")
+    if attention != "dense":
+        raise ValueError(f'unified_max needs attention="dense", because its kernel reads dense keys, got {attention!r}')
+    if backend == "cuda":
+        raise ValueError('unified_max needs backend="torch" or "triton", got "cuda", which has no kernel for it')
+
+
+@torch.inference_mode()
+def calibrate_model(model: nn.Module, prompts: Sequence[Sequence[int]]) -> UnifiedMax | None:
+    """Return φ for all attention scores of a model on prompts of token ids. None: their range is too wide.
+
+    Prompts should resemble the texts that the engine will serve, with answers. Each takes T² scores per head.
+    """
+    extremes = []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = torch.arange(k.shape[2], device=q.device)
+        scores = masked_scores(q, k, keys, keys, ScoreOptions(causal=True))
+        extremes.extend(scores[scores != -torch.inf].aminmax())
+        return attention(q, k, v, causal=True)
+
+    for prompt in prompts:
+        tokens = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        model(tokens, positions, attend, logits_for=positions[0, -1:])
+    return calibrate(torch.stack(extremes))
