@@ -16,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
     engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks")}
+    engine |= {name: asked.pop(name) for name in ("kv_cache_dtype", "k_scale", "v_scale")}
     try:
         llm = LLM(model, max_num_seqs=1, **engine)
         if llm.tokenizer is None:
@@ -59,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; what the memory has room for")
+    parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="None: the model's dtype")
+    parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
+    parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
     return parser
 

@@ -14,7 +14,8 @@ from pagewise.engine.sequence import Request
 from pagewise.models import load_model
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.prefix_cache import as_token
-from pagewise.tools.checks import FLOATS, check_flag
+from pagewise.paged_blocks.write import check_scales
+from pagewise.tools.checks import FLOAT8, FLOATS, check_flag
 from pagewise.tools.device import best_device, choose_backend
 from pagewise.tools.sizes import cdiv
 
@@ -50,12 +51,51 @@ def _same(wanted: object, actual: torch.dtype | torch.device) -> bool:
     return wanted.type == actual.type and wanted.index in (None, actual.index)
 
 
-def checked_backend(backend: str, attention: str, config: Any, block_size: int, weight: Tensor) -> str:
-    """ "torch", "triton" or "cuda", which can serve this model.
+def float8_dtype(kv_cache_dtype: object, k_scale: float, v_scale: float, attention: str) -> torch.dtype | None:
+    """Return the float8 dtype of the cache, or None if the cache has the model's dtype.
+
+    Raises:
+        ValueError, TypeError: the dtype or a scale is impossible, or they do not fit each other or the attention.
+    """
+    check_scales(k_scale, v_scale)
+    if kv_cache_dtype is None:
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scale != 1.0:
+                raise ValueError(
+                    f"{name} must be 1.0 where the cache has the model's dtype, got {scale}: give "
+                    f'kv_cache_dtype="float8_e4m3fn", or leave {name} out'
+                )
+        return None
+    dtype = next((one for one in FLOAT8 if kv_cache_dtype in (one, _short(one))), None)
+    if dtype is None:
+        raise ValueError(
+            f'kv_cache_dtype must be "float8_e4m3fn", "float8_e5m2" or None, the model\'s dtype, got {kv_cache_dtype!r}'
+        )
+    if attention != "paged":
+        raise ValueError(
+            f'kv_cache_dtype = {_short(dtype)} needs attention="paged", got attention="{attention}": only the paged '
+            f"cache stores float8"
+        )
+    return dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def checked_backend(
+    backend: str, attention: str, config: Any, block_size: int, weight: Tensor, float8: torch.dtype | None = None
+) -> str:
+    """ "torch", "triton" or "cuda", which can serve this model. float8: the cache's dtype, if it is not the model's.
 
     Raises:
         ValueError: the backend does not exist, or its kernels do not take these sizes.
     """
+    if float8 is not None and weight.dtype not in FLOATS:
+        raise ValueError(
+            f"kv_cache_dtype = {_short(float8)} takes models in float32, float16 or bfloat16, got "
+            f"{_short(weight.dtype)}: leave kv_cache_dtype out"
+        )
     if backend != "cuda":
         refusal = None
         if weight.dtype not in FLOATS:
@@ -75,6 +115,11 @@ def checked_backend(backend: str, attention: str, config: Any, block_size: int, 
             if size not in sizes:
                 takes = ", ".join(map(str, sizes))
                 raise ValueError(f'backend="cuda" takes {name} {takes}, got {size}; backend="torch" takes it')
+        if float8 is not None and config.head_dim % 16:
+            raise ValueError(
+                f'backend="cuda" takes a float8 cache if head_dim is a multiple of 16, got {config.head_dim}; '
+                f'backend="torch" takes it'
+            )
     return backend
 
 
@@ -92,14 +137,14 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
     return prefix_cache
 
 
-def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> int:
-    """Blocks for max_num_seqs sequences of the longest context, as far as there is memory.
+def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int, dtype: torch.dtype) -> int:
+    """Blocks of a cache in `dtype` for max_num_seqs sequences of the longest context, as far as there is memory.
 
     They take at most a quarter of a CPU's free memory. On a GPU they take at most nine tenths of the free memory, less
     1 GiB for the activations of a step.
     """
     weight, config = next(model.parameters()), model.config
-    block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * weight.itemsize
+    block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * dtype.itemsize
     if weight.is_cuda:
         free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
     else:

@@ -42,6 +42,9 @@ class LLM:
         attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
         backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
         prefix_cache: whole blocks of equal prompts are computed once. Default: if paged.
+        kv_cache_dtype: "float8_e4m3fn" or "float8_e5m2", or these dtypes of torch. Default: the model's dtype.
+        k_scale, v_scale: a float8 cache stores k / k_scale and v / v_scale. A quotient beyond the largest number of the
+            format (448 of e4m3, 57344 of e5m2) becomes that number.
         scheduler: see `pagewise.engine.scheduler`.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
@@ -61,6 +64,9 @@ class LLM:
         attention: Literal["paged", "dense"] = "paged",
         backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
         prefix_cache: bool | None = None,
+        kv_cache_dtype: torch.dtype | str | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
         scheduler: Policy = "continuous",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -69,17 +75,18 @@ class LLM:
         if num_blocks is not None:
             check_counts(num_blocks=num_blocks)
         prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
+        float8 = checks.float8_dtype(kv_cache_dtype, k_scale, v_scale, attention)
         self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
         weight, config = next(self.model.parameters()), self.model.config
-        self.backend = checks.checked_backend(backend, attention, config, block_size, weight)
+        self.backend = checks.checked_backend(backend, attention, config, block_size, weight, float8)
+        kind = {"backend": self.backend, "dtype": float8 or weight.dtype, "device": weight.device}
         if num_blocks is None:
-            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs)
-        kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
+            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs, kind["dtype"])
         if attention == "dense":
             self.memory = DenseMemory(config, num_tokens=num_blocks * block_size, **kind)
         else:
             sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
-            self.memory = PagedMemory(config, **sizes, **kind)
+            self.memory = PagedMemory(config, **sizes, **kind, k_scale=k_scale, v_scale=v_scale)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"

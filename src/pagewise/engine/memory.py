@@ -20,13 +20,17 @@ from pagewise.engine.sequence import Request, Sequence
 from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.models import Attend
+from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 from pagewise.tools.sizes import cdiv
 
 
 class PagedMemory:
-    """A `BlockManager` and the `PagedKVCache` that its block tables point into."""
+    """A `BlockManager` and the `PagedKVCache` that its block tables point into.
+
+    `dtype` is the cache's. A float8 cache stores k / k_scale and v / v_scale. The scales are 1 for all other dtypes.
+    """
 
     def __init__(
         self,
@@ -38,11 +42,16 @@ class PagedMemory:
         backend: str,
         dtype: torch.dtype,
         device: torch.device,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         self.manager = BlockManager(num_blocks, block_size, prefix_cache=prefix_cache)
         sizes = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         layout = "vllm" if backend == "cuda" else "nhd"
         self.cache = PagedKVCache(*sizes, dtype=dtype, device=device, layout=layout)
+        self._scales = {"k_scale": float(k_scale), "v_scale": float(v_scale)}
+        # attention multiplies its scores by k_scale, which costs less than multiplying every key
+        self._options = DECODING._replace(scale=DECODING.scale_for(config.head_dim) * self._scales["k_scale"])
         self.prefix_cache, self.backend, self.block_size = prefix_cache, backend, block_size
         self.nbytes, self.num_tokens = self.cache.nbytes, num_blocks * block_size
 
@@ -113,14 +122,13 @@ class PagedMemory:
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
             decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty
-            plan = paged_attention_varlen.plan(
-                *tables, block_size=self.block_size, backend=self.backend, decodes=decodes
-            )
+            how = {"options": self._options, "v_scale": self._scales["v_scale"], "decodes": decodes}
+            plan = paged_attention_varlen.plan(*tables, block_size=self.block_size, backend=self.backend, **how)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [total_q, heads, D]
             with span("cache write"):
-                self.cache.write(layer, batch.slots, k, v, check=False)
+                self.cache.write(layer, batch.slots, k, v, check=False, **self._scales)
             with span("attention"):
                 out = plan.attend(q, self.cache.k[layer], self.cache.v[layer])
             return out.transpose(0, 1)[None]
