@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,19 @@ def _same(wanted: object, actual: torch.dtype | torch.device) -> bool:
         return wanted == actual
     wanted = torch.device(wanted)
     return wanted.type == actual.type and wanted.index in (None, actual.index)
+
+
+class KVSizes(NamedTuple):
+    """The sizes of a memory, with the names of the config. The KV heads are those that this process computes."""
+
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+def kv_sizes(model: nn.Module) -> KVSizes:
+    """Return the sizes of the keys and values that `model` computes in this process. Every memory gets these sizes."""
+    return KVSizes(model.config.num_hidden_layers, model.num_kv_heads, model.config.head_dim)
 
 
 def float8_dtype(kv_cache_dtype: object, k_scale: float, v_scale: float, attention: str) -> torch.dtype | None:
@@ -143,13 +157,13 @@ def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int, dty
     They take at most a quarter of a CPU's free memory. On a GPU they take at most nine tenths of the free memory, less
     1 GiB for the activations of a step.
     """
-    weight, config = next(model.parameters()), model.config
-    block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    weight = next(model.parameters())
+    block = 2 * block_size * prod(kv_sizes(model)) * dtype.itemsize
     if weight.is_cuda:
         free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    wanted = max_num_seqs * cdiv(config.max_position_embeddings, block_size)
+    wanted = max_num_seqs * cdiv(model.config.max_position_embeddings, block_size)
     if (num_blocks := min(wanted, free // block)) < 1:
         raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
     return num_blocks

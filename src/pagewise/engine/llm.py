@@ -82,11 +82,12 @@ class LLM:
         kind = {"backend": self.backend, "dtype": float8 or weight.dtype, "device": weight.device}
         if num_blocks is None:
             num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs, kind["dtype"])
+        held = checks.kv_sizes(self.model)
         if attention == "dense":
-            self.memory = DenseMemory(config, num_tokens=num_blocks * block_size, **kind)
+            self.memory = DenseMemory(held, num_tokens=num_blocks * block_size, **kind)
         else:
             sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
-            self.memory = PagedMemory(config, **sizes, **kind, k_scale=k_scale, v_scale=v_scale)
+            self.memory = PagedMemory(held, **sizes, **kind, k_scale=k_scale, v_scale=v_scale)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
