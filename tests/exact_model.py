@@ -23,6 +23,7 @@ class ExactModel(nn.Module):
     """
 
     eos_token_ids = (END,)
+    num_kv_heads = 1
 
     def __init__(self, context: int = 128) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
     engine = {name: asked.pop(name) for name in ("attention", "backend", "dataflow", "device", "num_blocks")}
+    engine |= {name: asked.pop(name) for name in ("kv_cache_dtype", "k_scale", "v_scale")}
     try:
         if engine["dataflow"] is not None:
             engine["dataflow"] = Dataflow.load(engine["dataflow"])
@@ -64,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; by default as many as fit")
+    parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="default: the model's")
+    parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
+    parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     return parser
 

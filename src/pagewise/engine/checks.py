@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from pagewise.engine.sequence import Request
 from pagewise.models import load_model
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.prefix_cache import as_token
-from pagewise.tools.checks import FLOATS, check_flag
+from pagewise.paged_blocks.write import check_scales
+from pagewise.tools.checks import FLOAT8, FLOATS, check_flag
 from pagewise.tools.device import best_device, choose_backend
 from pagewise.tools.sizes import cdiv
 
@@ -52,12 +54,68 @@ def _same(wanted: object, actual: torch.dtype | torch.device) -> bool:
     return wanted.type == actual.type and wanted.index in (None, actual.index)
 
 
-def checked_backend(backend: str, attention: str, config: Any, block_size: int, weight: Tensor) -> str:
+class KVSizes(NamedTuple):
+    """The sizes of a memory, with the names of the config. The KV heads are those that this process computes."""
+
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+def kv_sizes(model: nn.Module) -> KVSizes:
+    """Return the sizes of the keys and values that `model` computes in this process. Every memory gets these sizes."""
+    config = model.config
+    num_kv_heads = getattr(model, "num_kv_heads", config.num_key_value_heads)  # models of other people may lack it
+    return KVSizes(config.num_hidden_layers, num_kv_heads, config.head_dim)
+
+
+def float8_dtype(kv_cache_dtype: object, k_scale: float, v_scale: float, attention: str) -> torch.dtype | None:
+    """Return the float8 dtype of the cache, or None if the cache has the model's dtype.
+
+    Raises:
+        ValueError, TypeError: the dtype or a scale is impossible, or they do not fit each other or the attention.
+    """
+    check_scales(k_scale, v_scale)
+    if kv_cache_dtype is None:
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            if scale != 1.0:
+                raise ValueError(
+                    f"{name} must be 1.0 where the cache has the model's dtype, got {scale}: give "
+                    f'kv_cache_dtype="float8_e4m3fn", or leave {name} out'
+                )
+        return None
+    dtype = next((one for one in FLOAT8 if kv_cache_dtype in (one, _short(one))), None)
+    if dtype is None:
+        raise ValueError(
+            f'kv_cache_dtype must be "float8_e4m3fn", "float8_e5m2" or None, the model\'s dtype, got {kv_cache_dtype!r}'
+        )
+    if attention != "paged":
+        raise ValueError(
+            f'kv_cache_dtype = {_short(dtype)} needs attention="paged", got attention="{attention}": only the paged '
+            f"cache stores float8"
+        )
+    return dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def checked_backend(
+    backend: str, attention: str, config: Any, block_size: int, weight: Tensor, float8: torch.dtype | None = None
+) -> str:
     """Return the backend that serves this model: "torch", "triton" or "cuda".
+
+    `float8` is the dtype of a cache that does not have the model's dtype.
 
     Raises:
         ValueError: the backend does not exist, or its kernels do not support these sizes.
     """
+    if float8 is not None and weight.dtype not in FLOATS:
+        raise ValueError(
+            f"kv_cache_dtype = {_short(float8)} takes models in float32, float16 or bfloat16, got "
+            f"{_short(weight.dtype)}: leave kv_cache_dtype out"
+        )
     if backend != "cuda":
         refusal = None
         if weight.dtype not in FLOATS:
@@ -77,6 +135,11 @@ def checked_backend(backend: str, attention: str, config: Any, block_size: int, 
             if size not in sizes:
                 takes = ", ".join(map(str, sizes))
                 raise ValueError(f'backend="cuda" takes {name} {takes}, got {size}; backend="torch" takes it')
+        if float8 is not None and config.head_dim % 16:
+            raise ValueError(
+                f'backend="cuda" takes a float8 cache if head_dim is a multiple of 16, got {config.head_dim}; '
+                f'backend="torch" takes it'
+            )
     return backend
 
 
@@ -94,19 +157,19 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
     return prefix_cache
 
 
-def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int) -> int:
-    """Return the number of blocks for max_num_seqs sequences of the longest context, limited by the free memory.
+def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int, dtype: torch.dtype) -> int:
+    """Return the number of blocks in `dtype` for max_num_seqs sequences of the longest context.
 
     On a CPU, the blocks take at most a quarter of the free memory. On a GPU, they take at most nine tenths of it, minus
     1 GiB for the activations of a step.
     """
-    weight, config = next(model.parameters()), model.config
-    block = 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * config.head_dim * weight.itemsize
+    weight = next(model.parameters())
+    block = 2 * block_size * prod(kv_sizes(model)) * dtype.itemsize
     if weight.is_cuda:
         free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
     else:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
-    wanted = max_num_seqs * cdiv(config.max_position_embeddings, block_size)
+    wanted = max_num_seqs * cdiv(model.config.max_position_embeddings, block_size)
     if (num_blocks := min(wanted, free // block)) < 1:
         raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
     return num_blocks
@@ -143,6 +206,16 @@ def checked_tokens(tokens: list[object], vocab_size: int) -> list[int]:
     if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong[0]} in the prompt")
     return tokens
+
+
+def paired(prompts: Any, sampling: Any) -> list[tuple[Any, Any]]:
+    """Return each prompt with its SamplingParams, of which there is one for all or one for each."""
+    if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple | Tensor) for prompt in prompts):
+        raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
+    params = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
+    if len(params) != len(prompts):
+        raise ValueError(f"sampling must be one for all or one for each of {len(prompts)} prompts, got {len(params)}")
+    return list(zip(prompts, params, strict=True))
 
 
 def checked_request(prompt: object, sampling: object, tokenizer: Any, config: Any, scheduler: Scheduler) -> Request:

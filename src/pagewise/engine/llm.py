@@ -47,6 +47,9 @@ class LLM:
             tokens, and "block_tensors" gathers blocks that are tensors of their own. Both copy keys in every step.
         backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
         prefix_cache: whole blocks of equal prompts are computed once. Default: unless dense.
+        kv_cache_dtype: "float8_e4m3fn" or "float8_e5m2", or these dtypes of torch. Default: the model's dtype.
+        k_scale, v_scale: a float8 cache stores k / k_scale and v / v_scale. A quotient beyond the largest number of the
+            format (448 of e4m3, 57344 of e5m2) becomes that number.
         scheduler: see `pagewise.engine.scheduler`.
         dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
         unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
@@ -68,6 +71,9 @@ class LLM:
         attention: Literal["paged", "dense", "block_tensors"] = "paged",
         backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
         prefix_cache: bool | None = None,
+        kv_cache_dtype: torch.dtype | str | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
         scheduler: Policy = "continuous",
         dataflow: Dataflow | None = None,
         unified_max: UnifiedMax | None = None,
@@ -75,21 +81,20 @@ class LLM:
         dtype: torch.dtype | None = None,
     ) -> None:
         check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        if num_blocks is not None:
-            check_counts(num_blocks=num_blocks)
+        check_counts(**{} if num_blocks is None else {"num_blocks": num_blocks})
         prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
+        float8 = checks.float8_dtype(kv_cache_dtype, k_scale, v_scale, attention)
         self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
-        weight, config = next(self.model.parameters()), self.model.config
-        self.backend = checks.checked_backend(backend, attention, config, block_size, weight)
+        weight = next(self.model.parameters())
+        self.backend = checks.checked_backend(backend, attention, self.model.config, block_size, weight, float8)
         check_unified_max(unified_max, attention, self.backend)
         forward = self.model if dataflow is None else with_dataflow(self.model, dataflow)
+        kind = {"backend": self.backend, "dtype": float8 or weight.dtype, "device": weight.device}
         if num_blocks is None:
-            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs)
-        kind = {"backend": self.backend, "dtype": weight.dtype, "device": weight.device}
+            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs, kind["dtype"])
         kind |= {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
-        if attention == "dense":
-            kind["unified_max"] = unified_max
-        self.memory = MEMORIES[attention](config, **kind)
+        own = {"dense": {"unified_max": unified_max}, "paged": {"k_scale": k_scale, "v_scale": v_scale}}
+        self.memory = MEMORIES[attention](checks.kv_sizes(self.model), **kind, **own.get(attention, {}))
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
@@ -122,14 +127,7 @@ class LLM:
                 max_tokens for the model's context or for the memory.
             Any other exception: the call's requests are aborted, and the engine can be used again.
         """
-        if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple | Tensor) for prompt in prompts):
-            raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
-        params = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(
-                f"sampling must be one for all or one for each of {len(prompts)} prompts, got {len(params)}"
-            )
-        requests = [self.prepare(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        requests = [self.prepare(prompt, one) for prompt, one in checks.paired(prompts, sampling)]
         ids = [self.add(request) for request in requests]
         try:
             with progress_bar(len(ids), "prompts", show=progress) as bar:

@@ -17,6 +17,7 @@ from pagewise.engine.batch import Batch
 from pagewise.engine.profile import span
 from pagewise.engine.sequence import Request, Sequence
 from pagewise.models import Attend
+from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 from pagewise.tools.sizes import cdiv
@@ -94,7 +95,10 @@ class BlockMemory:
 
 
 class PagedMemory(BlockMemory):
-    """Blocks of a `PagedKVCache`. Attention reads each block where it is."""
+    """Blocks of a `PagedKVCache`. Attention reads each block where it is.
+
+    `dtype` is the cache's. A float8 cache stores k / k_scale and v / v_scale. The scales are 1 for all other dtypes.
+    """
 
     def __init__(
         self,
@@ -106,25 +110,29 @@ class PagedMemory(BlockMemory):
         backend: str,
         dtype: torch.dtype,
         device: torch.device,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         sizes = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         layout = "vllm" if backend == "cuda" else "nhd"
         super().__init__(PagedKVCache(*sizes, dtype=dtype, device=device, layout=layout), prefix_cache=prefix_cache)
         self.backend = backend
+        self._scales = {"k_scale": float(k_scale), "v_scale": float(v_scale)}
+        # attention multiplies its scores by k_scale, which costs less than multiplying every key
+        self._options = DECODING._replace(scale=DECODING.scale_for(config.head_dim) * self._scales["k_scale"])
 
     def attention(self, batch: Batch) -> Attend:
         """Return a function that writes the step's keys and values into their slots, and then attends to all keys."""
         with span("block tables"):
             tables = (batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
             decodes = len(batch.token_ids) == len(batch.seq_lens)  # no chunk is empty
-            plan = paged_attention_varlen.plan(
-                *tables, block_size=self.block_size, backend=self.backend, decodes=decodes
-            )
+            how = {"options": self._options, "v_scale": self._scales["v_scale"], "decodes": decodes}
+            plan = paged_attention_varlen.plan(*tables, block_size=self.block_size, backend=self.backend, **how)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [total_q, heads, D]
             with span("cache write"):
-                self.cache.write(layer, batch.slots, k, v, check=False)
+                self.cache.write(layer, batch.slots, k, v, check=False, **self._scales)
             with span("attention"):
                 out = plan.attend(q, self.cache.k[layer], self.cache.v[layer])
             return out.transpose(0, 1)[None]

@@ -91,6 +91,12 @@ class GPT2(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
+    @property
+    def num_kv_heads(self) -> int:
+        """The KV heads that these weights compute: fewer than the config counts, if the model was split by heads."""
+        attention = self.transformer["h"][0].attn
+        return attention.c_attn.weight.shape[1] // 3 // attention.head_dim
+
     def forward(
         self,
         token_ids: Int[Tensor, "B T"],

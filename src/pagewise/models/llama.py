@@ -102,6 +102,12 @@ class Llama(nn.Module):
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
+    @property
+    def num_kv_heads(self) -> int:
+        """The KV heads that these weights compute: fewer than the config counts, if the model was split by heads."""
+        attention = self.model["layers"][0].self_attn
+        return attention.k_proj.weight.shape[0] // attention.head_dim
+
     def forward(
         self,
         token_ids: Int[Tensor, "B T"],

@@ -18,7 +18,6 @@ from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
 
 EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
-_SCALES = {"low": torch.finfo(torch.float32).tiny, "below": torch.finfo(torch.float32).max}
 
 
 def write_kv_cache(
@@ -86,10 +85,15 @@ def check_slots(slots: Int64[Tensor, " T"], num_slots: int) -> None:
         raise ValueError(f"slots must be distinct, got {int(repeated[0])} more than once")
 
 
+def check_scales(k_scale: float, v_scale: float) -> None:
+    """Raise ValueError or TypeError unless both scales are positive numbers that float32 represents."""
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        check_number(name, scale, low=torch.finfo(torch.float32).tiny, below=torch.finfo(torch.float32).max)
+
+
 def _check_dtypes(cache: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float) -> None:
     """Same dtypes and scales of 1, or floats that become float8."""
-    check_number("k_scale", k_scale, **_SCALES)
-    check_number("v_scale", v_scale, **_SCALES)
+    check_scales(k_scale, v_scale)
     if cache.dtype in FLOAT8 and k.dtype in FLOATS:
         check_same("dtype", k=k, v=v)
         return

@@ -1,0 +1,272 @@
+"""The engine with a float8 cache: it computes the attention of keys and values that were rounded with its scales."""
+
+import pytest
+import torch
+
+from pagewise.engine import LLM, SamplingParams, model_runner
+from pagewise.engine.__main__ import main
+from pagewise.engine.model_runner import DecodeGraphs
+from pagewise.engine.serve import __main__ as server
+from pagewise.models import Llama, LlamaConfig
+from pagewise.naive_attention import attention as naive_attention
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# With these scales most keys fall between the smallest numbers of the format, and the largest values saturate. So the
+# numbers in the cache depend on the scales in more than their last bits.
+SCALES = {E4M3: {"k_scale": 40.0, "v_scale": 0.003}, E5M2: {"k_scale": 2e4, "v_scale": 2.5e-5}}
+ONES = {"k_scale": 1.0, "v_scale": 1.0}
+TOLERANCE = 2e-2  # a key that differs from the reference's in its last bit can round to another float8 number
+
+
+def llama(dtype=torch.float32, head_dim=32):
+    """A model whose logits depend on every key and value."""
+    torch.manual_seed(3)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim}
+    config = LlamaConfig(50, 64, 64, num_hidden_layers=2, max_position_embeddings=256, **heads)
+    model = Llama(config).requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            weight.normal_(std=0.5 if "lm_head" in name else 1.5 / weight.shape[1] ** 0.5)
+    return model.to(dtype)
+
+
+MODEL = llama()
+
+
+def prompt(length, seed=0):
+    return torch.randint(50, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def greedy(max_tokens, **options):
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **options)
+
+
+def rounded(x, dtype, scale):
+    """Return the number that the cache means by x, computed in float64."""
+    largest = torch.finfo(dtype).max
+    return ((x.double() / scale).clamp(-largest, largest).float().to(dtype).double() * scale).to(x.dtype)
+
+
+def reference(model, tokens, dtype, k_scale, v_scale):
+    """Return the logits after each token, from one dense pass without a cache."""
+
+    def attend(layer, q, k, v):
+        k, v = (x if dtype is None else rounded(x, dtype, one) for x, one in ((k, k_scale), (v, v_scale)))
+        return naive_attention(q, k, v, causal=True)
+
+    return model(torch.tensor([tokens]), torch.arange(len(tokens))[None], attend)[0]
+
+
+def recorded(llm):
+    """Let the engine also note its logits: {tokens before: logits}."""
+    run, found = llm.runner.run, []
+
+    def noting(chunks):
+        logits = run(chunks)
+        giving = [chunk for chunk in chunks if chunk.gives_logits]
+        found.extend((chunk.sequence.tokens[: chunk.stop], row) for chunk, row in zip(giving, logits, strict=True))
+        return logits
+
+    llm.runner.run = noting
+    return found
+
+
+def assert_logits_of_reference(llm, requests, dtype, scales, *, tolerance=TOLERANCE):
+    """Serve the requests and compare the logits of each step with the dense pass; return the outputs."""
+    found = recorded(llm)
+    prompts, params = zip(*requests, strict=True)
+    outputs = llm.generate(list(prompts), list(params))
+    assert {tuple(tokens) for tokens, _ in found} == {
+        (*output.prompt_token_ids, *choice.token_ids[:i])
+        for output in outputs
+        for choice in output.choices
+        for i in range(len(choice.token_ids))
+    }
+    for tokens, logits in found:
+        exact = reference(llm.model, tokens, dtype, **scales)[-1]
+        assert (logits - exact).abs().max() < tolerance * exact.float().std()
+    return outputs
+
+
+def engine(dtype, scales, **options):
+    model = options.pop("model", MODEL)
+    return LLM(model, kv_cache_dtype=dtype, **scales, **{"num_blocks": 40, "block_size": 8} | options)
+
+
+FLOAT8_AND_SCALES = [(E4M3, SCALES[E4M3]), (E5M2, SCALES[E5M2]), (E4M3, ONES), (E5M2, ONES)]
+cases = pytest.mark.parametrize(("dtype", "scales"), FLOAT8_AND_SCALES, ids=["e4m3", "e5m2", "e4m3-1", "e5m2-1"])
+backends = pytest.mark.parametrize("backend", ["torch", "triton", "cuda"])
+
+
+@cases
+def test_the_scales_of_these_tests_change_the_logits_by_much_more_than_the_tolerance(dtype, scales):
+    """Otherwise an engine that ignores its scales would pass."""
+    tokens = prompt(30)
+    exact = reference(MODEL, tokens, dtype, **scales)
+    for wrong in ({"k_scale": 1.0}, {"v_scale": 1.0}):
+        if scales != ONES:
+            other = reference(MODEL, tokens, dtype, **scales | wrong)
+            assert (other - exact).abs().max() > 10 * TOLERANCE * exact.std()
+    unrounded = reference(MODEL, tokens, None, **ONES)
+    assert (unrounded - exact).abs().max() > 3 * TOLERANCE * exact.std()
+
+
+# ------------------------------------------------------------------------------------------------ logits
+
+
+@cases
+@backends
+def test_chunks_of_prompts_and_decode_steps_attend_to_rounded_keys_and_values(dtype, scales, backend):
+    llm = engine(dtype, scales, backend=backend, max_num_batched_tokens=12, prefix_cache=False)
+    requests = [(prompt(3), greedy(4)), (prompt(29, 1), greedy(3)), (prompt(9, 2), greedy(3))]
+    assert_logits_of_reference(llm, requests, dtype, scales)
+
+
+@cases
+@backends
+def test_a_prefix_from_the_cache_is_read_with_the_scales(dtype, scales, backend):
+    llm = engine(dtype, scales, backend=backend)
+    common = prompt(72)  # in torch the keys of 64 and more common tokens take a path of their own
+    llm.generate([common], greedy(1))
+    requests = [(common + prompt(n, n), greedy(2)) for n in (1, 5)]
+    outputs = assert_logits_of_reference(llm, requests, dtype, scales)
+    assert [output.num_cached_tokens for output in outputs] == [72, 72]
+
+
+@cases
+@backends
+def test_preempted_requests_write_the_same_numbers_again(dtype, scales, backend):
+    llm = engine(dtype, scales, backend=backend, num_blocks=5, prefix_cache=False)
+    assert_logits_of_reference(llm, [(prompt(14, n), greedy(6)) for n in range(2)], dtype, scales)
+    assert llm.scheduler.num_preemptions > 0
+
+
+@cases
+def test_samples_that_share_a_block_get_copies_of_its_numbers(dtype, scales):
+    llm = engine(dtype, scales)
+    sampling = SamplingParams(max_tokens=5, n=3, seed=1, ignore_eos=True)
+    (output,) = assert_logits_of_reference(llm, [(prompt(11), sampling)], dtype, scales)
+    assert len({tuple(choice.token_ids) for choice in output.choices}) > 1
+
+
+@cases
+@backends
+def test_a_model_in_bfloat16_reads_a_float8_cache(dtype, scales, backend):
+    """The scales are applied in float32, so that only the model itself rounds to bfloat16."""
+    llm = engine(dtype, scales, backend=backend, model=llama(torch.bfloat16), max_num_batched_tokens=12)
+    assert_logits_of_reference(llm, [(prompt(19), greedy(2))], dtype, scales, tolerance=0.15)
+
+
+def test_decode_steps_on_fixed_buffers_write_and_read_with_the_scales(monkeypatch):
+    """As CUDA graphs on a GPU: nothing of a step may depend on numbers that only the host knows."""
+    captured = []
+
+    class Replayed:
+        def __init__(self, runner, static):
+            self.replay = lambda: self.logits.copy_(runner.forward(static))
+            self.logits = runner.forward(static).clone()
+
+    def capture(graphs, size, width):
+        static = model_runner._empty(size, width, torch.device("cpu"))
+        graph = Replayed(graphs._runner, static)
+        captured.append(size)
+        return graph, static, graph.logits
+
+    monkeypatch.setattr(DecodeGraphs, "_capture", capture)
+    llm = engine(E4M3, SCALES[E4M3])
+    llm.runner._graphs = DecodeGraphs(llm.runner)
+    assert_logits_of_reference(llm, [(prompt(n, n), greedy(4)) for n in (3, 9, 13)], E4M3, SCALES[E4M3])
+    assert captured == [4]
+
+
+def test_names_and_dtypes_mean_the_same():
+    for dtype in (E4M3, E5M2):
+        by_name = engine(str(dtype).removeprefix("torch."), SCALES[dtype])
+        assert by_name.memory.cache.k.dtype == by_name.memory.cache.v.dtype == dtype
+    assert LLM(MODEL, num_blocks=4).memory.cache.k.dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+
+
+@backends
+def test_the_cache_takes_a_quarter_of_the_bytes_of_float32(backend):
+    wide = LLM(MODEL, num_blocks=8, backend=backend)
+    assert 4 * LLM(MODEL, num_blocks=8, backend=backend, kv_cache_dtype=E5M2).memory.nbytes == wide.memory.nbytes
+
+
+def test_four_times_as_many_float8_blocks_fit_into_free_memory(monkeypatch):
+    block = 2 * 2 * 16 * 2 * 32 * 4  # K and V · layers · tokens · KV heads · D · bytes of float32
+    monkeypatch.setattr("os.sysconf", {"SC_AVPHYS_PAGES": 4 * 5, "SC_PAGE_SIZE": block}.get)
+    assert LLM(MODEL).memory.manager.num_blocks == 5
+    assert LLM(MODEL, kv_cache_dtype=E4M3).memory.manager.num_blocks == 20
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"kv_cache_dtype": "float8"}, ValueError, 'kv_cache_dtype must be "float8_e4m3fn", "float8_e5m2" or None'),
+        ({"kv_cache_dtype": torch.float16}, ValueError, "got torch.float16"),
+        ({"kv_cache_dtype": ["float8_e5m2"]}, ValueError, "kv_cache_dtype must be"),
+        ({"kv_cache_dtype": E4M3, "attention": "dense"}, ValueError, 'needs attention="paged", got attention="dense"'),
+        ({"k_scale": 2.0}, ValueError, "k_scale must be 1.0 where the cache has the model's dtype, got 2.0"),
+        ({"v_scale": 2.0}, ValueError, "v_scale must be 1.0 where"),
+        ({"k_scale": 2.0, "attention": "dense"}, ValueError, "k_scale must be 1.0 where"),
+        ({"kv_cache_dtype": E4M3, "k_scale": 0.0}, ValueError, "k_scale must be a finite number in"),
+        ({"kv_cache_dtype": E4M3, "v_scale": -1.0}, ValueError, "v_scale must be a finite number in"),
+        ({"kv_cache_dtype": E4M3, "k_scale": float("nan")}, ValueError, "k_scale must be a finite number in"),
+        ({"kv_cache_dtype": E4M3, "v_scale": float("inf")}, ValueError, "v_scale must be a finite number in"),
+        ({"kv_cache_dtype": E4M3, "v_scale": 1e-46}, ValueError, "v_scale must be a finite number in"),
+        ({"kv_cache_dtype": E4M3, "k_scale": "1"}, TypeError, "k_scale must be a number, got str"),
+        ({"kv_cache_dtype": E4M3, "k_scale": torch.tensor(2.0)}, TypeError, "k_scale must be a number, got Tensor"),
+    ],
+)
+def test_a_dtype_or_scale_that_does_not_fit_is_refused_before_the_model_is_loaded(
+    options, error, said, shapes_unchecked
+):
+    with pytest.raises(error) as raised:
+        LLM("/no/such/folder", **options)
+    assert said in str(raised.value)
+
+
+def test_a_float8_cache_of_a_float64_model_is_refused():
+    with pytest.raises(ValueError, match="takes models in float32, float16 or bfloat16, got float64"):
+        LLM(llama(torch.float64), num_blocks=4, kv_cache_dtype=E4M3)
+
+
+def test_the_cuda_backend_refuses_a_head_size_that_float8_vectors_do_not_divide():
+    with pytest.raises(ValueError, match='multiple of 16, got 120; backend="torch" takes it'):
+        LLM(llama(head_dim=120), num_blocks=4, kv_cache_dtype=E4M3, backend="cuda")
+    assert LLM(llama(head_dim=120), num_blocks=4, kv_cache_dtype=E4M3, backend="torch").generate([[1]], greedy(1))
+
+
+# ------------------------------------------------------------------------------------------------ command lines
+
+
+FLAGS = ("--kv-cache-dtype", "float8_e5m2", "--k-scale", "0.5", "--v-scale", "0.25")
+
+
+@pytest.mark.parametrize("module", ["engine", "server"])
+def test_the_flags_reach_the_engine(module, monkeypatch, capsys):
+    seen = {}
+
+    def refuse(self, model, **options):
+        seen.update(options)
+        raise ValueError("enough seen")
+
+    monkeypatch.setattr(LLM, "__init__", refuse)
+    assert (main(["x", *FLAGS]) if module == "engine" else server.main(FLAGS)) == 2
+    assert "enough seen" in capsys.readouterr().err
+    assert {"kv_cache_dtype": "float8_e5m2", "k_scale": 0.5, "v_scale": 0.25}.items() <= seen.items()
+
+
+@pytest.mark.parametrize("module", ["engine", "server"])
+def test_without_the_flags_the_engine_has_its_defaults(module, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(LLM, "__init__", lambda self, model, **options: seen.update(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["x"]) if module == "engine" else server.main([])
+    assert (seen["kv_cache_dtype"], seen["k_scale"], seen["v_scale"]) == (None, 1.0, 1.0)
