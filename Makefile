@@ -27,6 +27,7 @@ environment:
 
 lessons: environment
 	@$(NOTEBOOKS) run lessons build/lessons
+	@$(PY) -m pagewise.tools.claims build/lessons
 	@$(SPHINX) build/lessons build/book
 	@echo "the book: open build/book/index.html"
 
@@ -71,6 +72,7 @@ lab: environment
 
 refresh: environment
 	@$(NOTEBOOKS) refresh lessons $(if $(REMEASURE),--remeasure)
+	$(PY) -m pagewise.tools.claims lessons
 
 book: environment
 	@$(SPHINX) lessons build/book

@@ -1,24 +1,24 @@
-"""The table of claims: one format, no empty cell, every source known; the lessons' own tables are whole."""
+"""The table of claims: one format, no empty cell, every source and verdict known; and the ledger made of all tables."""
 
 import json
 
 import pytest
 
 from conftest import ROOT
-from pagewise.tools.claims import SOURCES, claims
+from pagewise.tools.claims import SOURCES, claims, ledger, slug, stored
 
-ROWS = [("a | b", "KV", "4 of 4", "true"), ("c", "KV, HW", "9 %", "depends on P")]
+ROWS = [("a | b", "KV", "4 of 4", "true", "Rows"), ("c", "KV, HW", "9 %", "open: it depends on P", "The Cost: $P$")]
 
 
 def test_a_table_folded_with_its_sources():
     text = claims(*ROWS)._repr_markdown_()
     assert text.startswith("<details><summary>The claims, and what was found: 2 of them</summary>\n\n")
     assert f"Sources: **[KV]** {SOURCES['KV']}; **[HW]** {SOURCES['HW']}.\n" in text
-    assert "| claim | source | found here | verdict |\n| --- | --- | --- | --- |\n" in text
-    assert "\n| a \\| b | KV | 4 of 4 | true |\n" in text
+    assert "| claim | source | found here | verdict | section |\n| --- | --- | --- | --- | --- |\n" in text
+    assert "\n| a \\| b | KV | 4 of 4 | true | Rows |\n" in text
 
 
-@pytest.mark.parametrize("row", [("a", "KV", "", "true"), ("a", "KV", " ", "true"), ("a", "KV", "true")])
+@pytest.mark.parametrize("row", [("a", "KV", "", "true", "b"), ("a", "KV", " ", "true", "b"), ("a", "KV", "b", "true")])
 def test_no_cell_is_empty(row, shapes_unchecked):
     with pytest.raises(ValueError, match="no cell empty"):
         claims(*ROWS, row)
@@ -26,7 +26,7 @@ def test_no_cell_is_empty(row, shapes_unchecked):
 
 def test_sources_are_those_that_are_known():
     with pytest.raises(ValueError, match=r"source must be among KV, .*, got 'QI'"):
-        claims(*ROWS, ("a", "QI", "b", "true"))
+        claims(*ROWS, ("a", "QI", "b", "true", "c"))
 
 
 def test_the_bibliography_has_every_source():
@@ -34,14 +34,30 @@ def test_the_bibliography_has_every_source():
     assert [short for short, full in SOURCES.items() if f"**[{short}]** {full}" not in page] == []
 
 
-@pytest.mark.parametrize("lesson", sorted((ROOT / "lessons").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_every_lesson_ends_with_its_claims(lesson):
-    outputs = [out for cell in json.loads(lesson.read_text())["cells"] for out in cell.get("outputs", [])]
-    shown = ["".join(out.get("data", {}).get("text/markdown", "")) for out in outputs]
-    (table,) = [text for text in shown if text.startswith("<details><summary>The claims")]
-    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
-    assert len(rows) >= 5
-    for row in rows:
-        cells = row.strip("| ").replace("\\|", "/").split(" | ")
-        assert len(cells) == 4, row
-        assert all(cell.strip() for cell in cells), row
+def test_verdicts_are_those_that_are_counted():
+    with pytest.raises(ValueError, match=r"verdict must begin with one of true, .*, got 'right'"):
+        claims(*ROWS, ("a", "KV", "b", "right", "c"))
+
+
+def notebook(path, title, *rows):
+    output = {"output_type": "display_data", "data": {"text/markdown": claims(*rows)._repr_markdown_()}}
+    cells = [{"cell_type": "markdown", "source": [f"# {title}\n", "text"]}, {"cell_type": "code", "outputs": [output]}]
+    path.write_text(json.dumps({"cells": cells}))
+
+
+def test_the_ledger_counts_all_tables_and_links_to_sections(tmp_path):
+    notebook(tmp_path / "01_a.ipynb", "Lesson 1: A", *ROWS)
+    notebook(tmp_path / "02_b.ipynb", "Lesson 2: B", ("d", "HW", "1", "true: mostly", "Costs"))
+    assert stored(tmp_path / "01_a.ipynb")[0] == ["a \\| b", *ROWS[0][1:]]
+    page = ledger(tmp_path)
+    assert "test 3 claims" in page
+    assert "| source | true | open | all |" in page
+    assert "| [KV](bibliography.md) | 1 | 1 | 2 |" in page
+    assert "| [HW](bibliography.md) | 1 | 1 | 2 |" in page
+    assert "| all claims | 2 | 1 | 3 |" in page
+    assert "| c | KV, HW | 9 % | [open: it depends on P](01_a.ipynb#the-cost-p) |" in page
+    assert page.index("## Lesson 1: A") < page.index("| a \\| b |") < page.index("## Lesson 2: B")
+
+
+def test_slugs_are_those_of_the_book():
+    assert slug("Two passes, and `one`: O(N²)") == "two-passes-and-one-on²"

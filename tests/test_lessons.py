@@ -1,0 +1,93 @@
+"""The form of a lesson: one idea, half an hour, a first screen that runs, and nothing that is out of date.
+
+A lesson is one or two notebooks: `NN_name.ipynb`, and `NN_name_in_depth.ipynb` for an optional second sitting.
+"""
+
+import json
+import re
+
+import pytest
+
+from conftest import ROOT
+from pagewise.tools.claims import ledger, slug, stored
+from pagewise.tools.notebooks import FOLDED
+
+NOTEBOOKS = sorted((ROOT / "lessons").glob("*.ipynb"))
+LESSONS = [path for path in NOTEBOOKS if not path.stem.endswith("_in_depth")]
+MOST_CELLS, MOST_WORDS, MOST_LINES, LONGEST_CELL = 60, 2000, 220, 24
+
+each_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+each_lesson = pytest.mark.parametrize("notebook", LESSONS, ids=lambda path: path.stem)
+
+
+def cells(notebook, kind=None):
+    found = json.loads(notebook.read_text())["cells"]
+    return [cell | {"source": "".join(cell["source"])} for cell in found if kind in (None, cell["cell_type"])]
+
+
+def words(markdown):
+    """Return the number of words outside folds, code blocks and formulas."""
+    text = re.sub(r"<details.*?</details>|```.*?```|\$\$.*?\$\$", " ", markdown, flags=re.DOTALL)
+    text = re.sub(r"\$[^$]*\$", " x ", text)
+    text = re.sub(r"<[^>]+>", " ", re.sub(r"\]\([^)]*\)", "]", text))
+    return len(re.findall(r"[A-Za-z0-9’'_.-]*[A-Za-z0-9]", text))
+
+
+def visible_code(notebook):
+    """Return the lines of each code cell whose source is not folded."""
+    shown = [cell for cell in cells(notebook, "code") if not FOLDED & set(cell["metadata"].get("tags", []))]
+    return [[line for line in cell["source"].splitlines() if line.strip()] for cell in shown]
+
+
+@each_notebook
+def test_a_notebook_takes_half_an_hour(notebook):
+    lines = visible_code(notebook)
+    assert len(cells(notebook)) <= MOST_CELLS
+    assert sum(words(cell["source"]) for cell in cells(notebook, "markdown")) <= MOST_WORDS
+    assert sum(map(len, lines)) <= MOST_LINES
+    assert max(map(len, lines)) <= LONGEST_CELL
+
+
+@each_notebook
+def test_the_first_screen_is_a_problem_something_that_runs_and_what_you_need(notebook):
+    title, first, bullets = cells(notebook)[:3]
+    assert title["source"].startswith("# Lesson ")
+    assert first["cell_type"] == "code"
+    assert len(first["source"].splitlines()) <= 5
+    assert first["outputs"], "the first cell shows nothing"
+    for promise in ("**You need**", "**You will be able to**", "**Time**"):
+        assert promise in bullets["source"]
+
+
+@each_lesson
+def test_a_lesson_asks_before_it_answers(notebook):
+    text = [cell["source"] for cell in cells(notebook, "markdown")]
+    guesses = sum(cell.count("**Guess.**") for cell in text)
+    assert 4 <= guesses <= 6
+    assert sum(cell.count("<summary>Answer</summary>") for cell in text) >= guesses
+
+
+@each_notebook
+def test_no_existing_lesson_is_spoken_of_as_future(notebook):
+    numbers = "|".join(str(int(path.stem[:2])) for path in LESSONS)
+    future = re.compile(rf"\b[Ll]essons? (?:{numbers})\b[^.;|]{{0,40}}\b(?:to come|will (?!be able))|\bare to come\b")
+    for cell in cells(notebook):
+        assert not (found := future.search(cell["source"])), found.group()
+
+
+@each_notebook
+def test_every_claim_names_a_section_of_its_notebook(notebook):
+    headings = re.findall(r"^#+ (.*)$", "\n".join(cell["source"] for cell in cells(notebook, "markdown")), re.MULTILINE)
+    rows = stored(notebook)
+    assert rows or notebook not in LESSONS
+    for row in rows:
+        assert slug(row[4]) in map(slug, headings), row
+
+
+def test_a_claim_has_one_row_in_the_whole_course():
+    claims = [row[0].lower() for notebook in NOTEBOOKS for row in stored(notebook)]
+    assert sorted(claims) == sorted(set(claims))
+
+
+def test_the_ledger_is_up_to_date():
+    assert (ROOT / "lessons" / "claims.md").read_text() == ledger(ROOT / "lessons"), "run: make refresh"
