@@ -82,7 +82,7 @@ def test_an_exception_is_reported_with_the_line_it_came_from(name, error):
 
 
 def test_a_wrong_number_of_parameters_is_reported():
-    assert "TypeError" in judge("kv_head", lambda h: 0).message
+    assert "TypeError" in judge("causal_mask", lambda T: 0).message
     assert "kernel warp_sum takes 1 arguments" in judge("warp_sum", "__global__ void warp_sum(float* x) {}").message
 
 

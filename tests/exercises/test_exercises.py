@@ -22,6 +22,7 @@ from pagewise.exercises.triton import triton_kernel
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
 from pagewise.paged_blocks import BlockManager
+from pagewise.tools.roofline import GPUS, AttentionCost
 
 CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
 FIRST_RUNGS = {
@@ -198,11 +199,11 @@ def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():
 
 
 def test_progress_names_what_is_done():
-    judge("kv_head", solutions["kv_head"])
+    judge("causal_mask", solutions["causal_mask"])
     judge("merge", lambda a, b: None)
     lines = repr(check.progress()).splitlines()
     assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 10)]
-    assert "✓ kv_head" in lines[0]
+    assert "✓ causal_mask" in lines[0]
     assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
 
 
@@ -210,6 +211,14 @@ def test_an_unknown_exercise_names_those_there_are():
     with pytest.raises(AttributeError, match="no exercise 'softmax': there are safe_softmax, causal_mask"):
         check.softmax  # noqa: B018
     assert set(check.names()) <= set(dir(check))
+
+
+def test_lesson_1_bounds_the_time_as_the_package_does():
+    for gpu in GPUS:
+        for B, H, Hkv, T, S, D in [(1, 32, 8, 1, 4096, 128), (3, 12, 12, 1024, 1024, 64), (8, 16, 1, 7, 300, 80)]:
+            cost = AttentionCost(B, H, Hkv, T, S, D)
+            least = 1e6 * gpu.seconds(cost.flops, cost.bytes_moved)
+            assert solutions["least_time"]((B, H, Hkv, T, S, D), gpu) == pytest.approx(least)
 
 
 def test_lesson_7_teaches_the_packages_own_rules():

@@ -1,10 +1,11 @@
-"""Exercises of lesson 1: safe softmax, the causal mask, grouped heads."""
+"""Exercises of lesson 1: safe softmax, the causal mask, the least time of an attention on a GPU."""
 
 import torch
 from torch import Tensor
 
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
+from pagewise.tools.roofline import H100, Gpu
 
 INF = float("inf")
 
@@ -32,26 +33,27 @@ SAFE_SOFTMAX = python_exercise(
         call(torch.tensor([-INF, -INF])),
     ],
     [
-        "no maximum: exp(1000) is infinite, and inf / inf is NaN: take the row's largest score from all of them "
-        "first. It cancels in the quotient.",
+        "no maximum: exp(1000) is infinite, and inf / inf is NaN. Before `exp`, subtract the largest score of the row: "
+        "it cancels in the quotient.",
         ("scores - m.masked_fill(m == -torch.inf, 0.0)", "scores"),
-        "one maximum for all rows: Each row needs its own maximum: less the largest score of all rows, the scores of "
-        "a smaller row all vanish in exp, and 0 / 0 is NaN.",
+        "one maximum for all rows: One maximum is subtracted from all rows. In a row of smaller scores every `exp` is "
+        "then 0, and 0 / 0 is NaN. Give `amax` the dimension of the keys (`dim=-1`, `keepdim=True`).",
         ("scores.amax(dim=-1, keepdim=True)", "scores.max()"),
         ("l.masked_fill(l == 0, 1.0)", "l"),
-        "columns: The rows do not sum to 1: the sum runs over the last dimension, the keys (`dim=-1`, `keepdim=True`).",
-        ("dim=-1", "dim=0"),
-        "one sum for all rows: Each row is divided by the sum of all rows: give `sum` the dimension (`dim=-1`, "
+        "columns: The rows do not sum to 1. The sum must run over the last dimension, the keys (`dim=-1`, "
         "`keepdim=True`).",
+        ("dim=-1", "dim=0"),
+        "one sum for all rows: Each row is divided by the sum of all rows. Give `sum` the dimension of the keys "
+        "(`dim=-1`, `keepdim=True`).",
         ("weights.sum(dim=-1, keepdim=True)", "weights.sum()"),
-        "NaN where nothing is visible: The row's maximum is −inf, and (−inf) − (−inf) is NaN: subtract 0 there "
-        "instead, and divide by 1 where the sum is 0.",
+        "NaN where nothing is visible: The row's maximum is −inf, and (−inf) − (−inf) is NaN. Where the maximum is "
+        "−inf, subtract 0 instead. Where the sum is 0, divide by 1.",
         ("m.masked_fill(m == -torch.inf, 0.0)", "m"),
-        "a finite number for −inf: A query that may look at nothing looks at everything equally: a large negative "
-        "number in place of −inf is the row's maximum there, and exp(0) = 1.",
+        "a finite number for −inf: A query that sees no key looks at all keys equally. A large negative number in "
+        "place of −inf is the maximum of such a row, and exp(0) is 1. Keep −inf, and treat such a row separately.",
         ("    m = ", "    scores = scores.clamp(min=-1e9)\n    m = "),
     ],
-    "no score overflows, and a query that sees nothing takes nothing.",
+    "no score overflows, and a query that sees no key gets zeros.",
     imports="import torch\nfrom torch import Tensor",
 )
 
@@ -70,18 +72,18 @@ CAUSAL_MASK = python_exercise(
     causal_mask,
     [call(T=T, S=S) for T, S in ((2, 2), (1, 3), (2, 4), (3, 2))],
     [
-        "top left: The last query must see every key: your mask is aligned top left, as if the queries were the "
-        "oldest tokens. Query i is token i + S − T.",
+        "top left: The mask is aligned top left, as if the queries were the oldest tokens. The last query must see "
+        "every key: shift the positions of the queries by S − T.",
         (" + S - T", ""),
-        "not itself: A token may look at itself: `<=`, not `<`.",
+        "not itself: A token does not see itself. Compare with `<=` instead of `<`.",
         ("<=", "<"),
-        "one too far: Each query sees one key of the future: off by one.",
+        "one too far: Each query sees one key of its future. The positions of the queries are too large by 1.",
         ("S - T", "S - T + 1"),
-        "inverted: Inverted: True is where a query *may* look.",
+        "inverted: The mask is inverted. True marks a key that the query *may* look at.",
         ("<=", ">"),
-        "transposed: Transposed: a row for each query, a column for each key.",
+        "transposed: The mask is transposed. It needs a row for each query and a column for each key.",
         ("key <= query + S - T", "(key <= query + S - T).T"),
-        "numbers: The mask must be of bools: 1.0 and 0.0 do not say where to look when they are added to scores.",
+        "numbers: The mask holds numbers. Return bools: `masked_fill` and torch's attention need them.",
         ("key <= query + S - T", "(key <= query + S - T).float()"),
     ],
     "the last query sees every key, whatever T and S are.",
@@ -89,33 +91,71 @@ CAUSAL_MASK = python_exercise(
 )
 
 
-def kv_head(h: int, H: int, Hkv: int) -> int:
-    """Return the KV head, of Hkv, that query head h of H reads. H / Hkv *neighbouring* query heads share a KV head."""
-    return h // (H // Hkv)
+def least_time(shape: tuple[int, ...], gpu: Gpu) -> float:
+    """Return the time in microseconds that an attention takes at least on a GPU, by the roofline.
+
+    shape = (B, H, Hkv, T, S, D). Every query sees every key, and each number takes 2 bytes.
+    The best kernel reads Q, K and V once and writes O once, while it computes.
+    The GPU computes `gpu.peak_flops` FLOPs per second and moves `gpu.bandwidth` bytes per second.
+    """
+    B, H, Hkv, T, S, D = shape
+    flops = 4 * B * H * T * S * D
+    moved = 2 * B * D * (2 * H * T + 2 * Hkv * S)
+    return 1e6 * max(flops / gpu.peak_flops, moved / gpu.bandwidth)
 
 
-def _all_heads(H: int, Hkv: int) -> Case:
-    return Case(f"[kv_head(h, {H}, {Hkv}) for h in range({H})]", lambda theirs: [theirs(h, H, Hkv) for h in range(H)])
+TOY = Gpu("a GPU of 1 MFLOP/s and 1 MB/s", 1e6, 1e6, 1, 1e6)  # on it a FLOP takes a microsecond, as does a byte
 
 
-KV_HEAD = python_exercise(
-    kv_head,
-    [_all_heads(2, 2), _all_heads(4, 2), _all_heads(8, 2), _all_heads(8, 4), _all_heads(4, 1)],
+def _on(gpu: Gpu, *shape: int) -> Case:
+    return Case(f"{{name}}({shape}, {gpu.name})", lambda theirs: theirs(shape, gpu))
+
+
+LEAST_TIME = python_exercise(
+    least_time,
     [
-        "modulo: Your neighbours read different KV heads: h % Hkv deals the heads out in turn, but a group is H / Hkv "
-        "neighbours.",
-        ("h // (H // Hkv)", "h % Hkv"),
-        "divided by the number of groups: You divide by the number of KV heads: a group has H // Hkv query heads, and "
-        "the head's group is what is asked for.",
-        ("(H // Hkv)", "Hkv"),
-        "place in the group: That is the head's place *in* its group: asked is which group.",
-        ("h // (", "h % ("),
-        "no grouping: There is no KV head of that number: every query head has its own only if Hkv = H.",
-        ("h // (H // Hkv)", "h"),
-        "a fraction: A head is a whole number: divide with `//`.",
-        ("h // (H // Hkv)", "h / (H / Hkv)"),
+        _on(TOY, 1, 1, 1, 1, 1, 1),
+        _on(TOY, 1, 1, 1, 4, 4, 1),
+        _on(TOY, 3, 1, 1, 1, 1, 1),
+        _on(TOY, 1, 4, 2, 1, 1, 1),
+        _on(TOY, 1, 4, 2, 8, 16, 2),
+        _on(H100, 1, 32, 8, 1, 4096, 128),
+        _on(H100, 2, 32, 8, 4096, 4096, 128),
     ],
-    "neighbours share a KV head: with Hkv = 1 all of them (MQA), with Hkv = H none.",
+    [
+        "arithmetic alone: The time covers the arithmetic alone. Count the bytes of Q, K, V and O too, divide them by "
+        "the bandwidth, and take the slower of the two.",
+        ("max(flops / gpu.peak_flops, moved / gpu.bandwidth)", "flops / gpu.peak_flops"),
+        "bytes alone: The time covers the bytes alone. Divide the FLOPs by the peak too, and take the slower of the "
+        "two.",
+        ("max(flops / gpu.peak_flops, moved / gpu.bandwidth)", "moved / gpu.bandwidth"),
+        "the sum: The two times are added. A kernel computes while it moves data: take the larger time.",
+        ("max(flops / gpu.peak_flops, moved / gpu.bandwidth)", "(flops / gpu.peak_flops + moved / gpu.bandwidth)"),
+        "the faster one: The time is that of the faster part. The kernel must wait for the slower one: `max`, not "
+        "`min`.",
+        ("max(", "min("),
+        "half of the FLOPs: The FLOPs are half as many as they should be. There are two products, and each of their "
+        "terms is a multiplication and an addition.",
+        ("4 * B", "2 * B"),
+        "numbers for bytes: The traffic is counted in numbers. Each number takes 2 bytes.",
+        ("moved = 2 * B", "moved = B"),
+        "K and V for every query head: K and V are read once for each query head. They have Hkv heads, not H: a group "
+        "of query heads shares one read.",
+        ("2 * Hkv * S", "2 * H * S"),
+        "without O: One matrix of T rows is missing from the traffic. Q is read, and O is written.",
+        ("2 * H * T", "H * T"),
+        "without V: One matrix of S rows is missing from the traffic. K and V are both read.",
+        ("2 * Hkv * S", "Hkv * S"),
+        "one sequence: The batch is missing from the traffic. Each of the B sequences has its own Q, K, V and O.",
+        ("moved = 2 * B", "moved = 2"),
+        "three kernels: The traffic includes the scores and the weights. The best kernel keeps both on the chip: count "
+        "Q, K, V and O only.",
+        ("2 * Hkv * S)", "2 * Hkv * S) + 8 * B * H * T * S"),
+        "seconds: The result is in seconds. Multiply by 1e6 for microseconds.",
+        ("1e6 * ", ""),
+    ],
+    "the slower of arithmetic and memory sets the time.",
+    imports="from pagewise.tools.roofline import Gpu",
 )
 
-EXERCISES = [SAFE_SOFTMAX, CAUSAL_MASK, KV_HEAD]
+EXERCISES = [SAFE_SOFTMAX, CAUSAL_MASK, LEAST_TIME]

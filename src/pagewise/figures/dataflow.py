@@ -70,12 +70,12 @@ _OPERATOR_ARROWS += [("qkv", "KV cache", ""), ("KV cache", "scores", "")]
 _KERNELS = {
     "Q": (0.4, 1.6, 0.7, "Q"),
     "K": (1.4, 1.6, 0.7, "K"),
-    "S": (3.1, 1.6, 2.2, "S"),
+    "S": (3.1, 1.6, 2.2, "scores"),
     "P": (6.5, 1.6, 2.2, "P"),
     "V": (8.6, 1.6, 0.7, "V"),
     "O": (9.7, 1.6, 0.7, "O"),
-    "QK": (1.275, 0, 2.45, "$S = QK^T/\\sqrt{D}$"),
-    "softmax": (4.8, 0, 2.2, "$P = $softmax$(S)$"),
+    "QK": (1.275, 0, 2.45, "$QK^T/\\sqrt{D}$"),
+    "softmax": (4.8, 0, 2.2, "$P = $softmax"),
     "PV": (8.6, 0, 2.9, "$O = PV$"),
 }
 _MOVES = {
@@ -84,7 +84,7 @@ _MOVES = {
     "PV": ["read P", "read V", "write O"],
 }
 _FUSED = {name: _KERNELS[name] for name in "QKVO"}
-_FUSED["fused"] = (5.05, 0, 10.0, "tile of $S$, tile of $P$, tile of $O$: on chip, never in main memory")
+_FUSED["fused"] = (5.05, 0, 10.0, "tile of scores, tile of $P$, tile of $O$: on chip, never in main memory")
 _FUSED_MOVES = {"fused": ["read Q", "read K", "read V", "write O"]}
 
 
