@@ -53,7 +53,7 @@ def test_the_first_screen_is_a_problem_something_that_runs_and_what_you_need(not
     title, first, bullets = cells(notebook)[:3]
     assert title["source"].startswith("# Lesson ")
     assert first["cell_type"] == "code"
-    assert len(first["source"].splitlines()) <= 5
+    assert len([line for line in first["source"].splitlines() if line.strip()]) <= 5
     assert first["outputs"], "the first cell shows nothing"
     for promise in ("**You need", "**You will be able to", "**Time"):
         assert promise in bullets["source"]
