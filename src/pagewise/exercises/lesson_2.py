@@ -152,7 +152,8 @@ OUTGROWN_AT = python_exercise(
         "a fraction: A number of tokens is a whole number. Look at the division: it must round up.",
         ("-(-weight_bytes // bytes_per_token)", "weight_bytes / bytes_per_token"),
     ],
-    "sharing KV heads makes the tokens small, so the cache outgrows the weights much later.",
+    f"the cache of Llama-2-7B outgrows the weights at {outgrown_at(*_LLAMA_2_7B):,} tokens, the cache of Mistral-7B at "
+    f"{outgrown_at(*_MISTRAL_7B):,}, because four query heads share a KV head.",
 )
 
 
