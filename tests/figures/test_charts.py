@@ -126,6 +126,14 @@ def test_hidden_scores_are_marked_and_left_white(shown):
     assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == SCORES.isinf().tolist()
 
 
+def test_a_frame_is_drawn_around_the_outlined_row_of_each_matrix(shown):
+    heatmaps({"scores": SCORES, "weights": SCORES.exp()}, xlabel="key", ylabel="query", outlined=1)
+    for ax in shown[0].axes[:2]:
+        (frame,) = ax.patches
+        assert frame.get_bbox().bounds == (-0.5, 0.5, 3, 1)
+        assert frame.get_facecolor()[3] == 0  # the numbers stay visible
+
+
 @pytest.mark.parametrize(("values", "limits"), [([[0.25, 0.5]], (0, 0.5)), ([[-3.0, 1.0]], (-3, 3))])
 def test_colours_start_at_zero_or_are_centred_there(values, limits):
     _, ax = plt.subplots()

@@ -1,4 +1,4 @@
-"""Exercises of lesson 2: append and attend, the size of a cache, positions of a decode step."""
+"""Exercises of lesson 2: tokens computed, a batched decode step, the length at which a cache outgrows the model."""
 
 from collections.abc import Callable
 
@@ -10,100 +10,157 @@ from pagewise.exercises.python import call, python_exercise
 from pagewise.naive_attention import attention
 
 
-def append_and_attend(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, length: int) -> Tensor:
-    """One step with a cache: T new tokens of one head, q, k, v [T, D]; the caches [max_len, D] hold `length` tokens.
+def tokens_computed(prompt_len: int, num_new: int, cached: bool) -> int:
+    """Return how many tokens the model computes, over all calls, to write `num_new` ≥ 1 tokens after a prompt.
 
-    Write k and v into the caches after the `length` old tokens. Return the causal attention of the new queries over all
-    tokens so far, the new ones too: out [T, D]. The later rows of the caches hold anything, NaN too.
-    `attention` takes and gives [B, H, T, D]: q[None, None] has that shape.
+    Each call gives one new token. Without a cache, a call computes every token known so far. With a cache, a call
+    computes only the tokens that no earlier call has computed.
     """
-    stop = length + len(q)
-    k_cache[length:stop], v_cache[length:stop] = k, v
-    seen = k_cache[None, None, :stop], v_cache[None, None, :stop]
-    return attention(q[None, None], *seen, causal=True)[0, 0]
+    if cached:
+        return prompt_len + num_new - 1
+    return num_new * prompt_len + num_new * (num_new - 1) // 2
 
 
-def _step(length: int, T: int, max_len: int) -> Case:
-    """Return a call on caches of `max_len` rows. The rows that nothing was written to are NaN."""
-    generator = torch.Generator().manual_seed(10 * length + T)
-    tokens = torch.randint(-2, 3, (3, length + T, 2), generator=generator).float()
-
-    def run(theirs: Callable) -> object:
-        caches = torch.full((2, max_len, 2), torch.nan)
-        caches[:, :length] = tokens[1:, :length]
-        out = theirs(*tokens[:, length:].clone(), *caches, length)
-        return {"out": out, "k_cache": caches[0], "v_cache": caches[1]}
-
-    return Case(f"{length} tokens in caches of {max_len} rows, {T} new", run)
-
-
-APPEND_AND_ATTEND = python_exercise(
-    append_and_attend,
-    [_step(0, 1, 2), _step(1, 1, 2), _step(2, 1, 4), _step(0, 2, 2), _step(2, 3, 6)],
+TOKENS_COMPUTED = python_exercise(
+    tokens_computed,
+    [call(*sizes, cached) for sizes in ((1, 1), (3, 1), (3, 2), (6, 9)) for cached in (True, False)],
     [
-        "cache not written: The output is right and the cache is as before: the next step will not find these tokens. "
-        "`torch.cat` makes a new tensor; assign to rows of the cache.",
-        ("    k_cache[length", "    k_cache, v_cache = k_cache.clone(), v_cache.clone()\n    k_cache[length"),
-        "old tokens only: A token looks at itself too: write k and v first, then attend over length + T rows.",
-        (", :stop]", ", :length]"),
-        ("causal=True", "causal=False"),
-        "whole buffer: Rows that nobody has written took part: attend over the first length + T rows of the caches, "
-        "not all.",
-        (", :stop]", "]"),
-        "written over the first rows: The new tokens overwrote old ones: they belong into rows length … length + T − "
-        "1.",
-        ("[length:stop]", "[: len(q)]"),
-        "not causal: With several new tokens at once the earlier ones see the later ones: `causal=True`.",
-        ("causal=True", "causal=False"),
-        "one token at a time: Only the first of T new tokens was written: a prompt brings many at once.",
-        ("length + len(q)", "length + 1"),
-        ("= k, v", "= k[:1], v[:1]"),
+        "nothing yet: The function returns nothing yet. Write down the tokens of the first three calls after a prompt "
+        "of 6 tokens: 6, 7, 8 without a cache and 6, 1, 1 with a cache.",
+        ("    if cached:", "    return None\n    if cached:"),
+        "last token computed: The count with a cache is one too high. Look at the end: no call reads the last new "
+        "token.",
+        ("return prompt_len + num_new - 1", "return prompt_len + num_new"),
+        "no prompt: The prompt is missing from the count with a cache. Look at the first call: it computes the whole "
+        "prompt.",
+        ("return prompt_len + num_new - 1", "return num_new"),
+        "calls of one length: Without a cache, the calls do not all have the same length. Look at the second call: it "
+        "computes the prompt and one new token.",
+        (" + num_new * (num_new - 1) // 2", ""),
+        "own output: Without a cache, each of your calls is one token too long. Look at the first call: it computes "
+        "the prompt alone, and its output comes later.",
+        ("(num_new - 1) // 2", "(num_new + 1) // 2"),
+        "last call only: Your count without a cache covers the last call alone. Add up all the calls before it.",
+        ("return num_new * prompt_len + num_new * (num_new - 1) // 2", "return prompt_len + num_new - 1"),
     ],
-    "the cache has what the next step needs, and nobody read what nobody wrote.",
-    imports="from torch import Tensor\n\nfrom pagewise.naive_attention import attention",
+    "without a cache the count grows with the square of the text, with a cache it grows with its length.",
 )
 
 
-def cache_bytes(
-    num_tokens: int, num_layers: int, num_heads: int, num_kv_heads: int, head_size: int, itemsize: int
-) -> int:
-    """Bytes of the KV cache of `num_tokens` tokens, in all layers.
+def decode_batch(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: list[int]) -> Tensor:
+    """Do one decode step, of one head, for B sequences of different lengths. Return the output [B, D].
 
-    A number has `itemsize` bytes; `num_heads` query heads share `num_kv_heads` KV heads.
+    Each sequence brings one token: q, k and v are [B, D]. The caches [B, max_len, D] hold lengths[b] old tokens of
+    sequence b. Write its new k and v after its old tokens. Its query sees these tokens, the new token included.
+    All later rows of the caches hold anything, NaN too. `attention` takes and gives [B, H, T, D].
     """
-    return 2 * num_tokens * num_layers * num_kv_heads * head_size * itemsize
+    out = torch.empty_like(q)
+    for b, length in enumerate(lengths):
+        k_cache[b, length], v_cache[b, length] = k[b], v[b]
+        keys, values = (cache[None, None, b, : length + 1] for cache in (k_cache, v_cache))
+        out[b] = attention(q[None, None, b : b + 1], keys, values)[0, 0, 0]
+    return out
 
 
-_SIZES = ("num_tokens", "num_layers", "num_heads", "num_kv_heads", "head_size", "itemsize")
+def _step(lengths: list[int], max_len: int) -> Case:
+    """Return a call on caches of `max_len` rows. The rows that nothing was written to are NaN."""
+    B = len(lengths)
+    generator = torch.Generator().manual_seed(10 * sum(lengths) + B)
+    new = torch.randint(-2, 3, (3, B, 2), generator=generator).float()
+    old = torch.randint(-2, 3, (2, B, max_len, 2), generator=generator).float()
+    empty = torch.arange(max_len) >= torch.tensor(lengths)[:, None]
+    old = old.masked_fill(empty[..., None], torch.nan)
 
-CACHE_BYTES = python_exercise(
-    cache_bytes,
+    def run(theirs: Callable) -> object:
+        caches = old.clone()
+        out = theirs(*new.clone(), *caches, list(lengths))
+        return {"out": out, "k_cache": caches[0], "v_cache": caches[1]}
+
+    return Case(f"lengths {lengths}, caches of {max_len} rows", run)
+
+
+DECODE_BATCH = python_exercise(
+    decode_batch,
+    [_step([0], 2), _step([1], 3), _step([1, 1], 3), _step([2, 0], 3), _step([0, 3, 1], 5)],
+    [
+        "nothing yet: The function does nothing yet. Begin with a loop over the sequences: sequence b writes its new k "
+        "and v into row lengths[b] of its caches.",
+        ("    out = torch", "    return None\n    out = torch"),
+        "cache not written: The output is right, but the caches are as before, so the next step will not find these "
+        "tokens. Assign to a row of `k_cache` and `v_cache` instead of making new tensors.",
+        ("    out = torch", "    k_cache, v_cache = k_cache.clone(), v_cache.clone()\n    out = torch"),
+        "old tokens only: The new token is missing among the keys. Look at the end of the slice: it must include row "
+        "lengths[b], where the new token is now.",
+        ("b, : length + 1]", "b, :length]"),
+        "whole buffer: Rows without a token took part in attention. Look at the slice of the keys: it must end after "
+        "lengths[b] + 1 rows.",
+        ("b, : length + 1]", "b]"),
+        "longest length for all: All sequences got the longest length. Look at the row that you write to and at the "
+        "number of keys: both depend on the sequence.",
+        ("enumerate(lengths)", "enumerate([max(lengths)] * len(lengths))"),
+        "written over the last token: The new token overwrote an old token. Look at the row that you write to: the old "
+        "tokens fill rows 0 to lengths[b] − 1, so row lengths[b] is free.",
+        ("k_cache[b, length], v_cache[b, length]", "k_cache[b, length - 1], v_cache[b, length - 1]"),
+        ("b, : length + 1]", "b, : max(length, 1)]"),
+        "values not kept: Only the keys are kept. Look at `v_cache`: the new value needs its row, too.",
+        ("k_cache[b, length], v_cache[b, length] = k[b], v[b]", "k_cache[b, length] = k[b]"),
+    ],
+    "every sequence continues at its own length, and no query reads a row without a token.",
+    imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.naive_attention import attention",
+)
+
+
+def outgrown_at(
+    weight_bytes: int, num_layers: int, num_heads: int, num_kv_heads: int, head_size: int, itemsize: int
+) -> int:
+    """Return the smallest number of tokens of one sequence whose KV cache takes at least `weight_bytes` bytes.
+
+    Every layer has a cache. `num_heads` query heads share `num_kv_heads` KV heads. A number takes `itemsize` bytes.
+    """
+    bytes_per_token = 2 * num_layers * num_kv_heads * head_size * itemsize
+    return -(-weight_bytes // bytes_per_token)
+
+
+_SIZES = ("weight_bytes", "num_layers", "num_heads", "num_kv_heads", "head_size", "itemsize")
+_LLAMA_2_7B = (13_476_831_232, 32, 32, 32, 128, 2)
+_MISTRAL_7B = (14_483_464_192, 32, 32, 8, 128, 2)
+
+OUTGROWN_AT = python_exercise(
+    outgrown_at,
     [
         call(**dict(zip(_SIZES, sizes, strict=True)))
-        for sizes in [(1, 1, 1, 1, 4, 4), (3, 2, 4, 4, 8, 2), (2048, 32, 32, 8, 128, 2)]
+        for sizes in [(64, 1, 1, 1, 4, 4), (70, 1, 1, 1, 4, 4), (1000, 2, 4, 2, 8, 2), _LLAMA_2_7B, _MISTRAL_7B]
     ],
     [
-        "one of two: Half of it: keys *and* values are kept.",
+        "nothing yet: The function returns nothing yet. Begin with the bytes of one token: count the layers, the KV "
+        "heads, the head size, and keys and values.",
+        ("    bytes_per_token =", "    return None\n    bytes_per_token ="),
+        "keys only: Your tokens have half of their bytes. Look at the number of tensors in each layer: the cache keeps "
+        "keys *and* values.",
         ("2 * ", ""),
-        "one layer: That is one layer: every layer has keys and values of its own.",
-        (" * num_layers", ""),
-        "elements: That counts numbers, not bytes: each has `itemsize` of them.",
+        "numbers for bytes: You count numbers, but `weight_bytes` counts bytes. Look at `itemsize`, the bytes of a "
+        "number.",
         (" * itemsize", ""),
-        "query heads: Only KV heads are kept: query heads that share one read the same keys and values.",
+        "one layer: Your cache covers one layer. Look at `num_layers`: every layer keeps keys and values of its own.",
+        (" * num_layers", ""),
+        "query heads: Your cache has too many heads. Look at `num_kv_heads`: query heads that share a KV head read the "
+        "same keys and values.",
         ("* num_kv_heads", "* num_heads"),
-        "all heads: Heads are counted twice: only the KV heads are kept, queries are not.",
-        ("* num_kv_heads", "* num_heads * num_kv_heads"),
-        "gigabytes: Asked are bytes, a whole number: 1 GB is 10⁹ of them.",
-        ("* itemsize", "* itemsize / 1e9"),
+        "rounded down: The cache is still smaller than the weights at your number of tokens. Look at the division: it "
+        "must round up.",
+        ("-(-weight_bytes // bytes_per_token)", "weight_bytes // bytes_per_token"),
+        "a fraction: A number of tokens is a whole number. Look at the division: it must round up.",
+        ("-(-weight_bytes // bytes_per_token)", "weight_bytes / bytes_per_token"),
     ],
-    "2 · tokens · layers · KV heads · head size · bytes of a number.",
+    f"the cache of Llama-2-7B outgrows the weights at {outgrown_at(*_LLAMA_2_7B):,} tokens, the cache of Mistral-7B at "
+    f"{outgrown_at(*_MISTRAL_7B):,}, because four query heads share a KV head.",
 )
 
 
 def decode_positions(num_cached: list[int], T: int) -> Tensor:
-    """Positions of the T new tokens of each sequence of a batch: [B, T] int64.
+    """Return the positions of the T new tokens of each sequence of a batch: [B, T] int64.
 
-    num_cached[b] tokens of sequence b are in the cache already. The first token of a text has position 0.
+    The cache holds num_cached[b] tokens of sequence b already. The first token of a text has position 0.
     """
     return torch.tensor(num_cached)[:, None] + torch.arange(T)
 
@@ -112,25 +169,31 @@ DECODE_POSITIONS = python_exercise(
     decode_positions,
     [call([0], 3), call([3], 1), call([2, 2], 2), call([4, 1], 1), call([5, 2, 0], 2)],
     [
-        "from 0: New tokens do not begin a new text: num_cached[b] stand before them. With position 0 at every step, "
-        "RoPE turns their queries and keys by the wrong angle.",
+        "nothing yet: The function returns nothing yet. Begin with one sequence: after 3 cached tokens, 2 new tokens "
+        "have positions 3 and 4.",
+        ("    return torch", "    return None\n    return torch"),
+        "from 0: Your new tokens begin a new text, so RoPE turns their queries and keys by the wrong angles. Look at "
+        "the first new token of sequence b: num_cached[b] tokens come before it.",
         ("torch.tensor(num_cached)", "0 * torch.tensor(num_cached)"),
-        "one too far: Positions count from 0: with n tokens before it, a token has position n.",
+        "one too far: Your positions are one too high. Look at the first token of a text: it has position 0.",
         ("arange(T)", "arange(1, T + 1)"),
-        "one for all: All sequences got the position of the longest: each continues from its own length.",
+        "one for all: All sequences got the positions of the longest sequence. Look at the rows: row b starts at "
+        "num_cached[b].",
         ("torch.tensor(num_cached)", "torch.tensor([max(num_cached)] * len(num_cached))"),
-        "transposed: Transposed: a row for each sequence, a column for each new token.",
+        "transposed: Your result is transposed. Look at the shape: it has a row for each sequence and a column for "
+        "each new token.",
         ("[:, None] + torch.arange(T)", " + torch.arange(T)[:, None]"),
-        "of the text so far: Positions of the new tokens only: the cached ones are not computed again.",
+        "of the text so far: Your result has positions of cached tokens. Look at the number of columns: it is T, "
+        "because the step computes the new tokens alone.",
         (
             "torch.tensor(num_cached)[:, None] + torch.arange(T)",
             "torch.arange(max(num_cached) + T).expand(len(num_cached), -1)",
         ),
-        "floats: Positions are whole numbers: int64.",
+        "floats: Your positions are fractions. Look at the dtype: positions are whole numbers, int64.",
         ("arange(T)", "arange(float(T))"),
     ],
-    "every sequence goes on where it was.",
+    "every sequence continues where its cached tokens end.",
     imports="import torch\nfrom torch import Tensor",
 )
 
-EXERCISES = [APPEND_AND_ATTEND, CACHE_BYTES, DECODE_POSITIONS]
+EXERCISES = [TOKENS_COMPUTED, DECODE_BATCH, OUTGROWN_AT, DECODE_POSITIONS]

@@ -14,7 +14,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from pagewise.figures import palette
-from pagewise.figures.drawing import chart, show, subplots
+from pagewise.figures.drawing import chart, rectangle, show, subplots
 from pagewise.figures.palette import DASHES, HATCHES, INK, PALETTE, readable_on
 
 
@@ -36,6 +36,7 @@ def heatmaps(
     suptitle: str = "",
     size: float = 3.0,
     shared: bool = False,
+    outlined: int | None = None,
     alt: str = "",
 ) -> None:
     """Draw matrices side by side, each with a title. −∞ is white.
@@ -43,6 +44,7 @@ def heatmaps(
     Args:
         annotate: a format such as ".2f" for the numbers.
         shared: use one colour scale for all matrices.
+        outlined: the row to draw a frame around.
     """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
@@ -54,6 +56,8 @@ def heatmaps(
             if annotate is None and not shared:
                 figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
             ax.set_xlabel(xlabel)
+            if outlined is not None:
+                rectangle(ax, -0.5, outlined - 0.5, matrix.shape[1], 1, "none", ec=palette.ORANGE, lw=3, clip_on=False)
             for axis, ticks in ((ax.xaxis, xticks), (ax.yaxis, yticks)):
                 axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
                 if ticks is not None:
