@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0, or 2 where the command cannot be done and one line on stderr says why."""
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
-    engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks")}
+    engine = {name: asked.pop(name) for name in ("attention", "backend", "device", "num_blocks", "speculate")}
     try:
         llm = LLM(model, max_num_seqs=1, **engine)
         if llm.tokenizer is None:
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="of the cache; what the memory has room for")
+    parser.add_argument("--speculate", type=int, default=0, metavar="N", help="tokens to guess and check in a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the best there is")
     return parser
 

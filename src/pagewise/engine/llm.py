@@ -42,7 +42,7 @@ class LLM:
         attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
         backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
         prefix_cache: whole blocks of equal prompts are computed once. Default: if paged.
-        scheduler: see `pagewise.engine.scheduler`.
+        scheduler, speculate: see `pagewise.engine.scheduler` and `speculation`. 0 drafts a step: no speculation.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
     Raises:
@@ -62,12 +62,13 @@ class LLM:
         backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
         prefix_cache: bool | None = None,
         scheduler: Policy = "continuous",
+        speculate: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        if num_blocks is not None:
-            check_counts(num_blocks=num_blocks)
+        check_counts(minimum=0, speculate=speculate)
+        check_counts(num_blocks=1 if num_blocks is None else num_blocks)
         prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
         self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
         weight, config = next(self.model.parameters()), self.model.config
@@ -81,7 +82,7 @@ class LLM:
             sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
             self.memory = PagedMemory(config, **sizes, **kind)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
+        self.scheduler = Scheduler(self.memory, policy=scheduler, speculate=speculate, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
         self.runner = ModelRunner(self.model, self.memory, weight.device, graphs)
         self._ends = checks.end_tokens(self.model, self.tokenizer)
@@ -239,7 +240,7 @@ class LLM:
         try:
             with span("step"):
                 with held_back(), span("schedule"):
-                    chunks = self.scheduler.schedule()
+                    chunks = self.scheduler.draft(self.scheduler.schedule())
                 if not chunks:
                     return
                 logits = self.runner.run(chunks)

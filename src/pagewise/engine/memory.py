@@ -81,7 +81,7 @@ class PagedMemory:
 
         Raises OutOfBlocks also if the free blocks do not hold the tokens that the sequences do not share.
         """
-        needed = self._blocks_for(len(request.live), len(request.live[0].tokens), len(tokens))
+        needed = self._blocks_for(len(request.live), max(len(s.tokens) for s in request.live), len(tokens))
         if len(request.live) > 1 and needed > self.manager.num_free_blocks:
             raise OutOfBlocks(f"{len(request.live)} sequences need {needed} blocks")
         return self.manager.allocate(request.live[0], tokens)
@@ -91,12 +91,23 @@ class PagedMemory:
         for token in sequence.tokens[self.manager.num_tokens(sequence) :]:
             self.manager.append(sequence, token)
 
+    def extend_by(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Slots for drafts after all its tokens, as long as there are free blocks. Returns the drafts that got one."""
+        for i, token in enumerate(drafts):
+            try:
+                self.manager.append(sequence, token)
+            except OutOfBlocks:
+                return drafts[:i]
+        return drafts
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child shares the parent's blocks, until one of them writes."""
         self.manager.fork(parent, child)
 
     def commit(self, sequence: Sequence) -> None:
-        """Let other prompts find the blocks that the sequence has computed."""
+        """Let other prompts find the blocks that the sequence has computed. Refused drafts give back their slots."""
+        if sequence.num_computed >= len(sequence.tokens):  # all that is right
+            self.manager.truncate(sequence, sequence.num_computed)
         self.manager.commit(sequence, sequence.num_computed)
 
     def free(self, sequence: Sequence) -> None:
@@ -139,9 +150,7 @@ class DenseMemory:
         self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
         self._kv: dict[Sequence, Tensor] = {}
         self._reserved: dict[Request, int] = {}
-        self._padded_buffer = torch.empty(
-            0, **self._options
-        )  # for `_padded`: a fresh one would cost more than the copying
+        self._padded_buffer = torch.empty(0, **self._options)  # a fresh one would cost more than the copying
 
     @property
     def nbytes(self) -> int:
@@ -182,6 +191,10 @@ class DenseMemory:
 
     def extend(self, sequence: Sequence) -> None:
         """There is room."""
+
+    def extend_by(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """There is room."""
+        return drafts
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child gets a copy."""

@@ -5,6 +5,7 @@ captured once as CUDA graphs, for a few numbers of sequences, and replayed on fi
 in, fills up with rows that write nowhere (slot −1) and see nothing (length 0), and launches once.
 """
 
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from pagewise.engine.memory import DenseMemory, PagedMemory
 from pagewise.engine.profile import span
 from pagewise.engine.sampling import Pick, Row, sample
 from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.engine.speculation import verified
 
 
 class ModelRunner:
@@ -28,7 +30,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
-        """The logits after the chunks that `gives_logits`, in their order; K and V of all are in memory then."""
+        """The logits after the last `num_logits` tokens of each chunk, in order; K and V of all are in memory then."""
         decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
@@ -49,9 +51,9 @@ class ModelRunner:
 
 
 class Chosen(NamedTuple):
-    """A token for each sequence that got logits, or a selection of beams for a request."""
+    """Tokens for each sequence that got logits, or a selection of beams for a request."""
 
-    picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
+    picks: list[tuple[Request, Sequence, list[Pick | None]]]  # one more than drafts were right; None: not finite
     selections: list[tuple[Request, beam_search.Selection]]
 
 
@@ -59,15 +61,19 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
     """The next tokens. It changes nothing."""
     rows, drawn = [], []
     searches: dict[Request, list[int]] = {}
-    for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
-        request = chunk.request
+    stop = 0
+    for chunk in (chunk for chunk in chunks if chunk.num_logits):
+        request, at, stop = chunk.request, stop, stop + chunk.num_logits
         if request.sampling.beam_width > 1:
             searches.setdefault(request, []).append(at)
             continue
         for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
-            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
-            drawn.append((request, sequence))
-    picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
+            for i in range(chunk.num_logits):
+                tokens = [*sequence.tokens, *chunk.drafts[:i]] if i else sequence.tokens
+                rows.append(Row(at + i, request.sampling, tokens, request.seed, sequence.index))
+            drawn.append((request, sequence, chunk.drafts))
+    picks = iter(sample(logits, rows))
+    picks = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]
     found = [(r, beam_search.select(r, logits[at], r.ends(ends))) for r, at in searches.items()]
     return Chosen(picks, found)
 

@@ -3,7 +3,8 @@
 A step has a budget of tokens. Sequences that decode need one each and come first; what is left goes to prompts, oldest
 first, in chunks if they are longer (chunked prefill). When memory runs out the youngest running request is preempted:
 its memory is freed, its tokens are kept, and it will compute them again (preemption by recomputation). So the oldest
-request always advances, and all end.
+request always advances, and all end. Drafts (see `speculation`) come last: they take tokens of the budget and free
+blocks that the step leaves over. So drafts preempt no one and delay no prompt.
 
     naive       one request at a time
     static      as many as fit; no request joins before all of these have ended
@@ -15,6 +16,7 @@ prefill, decoding first).
 
 from collections import deque
 from collections.abc import Callable
+from functools import reduce
 from itertools import accumulate
 from typing import Literal
 
@@ -45,12 +47,13 @@ class Scheduler:
         policy: Policy = "continuous",
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        speculate: int = 0,
     ) -> None:
-        self.memory, self.policy = memory, policy
+        self.memory, self.policy, self.speculate = memory, policy, speculate
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_drafted = self.num_accepted = 0
         self._may_join = 0  # for requests in the batch that is running, unless continuous
 
     def add(self, request: Request) -> None:
@@ -76,6 +79,22 @@ class Scheduler:
         while self.num_preemptions == preempted and left > 0 and self._admit(chunks):
             left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
         return chunks
+
+    def draft(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the step with drafts for the sequences that decode, the oldest first, `speculate` each at most."""
+        if not self.speculate:
+            return chunks
+        left, step = self.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
+        for chunk in chunks:
+            request = chunk.request
+            most = min(self.speculate, left, request.most_slots - chunk.stop)
+            if most > 0 and chunk.num_logits and request.forked and request.sampling.beam_width == 1:
+                drafts = chunk.sequence.drafter.draft(most)
+                chunk = chunk.with_drafts(self.memory.extend_by(chunk.sequence, drafts))
+                left -= len(chunk.drafts)
+                self.num_drafted += len(chunk.drafts)
+            step.append(chunk)
+        return step
 
     def preempt(self, request: Request) -> None:
         """A running request waits again, before all others that wait."""
@@ -161,9 +180,13 @@ class Scheduler:
         return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
     def computed(self, chunks: list[Chunk]) -> None:
-        """These chunks have been computed. Where all common tokens of a request are, its other sequences join."""
-        for request, sequence, _, stop in chunks:
+        """These chunks have been computed, and the drafts that they have were right.
+
+        Where all common tokens of a request are computed, its other sequences join.
+        """
+        for request, sequence, _, stop, drafts in chunks:
             sequence.num_computed = stop
+            self.num_accepted += len(drafts)
             self.memory.commit(sequence)
             if not request.forked and stop == request.num_common:
                 first, *others = request.live
@@ -190,11 +213,20 @@ def advance(
     """Give the tokens to their sequences.
 
     `tell` is called at once with the piece of each sequence, and `end` for each request that has ended. If a tokenizer
-    raises, its sequence has not changed, and no other text is lost.
+    raises, its sequence has the tokens before the one that failed, and no text is lost.
     """
-    scheduler.computed(chunks)
-    for request, sequence, pick in chosen.picks:
-        tell((request, _grow(request, sequence, pick, ends)))
+    num_right = {sequence: len(picks) - 1 for _, sequence, picks in chosen.picks}
+    scheduler.computed([chunk.with_drafts(chunk.drafts[: num_right.get(chunk.sequence, 0)]) for chunk in chunks])
+    for request, sequence, picks in chosen.picks:
+        pieces: list[Piece] = []
+        try:
+            for pick in picks:
+                pieces.append(_grow(request, sequence, pick, ends))
+                if sequence.finish_reason is not None:
+                    break
+        finally:  # a tokenizer may fail at a later one
+            if pieces:
+                tell((request, reduce(Piece.followed_by, pieces)))
         if sequence.finish_reason is not None:
             scheduler.memory.free(sequence)
             request.live.remove(sequence)

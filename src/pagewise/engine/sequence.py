@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling import Pick, SamplingParams
+from pagewise.engine.speculation import Drafter
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
 FinishReason = Literal["stop", "length", "error"]
@@ -56,6 +57,12 @@ class Piece(NamedTuple):
     text: str  # may lag behind the tokens: half a character, or the beginning of a stop string, waits
     finish_reason: FinishReason | None
     logprobs: list[dict[int, float]] | None
+
+    def followed_by(self, later: "Piece") -> "Piece":
+        """Return both as one piece, where a step adds several tokens to a choice."""
+        logprobs = [*(self.logprobs or []), *(later.logprobs or [])] or None
+        token_ids, text = self.token_ids + later.token_ids, self.text + later.text
+        return later._replace(token_ids=token_ids, text=text, logprobs=logprobs)
 
 
 Listener = Callable[[Piece], None]
@@ -136,6 +143,7 @@ class Sequence:
 
     def __init__(self, tokens: list[int], index: int = 0) -> None:
         self.tokens, self.index = tokens, index
+        self.drafter = Drafter(tokens)
         self.text: Text | None = None  # without a tokenizer, and of beams
         self.num_computed = 0
         self.score = 0.0
@@ -157,8 +165,9 @@ class Sequence:
 class Request:
     """A prompt, how to continue it, and the sequences that do.
 
-    `live` ones are not finished and all of the same length. In memory are either none of them (waiting), or the first
-    alone with the `common` tokens that all begin with (until these are computed), or all (`forked`).
+    `live` ones are not finished. They have the same length, unless drafts were accepted for some. In memory are either
+    none of them (waiting), or the first alone with the `common` tokens that all begin with (until these are computed),
+    or all (`forked`).
     """
 
     def __init__(self, prompt: list[int], sampling: SamplingParams, tokenizer: Any) -> None:
@@ -207,9 +216,13 @@ class Request:
         return (frozenset() if self.sampling.ignore_eos else ends) | frozenset(self.sampling.stop_ids)
 
     def common_tokens(self) -> list[int]:
-        """The tokens that all live sequences begin with: the prompt at least."""
+        """The tokens that all live sequences begin with: the prompt at least.
+
+        The newest token of a sequence is not among them if others are longer. Each computes its newest token by itself.
+        """
         first, *others = (sequence.tokens for sequence in self.live)
-        length = min(len(sequence.tokens) for sequence in self.live)
+        lengths = {len(sequence.tokens) for sequence in self.live}
+        length = min(lengths) - (len(lengths) > 1)
         for other in others:
             length = next((i for i in range(length) if first[i] != other[i]), length)
         return first[:length]
@@ -225,14 +238,23 @@ class Request:
 
 
 class Chunk(NamedTuple):
-    """Tokens start … stop − 1 of a sequence, to be computed in one step."""
+    """Tokens start … stop − 1 of a sequence, to be computed in one step. The last of them may be drafts."""
 
     request: Request
     sequence: Sequence
     start: int
     stop: int
+    drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
 
     @property
-    def gives_logits(self) -> bool:
-        """Whether its last token is the newest of the sequence, which the next one follows."""
-        return self.stop == len(self.sequence.tokens)
+    def token_ids(self) -> list[int]:
+        return [*self.sequence.tokens[self.start : self.stop], *self.drafts]
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last tokens give logits: the newest token of the sequence, and each draft."""
+        return max(0, self.stop - len(self.sequence.tokens) + 1)
+
+    def with_drafts(self, drafts: tuple[int, ...]) -> "Chunk":
+        """Return the same tokens of the sequence with these drafts after them, in place of those it has."""
+        return self._replace(stop=self.stop - len(self.drafts) + len(drafts), drafts=drafts)

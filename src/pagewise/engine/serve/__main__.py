@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
     parser.add_argument("--attention", choices=("paged", "dense"), default="paged", help="the cache")
     parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
+    parser.add_argument("--speculate", type=int, default=0, metavar="N", help="tokens to guess and check in a step")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best there is")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: float32 on a CPU")
     return parser
