@@ -1,13 +1,17 @@
 """Speculation: the same tokens in fewer steps, whatever the drafts, the memory and the way to serve."""
 
 import contextlib
+import itertools
 import random
 from collections import defaultdict
 from unittest import mock
 
 import pytest
+import test_pressure
 import torch
 from exact_model import VOCAB, ExactModel, Job, continued
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 from test_pressure import (
     NARROW,
     Letters,
@@ -23,6 +27,7 @@ from test_pressure import (
 from pagewise.engine import LLM, SamplingParams, scheduler
 from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.engine.sampling import Pick
+from pagewise.engine.sequence import Request
 from pagewise.engine.speculation import Drafter, verified
 from pagewise.models import tiny_model
 
@@ -41,9 +46,10 @@ class Planned:
     """A drafter that knows how its sequence goes on, and that is wrong from a draft on that it chooses at random."""
 
     known: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012  the first tokens of a sequence → all its tokens
+    numbers = itertools.count()
 
     def __init__(self, tokens):
-        self.tokens, self.random = tokens, random.Random(len(tokens))
+        self.tokens, self.random = tokens, random.Random(next(self.numbers))
 
     def draft(self, most):
         done = len(self.tokens)
@@ -59,6 +65,7 @@ def planned(monkeypatch):
     """Let sequences be drafted for with the tokens that they will have, wrong ones among them: {request: sampling}."""
     monkeypatch.setattr("pagewise.engine.sequence.Drafter", Planned)
     monkeypatch.setattr(Planned, "known", {})
+    monkeypatch.setattr(Planned, "numbers", itertools.count())
 
     def expect(prompt, sampling):
         jobs = [Job(tuple(prompt), sampling, choice) for choice in range(sampling.n)]
@@ -219,7 +226,11 @@ def test_narrow_places_change_no_token(options, planned):
 @pytest.mark.parametrize("num_blocks", [15, 20])
 def test_samples_that_have_come_to_differ_in_length_are_preempted_and_resumed(num_blocks, planned):
     llm = engine(num_blocks, block_size=4, max_num_batched_tokens=24)
-    params = [SamplingParams(max_tokens=16, n=1 + i % 3, seed=i, ignore_eos=True) for i in range(12)]
+    temperatures = 1.0, 0.01  # the colder samples are equal: one is then the beginning of another
+    params = [
+        SamplingParams(max_tokens=16, n=1 + i % 3, seed=i, ignore_eos=True, temperature=temperatures[i % 2])
+        for i in range(12)
+    ]
     ids = serve(llm, [([i % 4] * (1 + i % 5), one) for i, one in enumerate(params)], planned)
     lengths = set()
     usual = scheduler.Scheduler.preempt
@@ -234,7 +245,34 @@ def test_samples_that_have_come_to_differ_in_length_are_preempted_and_resumed(nu
     assert max(lengths) > 1
 
 
-@pytest.mark.parametrize("fault", ["model", "write", "sampling", "append", "commit"])
+def test_a_sequence_that_others_are_ahead_of_computes_its_newest_token_itself():
+    request = Request([1, 2], SamplingParams(n=2), None)
+    first, second = request.live
+    first.tokens += [3, 4]
+    second.tokens += [3, 4]
+    assert request.common_tokens() == [1, 2, 3, 4]
+    second.tokens += [5]
+    assert request.common_tokens() == [1, 2, 3]
+    first.tokens += [5, 6, 7]
+    assert request.common_tokens() == [1, 2, 3, 4]
+
+
+def test_any_order_of_requests_steps_failures_and_aborts(monkeypatch):
+    usual = test_pressure.engine
+    alone = 512  # blocks of the engine that serves a request by itself, which decodes token by token
+    monkeypatch.setattr(
+        test_pressure, "engine", lambda blocks, *args, **kw: usual(blocks, *args, speculate=3 * (blocks != alone), **kw)
+    )
+    run_state_machine_as_test(
+        test_pressure.AnyOrder,
+        settings=settings(
+            max_examples=15, stateful_step_count=30, deadline=None, database=None, derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["model", "write", "sampling", "append", "truncate", "commit"])
 @pytest.mark.parametrize("kind", [{}, {"attention": "dense"}])
 def test_steps_that_fail_or_are_interrupted_cost_no_token(fault, kind, planned):
     llm = engine(30, block_size=4, max_num_batched_tokens=32, **kind)

@@ -42,7 +42,7 @@ class LLM:
         attention: "paged", or "dense": contiguous caches, copied into each batch; num_blocks · block_size tokens.
         backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
         prefix_cache: whole blocks of equal prompts are computed once. Default: if paged.
-        scheduler, speculate: see `pagewise.engine.scheduler` and `speculation`. 0 drafts a step: no speculation.
+        scheduler: see `pagewise.engine.scheduler`. speculate: drafts per sequence and step, see `speculation`; 0: none.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
     Raises:

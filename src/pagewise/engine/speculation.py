@@ -4,15 +4,15 @@ A decode step reads all weights and all K and V to compute one token per sequenc
 same step costs little more. So the engine guesses: text often repeats what came before, in code, in quotes, in loops.
 
     tokens   … the block table of … the block
-    drafts                               table of        what followed the latest, longest match of the end
+    drafts                                    table of      copied from behind the earlier "the block"
 
 The step computes the newest token and the drafts behind it, and draws a token after each of them. Draw 0 follows known
 tokens, so it is right. If it equals draft 0, then draft 0 is right, and draw 1 follows known tokens too, and so on. The
 first draw that differs from its draft is still right. The drafts after it are refused, and their slots are given back.
 
 A token is a function of the tokens before it, its seed and its position. So the tokens are those of a run without
-speculation, greedy and drawn. One difference remains: a longer step may round its products in another order, so two
-tokens may change places if their scores are equal up to rounding.
+speculation, greedy and drawn. One difference remains: a step of another size may round its products differently, so the
+choice between two tokens of almost equal score may change.
 
 Leviathan et al. 2023 (speculative decoding); Saxena 2023 (prompt lookup); Ziv & Lempel 1977 (copying that overlaps).
 """
@@ -38,10 +38,10 @@ class Drafter:
         self._earlier: list[int] = []  # position → the latest earlier position of the same token, or −1
 
     def draft(self, most: int) -> tuple[int, ...]:
-        """Return the `most` tokens that followed the latest of the longest matches, or none where there is no match.
+        """Return the `most` tokens that followed the latest of the longest matches, or () if there is no match.
 
-        A match is an earlier position that up to LONGEST_MATCH of the last tokens end at, too. If the match is so near
-        that fewer than `most` tokens follow it, the tokens that do are repeated.
+        A match is an earlier place with the same tokens as the end of the list, LONGEST_MATCH at most. If fewer than
+        `most` tokens follow the match, these tokens are repeated.
         """
         tokens, earlier = self._tokens, self._earlier
         for i in range(len(earlier), len(tokens)):
