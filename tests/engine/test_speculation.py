@@ -63,7 +63,7 @@ class Planned:
 @pytest.fixture
 def planned(monkeypatch):
     """Let sequences be drafted for with the tokens that they will have, wrong ones among them: {request: sampling}."""
-    monkeypatch.setattr("pagewise.engine.sequence.Drafter", Planned)
+    monkeypatch.setattr("pagewise.engine.scheduler.Drafter", Planned)
     monkeypatch.setattr(Planned, "known", {})
     monkeypatch.setattr(Planned, "numbers", itertools.count())
 

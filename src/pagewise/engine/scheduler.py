@@ -25,6 +25,7 @@ from pagewise.engine.memory import DenseMemory, PagedMemory
 from pagewise.engine.model_runner import Chosen
 from pagewise.engine.sampling import Pick
 from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
+from pagewise.engine.speculation import Drafter
 from pagewise.paged_blocks import OutOfBlocks
 
 Policy = Literal["naive", "static", "continuous"]
@@ -89,8 +90,9 @@ class Scheduler:
             request = chunk.request
             most = min(self.speculate, left, request.most_slots - chunk.stop)
             if most > 0 and chunk.num_logits and request.forked and request.sampling.beam_width == 1:
-                drafts = chunk.sequence.drafter.draft(most)
-                chunk = chunk.with_drafts(self.memory.extend_by(chunk.sequence, drafts))
+                sequence = chunk.sequence
+                sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+                chunk = chunk.with_drafts(self.memory.extend_by(sequence, sequence.drafter.draft(most)))
                 left -= len(chunk.drafts)
                 self.num_drafted += len(chunk.drafts)
             step.append(chunk)

@@ -143,7 +143,7 @@ class Sequence:
 
     def __init__(self, tokens: list[int], index: int = 0) -> None:
         self.tokens, self.index = tokens, index
-        self.drafter = Drafter(tokens)
+        self.drafter: Drafter | None = None  # until it is first drafted for
         self.text: Text | None = None  # without a tokenizer, and of beams
         self.num_computed = 0
         self.score = 0.0
