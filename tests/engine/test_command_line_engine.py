@@ -44,6 +44,19 @@ def test_every_sampling_flag_reaches_the_request(monkeypatch, capsys):
     assert capsys.readouterr().out == "xy\n"
 
 
+def test_with_speculation_it_prints_the_same_text_in_fewer_steps(monkeypatch, capsys):
+    engines = []
+    usual = LLM.__init__
+    monkeypatch.setattr(
+        LLM, "__init__", lambda self, *args, **kwargs: engines.append(self) or usual(self, *args, **kwargs)
+    )
+    for number in ("0", "4"):
+        main(["one two one two", *CPU, "--max-tokens", "40", "--temperature", "0", "--speculate", number])
+    first, second = capsys.readouterr().out.splitlines()
+    assert second == first
+    assert [llm.scheduler.num_accepted > 0 for llm in engines] == [False, True]
+
+
 def test_each_piece_is_printed_when_it_comes(monkeypatch, capsys):
     seen = []
 
@@ -77,6 +90,7 @@ def test_a_checkpoint_without_a_tokenizer_takes_and_gives_token_ids(tmp_path, ca
         (("", *CPU), "the prompt must hold at least 1 token"),
         (("Hello", *CPU, "--top-p", "2"), "top_p must be above 0 and at most 1, got 2.0"),
         (("Hello", *CPU, "--max-tokens", "600"), "context of 512"),
+        (("Hello", *CPU, "--speculate", "-1"), "speculate must be at least 0, got -1"),
         (("Hello", *CPU, "--max-tokens", "200"), "raise num_blocks"),
         (("Hello", *CPU, "--model", "/no/such/folder"), "/no/such/folder"),
         (("Hello", *CPU, "--attention", "dense", "--num-blocks", "0"), "num_blocks"),

@@ -343,6 +343,7 @@ def broken(llm, fault, error, after):
         "write": (memory.cache, "write") if paged else (memory, "attention"),
         "sampling": (model_runner, "sample"),
         "append": (memory.manager, "append") if paged else (memory, "extend"),
+        "truncate": (memory.manager, "truncate") if paged else (memory, "commit"),
         "commit": (memory, "commit"),
         "allocate": (memory.manager, "allocate") if paged else (memory, "admit"),
     }[fault]
@@ -487,9 +488,9 @@ class Presses:
         return self
 
 
-def served_with(presses):
-    """Serve more requests than fit into memory. Return how often a step was interrupted."""
-    llm = engine(8, block_size=4, max_num_seqs=4, max_num_batched_tokens=10)
+def served_with(presses, speculate):
+    """How often steps were interrupted until all of some requests, more than there is memory for, were served."""
+    llm = engine(8, block_size=4, max_num_seqs=4, max_num_batched_tokens=10, speculate=speculate)
     sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
     several = SamplingParams(max_tokens=5, seed=2, n=2)
     ids = {
@@ -515,7 +516,8 @@ def served_with(presses):
     return interrupted
 
 
-def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more():
-    served_with(counting := Presses())
+@pytest.mark.parametrize("speculate", [0, 2])
+def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more(speculate):
+    served_with(counting := Presses(), speculate)
     places = range(1, counting.lines + 1, 1 + counting.lines // (2000 if FULL else 40))
-    assert {served_with(Presses(at)) for at in places} == {1}
+    assert {served_with(Presses(at), speculate) for at in places} == {1}

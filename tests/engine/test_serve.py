@@ -498,7 +498,12 @@ def test_a_model_without_a_tokenizer_is_not_served():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"), [(["--model", "no such folder!"], "is not a folder"), (["--max-queue", "0"], "max_queue")]
+    ("arguments", "why"),
+    [
+        (["--model", "no such folder!"], "is not a folder"),
+        (["--max-queue", "0"], "max_queue"),
+        (["--speculate", "-1"], "speculate"),
+    ],
 )
 def test_a_command_that_cannot_be_done_says_why(arguments, why, capsys):
     assert main(arguments) == 2

@@ -448,6 +448,50 @@ def test_digests_are_strong_and_depend_on_every_token_before():
     assert digest(b"", [-1]) != digest(b"", [2**32 - 1])
 
 
+# ------------------------------------------------------------------------------------------ tokens taken back
+
+
+def test_truncate_releases_the_blocks_that_hold_only_tokens_taken_back():
+    manager = BlockManager(8, 4, prefix_cache=True)
+    allocate(manager, "a", range(5))
+    for token in range(5, 14):
+        manager.append("a", token)
+    table = manager.block_table("a")
+    manager.truncate("a", 6)
+    assert manager.block_table("a") == table[:2]
+    assert manager.tokens("a") == list(range(6))
+    assert manager.free_blocks[:2] == [table[2], table[3]]  # the last was released first
+    check_invariants(manager)
+    assert manager.append("a", 99) == table[1] * 4 + 2
+    manager.truncate("a", 8)  # nothing to take back
+    assert manager.num_tokens("a") == 7
+
+
+def test_tokens_taken_back_are_never_shared():
+    manager = BlockManager(8, 4, prefix_cache=True)
+    allocate(manager, "a", range(4))
+    for token in (4, 5, 6, 7):
+        manager.append("a", token)
+    manager.truncate("a", 6)
+    for token in (60, 70):
+        manager.append("a", token)
+    manager.commit("a", 8)
+    assert manager.cached_prefix([0, 1, 2, 3, 4, 5, 60, 70, 0]) == 8
+    assert manager.cached_prefix([0, 1, 2, 3, 4, 5, 6, 7, 0]) == 4
+
+
+def test_truncate_leaves_a_pending_copy_and_a_twin_alone():
+    manager = BlockManager(8, 4)
+    allocate(manager, "a", range(6))
+    manager.fork("a", "b")
+    for token in (6, 7, 8):
+        manager.append("b", token)
+    manager.truncate("b", 7)
+    assert manager.take_copies() == [(manager.block_table("a")[1], manager.block_table("b")[1])]
+    assert manager.tokens("a") == list(range(6))
+    check_invariants(manager)
+
+
 # ------------------------------------------------------------------------------------------ all or nothing
 
 REFUSED = {
@@ -473,6 +517,9 @@ REFUSED = {
     "free: unknown": (ValueError, lambda m: m.free("nobody")),
     "block_table: unknown": (ValueError, lambda m: m.block_table("nobody")),
     "num_tokens: unknown": (ValueError, lambda m: m.num_tokens("nobody")),
+    "truncate: unknown": (ValueError, lambda m: m.truncate("nobody", 1)),
+    "truncate: committed": (ValueError, lambda m: m.truncate("a", 8)),
+    "truncate: shared": (ValueError, lambda m: m.truncate("c", 13)),
     "slots: beyond": (ValueError, lambda m: m.slots("a", 0, 11)),
     "slots: backwards": (ValueError, lambda m: m.slots("a", 3, 2)),
     "slots: negative": (ValueError, lambda m: m.slots("a", -1, 2)),
@@ -490,7 +537,9 @@ def test_refused_call_changes_nothing(call, shapes_unchecked):
     allocate(manager, "a", range(9))
     manager.append("a", 9)
     manager.fork("a", "b")
-    manager.append("b", 10)
+    for token in range(10, 15):
+        manager.append("b", token)
+    manager.fork("b", "c")
     before = snapshot(manager)
     with pytest.raises(error):
         refused(manager)

@@ -17,7 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
-    engine = {name: asked.pop(name) for name in ("attention", "backend", "dataflow", "device", "num_blocks")}
+    engine = {
+        name: asked.pop(name) for name in ("attention", "backend", "dataflow", "device", "num_blocks", "speculate")
+    }
     engine |= {name: asked.pop(name) for name in ("kv_cache_dtype", "k_scale", "v_scale")}
     try:
         if engine["dataflow"] is not None:
@@ -68,6 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="default: the model's")
     parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
     parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
+    parser.add_argument(
+        "--speculate", type=int, default=0, metavar="N", help="draft N tokens and verify them in a step"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     return parser
 

@@ -33,10 +33,11 @@ class Batch(NamedTuple):
     @classmethod
     def of(cls, chunks: list[Chunk], manager: BlockManager | None, device: torch.device) -> "Batch":
         """Return the step that computes these chunks. `manager` has their block tables; dense memory has no manager."""
-        token_ids = list(chain.from_iterable(chunk.sequence.tokens[chunk.start : chunk.stop] for chunk in chunks))
+        token_ids = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
         positions = list(chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks))
         ends = list(accumulate((chunk.stop - chunk.start for chunk in chunks), initial=0))
-        logits_for = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.gives_logits]
+        wanted = [range(end - chunk.num_logits, end) for chunk, end in zip(chunks, ends[1:], strict=True)]
+        logits_for = list(chain.from_iterable(wanted))
         numbers = (token_ids, positions, logits_for)
         batch = cls(chunks, *(torch.tensor(one, dtype=torch.int64, device=device) for one in numbers))
         if manager is None:

@@ -179,6 +179,10 @@ class DenseMemory:
     def extend(self, sequence: Sequence) -> None:
         """There is room."""
 
+    def extend_by(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return all drafts: their memory is reserved already."""
+        return drafts
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child gets a copy."""
         self._kv[child] = self._new(self._kv[parent].shape[3])

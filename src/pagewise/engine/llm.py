@@ -50,7 +50,7 @@ class LLM:
         kv_cache_dtype: "float8_e4m3fn" or "float8_e5m2", or these dtypes of torch. Default: the model's dtype.
         k_scale, v_scale: a float8 cache stores k / k_scale and v / v_scale. A quotient beyond the largest number of the
             format (448 of e4m3, 57344 of e5m2) becomes that number.
-        scheduler: see `pagewise.engine.scheduler`.
+        scheduler: see `pagewise.engine.scheduler`. speculate: most drafts for a sequence in a step; 0: none.
         dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
         unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
@@ -75,13 +75,15 @@ class LLM:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         scheduler: Policy = "continuous",
+        speculate: int = 0,
         dataflow: Dataflow | None = None,
         unified_max: UnifiedMax | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        check_counts(**{} if num_blocks is None else {"num_blocks": num_blocks})
+        check_counts(minimum=0, speculate=speculate)
+        check_counts(num_blocks=1 if num_blocks is None else num_blocks)
         prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
         float8 = checks.float8_dtype(kv_cache_dtype, k_scale, v_scale, attention)
         self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
@@ -96,7 +98,7 @@ class LLM:
         own = {"dense": {"unified_max": unified_max}, "paged": {"k_scale": k_scale, "v_scale": v_scale}}
         self.memory = MEMORIES[attention](checks.kv_sizes(self.model), **kind, **own.get(attention, {}))
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self.scheduler = Scheduler(self.memory, policy=scheduler, **limits)
+        self.scheduler = Scheduler(self.memory, policy=scheduler, speculate=speculate, **limits)
         graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
         self.runner = ModelRunner(forward, self.memory, weight.device, graphs)
         self._ends = checks.end_tokens(self.model, self.tokenizer)
@@ -247,7 +249,7 @@ class LLM:
         try:
             with span("step"):
                 with held_back(), span("schedule"):
-                    chunks = self.scheduler.schedule()
+                    chunks = self.scheduler.draft(self.scheduler.schedule())
                 if not chunks:
                     return
                 logits = self.runner.run(chunks)

@@ -66,7 +66,7 @@ class BlockMemory:
 
         Raises OutOfBlocks also if the free blocks do not hold the tokens that the sequences do not share.
         """
-        needed = self._blocks_for(len(request.live), len(request.live[0].tokens), len(tokens))
+        needed = self._blocks_for(len(request.live), max(len(s.tokens) for s in request.live), len(tokens))
         if len(request.live) > 1 and needed > self.manager.num_free_blocks:
             raise OutOfBlocks(f"{len(request.live)} sequences need {needed} blocks")
         return self.manager.allocate(request.live[0], tokens)
@@ -76,12 +76,23 @@ class BlockMemory:
         for token in sequence.tokens[self.manager.num_tokens(sequence) :]:
             self.manager.append(sequence, token)
 
+    def extend_by(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Get slots for drafts after all its tokens, while there are free blocks. Return the drafts that have slots."""
+        for i, token in enumerate(drafts):
+            try:
+                self.manager.append(sequence, token)
+            except OutOfBlocks:
+                return drafts[:i]
+        return drafts
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let the child share the parent's blocks, until one of them writes."""
         self.manager.fork(parent, child)
 
     def commit(self, sequence: Sequence) -> None:
-        """Let other prompts find the blocks that the sequence has computed."""
+        """Let other prompts find the blocks that the sequence has computed. Refused drafts give back their slots."""
+        if sequence.num_computed >= len(sequence.tokens):  # the tokens after these were refused
+            self.manager.truncate(sequence, sequence.num_computed)
         self.manager.commit(sequence, sequence.num_computed)
 
     def free(self, sequence: Sequence) -> None:

@@ -6,6 +6,7 @@ of the next larger graph and launches it once. The remaining rows write nowhere 
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from pagewise.engine.memory import BlockMemory, PagedMemory
 from pagewise.engine.profile import span
 from pagewise.engine.sampling import Pick, Row, sample
 from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.engine.speculation import verified
 
 
 class ModelRunner:
@@ -32,7 +34,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
-        """Return the logits after each chunk that `gives_logits`, in order. Write K and V of all chunks into memory."""
+        """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
         decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
@@ -52,9 +54,11 @@ class ModelRunner:
 
 
 class Chosen(NamedTuple):
-    """The next token of each sequence that has logits, and the next beams of each beam search."""
+    """The next tokens of each sequence that has logits, and the next beams of each beam search."""
 
-    picks: list[tuple[Request, Sequence, Pick | None]]  # None: the logits were not finite
+    picks: list[
+        tuple[Request, Sequence, list[Pick | None]]
+    ]  # the right drafts, and one more; None: logits that are not finite
     selections: list[tuple[Request, beam_search.Selection]]
 
 
@@ -62,15 +66,19 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
     """Return the next tokens. No request changes."""
     rows, drawn = [], []
     searches: dict[Request, list[int]] = {}
-    for at, chunk in enumerate(chunk for chunk in chunks if chunk.gives_logits):
-        request = chunk.request
+    stop = 0
+    for chunk in (chunk for chunk in chunks if chunk.num_logits):
+        request, at, stop = chunk.request, stop, stop + chunk.num_logits
         if request.sampling.beam_width > 1:
             searches.setdefault(request, []).append(at)
             continue
-        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with its tokens
-            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
-            drawn.append((request, sequence))
-    picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
+            for i in range(chunk.num_logits):
+                tokens = [*sequence.tokens, *chunk.drafts[:i]] if i else sequence.tokens
+                rows.append(Row(at + i, request.sampling, tokens, request.seed, sequence.index))
+            drawn.append((request, sequence, chunk.drafts))
+    picks = iter(sample(logits, rows))
+    picks = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]
     found = [(r, beam_search.select(r, logits[at], r.ends(ends))) for r, at in searches.items()]
     return Chosen(picks, found)
 

@@ -1,7 +1,8 @@
 """Choose the requests that compute in the next step, and give them its tokens afterwards (lesson 9).
 
 A step has a budget of tokens. Sequences that decode come first and need one token each. The rest of the budget goes to
-prompts, oldest first, and a longer prompt is computed in chunks (chunked prefill).
+prompts, oldest first, and a longer prompt is computed in chunks (chunked prefill). Drafts (see `speculation`) come
+last. They take only tokens and blocks that the step leaves over, so they preempt no request and delay no prompt.
 
 When memory runs out, the youngest running request is preempted. Its memory is freed, its tokens are kept, and it will
 compute them again (preemption by recomputation). Therefore the oldest request always advances, and all requests end.
@@ -16,6 +17,7 @@ prefill, decoding first).
 
 from collections import deque
 from collections.abc import Callable
+from functools import reduce
 from itertools import accumulate
 from typing import Literal
 
@@ -25,6 +27,7 @@ from pagewise.engine.memory import BlockMemory
 from pagewise.engine.model_runner import Chosen
 from pagewise.engine.sampling import Pick
 from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
+from pagewise.engine.speculation import Drafter
 from pagewise.paged_blocks import OutOfBlocks
 
 Policy = Literal["naive", "static", "continuous"]
@@ -47,12 +50,13 @@ class Scheduler:
         policy: Policy = "continuous",
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
+        speculate: int = 0,
     ) -> None:
-        self.memory, self.policy = memory, policy
+        self.memory, self.policy, self.speculate = memory, policy, speculate
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_drafted = self.num_accepted = 0
         self._may_join = 0  # number of requests that may still join the running batch, unless continuous
 
     def add(self, request: Request) -> None:
@@ -78,6 +82,23 @@ class Scheduler:
         while self.num_preemptions == preempted and left > 0 and self._admit(chunks):
             left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
         return chunks
+
+    def draft(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the step with drafts for the sequences that decode, the oldest first, `speculate` each at most."""
+        if not self.speculate:
+            return chunks
+        left, step = self.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
+        for chunk in chunks:
+            request = chunk.request
+            most = min(self.speculate, left, request.most_slots - chunk.stop)
+            if most > 0 and chunk.num_logits and request.forked and request.sampling.beam_width == 1:
+                sequence = chunk.sequence
+                sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+                chunk = chunk.with_drafts(self.memory.extend_by(sequence, sequence.drafter.draft(most)))
+                left -= len(chunk.drafts)
+                self.num_drafted += len(chunk.drafts)
+            step.append(chunk)
+        return step
 
     def preempt(self, request: Request) -> None:
         """Let a running request wait again, before all other waiting requests."""
@@ -163,9 +184,13 @@ class Scheduler:
         return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
     def computed(self, chunks: list[Chunk]) -> None:
-        """Note that these chunks are computed. Fork the requests whose common tokens are now all computed."""
-        for request, sequence, _, stop in chunks:
+        """Note that these chunks are computed. Fork the requests whose common tokens are now all computed.
+
+        The chunks hold only those drafts that were right.
+        """
+        for request, sequence, _, stop, drafts in chunks:
             sequence.num_computed = stop
+            self.num_accepted += len(drafts)
             self.memory.commit(sequence)
             if not request.forked and stop == request.num_common:
                 first, *others = request.live
@@ -192,11 +217,20 @@ def advance(
     """Give the tokens to their sequences.
 
     `tell` is called at once with the piece of each sequence, and `end` for each request that has ended. If a tokenizer
-    raises, its sequence has not changed, and no other text is lost.
+    raises, its sequence has the tokens before the one that failed, and no text is lost.
     """
-    scheduler.computed(chunks)
-    for request, sequence, pick in chosen.picks:
-        tell((request, _grow(request, sequence, pick, ends)))
+    num_right = {sequence: len(picks) - 1 for _, sequence, picks in chosen.picks}
+    scheduler.computed([chunk.with_drafts(chunk.drafts[: num_right.get(chunk.sequence, 0)]) for chunk in chunks])
+    for request, sequence, picks in chosen.picks:
+        pieces: list[Piece] = []
+        try:
+            for pick in picks:
+                pieces.append(_grow(request, sequence, pick, ends))
+                if sequence.finish_reason is not None:
+                    break
+        finally:  # a tokenizer may fail at a later one
+            if pieces:
+                tell((request, reduce(Piece.followed_by, pieces)))
         if sequence.finish_reason is not None:
             scheduler.memory.free(sequence)
             request.live.remove(sequence)

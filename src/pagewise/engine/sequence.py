@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling import Pick, SamplingParams
+from pagewise.engine.speculation import Drafter
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
 FinishReason = Literal["stop", "length", "error"]
@@ -56,6 +57,12 @@ class Piece(NamedTuple):
     text: str  # may be behind the tokens: half a character or the beginning of a stop string waits
     finish_reason: FinishReason | None
     logprobs: list[dict[int, float]] | None
+
+    def followed_by(self, later: "Piece") -> "Piece":
+        """Return both as one piece, where a step adds several tokens to a choice."""
+        logprobs = [*(self.logprobs or []), *(later.logprobs or [])] or None
+        token_ids, text = self.token_ids + later.token_ids, self.text + later.text
+        return later._replace(token_ids=token_ids, text=text, logprobs=logprobs)
 
 
 Listener = Callable[[Piece], None]
@@ -136,6 +143,7 @@ class Sequence:
 
     def __init__(self, tokens: list[int], index: int = 0) -> None:
         self.tokens, self.index = tokens, index
+        self.drafter: Drafter | None = None  # None until the first draft
         self.text: Text | None = None  # None for beams, and without a tokenizer
         self.num_computed = 0
         self.score = 0.0
@@ -157,9 +165,9 @@ class Sequence:
 class Request:
     """A prompt, the parameters of its continuation, and the sequences that continue it.
 
-    The `live` sequences are not finished, and all have the same length. While the request waits, no sequence is in
-    memory. Then the first sequence alone computes the `num_common` tokens with which all sequences begin. Once these
-    tokens are computed, all sequences are in memory (`forked`).
+    The `live` sequences are not finished. They have the same length unless drafts were accepted for some of them. While
+    the request waits, no sequence is in memory. Then the first sequence alone computes the `num_common` tokens with
+    which all sequences begin. Once these tokens are computed, all sequences are in memory (`forked`).
     """
 
     def __init__(self, prompt: list[int], sampling: SamplingParams, tokenizer: Any) -> None:
@@ -208,9 +216,13 @@ class Request:
         return (frozenset() if self.sampling.ignore_eos else ends) | frozenset(self.sampling.stop_ids)
 
     def common_tokens(self) -> list[int]:
-        """Return the tokens with which all live sequences begin: at least the prompt."""
+        """Return the tokens with which all live sequences begin: at least the prompt.
+
+        If the sequences have different lengths, the newest token of the shortest is left out. It computes that itself.
+        """
         first, *others = (sequence.tokens for sequence in self.live)
-        length = min(len(sequence.tokens) for sequence in self.live)
+        lengths = {len(sequence.tokens) for sequence in self.live}
+        length = min(lengths) - (len(lengths) > 1)
         for other in others:
             length = next((i for i in range(length) if first[i] != other[i]), length)
         return first[:length]
@@ -226,14 +238,23 @@ class Request:
 
 
 class Chunk(NamedTuple):
-    """The tokens start … stop − 1 of a sequence, which one step computes."""
+    """The tokens start … stop − 1 of a sequence, which one step computes. The last of them may be drafts."""
 
     request: Request
     sequence: Sequence
     start: int
     stop: int
+    drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
 
     @property
-    def gives_logits(self) -> bool:
-        """Whether the chunk ends with the newest token of the sequence, so that its logits give the next token."""
-        return self.stop == len(self.sequence.tokens)
+    def token_ids(self) -> list[int]:
+        return [*self.sequence.tokens[self.start : self.stop], *self.drafts]
+
+    @property
+    def num_logits(self) -> int:
+        """The number of its last tokens that give logits: the newest token of the sequence, and each draft."""
+        return max(0, self.stop - len(self.sequence.tokens) + 1)
+
+    def with_drafts(self, drafts: tuple[int, ...]) -> "Chunk":
+        """Return the chunk with these drafts in place of its own."""
+        return self._replace(stop=self.stop - len(self.drafts) + len(drafts), drafts=drafts)

@@ -37,8 +37,6 @@ class BlockStats(NamedTuple):
 
 
 class _Sequence:
-    __slots__ = ("num_computed", "prefix", "table", "tokens")
-
     def __init__(self, tokens: list[int], table: list[int], num_computed: int, prefix: Prefix | None) -> None:
         self.tokens, self.table, self.num_computed = tokens, table, num_computed
         self.prefix = prefix  # ends with the last committed block; None: a digest collided, nothing more is shared
@@ -57,8 +55,7 @@ class BlockManager:
     that another block holds too does not count. Otherwise the cached block that has been free for longest is evicted.
     `free` releases a table from its last block to its first, so that the end of a chain is evicted before its parents.
         A holds blocks [0, 1, 2] and B holds [0, 3]; all are full and committed. After free(A) and free(B), the order
-        of eviction is 2, 1, 3, 0. Block 0 begins both chains and was used last, so it is evicted last. If A were
-        allocated again now, it would take blocks 0 and 1 (hits) and a new block for its last token.
+        of eviction is 2, 1, 3, 0. Block 0 begins both chains, so it is evicted last. A new A would hit blocks 0 and 1.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = False) -> None:
@@ -78,16 +75,15 @@ class BlockManager:
         The result is a multiple of block_size and at most len(tokens) − 1, because the query of the last token is
         needed. The caller computes and writes `slots(seq_id, cached, len(tokens))`, then commits.
 
-        Raises:
-            OutOfBlocks: there are too few free blocks.
-            ValueError, TypeError: seq_id is in use or not hashable, or tokens is empty or has no 64-bit ints.
+        Raises OutOfBlocks if there are too few free blocks. Raises ValueError or TypeError if seq_id is in use or not
+        hashable, or if tokens is empty or does not hold 64-bit ints.
         """
         if seq_id in self._sequences:
             raise ValueError(f"seq_id {seq_id!r} is in use: free it first, or choose another")
         tokens = TokenBlocks.of(tokens, self.block_size)
         if not len(tokens):
             raise ValueError("tokens must hold at least 1 token, got none")
-        P, hits = self.block_size, self._find_prefixes(tokens)
+        P, hits = self.block_size, self._cache.chain(tokens)
         shared = [next(iter(prefix.blocks)) for prefix in hits]
         num_new = cdiv(len(tokens), P) - len(shared)
         revived = sum(self._ref_counts[block] == 0 for block in shared)  # free now, but not for new content
@@ -103,7 +99,7 @@ class BlockManager:
 
     def cached_prefix(self, tokens: Iterable[int] | TokenBlocks) -> int:
         """Return how many of these tokens `allocate` would find in the cache now."""
-        return len(self._find_prefixes(TokenBlocks.of(tokens, self.block_size))) * self.block_size
+        return len(self._cache.chain(TokenBlocks.of(tokens, self.block_size))) * self.block_size
 
     def append(self, seq_id: Hashable, token: int) -> int:
         """Add one token, and return the slot for its K and V.
@@ -124,6 +120,20 @@ class BlockManager:
             self._num_copies += 1
         seq.tokens.append(token)
         return seq.table[-1] * self.block_size + offset
+
+    def truncate(self, seq_id: Hashable, num_tokens: int) -> None:
+        """Keep the first `num_tokens` tokens, 1 at least, and release the blocks that hold none of these.
+
+        Raises ValueError if more tokens were committed, or if the cut is inside a block that is shared or cached.
+        """
+        seq, P = self._sequence(seq_id), self.block_size
+        check_count("num_tokens", num_tokens, minimum=max(1, seq.num_computed))
+        cut = seq.table[num_tokens // P : cdiv(num_tokens, P)] if num_tokens < len(seq.tokens) else []
+        if any(self._ref_counts[block] > 1 or block in self._cache for block in cut):
+            raise ValueError(f"num_tokens = {num_tokens} cuts block {cut[0]}, which others read: cut between blocks")
+        for block in reversed(seq.table[cdiv(num_tokens, P) :]):
+            self._release(block)
+        del seq.table[cdiv(num_tokens, P) :], seq.tokens[num_tokens:]
 
     def commit(self, seq_id: Hashable, num_computed: int) -> None:
         """Make full blocks shareable, now that K and V of the first `num_computed` tokens are written.
@@ -222,16 +232,6 @@ class BlockManager:
         """Return the state of the blocks now, and the events so far."""
         events = self._hits, self._misses, self._evictions, self._num_copies
         return BlockStats(self.num_blocks - self.num_free_blocks, self.num_free_blocks, len(self._cache), *events)
-
-    def _find_prefixes(self, tokens: TokenBlocks) -> list[Prefix]:
-        """Return the longest chain of cached prefixes that leaves at least the last token to compute."""
-        found = [ROOT]
-        for i in range((len(tokens) - 1) // self.block_size if self.prefix_cache else 0):
-            prefix = self._cache.find(found[-1], *tokens.block(i))
-            if prefix is None:
-                break
-            found.append(prefix)
-        return found[1:]
 
     def _check_free(self, needed: int, free: int, who: str) -> None:
         if needed > free:

@@ -92,6 +92,16 @@ class PrefixCache:
         prefix = self._by_digest.get(digest or block_digest(parent.digest, tokens))
         return prefix if prefix is not None and prefix.continues(parent, tuple(tokens)) else None
 
+    def chain(self, tokens: TokenBlocks) -> list[Prefix]:
+        """Return the longest chain of cached prefixes that leaves at least the last token to compute."""
+        found = [ROOT]
+        for i in range((len(tokens) - 1) // tokens.block_size if self._by_block else 0):
+            prefix = self.find(found[-1], *tokens.block(i))
+            if prefix is None:
+                break
+            found.append(prefix)
+        return found[1:]
+
     def register(self, block: int, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
         """Remember that `block` holds `parent` continued by `tokens`, and return that prefix.
 

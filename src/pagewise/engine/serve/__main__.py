@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="default: the model's")
     parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
     parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
+    parser.add_argument(
+        "--speculate", type=int, default=0, metavar="N", help="draft N tokens and verify them in a step"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best device")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: float32 on a CPU")
     return parser
