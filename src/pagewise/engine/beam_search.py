@@ -6,8 +6,7 @@ k beams of the same length are continued by every token, and of these the likeli
 
 A branch among the k best that ends becomes a hypothesis, at score / length. The k best branches that do not end are
 the next beams. The search is over at max_tokens, or when k hypotheses are better than the best beam if it ended now.
-This is transformers' rule for length_penalty=1, early_stopping=False. A repetition penalty acts on log p, as it does
-there.
+This is transformers' rule for length_penalty=1, early_stopping=False. Penalties act on log p, as they do there.
 
 Beams share the blocks of their common tokens. A beam with several successors is forked, one without is freed, and
 which of the twins copies their last block is decided by who writes first (copy-on-write).
@@ -54,7 +53,7 @@ def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozens
     if not sums.isfinite().all():
         return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live])
     logprobs = logits - sums
-    logprobs = penalised(logprobs, [(beam.tokens, request.sampling.repetition_penalty) for beam in request.live])
+    logprobs = penalised(logprobs, [(beam.tokens, length - 1, request.sampling) for beam in request.live])
     scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
     live, ended = branches(scores[:, None] + logprobs, width, ends)
     if length == request.sampling.max_tokens:

@@ -65,7 +65,8 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
             searches.setdefault(request, []).append(at)
             continue
         for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
-            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index))
+            num_new = len(sequence.tokens) - len(request.prompt)
+            rows.append(Row(at, request.sampling, sequence.tokens, request.seed, sequence.index, num_new))
             drawn.append((request, sequence))
     picks = [(*one, pick) for one, pick in zip(drawn, sample(logits, rows), strict=True)]
     found = [(r, beam_search.select(r, logits[at], r.ends(ends))) for r, at in searches.items()]
