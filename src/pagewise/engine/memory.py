@@ -47,6 +47,11 @@ class PagedMemory:
         self.nbytes, self.num_tokens = self.cache.nbytes, num_blocks * block_size
 
     @property
+    def usage(self) -> float:
+        """The share of the blocks that are in use, from 0 to 1."""
+        return 1 - self.manager.num_free_blocks / self.manager.num_blocks
+
+    @property
     def used_nbytes(self) -> int:
         """Bytes of the blocks that are in use."""
         return self.nbytes // self.manager.num_blocks * (self.manager.num_blocks - self.manager.num_free_blocks)
@@ -149,6 +154,11 @@ class DenseMemory:
         return sum(kv.nbytes for kv in self._kv.values())
 
     used_nbytes = nbytes
+
+    @property
+    def usage(self) -> float:
+        """The share of the tokens that are reserved, from 0 to 1."""
+        return sum(self._reserved.values()) / self.num_tokens
 
     def check_fits(self, request: Request) -> None:
         """ValueError if the request reserves more than there is, even alone."""

@@ -235,7 +235,7 @@ def penalised(
 
 
 def _draw(scores: Float[Tensor, "n vocab"], rows: Sequence[Row], ordered: bool) -> Int64[Tensor, "n 1"]:
-    """Draw a token for each row from what temperature, top_k, top_p and min_p leave. Each row's largest score is 0."""
+    """Draw a token for each row from those that top_k, top_p and min_p leave. Each row's largest score is 0."""
     device, vocab, params = scores.device, scores.shape[1], [row.sampling for row in rows]
     u = uniform([row.seed for row in rows], [row.choice for row in rows], [len(row.tokens) for row in rows])
     top_ks = [min(p.top_k or vocab, vocab) for p in params]
