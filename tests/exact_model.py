@@ -69,9 +69,10 @@ def continued(model: ExactModel, jobs: list[Job]) -> list[tuple[list[int], str]]
     live, logits = list(range(len(jobs))), torch.cat([logits for logits, _ in firsts])
     sums = torch.cat([sums for _, sums in firsts], dim=1)
     while live:
-        rows = [
-            Row(i, jobs[j].sampling, tokens[j], jobs[j].sampling.seed or 0, jobs[j].choice) for i, j in enumerate(live)
-        ]
+        rows = []
+        for i, j in enumerate(live):
+            num_new = len(tokens[j]) - len(jobs[j].prompt)
+            rows.append(Row(i, jobs[j].sampling, tokens[j], jobs[j].sampling.seed or 0, jobs[j].choice, num_new))
         for j, pick in zip(live, sample(logits, rows), strict=True):
             tokens[j].append(pick.token)
             new, sampling = tokens[j][len(jobs[j].prompt) :], jobs[j].sampling

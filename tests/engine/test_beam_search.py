@@ -76,6 +76,16 @@ def test_a_beam_as_wide_as_all_texts_finds_all_of_them_best_first(ends):
     assert scores == sorted(scores, reverse=True)
 
 
+def test_penalties_act_on_log_p_of_new_tokens():
+    params = {"presence_penalty": 0.7, "frequency_penalty": -0.3}
+    exact = every_text([2, 0], 3, frozenset())
+    for tokens, score in exact.items():
+        counts = [tokens[:i].count(token) for i, token in enumerate(tokens)]
+        exact[tokens] = score - sum(0.7 * (count > 0) - 0.3 * count for count in counts) / 3
+    choices, _ = search(searching(len(exact), 3, **params))
+    assert {tuple(choice.token_ids): choice.score for choice in choices} == pytest.approx(exact, abs=1e-5)
+
+
 def test_a_narrow_beam_is_greedy_about_beams_and_its_scores_are_true():
     """Width 3 of 4 ** 5 texts: every choice is a text of the model with its own score; together they hold 3 beams."""
     exact = every_text([2, 0], 5, {1})

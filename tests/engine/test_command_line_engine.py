@@ -31,13 +31,14 @@ def test_every_sampling_flag_reaches_the_request(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(LLM, "stream", lambda self, prompt, sampling: asked.append((prompt, sampling)) or iter("xy"))
     flags = "--max-tokens 5 --temperature 0.5 --top-k 9 --top-p 0.8 --repetition-penalty 1.2 --seed 3 --ignore-eos"
-    main(["Hello", *CPU, *flags.split(), "--stop", ".", "\n"])
+    newer = "--min-p 0.1 --presence-penalty 0.5 --frequency-penalty -0.5"
+    main(["Hello", *CPU, *flags.split(), *newer.split(), "--stop", ".", "\n"])
     assert asked == [
         (
             "Hello",
             SamplingParams(
                 max_tokens=5, temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.2, seed=3, ignore_eos=True,
-                stop=(".", "\n"),
+                stop=(".", "\n"), min_p=0.1, presence_penalty=0.5, frequency_penalty=-0.5,
             ),
         )
     ]  # fmt: skip

@@ -35,6 +35,9 @@ FIELDS = {
     "seed": [*WHOLE, *ODD],
     "ignore_eos": [True, False, *ODD],
     "repetition_penalty": [*NUMBERS, *ODD],
+    "min_p": [*NUMBERS, 1 - 2**-53, *ODD],
+    "presence_penalty": [*NUMBERS, -2, -1e-320, *ODD],
+    "frequency_penalty": [*NUMBERS, -2, -1e-320, *ODD],
     "logprobs": [*WHOLE, *ODD],
 }
 
@@ -68,6 +71,9 @@ ALONE = [engine().generate([prompt], params)[0].choices for prompt, params in (I
 @given(st.lists(ONE_FIELD, min_size=1, max_size=3).map(dict))
 @example({"temperature": 1e-46})
 @example({"repetition_penalty": 0.01, "max_tokens": 4})
+@example({"presence_penalty": 2, "frequency_penalty": 2, "max_tokens": 7})
+@example({"presence_penalty": -2, "frequency_penalty": -2, "beam_width": 2})
+@example({"min_p": 1, "n": 7, "max_tokens": 7})
 @example({"n": 2**62, "max_tokens": 1})
 @example({"beam_width": 7, "stop": tuple(range(VOCAB))})
 def test_no_sampling_parameters_change_the_tokens_of_others(fields):
@@ -120,6 +126,9 @@ OPTIONS = {
     "seed": (1, -(2**63), 2**63),
     "ignore_eos": (True,),
     "repetition_penalty": (1.5, 0.01, 1e-40, 100),
+    "min_p": (0, 1, 1e-320, 2),
+    "presence_penalty": (2, -2, 1e-320, 1e308),
+    "frequency_penalty": (2, -2, 1e-320, 1e308),
     "logprobs": (1, 20, True, 21),
     "top_logprobs": (2, 20),
     "stream": (True, False),

@@ -95,9 +95,9 @@ def requests(number, seed=0):
         n = draw.choice([1, 1, 1, 1, 1, 1, 2, 3])
         temperature = draw.choice([0.0, 0.7, 1.5]) if n == 1 else 1.0
         tokens = {"max_tokens": draw.randrange(1, 20), "ignore_eos": draw.random() < 0.5}
-        drawn.append(
-            (prompt, SamplingParams(**tokens, n=n, temperature=temperature, seed=i, top_k=draw.choice([0, 5])))
-        )
+        penalties = {"presence_penalty": (0.0, 1.0)[i % 2], "frequency_penalty": (0.0, -0.5, 0.5)[i % 3]}
+        kind = {"temperature": temperature, "top_k": draw.choice([0, 5]), "min_p": (0.0, 0.2)[i % 5 == 0], **penalties}
+        drawn.append((prompt, SamplingParams(**tokens, n=n, seed=i, **kind)))
     return drawn
 
 

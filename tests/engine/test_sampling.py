@@ -6,8 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -30,33 +32,46 @@ SETTINGS = [
     {"top_k": 1},
     {"top_p": 1e-9},
     {"top_k": 100},
+    {"min_p": 0.2},
+    {"min_p": 1.0},
+    {"min_p": 0.3, "temperature": 3.0},
+    {"min_p": 0.1, "top_p": 0.95, "top_k": 7},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -0.8},
+    {"presence_penalty": -2.0, "frequency_penalty": 1.1, "repetition_penalty": 1.4, "min_p": 0.02},
 ]
+TOKENS, NUM_NEW = [3, 5, 3, 8, 8, 3], 3  # a prompt of three tokens, and three new ones
 
 
-def row(logits=0, tokens=(3, 5, 3), seed=0, choice=0, **params):
-    return Row(logits, SamplingParams(**params), list(tokens), seed, choice)
+def row(logits=0, tokens=TOKENS, seed=0, choice=0, num_new=NUM_NEW, **params):
+    return Row(logits, SamplingParams(**params), list(tokens), seed, choice, num_new)
 
 
 def drawn(logits, **params):
     """Return how often each token is drawn, with 5000 seeds."""
     params = SamplingParams(**params)
-    rows = [Row(0, params, [3, 5, 3], seed, 0) for seed in range(5000)]
+    rows = [Row(0, params, TOKENS, seed, 0, NUM_NEW) for seed in range(5000)]
     return torch.tensor([pick.token for pick in sample(logits[None], rows)]).bincount(minlength=len(logits))
 
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_tokens_are_drawn_as_transformers_processors_say(params):
-    settings = {"temperature": 1.0, "top_k": VOCAB, "top_p": 1.0, "repetition_penalty": 1.0} | params
+    """OpenAI's two penalties, which transformers does not have, follow its repetition penalty as their formula says."""
+    params = SamplingParams(**params)
+    counts = torch.tensor(TOKENS[-NUM_NEW:]).bincount(minlength=VOCAB)
+    penalties = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
     processors = LogitsProcessorList(
         [
-            RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]),
-            TemperatureLogitsWarper(settings["temperature"]),
-            TopKLogitsWarper(settings["top_k"]),
-            TopPLogitsWarper(settings["top_p"]),
+            RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
+            lambda _, scores: scores - penalties,
+            TemperatureLogitsWarper(params.temperature),
+            TopKLogitsWarper(params.top_k or VOCAB),
+            TopPLogitsWarper(params.top_p),
+            MinPLogitsWarper(params.min_p),
         ]
     )
-    expected = processors(torch.tensor([[3, 5, 3]]), LOGITS[None].clone())[0].double().softmax(-1)
-    counts = drawn(LOGITS, **params)
+    expected = processors(torch.tensor([TOKENS]), LOGITS[None].clone())[0].double().softmax(-1)
+    counts = drawn(LOGITS, **vars(params))
     assert counts[expected == 0].sum() == 0
     n = counts.sum()
     assert ((counts - n * expected).abs() <= 4.5 * (n * expected * (1 - expected)).sqrt() + 1e-6).all()
@@ -64,16 +79,39 @@ def test_tokens_are_drawn_as_transformers_processors_say(params):
 
 def test_temperature_zero_takes_the_likeliest_after_the_penalty():
     assert sample(LOGITS[None], [row(temperature=0)])[0].token == LOGITS.argmax()
-    best = int(LOGITS.argmax())
-    second = sample(LOGITS[None], [row(tokens=[best], temperature=0, repetition_penalty=50.0)])[0]
-    assert second.token == LOGITS.topk(2).indices[1]
-    assert second.logprob == pytest.approx(LOGITS.log_softmax(-1)[second.token].item())  # the model's, not penalised
+    best, expected = LOGITS.topk(2).indices.tolist()
+    logits = LOGITS[None]
+    for penalty in ({"repetition_penalty": 50.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.0}):
+        second = sample(logits, [row(tokens=[1, best, best], num_new=2, temperature=0, logprobs=1, **penalty)])[0]
+        assert second.token == expected
+        exact = LOGITS.log_softmax(-1).tolist()  # the model's, not penalised
+        assert second.likeliest == pytest.approx({expected: exact[expected], best: exact[best]})
+        both = sample(logits, [row(tokens=[best, expected], num_new=2, temperature=0, **penalty)])[0]
+        assert both.logprob == pytest.approx(exact[both.token])
 
 
 def test_a_penalty_moves_negative_logits_down_too_and_counts_a_token_once():
     logits = torch.tensor([[2.0, -2.0, 1.0]])
-    assert penalised(logits, [([0, 1, 1, 0], 2.0)]).tolist() == [[1.0, -4.0, 1.0]]
+    params = SamplingParams(repetition_penalty=2.0)
+    assert penalised(logits, [([0, 1, 1, 0], 2, params)]).tolist() == [[1.0, -4.0, 1.0]]
     assert logits.tolist() == [[2.0, -2.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("penalties", "expected"),
+    [
+        ({"presence_penalty": 0.5}, [2.0, -2.5, 0.5]),
+        ({"frequency_penalty": 0.5}, [2.0, -3.0, 0.5]),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0.25}, [2.0, -3.0, 0.25]),
+        ({"presence_penalty": -1.0, "frequency_penalty": 1.0, "repetition_penalty": 2.0}, [1.0, -5.0, 0.5]),
+    ],
+    ids=str,
+)
+def test_presence_and_frequency_penalties_count_new_tokens_only(penalties, expected):
+    logits = torch.tensor([[2.0, -2.0, 1.0], [2.0, -2.0, 1.0], [2.0, -2.0, 1.0]])
+    rows = [([0, 1, 1, 2, 1], 3, penalties), ([0, 1], 0, {}), ([0, 0], 0, penalties | {"repetition_penalty": 1.0})]
+    rows = [(tokens, num_new, SamplingParams(**params)) for tokens, num_new, params in rows]
+    assert penalised(logits, rows).tolist() == [expected, *logits[1:].tolist()]
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-8, 1e-5, 1e-3])
@@ -83,14 +121,48 @@ def test_a_very_low_temperature_is_greedy(temperature):
         assert {pick.token for pick in picks} == {int(logits.argmax())}
 
 
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [
+        ({"temperature": 0}, 6),
+        ({"temperature": 0.8}, 19),
+        ({"temperature": 0.8, "top_k": 5}, 21),
+        ({"temperature": 0.8, "top_p": 0.9, "min_p": 0.1}, 28),
+        ({"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.5}, 37),
+    ],
+    ids=str,
+)
+def test_a_step_takes_few_torch_operations(params, most):
+    """On a GPU each operation is a launch, and a step waits for all of them."""
+    operations, logits = [], LOGITS.repeat(4, 1)
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            operations.append(str(operation))
+            return operation(*args, **kwargs or {})
+
+    with Recorder():
+        sample(logits, [row(i, seed=i, **params) for i in range(4)])
+    assert len(operations) <= most, operations
+
+
 def test_what_a_row_draws_does_not_depend_on_the_rows_around_it():
     logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(1)) * 3
-    rows = [row(i, tokens=range(i + 1), seed=i, **SETTINGS[i % len(SETTINGS)]) for i in range(30)]
+    rows = [row(i, tokens=range(i + 4), seed=i, **SETTINGS[i % len(SETTINGS)]) for i in range(30)]
     together = sample(logits, rows)
     alone = [sample(logits[i : i + 1], [one._replace(logits=0)])[0] for i, one in enumerate(rows)]
     assert [p.token for p in together] == [p.token for p in alone]
+    assert [p.token for p in sample(logits, rows[::-1])] == [p.token for p in together[::-1]]
     some = [4, 17, 3]
     assert [p.token for p in sample(logits, [rows[i] for i in some])] == [together[i].token for i in some]
+
+
+def test_rows_of_one_batch_have_different_top_k():
+    limits = [1, 2, 5] * 300
+    picks = sample(LOGITS[None], [row(seed=i, temperature=9.0, top_k=k) for i, k in enumerate(limits)])
+    for k in (1, 2, 5):
+        tokens = {pick.token for pick, limit in zip(picks, limits, strict=True) if limit == k}
+        assert tokens == set(LOGITS.topk(k).indices.tolist())
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.999999}, {"top_k": 3}], ids=str)
@@ -101,16 +173,20 @@ def test_a_token_that_the_model_excludes_is_never_drawn(params):
 
 
 def test_the_largest_number_that_is_drawn_still_finds_a_likely_token(monkeypatch):
-    logits = torch.tensor([[0.0, 0.0, -math.inf]])
-    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: torch.full((1,), 1 - 2.0**-53).double())
+    """The weights of 500 rows have 500 different sums, which times 1 − 2⁻⁵³ must not round up to the sums."""
+    logits = torch.tensor([[0.0, 0.0, -math.inf]]).repeat(500, 1)
+    logits[1:, 1] = -torch.rand(499, generator=torch.Generator().manual_seed(0))
+    largest = torch.full((500,), 1 - 2.0**-53, dtype=torch.float64)
+    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: largest)
     for params in ({}, {"top_k": 3}, {"top_p": 0.9999}):
-        assert sample(logits, [row(tokens=[], **params)])[0].token in (0, 1)
+        picks = sample(logits, [row(i, tokens=[], num_new=0, **params) for i in range(500)])
+        assert {pick.token for pick in picks} == {1}
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9999}], ids=str)
 def test_the_smallest_number_that_is_drawn_finds_no_excluded_token(params, monkeypatch):
     monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: torch.zeros(1).double())
-    assert sample(torch.tensor([[-math.inf, 0.0, 0.0]]), [row(tokens=[], **params)])[0].token in (1, 2)
+    assert sample(torch.tensor([[-math.inf, 0.0, 0.0]]), [row(tokens=[], num_new=0, **params)])[0].token in (1, 2)
 
 
 def test_tokens_that_reach_top_p_exactly_are_enough():
@@ -118,7 +194,7 @@ def test_tokens_that_reach_top_p_exactly_are_enough():
 
 
 def test_another_number_is_drawn_at_each_position():
-    picks = sample(torch.zeros(1, 1000), [row(tokens=[1] * n) for n in range(1, 20)])
+    picks = sample(torch.zeros(1, 1000), [row(tokens=[1] * n, num_new=0) for n in range(1, 20)])
     assert len({pick.token for pick in picks}) > 15
 
 
@@ -134,14 +210,20 @@ def test_a_row_whose_logits_are_not_finite_has_no_token_and_others_have_theirs(b
 
 def test_a_penalty_that_leads_out_of_float32_ends_only_its_own_row():
     logits = torch.tensor([[1e38, 0.0, 1.0]])
-    rows = [row(tokens=[0], repetition_penalty=0.01), row(tokens=[0])]
+    rows = [row(tokens=[0], num_new=0, repetition_penalty=0.01), row(tokens=[0], num_new=0)]
     assert [pick and pick.token for pick in sample(logits, rows)] == [None, 0]
 
 
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.5}, {"top_k": 2}], ids=str)
+def test_the_largest_finite_logits_have_a_token(params):
+    assert sample(torch.tensor([[3e38, 0.0, -3e38]]), [row(tokens=[], num_new=0, **params)])[0].token == 0
+
+
 def test_numbers_of_any_type_are_kept_as_pythons(shapes_unchecked):
-    params = SamplingParams(temperature=Fraction(1, 2), top_p=np.float32(0.5), top_k=np.int64(3))
-    assert (params.temperature, params.top_p, params.top_k) == (0.5, 0.5, 3)
-    assert [type(value) for value in (params.temperature, params.top_p, params.top_k)] == [float, float, int]
+    given = {"temperature": Fraction(1, 2), "top_p": np.float32(0.5), "min_p": 1, "presence_penalty": -1, "top_k": 3}
+    params = vars(SamplingParams(**given))
+    assert {name: params[name] for name in given} == given
+    assert [type(params[name]) for name in given] == [float, float, float, float, int]
 
 
 def test_logprobs_are_the_models_own_the_chosen_one_first():
@@ -176,7 +258,14 @@ def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interva
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
         ({"n": 0}, "n must be at least 1"),
         ({"n": 2, "beam_width": 3}, "beam_width = 3 and n = 2 exclude each other"),
-        ({"temperature": 1e7}, r"temperature must be at most 1e\+06, got 10000000.0"),
+        ({"temperature": 1e7}, r"temperature must be from 0 to 1e\+06, got 10000000.0: 1 changes nothing"),
+        ({"min_p": -0.1}, "min_p must be from 0 to 1, got -0.1: 0 changes nothing"),
+        ({"min_p": 1.5}, "min_p must be from 0 to 1, got 1.5"),
+        ({"min_p": "0.1"}, "min_p must be a number, got str"),
+        ({"presence_penalty": -2.5}, "presence_penalty must be from -2 to 2, got -2.5: 0 changes nothing"),
+        ({"frequency_penalty": 3}, "frequency_penalty must be from -2 to 2, got 3"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty must be a finite number, got nan"),
+        ({"beam_width": 2, "min_p": 0.5}, "min_p = 0.5 with beam_width = 2: a beam search draws nothing"),
         ({"temperature": 10**400}, "temperature must be"),
         ({"n": 2, "temperature": 0}, "n = 2 samples at temperature 0 are all the same"),
         ({"n": 2, "temperature": 1e-6}, "n = 2 samples at temperature 1e-06 are all the same"),

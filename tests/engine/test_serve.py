@@ -140,8 +140,9 @@ def test_a_conversation_goes_through_the_template_of_its_tokenizer():
 
 
 def test_samples_with_a_seed_are_those_of_generate(server, reference):
-    own = {"top_k": 20, "repetition_penalty": 1.2}
+    own = {"top_k": 20, "min_p": 0.02, "repetition_penalty": 1.2}
     options = {"max_tokens": 8, "temperature": 0.8, "top_p": 0.9, "n": 2, "seed": 7}
+    options |= {"presence_penalty": 0.5, "frequency_penalty": -0.5}
     outputs = reference.generate([PROMPT, "Softmax"], SamplingParams(**options, **own))
     expected = [[choice.text for choice in output.choices] for output in outputs]
     assert len({text for texts in expected for text in texts}) == 4
@@ -281,7 +282,9 @@ HI = [{"role": "user", "content": "Hi"}]
         (COMPLETION, {"prompt": "A", "stream": "yes"}, "stream"),
         (COMPLETION, {"prompt": "A", "stream_options": 1}, "stream_options"),
         (COMPLETION, {"prompt": "A", "repetition_penalty": 0}, "repetition_penalty"),
-        (COMPLETION, {"prompt": "A", "frequency_penalty": 0.5}, "frequency_penalty"),
+        (COMPLETION, {"prompt": "A", "frequency_penalty": 2.5}, "frequency_penalty"),
+        (COMPLETION, {"prompt": "A", "presence_penalty": "high"}, "presence_penalty"),
+        (COMPLETION, {"prompt": "A", "min_p": 2}, "min_p"),
         (COMPLETION, {"prompt": "A", "logit_bias": {"1": 2}}, "logit_bias"),
         (COMPLETION, {"prompt": "A", "best_of": 2}, "best_of"),
         (COMPLETION, {"prompt": "A", "echo": True}, "echo"),
@@ -311,7 +314,7 @@ def test_a_body_that_does_not_fit_names_its_field(server, path, body, field):
 
 
 def test_options_of_openai_that_change_nothing_are_taken(server):
-    neutral = {"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "tools": [], "stop": None}
+    neutral = {"logit_bias": {}, "tools": [], "stop": None}
     neutral |= {"response_format": {"type": "text"}, "user": "me", "metadata": {"a": "b"}, "store": False}
     messages = [{"role": "user", "content": "Hi"}]
     answer = server.client.chat.completions.create(model="tiny", messages=messages, max_tokens=2, **neutral)

@@ -6,8 +6,8 @@ A step continues each of k beams of the same length by every token. Each branch 
 
 If one of the k best branches ends, it becomes a hypothesis with score / length. The k best branches that do not end
 are the next beams. The search ends at max_tokens, or when k hypotheses are better than the best beam would be if it
-ended now. This is transformers' rule for length_penalty=1, early_stopping=False. As in transformers, a repetition
-penalty changes log p.
+ended now. This is transformers' rule for length_penalty=1, early_stopping=False. As in transformers, penalties
+act on log p.
 
 Beams share the blocks of their common tokens. A beam with several successors is forked, and a beam without a successor
 is freed. The first of the forks that writes into the last block copies it (copy-on-write).
@@ -55,7 +55,7 @@ def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozens
     if not sums.isfinite().all():
         return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live])
     logprobs = logits - sums
-    logprobs = penalised(logprobs, [(beam.tokens, request.sampling.repetition_penalty) for beam in request.live])
+    logprobs = penalised(logprobs, [(beam.tokens, length - 1, request.sampling) for beam in request.live])
     scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
     live, ended = branches(scores[:, None] + logprobs, width, ends)
     if length == request.sampling.max_tokens:

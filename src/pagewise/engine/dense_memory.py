@@ -142,6 +142,11 @@ class DenseMemory:
     used_nbytes = nbytes
 
     @property
+    def usage(self) -> float:
+        """The share of the tokens that are reserved, from 0 to 1."""
+        return sum(self._reserved.values()) / self.num_tokens
+
+    @property
     def num_recomputed(self) -> int:
         """Rows for which φ of `unified_max` was not safe so far: one per head, layer and decoded token."""
         return int(self._padded.num_recomputed)

@@ -32,6 +32,11 @@ class BlockMemory:
         self.nbytes, self.num_tokens = cache.nbytes, cache.num_blocks * cache.block_size
 
     @property
+    def usage(self) -> float:
+        """The share of the blocks that are in use, from 0 to 1."""
+        return 1 - self.manager.num_free_blocks / self.manager.num_blocks
+
+    @property
     def used_nbytes(self) -> int:
         """Bytes of the blocks that are in use."""
         return self.nbytes // self.manager.num_blocks * (self.manager.num_blocks - self.manager.num_free_blocks)

@@ -75,7 +75,8 @@ def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozense
         for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
             for i in range(chunk.num_logits):
                 tokens = [*sequence.tokens, *chunk.drafts[:i]] if i else sequence.tokens
-                rows.append(Row(at + i, request.sampling, tokens, request.seed, sequence.index))
+                num_new = len(tokens) - len(request.prompt)
+                rows.append(Row(at + i, request.sampling, tokens, request.seed, sequence.index, num_new))
             drawn.append((request, sequence, chunk.drafts))
     picks = iter(sample(logits, rows))
     picks = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]

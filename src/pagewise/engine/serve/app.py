@@ -1,9 +1,10 @@
 """The server as an ASGI application: routes, streams, errors (lesson 9).
 
-    POST /v1/completions   /v1/chat/completions        GET /v1/models   /health
+    POST /v1/completions   /v1/chat/completions        GET /v1/models   /health   /metrics
 
-The routes are those of OpenAI's API, so that its client works. Errors have its form {"error": {message, type, param,
-code}}. When a client hangs up, its requests are aborted, whether it reads a stream or waits for the whole answer.
+The first three are those of OpenAI's API, so that its client works. Errors have its form too:
+{"error": {message, type, param, code}}. When a client hangs up, whether it reads a stream or waits for the whole, the
+server aborts its requests. /metrics is for Prometheus: `pagewise.engine.serve.metrics` lists the names.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -62,6 +64,15 @@ def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
         state = await engine.ask(lambda: {"running": llm.num_running, "waiting": llm.num_waiting})
         return JSONResponse({"status": "ok", **state})
 
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(engine.metrics.registry), media_type="text/plain; version=0.0.4")
+
+    async def refused(request: Request, error: Exception) -> Response:
+        response = await refusal(request, error)
+        if 400 <= response.status_code < 500:
+            engine.metrics.refuse(response.status_code)
+        return response
+
     app = Starlette(
         routes=[
             Route("/v1/completions", Endpoint(CompletionBody, engine, name), methods=["POST"]),
@@ -69,9 +80,10 @@ def make_app(llm: LLM, *, name: str, max_queue: int = 256) -> Starlette:
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             Route("/health", health),
+            Route("/metrics", metrics),
         ],
         exception_handlers=dict.fromkeys(
-            (Refused, Full, StepFailed, HTTPException, ClientDisconnect, Exception), refusal
+            (Refused, Full, StepFailed, HTTPException, ClientDisconnect, Exception), refused
         ),
         lifespan=running,
     )

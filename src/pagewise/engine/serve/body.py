@@ -1,8 +1,9 @@
 """The fields that the bodies of both endpoints share, and how an answer becomes JSON (lesson 9).
 
-Both endpoints take the options of `SamplingParams` by their names. OpenAI does not have top_k, beam_width,
-repetition_penalty and ignore_eos, so its client sends them as `extra_body`. This module checks types, and
-`SamplingParams` checks values. An option of OpenAI is refused if it would change the answer and is not implemented.
+Both endpoints take the options of `SamplingParams` by their names. OpenAI's client sends the options that OpenAI does
+not have (top_k, min_p, beam_width, repetition_penalty, ignore_eos) as `extra_body`. This module checks types, and
+`SamplingParams` checks values.
+An option of OpenAI's that would change the answer and is not implemented is refused.
 
 Each prompt of a body has width = max(n, beam_width) choices. Choice c of prompt i has the index i · width + c, in a
 stream and in a whole answer. Beams are sorted, best first.
@@ -27,12 +28,15 @@ SAMPLING = (
     "temperature",
     "top_k",
     "top_p",
+    "min_p",
     "n",
     "beam_width",
     "stop",
     "seed",
     "ignore_eos",
     "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
 )
 NO_EFFECT = {
     "user",
@@ -46,8 +50,6 @@ NO_EFFECT = {
 }
 """Options of OpenAI's that change no answer."""
 NEUTRAL = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
     "logit_bias": {},
     "best_of": 1,
     "suffix": "",
@@ -103,12 +105,15 @@ class Body(Strict):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     n: int | None = None
     beam_width: int | None = None
     stop: Stop | Annotated[list[Stop | int], Field(max_length=MOST_STOPS)] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
 
     @classmethod
     def read(cls, body: bytes) -> "Body":

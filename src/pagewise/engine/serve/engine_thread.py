@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
+from time import perf_counter
 from typing import TypeVar
 
 from pagewise.engine import LLM, Output
 from pagewise.engine.sequence import Piece, Request
+from pagewise.engine.serve.metrics import Metrics
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -37,7 +39,8 @@ class Answer:
     """The events of one body's requests: (index of the request, piece or output)."""
 
     def __init__(self, num_requests: int) -> None:
-        self.request_ids: list[int] = []  # used by the engine thread only
+        self.arrived = perf_counter()
+        self.request_ids: list[int] = []  # the engine thread's
         self.events: asyncio.Queue[tuple[int, Piece | Output | StepFailed]] = asyncio.Queue()
         self._unfinished = num_requests
 
@@ -69,7 +72,8 @@ class EngineThread:
 
     def __init__(self, llm: LLM, *, max_queue: int) -> None:
         self.llm, self.max_queue = llm, max_queue
-        self.num_held = 0  # requests of open answers; used by the event loop only
+        self.metrics = Metrics(llm)
+        self.num_held = 0  # requests of open answers; the event loop's
         self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
         self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's own, like the next
         self._events: list[tuple[int, Piece | Output | StepFailed]] = []
@@ -130,18 +134,23 @@ class EngineThread:
 
     def _add(self, answer: Answer, requests: list[Request], pieces: bool) -> list[int]:
         for index, request in enumerate(requests):
-            request.listener = self._hear if pieces else None
+            request.listener = self._hear if pieces else self.metrics.hear
             request_id = self.llm.add(request)
             answer.request_ids.append(request_id)
             self._answers[request_id] = answer, index
+            self.metrics.begin(request, answer.arrived)
+        self.metrics.update()
         return answer.request_ids
 
     def _drop(self, answer: Answer) -> None:
         for request_id in answer.request_ids:
             if self._answers.pop(request_id, None):
                 self.llm.abort(request_id)
+                self.metrics.end(request_id, "abort", answered=False)
+        self.metrics.update()
 
     def _hear(self, piece: Piece) -> None:
+        self.metrics.hear(piece)
         self._events.append((piece.request_id, piece))
 
     def _step(self) -> None:
@@ -160,6 +169,9 @@ class EngineThread:
         for request_id, event in events:
             if not isinstance(event, Piece):
                 self._answers.pop(request_id, None)
+                answered = isinstance(event, Output)
+                self.metrics.end(request_id, event.finish_reason if answered else "error", answered=answered)
+        self.metrics.update()
         self._loop.call_soon_threadsafe(_deliver, heard)
 
 
