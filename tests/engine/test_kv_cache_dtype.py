@@ -63,7 +63,7 @@ def recorded(llm):
 
     def noting(chunks):
         logits = run(chunks)
-        giving = [chunk for chunk in chunks if chunk.gives_logits]
+        giving = [chunk for chunk in chunks if chunk.num_logits]
         found.extend((chunk.sequence.tokens[: chunk.stop], row) for chunk, row in zip(giving, logits, strict=True))
         return logits
 
