@@ -98,8 +98,7 @@ def _rest(first: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Case:
 
 
 _L, _ACC = "l = both[1] - shrink * first[1]", "acc = both[2] - shrink[:, None] * first[2]"
-_REST = inspect.getsource(output_of_rest).partition('"""\n    m_safe')
-_REST = f"    m_safe{_REST[2]}".rstrip()
+_, _BODY = inspect.getsource(output_of_rest).rstrip().split('"""\n', 1)
 
 OUTPUT_OF_REST = python_exercise(
     output_of_rest,
@@ -141,7 +140,7 @@ OUTPUT_OF_REST = python_exercise(
     ],
     "l and acc are sums on the scale of m, so sums can be taken out again.",
     imports=IMPORTS,
-    bug=[(_REST, "    return both[2] / both[1][:, None]  # yours: this is the output of all keys")],
+    bug=[(_BODY, "    return both[2] / both[1][:, None]  # yours: this is the output of all keys")],
 )
 
 
