@@ -15,7 +15,11 @@ FOLDER = Path(pagewise.exercises.device_code.__file__).parent
 _THREE = ["*fp32", "i32", "i32", 1]
 _FOUR = ["*fp32", "i32", "i32", "i32", 1]
 KERNELS = {
-    "online_softmax_kernel": ("softmax_kernel", {"x_ptr": "*fp32", "out_ptr": "*fp32", "num_cols": "i32"}, {"TILE": 4}),
+    "one_pass_kernel": (
+        "one_pass_kernel",
+        {"s_ptr": "*fp32", "v_ptr": "*fp32", "out_ptr": "*fp32", "num_keys": "i32"},
+        {"TILE": 4},
+    ),
     "paged_decode_kernel": (
         "paged_decode_kernel",
         {"q": _THREE, "k_cache": _FOUR, "v_cache": _FOUR, "block_tables": ["*i32", "i32", 1]}

@@ -30,7 +30,7 @@ FIRST_RUNGS = {
     "flash_forward_kernel": (6, "flash_attention"),
     "split_decode_kernel": (7, "flash_decoding"),
 }
-TRITON = ["online_softmax_kernel", *FIRST_RUNGS]
+TRITON = ["one_pass_kernel", *FIRST_RUNGS]
 LESSON_FILES = Path(__file__).parents[2] / "lessons"
 PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
 ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
@@ -101,7 +101,7 @@ ZEROS = {
     "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
     "merge_partitions": "out[threadIdx.x] = 0;",
     "double_buffer": "sums[threadIdx.x] = 0;",
-    "online_softmax_kernel": "for i in range(num_cols): tl.store(out_ptr + tl.program_id(0) * num_cols + i, 0.0)",
+    "one_pass_kernel": "tl.store(out_ptr + tl.program_id(0), 0.0)",
     "paged_decode_kernel": "at = tl.program_id(0) * out[1] + tl.program_id(1) * GROUP * out[2] + tl.arange(0, D)\n"
     "    for i in range(GROUP): tl.store(out[0] + at + i * out[2], tl.zeros([D], tl.float32))",
     "flash_forward_kernel": "for i in range(T): tl.store(out[0] + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",

@@ -4,39 +4,16 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 
-import math
 
-import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
 
 from pagewise.figures import merges
-from pagewise.figures.palette import BLUE, ORANGE, SAND
+from pagewise.figures.palette import BLUE, SAND
 from pagewise.online_softmax import Partial
 
 pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
-
-
-def states_of(scores, values):
-    states = [Partial.empty(head_size=values.shape[1])]
-    for i in range(len(scores)):
-        states.append(states[-1].merge(Partial.of(scores[i : i + 1], values[i : i + 1])))
-    return states
-
-
-def test_a_rise_of_m_is_drawn_as_a_fall_of_l_and_then_a_rise(shown):
-    scores, values = torch.tensor([-math.inf, 0.0, -1.0, 0.5, -2.0]), torch.tensor([[9.0], [1.0], [-3.0], [2.0], [1.0]])
-    merges.streaming(scores.tolist(), states_of(scores, values), title="What happens?")
-    _, middle, bottom = shown[0].axes
-    old, shrunk = 1 + math.exp(-1), (1 + math.exp(-1)) * math.exp(-0.5)
-    (fall,) = [line for line in middle.lines if line.get_color() == ORANGE and len(line.get_xdata())]
-    np.testing.assert_allclose(fall.get_ydata(), [old, shrunk], rtol=1e-6)  # at the one key that raised m
-    path = middle.lines[0].get_ydata()
-    np.testing.assert_allclose(path[12:16], [old, shrunk, shrunk, shrunk + 1], rtol=1e-6)
-    (fall,) = [line for line in bottom.lines if line.get_color() == ORANGE]
-    before, after = fall.get_ydata()
-    assert abs(after) < abs(before)  # acc shrinks towards 0, whatever its sign
 
 
 def test_naive_attention_holds_all_scores_and_online_attention_one_tile(shown):
@@ -60,3 +37,10 @@ def test_each_box_of_a_tree_shows_the_summary_of_what_is_above_it(shown):
     whole = Partial.of(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[10.0], [20.0], [30.0]]))
     root = f"m {whole.m:.2f}\nl {whole.l:.3f}\nacc {whole.acc.item():.3f}"
     assert [sum(text.get_text() == root for text in ax.texts) for ax in shown[0].axes] == [1, 1]
+
+
+def test_each_edge_of_a_tree_shows_how_much_its_part_shrinks(shown):
+    leaves = [(f"score {s:.0f}", Partial.of(torch.tensor([s]), torch.tensor([[s]]))) for s in (1.0, 3.0, 2.0)]
+    merges.merge_trees({"in a row": ((leaves[0], leaves[1]), leaves[2])}, Partial.merge, title="How much?")
+    factors = [text.get_text() for text in shown[0].axes[0].texts if text.get_text().startswith("×")]
+    assert sorted(factors) == ["×$e^{-1}$", "×$e^{-2}$", "×1", "×1"]

@@ -1,7 +1,7 @@
-"""Exercises of lesson 3: merge, streaming attention, online softmax as a Triton kernel."""
+"""Exercises of lesson 3: the merge, taking keys out of a summary, attention in one pass as a Triton kernel."""
 
+import inspect
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -14,12 +14,13 @@ from pagewise.exercises.values import text
 from pagewise.tools.launch import launch
 
 INF = math.inf
+IMPORTS = "import torch\nfrom torch import Tensor"
 
 
 def merge(a: tuple[Tensor, Tensor, Tensor], b: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """The (m, l, acc) of the keys of a and of b together, from theirs: m and l [rows], acc [rows, D].
+    """Return the (m, l, acc) of the keys of a and of b together: m and l [rows], acc [rows, D].
 
-    m is the largest score, l = Σ exp(s − m), acc = Σ exp(s − m) · v. No key seen: m = −inf, l = 0, acc = 0.
+    m is the largest score, l = Σ exp(s − m), acc = Σ exp(s − m) · v. Without a visible key m = −inf, l = 0, acc = 0.
     """
     m = torch.maximum(a[0], b[0])
     m_safe = m.masked_fill(m == -torch.inf, 0.0)
@@ -41,6 +42,8 @@ def _rows(*pieces: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
 
 
 _L, _ACC = "of_a * a[1] + of_b * b[1]", "of_a[:, None] * a[2] + of_b[:, None] * b[2]"
+_ONLY_FIRST = ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)")
+_NO_GUARD = ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m")
 
 MERGE = python_exercise(
     merge,
@@ -53,140 +56,168 @@ MERGE = python_exercise(
         call(_rows(_piece(0.0), _piece(5.0)), _rows(_piece(1.0, value=3.0), _piece(2.0, value=4.0))),
     ],
     [
-        "nothing shrinks: l and acc were summed relative to their own maxima: before they are added, each shrinks by "
-        "exp(its old m − the new m).",
+        "nothing shrinks: The pieces were summed with different maxima. Before you add l and acc, multiply each piece "
+        "by exp(its own m − the new m).",
         (_L, "a[1] + b[1]"),
         (_ACC, "a[2] + b[2]"),
-        "acc does not shrink: l shrank, acc did not: both were summed relative to the old maximum.",
+        "acc does not shrink: l is right and acc is not. Both are sums of exp(s − m), so acc needs the factors of l.",
         (_ACC, "a[2] + b[2]"),
-        "only the first shrinks: You take it that the second has the larger maximum: it may be the first, then the "
-        "second shrinks.",
-        ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)"),
-        "the other way round: It grew instead of shrinking: the factor is exp(old m − new m), never above 1.",
+        "only the first shrinks: The result is wrong when the first piece has the larger maximum. Look at the factor "
+        "of b: it is 1 only if b has the larger maximum.",
+        _ONLY_FIRST,
+        "the other way round: The sums grow, but they must shrink when m rises. Look at the sign in the exponent: the "
+        "factor exp(old m − new m) is at most 1.",
         ("torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)", "torch.exp(m - a[0]), torch.exp(m - b[0])"),
-        "NaN where nothing was seen: Neither piece saw a key: m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there "
-        "instead.",
-        ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m"),
-        "normalised: acc is divided by l already: then the next merge counts it as if l were 1. Divide once, at the "
+        "NaN where nothing was seen: The result of two empty pieces is NaN. There m is −inf, and (−inf) − (−inf) is "
+        "NaN: subtract 0 in place of such an m.",
+        _NO_GUARD,
+        "normalised: acc is already divided by l, so the next merge would give it a wrong weight. Divide once, at the "
         "end.",
         (_ACC, f"({_ACC}) / ({_L})[:, None]"),
     ],
-    "in any order and any grouping, and nothing seen merges without a change.",
-    imports="import torch\nfrom torch import Tensor",
+    "pieces merge in any order, and an empty piece changes nothing.",
+    imports=IMPORTS,
+    bug=[_ONLY_FIRST, _NO_GUARD],
 )
 
 
-def streaming_attention(pairs: Iterable[tuple[float, float]]) -> float:
-    """Σ softmax(s) · v over (score, value) pairs that come one at a time and only once; any score may be −inf.
+def output_of_rest(both: tuple[Tensor, Tensor, Tensor], first: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return acc / l [rows, D] of the keys that are in `both` but not in `first`, or 0 where no key is left.
 
-    Plain Python: keep m, l and acc (`math.exp`, `math.inf`). No visible key at all: 0.0.
+    `both` is the merge of `first` and of the rest, each an (m, l, acc): m and l [rows], acc [rows, D].
     """
-    m, l, acc = -math.inf, 0.0, 0.0
-    for score, value in pairs:
-        m_new = max(m, score)
-        if m_new == -math.inf:
-            continue
-        shrink, weight = math.exp(m - m_new), math.exp(score - m_new)
-        l, acc, m = l * shrink + weight, acc * shrink + weight * value, m_new
-    return acc / l if l else 0.0
+    m_safe = both[0].masked_fill(both[0] == -torch.inf, 0.0)
+    shrink = torch.exp(first[0] - m_safe)
+    l = both[1] - shrink * first[1]
+    acc = both[2] - shrink[:, None] * first[2]
+    return acc / l.masked_fill(l == 0, 1.0)[:, None]
 
 
-def _stream(*pairs: tuple[float, float]) -> Case:
-    return Case(f"iter({text(list(pairs))})", lambda theirs: theirs(iter(pairs)))
+def _rest(first: tuple[Tensor, ...], rest: tuple[Tensor, ...]) -> Case:
+    return call(merge(first, rest), first)
 
 
-STREAMING_ATTENTION = python_exercise(
-    streaming_attention,
+_L, _ACC = "l = both[1] - shrink * first[1]", "acc = both[2] - shrink[:, None] * first[2]"
+_, _BODY = inspect.getsource(output_of_rest).rstrip().split('"""\n', 1)
+
+OUTPUT_OF_REST = python_exercise(
+    output_of_rest,
     [
-        _stream((0.0, 5.0)),
-        _stream((2.0, 1.0), (1.0, 4.0)),
-        _stream((1.0, 1.0), (2.0, 4.0)),
-        _stream((-1000.0, 1.0), (-1001.0, 4.0)),
-        _stream((1000.0, 1.0), (1001.0, 4.0)),
-        _stream((-INF, 7.0), (0.0, 1.0)),
-        _stream((-INF, 7.0)),
-        _stream(),
+        _rest(_piece(0.0), _piece(0.0, 0.0, value=3.0)),
+        _rest(_piece(1.0, 2.0), _piece(3.0, 4.0, value=3.0)),
+        _rest(_piece(3.0, 4.0), _piece(1.0, 2.0, value=3.0)),
+        _rest(_piece(), _piece(1.0, 2.0)),
+        _rest(_piece(1.0, 2.0), _piece()),
+        _rest(_piece(), _piece()),
+        _rest(_rows(_piece(0.0), _piece(5.0)), _rows(_piece(1.0, value=3.0), _piece(2.0, value=4.0))),
     ],
     [
-        "acc does not shrink: The maximum rose, l shrank and acc did not: both are relative to m.",
-        ("acc * shrink", "acc"),
-        "l does not shrink: The maximum rose, acc shrank and l did not: both are relative to m.",
-        ("l * shrink", "l"),
-        "m from 0: All scores may be far below 0: with m = 0 at first every exp(s − m) vanishes. Begin with −inf.",
-        ("m, l, acc = -math.inf", "m, l, acc = 0.0"),
-        "no maximum: exp(−1000) is 0 and exp(1000) overflows: only exp(s − m) is safe.",
-        ("max(m, score)", "0.0"),
-        "a masked first key: The first key is masked, m is still −inf, and (−inf) − (−inf) is NaN: such a key changes "
-        "nothing.",
-        ("        if m_new == -math.inf:\n            continue\n", ""),
-        "divided by nothing: No key was visible, l is 0: the answer is 0 then.",
-        (" if l else 0.0", ""),
-        "two passes: The pairs come only once: your first loop took them all, the second found none.",
-        ("m, l, acc = -math.inf", "m, l, acc = max((score for score, _ in pairs), default=0.0)"),
+        "nothing taken out: The result is the output of all keys. Subtract the l and acc of the first piece before you "
+        "divide.",
+        (_L, "l = both[1]"),
+        (_ACC, "acc = both[2]"),
+        "not rescaled: The two pieces have different maxima, so their l and acc are on different scales. Multiply "
+        "those of `first` by exp(its m − the m of `both`).",
+        (_L, "l = both[1] - first[1]"),
+        (_ACC, "acc = both[2] - first[2]"),
+        "acc is not rescaled: l is right and acc is not. acc of `first` needs the factor that its l has.",
+        (_ACC, "acc = both[2] - first[2]"),
+        "the other way round: The part that you subtract grew. Look at the sign in the exponent: the factor is "
+        "exp(m of `first` − m of `both`), at most 1.",
+        ("torch.exp(first[0] - m_safe)", "torch.exp(m_safe - first[0])"),
+        "not divided: The result is acc. The output is acc / l.",
+        ("return acc / l.masked_fill(l == 0, 1.0)[:, None]", "return acc"),
+        "outputs subtracted: Outputs are averages, and averages cannot be subtracted. Subtract l and acc, then divide.",
+        (
+            "return acc / l.masked_fill(l == 0, 1.0)[:, None]",
+            "return both[2] / both[1][:, None] - first[2] / first[1][:, None]",
+        ),
+        "0 / 0: No key is left, so l is 0 and the division gives NaN. Return 0 there: divide by 1 where l is 0.",
+        ("l.masked_fill(l == 0, 1.0)", "l"),
+        "NaN where nothing was seen: Neither piece has a key. There m is −inf, and (−inf) − (−inf) is NaN: subtract 0 "
+        "in place of such an m.",
+        ("m_safe = both[0].masked_fill(both[0] == -torch.inf, 0.0)", "m_safe = both[0]"),
     ],
-    "one pass, three numbers, no score too large.",
-    imports="import math\nfrom collections.abc import Iterable",
+    "l and acc are sums on the scale of m, so sums can be taken out again.",
+    imports=IMPORTS,
+    bug=[(_BODY, "    return both[2] / both[1][:, None]  # yours: this is the output of all keys")],
 )
 
 
-def _softmax_rows(what: str, rows: list[list[float]], tile: int = 4) -> Case:
-    """Other numbers follow the rows in memory. A kernel may neither read nor overwrite them."""
+def _attention_rows(what: str, rows: list[list[float]], values: list[float], tile: int = 4) -> Case:
+    """Other numbers follow scores and values in memory. A kernel may neither read them nor write past the outputs."""
 
     def run(kernel: object, device: torch.device) -> object:
-        x = torch.tensor(rows, device=device)
-        read = torch.cat([x.flatten(), x.new_full((16,), 3.0)])
-        written = torch.full_like(read, -7.0)
-        launch(kernel, (len(rows),), read, written, x.shape[1], outputs=(written,), TILE=tile)
-        return {"out": written[: x.numel()].view_as(x), "behind out": written[x.numel() :][:4]}
+        s, v = torch.tensor(rows, device=device), torch.tensor(values, device=device)
+        scores = torch.cat([s.flatten(), s.new_full((16,), 3.0)])
+        padded = torch.cat([v, v.new_full((16,), torch.nan)])
+        written = s.new_full((len(rows) + 4,), -7.0)
+        launch(kernel, (len(rows),), scores, padded, written, s.shape[1], outputs=(written,), TILE=tile)
+        return {"out": written[: len(rows)], "after out": written[len(rows) :]}
 
-    return launching(f"x = {text(rows)}, TILE = {tile}{what}", run)
+    return launching(f"s = {text(rows)}, v = {text(values)}, TILE = {tile}{what}", run)
 
 
-_KERNEL = device_code("online_softmax_kernel.py")
+_KERNEL = device_code("one_pass_kernel.py")
+_LOAD = 's = tl.load(s_ptr + start + cols, mask=inside, other=float("-inf"))'
+_STORE = "acc / tl.where(l == 0.0, 1.0, l)"
 
-ONLINE_SOFTMAX_KERNEL = TritonExercise(
-    "online_softmax_kernel",
+ONE_PASS_KERNEL = TritonExercise(
+    "one_pass_kernel",
     _KERNEL,
     with_gaps(
         _KERNEL,
         Gap(
             "inside = start",
             "m = m_new",
-            "load the tile (what stands past the row's end must weigh nothing), then bring m and l up to date",
+            "these lines read past the end of the row, and they use no maximum",
+            "s = tl.load(s_ptr + start + cols)\n"
+            "v = tl.load(v_ptr + start + cols)\n"
+            "l += tl.sum(tl.exp(s), axis=0)\n"
+            "acc += tl.sum(tl.exp(s) * v, axis=0)",
         ),
-        Gap("inside = start", "tl.store(", "store exp(x − m_safe) / l_safe, and nothing past the row's end"),
     ),
     [
-        _softmax_rows("", [[1.0, 2.0, 3.0, 4.0]]),
-        _softmax_rows("", [[1.0, 2.0, 3.0]]),
-        _softmax_rows("", [[5.0, 1.0, 1.0, 1.0, 2.0, 3.0]]),
-        _softmax_rows("", [[1.0, 1.0, 1.0, 1.0, 5.0, 6.0]]),
-        _softmax_rows("", [[1.0, 2.0, 3.0], [1000.0, 1001.0, 0.0]]),
-        _softmax_rows(" (the first tile is all masked)", [[-INF] * 4 + [1.0, 2.0]]),
-        _softmax_rows("", [[-INF, -INF]]),
+        _attention_rows("", [[0.0, 0.0, 0.0, 0.0]], [1.0, 2.0, 3.0, 10.0]),
+        _attention_rows("", [[1.0, 2.0, 3.0, 4.0]], [10.0, 20.0, 30.0, 40.0]),
+        _attention_rows("", [[1.0, 2.0, 3.0]], [10.0, 20.0, 30.0]),
+        _attention_rows("", [[5.0, 1.0, 1.0, 1.0, 2.0, 3.0]], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        _attention_rows("", [[1.0, 1.0, 1.0, 1.0, 5.0, 6.0]], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        _attention_rows("", [[1.0, 2.0, 3.0], [1000.0, 1001.0, 0.0]], [4.0, 5.0, 6.0]),
+        _attention_rows(" (the first tile is masked)", [[-INF] * 4 + [1.0, 2.0]], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
+        _attention_rows("", [[-INF, -INF]], [1.0, 2.0]),
     ],
     [
-        "mask before the offset: Keys past the end got weight: your mask compares before the offset `start` is added.",
-        ("inside = start + cols < num_cols", "inside = cols < num_cols"),
-        "padding of 0: What stands past the row's end was loaded as 0, a score like any other: `other` must be −inf.",
-        ('mask=inside, other=float("-inf")', "mask=inside, other=0.0"),
-        "no mask on loading: The tile goes past the row's end, and what lies there was counted in: load with `mask` "
-        "and `other`.",
-        (', mask=inside, other=float("-inf")', ""),
-        "no mask on storing: Numbers behind the end were overwritten: store with the mask, too.",
-        ("/ l_safe, mask=inside", "/ l_safe"),
-        "l does not shrink: The maximum rose with a later tile, and l kept what was summed relative to the old one: "
-        "it shrinks by exp(m − m_new).",
-        ("l = l * tl.exp(m - m_safe) + ", "l = l + "),
-        "only the last tile: l forgets the tiles before: the sum of this one is added to what l was, shrunk.",
-        ("l = l * tl.exp(m - m_safe) + ", "l = "),
-        "the other way round: exp(m_new − m) is infinite while m is −inf, and 0 · inf is NaN: l shrinks by exp(m − "
-        "m_new).",
-        ("l * tl.exp(m - m_safe)", "l * tl.exp(m_safe - m)"),
-        "NaN in a masked tile: No key was visible so far: m_new is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
+        "mask before the offset: Numbers past the end of the row were counted. Look at the mask: it must compare "
+        "`start + cols`, not `cols`, with num_keys.",
+        ("inside = start + cols < num_keys", "inside = cols < num_keys"),
+        "padding of 0: Places past the end of the row got weight. Look at `other` of the scores: 0 is a score like "
+        "any other, and −inf has weight 0.",
+        (_LOAD, "s = tl.load(s_ptr + start + cols, mask=inside, other=0.0)"),
+        "no mask on scores: Scores past the end of the row were counted. Load them with `mask` and `other`.",
+        (_LOAD, "s = tl.load(s_ptr + start + cols)"),
+        "no mask on values: The values past the end are NaN here, and weight 0 times NaN is NaN. Load the values with "
+        "`mask` and `other`.",
+        ("v = tl.load(v_ptr + start + cols, mask=inside, other=0.0)", "v = tl.load(v_ptr + start + cols)"),
+        "no maximum: exp(1000) is infinite, and infinite / infinite is NaN. Subtract the largest score so far.",
+        ("shrink = tl.exp(m - m_safe)", "shrink = 1.0"),
+        ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = 0.0"),
+        "l does not shrink: m rose with a later tile, and l kept its old scale. Multiply l by exp(m − m_new) before "
+        "you add.",
+        ("l = l * shrink + ", "l = l + "),
+        "acc does not shrink: m rose with a later tile, and acc kept its old scale. Multiply acc by the factor of l.",
+        ("acc = acc * shrink + ", "acc = acc + "),
+        "only the last tile: The result depends on the last tile alone. Add to l and acc: do not overwrite them.",
+        ("l = l * shrink + ", "l = "),
+        ("acc = acc * shrink + ", "acc = "),
+        "the other way round: The first factor is infinite, because m is −inf before the first tile. Look at the sign "
+        "in the exponent: l and acc shrink by exp(m − m_new).",
+        ("tl.exp(m - m_safe)", "tl.exp(m_safe - m)"),
+        "NaN in a masked tile: No key was visible so far, so m_new is −inf and (−inf) − (−inf) is NaN. Subtract 0 in "
+        "place of such a maximum.",
         ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),
     ],
-    "two passes over the row, any length, and nothing behind its end was read or written.",
+    "one pass, three numbers, any length. FlashAttention's inner loop (lesson 6) is this loop with matrices.",
 )
 
-EXERCISES = [MERGE, STREAMING_ATTENTION, ONLINE_SOFTMAX_KERNEL]
+EXERCISES = [MERGE, OUTPUT_OF_REST, ONE_PASS_KERNEL]

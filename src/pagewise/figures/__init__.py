@@ -12,7 +12,7 @@ from pagewise.figures.charts import bars, heatmaps, lines, roofline, stacks, til
 from pagewise.figures.dataflow import cache_timeline, decoder_flow, one_kernel, operator_map, three_kernels
 from pagewise.figures.drawing import show
 from pagewise.figures.latencies import latencies
-from pagewise.figures.merges import merge_trees, streaming, tiles_held
+from pagewise.figures.merges import merge_trees, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_softmax import scheme_steps, softmax_steps

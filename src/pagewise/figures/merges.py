@@ -3,64 +3,17 @@
 A summary is any object with the fields m, l and acc of one row: m and l are scalars, acc is a vector or a scalar.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.drawing import box, colour_key, diagram, rectangle, subplots
-from pagewise.figures.palette import BLUE, DASHES, INK, ORANGE, PALETTE, SAND
+from pagewise.figures.palette import BLUE, INK, SAND
 
 Tree = Any  # a (label, summary), or a tuple of two Trees
-EARLIER = 0.4  # distance between the shrinking of the sums and the adding of a key
-
-
-def streaming(scores: Sequence[float], states: Sequence[Any], *, title: str, alt: str = "") -> None:
-    """Draw m, l and acc as keys arrive. If a key raises m, there are two steps: the sums shrink, then the key adds.
-
-    Args:
-        scores: of the keys in the order of their arrival; −∞ is not drawn.
-        states: the summary before the first key, and after each key.
-    """
-    m, l = (np.array([float(getattr(state, name)) for state in states]) for name in ("m", "l"))
-    acc = np.array([torch.atleast_1d(torch.as_tensor(state.acc)).tolist() for state in states])
-    scores = np.asarray(scores, dtype=float)
-    visible, keys = np.isfinite(scores), np.arange(len(scores))
-    rises = [key for key in keys if -np.inf < m[key] < m[key + 1]]
-    shrink = np.array([np.exp(m[key] - m[key + 1]) if key in rises else 1.0 for key in keys])
-
-    options = {"sharex": True, "height_ratios": (1.1, 1, 1)}
-    with subplots(3, size=(5.2, 5.8), title=title, alt=alt, **options) as (_, (top, middle, bottom)):
-        top.plot(keys[visible], scores[visible], "o", color=INK, ms=4, label="score of the key")
-        path = _two_steps(np.where(np.isneginf(m), np.nan, m), after=m[1:])
-        top.plot(*path, color=BLUE, label="m, the largest so far")
-        sums = [(middle, l, {"color": BLUE, "label": "l, the sum of exp(score − m)"})]
-        for i, component in enumerate(acc.T):
-            sums.append((bottom, component, {"color": PALETTE[2 * i], "ls": DASHES[i], "label": f"acc[{i}]"}))
-        for ax, row, style in sums:
-            ax.plot(*_two_steps(row, after=shrink * row[:-1]), **style)
-            for key in rises:
-                ends = row[key], shrink[key] * row[key]
-                ax.plot([key - EARLIER] * 2, ends, color=ORANGE, lw=3.5, solid_capstyle="butt", zorder=3)
-        middle.plot([], [], color=ORANGE, lw=3.5, label="shrinks")
-        middle.set_ylim(bottom=0)
-        for ax, name in ((top, "score, m"), (middle, "l"), (bottom, "acc")):
-            ax.set_ylabel(name)
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            ax.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.1)
-        bottom.set_xlabel("key that arrives")
-
-
-def _two_steps(row: np.ndarray, *, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the path of a quantity: `after[key]` a little before each key, and `row[key + 1]` at the key."""
-    keys = np.arange(len(after))
-    x = np.stack([keys - EARLIER, keys - EARLIER, keys, keys], axis=1).ravel()
-    y = np.stack([row[:-1], after, after, row[1:]], axis=1).ravel()
-    return np.append(x, len(after) - 1 + EARLIER), np.append(y, row[-1])
 
 
 def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, alt: str = "") -> None:
@@ -89,7 +42,9 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
 
 
 def merge_trees(trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, title: str, alt: str = "") -> None:
-    """Draw trees of merges below each other, with the leaves on top. Every box shows the summary that `merge` made.
+    """Draw trees of merges below each other, leaves on top.
+
+    Each box shows a summary that `merge` made. Each edge shows the factor of l and acc in that merge.
 
     Args:
         trees: a panel's title → nested pairs whose leaves are (label, summary).
@@ -102,6 +57,11 @@ def merge_trees(trees: Mapping[str, Tree], merge: Callable[[Any, Any], Any], *, 
             _draw(ax, tree, merge, leaves, depth)
             ax.set_title(name)
             diagram(ax, (-0.1, 1.2 * next(leaves) + 0.1), (-0.1, 1.5 * depth + 1.6))
+
+
+def _factor(rise: float) -> str:
+    """Return the factor by which l and acc shrink in a merge, from the part's m minus the new m."""
+    return "×1" if rise == 0 else f"×$e^{{{rise:g}}}$"
 
 
 def _is_leaf(tree: Tree) -> bool:
@@ -122,8 +82,13 @@ def _draw(ax: Axes, tree: Tree, merge: Callable, leaves: Iterator[int], depth: i
         parts = [_draw(ax, child, merge, leaves, depth) for child in tree]
         summary = merge(*(part for part, _, _ in parts))
         x, y = sum(part_x for _, part_x, _ in parts) / 2, 1.5 * (depth - _depth(tree))
-        for _, part_x, bottom in parts:
+        for part, part_x, bottom in parts:
             ax.plot([part_x, x], [bottom, y + 0.9], color=INK, lw=1.0, zorder=0)
+            plate = {"fc": "white", "ec": "none", "pad": 0.5}
+            middle = ((part_x + x) / 2, (bottom + y + 0.9) / 2)
+            ax.text(
+                *middle, _factor(float(part.m) - float(summary.m)), ha="center", va="center", fontsize=8, bbox=plate
+            )
     text = f"m {float(summary.m):.2f}\nl {float(summary.l):.3f}\nacc {float(summary.acc):.3f}"
     box(ax, x - 0.52, y, 1.04, 0.9, text, fill=SAND if _is_leaf(tree) else "#ffffff")
     return summary, x, y
