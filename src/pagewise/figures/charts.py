@@ -156,7 +156,7 @@ def bars(
     alt: str = "",
 ) -> None:
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
-    `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
+    `ranges` are named grey bands (low, high) to compare the bars with; `legend_outside`: where bars leave no room.
     """
     positions, base = np.arange(len(groups)), np.zeros(len(groups))
     thickness = 0.7 if stacked else 0.8 / len(series)
@@ -172,8 +172,9 @@ def bars(
                 ax.margins(**{"x" if horizontal else "y": 0.08})
             if stacked:
                 base = base + _array(heights)
-        for i, (label, (low, high)) in enumerate((ranges or {}).items(), 1):
-            span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i], zorder=0, label=label)
+        for i, (label, (low, high)) in enumerate((ranges or {}).items()):
+            look = {"fc": "#b8b8c4", "ec": INK, "alpha": 0.45, "lw": 0.6, "hatch": HATCHES[2 * i % 5]}
+            span(low, high, **look, zorder=0, label=label)
         if horizontal:
             ax.set_yticks(positions, groups)
             ax.invert_yaxis()
