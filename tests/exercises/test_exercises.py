@@ -214,6 +214,17 @@ def test_an_unknown_exercise_names_those_there_are():
     assert set(check.names()) <= set(dir(check))
 
 
+def test_lesson_7_teaches_the_packages_own_rules():
+    for tiles in ([4], [1, 5], [3, 1, 8], [2, 0, 4], [7, 7, 7]):
+        for n in (1, 2, 3, 4):
+            theirs = [solutions["pieces_of_program"](p, n, tiles) for p in range(n)]
+            assert theirs == [[piece[:3] for piece in pieces] for pieces in equal_ranges(tiles, n, start=0)]
+    for programs in range(1, 106):  # less than 0.8 of the slots
+        for most in (1, 3, 11):  # each of which makes 132 tiles' longest piece shorter
+            ours = num_splits_heuristic(programs, 132, 132, most)
+            assert ours == solutions["smallest_good_split"](programs, 132, most)
+
+
 def test_lesson_4_finds_the_prefixes_that_the_manager_finds():
     draw = random.Random(0)
     for _ in range(200):
@@ -235,17 +246,6 @@ def test_lesson_4_reads_what_paged_attention_reads():
         out = paged_attention(q[None, None], k_cache[:, :, None], v_cache[:, :, None], *ids, backend="torch")
         ours = solutions["attend_through_table"](q, k_cache, v_cache, table, length)
         torch.testing.assert_close(ours, out[0, 0])
-
-
-def test_lesson_7_teaches_the_packages_own_rules():
-    for tiles in ([4], [1, 5], [3, 1, 8], [2, 0, 4], [7, 7, 7]):
-        for n in (1, 2, 3, 4):
-            theirs = [solutions["pieces_of_program"](p, n, tiles) for p in range(n)]
-            assert theirs == [[piece[:3] for piece in pieces] for pieces in equal_ranges(tiles, n, start=0)]
-    for programs in range(1, 106):  # less than 0.8 of the slots
-        for most in (1, 3, 11):  # each of which makes 132 tiles' longest piece shorter
-            ours = num_splits_heuristic(programs, 132, 132, most)
-            assert ours == solutions["smallest_good_split"](programs, 132, most)
 
 
 # ------------------------------------------------------------------------------------------------ lesson 9's engine

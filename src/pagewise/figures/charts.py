@@ -156,7 +156,7 @@ def bars(
     alt: str = "",
 ) -> None:
     """Bars for each group: beside each other, or stacked. `values` is a format for the number at each bar's end;
-    `ranges` are named grey bands (low, high) to compare the bars with; `legend_outside`: where bars leave no room.
+    `ranges` are bands (low, high) to hold the bars against, grey and named; `legend_outside`: where bars leave no room.
     """
     positions, base = np.arange(len(groups)), np.zeros(len(groups))
     thickness = 0.7 if stacked else 0.8 / len(series)
