@@ -5,6 +5,7 @@ import copy
 import importlib
 import inspect
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
+from pagewise.paged_attention import paged_attention
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools.roofline import GPUS, AttentionCost
 
@@ -230,6 +232,29 @@ def test_lesson_7_teaches_the_packages_own_rules():
         for most in (1, 3, 11):  # each of which makes 132 tiles' longest piece shorter
             ours = num_splits_heuristic(programs, 132, 132, most)
             assert ours == solutions["smallest_good_split"](programs, 132, most)
+
+
+def test_lesson_4_finds_the_prefixes_that_the_manager_finds():
+    draw = random.Random(0)
+    for _ in range(200):
+        P, others = draw.choice((1, 2, 3)), [draw.choices((1, 2), k=draw.randint(1, 8)) for _ in range(3)]
+        manager = BlockManager(64, P, prefix_cache=True)
+        for i, tokens in enumerate(others):
+            manager.allocate(i, tokens)
+            manager.commit(i, len(tokens))
+        prompt = draw.choices((1, 2), k=draw.randint(1, 8))
+        assert solutions["cached_tokens"](prompt, others, P) == manager.allocate("prompt", prompt)
+
+
+def test_lesson_4_reads_what_paged_attention_reads():
+    draw = torch.Generator().manual_seed(0)
+    q, table = torch.randn(8, generator=draw), [4, 1, 3, 0]
+    k_cache, v_cache = torch.randn(2, 5, 4, 8, generator=draw)
+    for length in (1, 4, 9, 16):
+        ids = (torch.tensor([x], dtype=torch.int32) for x in (table, length))
+        out = paged_attention(q[None, None], k_cache[:, :, None], v_cache[:, :, None], *ids, backend="torch")
+        ours = solutions["attend_through_table"](q, k_cache, v_cache, table, length)
+        torch.testing.assert_close(ours, out[0, 0])
 
 
 # ------------------------------------------------------------------------------------------------ lesson 9's engine

@@ -96,6 +96,12 @@ def test_bars_differ_in_hatch(shown):
     assert len({patch.get_hatch() or "" for patch in shown[0].axes[0].patches}) == 5
 
 
+def test_bands_behind_the_bars_differ_in_hatch(shown):
+    bars(["A100"], {"saved": [8]}, ranges={"samples": (6, 10), "beams": (38, 55)}, **NAMES)
+    bands = [patch for patch in shown[0].axes[0].patches if patch.get_label() in ("samples", "beams")]
+    assert len({patch.get_hatch() or "" for patch in bands}) == len(bands) == 2
+
+
 def text_contrast(text, background):
     return abs(lightness(text.get_color()) - lightness(background))
 

@@ -1,61 +1,23 @@
-"""Exercises of lesson 4: a table that grows, copy-on-write, and a leak. Tables and free lists are plain lists."""
+"""Exercises of lesson 4: copy-on-write, a leak, reading through a table, and a prompt in the prefix cache.
 
+Block tables, reference counts and free lists are plain lists.
+"""
+
+import math
 from collections.abc import Callable
+
+import torch
+from torch import Tensor
 
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 
 
-def allocate_and_append(table: list[int], num_tokens: int, free_blocks: list[int], block_size: int) -> int:
-    """Add one token to a sequence of `num_tokens` tokens with this block table; return the slot for its K and V.
-
-    If the last block is full, or the table is empty, move the first of `free_blocks` from that list to the table.
-    """
-    if num_tokens % block_size == 0:
-        table.append(free_blocks.pop(0))
-    return table[-1] * block_size + num_tokens % block_size
-
-
-def _appends(count: int, free_blocks: list[int], block_size: int) -> Case:
-    def run(theirs: Callable) -> object:
-        table, free = [], free_blocks.copy()
-        slots = [theirs(table, n, free, block_size) for n in range(count)]
-        return {"slots": slots, "table": table, "free_blocks": free}
-
-    tokens = f"{count} token{'s' * (count > 1)}"
-    return Case(f"{tokens}, one after the other, blocks of {block_size}, free blocks {free_blocks}", run)
-
-
-ALLOCATE_AND_APPEND = python_exercise(
-    allocate_and_append,
-    [_appends(1, [0, 1], 2), _appends(2, [2, 0], 2), _appends(3, [2, 0], 2), _appends(7, [5, 1, 3], 3)],
-    [
-        "logical slot: That is where the token stands in its text: the slot is where it lies in the cache, block · "
-        "block_size + offset.",
-        ("table[-1] * block_size + num_tokens % block_size", "num_tokens"),
-        "a block too late: The block is full already, and the new token overwrites its first slot: n tokens fill the "
-        "table when n == len(table) · block_size.",
-        ("num_tokens % block_size == 0", "not table or num_tokens > len(table) * block_size"),
-        "a block per token: A block has room for block_size tokens: take a new one only when the last is full.",
-        ("num_tokens % block_size == 0", "True"),
-        "still free: The block stayed in the list of free ones, and the next sequence will be given it too: `pop(0)` "
-        "takes it.",
-        ("free_blocks.pop(0)", "free_blocks[0]"),
-        "no offset: All tokens of a block get its first slot: add the offset, num_tokens % block_size.",
-        (" + num_tokens % block_size", ""),
-        "offset in the text: The offset counts within the block: num_tokens % block_size, or it runs into the next "
-        "one.",
-        ("+ num_tokens % block_size", "+ num_tokens"),
-    ],
-    "tokens lie where the table says, and a block is taken only when one is needed.",
-)
-
-
 def copy_on_write(table: list[int], ref_counts: list[int], free_blocks: list[int]) -> tuple[int, int] | None:
-    """Called before a sequence writes into its last block, which may be shared: ref_counts[block] tables hold it.
+    """Give a sequence a last block of its own before the sequence writes there. ref_counts[block] tables hold a block.
 
-    If others hold it too, the first of `free_blocks` takes its place in this table: return the copy (from, to).
-    If this table alone holds it, change nothing and return None. Update table, ref_counts and free_blocks.
+    If other tables hold the last block too, put the first of `free_blocks` in its place and return the copy (from, to).
+    If no other table holds it, change nothing and return None. Keep table, ref_counts and free_blocks up to date.
     """
     old = table[-1]
     if ref_counts[old] == 1:
@@ -79,25 +41,33 @@ COPY_ON_WRITE = python_exercise(
         call([3, 1], [0, 3, 0, 3], [2, 0], of=_all_of),
     ],
     [
-        "always: Nobody else holds the block: write where it is. Copy only if its count is above 1.",
+        "nothing: Another table holds the last block too, so the write would change the text of another sequence. Look "
+        "at ref_counts[table[-1]], and take a new block if it is above 1.",
+        ("if ref_counts[old] == 1:", "if True:"),
+        "always: No other table holds the block, so the sequence may write into it. Copy only if its count is above 1.",
         ("    if ref_counts[old] == 1:\n        return None\n", ""),
-        "old count: This table has left the old block, whose count still includes it: it will never become free.",
+        "still free: The new block is still in the free list, so the next sequence gets it too. `pop(0)` removes it.",
+        ("free_blocks.pop(0)", "free_blocks[0]"),
+        "last free block: The copy goes to the wrong free block. Take the first of `free_blocks`, not the last.",
+        ("free_blocks.pop(0)", "free_blocks.pop()"),
+        "old count: The count of the old block still includes this table, so the old block will never become free. "
+        "Subtract 1.",
         ("    ref_counts[old] -= 1\n", ""),
-        "new count: The new block stands in a table and counts 0: set its count to 1.",
+        "new count: The new block is in a table, and its count is 0. Set the count to 1.",
         ("    ref_counts[new] = 1\n", ""),
-        "table: The table still names the old block: the write will go where the others read.",
+        "table: The table still names the old block, so the write goes where the other tables read. Replace table[-1].",
         ("    table[-1] = new\n", ""),
-        "direction: The copy goes from the old block to the new one: (from, to).",
+        "direction: The copy goes from the old block to the new block. Return (from, to).",
         ("return old, new", "return new, old"),
     ],
-    "the others keep what they had, and no count is lost.",
+    "the other sequences keep their text, and every count is right.",
 )
 
 
 def free_sequence(table: list[int], ref_counts: list[int], free_blocks: list[int]) -> None:
-    """End a sequence: its blocks lose one owner each; those without any other become free, the last of the table first.
+    """End a sequence. Each of its blocks loses one owner. A block without an owner becomes free, the last block first.
 
-    After it the table is empty.
+    The table is empty afterwards.
     """
     for block in reversed(table):
         ref_counts[block] -= 1
@@ -107,7 +77,7 @@ def free_sequence(table: list[int], ref_counts: list[int], free_blocks: list[int
 
 
 def _frees(what: str, num_blocks: int, *tables: list[int]) -> Case:
-    """Free the sequences with these tables, one after another. Compare all that is left after each."""
+    """Free the sequences with these tables, one after another. Compare the table, counts and free blocks after each."""
 
     def run(theirs: Callable) -> object:
         ref_counts = [sum(table.count(block) for table in tables) for block in range(num_blocks)]
@@ -127,7 +97,7 @@ _LEAK = (
     "        ref_counts[block] -= 1\n        if ref_counts[block] == 0:\n",
     "        if ref_counts[block] == 1:\n            ref_counts[block] = 0\n",
 )
-_TASK = "After it the table is empty."
+_TASK = "The table is empty afterwards."
 
 FIND_THE_LEAK = python_exercise(
     free_sequence,
@@ -138,22 +108,150 @@ FIND_THE_LEAK = python_exercise(
         _frees("A holds 0, 1; B holds 0, 2; A ends, then B", 4, [0, 1], [0, 2]),
     ],
     [
-        "the leak: That is what the function as it was given does: B was the last owner, and the block is not free. "
-        "Follow its count, line by line.",
+        "the leak: After both sequences have ended, block 0 still counts two owners, so it never becomes free. Follow "
+        "ref_counts[0] line by line while A ends: no line subtracts A.",
         _LEAK,
-        "freed under the other: B still holds the block when A ends: it is free only when its count is 0.",
+        "freed under the other: B still holds the block when A ends. A block is free only when its count is 0.",
         ("ref_counts[block] == 0", "True"),
-        "all owners at once: A leaves, not everybody: take 1 off the count instead of setting it to 0.",
+        "all owners at once: Only A ends, and B still holds the block. Subtract 1 from the count.",
         ("ref_counts[block] -= 1", "ref_counts[block] = 0"),
-        "table kept: The table still names blocks that may soon be another's: `table.clear()`.",
+        "table kept: The table still names blocks that another sequence may get. Call `table.clear()`.",
         ("    table.clear()", ""),
-        "first block first: The last block first: a chain of cached blocks should lose its tail before its parents "
-        "(`reversed`).",
+        "first block first: Free the last block first. A chain of cached blocks then loses its end before its "
+        "beginning. Use `reversed`.",
         ("reversed(table)", "table"),
     ],
-    "counts go down with every owner, and the last one out frees the block.",
+    "each ending sequence subtracts 1, and the last owner frees the block.",
     name="find_the_leak",
-    bug=[_LEAK, (_TASK, f"{_TASK} There is a mistake in here: blocks that were shared are lost for ever. Find it.")],
+    bug=[_LEAK, (_TASK, f"{_TASK} This version has a mistake: shared blocks never become free. Find it.")],
 )
 
-EXERCISES = [ALLOCATE_AND_APPEND, COPY_ON_WRITE, FIND_THE_LEAK]
+
+def attend_through_table(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: list[int], length: int) -> Tensor:
+    """Return the attention [D] of one query [D] over the `length` tokens of a sequence, for caches [N, P, D].
+
+    The table may have more entries than the sequence has blocks. Slots past the end may hold anything, also NaN.
+    """
+    num_blocks = -(-length // k_cache.shape[1])
+    keys, values = k_cache[table[:num_blocks]].flatten(0, 1), v_cache[table[:num_blocks]].flatten(0, 1)
+    keys, values = keys[:length], values[:length]
+    return torch.softmax(keys @ q / len(q) ** 0.5, dim=0) @ values
+
+
+def _reads(what: str, table: list[int], length: int, *, nan_token: int | None = None) -> Case:
+    """Read a sequence from a pool of 4 blocks of 2 slots, D = 2. Slots without a token of the sequence hold NaN."""
+
+    def run(theirs: Callable) -> object:
+        k_cache, v_cache = torch.full((2, 4, 2, 2), math.nan)
+        for i in range(length):
+            block, offset = table[i // 2], i % 2
+            k_cache[block, offset] = torch.tensor([0.5 * i, 1.0])
+            v_cache[block, offset] = torch.tensor([1.0 + i, -1.0]) if i != nan_token else math.nan
+        return theirs(torch.tensor([1.0, 2.0]), k_cache, v_cache, table, length)
+
+    return Case(f"{what}: table {table}, {length} tokens, blocks of 2; every other slot is NaN", run)
+
+
+_UNCUT = ("    keys, values = keys[:length], values[:length]\n", "")
+_HIDDEN = (
+    "    keys, values = keys[:length], values[:length]\n"
+    "    return torch.softmax(keys @ q / len(q) ** 0.5, dim=0) @ values",
+    "    scores = keys @ q / len(q) ** 0.5\n    scores[length:] = -torch.inf\n"
+    "    return torch.softmax(scores, dim=0) @ values",
+)
+_ALL_BLOCKS = ("k_cache[table[:num_blocks]]", "k_cache[table]"), ("v_cache[table[:num_blocks]]", "v_cache[table]")
+_COUNT = ("    num_blocks = -(-length // k_cache.shape[1])\n", "")
+
+ATTEND_THROUGH_TABLE = python_exercise(
+    attend_through_table,
+    [
+        _reads("two full blocks", [2, 0], 4),
+        _reads("a partly filled block", [2, 0], 3),
+        _reads("a table longer than the sequence", [3, 0, 1], 2),
+        _reads("one token", [1], 1),
+        _reads("token 0 of the sequence has NaN as its value", [1, 2], 3, nan_token=0),
+    ],
+    [
+        "weight 0: The slot past the end has the weight 0, but 0 · NaN is NaN. Cut the values off at `length`, as "
+        "well as the keys: a slot that is not read cannot do harm.",
+        _HIDDEN,
+        *_ALL_BLOCKS,
+        _COUNT,
+        "nothing hidden: The last block has slots past the end of the sequence, and they get weights. Keep only the "
+        "first `length` rows of keys and values.",
+        _UNCUT,
+        "last block lost: The last, partly filled block is missing. Round the number of blocks up.",
+        ("-(-length // k_cache.shape[1])", "length // k_cache.shape[1]"),
+        "the newest token: The newest token is missing. Its K and V are in the cache, and `length` counts it.",
+        ("keys[:length], values[:length]", "keys[: length - 1], values[: length - 1]"),
+        "physical order: The blocks are read in the order of the pool. Read them in the order of the table: its last "
+        "block is the one that may be partly filled.",
+        ("k_cache[table[:num_blocks]]", "k_cache[sorted(table[:num_blocks])]"),
+        ("v_cache[table[:num_blocks]]", "v_cache[sorted(table[:num_blocks])]"),
+        "NaN hidden: A token of the sequence has NaN, and your output hides it. Remove the slots past the end, and "
+        "leave the numbers of the sequence as they are.",
+        ("values[:length]", "values[:length].nan_to_num()"),
+        "no scale: The scores are not scaled. Divide them by the root of the head size.",
+        (" / len(q) ** 0.5", ""),
+    ],
+    "every token is read through the table, and nothing past the end.",
+    imports="import torch\nfrom torch import Tensor",
+    bug=[
+        _HIDDEN,
+        *_ALL_BLOCKS,
+        _COUNT,
+        ("also NaN.", "also NaN.\n    This version has a mistake."),
+    ],
+)
+
+
+def cached_tokens(prompt: list[int], others: list[list[int]], block_size: int) -> int:
+    """Return how many tokens of a prompt the prefix cache has, if the full blocks of `others` are cached.
+
+    Only whole blocks are shared, and each block needs an equal past. At least one token of the prompt is computed.
+    """
+    longest = 0
+    for other in others:
+        same = 0
+        while same < min(len(prompt), len(other)) and prompt[same] == other[same]:
+            same += 1
+        longest = max(longest, same)
+    return min(longest, len(prompt) - 1) // block_size * block_size
+
+
+CACHED_TOKENS = python_exercise(
+    cached_tokens,
+    [
+        call([1, 2, 3], [[1, 2]], 2),
+        call([1, 2], [[1, 2]], 2),
+        call([1, 2, 3, 4, 5], [[1, 2, 3, 9]], 2),
+        call([5, 6, 3, 4, 7], [[1, 2, 3, 4]], 2),
+        call([1, 2, 3, 4, 5], [[1, 2, 3, 4], [1, 2]], 2),
+        call([1, 2, 3, 4, 5, 6, 7], [[1, 2, 9, 9], [1, 2, 3, 4, 5, 6]], 3),
+        call([4, 5, 6], [], 2),
+    ],
+    [
+        "nothing found: Blocks of the prompt are in the cache. Count the first tokens that the prompt has in common "
+        "with one of `others`.",
+        ("// block_size * block_size", "* 0"),
+        "whole prompt: Every token of the prompt is in the cache, and no query is left to predict the next token. Find "
+        "at most len(prompt) − 1 tokens.",
+        ("min(longest, len(prompt) - 1)", "longest"),
+        "part of a block: A partly equal block is no hit. Round the number of tokens down to whole blocks.",
+        (" // block_size * block_size", ""),
+        "another past: Equal tokens after a different past have different K and V. Stop at the first difference.",
+        (
+            "        while same < min(len(prompt), len(other)) and prompt[same] == other[same]:\n"
+            "            same += 1\n",
+            "        same = sum(a == b for a, b in zip(prompt, other))\n",
+        ),
+        "the last other: The last of `others` replaces a longer match. Keep the maximum over all of `others`.",
+        ("max(longest, same)", "same"),
+        "the shortest: All of `others` are cached, so one match is enough. Take the maximum, not the minimum.",
+        ("longest = 0", "longest = len(prompt)"),
+        ("max(longest, same)", "min(longest, same)"),
+    ],
+    "whole blocks with an equal past, and one token left for the query.",
+)
+
+EXERCISES = [COPY_ON_WRITE, FIND_THE_LEAK, ATTEND_THROUGH_TABLE, CACHED_TOKENS]

@@ -178,8 +178,9 @@ def bars(
                 ax.margins(**{"x" if horizontal else "y": 0.08})
             if stacked:
                 base = base + _array(heights)
-        for i, (label, (low, high)) in enumerate((ranges or {}).items(), 1):
-            span(low, high, fc="#b8b8c4", ec=INK, alpha=0.45, lw=0.6, ls=DASHES[i], zorder=0, label=label)
+        for i, (label, (low, high)) in enumerate((ranges or {}).items()):
+            look = {"fc": "#b8b8c4", "ec": INK, "alpha": 0.45, "lw": 0.6, "hatch": HATCHES[2 * i % 5]}
+            span(low, high, **look, zorder=0, label=label)
         if horizontal:
             ax.set_yticks(positions, groups)
             ax.invert_yaxis()
