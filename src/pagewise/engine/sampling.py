@@ -45,19 +45,19 @@ class SamplingParams:
 
     Args:
         max_tokens: the largest number of new tokens.
-        temperature: divides the logits; at most 1e6. Below 1e-5 the likeliest token is chosen.
-        top_k: draw from this many of the likeliest tokens; 0: from all.
+        temperature: the divisor of the logits, at most 1e6. Below 1e-5 the likeliest token is chosen.
+        top_k: draw from this many of the likeliest tokens. The default 0 means all tokens.
         top_p: draw from the fewest likeliest tokens whose probabilities reach this.
         min_p: draw from the tokens that have at least min_p times the probability of the likeliest one. From 0 to 1.
         n: the number of samples of the prompt.
         beam_width: above 1, a beam search keeps this many of the likeliest sequences. It ignores the temperature, and
             needs n = 1. Scores are divided by the number of tokens (length penalty 1).
-        stop: strings and token ids, or one of them, that end a sequence, besides the model's end tokens.
-        seed: of the draws, 64 bits. None: torch's generator gives a seed when the request is prepared.
-        ignore_eos: treat the model's end tokens like any other.
+        stop: strings and token ids that end a sequence, besides the model's end tokens. A single one needs no list.
+        seed: 64 bits that decide every draw. By default torch's generator gives a seed when the request is prepared.
+        ignore_eos: treat the model's end tokens like other tokens. The text then ends at max_tokens or a stop.
         repetition_penalty: a value above 1 makes tokens that the sequence already has less likely. From 0.01 to 100.
-        presence_penalty: the logit of each token that the sequence has generated loses this. From -2 to 2.
-        frequency_penalty: it loses this for each time that the sequence has generated the token. From -2 to 2.
+        presence_penalty: subtracted from the logit of each token that the sequence has generated. From -2 to 2.
+        frequency_penalty: subtracted once for each time that the sequence has generated the token. From -2 to 2.
         logprobs: report log p (before penalties and temperature) of each chosen token and of this many likeliest ones.
 
     Raises:

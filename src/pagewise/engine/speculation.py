@@ -4,9 +4,9 @@ A decode step reads all weights and all K and V to compute one token per sequenc
 same step costs little more. So the engine guesses: text often repeats what came before, in code, in quotes, in loops.
 
     tokens   … the block table of … the block
-    drafts                                    table of      copied from behind the earlier "the block"
+    drafts                                    table of      copied from after the earlier "the block"
 
-The step computes the newest token and the drafts behind it, and draws a token after each of them. Draw 0 follows known
+The step computes the newest token and the drafts after it, and draws a token after each of them. Draw 0 follows known
 tokens, so it is right. If it equals draft 0, then draft 0 is right, and draw 1 follows known tokens too, and so on. The
 first draw that differs from its draft is still right. The drafts after it are refused, and their slots are given back.
 
