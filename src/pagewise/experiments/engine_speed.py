@@ -5,7 +5,8 @@
 
 The source measures GPT-2 small with 64 identical prompts of 856 tokens and 16 new tokens each. Its first engine keeps
 each block as a tensor of its own. Its second engine has paged attention. The table `source` compares both memories,
-and says how much of a step each part takes. Here all engines have a prefix cache. The source's naive engine works without a prefix cache.
+and says how much of a step each part takes. Here all engines have a prefix cache. The source's naive engine works
+without a prefix cache.
 
 The table `rivals` compares every scheduler and memory with other libraries. All engines get the same checkpoint and
 prompts, in turns. On a CPU, a smaller model and fewer tokens are the default.
