@@ -20,12 +20,6 @@ KERNELS = {
         {"s_ptr": "*fp32", "v_ptr": "*fp32", "out_ptr": "*fp32", "num_keys": "i32"},
         {"TILE": 4},
     ),
-    "paged_decode_kernel": (
-        "paged_decode_kernel",
-        {"q": _THREE, "k_cache": _FOUR, "v_cache": _FOUR, "block_tables": ["*i32", "i32", 1]}
-        | {"seq_lens_ptr": "*i32", "out": _THREE, "scale": "fp32"},
-        {"P": 8, "D": 16, "GROUP": 2, "ROWS": 16, "TILE": 16},
-    ),
     "flash_forward_kernel": (
         "flash_forward_kernel",
         {**dict.fromkeys("qkv", _FOUR), "out": _FOUR, "lse": _THREE, "group": "i32", "T": "i32", "S": "i32"}

@@ -26,9 +26,8 @@ from pagewise.paged_attention import paged_attention
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools.roofline import GPUS, AttentionCost
 
-CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
+CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode", "double_buffer"]
 FIRST_RUNGS = {
-    "paged_decode_kernel": (5, "paged_attention"),
     "flash_forward_kernel": (6, "flash_attention"),
     "split_decode_kernel": (7, "flash_decoding"),
 }
@@ -97,15 +96,13 @@ def test_a_function_that_returns_zeros_fails(name):
 
 
 ZEROS = {
-    "coalesced_copy": "if (blockIdx.x == 0) for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = 0;",
     "warp_sum": "if (threadIdx.x == 0) sums[blockIdx.x] = 0;",
     "block_max": "if (threadIdx.x == 0) maxima[blockIdx.x] = 0;",
     "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
     "merge_partitions": "out[threadIdx.x] = 0;",
+    "paged_decode": "out[blockIdx.x * 32 + threadIdx.x] = 0;",
     "double_buffer": "sums[threadIdx.x] = 0;",
     "one_pass_kernel": "tl.store(out_ptr + tl.program_id(0), 0.0)",
-    "paged_decode_kernel": "at = tl.program_id(0) * out[1] + tl.program_id(1) * GROUP * out[2] + tl.arange(0, D)\n"
-    "    for i in range(GROUP): tl.store(out[0] + at + i * out[2], tl.zeros([D], tl.float32))",
     "flash_forward_kernel": "for i in range(T): tl.store(out[0] + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
     "split_decode_kernel": "tl.store(l_ptr + tl.program_id(2), 0.0)",
 }

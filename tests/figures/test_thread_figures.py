@@ -78,7 +78,16 @@ def test_sectors_are_counted_as_the_launch_counts_them(launch, shown):
     kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
     assert shown[0].axes[0].get_title(loc="left").startswith("packed: 8 sectors moved, 100%")
     assert shown[0].axes[1].get_title(loc="left").startswith("far: 32 sectors moved, 25%")
-    assert shown[0].axes[1].get_xlim()[1] == pytest.approx(32.1)  # what lies between is left out
+    assert shown[0].axes[1].get_xlim()[1] == pytest.approx(32.1)  # the sectors between them are left out
+
+
+def test_a_gap_separates_sectors_that_are_not_neighbours(launch, shown):
+    request = reads(launch.accesses("k_cache"), warp=1, execution=2)
+    far = request.copy()
+    far["element"] = np.arange(len(request)) * 64
+    kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
+    widths = [{patch.get_width() for patch in ax.patches if patch.get_height() == 1} for ax in shown[0].axes]
+    assert widths == [{1, 1 - kernel_figures.GAP}, {1 - kernel_figures.GAP}]  # the last sector ends a run, too
 
 
 def test_banks_show_a_conflict_as_two_words(launch, shown):

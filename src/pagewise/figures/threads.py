@@ -14,6 +14,7 @@ from pagewise.figures.palette import BLUE, INK, ORANGE, PALETTE, SAND, TEAL
 from pagewise.figures.stages import draw_strips
 
 SECTOR, BANK = 32, 4  # bytes
+GAP = 0.25  # between sectors that are apart, of a sector's width
 LANES = 32  # of a warp
 LIGHT = ("#ffffff", SAND, "#bfe3e6")  # of thread groups side by side
 
@@ -92,7 +93,7 @@ def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, a
 
     `levels` are (name, cells, marked cell, elements in a cell), from the whole tensor to the element.
     """
-    with chart(9.4, 0.95 * len(levels) + 0.6, title, alt) as ax:
+    with chart(7.2, 0.95 * len(levels) + 0.6, title, alt) as ax:
         draw_strips(ax, [(cells, marked) for _, cells, marked, _ in levels], 1.5)
         for depth, (name, _, marked, size) in enumerate(levels):
             ax.text(10.25, 0.35 - 1.5 * depth, f"{name} {marked} · {size} = {marked * size}", va="center", fontsize=9.5)
@@ -104,26 +105,28 @@ def address_strips(levels: Sequence[tuple[str, int, int, int]], *, title: str, a
 def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, title: str, alt: str = "") -> None:
     """Draw the 32-byte sectors that one request of a warp touches, a row per kernel. The requested bytes are dark.
 
-    The sectors are in the order of memory. Untouched sectors between them are left out.
+    The sectors are in the order of memory. A gap stands for all sectors between them that the request does not touch.
     """
-    touched = {}  # name → for each sector, its requested bytes
+    touched = {}  # name → for each sector, its number and which of its bytes are asked for
     for name, request in requests.items():
         asked = {int(a["element"]) * itemsize + i for a in request for i in range(int(a["bytes"]))}
         sectors = groupby(sorted(asked), key=lambda byte: byte // SECTOR)
-        touched[name] = [[byte % SECTOR for byte in of_sector] for _, of_sector in sectors]
+        touched[name] = [(number, [byte % SECTOR for byte in of_sector]) for number, of_sector in sectors]
     most = max(map(len, touched.values()))
     with subplots(len(requests), size=(6.6, 0.95 * len(requests) + 0.6), title=title, alt=alt) as (_, axes):
         for ax, (name, sectors) in zip(axes, touched.items(), strict=True):
-            for place, asked in enumerate(sectors):
-                rectangle(ax, place, 0, 1, 1, "#d9d9e3", lw=0.6)
+            numbers = [number for number, _ in sectors]
+            for place, (number, asked) in enumerate(sectors):
+                width = 1 if number + 1 in numbers else 1 - GAP
+                rectangle(ax, place, 0, width, 1, "#d9d9e3", lw=0.6)
                 for run in np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1):  # at least a visible sliver
-                    width = max(len(run) / SECTOR, 0.12)
-                    rectangle(ax, place + run[0] / SECTOR, 0.15, width, 0.7, BLUE, lw=0)
-            used = sum(map(len, sectors)) / (len(sectors) * SECTOR)
+                    dark = max(width * len(run) / SECTOR, 0.12)
+                    rectangle(ax, place + width * run[0] / SECTOR, 0.15, dark, 0.7, BLUE, lw=0)
+            used = sum(len(asked) for _, asked in sectors) / (len(sectors) * SECTOR)
             ax.set_title(f"{name}: {len(sectors)} sectors moved, {used:.0%} of them asked for", fontsize=10)
             ax.set(xlim=(-0.1, most + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
             bare(ax)
-        axes[-1].set_xlabel("touched sectors of 32 bytes, in the order of memory")
+        axes[-1].set_xlabel("touched sectors of 32 bytes; a gap: sectors that are not touched")
 
 
 def banks_of_request(requests: Mapping[str, np.ndarray], *, title: str, alt: str = "") -> None:
@@ -174,7 +177,7 @@ def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, alt: s
     """Draw shuffles between lanes that are `distance` apart, and how many lanes agree after each of them."""
     distances = [(name, distance) for name, steps in stages for distance in steps]
     groups = {lane: {lane} for lane in range(LANES)}
-    with chart(9.4, 0.62 * len(distances) + 1.2, title, alt) as ax:
+    with chart(7.2, 0.62 * len(distances) + 1.2, title, alt) as ax:
         for i, (name, distance) in enumerate(distances):
             for lane in range(LANES):
                 ax.plot([lane, lane ^ distance], [-i, -i - 1], color=PALETTE[i % 3], lw=0.8)
