@@ -22,12 +22,6 @@ KERNELS = {
         | {"seq_lens_ptr": "*i32", "out": _THREE, "scale": "fp32"},
         {"P": 8, "D": 16, "GROUP": 2, "ROWS": 16, "TILE": 16},
     ),
-    "flash_forward_kernel": (
-        "flash_forward_kernel",
-        {**dict.fromkeys("qkv", _FOUR), "out": _FOUR, "lse": _THREE, "group": "i32", "T": "i32", "S": "i32"}
-        | {"scale": "fp32"},
-        {"D": 16, "BLOCK_D": 16, "ROWS": 16, "COLS": 16, "CAUSAL": True},
-    ),
     "split_decode_kernel": (
         "split_decode_kernel",
         {"q": _THREE, "k": _FOUR, "v": _FOUR, **dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32")}

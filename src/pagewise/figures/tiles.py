@@ -109,6 +109,6 @@ def warp_shares(
                 for n, w in enumerate(sharing):
                     rectangle(ax, 1.15 + n * width, row / Br, width, 1 / len(warps), WARPS[w % 4], lw=1.0)
             ax.text(0.5, 1.04, f"scores: {Br} queries,\n{Bc} keys", ha="center", va="top", fontsize=9)
-            ax.text(1.3, 1.04, "O" if parts == 1 else f"O: sum\nof {parts}", ha="center", va="top", fontsize=9)
+            ax.text(1.3, 1.04, "O" if parts == 1 else f"O: {parts}\nmerged", ha="center", va="top", fontsize=9)
             ax.set_title(name)
             diagram(ax, (-0.05, 1.5), (1.22, -0.05))
