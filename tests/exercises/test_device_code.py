@@ -20,12 +20,6 @@ KERNELS = {
         {"s_ptr": "*fp32", "v_ptr": "*fp32", "out_ptr": "*fp32", "num_keys": "i32"},
         {"TILE": 4},
     ),
-    "flash_forward_kernel": (
-        "flash_forward_kernel",
-        {**dict.fromkeys("qkv", _FOUR), "out": _FOUR, "lse": _THREE, "group": "i32", "T": "i32", "S": "i32"}
-        | {"scale": "fp32"},
-        {"D": 16, "BLOCK_D": 16, "ROWS": 16, "COLS": 16, "CAUSAL": True},
-    ),
     "split_decode_kernel": (
         "split_decode_kernel",
         {"q": _THREE, "k": _FOUR, "v": _FOUR, **dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32")}

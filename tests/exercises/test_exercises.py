@@ -28,7 +28,6 @@ from pagewise.tools.roofline import GPUS, AttentionCost
 
 CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode", "double_buffer"]
 FIRST_RUNGS = {
-    "flash_forward_kernel": (6, "flash_attention"),
     "split_decode_kernel": (7, "flash_decoding"),
 }
 TRITON = ["one_pass_kernel", *FIRST_RUNGS]
@@ -103,7 +102,6 @@ ZEROS = {
     "paged_decode": "out[blockIdx.x * 32 + threadIdx.x] = 0;",
     "double_buffer": "sums[threadIdx.x] = 0;",
     "one_pass_kernel": "tl.store(out_ptr + tl.program_id(0), 0.0)",
-    "flash_forward_kernel": "for i in range(T): tl.store(out[0] + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
     "split_decode_kernel": "tl.store(l_ptr + tl.program_id(2), 0.0)",
 }
 

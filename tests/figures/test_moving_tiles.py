@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 
-from pagewise.figures.moving_tiles import Move, loop_steps, tile_moves, visits
+from pagewise.figures.moving_tiles import IDLE, KEPT, Move, _held, _look, loop_steps, tile_moves, visits
+from pagewise.figures.palette import BLUE, ORANGE
 from pagewise.flash_attention import flash_attention_1_forward
 from pagewise.tools.work import trace_moves
 
@@ -81,3 +82,13 @@ def test_the_papers_loop_is_drawn_from_its_own_trace():
     assert [visit.rows for visit in visits(moves)] == 2 * [(0, 3), (3, 6), (6, 7)]
     assert [visit.cols for visit in visits(moves)] == 3 * [(0, 4)] + 3 * [(4, 7)]
     assert {move.tensor for move in tile_moves(trace, Q=q)} == {"Q"}
+
+
+@pytest.mark.parametrize(("moves", "O", "Q"), [(KEYS_OUTSIDE, "hatched", "read"), (QUERIES_OUTSIDE, "kept", "kept")])
+def test_a_tile_that_stays_on_chip_looks_different_from_a_tile_that_is_read(moves, O, Q):
+    looks = {BLUE: "read", KEPT: "kept", ORANGE: "hatched", IDLE: "idle"}
+    now = visits(moves)[1]  # with queries outside: the second tile of keys for the first queries
+    held = _held(moves, now)
+    assert looks[_look(now, "O", now.rows, held)["fill"]] == O
+    assert looks[_look(now, "Q", now.rows, held)["fill"]] == Q
+    assert looks[_look(now, "Q", (6, 9), held)["fill"]] == "idle"

@@ -53,6 +53,6 @@ def test_a_row_of_o_shows_every_warp_that_has_a_part_of_it(shown):
     assert len({p.get_facecolor() for p in of_o[0]}) == 2
     top = [p for p in of_o[1] if p.get_y() == 0]
     assert len({p.get_facecolor() for p in top}) == len(top) == 2
-    assert [ax.texts[-1].get_text() for ax in shown[0].axes] == ["O", "O: sum\nof 2"]
+    assert [ax.texts[-1].get_text() for ax in shown[0].axes] == ["O", "O: 2\nmerged"]
     scores = [p for p in shown[0].axes[1].patches if p.get_x() < 1]
     assert [p.get_width() for p in scores] == [0.5, 0.5]

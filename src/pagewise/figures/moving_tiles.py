@@ -12,7 +12,7 @@ from pagewise.figures.drawing import diagram, rectangle
 from pagewise.figures.palette import BLUE, ORANGE, SAND
 from pagewise.figures.steps import WIDTH, Embedded, stepper
 
-DONE, IDLE = SAND, "#ffffff"
+DONE, IDLE, KEPT = SAND, "#ffffff", "#9db4d8"  # visited, not touched, on chip since an earlier turn
 GAP, STRIP = 0.6, 1.2  # the gap between the scores and the strips of Q, K, V, O; the width of a strip
 ABOVE, BESIDE, BELOW = 5.4, 6.9, 7.2  # space around the scores of a panel for strips, names and counts
 
@@ -130,7 +130,8 @@ def _said(name: str, found: Sequence[Visit], i: int) -> str:
 
 
 def _draw_tiles(ax: Axes, moves: Sequence[Move], found: Sequence[Visit], left: float, T: int, S: int) -> None:
-    """Draw the scores and the tensors around them. The last visit is the current one."""
+    """Draw the scores and the tensors around them. The last visit is happening now."""
+    held = _held(moves, found[-1])
     tiles: dict[str, dict[tuple[int, int], None]] = {}
     for move in moves:
         tiles.setdefault(move.tensor, {})[move.start, move.stop] = None
@@ -146,18 +147,28 @@ def _draw_tiles(ax: Axes, moves: Sequence[Move], found: Sequence[Visit], left: f
     for label, x in columns.items():
         width = STRIP if label in "QO" else STRIP / 2
         for start, stop in tiles[label[0]]:
-            rectangle(ax, left + x, start, width, stop - start, **_look(now, label[0], (start, stop)))
+            rectangle(ax, left + x, start, width, stop - start, **_look(now, label[0], (start, stop), held))
         ax.text(left + x + width / 2, T + 0.3, label, ha="center", va="top", fontsize=9)
     for name, y in (("K", -GAP - STRIP), ("V", -1.5 * GAP - 2 * STRIP)):
         for start, stop in tiles[name]:
-            rectangle(ax, left + start, y, stop - start, STRIP, **_look(now, name, (start, stop)))
+            rectangle(ax, left + start, y, stop - start, STRIP, **_look(now, name, (start, stop), held))
         ax.text(left - 0.3, y + STRIP / 2, name, ha="right", va="center", fontsize=9)
 
 
-def _look(now: Visit, name: str, tile: tuple[int, int]) -> dict[str, str]:
-    """Return the style of a tile: hatched while it is written, dark while it is read or held on chip."""
-    if any((move.access, move.tensor, move.start) == ("write", name, tile[0]) for move in now.moves):
+def _held(moves: Sequence[Move], now: Visit) -> dict[str, tuple[int, int]]:
+    """Return the tile of each tensor that is on chip during a visit.
+
+    A loop that stores O once per tile of queries keeps O and its statistics on chip until then.
+    """
+    held = {"Q": now.rows, "K": now.cols, "V": now.cols}
+    if not any(move.access == "read" and move.tensor == "O" for move in moves):
+        held |= {"O": now.rows, "L": now.rows}
+    return held
+
+
+def _look(now: Visit, name: str, tile: tuple[int, int], held: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """Return the look of a tile: hatched while it is written, dark while it is read, pale while it stays on chip."""
+    moved = {move.access for move in now.moves if (move.tensor, move.start) == (name, tile[0])}
+    if "write" in moved:
         return {"fill": ORANGE, "hatch": "////"}
-    held = {"Q": now.rows, "K": now.cols, "V": now.cols}.get(name)
-    read = any((move.tensor, move.start) == (name, tile[0]) for move in now.moves)
-    return {"fill": BLUE if read or held == tile else IDLE}
+    return {"fill": BLUE if moved else KEPT if held.get(name) == tile else IDLE}

@@ -47,7 +47,7 @@ def visited_tiles(
             ax.set_title(f"{name}: {len(set(visits))} of {tiles}", fontweight="normal", fontsize=10)
             ax.set(xticks=[0, S], yticks=[0, T])
         looks = {"visited, no mask needed": BLUE, "visited and masked": SAND, "skipped": "white"}
-        looks["may not look"] = {"fc": "white", **HIDDEN}
+        looks["hidden by the mask"] = {"fc": "white", **HIDDEN}
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 
 
@@ -66,7 +66,7 @@ def gradient_owners(
     """
     rows, columns = tiles
     i, j = rows // 2, columns // 2
-    with subplots(1, len(programs), size=(4.8, 2.9), title=title, alt=alt) as (_, axes):
+    with subplots(1, len(programs), size=(4.8, 3.2), title=title, alt=alt) as (figure, axes):
         for ax, (name, (way, read, written)) in zip(axes, programs.items(), strict=True):
             down = way == "column"
             for row in range(rows):
@@ -85,6 +85,8 @@ def gradient_owners(
             ax.text(columns / 2, -1.05, ", ".join(top), ha="center", va="bottom", fontsize=9)
             ax.set(title=name, aspect="equal")
             diagram(ax, (-2.2, columns + 0.2), (rows + 0.2, -2.0))
+        looks = {"tiles of its scores": BLUE, "reads": SAND, "writes once": {"fc": ORANGE, "hatch": "////"}}
+        colour_key(figure, looks, loc="outside lower center", ncols=3)
 
 
 def warp_shares(
@@ -111,6 +113,6 @@ def warp_shares(
                 for n, w in enumerate(sharing):
                     rectangle(ax, 1.15 + n * width, row / Br, width, 1 / len(warps), WARPS[w % 4], lw=1.0)
             ax.text(0.5, 1.04, f"scores: {Br} queries,\n{Bc} keys", ha="center", va="top", fontsize=9)
-            ax.text(1.3, 1.04, "O" if parts == 1 else f"O: sum\nof {parts}", ha="center", va="top", fontsize=9)
+            ax.text(1.3, 1.04, "O" if parts == 1 else f"O: {parts}\nmerged", ha="center", va="top", fontsize=9)
             ax.set_title(name)
             diagram(ax, (-0.05, 1.5), (1.22, -0.05))
