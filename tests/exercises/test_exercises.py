@@ -23,7 +23,7 @@ from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
 from pagewise.paged_blocks import BlockManager
 
-CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
+CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions"]
 FIRST_RUNGS = {
     "paged_decode_kernel": (5, "paged_attention"),
     "flash_forward_kernel": (6, "flash_attention"),
@@ -99,7 +99,6 @@ ZEROS = {
     "block_max": "if (threadIdx.x == 0) maxima[blockIdx.x] = 0;",
     "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
     "merge_partitions": "out[threadIdx.x] = 0;",
-    "double_buffer": "sums[threadIdx.x] = 0;",
     "online_softmax_kernel": "for i in range(num_cols): tl.store(out_ptr + tl.program_id(0) * num_cols + i, 0.0)",
     "paged_decode_kernel": "at = tl.program_id(0) * out[1] + tl.program_id(1) * GROUP * out[2] + tl.arange(0, D)\n"
     "    for i in range(GROUP): tl.store(out[0] + at + i * out[2], tl.zeros([D], tl.float32))",
