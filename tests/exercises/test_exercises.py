@@ -26,7 +26,7 @@ from pagewise.paged_attention import paged_attention
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools.roofline import GPUS, AttentionCost
 
-CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode", "double_buffer"]
+CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode"]
 FIRST_RUNGS = {
     "split_decode_kernel": (7, "flash_decoding"),
 }
@@ -100,7 +100,6 @@ ZEROS = {
     "qk_block": "if (threadIdx.x < 16) scores[threadIdx.x] = 0;",
     "merge_partitions": "out[threadIdx.x] = 0;",
     "paged_decode": "out[blockIdx.x * 32 + threadIdx.x] = 0;",
-    "double_buffer": "sums[threadIdx.x] = 0;",
     "one_pass_kernel": "tl.store(out_ptr + tl.program_id(0), 0.0)",
     "split_decode_kernel": "tl.store(l_ptr + tl.program_id(2), 0.0)",
 }

@@ -31,15 +31,15 @@ def captions(scores=SCORES, band=(-3.0, 3.0), phi=6.0):
 
 def test_only_the_synchronised_scheme_shrinks_when_the_maximum_rises():
     said = captions()
-    assert "Synchronised: m = 5. Unified: just adds." in said[1]
-    assert f"m rises from 5 to 9: l and acc shrink by {math.exp(-4):.3f} first" in said[2]
+    assert "Synchronised: m = 5. Unified: adds." in said[1]
+    assert f"m rises from 5 to 9, so l and acc shrink by {math.exp(-4):.3f} first" in said[2]
     assert "shrink" not in captions(SCORES.flip(0))[2]
 
 
 def test_a_row_whose_largest_score_leaves_the_band_is_recomputed():
-    assert captions()[-1].endswith("outside, so the third one recomputes this row as the second.")
-    assert captions(band=(-3.0, 3.1))[-1].endswith("inside, done.")
-    assert captions(phi=13.0, band=(-3.0, 3.0))[-1].endswith("recomputes this row as the second.")
+    assert captions()[-1].endswith("The row is outside, so the rule recomputes it.")
+    assert captions(band=(-3.0, 3.1))[-1].endswith("The row is inside.")
+    assert captions(phi=13.0, band=(-3.0, 3.0))[-1].endswith("recomputes it.")
 
 
 def test_ranges_that_do_not_fit_are_told_apart(shown):

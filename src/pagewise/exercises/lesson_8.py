@@ -1,4 +1,4 @@
-"""Exercises of lesson 8: rows to recompute, sums that share one maximum φ, and a maximum that rises only if it must."""
+"""Exercises of lesson 8: rows to recompute, a φ that is always safe, and a maximum that rises only if it must."""
 
 import math
 
@@ -7,16 +7,15 @@ from torch import Tensor
 
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
-from pagewise.exercises.values import small_numbers
 
 INF, NAN = math.inf, math.nan
 
 
 def rows_to_recompute(scores: Tensor, phi: float, low: float, high: float) -> Tensor:
-    """Return the rows of scores [rows, S] that a unified maximum φ does not suit: [rows] of bool.
+    """Return the rows of scores [rows, S] for which the unified maximum φ is unsafe: [rows] of bool.
 
-    A row's largest score m decides: it must keep low < m − φ < high. A smaller score below it is harmless. −inf is a
-    masked key; a row that sees no key need not be recomputed. A row with NaN must.
+    The largest score m of a row decides. A row is safe if low < m − φ < high. A score of −inf is a masked key. A row
+    that sees no key is safe. A row with NaN is unsafe.
     """
     m = scores.amax(dim=1)
     inside = (low < m - phi) & (m - phi < high)
@@ -38,96 +37,97 @@ ROWS_TO_RECOMPUTE = python_exercise(
         call(torch.tensor([[7.0, 6.0], [NAN, 6.0]]), 6.0, -3.0, 3.0),
     ],
     [
-        "every score must stay: A score far below the row's largest has a weight that nobody sees, whatever φ is: the "
-        "largest counts.",
+        "every score must stay: A score far below the largest score of its row has no visible weight, for any φ. "
+        "Compare only the largest score of each row.",
         (_INSIDE, "((scores == -INF) | (low < scores - phi) & (scores - phi < high)).all(dim=1)"),
-        "one verdict for all rows: Each row has its own largest score: the maximum over dim=1, not over all.",
+        "one verdict for all rows: Each row has its own largest score. Take the maximum over dim=1.",
         (_INSIDE, "(low < scores.max() - phi) & (scores.max() - phi < high)"),
-        "NaN passes: NaN is neither ≤ low nor ≥ high: ask whether the row is inside and turn the answer round, then "
-        "it counts as outside.",
+        "NaN passes: NaN is neither ≤ low nor ≥ high, so this row counts as safe. Test whether the row is inside the "
+        "band, and negate the result.",
         (_INSIDE, "~((m - phi <= low) | (m - phi >= high))"),
-        "the edges pass: The band's edges are outside: low < m − φ < high, strictly.",
+        "the edges pass: The ends of the band are not safe: low < m − φ < high. Look at the comparisons.",
         (_INSIDE, "(low <= m - phi) & (m - phi <= high)"),
-        "only the upper edge: A row whose every score lies far below φ has weights that underflow: the lower edge "
-        "counts, too.",
+        "only the upper edge: If all scores of a row are far below φ, all its weights underflow. Compare with the "
+        "lower end of the band too.",
         (_INSIDE, "m - phi < high"),
-        "a band like a radius: The band has two ends, low and high, which need not lie equally far from φ.",
+        "a band like a radius: The ends of the band may have different distances from φ. Compare with both.",
         (_INSIDE, "(m - phi).abs() < high"),
-        "a row without keys: A row that sees nothing has m = −∞ and is 0 either way: there is nothing to recompute.",
+        "a row without keys: A row that sees no key has m = −∞, and its output is 0 anyway. Exclude this row.",
         (" & (m != -torch.inf)", ""),
-        "rows with a masked key: A masked key says nothing of the row's others: only a row that sees none is left out.",
+        "rows with a masked key: One masked key does not make a row safe. Exclude only rows without a key.",
         ("(m != -torch.inf)", "(scores != -torch.inf).all(dim=1)"),
-        "φ forgotten: The band is one of m − φ, not of m.",
+        "φ forgotten: The band limits m − φ, and this answer compares m. Subtract φ.",
         (" - phi", ""),
-        "the other way round: Those are the rows that φ suits, or see nothing.",
+        "the other way round: The result marks the rows that are safe. Negate it.",
         ("~inside & (m != -torch.inf)", "inside | (m == -torch.inf)"),
     ],
-    "one number per row decides, and nobody compares every score.",
+    "one number per row decides, so the kernel need not compare every score.",
     imports="import torch\nfrom torch import Tensor",
 )
 
 
-def unified_output(pieces: list[tuple[Tensor, Tensor]], phi: float) -> Tensor:
-    """softmax(s) @ v, where the pieces hold (scores [n], values [n, D]) and φ serves all of them as maximum.
+def safe_phi(softcap: float, low: float, high: float) -> float | None:
+    """Return a φ for all scores of a model with this softcap, or None if every φ is unsafe.
 
-    Sums in float32. −inf is a masked key; if no piece has another, the result is 0.
+    All scores are between −softcap and softcap, ends included. A score s is safe if low < s − φ < high. Among several
+    safe φ, return the middle one. A softcap of 0 means no softcap.
     """
-    weights = [torch.exp(scores.float() - phi) for scores, _ in pieces]
-    l = sum(w.sum() for w in weights)
-    acc = sum(w @ values.float() for w, (_, values) in zip(weights, pieces, strict=True))
-    return acc / l if l > 0 else acc
+    if softcap == 0 or 2 * softcap >= high - low:
+        return None
+    return (-low - high) / 2
 
 
-def _pieces(pieces: list[tuple[list[float], list[float]]], phi: float) -> Case:
-    return call([(torch.tensor(scores), torch.tensor(values)[:, None]) for scores, values in pieces], phi)
+_NARROW = "2 * softcap >= high - low"
 
-
-UNIFIED_OUTPUT = python_exercise(
-    unified_output,
+SAFE_PHI = python_exercise(
+    safe_phi,
     [
-        _pieces([([1.0], [3.0])], 1.0),
-        _pieces([([1.0], [3.0])], 0.0),
-        _pieces([([0.0, 0.0], [3.0, 1.0])], 2.0),
-        _pieces([([0.0], [3.0]), ([1.0, 0.0], [1.0, 5.0])], 0.5),
-        _pieces([([200.0], [3.0]), ([201.0], [1.0])], 200.0),
-        _pieces([([0.0], [3.0]), ([1.0], [1.0])], 30.0),
-        _pieces([([-INF, 0.0], [3.0, 1.0]), ([-INF], [4.0])], 0.0),
-        _pieces([([-INF], [3.0])], 0.0),
-        call([(torch.tensor([12.0, 11.0]).half(), small_numbers(2, 2).half())], 0.0),
+        call(2.0, -3.0, 3.0),
+        call(4.0, -3.0, 3.0),
+        call(3.0, -3.0, 3.0),
+        call(7.0, -3.0, 3.0),
+        call(30.0, -57.0, 63.0),
+        call(50.0, -57.0, 63.0),
+        call(59.0, -57.0, 63.0),
+        call(60.0, -57.0, 63.0),
+        call(2.0, -2.0, 10.0),
+        call(0.0, -57.0, 63.0),
     ],
     [
-        "each piece's own maximum: Each piece subtracted its own maximum: their sums are relative to different "
-        "numbers. φ is one for all.",
-        (" - phi", " - scores.max()"),
-        "φ forgotten: exp overflows: φ must be subtracted from every score.",
-        (" - phi", ""),
-        "the mean of the pieces: That is the mean of the pieces' outputs: add up l and acc, and divide once.",
-        ("l = sum(w.sum() for w in weights)", "weights, l = [w / w.sum() for w in weights], len(weights)"),
-        "multiplied by e^φ: φ cancels: acc and l both carry the factor exp(−φ), their quotient does not.",
-        ("acc / l", "acc / l * math.exp(phi)"),
-        "not divided: acc is not divided by l yet.",
-        ("acc / l if l > 0 else acc", "acc"),
-        "an epsilon: With φ far above the scores l is small, and right: what is added to it, or put in its place, is "
-        "not small beside it. Only l = 0 is special.",
-        ("for w in weights)", "for w in weights) + 1e-6"),
-        "NaN without keys: No piece has a visible key: l is 0, and 0 / 0 is NaN. The result is 0 then.",
-        (" if l > 0 else acc", ""),
-        "weights in float16: A float16 ends at 65504, which is exp(11.09): with φ for a maximum weights are larger "
-        "than 1, so they belong in float32.",
-        ("torch.exp(scores.float() - phi)", "torch.exp(scores - phi).float()"),
+        "the largest score: This φ is the largest possible score. The smallest score is then 2 · softcap "
+        "below φ, and a row may see only that score. Look for the φ in the middle.",
+        ("(-low - high) / 2", "softcap"),
+        "zero: φ = 0 is the middle of the scores. The band is not symmetric, so its middle is not 0. Put the middle of "
+        "the scores on the middle of the band.",
+        ("(-low - high) / 2", "0.0"),
+        "the paper's a: This φ is the smallest possible score. The largest score is then 2 · softcap above φ. Look for "
+        "the φ in the middle.",
+        ("(-low - high) / 2", "-softcap"),
+        "the other sign: The middle of s − φ is −φ, because the middle of the scores is 0. Change the sign of φ.",
+        ("(-low - high) / 2", "(low + high) / 2"),
+        "half of the range: The scores lie between −softcap and softcap. Compare the whole span with the band.",
+        (_NARROW, "softcap >= high - low"),
+        "only the upper end: Both ends limit the scores. Compare the span of the scores with the span of the band.",
+        (_NARROW, "softcap >= high"),
+        "the ends are safe: The ends of the band are not safe: low < s − φ < high. A span as wide as the band has no "
+        "safe φ. Look at the comparison.",
+        (_NARROW, "2 * softcap > high - low"),
+        "never None: Some spans are wider than the band, and then no φ is safe. Compare the spans first.",
+        ("if softcap == 0 or 2 * softcap >= high - low:", "if softcap == 0:"),
+        "zero bounds nothing: A softcap of 0 means no softcap, so the scores have no bound. Handle 0 first.",
+        ("softcap == 0 or ", ""),
     ],
-    "the pieces may come in any order, and none knows the others' maximum.",
-    imports="import torch\nfrom torch import Tensor",
+    "a softcap below half of the band needs no calibration and no check.",
 )
 
 
 def lazy_fold(
     m: Tensor, l: Tensor, acc: Tensor, scores: Tensor, values: Tensor, threshold: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(m, l, acc) of one row after a tile of scores [n] and values [n, D]; acc is [D], m and l are numbers.
+    """Return (m, l, acc) of one row after a tile of scores [n] and values [n, D]. acc is [D], m and l are numbers.
 
-    m is raised to the tile's largest score only if that is larger than m by more than threshold · log 2; else it
-    stays, and weights up to 2^threshold are added. Before the first key m is −∞; a tile of −∞ only changes nothing.
+    m rises to the largest score of the tile only if that score exceeds m by more than threshold · log 2. Otherwise m
+    stays, and the tile adds weights up to 2^threshold. m is −∞ before the first key. A tile of −∞ changes nothing.
     """
     largest = scores.max()
     if largest == -math.inf:
@@ -157,27 +157,28 @@ LAZY_FOLD = python_exercise(
         _fold(0.0, 2.0, 3.0, [0.5, -INF], 0.0),
     ],
     [
-        "always raised: m followed at once: it stays where the tile's largest score is within the threshold.",
+        "always raised: m rose although the tile exceeds m by less than the threshold. Look at the condition for m.",
         (" + threshold * math.log(2)", ""),
-        "a natural threshold: The threshold is in units of log 2: 8 lets weights grow to 2⁸, not to e⁸.",
+        "a natural threshold: The threshold is in units of log 2. A threshold of 8 lets weights grow to 2⁸, not to e⁸. "
+        "Look at the condition for m.",
         (" * math.log(2)", ""),
-        "m falls: m fell to that of a tile far below it: it is raised or stays, and small weights are small.",
+        "m falls: m fell to the maximum of a tile far below m. m rises or stays. Look at the condition for m.",
         ("largest > m + threshold", "abs(largest - m) > threshold"),
-        "not the first tile: Before the first key m is −∞, and every score is more than a threshold above it: m "
-        "becomes the first tile's largest score.",
+        "not the first tile: m is −∞ before the first key, so every score exceeds m by more than the threshold. m must "
+        "become the largest score of the first tile.",
         ("    if largest > m", "    m = m.masked_fill(m == -math.inf, 0.0)\n    if largest > m"),
-        "only m: m was raised, l and acc were not brought along: both shrink by exp(m − m′).",
+        "only m: m rose to m′, but l and acc still belong to the old m. Multiply both by exp(m − m′).",
         ("shrink * l, shrink * acc", "l, acc"),
-        "acc does not shrink: m was raised, l shrank and acc did not: both are relative to m.",
+        "acc does not shrink: l belongs to the new m′, but acc belongs to the old m. Multiply acc by exp(m − m′).",
         ("shrink * acc", "acc"),
-        "weights by another maximum: m stayed, and the weights are relative to the tile's own maximum: all must be "
-        "relative to the same m, even if they are larger than 1.",
+        "weights by another maximum: m stayed, but the weights are relative to the maximum of the tile. Compute all "
+        "weights relative to m, even if they exceed 1.",
         ("torch.exp(scores - m)", "torch.exp(scores - torch.maximum(m, largest))"),
-        "NaN for a masked tile: (−∞) − (−∞) is NaN: a tile that is masked as a whole changes nothing.",
+        "NaN for a masked tile: All scores of the tile are −∞, and (−∞) − (−∞) is NaN. Return early for such a tile.",
         ("    if largest == -math.inf:\n        return m, l, acc\n", ""),
     ],
-    "any finite m is exact, so it need not be the largest.",
+    "any finite m is exact, so m need not be the largest score.",
     imports="import math\nimport torch\nfrom torch import Tensor",
 )
 
-EXERCISES = [ROWS_TO_RECOMPUTE, UNIFIED_OUTPUT, LAZY_FOLD]
+EXERCISES = [ROWS_TO_RECOMPUTE, SAFE_PHI, LAZY_FOLD]

@@ -1,19 +1,13 @@
-"""Exercises of lesson 8, products with few rows: where implementations cross, and a double buffer that lacks a wait."""
+"""Exercises of lesson 8, products with few rows: where implementations cross, and the size of a ring for a GPU."""
 
-import torch
-
-from pagewise.exercises.code import device_code, edited
-from pagewise.exercises.cuda import CudaExercise, checked
-from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
-from pagewise.exercises.values import small_numbers
 
 
 def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    """(M1, M2) from the seconds of three implementations for M = 1, 2, … n rows.
+    """Return (M1, M2) from the seconds of three implementations for M = 1, 2, … n rows.
 
-    gemv serves M < M1, flat serves M1 ≤ M < M2, matmul the rest; 1 ≤ M1 ≤ M2 ≤ n + 1. Times are noisy: take the pair
-    whose total over all M is least (among equals the first, in the order of pairs).
+    gemv serves M < M1, flat serves M1 ≤ M < M2, and matmul serves M ≥ M2, with 1 ≤ M1 ≤ M2 ≤ n + 1. The times are
+    noisy, so take the pair with the smallest total time over all M. Among equal totals, take the smallest pair.
     """
     n = len(gemv)
     pairs = [(M1, M2) for M1 in range(1, n + 2) for M2 in range(M1, n + 2)]
@@ -49,76 +43,91 @@ INFLECTIONS = python_exercise(
         call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
     ],
     [
-        "the first crossing: One noisy time decides that: the first crossing may be an accident. Add up the times of "
-        "each choice.",
+        "the first crossing: One noisy time decides the first crossing, which may be an accident. Add up the times of "
+        "each pair.",
         (_M1, "for M1 in [_crossing(gemv, flat)]"),
         (_M2, "for M2 in [M1 - 1 + _crossing(flat[M1 - 1 :], matmul[M1 - 1 :])]"),
-        "the last crossing: One noisy time decides that: where a product wins for the last time may be an accident, "
-        "too. Add up.",
+        "the last crossing: One noisy time decides the last crossing, which may be an accident too. Add up the times "
+        "of each pair.",
         (_M1, "for M1 in [_last_crossing(gemv, flat)]"),
         (_M2, "for M2 in [max(M1, _last_crossing(list(map(min, gemv, flat)), matmul))]"),
-        "one after the other: M1 was chosen as if there were no matmul, then M2: with matmul, another M1 may lose "
-        "less. Try pairs.",
+        "one after the other: M1 was chosen without matmul, and M2 afterwards. With matmul, another M1 may lose less. "
+        "Try all pairs.",
         (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
-        "each pair of curves by itself: gemv against flat and flat against matmul, each by itself, may give M1 > M2: "
-        "where gemv and matmul are both faster than flat, nothing is left for it. Choose both together.",
+        "each pair of curves by itself: Two separate comparisons may give M1 > M2, if gemv and matmul are both faster "
+        "than flat. Choose M1 and M2 together.",
         (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
         (_M2, "for M2 in [_best_of_two(flat, matmul)]"),
-        "counted from 0: Those are places in the lists: the first time is of M = 1.",
+        "counted from 0: The result holds list indices. The first time belongs to M = 1, so add 1.",
         (_M1, "for M1 in range(n + 1)"),
         (_M2, "for M2 in range(M1, n + 1)"),
         (" - 1", ""),
-        "the last one of each: M1 is the first M that flat serves, M2 the first that matmul serves: one less each.",
+        "the last one of each: M1 is the first M that flat serves, and M2 the first M that matmul serves. Both are too "
+        "large by 1.",
         (_M1, "for M1 in range(2, n + 3)"),
         (_M2, "for M2 in range(M1, n + 3)"),
         (" - 1", " - 2"),
-        "two of three: gemv was never chosen: for the smallest M it is the fastest.",
+        "two of three: gemv never serves, although gemv is the fastest for the smallest M. Try every M1.",
         (_M1, "for M1 in [1]"),
     ],
-    "two numbers per shape of weights, and one accident in the times does not move them.",
+    "two numbers serve one shape of weights, and a single wrong time does not move them.",
 )
 
-_DOUBLE_BUFFER = device_code("double_buffer.cu")
-_WAIT = "        __pipeline_wait_prior(1);\n"
-_BARRIER = "        __syncthreads();\n"
+
+def tile_and_ring(N: int, num_sms: int, in_flight: int) -> tuple[int, int]:
+    """Return (B_N, stages) of a flat product with weights [N, K] on a GPU with this number of SMs.
+
+    B_N is the widest of 16, 32, 64 and 128 columns that still gives every SM a thread block, or 16 if no width does.
+    A thread block owns B_N columns, and one stage of its ring holds 512 · B_N bytes. Every SM has at least
+    ⌊thread blocks / SMs⌋ thread blocks, or 1, and needs `in_flight` bytes on the way at all times. One stage of each
+    ring is being multiplied, and the other stages, at least one, are on the way.
+    """
+    width = next((b for b in (128, 64, 32, 16) if -(-N // b) >= num_sms), 16)
+    thread_blocks = max(1, -(-N // width) // num_sms)
+    return width, 1 + max(1, -(-in_flight // (thread_blocks * 512 * width)))
 
 
-def _sums(rows: int) -> Case:
-    return checked(f"rows = {rows}", 1, 16, small_numbers(rows, 16), torch.Size([16]), rows)
-
-
-DOUBLE_BUFFER = CudaExercise(
-    "double_buffer",
-    _DOUBLE_BUFFER,
-    edited(
-        _DOUBLE_BUFFER,
-        (_WAIT, ""),
-        (" 4.\n", " 4.\n// A line is missing, though the result may be right all the same. Find its place.\n"),
-    ),
-    [_sums(4), _sums(8), _sums(12)],
+TILE_AND_RING = python_exercise(
+    tile_and_ring,
     [
-        "missing wait: A copy is on its way until somebody waits for it: __pipeline_wait_prior(n) returns when all "
-        "but the newest n batches of this thread have arrived. It stands before the barrier: each thread waits for "
-        "its own copies, and the barrier tells the others.",
-        (_WAIT, ""),
-        "missing barrier after the wait: The wait is for the thread's *own* copies. What others have copied is there "
-        "once they have waited, too: a barrier must follow.",
-        (_WAIT + _BARRIER, _WAIT),
-        "missing barrier at the end: The next copy goes into the buffer that is being read here: nobody may start it "
-        "before all have read.",
-        ("column[16 * row];\n" + _BARRIER, "column[16 * row];\n"),
-        "commit only with a copy: In the last turn there is no copy and so no batch: then the newest batch is the "
-        "tile that is wanted, and it is the one not waited for. Commit in every turn.",
-        ("if (next < rows / 4) __pipeline", "if (next < rows / 4) {\n            __pipeline"),
-        (
-            "        __pipeline_commit();  // also an empty batch: the wait counts batches\n",
-            "            __pipeline_commit();\n        }\n",
-        ),
-        "one buffer: The next tile goes into the buffer of this one: there are two, and one fills while the other is "
-        "read.",
-        ("tiles[next % 2]", "tiles[tile % 2]"),
+        call(128, 1, 65536),
+        call(128, 2, 65536),
+        call(128, 2, 65537),
+        call(128, 2, 10000),
+        call(256, 1, 131072),
+        call(100, 2, 65536),
+        call(64, 40, 16384),
+        call(4096, 108, 11327),
+        call(4096, 132, 25455),
+        call(12288, 132, 25455),
     ],
-    "each tile has arrived, for all, before anybody reads it, and all have read it before the next takes its place.",
+    [
+        "the narrowest tile: A narrow tile reads x more often than necessary. Take the widest tile that gives every "
+        "SM a thread block.",
+        ("(128, 64, 32, 16)", "(16, 32, 64, 128)"),
+        "always the widest: Some SMs have no thread block with this width. Compare the number of thread blocks with "
+        "the number of SMs.",
+        ("if -(-N // b) >= num_sms", "if True"),
+        "columns left over: The last columns need a thread block too, even if they do not fill it. Round N / B_N up.",
+        ("-(-N // b) >= num_sms", "N // b >= num_sms"),
+        "no stage to multiply: One stage is being multiplied, so it is not on the way. Add one stage.",
+        ("1 + max(1, ", "max(2, "),
+        "rounded down: A part of a stage is still needed to reach in_flight. Round the number of stages up.",
+        ("-(-in_flight // (thread_blocks * 512 * width))", "in_flight // (thread_blocks * 512 * width)"),
+        "one thread block per SM: Several thread blocks of an SM share the need, each with its own ring. Divide "
+        "in_flight by the bytes of all of them.",
+        ("thread_blocks * 512", "512"),
+        "a single buffer: A ring needs a stage on the way while another is multiplied, so it has at least two stages. "
+        "Look at small values of in_flight.",
+        (
+            "1 + max(1, -(-in_flight // (thread_blocks * 512 * width)))",
+            "max(1, -(-in_flight // (thread_blocks * 512 * width)))",
+        ),
+        "no thread block: An SM with a ring has at least one thread block, even if most SMs have none. Look at the "
+        "number of thread blocks of an SM.",
+        ("max(1, -(-N // width) // num_sms)", "-(-N // width) // num_sms"),
+    ],
+    "a wide GPU with a fast memory needs narrow tiles and a long ring.",
 )
 
-EXERCISES = [INFLECTIONS, DOUBLE_BUFFER]
+EXERCISES = [INFLECTIONS, TILE_AND_RING]

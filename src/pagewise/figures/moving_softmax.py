@@ -126,14 +126,14 @@ def scheme_steps(
         before = float(state.m)
         state = state.merge(partial.of(scores[old:seen], values[old:seen, None]))
         m = float(state.m)
-        shrink = f"m rises from {before:g} to {m:g}: l and acc shrink by {math.exp(before - m):.3f} first"
+        shrink = f"m rises from {before:g} to {m:g}, so l and acc shrink by {math.exp(before - m):.3f} first"
         said = shrink if -math.inf < before < m else f"m = {m:g}"
-        caption = f"Keys {old} to {seen - 1}. Whole row: waits. Synchronised: {said}. Unified: just adds."
+        caption = f"Keys {old} to {seen - 1}. Whole row: keeps the scores. Synchronised: {said}. Unified: adds."
         frames.append((caption, (state, old, seen)))
     low, high = band
-    verdict = f"All seen: acc / l, alike. The largest score lies {m - phi:g} above φ, the band is {low:g} to {high:g}: "
+    verdict = f"All outputs are equal. The largest score is φ + {m - phi:g}, and the band is {low:g} to {high:g}. "
     inside = low < m - phi < high
-    verdict += "inside, done." if inside else "outside, so the third one recomputes this row as the second."
+    verdict += "The row is inside." if inside else "The row is outside, so the rule recomputes it."
     frames.append((verdict, (state, seen, seen)))
 
     def draw(figure: Figure, frame: tuple[Any, int, int]) -> None:
@@ -168,5 +168,5 @@ def _rows(
         synchronised = by_max, f"{synchronised[1]}   out = {acc / l:.3f}"
         unified = by_phi, f"{unified[1]}   out = {acc_phi / l_phi:.3f}"
         whole = synchronised  # once the whole row is there
-    name = f"partial, unified φ = {phi:g}"
-    return [("whole row", "m", *whole), ("partial, synchronised", "m", *synchronised), (name, "φ", *unified)]
+    name = f"in pieces, unified φ = {phi:g}"
+    return [("whole row", "m", *whole), ("in pieces, synchronised", "m", *synchronised), (name, "φ", *unified)]
