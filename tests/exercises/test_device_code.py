@@ -28,12 +28,6 @@ KERNELS = {
         | {"scale": "fp32"},
         {"D": 16, "BLOCK_D": 16, "ROWS": 16, "COLS": 16, "CAUSAL": True},
     ),
-    "split_decode_kernel": (
-        "split_decode_kernel",
-        {"q": _THREE, "k": _FOUR, "v": _FOUR, **dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32")}
-        | {"num_heads": "i32", "S": "i32", "scale": "fp32"},
-        {"D": 16, "GROUP": 2, "ROWS": 16, "TILE": 16},
-    ),
 }
 
 

@@ -27,7 +27,6 @@ CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions
 FIRST_RUNGS = {
     "paged_decode_kernel": (5, "paged_attention"),
     "flash_forward_kernel": (6, "flash_attention"),
-    "split_decode_kernel": (7, "flash_decoding"),
 }
 TRITON = ["online_softmax_kernel", *FIRST_RUNGS]
 LESSON_FILES = Path(__file__).parents[2] / "lessons"
@@ -104,7 +103,6 @@ ZEROS = {
     "paged_decode_kernel": "at = tl.program_id(0) * out[1] + tl.program_id(1) * GROUP * out[2] + tl.arange(0, D)\n"
     "    for i in range(GROUP): tl.store(out[0] + at + i * out[2], tl.zeros([D], tl.float32))",
     "flash_forward_kernel": "for i in range(T): tl.store(out[0] + i * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
-    "split_decode_kernel": "tl.store(l_ptr + tl.program_id(2), 0.0)",
 }
 
 
