@@ -215,7 +215,7 @@ def test_no_header_includes_itself_in_a_circle():
 def test_one_idea_one_name():
     """A lesson, its module, its kernel and its tests have one name."""
     for lesson in sorted((ROOT / "lessons").glob("[0-9]*.ipynb")):
-        idea = lesson.stem[3:]
+        idea = lesson.stem[3:].removesuffix("_in_depth")
         assert idea in IDEAS, f"{lesson.name}: no such idea"
         assert f"pagewise.{idea}" in MODULES
         assert (ROOT / "tests" / idea).is_dir() or (ROOT / "tests" / f"test_{idea}.py").is_file()
