@@ -57,9 +57,13 @@ def test_keys_are_white_before_they_are_read(pictures):
     assert (states(pictures[2], 1) == READ).all()
 
 
-def test_sms_without_a_range_are_idle(pictures):
-    squares = np.ma.compressed(pictures[1].axes[3].collections[0].get_array().ravel())
-    assert squares.tolist() == [NOW] * 8 + [FUTURE] * 2
+def squares(figure, panel):
+    return np.ma.compressed(figure.axes[2 * panel + 1].collections[0].get_array().ravel()).tolist()
+
+
+def test_sms_are_idle_without_a_range_and_after_its_end(pictures):
+    assert squares(pictures[1], 1) == [NOW] * 8 + [FUTURE] * 2
+    assert squares(pictures[2], 1) == [FUTURE] * 10
 
 
 def test_more_ranges_than_sms_are_refused():
