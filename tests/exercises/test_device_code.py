@@ -20,12 +20,6 @@ KERNELS = {
         {"s_ptr": "*fp32", "v_ptr": "*fp32", "out_ptr": "*fp32", "num_keys": "i32"},
         {"TILE": 4},
     ),
-    "split_decode_kernel": (
-        "split_decode_kernel",
-        {"q": _THREE, "k": _FOUR, "v": _FOUR, **dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32")}
-        | {"num_heads": "i32", "S": "i32", "scale": "fp32"},
-        {"D": 16, "GROUP": 2, "ROWS": 16, "TILE": 16},
-    ),
 }
 
 

@@ -2,11 +2,8 @@
 
 import ast
 import copy
-import importlib
 import inspect
-import json
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,11 +24,7 @@ from pagewise.paged_blocks import BlockManager
 from pagewise.tools.roofline import GPUS, AttentionCost
 
 CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode"]
-FIRST_RUNGS = {
-    "split_decode_kernel": (7, "flash_decoding"),
-}
-TRITON = ["one_pass_kernel", *FIRST_RUNGS]
-LESSON_FILES = Path(__file__).parents[2] / "lessons"
+TRITON = ["one_pass_kernel"]
 PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
 ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
 
@@ -101,7 +94,6 @@ ZEROS = {
     "merge_partitions": "out[threadIdx.x] = 0;",
     "paged_decode": "out[blockIdx.x * 32 + threadIdx.x] = 0;",
     "one_pass_kernel": "tl.store(out_ptr + tl.program_id(0), 0.0)",
-    "split_decode_kernel": "tl.store(l_ptr + tl.program_id(2), 0.0)",
 }
 
 
@@ -158,30 +150,6 @@ def test_a_solution_runs_with_the_imports_of_its_stub_alone(name):
     exec(BY_NAME[name].solution, namespace)
     theirs = [value for value in namespace.values() if inspect.isfunction(value)][-1]
     assert judge(name, theirs).right
-
-
-def code_of(source: str) -> str:
-    """The code without its comments, and with docstrings on one line."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            node.value = " ".join(node.value.split())
-    return ast.unparse(tree)
-
-
-@pytest.mark.parametrize("name", FIRST_RUNGS)
-def test_the_solution_is_the_kernel_of_the_package(name):
-    kernel = getattr(importlib.import_module(f"pagewise.kernels.{FIRST_RUNGS[name][1]}"), name)
-    assert BY_NAME[name].solution.endswith(inspect.getsource(kernel.fn).rstrip())
-
-
-@pytest.mark.parametrize("name", FIRST_RUNGS)
-def test_the_lesson_has_the_stub_and_the_solution(name):
-    (lesson,) = LESSON_FILES.glob(f"{FIRST_RUNGS[name][0]:02}_*[!h].ipynb")
-    sources = ["".join(cell["source"]) for cell in json.loads(lesson.read_text())["cells"]]
-    (cell,) = (source for source in sources if f"\ndef {name}(" in source and "<details>" not in source)
-    assert code_of(cell) == code_of(f"{BY_NAME[name].stub}\n\n\ncheck.{name}({name})")
-    assert any(BY_NAME[name].solution in source for source in sources)
 
 
 def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():

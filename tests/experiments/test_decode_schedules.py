@@ -10,17 +10,23 @@ from hypothesis import strategies as st
 from pagewise.experiments import decode_schedules
 from pagewise.experiments.decode_schedules import (
     BATCHES,
+    IN_FLIGHT,
     KV_HEADS,
+    LATENCY,
+    LAUNCH,
+    SATURATING,
     SCHEDULES,
     SLOTS,
     START,
     TILE,
     Share,
+    decode_seconds,
     equal_shares,
     ideal,
     of_ideal,
     simulate,
 )
+from pagewise.tools.roofline import H200
 from pagewise.tools.sizes import cdiv
 
 LENGTHS = st.lists(st.integers(1, 40_000), min_size=1, max_size=8)
@@ -45,7 +51,7 @@ def test_nothing_beats_the_ideal_and_no_slot_works_twice_at_a_time(name):
     for lengths in BATCHES.values():
         programs = SCHEDULES[name](lengths)
         runs = simulate(programs)
-        assert sum(run.stop - run.start for run in runs) == sum(s.tiles + START for p in programs for s in p)
+        assert Counter(run.sequence for run in runs) == Counter(share.sequence for p in programs for share in p)
         assert max(run.stop for run in runs) >= ideal(lengths)
         for slot in range(SLOTS):
             spans = sorted((run.start, run.stop) for run in runs if run.sm == slot)
@@ -53,8 +59,26 @@ def test_nothing_beats_the_ideal_and_no_slot_works_twice_at_a_time(name):
 
 
 def test_a_program_reads_its_pieces_one_after_the_other():
-    runs = simulate([[Share(0, 3), Share(1, 2)], [Share(2, 9)]], num_slots=1)
+    runs = simulate([[Share(0, 3), Share(1, 2)], [Share(2, 9)]], num_slots=1, saturating=1)
     assert [(run.start, run.stop, run.sequence) for run in runs] == [(0, 4, 0), (4, 7, 1), (7, 17, 2)]
+
+
+def test_slots_read_faster_while_others_are_idle():
+    runs = simulate([[Share(0, 7)], [Share(1, 1)]], num_slots=2, saturating=1)
+    assert [run.stop for run in runs] == [5, 2]  # 2 at half of the bandwidth, then 6 at all of it
+
+
+def test_few_slots_do_not_read_faster_than_their_own_limit():
+    (alone,) = simulate([[Share(0, 7)]], num_slots=8, saturating=4)
+    assert alone.stop == 4  # half of 8: at most twice as fast as when 8 slots share the bandwidth
+
+
+def test_the_bandwidth_is_full_from_59_programs_on():
+    tiles = 1000
+    for programs, share in ((SATURATING, 1.0), (2 * SATURATING, 1.0), (SATURATING // 2, SATURATING // 2 / SATURATING)):
+        stop = simulate([[Share(0, tiles)]] * programs)[-1].stop
+        assert programs * (tiles + START) / SLOTS / stop == pytest.approx(share)
+    assert SATURATING == 59
 
 
 def test_flash_attention_2_cuts_for_the_longest_sequence_or_not_at_all():
@@ -90,14 +114,31 @@ def test_mixed_lengths_span_what_they_say_and_are_the_same_every_time():
     assert lengths == BATCHES["16 of 0.5–64 k"] != sorted(lengths)
 
 
-def test_where_equal_ranges_win_and_where_they_win_nothing():
+def test_one_long_sequence_is_what_one_number_of_splits_cannot_serve():
     reached = {name: [of_ideal(n, cut(n)) for n in BATCHES.values()] for name, cut in SCHEDULES.items()}
-    alike, *ragged = zip(*(reached[name] for name in ("FlashAttention-2's heuristic", "equal ranges")), strict=True)
-    assert alike[0] == alike[1]  # of equal lengths
-    assert all(shares > 0.94 and heuristic < 0.6 for heuristic, shares in ragged)
+    alike, mixed, one_long, many = reached["FlashAttention-2's heuristic"]
+    assert one_long < 0.2
+    assert min(alike, mixed, many) > 0.8  # the programs that still work have the bandwidth to themselves
 
 
-def test_work_that_counts_starts_is_shared_better_than_tiles_are():
-    for lengths in list(BATCHES.values())[1:]:
-        tiles, work = (of_ideal(lengths, equal_shares(lengths, start)) for start in (0, START))
-        assert work > 0.95 > tiles
+def test_flash_attention_3s_rule_is_nearly_as_good_as_equal_ranges():
+    for lengths in BATCHES.values():
+        rule, ranges = (
+            of_ideal(lengths, SCHEDULES[name](lengths)) for name in ("FlashAttention-3's rule", "equal ranges")
+        )
+        assert min(rule, ranges) > 0.95
+        assert ranges - rule < 0.02
+
+
+def test_a_decode_step_is_flat_while_launches_take_longer_than_reading():
+    short, longer, long = (decode_seconds(S, 8, H200, split=True) for S in (512, 8192, 131072))
+    assert short > 2 * LAUNCH
+    assert longer < 2 * short
+    assert long > 13 * short
+
+
+def test_a_decode_step_that_is_not_split_reads_at_the_rate_of_its_programs():
+    S = 65536
+    reading = decode_seconds(S, 8, H200, split=False) - LAUNCH
+    assert reading == pytest.approx(S * 512 / (IN_FLIGHT / LATENCY))
+    assert decode_seconds(S, 8, H200, split=True) == pytest.approx(2 * LAUNCH + 8 * S * 512 / H200.bandwidth, rel=0.05)

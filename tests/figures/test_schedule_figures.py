@@ -6,17 +6,16 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from pagewise.figures import last_waves, slots_over_time
-from pagewise.figures.blocks import OWNERS
-from pagewise.figures.palette import ORANGE
+from pagewise.figures.palette import BLUE, ORANGE, SAND
 from pagewise.tools.schedule import Run
 
 
-def test_a_slot_has_its_sequences_colour_while_it_works_and_is_white_when_idle(shown):
+def test_a_slot_is_dark_while_it_reads_the_marked_sequence_and_white_when_idle(shown):
     panels = {"uneven": [Run(0, 0, 4, 0), Run(1, 0, 1, 1)], "even": [Run(0, 0, 2, 0), Run(1, 0, 1, 0), Run(1, 1, 2, 1)]}
-    slots_over_time(panels, 2, ideal=2.0, title="Who works?", xlabel="time")
+    slots_over_time(panels, 2, ideal=2.0, marked=0, title="Who works?")
     uneven, even = (np.asarray(ax.images[0].get_array()) for ax in shown[0].axes)
     middle = uneven.shape[1] // 8  # of each quarter, so of one unit of time
-    first, second, idle = to_rgb(OWNERS[0]), to_rgb(OWNERS[1]), (1, 1, 1)
+    first, second, idle = to_rgb(BLUE), to_rgb(SAND), (1, 1, 1)
     colours = [[tuple(row[(2 * t + 1) * middle]) for t in range(4)] for row in uneven]
     assert colours == [[first] * 4, [second] + [idle] * 3]
     assert [tuple(even[1][(2 * t + 1) * middle]) for t in range(4)] == [first, second, idle, idle]
@@ -25,9 +24,10 @@ def test_a_slot_has_its_sequences_colour_while_it_works_and_is_white_when_idle(s
 
 
 def test_a_piece_too_short_to_see_is_drawn(shown):
-    slots_over_time({"a": [Run(0, 0, 1, 0), Run(1, 0, 10_000, 1)]}, 2, ideal=5000.5, title="Who works?", xlabel="time")
+    runs = [Run(0, 0, 1, 0), Run(1, 0, 10_000, 1)]
+    slots_over_time({"a": runs}, 2, ideal=5000.5, marked=0, title="Who works?")
     image = np.asarray(shown[0].axes[0].images[0].get_array())
-    assert tuple(image[0, 0]) == to_rgb(OWNERS[0])
+    assert tuple(image[0, 0]) == to_rgb(BLUE)
     assert tuple(image[0, 1]) == (1, 1, 1)
 
 

@@ -12,7 +12,6 @@ from pagewise.exercises import (
     lesson_6,
     lesson_6_loops,
     lesson_7,
-    lesson_7_kernel,
     lesson_8,
     lesson_8_products,
     lesson_9,
@@ -27,7 +26,7 @@ LESSONS: dict[int, list[Exercise]] = {
     4: lesson_4.EXERCISES,
     5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
     6: [*lesson_6.EXERCISES, *lesson_6_loops.EXERCISES],
-    7: [*lesson_7.EXERCISES, *lesson_7_kernel.EXERCISES],
+    7: lesson_7.EXERCISES,
     8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
     9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES],
 }

@@ -1,62 +1,13 @@
-"""Exercises of lesson 7: where splits begin, their merge, their number, and equal shares of a ragged batch."""
+"""Exercises of lesson 7: the merge of splits, their number, a whole split decode, and equal ranges of a batch."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
-
-
-def split_bounds(num_keys: int, tile: int, num_splits: int) -> list[tuple[int, int]]:
-    """(first key, one behind the last) of each split of `num_keys` keys.
-
-    A split is whole tiles of `tile` keys, only the last tile may be shorter. With n splits and t tiles, split i has
-    tiles t · i // n … t · (i + 1) // n − 1. No split is empty: there are at most t of them, and none without keys.
-    """
-    t = -(-num_keys // tile)
-    n = min(num_splits, t)
-    return [(t * i // n * tile, min(t * (i + 1) // n * tile, num_keys)) for i in range(n)]
-
-
-_BOUNDS = "t * i // n * tile, min(t * (i + 1) // n * tile, num_keys)"
-
-SPLIT_BOUNDS = python_exercise(
-    split_bounds,
-    [
-        call(8, 2, 2),
-        call(10, 2, 2),
-        call(14, 2, 3),
-        call(18, 2, 4),
-        call(7, 4, 2),
-        call(5, 4, 1),
-        call(6, 4, 5),
-        call(0, 4, 3),
-    ],
-    [
-        "keys, not tiles: You shared out single keys, and cut a tile in two: share out tiles, then multiply.",
-        (_BOUNDS, "num_keys * i // n, num_keys * (i + 1) // n"),
-        "rounded up: With ⌈t / n⌉ tiles for each, the last splits have little or nothing left: t · i // n shares "
-        "evenly.",
-        ("t * i // n", "min(-(-t // n) * i, t)"),
-        ("t * (i + 1) // n", "-(-t // n) * (i + 1)"),
-        "rounded down: With ⌊t / n⌋ tiles for each, the remaining tiles belong to nobody.",
-        ("t * i // n", "t // n * i"),
-        ("t * (i + 1) // n", "t // n * (i + 1)"),
-        "counted in tiles: These are numbers of tiles: a tile has `tile` keys.",
-        (_BOUNDS, "t * i // n, t * (i + 1) // n"),
-        "past the end: The last tile is shorter: no split ends behind key `num_keys`.",
-        ("min(t * (i + 1) // n * tile, num_keys)", "t * (i + 1) // n * tile"),
-        "the last tile left out: The last tile is shorter, and a tile all the same: round their number up.",
-        ("-(-num_keys // tile)", "num_keys // tile"),
-        "empty splits: There are more splits than tiles, so some are empty: no more than one per tile.",
-        ("min(num_splits, t)", "num_splits"),
-        "a split of nothing: Without keys there is no tile, and no split.",
-        ("min(num_splits, t)", "max(1, min(num_splits, t))"),
-    ],
-    "whole tiles, even shares, nothing empty: what the kernel does with `num_splits`.",
-)
 
 
 def merge_splits(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,48 +42,48 @@ MERGE_SPLITS = python_exercise(
         call(torch.zeros(2, 1), _lses(-math.inf, -math.inf)),
     ],
     [
-        "the mean: That is the mean of the splits: a split counts by its weight, exp(lse of the split).",
+        "the mean: That is the mean of the splits. The weight of a split is exp(its lse).",
         (_WEIGHTS, "(lses > -torch.inf).float()"),
         ("m + torch.log(l)", "torch.logsumexp(lses, 0)"),
-        "lse as a weight: lse is a logarithm: the weight of a split is exp(lse), not lse.",
+        "lse as a weight: lse is a logarithm. The weight of a split is exp(lse), not lse.",
         (_WEIGHTS, "torch.where(lses > -torch.inf, lses, 0.0)"),
         ("m + torch.log(l)", "torch.logsumexp(lses, 0)"),
-        "not divided: The weighted sum is not divided by the sum of weights yet.",
+        "not divided: Divide the weighted sum by the sum of the weights.",
         (" / torch.where(l == 0, 1.0, l)", ""),
-        "no maximum: exp(200) overflows: subtract the largest lse of all first, as softmax does.",
+        "no maximum: exp(200) overflows. First subtract the largest lse, as softmax does.",
         ("lses.max()", "torch.zeros(())"),
-        "the lse without m: log of the sum of weights is relative to m: the lse of all keys is m + log l.",
+        "the lse without m: Your logarithm is relative to m. The lse of all keys is m + log l.",
         ("m + torch.log(l)", "torch.log(l)"),
-        "the largest lse: lse is that of the heaviest split alone: together they weigh more, m + log l.",
+        "the largest lse: That is the lse of the heaviest split alone. All splits together have m + log l.",
         ("m + torch.log(l)", "m"),
-        "the sum of the lses: Logarithms of sums do not add up: add exp(lse), then take the logarithm.",
+        "the sum of the lses: Do not add logarithms. Add exp(lse), then take the logarithm.",
         ("m + torch.log(l)", "lses.sum()"),
-        "NaN times 0: The empty split's weight is 0, and 0 · NaN is NaN: do not read its output.",
+        "NaN times 0: The empty split has weight 0, and 0 · NaN is NaN. Do not read its output.",
         ("torch.where(weights[:, None] > 0, outs, 0.0)", "outs"),
-        "NaN without keys: No split saw a key: m is −inf, (−inf) − (−inf) is NaN. Subtract 0 there.",
+        "NaN without keys: No split saw a key, so m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
         ("torch.where(m == -torch.inf, 0.0, m)", "m"),
         ("torch.where(l == 0, 1.0, l)", "l"),
-        "0 / 0: No split saw a key: 0 / 0 is NaN, and the output is 0.",
+        "0 / 0: No split saw a key, and 0 / 0 is NaN. The output must be 0.",
         ("torch.where(l == 0, 1.0, l)", "l"),
     ],
-    "two small rows per split are all that splits have to tell each other.",
+    "one output and one number per split are enough to merge exactly.",
     imports="import torch\nfrom torch import Tensor",
 )
 
 
 def smallest_good_split(num_programs: int, num_slots: int, max_splits: int) -> int:
-    """The smallest s ≤ max_splits whose last turn is nearly as full as the best one's.
+    """Return the smallest number s ≤ max_splits of splits that is nearly as fast as the best number.
 
-    `num_programs` programs, each cut in s, run on `num_slots` slots. They take turns(s) = num_programs · s / num_slots
-    turns. A turn that is not full takes as long as a full one, so efficiency(s) = turns(s) / ⌈turns(s)⌉. Return the
-    smallest s with at least 0.85 of the best efficiency.
+    A GPU runs `num_slots` programs at a time. Cut in s, each of `num_programs` programs becomes s programs that take
+    1 / s of its time. They run in waves of num_slots, and a wave that is not full takes as long as a full wave. Return
+    the smallest s whose total time is at most 1 / 0.85 of the shortest possible.
     """
-    turns = [num_programs * s / num_slots for s in range(1, max_splits + 1)]
-    efficiency = [t / math.ceil(t) for t in turns]
-    return 1 + next(i for i, e in enumerate(efficiency) if e >= 0.85 * max(efficiency))
+    times = [math.ceil(num_programs * s / num_slots) / s for s in range(1, max_splits + 1)]
+    return 1 + next(i for i, time in enumerate(times) if 0.85 * time <= min(times))
 
 
-_FIRST_GOOD = "next(i for i, e in enumerate(efficiency) if e >= 0.85 * max(efficiency))"
+_FIRST_GOOD = "next(i for i, time in enumerate(times) if 0.85 * time <= min(times))"
+_TIME = "math.ceil(num_programs * s / num_slots) / s"
 
 SMALLEST_GOOD_SPLIT = python_exercise(
     smallest_good_split,
@@ -148,28 +99,85 @@ SMALLEST_GOOD_SPLIT = python_exercise(
         call(5, 6, 8),
     ],
     [
-        "the best one: That is the best one: the smallest with 0.85 of it has fewer partial results to merge.",
-        (_FIRST_GOOD, "efficiency.index(max(efficiency))"),
-        "the largest good one: Of those that are good enough the smallest is wanted: each split has to be merged.",
+        "the best one: That s is the fastest. A smaller s within 1 / 0.85 of its time leaves less to merge.",
+        (_FIRST_GOOD, "times.index(min(times))"),
+        "the largest good one: Several s are fast enough. Return the smallest, because each split must be merged.",
         ("next(i for", "max(i for"),
-        "until all slots are taken: The first s that fills all slots may begin a second turn with hardly anything in "
-        "it.",
-        (f"1 + {_FIRST_GOOD}", "next((s for s, t in enumerate(turns, 1) if t >= 1), max_splits)"),
-        "85 % of everything: 0.85 of the best efficiency, not of 1: with few splits allowed none may reach that.",
-        (_FIRST_GOOD, "next((i for i, e in enumerate(efficiency) if e >= 0.85), max_splits - 1)"),
-        "turns for efficiency: More turns are not better: efficiency is turns(s) / ⌈turns(s)⌉, 1 at most.",
-        ("[t / math.ceil(t) for t in turns]", "turns"),
-        "a full turn too many: ⌊turns⌋ + 1 counts one turn too many where they come out even: round up, ⌈turns⌉.",
-        ("math.ceil(t)", "(math.floor(t) + 1)"),
-        "fewer programs: Cut in s, there are s times as many programs, not a share of them.",
-        ("num_programs * s / num_slots", "num_programs / (s * num_slots)"),
-        "max_splits left out: s may be max_splits itself: range ends before its end.",
+        "until all slots are taken: You fill the slots, but the time decides. A smaller s may be within 1 / 0.85 of "
+        "the shortest time, and an s that starts a second wave may be slower.",
+        (f"1 + {_FIRST_GOOD}", "max(1, min(num_slots // num_programs, max_splits))"),
+        "0.85 of a full GPU: Compare with the shortest time among s ≤ max_splits, not with the time of a full GPU.",
+        (_FIRST_GOOD, "next((i for i, t in enumerate(times) if 0.85 * t <= num_programs / num_slots), max_splits - 1)"),
+        "waves for time: The number of waves grows with s, but each wave takes 1 / s of the time.",
+        (_TIME, "math.ceil(num_programs * s / num_slots)"),
+        "a wave too many: ⌊x⌋ + 1 counts one wave too many where x is whole: use ⌈x⌉.",
+        ("math.ceil(num_programs * s / num_slots)", "(num_programs * s // num_slots + 1)"),
+        "max_splits left out: s may be max_splits itself, and range ends before its end.",
         ("range(1, max_splits + 1)", "range(1, max(max_splits, 2))"),
         "counted from 0: That is one too small: the first s is 1.",
         ("1 + next", "next"),
     ],
-    "the rule by which kernels choose their splits, but for its limits.",
+    "`num_splits_heuristic` follows this rule, with a few limits.",
     imports="import math",
+)
+
+
+def split_decode(q: Tensor, k: Tensor, v: Tensor, num_slots: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Return (out [H, D], lses [n, H]) of attention of one query over S keys, read in n splits.
+
+    q is [H, D]; k and v are [Hkv, S, D]. One program serves all query heads of a KV head. The keys are t tiles of
+    `tile` keys, and the last tile may be shorter. With n = smallest_good_split(programs, num_slots, t), split i has
+    tiles t · i // n … t · (i + 1) // n − 1. Row i of lses holds what split i found.
+    """
+    (H, D), (Hkv, S, _) = q.shape, k.shape
+    t = -(-S // tile)
+    n = smallest_good_split(Hkv, num_slots, t)
+    outs, lses = [], []
+    for i in range(n):
+        keys = slice(t * i // n * tile, t * (i + 1) // n * tile)
+        scores = q.view(Hkv, H // Hkv, D) @ k[:, keys].mT / D**0.5
+        outs.append((scores.softmax(dim=-1) @ v[:, keys]).view(H, D))
+        lses.append(scores.logsumexp(dim=-1).view(H))
+    outs, lses = torch.stack(outs, dim=1), torch.stack(lses)
+    return torch.stack([merge_splits(outs[h], lses[:, h])[0] for h in range(H)]), lses
+
+
+def _decode(H: int, Hkv: int, S: int, num_slots: int, tile: int) -> Case:
+    k, v = small_numbers(Hkv, S, 4), small_numbers(Hkv, S + 1, 4)[:, 1:]
+    return call(small_numbers(H, 4), k, v, num_slots, tile)
+
+
+SPLIT_DECODE = python_exercise(
+    split_decode,
+    [
+        _decode(1, 1, 4, 2, 2),
+        _decode(1, 1, 5, 2, 2),
+        _decode(1, 1, 7, 2, 2),
+        _decode(1, 1, 3, 8, 2),
+        _decode(2, 1, 4, 2, 1),
+        _decode(4, 2, 12, 6, 3),
+    ],
+    [
+        "one split: That is attention in one split. Choose n, cut the keys, and merge.",
+        ("smallest_good_split(Hkv, num_slots, t)", "1"),
+        "a split per slot: There may be fewer tiles than slots. Then some splits have no key: allow t splits at most.",
+        ("num_slots, t)", "num_slots, num_slots)"),
+        "a program per query head: A program serves all query heads of its KV head: Hkv programs, not H.",
+        ("smallest_good_split(Hkv", "smallest_good_split(H"),
+        "keys, not tiles: You cut a tile in two. Share out whole tiles, and then multiply by `tile`.",
+        ("t * i // n * tile, t * (i + 1) // n * tile", "S * i // n, S * (i + 1) // n"),
+        "the last tile left out: The last tile may be shorter. Round the number of tiles up.",
+        ("-(-S // tile)", "S // tile"),
+        "the mean: That is the mean of the splits. Merge them with their lses: `merge_splits`.",
+        ("merge_splits(outs[h], lses[:, h])[0]", "outs[h].mean(dim=0)"),
+        "no scale: The scores lack the division by √D.",
+        (" / D**0.5", ""),
+        "heads in another order: Query head h belongs to KV head h // (H // Hkv): neighbours share a KV head.",
+        ("q.view(Hkv, H // Hkv, D)", "q.view(H // Hkv, Hkv, D).transpose(0, 1)"),
+    ],
+    "this is Flash-Decoding: the number of splits, the splits and the merge.",
+    imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.exercises.lesson_7 import merge_splits, "
+    "smallest_good_split",
 )
 
 
@@ -207,25 +215,25 @@ PIECES_OF_PROGRAM = python_exercise(
         call(0, 1, [1, 2, 1]),
     ],
     [
-        "each item by itself: That cuts every item into as many pieces as there are programs: cut the batch as a "
-        "whole, end to end.",
+        "each item by itself: You cut every item into num_programs pieces. Lay all items end to end, and cut the "
+        "whole once.",
         (_RANGE, "begin + count * p // num_programs, begin + count * (p + 1) // num_programs"),
-        "one item only: A range goes on behind the end of an item, into the next one and those after it.",
+        "one item only: A range may continue into the next item, and into several more.",
         ("return pieces", "return pieces[:1]"),
-        "tiles of the batch: These tiles count from the batch's first: a piece counts from its item's first.",
+        "tiles of the batch: You count tiles from the start of the batch. Count them from the start of their item.",
         ("first - begin, last - begin", "first, last"),
-        "rounded up: With ⌈W / n⌉ tiles for each, the last programs have less or nothing: W · p // n shares evenly.",
+        "rounded up: With ⌈W / n⌉ tiles for each, the last programs have fewer tiles or none. Use W · p // n.",
         ("W * p // num_programs", "-(-W // num_programs) * p"),
         ("W * (p + 1) // num_programs", "-(-W // num_programs) * (p + 1)"),
-        "rounded down: With ⌊W / n⌋ tiles for each, the batch's last tiles belong to nobody.",
+        "rounded down: With ⌊W / n⌋ tiles for each, no program has the batch's last tiles. Use W · p // n.",
         ("W * p // num_programs", "W // num_programs * p"),
         ("W * (p + 1) // num_programs", "W // num_programs * (p + 1)"),
-        "empty pieces: An item without tiles is no piece: nobody has to merge it.",
+        "empty pieces: An item without tiles has no piece. Leave it out.",
         ("if first < last", "if first < last or count == 0 and start <= begin < stop"),
-        "the last tile, not one behind: The third number is one behind the last tile, as in a range.",
+        "the last tile, not one past it: The third number is one past the last tile, as in a range.",
         ("last - begin)", "last - begin - 1)"),
     ],
-    "every program has the same work, give or take a tile, however ragged the batch.",
+    "every program has the same work, up to one tile, for any lengths.",
 )
 
-EXERCISES = [SPLIT_BOUNDS, MERGE_SPLITS, SMALLEST_GOOD_SPLIT, PIECES_OF_PROGRAM]
+EXERCISES = [MERGE_SPLITS, SMALLEST_GOOD_SPLIT, SPLIT_DECODE, PIECES_OF_PROGRAM]

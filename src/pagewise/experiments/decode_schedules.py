@@ -1,28 +1,41 @@
-"""A decode step over sequences of different lengths, its keys cut in five ways: how full is the GPU? (lesson 7)
+"""A decode step over sequences of different lengths, its keys cut in five ways: how fast is the GPU? (lesson 7)
 
-Simulated, not measured. A slot runs one program at a time and takes the next of the grid when it is free; a program
-reads the tiles of its pieces one after the other. In units of the time for a tile of keys, at full load, a piece takes
+Simulated, not measured. A slot runs one program at a time and takes the next program of the grid when it is free. A
+program reads the tiles of its pieces one after the other. A piece costs as much as
 
     its tiles + START        (START: load the query, fill the pipeline, write the partial result)
 
-and the merge, a small kernel afterwards, is left out. The ideal is all tiles spread over all slots, and nothing else.
+Memory limits the speed in two ways. A program alone reads IN_FLIGHT bytes per LATENCY. All programs together read at
+most the bandwidth of the memory, and SATURATING programs are enough for that. Time is therefore counted in units in
+which a slot reads one tile when all slots read: with n busy slots, each reads SLOTS / max(n, SATURATING) tiles.
+
+The merge, a small kernel afterwards, is left out. The ideal is the time to read all tiles at full bandwidth.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pagewise.experiments.decode_inputs import mixed
 from pagewise.flash_decoding import equal_ranges
+from pagewise.tools.roofline import H200, Gpu
 from pagewise.tools.schedule import Run, schedule
 from pagewise.tools.sizes import cdiv
-from pagewise.tools.tuning import MIN_KEYS, num_splits_heuristic
+from pagewise.tools.tuning import MIN_KEYS, num_splits_heuristic, splits_that_fill
 
 SLOTS = 2 * 132  # two programs at a time on each SM of an H100 or H200
 KV_HEADS = 8
 TILE = 64  # keys
+TILE_BYTES = 2 * TILE * 128 * 2  # K and V, head size 128, 16 bits
 START = 1
 MAX_SPLITS = 128
+
+LATENCY = 0.8e-6  # seconds from a request to its data, assumed for all GPUs
+LAUNCH = 4e-6  # seconds per kernel, assumed
+IN_FLIGHT = 2 * TILE_BYTES  # a program requests two tiles before it waits
+SATURATING = math.ceil(H200.bandwidth * LATENCY / IN_FLIGHT)  # programs that keep an H200's memory busy: 59
 
 
 class Share(NamedTuple):
@@ -103,22 +116,62 @@ def _cut(lengths: Sequence[int], size: Callable[[int], float]) -> list[Program]:
 # ------------------------------------------------------------------------------------------------ time
 
 
-def simulate(programs: Sequence[Program], num_slots: int = SLOTS) -> list[Run]:
-    """Where and when each piece runs; the time START is part of it."""
+def simulate(programs: Sequence[Program], num_slots: int = SLOTS, saturating: int = SATURATING) -> list[Run]:
+    """Return where and when each piece runs. The time START is part of it.
+
+    All busy slots read at the same rate. The order of events is therefore that of slots with a constant rate. Only the
+    clock differs: one unit of their time takes max(busy slots, saturating) / num_slots.
+    """
     grid = [(p, sum(START + share.tiles for share in program)) for p, program in enumerate(programs)]
-    runs = []
-    for slot, now, _, p in schedule(grid, num_slots):
+    planned = schedule(grid, num_slots)
+    pieces = []
+    for slot, now, _, p in planned:
         for sequence, tiles in programs[p]:
-            runs.append(Run(slot, now, now + START + tiles, sequence))
-            now = runs[-1].stop
-    return runs
+            pieces.append(Run(slot, now, now + START + tiles, sequence))
+            now = pieces[-1].stop
+    starts, stops = (np.interp(times, *_clock(planned, num_slots, saturating)) for times in _spans(pieces))
+    return [
+        piece._replace(start=start, stop=stop)
+        for piece, start, stop in zip(pieces, starts.tolist(), stops.tolist(), strict=True)
+    ]
+
+
+def _spans(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    return [run.start for run in runs], [run.stop for run in runs]
+
+
+def _clock(planned: Sequence[Run], num_slots: int, saturating: int) -> tuple[list[float], list[float]]:
+    """Return moments of slots with a constant rate, and the times at which slots that share a memory reach them."""
+    starts, stops = _spans(planned)
+    events = sorted([(start, 1) for start in starts] + [(stop, -1) for stop in stops])
+    moments, times, busy = [0], [0.0], 0
+    for moment, change in events:
+        pace = max(busy, saturating) / num_slots
+        times.append(times[-1] + (moment - moments[-1]) * pace)
+        moments.append(moment)
+        busy += change
+    return moments, times
 
 
 def ideal(lengths: Sequence[int], num_slots: int = SLOTS) -> float:
-    """The time if all tiles were spread evenly over all slots, and nothing else took any."""
+    """Return the time to read all tiles at full bandwidth: evenly over all slots, and nothing else takes time."""
     return KV_HEADS * sum(cdiv(n, TILE) for n in lengths) / num_slots
 
 
-def of_ideal(lengths: Sequence[int], programs: Sequence[Program], num_slots: int = SLOTS) -> float:
-    """The ideal time as a fraction of the simulated one: 1 is a GPU that does nothing but read, everywhere, always."""
-    return ideal(lengths, num_slots) / max(run.stop for run in simulate(programs, num_slots))
+def of_ideal(
+    lengths: Sequence[int], programs: Sequence[Program], num_slots: int = SLOTS, saturating: int = SATURATING
+) -> float:
+    """Return the ideal time as a fraction of the simulated time: the share of the bandwidth that is used."""
+    return ideal(lengths, num_slots) / max(run.stop for run in simulate(programs, num_slots, saturating))
+
+
+def decode_seconds(S: int, kv_heads: int, gpu: Gpu, *, split: bool) -> float:
+    """Return the modelled time of attention in a decode step: one sequence of S keys, head size 128, 16 bits.
+
+    split: cut the keys as `flash_decoding` does on a GPU, and launch a merge. False: one program per KV head.
+    """
+    tiles = cdiv(S, TILE)
+    splits = splits_that_fill(kv_heads, S, TILE, gpu.num_sms) if split else 1
+    rate = min(kv_heads * splits * IN_FLIGHT / LATENCY, gpu.bandwidth)  # of all programs together
+    reading = kv_heads * splits * cdiv(tiles, splits) * TILE_BYTES / rate
+    return (2 if splits > 1 else 1) * LAUNCH + reading

@@ -15,6 +15,7 @@ from pagewise.figures.latencies import latencies
 from pagewise.figures.merges import merge_trees, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps
+from pagewise.figures.moving_keys import key_range_steps
 from pagewise.figures.moving_softmax import scheme_steps, softmax_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps

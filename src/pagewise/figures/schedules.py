@@ -21,28 +21,31 @@ PIXELS = 900  # of a panel, along its time
 
 
 def slots_over_time(
-    panels: Mapping[str, Sequence[Run]], num_slots: int, *, ideal: float, title: str, xlabel: str, alt: str = ""
+    panels: Mapping[str, Sequence[Run]], num_slots: int, *, ideal: float, marked: int, title: str, alt: str = ""
 ) -> None:
-    """Draw a panel per schedule and a row per slot, in the colours of the sequences. An idle slot is white.
+    """Draw a panel per schedule and a row per slot. A slot is dark while it reads sequence `marked`, and white if idle.
 
     Args:
-        ideal: the time if all slots had the same amount of work. It is a dashed line.
+        ideal: the time to read everything at full speed; a dashed line.
+        marked: the index of one sequence. All other sequences share a light colour.
     """
     end = max(run.stop for runs in panels.values() for run in runs)
-    size = (5.2, 1.05 * len(panels) + 0.8)
+    size = (5.2, 1.05 * len(panels) + 1.1)
     with subplots(len(panels), size=size, title=title, alt=alt, sharex=True) as (figure, axes):
         for ax, (name, runs) in zip(axes, panels.items(), strict=True):
             image = np.ones((num_slots, PIXELS, 3))
             for run in runs:
                 start, stop = (round(time / end * PIXELS) for time in (run.start, run.stop))
-                image[run.sm, start : max(stop, start + 1)] = to_rgb(OWNERS[run.sequence % len(OWNERS)])
+                image[run.sm, start : max(stop, start + 1)] = to_rgb(BLUE if run.sequence == marked else SAND)
             ax.imshow(image, aspect="auto", extent=(0, end, num_slots, 0), interpolation="nearest")
             ax.axvline(ideal, color=INK, ls="--", lw=1.2)
             last = max(run.stop for run in runs)
             ax.set_title(f"{name}: {ideal / last:.0%} of the ideal speed", fontsize=10, fontweight="normal")
             ax.set_yticks([0, num_slots])
         figure.supylabel("slot", fontsize=10)
-        axes[-1].set_xlabel(f"{xlabel} (dashed: the ideal)")
+        axes[-1].set_xlabel("time, in tiles of a slot (dashed: the ideal)")
+        looks = {f"sequence {marked}": BLUE, "another sequence": SAND, "idle": "white"}
+        colour_key(figure, looks, loc="outside lower center", ncols=3)
 
 
 def last_waves(

@@ -13,8 +13,8 @@ class Run(NamedTuple):
     """One program on one SM, from `start` to `stop`, in tokens that a program reads."""
 
     sm: int
-    start: int
-    stop: int
+    start: float
+    stop: float
     sequence: int
 
 

@@ -1,0 +1,71 @@
+"""The stepper of key ranges: what is read, what will be read, and which SMs work."""
+
+import html
+import re
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from pagewise.figures import key_range_steps, moving_keys
+from pagewise.figures.moving_keys import FUTURE, NOW, READ
+
+CUTS = {"not cut": (1, 80.0), "cut in 4": (4, 20.0)}
+
+
+def steps(**sizes):
+    sizes = {"heads": 2, "keys": 4096, "num_sms": 10} | sizes
+    return key_range_steps(CUTS, title="Who reads?", alt="Keys and SMs.", **sizes)
+
+
+def test_the_steps_reach_the_end_of_both_cuts():
+    captions = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps()._repr_html_())]
+    assert captions[1] == (
+        "After 10 µs. not cut: 12% of the keys are read, 2 SMs busy; cut in 4: 50% of the keys are read, 8 SMs busy."
+    )
+    assert captions[2].endswith("25% of the keys are read, 2 SMs busy; cut in 4: 100% of the keys are read, done.")
+    assert captions[-1].startswith("After 80 µs. not cut: 100% of the keys are read, done")
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """What `draw` shows at each step: figure → its states of keys and SMs."""
+    drawn, right = [], moving_keys.stepper
+
+    def kept(frames, draw, **options):
+        for _, frame in frames:
+            draw(figure := Figure(), frame)
+            drawn.append(figure)
+        return right(frames, draw, **options)
+
+    monkeypatch.setattr(moving_keys, "stepper", kept)
+    steps()
+    return drawn
+
+
+def states(figure, panel):
+    return np.asarray(figure.axes[2 * panel].images[0].get_array())
+
+
+def test_keys_are_white_before_they_are_read(pictures):
+    assert not (states(pictures[0], 1) == READ).any()
+    row = states(pictures[1], 1)[0]  # each of 4 ranges is read to its half
+    for quarter in row.reshape(4, -1):
+        assert set(quarter[:31]) == {READ}
+        assert set(quarter[33:]) == {FUTURE}
+    assert (row == NOW).any()
+    assert (states(pictures[2], 1) == READ).all()
+
+
+def squares(figure, panel):
+    return np.ma.compressed(figure.axes[2 * panel + 1].collections[0].get_array().ravel()).tolist()
+
+
+def test_sms_are_idle_without_a_range_and_after_its_end(pictures):
+    assert squares(pictures[1], 1) == [NOW] * 8 + [FUTURE] * 2
+    assert squares(pictures[2], 1) == [FUTURE] * 10
+
+
+def test_more_ranges_than_sms_are_refused():
+    with pytest.raises(ValueError, match="ranges must be at most num_sms = 7"):
+        steps(num_sms=7)
