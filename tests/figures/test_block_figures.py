@@ -66,7 +66,7 @@ def test_each_entry_of_a_table_points_at_its_block(shown, forked):
 def test_reference_counts_stand_under_the_blocks(shown, forked):
     tables_and_pool({"now": snapshot(forked)}, title="Who holds what?")
     texts = [text.get_text() for text in shown[0].axes[0].texts]
-    assert {"block 0\nheld by 2", "block 1\nheld by 1", "block 3\nfree"} <= set(texts)
+    assert {"block 0\nin 2 tables", "block 1\nin 1 table", "block 3\nfree"} <= set(texts)
 
 
 def test_owner_keeps_its_colour_from_moment_to_moment(shown, forked):

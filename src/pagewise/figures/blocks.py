@@ -213,7 +213,7 @@ def memory_map(
 
     A used piece has its owner's colour and name. The other states have the same hatches as in `stacks`.
     """
-    names = {"external": "free, in pieces (external)", "idle": "free"}
+    names = {"external": "external (free, in pieces)", "idle": "idle (free)"}
     looks = {
         "used": {"fc": "#8d8da0"},
         "reserved": {"fc": NOBODY, "hatch": "///"},
@@ -248,8 +248,8 @@ def _draw_pool(ax: Axes, shot: Snapshot, colours: Colours) -> None:
         hatch = EMPTY if shot.ref_counts[block] and not owners else None
         box(ax, shot.left(block) + offset, 0, 1, 1, text, fill=_fill(owners, colours), hatch=hatch)
     for block, count in enumerate(shot.ref_counts):
-        label = f"block {block}\nheld by {count}" if count else f"block {block}\nfree"
-        ax.text(shot.middle(block), -0.2, label, ha="center", va="top", fontsize=9)
+        held = f"in {count} table{'s' if count > 1 else ''}" if count else "free"
+        ax.text(shot.middle(block), -0.2, f"block {block}\n{held}", ha="center", va="top", fontsize=9)
 
 
 def _fill(owners: Sequence[Hashable], colours: Colours) -> str:
