@@ -6,8 +6,10 @@ import re
 
 import pytest
 import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from pagewise.figures.moving_softmax import softmax_steps
+from pagewise.figures.moving_softmax import _draw_online, _Moment, softmax_steps
 from pagewise.online_softmax import Partial
 
 INF = math.inf
@@ -24,17 +26,19 @@ def test_a_rise_of_the_maximum_first_shrinks_then_adds():
     said = captions(pieces=[2, 1, 1, 1, 1, 2])
     rises = [i for i, caption in enumerate(said) if "m rises" in caption]
     assert said[rises[0]] == (
-        "Key 4: m rises from 1 to 2. First, all that was summed shrinks: l and acc times exp(1 − 2) = 0.368."
+        "Key 4: m rises from 1 to 2. First, the old sums shrink: l and acc are multiplied by exp(1 − 2) = 0.368."
     )
-    assert said[rises[0] + 1] == "Key 4, then: l grows by 1.000, acc by that times the value."
-    assert said[rises[1] + 1] == "Keys 6 and 7, then: l grows by 0.223 + 1.000, acc by each times the value."
+    assert said[rises[0] + 1] == "Key 4 is added: l grows by 1.000, and acc by 1.000 times the value of key 4."
+    assert said[rises[1] + 1] == (
+        "Keys 6 and 7 are added: l grows by 0.223 + 1.000, and acc by each of these weights times its key's value."
+    )
     assert len(said) == 1 + 6 + len(rises) + 1
 
 
 def test_masked_keys_and_a_piece_of_nothing_else():
     said = captions(pieces=[2, 1, 1, 1, 1, 2])
-    assert said[1] == "Keys 0 and 1: masked, so of weight 0; m stays −∞."
-    assert "Key 5: masked, so of weight 0; nothing changes." in said
+    assert said[1] == "Keys 0 and 1 are masked, so their weight is 0. m stays −∞."
+    assert "Key 5 is masked, so its weight is 0. Nothing changes." in said
     assert "nan" not in " ".join(said)
 
 
@@ -46,3 +50,12 @@ def test_the_end_is_attention(pieces):
 
 def test_a_row_without_visible_keys_ends_at_zero():
     assert captions(torch.full((3,), -INF), torch.ones(3), pieces=[1, 2])[-1].endswith("acc / l = 0.000.")
+
+
+def test_keys_that_have_not_arrived_are_empty_slots():
+    figure = Figure()
+    state = Partial.of(SCORES[:3], VALUES[:3, None])
+    _draw_online(figure, SCORES.tolist(), _Moment(state, old=2, seen=3))
+    for ax in figure.axes[:2]:
+        white = [p for p in ax.patches if to_hex(p.get_facecolor()) == "#ffffff"]
+        assert [round(p.get_x() + p.get_width() / 2) for p in white] == [3, 4, 5, 6, 7]

@@ -42,6 +42,7 @@ def _rows(*pieces: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
 
 
 _L, _ACC = "of_a * a[1] + of_b * b[1]", "of_a[:, None] * a[2] + of_b[:, None] * b[2]"
+_WRONG_AXIS = "of_a * a[2] + of_b * b[2]"
 _ONLY_FIRST = ("torch.exp(b[0] - m_safe)", "torch.ones_like(m)")
 _NO_GUARD = ("m_safe = m.masked_fill(m == -torch.inf, 0.0)", "m_safe = m")
 
@@ -68,6 +69,9 @@ MERGE = python_exercise(
         "the other way round: The sums grow, but they must shrink when m rises. Look at the sign in the exponent: the "
         "factor exp(old m − new m) is at most 1.",
         ("torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)", "torch.exp(m - a[0]), torch.exp(m - b[0])"),
+        "wrong axis: The result is right for one row and wrong for several rows. A factor is one number per row, so "
+        "the factors of acc need a last axis of length 1: write [:, None] after them.",
+        (_ACC, _WRONG_AXIS),
         "NaN where nothing was seen: The result of two empty pieces is NaN. There m is −inf, and (−inf) − (−inf) is "
         "NaN: subtract 0 in place of such an m.",
         _NO_GUARD,
@@ -77,7 +81,7 @@ MERGE = python_exercise(
     ],
     "pieces merge in any order, and an empty piece changes nothing.",
     imports=IMPORTS,
-    bug=[_ONLY_FIRST, _NO_GUARD],
+    bug=[(_ACC, _WRONG_AXIS), _NO_GUARD],
 )
 
 
@@ -191,7 +195,7 @@ ONE_PASS_KERNEL = TritonExercise(
         "mask before the offset: Numbers past the end of the row were counted. Look at the mask: it must compare "
         "`start + cols`, not `cols`, with num_keys.",
         ("inside = start + cols < num_keys", "inside = cols < num_keys"),
-        "padding of 0: Places past the end of the row got weight. Look at `other` of the scores: 0 is a score like "
+        "padding of 0: Positions past the end of the row got weight. Look at `other` of the scores: 0 is a score like "
         "any other, and −inf has weight 0.",
         (_LOAD, "s = tl.load(s_ptr + start + cols, mask=inside, other=0.0)"),
         "no mask on scores: Scores past the end of the row were counted. Load them with `mask` and `other`.",

@@ -139,7 +139,7 @@ def _log_y(ax: Axes) -> None:
     """Make the y axis logarithmic, with plain numbers. A range of less than two decades has labels at 2 and 5 too."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format(value, ".0e" if low < 1e-5 else "g")))
     between = FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     ax.yaxis.set_minor_formatter(between if high < 100 * low else NullFormatter())
 

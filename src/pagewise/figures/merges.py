@@ -36,7 +36,7 @@ def tiles_held(visible: torch.Tensor, tile_size: int, now: int, *, title: str, a
             ax.set_title(name, fontweight="normal", fontsize=10)
             ax.set(xticks=range(0, S + 1, tile_size), yticks=range(0, T + 1, tile_size))
         axes[0].set_ylabel("query")
-        looks = {"held now": BLUE, "folded in, forgotten": SAND, "not computed yet": "white"}
+        looks = {"held now": BLUE, "already merged": SAND, "not computed yet": "white"}
         looks["masked"] = {"fc": "white", "ec": "#9a9aae", "hatch": "////"}
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pagewise.figures.drawing import box, diagram
+from pagewise.figures.drawing import box, colour_key, diagram, rectangle
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
 from pagewise.figures.steps import Embedded, stepper
 
@@ -39,26 +39,29 @@ def softmax_steps(
         m_old, m = float(state.m), max(float(state.m), float(piece.m))
         if -math.inf < m_old < m:
             state = state.merge(piece._replace(l=0 * piece.l, acc=0 * piece.acc))  # only the m of the piece
-            caption = f"{names}: m rises from {m_old:g} to {m:g}. First, all that was summed shrinks: "
-            caption += f"l and acc times exp({m_old:g} − {m:g}) = {math.exp(m_old - m):.3f}."
+            caption = f"{names}: m rises from {m_old:g} to {m:g}. First, the old sums shrink: "
+            caption += f"l and acc are multiplied by exp({m_old:g} − {m:g}) = {math.exp(m_old - m):.3f}."
             frames.append((caption, _Moment(state, old, seen, m_old)))
-            names += ", then"
         state = state.merge(piece)
-        frames.append((f"{names}: {_added(_weights(numbers[old:seen], m), m)}", _Moment(state, old, seen)))
+        frames.append((_added(names, _weights(numbers[old:seen], m), m), _Moment(state, old, seen)))
     out = state.output().item()
     frames.append((f"All keys seen. Divide once, at the end: acc / l = {out:.3f}.", _Moment(state, seen, seen)))
 
     def draw(figure: Figure, moment: _Moment) -> None:
         _draw_online(figure, numbers, moment)
 
-    return stepper(frames, draw, title=title, alt=alt, height=4.4)
+    return stepper(frames, draw, title=title, alt=alt, height=4.8)
 
 
-def _added(weights: Sequence[float], m: float) -> str:
+def _added(names: str, weights: Sequence[float], m: float) -> str:
+    """Return what happens when these keys arrive with these weights, in words. `names` is "Key 4" or "Keys 4 and 5"."""
+    one = len(weights) == 1
     if max(weights) == 0.0:
-        return "masked, so of weight 0; " + ("m stays −∞." if m == -math.inf else "nothing changes.")
+        masked = "is masked, so its weight is 0." if one else "are masked, so their weight is 0."
+        return f"{names} {masked} " + ("m stays −∞." if m == -math.inf else "Nothing changes.")
     sums = " + ".join(f"{weight:.3f}" for weight in weights)
-    return f"l grows by {sums}, acc by {'that' if len(weights) == 1 else 'each'} times the value."
+    acc = f"{sums} times the value of {names.lower()}" if one else "each of these weights times its key's value"
+    return f"{names} {'is' if one else 'are'} added: l grows by {sums}, and acc by {acc}."
 
 
 def _weights(scores: Sequence[float], m: float) -> list[float]:
@@ -71,23 +74,27 @@ def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> No
     room = 0.25 * (max(visible) - min(visible)) + 0.3
     floor, m = min(visible) - room, float(moment.state.m)
     if m > -math.inf:
-        top.axhline(m, color=BLUE, lw=2)
-        top.text(-0.4, m, f"m = {m:g}", va="bottom", color=BLUE, fontweight="bold")
+        top.axhline(m, color=INK, lw=2)
+        top.text(-0.4, m, f"m = {m:g}", va="bottom", fontweight="bold")
     for key, score in enumerate(scores[: moment.seen]):
-        fill = INK if key < moment.old else ORANGE
+        fill = BLUE if key < moment.old else ORANGE
         if score == -math.inf:
             top.text(key, floor + 0.05, "−∞", ha="center", va="bottom", color=fill, fontweight="bold")
         else:
             top.plot(key, score, "o", color=fill, ms=8, mec=INK, zorder=3)
     top.set(ylim=(floor, max(visible) + room), ylabel="score")
     top.tick_params(labelbottom=False)
+    for key in range(moment.seen, len(scores)):
+        slot = {"ec": "#9a9aae", "lw": 0.8, "zorder": 0}
+        rectangle(top, key - 0.35, floor, 0.7, max(visible) + room - floor, "white", **slot)
+        rectangle(middle, key - 0.35, 0, 0.7, 1.0, "white", **slot)
     added = moment.seen
     if moment.m_old is not None:
         added = moment.old
         middle.bar(range(added), _weights(scores[:added], moment.m_old), 0.7, fc="none", ec=INK, ls=":", lw=1.4)
     fills = [BLUE if key < moment.old else ORANGE for key in range(added)]
     middle.bar(range(added), _weights(scores[:added], m), 0.7, color=fills, ec=INK)
-    middle.set(ylim=(0, 1.1), ylabel="exp(score − m)", xlabel="key (orange: new, dotted: before)")
+    middle.set(ylim=(0, 1.1), ylabel="exp(score − m)", xlabel="key")
     for ax in (top, middle):
         ax.set(xlim=(-0.5, len(scores) - 0.5), xticks=range(len(scores)))
     texts = ["m = −∞" if m == -math.inf else f"m = {m:g}", f"l = {float(moment.state.l):.3f}"]
@@ -97,6 +104,9 @@ def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> No
     for i, text in enumerate(texts):
         box(bottom, i * 6 / len(texts), 0, 5.6 / len(texts), 1, text, fill=SAND)
     diagram(bottom, (-0.05, 5.95), (-0.05, 1.05))
+    looks = {"earlier key": BLUE, "new key": ORANGE, "not arrived": {"fc": "white", "ec": "#9a9aae"}}
+    looks["before m rose"] = {"fc": "none", "ls": ":"}
+    colour_key(figure, looks, loc="outside lower center", ncols=4, fontsize=9, columnspacing=1.2, handlelength=1.4)
 
 
 def scheme_steps(
