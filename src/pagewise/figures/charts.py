@@ -43,8 +43,7 @@ def heatmaps(
 
     Args:
         annotate: a format such as ".2f" for the numbers.
-        shared: use one colour scale for all matrices.
-        outlined: the row to draw a frame around.
+        shared: use one colour scale for all matrices. outlined: the row that gets a frame.
     """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
