@@ -23,10 +23,20 @@ def arrows(ax):
 
 def test_equations_show_each_matrix_with_its_shape_and_numbers(shown):
     a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]])
-    equations([[("a", a), "×", ("b", b), "=", ("ab", a @ b)], [("half", a / 4)]], title="What comes out?", names=["x"])
+    equations([[("a", a), "×", ("b", b), "=", ("ab", a @ b)], [("half", a / 4)]], title="What comes out?")
     first, second = ([t.get_text() for t in ax.texts] for ax in shown[0].axes)
     assert {"a  [1, 2]", "b  [2, 1]", "ab  [1, 1]", "×", "=", "1", "2", "3", "4", "11"} == set(first)
     assert {"half  [1, 2]", "0.25", "0.50"} == set(second)
+
+
+def test_rows_and_columns_of_an_equation_have_the_names_of_the_tokens(shown):
+    a = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    equations([[("a", a), "×", ("b", a.T)]], title="What comes out?", names=["on", "mat"])
+    (ax,) = shown[0].axes
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["on", "mat"]
+    columns = {t.get_text(): t.get_position()[0] for t in ax.texts if t.get_text() in ("on", "mat")}
+    left = ax.images[1].get_extent()[0]
+    assert columns == {"on": left + 0.5, "mat": left + 1.5}
 
 
 def test_matrices_of_an_equation_do_not_overlap(shown):
@@ -82,7 +92,8 @@ def test_an_arrow_ends_at_the_edges_of_its_boxes_whichever_is_above(shown):
 
 def test_heatmaps_can_share_one_scale(shown):
     matrices = {"small": torch.tensor([[0.0, 1.0]]), "large": torch.tensor([[0.0, 4.0]])}
-    heatmaps(matrices, xlabel="key", ylabel="query", shared=True)
+    heatmaps(matrices, xlabel="key", ylabel="query", shared="weight")
     panels = [ax for ax in shown[0].axes if ax.get_label() != "<colorbar>"]
     assert [ax.images[0].get_clim() for ax in panels] == [(0, 4), (0, 4)]
-    assert len(shown[0].axes) == len(panels) + 1
+    (bar,) = (ax for ax in shown[0].axes if ax not in panels)
+    assert bar.get_ylabel() == "weight"

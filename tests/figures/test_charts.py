@@ -132,6 +132,11 @@ def test_hidden_scores_are_marked_and_left_white(shown):
     assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == SCORES.isinf().tolist()
 
 
+def test_a_number_that_is_nan_leaves_its_cell_blank(shown):
+    heatmaps({"norms": torch.tensor([[0.5, float("nan")]])}, xlabel="key", ylabel="query", annotate=".1f")
+    assert [t.get_text() for t in shown[0].axes[0].texts] == ["0.5", ""]
+
+
 def test_a_frame_is_drawn_around_the_outlined_row_of_each_matrix(shown):
     heatmaps({"scores": SCORES, "weights": SCORES.exp()}, xlabel="key", ylabel="query", outlined=1)
     for ax in shown[0].axes[:2]:

@@ -13,8 +13,8 @@ INF = float("inf")
 def safe_softmax(scores: Tensor) -> Tensor:
     """Return the softmax of each row of scores [..., S], for scores of any size.
 
-    A score of −inf means "may not look": its weight is 0, and a row of nothing else gives a row of zeros.
-    Not with torch.softmax: write exp(s) / Σ exp(s) so that nothing overflows.
+    A score of −inf means "may not look". Its weight is 0. A row in which every score is −inf gives a row of zeros.
+    Do not use torch.softmax: write exp(s) / Σ exp(s) so that nothing overflows.
     """
     m = scores.amax(dim=-1, keepdim=True)
     weights = torch.exp(scores - m.masked_fill(m == -torch.inf, 0.0))
@@ -59,7 +59,7 @@ SAFE_SOFTMAX = python_exercise(
 
 
 def causal_mask(T: int, S: int) -> Tensor:
-    """Return the keys, of S, that each of T queries may look at: bool [T, S], True where it may.
+    """Return a bool matrix [T, S] that is True where a query may look at a key.
 
     The T queries are the *newest* of the S tokens, so the last query sees every key.
     With T > S the first queries come before every key and see no key.

@@ -1,4 +1,4 @@
-"""Exercises of lesson 2: tokens computed, a batched decode step, the length at which a cache outgrows the model."""
+"""Exercises of lesson 2: tokens computed, a batched decode step, and the memory and positions of a cache."""
 
 from collections.abc import Callable
 
@@ -52,7 +52,7 @@ def decode_batch(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tens
 
     Each sequence brings one token: q, k and v are [B, D]. The caches [B, max_len, D] hold lengths[b] old tokens of
     sequence b. Write its new k and v after its old tokens. Its query sees these tokens, the new token included.
-    All later rows of the caches hold anything, NaN too. `attention` takes and gives [B, H, T, D].
+    Later rows may hold any value, even NaN. `attention` expects and returns [B, H, T, D].
     """
     out = torch.empty_like(q)
     for b, length in enumerate(lengths):
@@ -196,4 +196,50 @@ DECODE_POSITIONS = python_exercise(
     imports="import torch\nfrom torch import Tensor",
 )
 
-EXERCISES = [TOKENS_COMPUTED, DECODE_BATCH, OUTGROWN_AT, DECODE_POSITIONS]
+
+def sequences_that_fit(memory: int, weight_bytes: int, bytes_per_token: int, length: int) -> int:
+    """Return how many sequences of `length` tokens fit into the `memory` bytes of a GPU.
+
+    The weights take `weight_bytes` bytes of the memory. Each token of a sequence keeps `bytes_per_token` bytes. If the
+    weights do not fit, no sequence fits.
+    """
+    left = max(0, memory - weight_bytes)
+    return left // (length * bytes_per_token)
+
+
+_CARD = ("memory", "weight_bytes", "bytes_per_token", "length")
+_LLAMA_13B = (80_000_000_000, 26_031_728_640, 819_200, 2048)
+
+SEQUENCES_THAT_FIT = python_exercise(
+    sequences_that_fit,
+    [
+        call(**dict(zip(_CARD, sizes, strict=True)))
+        for sizes in [(100, 20, 2, 4), (39, 10, 2, 5), (50, 50, 2, 4), (40, 70, 2, 5), _LLAMA_13B]
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Begin with the bytes that the weights leave, and with the "
+        "bytes of one sequence.",
+        ("    left =", "    return None\n    left ="),
+        "no weights: Your sequences fill the whole memory. Look at the bytes that are left: the weights need their "
+        "part first.",
+        ("memory - weight_bytes", "memory"),
+        "weights for each: Each of your sequences has weights of its own. Look at the divisor: all sequences share the "
+        "weights.",
+        ("left // (length * bytes_per_token)", "memory // (weight_bytes + length * bytes_per_token)"),
+        "tokens: You count tokens, not sequences. Look at the divisor: a sequence has `length` tokens.",
+        ("(length * bytes_per_token)", "bytes_per_token"),
+        "numbers for bytes: A token of yours takes one byte. Look at the divisor: a token keeps `bytes_per_token` "
+        "bytes.",
+        ("(length * bytes_per_token)", "length"),
+        "rounded up: Your last sequence does not fit completely. Look at the division: it must round down.",
+        ("left // (length * bytes_per_token)", "-(-left // (length * bytes_per_token))"),
+        "a fraction: A number of sequences is a whole number. Look at the division: it must round down.",
+        ("left // (", "left / ("),
+        "below zero: Your number of sequences is negative. Look at the bytes that are left: there are none if the "
+        "weights take more than the memory.",
+        ("max(0, memory - weight_bytes)", "memory - weight_bytes"),
+    ],
+    f"{sequences_that_fit(*_LLAMA_13B)} sequences of LLaMA-13B fit beside the weights.",
+)
+
+EXERCISES = [TOKENS_COMPUTED, DECODE_BATCH, OUTGROWN_AT, DECODE_POSITIONS, SEQUENCES_THAT_FIT]

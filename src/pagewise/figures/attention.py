@@ -16,7 +16,8 @@ def equations(
 ) -> None:
     """Draw equations of matrices, all to one scale. ("Q", Q) is a matrix, and a plain string is a sign.
 
-    Each matrix has its name and shape above it, and its numbers inside. `names` are the names of the rows.
+    Each matrix has its name and shape above it, and its numbers inside. `names` are the names of the tokens: of the
+    rows, and of the columns of each matrix that has a column per token.
     """
 
     def gap(sign: str) -> float:
@@ -38,8 +39,10 @@ def equations(
                 numbers = {"annotate": "g" if (matrix % 1 == 0).all() else ".2f", "fontsize": 7.5}
                 heatmap(ax, matrix.detach().cpu().numpy(), "", left=x, **numbers)
                 ax.text(x + width / 2 - 0.5, -0.7, f"{name}  [{T}, {width}]", ha="center", va="bottom", fontsize=9)
+                for i, token in enumerate(names if width == len(names) else ()):
+                    ax.text(x + i, T - 0.4, token, ha="center", va="top", fontsize=7.5)
                 x += width
-            ax.set(xlim=(-0.6, max(widths) - 0.4), ylim=(height - 0.4, -1.7), xticks=[])
+            ax.set(xlim=(-0.6, max(widths) - 0.4), ylim=(height + 0.3 * bool(names), -1.7), xticks=[])
             ax.set_yticks(range(len(names)), names)
             bare(ax)
 

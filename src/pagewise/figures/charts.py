@@ -35,15 +35,15 @@ def heatmaps(
     annotate: str | None = None,
     suptitle: str = "",
     size: float = 3.0,
-    shared: bool = False,
+    shared: str = "",
     outlined: int | None = None,
     alt: str = "",
 ) -> None:
-    """Draw matrices side by side, each with a title. −∞ is white.
+    """Draw matrices side by side, each with a title. −∞ and NaN are white.
 
     Args:
-        annotate: a format such as ".2f" for the numbers.
-        shared: use one colour scale for all matrices. outlined: the row that gets a frame.
+        annotate: a format such as ".2f" for the numbers. NaN stays blank.
+        shared: the name of the quantity, if all matrices use one colour scale. outlined: the row that gets a frame.
     """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
@@ -63,7 +63,7 @@ def heatmaps(
                     axis.set_ticks(range(len(ticks)), ticks)
         axes[0].set_ylabel(ylabel)
         if shared:
-            figure.colorbar(image, ax=axes, shrink=0.75, aspect=14, pad=0.02).ax.tick_params(labelsize=8)
+            figure.colorbar(image, ax=axes, shrink=0.75, aspect=14, pad=0.02, label=shared).ax.tick_params(labelsize=8)
 
 
 def heatmap(
@@ -85,7 +85,7 @@ def heatmap(
     if annotate:
         for (row, col), value in np.ndenumerate(values):
             fill = image.cmap(image.norm(value)) if np.isfinite(value) else "white"
-            text = "−∞" if value == -np.inf else format(value, annotate)
+            text = "" if np.isnan(value) else "−∞" if value == -np.inf else format(value, annotate)
             ax.text(left + col, row, text, ha="center", va="center", color=readable_on(fill), fontsize=fontsize)
     return image
 

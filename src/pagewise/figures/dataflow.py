@@ -25,7 +25,7 @@ _DECODER_BOXES = {
     "Wk": (1.6, 4, 0.9, "$W_k$, RoPE"),
     "Wv": (3.0, 4, 0.9, "$W_v$"),
     "KV cache": (2.6, 3, 2.8, "KV cache"),
-    "residual": (4.6, 2.5, 0.8, "h stays"),
+    "residual": (4.42, 1.3, 1.15, "h (residual)"),
     "qk": (0.3, 2, 2.2, "$q\\,k^T / \\sqrt{D}$, mask"),
     "softmax": (1.5, 1, 3.0, "softmax, times $V$"),
     "add": (2.4, 0, 5.2, "$h + W_o\\,$out"),
