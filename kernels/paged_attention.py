@@ -103,8 +103,8 @@ def paged_attention_kernel(
     1. Any head size D, and any GROUP: the heads of a KV head are cut into chunks of ROWS.
     2. ALiBi, softcap and window. Tiles before the window are not visited.
     3. A float8 cache, whose bytes are converted here where the GPU does not convert them.
-    4. Splits by number: of n splits, at most one per tile, split i attends to tiles t·i // n … t·(i+1) // n − 1. It
-       leaves (m, l, acc). n depends on no other sequence, and later splits are empty.
+    4. Splits. Split i of n takes the tiles t·i // n to t·(i+1) // n − 1 of the t tiles of a sequence, and leaves
+       (m, l, acc). n is at most t and depends on no other sequence. The remaining splits of the grid are empty.
     5. An invalid length (below 0, above `capacity`) gives NaN. The kernel then reads no entry of the table.
     """
     q_ptr, q_seq, q_head, _ = q
