@@ -125,7 +125,8 @@ def flash_decoding_kernel(
 
     1. Lesson 5's steps: any head size and group, ALiBi, softcap, window, float8, paged keys, impossible lengths.
     2. T queries per sequence: rows are pairs of a query and a head of the group, in chunks of ROWS.
-    3. A work plan in place of the grid: a program takes its splits from a table. It may take several, of several items.
+    3. A work plan in place of the grid: a table lists the splits of each program, from one item or several. An item is
+       a KV head of a sequence, or a chunk of its rows.
     4. An item that is one split is stored as a result. The other splits leave (m, l, acc) for `merge_plan_kernel`.
     """
     q_ptr, q_seq, q_head, q_query, _ = q

@@ -20,7 +20,7 @@ def test_a_slot_is_dark_while_it_reads_the_marked_sequence_and_white_when_idle(s
     assert colours == [[first] * 4, [second] + [idle] * 3]
     assert [tuple(even[1][(2 * t + 1) * middle]) for t in range(4)] == [first, second, idle, idle]
     titles = [ax.get_title(loc="left") for ax in shown[0].axes]
-    assert titles == ["uneven: 50% of the ideal speed", "even: 100% of the ideal speed"]
+    assert titles == ["uneven: 50% of the bandwidth", "even: 100% of the bandwidth"]
 
 
 def test_a_piece_too_short_to_see_is_drawn(shown):

@@ -218,6 +218,9 @@ PIECES_OF_PROGRAM = python_exercise(
         "each item by itself: You cut every item into num_programs pieces. Lay all items end to end, and cut the "
         "whole once.",
         (_RANGE, "begin + count * p // num_programs, begin + count * (p + 1) // num_programs"),
+        "the first item: That is all of item 0, for every p. Lay all items end to end, and give each program its range "
+        "of the tiles.",
+        ("return pieces", "return [(0, 0, tiles[0])]"),
         "one item only: A range may continue into the next item, and into several more.",
         ("return pieces", "return pieces[:1]"),
         "tiles of the batch: You count tiles from the start of the batch. Count them from the start of their item.",

@@ -40,7 +40,7 @@ def slots_over_time(
             ax.imshow(image, aspect="auto", extent=(0, end, num_slots, 0), interpolation="nearest")
             ax.axvline(ideal, color=INK, ls="--", lw=1.2)
             last = max(run.stop for run in runs)
-            ax.set_title(f"{name}: {ideal / last:.0%} of the ideal speed", fontsize=10, fontweight="normal")
+            ax.set_title(f"{name}: {ideal / last:.0%} of the bandwidth", fontsize=10, fontweight="normal")
             ax.set_yticks([0, num_slots])
         figure.supylabel("slot", fontsize=10)
         axes[-1].set_xlabel("time, in tiles of a slot (dashed: the ideal)")
@@ -69,7 +69,7 @@ def last_waves(
             ax.set(ylim=(0, 1.25), yticks=(0, 0.5, 1), xlim=(0, len(efficiency) + 1))
             ax.grid(axis="y")
         axes[0].legend(loc="upper left", bbox_to_anchor=(0.6, 1.35))
-        figure.supylabel("waves / ⌈waves⌉", fontsize=10)
+        figure.supylabel("share of the waves that is full", fontsize=10)
         axes[-1].set_xlabel("splits (hatched: chosen)")
 
 
