@@ -159,6 +159,10 @@ LAZY_FOLD = python_exercise(
     [
         "always raised: m rose although the tile exceeds m by less than the threshold. Look at the condition for m.",
         (" + threshold * math.log(2)", ""),
+        "always raised, and nothing shrinks: m rises for every larger score, and l and acc still belong to the old m. "
+        "Raise m only above the threshold first. Then multiply l and acc by exp(m − m′).",
+        (" + threshold * math.log(2)", ""),
+        ("shrink * l, shrink * acc", "l, acc"),
         "a natural threshold: The threshold is in units of log 2. A threshold of 8 lets weights grow to 2⁸, not to e⁸. "
         "Look at the condition for m.",
         (" * math.log(2)", ""),

@@ -108,6 +108,10 @@ TILE_AND_RING = python_exercise(
         "always the widest: Some SMs have no thread block with this width. Compare the number of thread blocks with "
         "the number of SMs.",
         ("if -(-N // b) >= num_sms", "if True"),
+        "the same for every GPU: The width and the ring must follow from N, the SMs and the bytes in flight. Choose "
+        "the width first: try the widest tile, and count its thread blocks.",
+        ("next((b for b in (128, 64, 32, 16) if -(-N // b) >= num_sms), 16)", "32"),
+        ("1 + max(1, -(-in_flight // (thread_blocks * 512 * width)))", "2"),
         "columns left over: The last columns need a thread block too, even if they do not fill it. Round N / B_N up.",
         ("-(-N // b) >= num_sms", "N // b >= num_sms"),
         "no stage to multiply: One stage is being multiplied, so it is not on the way. Add one stage.",
