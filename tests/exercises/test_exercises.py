@@ -21,7 +21,7 @@ from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
-from pagewise.paged_blocks import BlockManager
+from pagewise.paged_blocks import BlockManager, PagedKVCache
 from pagewise.tools.roofline import GPUS, AttentionCost
 
 CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
@@ -297,6 +297,32 @@ def test_lesson_9_builds_the_engines_batch():
     tables = [manager.block_table(chunk.sequence) for chunk in chunks]
     theirs = solutions["step_inputs"]([(chunk.start, chunk.stop) for chunk in chunks], tables, 4)
     assert theirs == {name: getattr(batch, name).tolist() for name in theirs}
+
+
+def test_lesson_9_ends_with_an_engine_that_gives_the_tokens_of_the_package(model):
+    requests = [([3 * i + 1] * length, new) for i, (length, new) in enumerate([(7, 6), (13, 3), (2, 9), (5, 5)])]
+    config, device = model.config, torch.device("cpu")
+    cache = PagedKVCache(config.num_hidden_layers, 7, 4, config.num_key_value_heads, config.head_dim)
+
+    def forward(token_ids, tables, inputs):
+        row = Batch(
+            [],
+            token_ids=torch.tensor(token_ids),
+            positions=torch.tensor(inputs["positions"]),
+            logits_for=torch.tensor(inputs["cu_seqlens_q"][1:]) - 1,
+            slots=torch.tensor(inputs["slots"]),
+            block_tables=torch.tensor([(table * 7)[:7] for table in tables], dtype=torch.int32, device=device),
+            seq_lens=torch.tensor(inputs["seq_lens"], dtype=torch.int32),
+            cu_seqlens_q=torch.tensor(inputs["cu_seqlens_q"], dtype=torch.int32),
+        )
+        return runner.forward(row)
+
+    llm = LLM(model, num_blocks=7, block_size=4)
+    llm.memory.cache, runner = cache, llm.runner
+    mine = solutions["small_engine"](forward, requests, 7, 4, 3, 6)
+    sampling = [SamplingParams(max_tokens=new, temperature=0, ignore_eos=True) for _, new in requests]
+    outputs = LLM(model, num_blocks=64).generate([prompt for prompt, _ in requests], sampling)
+    assert mine == [output.token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.5}])
