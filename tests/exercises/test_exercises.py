@@ -21,7 +21,7 @@ from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
-from pagewise.paged_blocks import BlockManager, PagedKVCache
+from pagewise.paged_blocks import BlockManager
 from pagewise.tools.roofline import GPUS, AttentionCost
 
 CUDA = ["coalesced_copy", "warp_sum", "block_max", "qk_block", "merge_partitions", "double_buffer"]
@@ -300,29 +300,25 @@ def test_lesson_9_builds_the_engines_batch():
 
 
 def test_lesson_9_ends_with_an_engine_that_gives_the_tokens_of_the_package(model):
-    requests = [([3 * i + 1] * length, new) for i, (length, new) in enumerate([(7, 6), (13, 3), (2, 9), (5, 5)])]
-    config, device = model.config, torch.device("cpu")
-    cache = PagedKVCache(config.num_hidden_layers, 7, 4, config.num_key_value_heads, config.head_dim)
+    requests = [([10 * i + 1] * (6 + 2 * i), 10) for i in range(4)]
+    small = LLM(model, num_blocks=12, block_size=4)
+    computed = 0
 
     def forward(token_ids, tables, inputs):
-        row = Batch(
-            [],
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(inputs["positions"]),
-            logits_for=torch.tensor(inputs["cu_seqlens_q"][1:]) - 1,
-            slots=torch.tensor(inputs["slots"]),
-            block_tables=torch.tensor([(table * 7)[:7] for table in tables], dtype=torch.int32, device=device),
-            seq_lens=torch.tensor(inputs["seq_lens"], dtype=torch.int32),
-            cu_seqlens_q=torch.tensor(inputs["cu_seqlens_q"], dtype=torch.int32),
-        )
-        return runner.forward(row)
+        nonlocal computed
+        computed += len(token_ids)
+        numbers = {name: torch.tensor(inputs[name]) for name in ("positions", "slots", "seq_lens", "cu_seqlens_q")}
+        padded = torch.tensor([(table * 12)[:12] for table in tables])
+        last = numbers["cu_seqlens_q"][1:] - 1
+        batch = Batch([], token_ids=torch.tensor(token_ids), logits_for=last, block_tables=padded.int(), **numbers)
+        narrow = {name: numbers[name].int() for name in ("seq_lens", "cu_seqlens_q")}
+        return small.runner.forward(batch._replace(**narrow))
 
-    llm = LLM(model, num_blocks=7, block_size=4)
-    llm.memory.cache, runner = cache, llm.runner
-    mine = solutions["small_engine"](forward, requests, 7, 4, 3, 6)
+    mine = solutions["small_engine"](forward, requests, 12, 4, 4, 64)
     sampling = [SamplingParams(max_tokens=new, temperature=0, ignore_eos=True) for _, new in requests]
     outputs = LLM(model, num_blocks=64).generate([prompt for prompt, _ in requests], sampling)
     assert mine == [output.token_ids for output in outputs]
+    assert computed > sum(len(prompt) + new - 1 for prompt, new in requests)  # a preempted request computes again
 
 
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.5}])

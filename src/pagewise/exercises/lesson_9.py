@@ -4,8 +4,8 @@ from pagewise.exercises.python import call, python_exercise
 
 
 def schedule_step(
-    running: list[tuple[str, int]], waiting: list[tuple[str, int]], max_running: int, budget: int
-) -> list[tuple[str, int]]:
+    running: list[tuple[object, int]], waiting: list[tuple[object, int]], max_running: int, budget: int
+) -> list[tuple[object, int]]:
     """Return how many tokens each request computes in one step of a continuous batch: (name, tokens), in order.
 
     `running` and `waiting` hold (name, tokens not computed yet), the oldest first. Running requests with one token
@@ -89,7 +89,7 @@ SCHEDULE_STEP = python_exercise(
 )
 
 
-def preempted(running: list[tuple[str, int, int]], num_free: int) -> list[str]:
+def preempted(running: list[tuple[object, int, int]], num_free: int) -> list:
     """Return the requests that give their blocks back in this step, in order, so that older requests can go on.
 
     `running` holds (name, blocks held, more blocks needed), the oldest first. Requests are served in this order. While
