@@ -286,6 +286,28 @@ def test_lesson_9_builds_the_engines_batch():
     assert theirs == {name: getattr(batch, name).tolist() for name in theirs}
 
 
+def test_lesson_9_ends_with_an_engine_that_gives_the_tokens_of_the_package(model):
+    requests = [([10 * i + 1] * (6 + 2 * i), 10) for i in range(4)]
+    small = LLM(model, num_blocks=12, block_size=4)
+    computed = 0
+
+    def forward(token_ids, tables, inputs):
+        nonlocal computed
+        computed += len(token_ids)
+        numbers = {name: torch.tensor(inputs[name]) for name in ("positions", "slots", "seq_lens", "cu_seqlens_q")}
+        padded = torch.tensor([(table * 12)[:12] for table in tables])
+        last = numbers["cu_seqlens_q"][1:] - 1
+        batch = Batch([], token_ids=torch.tensor(token_ids), logits_for=last, block_tables=padded.int(), **numbers)
+        narrow = {name: numbers[name].int() for name in ("seq_lens", "cu_seqlens_q")}
+        return small.runner.forward(batch._replace(**narrow))
+
+    mine = solutions["small_engine"](forward, requests, 12, 4, 4, 64)
+    sampling = [SamplingParams(max_tokens=new, temperature=0, ignore_eos=True) for _, new in requests]
+    outputs = LLM(model, num_blocks=64).generate([prompt for prompt, _ in requests], sampling)
+    assert mine == [output.token_ids for output in outputs]
+    assert computed > sum(len(prompt) + new - 1 for prompt, new in requests)  # a preempted request computes again
+
+
 @pytest.mark.parametrize("kind", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.5}])
 def test_lesson_9_draws_from_the_engines_distribution(kind):
     logits = torch.tensor([3.0, 10.0, 2.0, 5.0, 1.0]).log()

@@ -3,11 +3,13 @@
 import html
 import re
 
-from matplotlib.colors import to_rgb
+import matplotlib.pyplot as plt
+from matplotlib.colors import to_rgb, to_rgba
 
-from pagewise.figures import Moment, batch_steps, blocks_over_time
+from pagewise.figures import Moment, batch_steps, blocks_over_time, moving_batches
 from pagewise.figures.blocks import OWNERS, SHARED
 from pagewise.figures.moving_batches import seats
+from pagewise.figures.steps import Embedded
 
 PROMPTS = {0: ("prompt", 5), 1: ("prompt", 4)}
 MOMENTS = [
@@ -38,6 +40,24 @@ def test_each_step_says_who_computes_how_much_and_who_waits():
     assert len(said) == 5
     assert said[0] == "Step 0. static: A, B compute 9 tokens; C waits. other: A, B compute 9 tokens; C waits."
     assert said[3] == "Step 3. static: B computes 1 token; C preempted; C waits. other: done."
+
+
+def test_later_steps_are_white_and_not_empty_seats(monkeypatch):
+    drawn = {}
+
+    def stepper(frames, draw, **_):
+        drawn["draw"] = draw
+        return Embedded("", "")
+
+    monkeypatch.setattr(moving_batches, "stepper", stepper)
+    batch_steps({"run": MOMENTS}, 2, title="Which?", alt="Seats.")
+    for time in (0, 2, 4):
+        drawn["draw"](figure := plt.figure(), time)
+        grey = [
+            patch for patch in figure.axes[0].patches if patch.get_facecolor() == to_rgba(moving_batches.EMPTY["fc"])
+        ]
+        assert [patch.get_bbox().x1 for patch in grey] == [time + 1]
+        plt.close(figure)
 
 
 def test_fewer_steps_may_be_shown_and_preemptions_and_the_last_always_are():

@@ -16,6 +16,7 @@ from pagewise.exercises import (
     lesson_8_products,
     lesson_9,
     lesson_9_batch,
+    lesson_9_engine,
 )
 from pagewise.exercises.exercise import Exercise
 
@@ -28,7 +29,7 @@ LESSONS: dict[int, list[Exercise]] = {
     6: [*lesson_6.EXERCISES, *lesson_6_loops.EXERCISES],
     7: lesson_7.EXERCISES,
     8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
-    9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES],
+    9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES, *lesson_9_engine.EXERCISES],
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 

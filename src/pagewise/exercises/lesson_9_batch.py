@@ -9,11 +9,11 @@ from pagewise.exercises.python import call, python_exercise
 
 
 def step_inputs(chunks: list[tuple[int, int]], tables: list[list[int]], block_size: int) -> dict[str, list[int]]:
-    """One step's batch in numbers: sequence i computes its tokens start … stop − 1, chunks[i] = (start, stop).
+    """Return the numbers of one step. Sequence i computes its tokens start … stop − 1, where (start, stop) = chunks[i].
 
-    "positions": of all these tokens in their texts, sequence after sequence. "slots": where their K and V are written.
-    "seq_lens": how many keys each sequence has then. "cu_seqlens_q": where each sequence's tokens begin in the batch,
-    and at last where they end.
+    "positions" and "slots" have a number for each of these tokens, sequence after sequence: its place in its text, and
+    the slot for its K and V. "seq_lens" has the number of keys of each sequence after the step has written its K and V.
+    "cu_seqlens_q" has the index of each sequence's first token in the flat row, and the length of the row at the end.
     """
     P, places = block_size, [(i, t) for i, (start, stop) in enumerate(chunks) for t in range(start, stop)]
     return {
@@ -39,40 +39,47 @@ STEP_INPUTS = python_exercise(
         call([(8, 9), (2, 3)], [[5, 0, 3], [1]], 4),
     ],
     [
-        "positions from 0: Positions count from the text's first token, not from the chunk's.",
+        "nothing yet: The function returns nothing yet. Begin with a list of (sequence, position) for all tokens of "
+        "the step.",
+        ("    P, places", "    return None\n    P, places"),
+        "positions from 0: The positions are wrong. Look at a chunk that begins in the middle: positions count from "
+        "the first token of the text.",
         ("[t for _, t in places]", "[t - chunks[i][0] for i, t in places]"),
-        "slots from the chunk: The chunk begins in the middle of the text: its K and V overwrite the first ones. "
-        "Slots go by position.",
+        "slots from the chunk: Your slots overwrite older keys. Look at a chunk that begins in the middle: its slots "
+        "go by position.",
         (_SLOTS, _SLOTS.replace("places", "[(i, t - chunks[i][0]) for i, t in places]")),
-        "places in the text: That is where a token stands in its text: its slot is table[t // P] · P + t % P.",
+        "places in the text: Your slots are positions. Look at the table: token t has the slot table[t // P] · P + t % "
+        "P.",
         (_SLOTS, "t for _, t in places"),
-        "the block's first slot: All tokens of a block get its first slot: add t % P.",
+        "the block's first slot: All tokens of a block have the same slot. Add the offset t % P.",
         (" + t % P", ""),
-        "tables cut off: A table was cut to the length of another: the newest tokens are in its last blocks, and are "
-        "lost.",
+        "tables cut off: Your newest tokens are in a wrong block. Look at the length of the tables: each table keeps "
+        "its own.",
         ("t // P", "min(t // P, min(map(len, tables)) - 1)"),
-        "keys of the past only: K and V of the chunk are written before they are read: seq_lens counts them, too.",
+        "keys of the past only: `seq_lens` misses the keys of this step. Look at the order: a step writes K and V "
+        "before it reads.",
         ("[stop for _, stop in chunks]", "[start for start, _ in chunks]"),
-        "queries for keys: A chunk's queries see the tokens before it as well: keys, not queries, are meant.",
+        "queries for keys: `seq_lens` counts the queries of the step. Look at a chunk that begins in the middle: its "
+        "queries see the older keys too.",
         ("[stop for _, stop in chunks]", "[stop - start for start, stop in chunks]"),
-        "no end: One number more than sequences: where the last one's tokens end.",
+        "no end: `cu_seqlens_q` is too short. Look at its end: the last number is the length of the flat row.",
         ("start, stop in chunks)", "start, stop in chunks[:-1])"),
-        "no beginning: The first sequence begins at 0.",
+        "no beginning: `cu_seqlens_q` is too short. Look at its beginning: the first sequence begins at 0.",
         ("[0, *", "[*"),
-        "lengths, not sums: These are lengths: “cu” is for cumulative, each begins where the one before ends.",
+        "lengths, not sums: `cu_seqlens_q` holds lengths. “cu” is short for cumulative: add them up.",
         ("*accumulate(", "*("),
     ],
-    "these few numbers are all that the model and its attention are told of a step.",
+    "the model and its attention need only these numbers to compute a step.",
     imports="from itertools import accumulate",
 )
 
 
 def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """The probabilities [V] from which the next token is drawn, after its logits [V].
+    """Return the probabilities [V] from which the next token is drawn. No two logits [V] are equal.
 
-    One after the other: softmax(logits / temperature); the `top_k` likeliest stay (0: all), scaled to sum to 1; of
-    these the likeliest stay, the fewest that have a share of at least `top_p`, and are scaled again. All others get 0.
-    Temperature 0: the likeliest has it all. No two logits are equal.
+    Take softmax(logits / temperature). Keep the `top_k` likeliest tokens (0: all), and scale them to sum to 1. Of them,
+    keep the fewest likeliest tokens whose probabilities sum to at least `top_p`, and scale them again. All other
+    tokens get 0. At temperature 0, the likeliest token gets 1.
     """
     if temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).to(logits.dtype)
@@ -114,30 +121,36 @@ TOKEN_PROBABILITIES = python_exercise(
         call(_logits(8.0, 9.0, 7.0, 6.0, 30.0), 2.0, 4, 0.9),
     ],
     [
-        "multiplied: Divide by the temperature: a low one makes the likeliest likelier.",
+        "nothing yet: The function returns nothing yet. Begin with torch.softmax(logits / temperature, dim=0).",
+        ("    if temperature == 0:", "    return None\n    if temperature == 0:"),
+        "multiplied: Your temperature works the wrong way. Divide the logits by it: a low temperature makes the "
+        "likeliest token likelier.",
         ("logits / temperature", "logits * temperature"),
-        "nobody for 0: top_k = 0 means no limit: all stay.",
+        "nobody for 0: No token is left. Look at top_k = 0: it means no limit.",
         ("    if top_k:\n        p[top_k:] = 0\n", "    p[top_k:] = 0\n"),
-        "not scaled: What stays must sum to 1 again.",
+        "not scaled: The sum of the probabilities is below 1. Scale the tokens that you kept.",
         ("    p = p / p.sum()\n", "    shares = p / p.sum()\n"),
         (_BY_TOP_P, "p[shares.cumsum(0) - shares >= top_p]"),
         ("order, p / p.sum()", "order, p"),
-        "logits of 0: A logit of 0 still has a weight, e⁰ = 1: what is left out needs −inf.",
+        "logits of 0: Dropped tokens still have a probability. Look at a logit of 0: its weight is e⁰ = 1, so a "
+        "dropped token needs −∞.",
         (_IN_ORDER, f"torch.softmax(torch.where({_IN_ORDER} > 0, logits / temperature, 0.0), dim=0)"),
-        "sorted: These are in the order of their size: put them back in the order of tokens.",
+        "sorted: Your probabilities are in falling order. Look at the end: put them back in the order of the tokens.",
         (_IN_ORDER, "p / p.sum()"),
-        "the one that crosses: The token with which the sum reaches top_p stays, too, and so one at least.",
+        "the one that crosses: Your top_p drops one token too many. Look at the token with which the sum reaches "
+        "top_p: it stays.",
         (_BY_TOP_P, "p[p.cumsum(0) > top_p]"),
-        "as they come: The likeliest first: sort before you add up for top_p.",
+        "as they come: Your top_p keeps the first tokens, not the likeliest ones. Sort before you add up.",
         (f"    {_BY_TOP_P}", _AS_THEY_COME),
-        "top_p of all tokens: top_p is a share of what top_k has left: scale to sum to 1 in between.",
+        "top_p of all tokens: Your top_p ignores top_k. Look between the two: the kept tokens are scaled to sum to 1.",
         ("    p = p / p.sum()\n", ""),
-        "the temperature last: top_p is a share of the probabilities that the temperature gives: divide by it first.",
+        "the temperature last: Your top_p ignores the temperature. Divide by the temperature before all other steps.",
         (f"    {_BY_TOP_P}", _BEFORE_TEMPERATURE),
-        "divided by 0: A temperature of 0 cannot be divided by: the likeliest token has it all.",
+        "divided by 0: Your function divides by a temperature of 0. Look at this case first: the likeliest token gets "
+        "1.",
         ("temperature == 0", "False"),
     ],
-    "these three numbers are how a request says how daring its text may be.",
+    "with these three numbers, a request says how much its text may vary.",
     imports="import torch\nfrom torch import Tensor",
 )
 

@@ -11,6 +11,7 @@ from pagewise.figures.calculators import cache_calculator, roofline_calculator
 from pagewise.figures.charts import bars, heatmaps, lines, roofline, stacks, tile_width
 from pagewise.figures.dataflow import cache_timeline, decoder_flow, one_kernel, operator_map, three_kernels
 from pagewise.figures.drawing import show
+from pagewise.figures.flat_step import flat_step
 from pagewise.figures.latencies import latencies
 from pagewise.figures.merges import merge_trees, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time

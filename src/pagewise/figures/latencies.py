@@ -14,7 +14,7 @@ def latencies(points: Sequence, objectives: tuple[float, float], *, alt: str = "
         objectives: the longest time to the first token and between tokens, in seconds; dotted lines.
     """
     title = "How long do clients wait, and how many are served in time?"
-    with subplots(1, 3, size=(10.5, 3.4), title=title, alt=alt) as (figure, (first, gap, good)):
+    with subplots(3, 1, size=(5.6, 7.6), title=title, alt=alt, sharex=True) as (figure, (first, gap, good)):
         for i, name in enumerate(dict.fromkeys(p.engine for p in points)):
             own = sorted((p for p in points if p.engine == name), key=lambda p: p.rate)
             rates, look = [p.rate for p in own], {"color": PALETTE[i], "marker": MARKERS[i]}
@@ -29,7 +29,7 @@ def latencies(points: Sequence, objectives: tuple[float, float], *, alt: str = "
         ):
             ax.axhline(objective, color=INK, ls=":")
             ax.set(yscale="log", ylabel=f"seconds {label}")
-        good.set(ylabel="goodput, requests per second", ylim=(0, None))
-        for ax in (first, gap, good):
-            ax.set_xlabel("requests per second that arrive")
-        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        good.set(ylabel="goodput (requests/s)", ylim=(0, None), xlabel="requests per second that arrive")
+        for label, ls in (("median", "-"), ("99th percentile", "--"), ("objective", ":")):
+            first.plot([], [], color=INK, ls=ls, label=label)
+        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9)

@@ -64,7 +64,7 @@ def batch_steps(
     def draw(figure: Figure, time: int) -> None:
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for ax, (name, moments) in zip(axes, panels.items(), strict=True):
-            rectangle(ax, 0, 0, len(moments), num_seats, **EMPTY)
+            rectangle(ax, 0, 0, min(time + 1, len(moments)), num_seats, **EMPTY)  # later steps stay white
             _draw_seats(ax, moments[: time + 1], taken[name])
             if time < len(moments):
                 rectangle(ax, time, 0, 1, num_seats, "none", lw=1.6)
