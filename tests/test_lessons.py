@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+pytest.importorskip("nbformat", reason="notebooks run with the extra `lessons`")
+
 from conftest import ROOT
 from pagewise.tools.claims import ledger, slug, stored
 from pagewise.tools.notebooks import FOLDED
