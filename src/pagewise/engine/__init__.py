@@ -11,6 +11,7 @@
 - beam_search: finds the likeliest sequences instead of drawing tokens.
 - flash_decoding_plus_plus: lesson 8's products and unified maximum in a step.
 - profile: measures the parts of a step.
+- command_line: the options of LLM that both commands share.
 - interrupts: delays Ctrl-C until the bookkeeping of a step is complete.
 
 `pagewise.experiments.engine_benchmark` measures the engine, with `engine_workload` and `engine_results`.

@@ -4,10 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pagewise.engine.checks import ATTENTIONS
+from pagewise.engine.command_line import add_engine_options, take_engine_options
 from pagewise.engine.llm import LLM
 from pagewise.engine.sampling import SamplingParams
-from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.models.load import TINY
 
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
@@ -17,14 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
-    engine = {
-        name: asked.pop(name) for name in ("attention", "backend", "dataflow", "device", "num_blocks", "speculate")
-    }
-    engine |= {name: asked.pop(name) for name in ("kv_cache_dtype", "k_scale", "v_scale")}
     try:
-        if engine["dataflow"] is not None:
-            engine["dataflow"] = Dataflow.load(engine["dataflow"])
-        llm = LLM(model, max_num_seqs=1, **engine)
+        llm = LLM(model, max_num_seqs=1, **take_engine_options(asked))
         if llm.tokenizer is None:
             prompt = _token_ids(prompt)
         for piece in llm.stream(prompt, SamplingParams(**asked)):
@@ -66,17 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, metavar="N", help="the same text each time")
     parser.add_argument("--stop", nargs="+", default=(), metavar="TEXT", help="ends the text; left out of it")
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
-    parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
-    parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; by default as many as fit")
-    parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="default: the model's")
-    parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
-    parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
-    parser.add_argument(
-        "--speculate", type=int, default=0, metavar="N", help="draft N tokens and verify them in a step"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
+    add_engine_options(parser)
     return parser
 
 

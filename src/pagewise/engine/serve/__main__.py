@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from pagewise.engine.checks import ATTENTIONS
+from pagewise.engine.command_line import add_engine_options, take_engine_options
 from pagewise.engine.llm import LLM
-from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.models.load import TINY
 
 
@@ -28,9 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         from pagewise.engine.serve.app import make_app
 
-        if asked["dataflow"] is not None:
-            asked["dataflow"] = Dataflow.load(asked["dataflow"])
-        app = make_app(LLM(model, **asked), name=name, max_queue=max_queue)
+        options = take_engine_options(asked)
+        app = make_app(LLM(model, **options, **asked), name=name, max_queue=max_queue)
     except ModuleNotFoundError as error:
         print(f"error: the server needs {error.name}: pip install 'pagewise[serve]'", file=sys.stderr)
         return 2
@@ -51,21 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     parser.add_argument("--max-queue", type=int, default=256, metavar="N", help="most requests; others get a 429")
     parser.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for requests at the end")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; default: by the free memory")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block")
     parser.add_argument("--max-num-seqs", type=int, default=64, metavar="N", help="most sequences in a step")
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N", help="most tokens in a step")
     parser.add_argument("--no-prefix-cache", dest="prefix_cache", action="store_false", default=None)
-    parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
-    parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
-    parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="default: the model's")
-    parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
-    parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
-    parser.add_argument(
-        "--speculate", type=int, default=0, metavar="N", help="draft N tokens and verify them in a step"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the best device")
+    add_engine_options(parser)
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: float32 on a CPU")
     return parser
 
