@@ -29,7 +29,7 @@ def test_the_steps_reach_the_end_of_both_cuts():
 
 @pytest.fixture
 def pictures(monkeypatch):
-    """What `draw` shows at each step: figure → its states of keys and SMs."""
+    """Return the states of keys and SMs that `draw` shows at each step, by figure."""
     drawn, right = [], moving_keys.stepper
 
     def kept(frames, draw, **options):

@@ -1,4 +1,4 @@
-"""Figures of a kernel at work: what stands in their cells is what the trace says."""
+"""Figures of a kernel at work: their cells show the values of the trace."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def launch():
 
 
 def cells(figure) -> dict[tuple[float, float], str]:
-    """Text by the middle of the box it stands in."""
+    """Return the text of each box by the middle of the box."""
     return {text.get_position(): text.get_text() for text in figure.axes[0].texts}
 
 

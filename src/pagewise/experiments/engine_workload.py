@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from pagewise.engine.llm import LLM
 from pagewise.engine.profile import Profile
 from pagewise.engine.sampling import SamplingParams
-from pagewise.tools.benchmark import progress
+from pagewise.tools.progress import progress
 from pagewise.tools.sizes import cdiv
 
 Prompts = Literal["identical", "shared", "distinct", "mixed"]

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pagewise.tools.progress import progress
 from pagewise.tools.records import keep, recorded, table
 from pagewise.tools.timing import ColdTimer, Spread, Timer, compare, copy_bandwidth, host_seconds, in_turns, measure
 from pagewise.tools.worker import described
 
 # for lessons and experiments
-__all__ = ["copy_bandwidth", "described", "keep", "measure", "progress", "recorded", "table"]
+__all__ = ["copy_bandwidth", "described", "keep", "measure", "recorded", "table"]
 
 # As a fraction of a row's norm: a few roundings of inputs, weights and outputs. A wrong kernel's error is far larger.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
