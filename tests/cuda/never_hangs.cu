@@ -43,6 +43,13 @@ __global__ void spin_shared(float* x, float* out, int* flag, int setter) {
     out[i] = 1.0f;
 }
 
+// Often stopped in the stub of the call, which belongs to no line.
+__device__ __noinline__ int read_flag(volatile int* flag) { return *flag; }  // END spin_in_calls
+__global__ void spin_in_calls(float* x, float* out, int* flag, int n) {
+    while (read_flag(flag) == 0) {}  // END spin_in_calls
+    out[threadIdx.x] = 1.0f;
+}
+
 __global__ void endless(float* x, float* out, int* flag, int n) {  // END endless
     unsigned k = threadIdx.x | 1;
     while (k != 0) k = 2 * k + 1;  // END endless

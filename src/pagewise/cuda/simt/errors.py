@@ -122,7 +122,9 @@ def error_of(
         tensor=tensor,
     )
     did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
-    file, line = lines[error.site]
+    # A thread may be stopped in a call stub, which belongs to no line.
+    sites = [error.site, *(w.site for w in waiters)]
+    file, line = next((lines[site] for site in sites if lines[site][1]), lines[error.site])
     code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
     return SimtError(
         f"thread {thread} of thread block {block} {did}",
@@ -152,7 +154,8 @@ def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) ->
             doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
         else:
             doing = f" in {_BARRIERS[w.collective]}"
-        where = f"in line {w.line or lines[w.site][1]}" if w.site else "at its start"
+        line = w.line or lines[w.site][1]
+        where = f"in line {line}" if line else "in a call" if w.site else "at its start"
         groups.setdefault(where + doing, []).append(w)
     for where, group in groups.items():
         others = sum(w.count for w in group) - 1

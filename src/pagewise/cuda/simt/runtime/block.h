@@ -151,7 +151,7 @@ struct Job {
     u32 at(u64 rank) const { return order.empty() ? (u32)rank : order[rank]; }
     std::atomic<bool> failed{false};
     std::atomic<u32> stop{NOTHING};  // HANGING or INTERRUPTED: end as soon as can be
-    std::atomic<u64> last_milestone{0};  // when a thread last ended or passed a barrier, in nanoseconds
+    std::atomic<u64> last_milestone{0};  // when a thread last started, ended or passed a barrier, in nanoseconds
     std::mutex lock;
     std::vector<Found> found;
     std::map<u32, std::string> outputs;

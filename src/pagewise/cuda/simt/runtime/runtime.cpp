@@ -26,6 +26,7 @@ static void work(Job& job) {
     signal_stack.ss_sp = alternate.data(), signal_stack.ss_size = alternate.size();
     sigaltstack(&signal_stack, &old_stack);
     worker = &w;
+    job.last_milestone = now();  // a busy machine may have started this thread late
     timer.set(FIRST_TICK, TICK);
     if (sigsetjmp(w.escape, 1) == 0) {
         run_blocks(w);

@@ -115,6 +115,7 @@ static Block& start_block(Worker& w, u32 rank) {
         b.ready.push_back(&t);
     }
     if (launch.shuffled) b.random.seed(launch.seed * 0x9e3779b97f4a7c15u + number);
+    w.milestones++;
     return b;
 }
 
