@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 COLUMNS = ("claim", "source", "found here", "verdict", "section")
-VERDICTS = ("true", "partly true", "false", "a slip", "a choice", "open")
-"""A verdict begins with one of these. An explanation may follow: "true: up to rounding". "open" needs a GPU."""
+VERDICTS = ("true", "partly true", "false", "a slip", "a choice", "open", "not shown")
+"""A verdict begins with one of these. An explanation may follow: "true: up to rounding". "open" needs a GPU. "not shown"
+gives the reason."""
 SOURCES = {
     "KV": "“Why Attention's O_i only depends on Q_i”: notes on the KV cache, paged attention and vLLM's kernel",
     "VD": "“vLLM官方文档Paged Attention解读”, zhuanlan.zhihu.com/p/712664813: a reading of vLLM's page on its kernel",
@@ -107,6 +108,9 @@ def ledger(folder: Path) -> str:
             lines.append(_line((f"[{source}](bibliography.md)", *map(str, counts), str(sum(counts)))))
     total = [str(verdicts[verdict]) for verdict in used]
     lines += [_line(("all claims", *total, str(len(every)))), "", "A claim of two sources counts for both."]
+    slips = [(path.name, row) for path, rows in tables.items() for row in rows if _kind(row[3]) == "a slip"]
+    lines += ["", "## The slips", ""]
+    lines += [f"- [{claim}]({name}#{slug(section)}) [{source}]" for name, (claim, source, _, _, section) in slips]
     for path, rows in tables.items():
         lines += ["", f"## {_title(path)}", "", _line(COLUMNS[:-1]), _line(("---",) * 4)]
         lines += [_line_with_link(path.name, *row) for row in rows]
