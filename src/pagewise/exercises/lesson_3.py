@@ -75,6 +75,9 @@ MERGE = python_exercise(
         "NaN where nothing was seen: The result of two empty pieces is NaN. There m is −inf, and (−inf) − (−inf) is "
         "NaN: subtract 0 in place of such an m.",
         _NO_GUARD,
+        "the guard is stored: l and acc are right and m is not. The 0 is only for the exponent: return m, which stays "
+        "−inf where no key is visible.",
+        ("return m, ", "return m_safe, "),
         "normalised: acc is already divided by l, so the next merge would give it a wrong weight. Divide once, at the "
         "end.",
         (_ACC, f"({_ACC}) / ({_L})[:, None]"),
