@@ -107,7 +107,7 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
 
     The sectors are in the order of memory. A gap stands for all sectors between them that the request does not touch.
     """
-    touched = {}  # name → for each sector, its number and which of its bytes are asked for
+    touched = {}  # name → for each sector, its number and which of its bytes are requested
     for name, request in requests.items():
         asked = {int(a["element"]) * itemsize + i for a in request for i in range(int(a["bytes"]))}
         sectors = groupby(sorted(asked), key=lambda byte: byte // SECTOR)
@@ -123,7 +123,7 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
                     dark = max(width * len(run) / SECTOR, 0.12)
                     rectangle(ax, place + width * run[0] / SECTOR, 0.15, dark, 0.7, BLUE, lw=0)
             used = sum(len(asked) for _, asked in sectors) / (len(sectors) * SECTOR)
-            ax.set_title(f"{name}: {len(sectors)} sectors moved, {used:.0%} of them asked for", fontsize=10)
+            ax.set_title(f"{name}: {len(sectors)} sectors moved, {used:.0%} of their bytes used", fontsize=10)
             ax.set(xlim=(-0.1, most + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
             bare(ax)
         axes[-1].set_xlabel("touched sectors of 32 bytes; a gap: sectors that are not touched")
