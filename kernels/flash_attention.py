@@ -203,7 +203,7 @@ def flash_attention_kernel(
        that the window cuts, whole tiles, tiles that the diagonal or the end cuts. Only cut tiles pay for a mask.
     2. Order: with a causal mask the longest tiles of queries start first.
     3. Options: softcap, ALiBi, a mask in memory, dropout. An option that is None costs nothing.
-    4. Packed sequences: a tile finds its sequence in a list, and the sequence's rows in cu_seqlens.
+    4. Packed sequences: a tile finds its sequence in a list, and the sequence's rows in cu_seqlens (sums of lengths).
     5. Backward: m and log₂ l are stored apart if a gradient is needed.
     """
     pid, total = tl.program_id(0), T

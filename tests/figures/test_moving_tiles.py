@@ -1,4 +1,4 @@
-"""The stepper of FlashAttention's loops: turns, captions and counts follow from the moves."""
+"""The stepper of FlashAttention's loops: steps, captions and counts follow from the moves."""
 
 import html
 import re
@@ -40,7 +40,7 @@ QUERIES_OUTSIDE = [
 ]
 
 
-def test_the_tensor_that_is_read_more_often_makes_the_turns():
+def test_the_tensor_that_is_read_more_often_makes_the_steps():
     down = [(visit.rows, visit.cols) for visit in visits(KEYS_OUTSIDE)]
     assert down[:3] == [((0, 3), (0, 2)), ((3, 6), (0, 2)), ((0, 3), (2, 4))]
     right = [(visit.rows, visit.cols) for visit in visits(QUERIES_OUTSIDE)]
@@ -49,7 +49,7 @@ def test_the_tensor_that_is_read_more_often_makes_the_turns():
 
 
 @pytest.mark.parametrize("moves", [KEYS_OUTSIDE, QUERIES_OUTSIDE])
-def test_every_move_belongs_to_one_turn_in_order(moves):
+def test_every_move_belongs_to_one_step_in_order(moves):
     assert [move for visit in visits(moves) for move in visit.moves] == moves
 
 
@@ -58,7 +58,7 @@ def test_captions_say_what_moves_and_the_end_counts_all_of_it():
     steps = loop_steps(loops, title="In which order?", alt="Tiles.")
     said = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
     assert said[1] == (
-        "Turn 1. Keys outside, queries 3–5, keys 0–1: reads Q, O and writes O. "
+        "Keys outside, queries 3–5, keys 0–1: reads Q, O and writes O. "
         "Queries outside, queries 0–2, keys 2–3: reads K, V."
     )
     assert said[2].endswith("Queries outside, queries 0–2, keys 4–5: reads K, V and writes O.")

@@ -28,8 +28,8 @@ NUMBERS_MOVED = python_exercise(
         call(1024, 1024, 64, 64, 384),
     ],
     [
-        "each number once: These are the numbers of Q, K, V and O, each counted once. Which of the four tensors does "
-        "each loop load or store again? Look at the lines `load` and `store` inside the inner loop.",
+        "each number once: These are the numbers of Q, K, V and O, each counted once. The loops load or store some "
+        "of them again, and also m, l and L. Look at each line with `load` or `store`, and at the loop that it is in.",
         (
             "state + 2 * S * D + col_tiles * (T * D + 2 * state)",
             "2 * T * D + 2 * S * D",
@@ -43,7 +43,7 @@ NUMBERS_MOVED = python_exercise(
         (" + T * D + T\n", " + T * D\n"),
         "O is only stored: Version 1 loads O, m and l of a tile before it stores them: both directions count.",
         ("T * D + 2 * state", "T * D + state"),
-        "O in every turn of version 2: Version 2 keeps O on the chip until the row is done: it stores O once.",
+        "O in every iteration of version 2: Version 2 keeps O on the chip until the row is done: it stores O once.",
         ("+ T * D + T\n", "+ col_tiles * T * D + T\n"),
         "K and V once: Version 2 loads all of K and V for each tile of queries.",
         ("row_tiles * 2 * S * D", "2 * S * D"),
@@ -52,7 +52,7 @@ NUMBERS_MOVED = python_exercise(
         ("row_tiles * 2", "T * 2"),
         "Q, O for each key: The keys of a tile share the Q and O that are loaded: count tiles of keys, not keys.",
         ("col_tiles * (", "S * ("),
-        "whole tiles only: The last tile may be smaller, and it needs a turn of its own: round the number of tiles up.",
+        "whole tiles only: The last tile may be smaller, and it needs its own iteration: round the number of tiles up.",
         ("-(-T // Br), -(-S // Bc)", "T // Br, S // Bc"),
         "tiles exchanged: Version 1 repeats its inner loop once per tile of keys, version 2 once per tile of queries.",
         ("-(-T // Br), -(-S // Bc)", "-(-S // Bc), -(-T // Br)"),

@@ -90,7 +90,7 @@ FLASH_FORWARD = python_exercise(
         "one maximum for all: Each query has its own m: take the maximum over dim=1. Far below another query's maximum "
         "all weights of a query are 0.",
         ("S_ij.amax(dim=1)", "S_ij.amax().expand(len(rows))"),
-        "m never rises: m is still −∞ after the loop: set m to m_new at the end of every turn.",
+        "m never rises: m is still −∞ after the loop: set m to m_new at the end of every iteration.",
         ("m, tiles = m_new, tiles + 1", "tiles = tiles + 1"),
         "never divided: O_i is still a sum of weighted values: divide it by l after the last tile.",
         ("O_i / l.masked_fill(l == 0, 1.0)[:, None]", "O_i"),

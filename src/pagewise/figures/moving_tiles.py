@@ -12,7 +12,7 @@ from pagewise.figures.drawing import diagram, rectangle
 from pagewise.figures.palette import BLUE, ORANGE, SAND
 from pagewise.figures.steps import WIDTH, Embedded, stepper
 
-DONE, IDLE, KEPT = SAND, "#ffffff", "#9db4d8"  # visited, not touched, on chip since an earlier turn
+DONE, IDLE, KEPT = SAND, "#ffffff", "#9db4d8"  # visited, not touched, on chip since an earlier step
 GAP, STRIP = 0.6, 1.2  # the gap between the scores and the strips of Q, K, V, O; the width of a strip
 ABOVE, BESIDE, BELOW = 5.4, 6.9, 7.2  # space around the scores of a panel for strips, names and counts
 
@@ -86,7 +86,7 @@ def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> 
     steps = max(map(len, of_loop.values()))
     frames = []
     for i in range(steps):
-        frames.append((f"Turn {i}. " + " ".join(_said(name, found, i) for name, found in of_loop.items()), i))
+        frames.append((" ".join(_said(name, found, i) for name, found in of_loop.items()), i))
     done = ", ".join(f"{name} {sum(_numbers(found).values()):,}" for name, found in of_loop.items())
     frames.append((f"Done. Numbers read and written: {done}.", steps - 1))
 

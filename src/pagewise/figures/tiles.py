@@ -46,7 +46,7 @@ def visited_tiles(
             ax.set(xlim=(-0.2, S + 0.2), ylim=(T + 0.2, -0.2), aspect="equal", xlabel="key", ylabel="query")
             ax.set_title(f"{name}: {len(set(visits))} of {tiles}", fontweight="normal", fontsize=10)
             ax.set(xticks=[0, S], yticks=[0, T])
-        looks = {"visited, no mask needed": BLUE, "visited and masked": SAND, "skipped": "white"}
+        looks = {"visited, nothing hidden": BLUE, "visited, keys hidden": SAND, "skipped": "white"}
         looks["hidden by the mask"] = {"fc": "white", **HIDDEN}
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 
@@ -85,7 +85,7 @@ def gradient_owners(
             ax.text(columns / 2, -1.05, ", ".join(top), ha="center", va="bottom", fontsize=9)
             ax.set(title=name, aspect="equal")
             diagram(ax, (-2.2, columns + 0.2), (rows + 0.2, -2.0))
-        looks = {"tiles of its scores": BLUE, "reads": SAND, "writes once": {"fc": ORANGE, "hatch": "////"}}
+        looks = {"tiles of its scores": BLUE, "reads in its loop": SAND, "writes once": {"fc": ORANGE, "hatch": "////"}}
         colour_key(figure, looks, loc="outside lower center", ncols=3)
 
 
