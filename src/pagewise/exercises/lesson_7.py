@@ -103,8 +103,8 @@ SMALLEST_GOOD_SPLIT = python_exercise(
         (_FIRST_GOOD, "times.index(min(times))"),
         "the largest good one: Several s are fast enough. Return the smallest, because each split must be merged.",
         ("next(i for", "max(i for"),
-        "until all slots are taken: You fill the slots, but the time decides. A smaller s may be within 1 / 0.85 of "
-        "the shortest time, and an s that starts a second wave may be slower.",
+        "until all slots are taken: You fill the slots once, but the time decides. Compute the time of every s. A "
+        "smaller s may be within 1 / 0.85 of the shortest time, and several waves may be faster than one.",
         (f"1 + {_FIRST_GOOD}", "max(1, min(num_slots // num_programs, max_splits))"),
         "0.85 of a full GPU: Compare with the shortest time among s ≤ max_splits, not with the time of a full GPU.",
         (_FIRST_GOOD, "next((i for i, t in enumerate(times) if 0.85 * t <= num_programs / num_slots), max_splits - 1)"),
@@ -150,6 +150,7 @@ def _decode(H: int, Hkv: int, S: int, num_slots: int, tile: int) -> Case:
 SPLIT_DECODE = python_exercise(
     split_decode,
     [
+        call(torch.zeros(1, 2), torch.eye(2)[None], torch.tensor([[[2.0, 4.0], [6.0, 8.0]]]), 2, 1),
         _decode(1, 1, 4, 2, 2),
         _decode(1, 1, 5, 2, 2),
         _decode(1, 1, 7, 2, 2),

@@ -61,8 +61,8 @@ def _draw_keys(ax: Axes, name: str, ranges: int, done: float, heads: int, keys: 
     """Draw the keys of each head, when the fraction `done` of each range is read."""
     place = np.arange(COLUMNS) * ranges / COLUMNS % 1  # of a column within its range
     state = np.where(place < done, READ, FUTURE)
-    if done < 1:
-        state[(place <= done) & (done < place + max(ranges / COLUMNS, 0.02))] = NOW
+    if done < 1:  # at least two columns, to be seen
+        state[(done <= place) & (place < done + max(2 * ranges / COLUMNS, 0.02))] = NOW
     cells, extent = np.tile(state, (heads, 1)), (0, keys / 1000, heads, 0)
     ax.imshow(cells, cmap=COLOURS, vmin=0, vmax=2, aspect="auto", extent=extent, interpolation="nearest")
     for r in range(1, ranges):
