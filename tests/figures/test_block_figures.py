@@ -99,7 +99,7 @@ def test_a_query_points_at_its_blocks_in_the_order_of_the_table(shown, forked):
     ax = shown[0].axes[0]
     tips = [text.xy[0] for text in ax.texts if getattr(text, "arrow_patch", None)]
     assert tips == [block * (P + 0.8) + P / 2 for block in (0, 2)]
-    assert {"0: tokens 0–3", "1: tokens 4–6"} <= {text.get_text() for text in ax.texts}
+    assert {"entry 0: tokens 0–3", "entry 1: tokens 4–6"} <= {text.get_text() for text in ax.texts}
     bars = [patch for patch in ax.patches if hasattr(patch, "get_width") and patch.get_width() == 0.7]
     assert [bar.get_height() for bar in bars] == pytest.approx([0.5, 1, 0.5, 0.5, 0.5, 0.5, 1.5])
     assert [bar.get_x() for bar in bars[4:]] == pytest.approx([2 * (P + 0.8) + 0.15 + i for i in range(3)])

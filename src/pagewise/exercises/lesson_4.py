@@ -14,10 +14,11 @@ from pagewise.exercises.python import call, python_exercise
 
 
 def copy_on_write(table: list[int], ref_counts: list[int], free_blocks: list[int]) -> tuple[int, int] | None:
-    """Give a sequence a last block of its own before the sequence writes there. ref_counts[block] tables hold a block.
+    """Give a sequence a last block of its own before the sequence writes there.
 
-    If other tables hold the last block too, put the first of `free_blocks` in its place and return the copy (from, to).
-    If no other table holds it, change nothing and return None. Keep table, ref_counts and free_blocks up to date.
+    ref_counts[block] is the number of tables that hold the block. If other tables hold the last block too, put the
+    first of `free_blocks` in its place and return the copy (from, to). If no other table holds it, change nothing and
+    return None. Keep table, ref_counts and free_blocks up to date.
     """
     old = table[-1]
     if ref_counts[old] == 1:

@@ -138,7 +138,8 @@ def query_over_blocks(
 ) -> None:
     """Draw a sequence's query above the pool, with an arrow to each of its blocks in the order of its table.
 
-    `weights` are the weights of its tokens, drawn as bars over the slots.
+    A label names the entry of the table and its tokens. `weights` are the weights of the tokens, drawn as bars over
+    the slots.
     """
     colours, P, middle = colours_of(shot.tables, colours), shot.block_size, shot.width / 2
     with chart(min(WIDTH, 0.42 * shot.width + 1.6), 3.4, title, alt) as ax:
@@ -148,7 +149,7 @@ def query_over_blocks(
             tokens = range(i * P, min((i + 1) * P, shot.lengths[owner]))
             arrow(ax, (middle, 4.3), (shot.middle(block), 3.35), lw=1.2)
             what = f"tokens {tokens[0]}–{tokens[-1]}" if len(tokens) > 1 else f"token {tokens[0]}"
-            ax.text(shot.middle(block), 2.85, f"{i}: {what}", ha="center", fontsize=9)
+            ax.text(shot.middle(block), 2.85, f"entry {i}: {what}", ha="center", fontsize=9)
             for slot, token in enumerate(tokens):
                 height = 1.5 * weights[token] / max(weights)
                 rectangle(ax, shot.left(block) + slot + 0.15, 1.1, 0.7, height, INK, ec="none")
