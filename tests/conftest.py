@@ -176,7 +176,7 @@ def triton_kernels() -> set[str]:
 
 def cuda_kernels() -> set[str]:
     """Every `__global__` function of kernels/*.cu."""
-    from pagewise.cuda.declarations import kernel_names
+    from cudascope.declarations import kernel_names
 
     folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
     return {f"{name} (CUDA)" for file in folder.glob("*.cu") for name in kernel_names(file.read_text())}
@@ -199,7 +199,7 @@ def all_executed() -> Counter[str]:
 
 def _count_cuda_launches() -> None:
     """Count each launch of a CudaKernel that was not refused by its function's name, on either device."""
-    from pagewise.cuda import CudaKernel
+    from cudascope import CudaKernel
 
     launch = CudaKernel._launch
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagewise.cuda import CudaKernel, simt
+import cudascope
+from cudascope import CudaKernel
 
 SCHEDULES = (None, *range(20))
 
@@ -19,7 +20,7 @@ SCHEDULES = (None, *range(20))
 class Planted(NamedTuple):
     """A kernel of `file`: `make()` gives its arguments but the last, and which of them shall become what."""
 
-    what: str  # SimtError.what
+    what: str  # Finding.what
     launch: tuple
     make: Callable[[], tuple[tuple, Tensor, Tensor]]
     tensor: str | None = None
@@ -32,7 +33,7 @@ def marked_lines(file: Path, name: str) -> list[int]:
 
 def assert_found(file: Path, name: str, bug: Planted, seed: int | None) -> None:
     args, _, _ = bug.make()
-    with pytest.raises(simt.SimtError) as caught, simt.check(schedule=seed):
+    with pytest.raises(cudascope.Finding) as caught, cudascope.check(schedule=seed):
         CudaKernel(file, name)[bug.launch](*args, True)
     error = caught.value
     assert error.what == bug.what, str(error)
@@ -45,7 +46,7 @@ def assert_twin_is_clean(file: Path, name: str, bug: Planted) -> None:
     kernel = CudaKernel(file, name)
     for seed in SCHEDULES:
         args, out, expected = bug.make()
-        with simt.check(schedule=seed):
+        with cudascope.check(schedule=seed):
             kernel[bug.launch](*args, False)
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
     args, out, expected = bug.make()

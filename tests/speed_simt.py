@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from pagewise.cuda import CudaKernel, simt
+import cudascope
+from cudascope import CudaKernel
 
 SOURCE = Path(__file__).parent / "cuda" / "reduction.cu"
 BLOCKS, THREADS, BARRIERS = 1024, 128, 64
@@ -45,7 +46,7 @@ def first_launch() -> None:
 def starts() -> tuple[float, float, float]:
     """Seconds to the first result in a new process: with an empty cache, with the runtime built, with all built."""
     with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"PAGEWISE_CACHE": cache}
+        environment = os.environ | {"CUDASCOPE_CACHE": cache}
 
         def start() -> float:
             command = [sys.executable, __file__, "first-launch"]
@@ -60,9 +61,9 @@ def starts() -> tuple[float, float, float]:
 def main() -> None:
     run = reduction(BLOCKS)
     plain = best(run)
-    with simt.observe():
+    with cudascope.observe():
         observed = best(run, 2)
-    with simt.check():
+    with cudascope.check():
         checked = best(run, 2)
     print(f"{BLOCKS} thread blocks × {THREADS} threads, block reduction: {1e3 * plain:.0f} ms")
     print(f"observed {observed / plain:.1f} ×, checked {checked / plain:.1f} × the plain run")

@@ -21,14 +21,15 @@ TRY_IT = """
 import sys
 import pagewise, torch
 import pagewise.kernels.online_softmax
-from pagewise.cuda import CudaKernel, simt
+import cudascope
+from cudascope import CudaKernel
 from pagewise.online_softmax import online_softmax
 from pagewise.models.load import tiny_model
 from pagewise.naive_attention import attention
 
 double = CudaKernel("__global__ void twice(float* x) { x[threadIdx.x] *= 2; }", "twice")
 numbers = torch.ones(3)
-with simt.check():
+with cudascope.check():
     double[1, 3](numbers)
 assert numbers.tolist() == [2, 2, 2]
 x = torch.tensor([[1.0, 2.0, 3.0, float("-inf")]])
@@ -152,8 +153,8 @@ def test_wheel_has_all_device_code(wheel):
         if file.is_file() and file.suffix not in (".py", ".pyc")
     }
     expected = {file for file in files if not file.startswith("pagewise/models/")}
-    kinds = {"pagewise/kernels/paged_attention.cu", "pagewise/cuda/headers/stdint.h"}
-    kinds |= {f"pagewise/cuda/simt/runtime/{name}" for name in ("runtime.cpp", "block.h", "headers/nv/target")}
+    kinds = {"pagewise/kernels/paged_attention.cu", "cudascope/headers/stdint.h"}
+    kinds |= {f"cudascope/simt/runtime/{name}" for name in ("runtime.cpp", "block.h", "headers/nv/target")}
     assert kinds <= expected
     assert expected - names_in(wheel) == set()
 

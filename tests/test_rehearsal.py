@@ -11,7 +11,7 @@ from conftest import ROOT, all_kernels
 
 CUDA_TESTS = "same_object or without_tensors or torchs_current_stream or 48_kb or compiler_saw"
 PARTS = {
-    "9.0": ["tests/rehearsal/checks.py", "tests/cuda/test_kernel.py", "-k", f"checks or {CUDA_TESTS}"],
+    "9.0": ["tests/rehearsal/checks.py", "tests/cudascope/test_kernel.py", "-k", f"checks or {CUDA_TESTS}"],
     "8.0": ["tests/rehearsal/checks.py", "-k", "runs_on or run_on"],
 }
 

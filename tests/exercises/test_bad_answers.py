@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_exercises import PYTHON, TRITON, judge, kernel_with
 
-from pagewise.cuda import CudaKernel
+from cudascope import CudaKernel
 from pagewise.exercises import attempts, check, cuda, solutions, triton
 
 

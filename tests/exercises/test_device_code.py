@@ -7,7 +7,7 @@ import pytest
 from triton_compile import compile_triton
 
 import pagewise.exercises.device_code
-from pagewise.cuda import CudaKernel
+from cudascope import CudaKernel
 from pagewise.exercises import solutions
 from pagewise.exercises.checkers import BY_NAME
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagewise.cuda import simt
+import cudascope
 from pagewise.experiments.flat_gemm_trace import ring_timeline
 from pagewise.flash_decoding_plus_plus.flat_gemm import NUM_WARPS, TILE_K, on_tensor_cores
 
@@ -35,6 +35,6 @@ def test_the_timeline_tells_the_warps_of_several_rows_apart():
 @pytest.mark.parametrize(("rows", "padded_rows"), [(1, 8), (8, 8), (9, 16), (64, 64)])
 def test_rows_are_padded_to_8_and_not_to_64(rows, padded_rows):
     N, K = 64, 256
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         on_tensor_cores(torch.zeros(rows, K, dtype=torch.float16), torch.zeros(N, K, dtype=torch.float16))
     assert report.count("mma").requests * 32 * 8 * 16 == padded_rows * N * K  # a fragment is m32n8k16

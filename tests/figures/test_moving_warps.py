@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.cuda import simt
+import cudascope
 from pagewise.figures.moving_warps import _steps, warp_steps
 from pagewise.paged_attention import paged_attention_v1
 from pagewise.paged_blocks import to_vllm_layout
@@ -19,7 +19,7 @@ D, P, TABLE = 32, 16, [7, 1, 4, 0, 8, 3]
 def launch():
     caches = torch.randn(2, 9, P, 1, D, generator=torch.Generator().manual_seed(0)).half()
     tables, lens = (torch.tensor(x, dtype=torch.int32) for x in ([TABLE], [90]))
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         paged_attention_v1(torch.ones(1, 1, D).half(), *to_vllm_layout(*caches), tables, lens)
     return report.launches[0]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagewise.cuda import simt
+import cudascope
 from pagewise.figures import threads as kernel_figures
 from pagewise.paged_attention import paged_attention_v1
 from pagewise.paged_blocks.cache import to_vllm_layout
@@ -18,7 +18,7 @@ def launch():
     k, v = torch.randn(2, 9, P, 1, D, generator=generator).half()
     q = torch.randn(1, 1, D, generator=generator).half()
     tables, lens = torch.tensor([TABLE], dtype=torch.int32), torch.tensor([90], dtype=torch.int32)
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         paged_attention_v1(q, *to_vllm_layout(k, v), tables, lens)
     return report.launches[0]
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from covering import covering, in_turns
 
+import cudascope
 from conftest import assert_as_accurate_as_naive
-from pagewise.cuda import CudaKernel, simt
+from cudascope import CudaKernel
 from pagewise.flash_attention import in_cuda
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.naive_attention import attention
@@ -138,7 +139,7 @@ def test_no_findings_under_any_schedule(name, dtype, head_size):
     q, k, v = random_qkv(*WATCHED, head_size, dtype)
     expected = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
     for seed in (None, 1, 2):
-        with simt.check(schedule=seed):
+        with cudascope.check(schedule=seed):
             found = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
         assert found[0].equal(expected[0])
         assert found[1].equal(expected[1])
@@ -149,7 +150,7 @@ def test_q_comes_once_and_k_and_v_once_per_tile_of_queries(causal):
     """The traffic with main memory, against the formula and against what `count_work` says."""
     T, S, H, Hkv, D = 144, 71, 2, 1, 32
     q, k, v = random_qkv(T, S, H, Hkv, D)
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         in_cuda.forward(q, k, v, ScoreOptions(causal=causal))
     (launch,) = report.launches
     assert len(launch.trace) < 10**6  # whole
@@ -179,7 +180,7 @@ def test_split_k_moves_more_through_shared_memory_than_split_q():
     q, k, v = random_qkv(Br, 2 * Bc, 1, 1, D)
     launches = {}
     for name, forward in FORWARDS.items():
-        with simt.observe() as report:
+        with cudascope.observe() as report:
             forward(q, k, v, ScoreOptions())
         (launches[name],) = report.launches
         assert len(launches[name].trace) < 10**6  # whole
@@ -201,7 +202,7 @@ def test_split_k_moves_more_through_shared_memory_than_split_q():
 @pytest.mark.parametrize(("dtype", "head_size"), [(torch.float32, 32), (torch.float16, 64)])
 def test_threads_that_read_the_same_column_of_q_meet_no_bank_twice(dtype, head_size):
     q, k, v = random_qkv(*WATCHED, head_size, dtype)
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         in_cuda.forward(q, k, v, ScoreOptions())
     (line,) = [n for n, text in enumerate(SOURCE.splitlines(), 1) if "q = Q[c];" in text]
     assert report.count("read", "shared", line).requests
@@ -252,7 +253,7 @@ def test_planted_mistakes_are_caught(name, mistake, change, monkeypatch):
         out, lse = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
         assert_matches(out, lse, q, k, v, causal=True)
 
-    with pytest.raises((AssertionError, simt.SimtError)):  # a read past a tensor's end stops the launch
+    with pytest.raises((AssertionError, cudascope.Finding)):  # a read past a tensor's end stops the launch
         matches()
 
 
@@ -271,7 +272,7 @@ def test_a_missing_barrier_is_a_race(barrier, monkeypatch):
     assert SOURCE.count(right) == 1
     with_source(monkeypatch, SOURCE.replace(right, wrong))
     q, k, v = random_qkv(*WATCHED, 32)
-    with pytest.raises(simt.SimtError) as caught, simt.check():
+    with pytest.raises(cudascope.Finding) as caught, cudascope.check():
         FORWARDS[name](q, k, v, ScoreOptions())
     assert caught.value.what in ("race", "uninitialised")
 
@@ -393,7 +394,7 @@ def test_shared_memory_is_what_the_launcher_reckons():
         (in_cuda.forward, in_cuda.tile_bytes(q.dtype, 32)),
         (in_cuda.split_k_forward, in_cuda.tile_bytes(q.dtype, 32) + in_cuda.exchange_bytes(32)),
     ):
-        with simt.observe() as report:
+        with cudascope.observe() as report:
             forward(q, k, v, ScoreOptions())
         shared = report.trace[report.trace["space"] == "shared"]
         touched = int((4 * shared["element"] + shared["bytes"]).max())

@@ -12,8 +12,9 @@ import torch
 from covering import covering
 from planted import SCHEDULES
 
+import cudascope
 from conftest import assert_as_accurate_as_naive
-from pagewise.cuda import CudaKernel, simt
+from cudascope import CudaKernel
 from pagewise.flash_decoding_plus_plus import flat_gemm, gemv
 from pagewise.flash_decoding_plus_plus.dataflow import PRODUCTS
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
@@ -222,7 +223,7 @@ def test_no_findings_under_any_schedule(kernel, dtype, layouts):
     x, w = random_matrices(*WATCHED, dtype, **layouts)
     expected = multiply(kernel, x, w)
     for seed in SCHEDULES if FULL else SCHEDULES[:7]:
-        with simt.check(schedule=seed):
+        with cudascope.check(schedule=seed):
             assert multiply(kernel, x, w).equal(expected)
 
 
@@ -231,7 +232,7 @@ def test_no_findings_under_any_schedule(kernel, dtype, layouts):
 def test_no_findings_in_rings_that_are_longer_than_k_or_not(num_stages, K):
     x, w = random_matrices(3, 40, K)
     for seed in (None, 1, 2):
-        with simt.check(schedule=seed):
+        with cudascope.check(schedule=seed):
             module.on_tensor_cores(x, w, num_stages=num_stages)
 
 
@@ -246,7 +247,7 @@ def test_no_findings_in_rings_that_are_longer_than_k_or_not(num_stages, K):
 )
 def test_work_is_what_the_runner_counts(product, M, dtype):
     x, w = random_matrices(M, 37, 200, dtype)
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         product(x, w)
     work = count_work(lambda: product(x, w))
     assert work.bytes_read == report.count("read", "global").bytes
@@ -260,7 +261,7 @@ def test_weights_come_once_and_in_whole_sectors():
     """The kernel on tensor cores reads rows of 128 bytes per stage, without bank conflicts."""
     x, w = random_matrices(8, 64, 512)
     assert x.data_ptr() % 32 == w.data_ptr() % 32 == 0
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         flat_gemm(x, w)
     (launch,) = report.launches
     assert int(launch.accesses("w")["bytes"].sum()) == w.nbytes
@@ -309,7 +310,7 @@ MISSING = {  # of waits and barriers; and the lines of which the race that is fo
 def test_a_missing_wait_or_barrier_is_found_on_its_line(name, seed, monkeypatch):
     right, wrong, texts = MISSING[name]
     lines = with_source(monkeypatch, right, wrong)
-    with pytest.raises(simt.SimtError) as caught, simt.check(schedule=seed):
+    with pytest.raises(cudascope.Finding) as caught, cudascope.check(schedule=seed):
         multiply("gemv_kernel" if "sum" in name else "flat_gemm_kernel", *random_matrices(*WATCHED))
     assert caught.value.what == "race", str(caught.value)
     assert any(text in lines[caught.value.line - 1] for text in texts), str(caught.value)
@@ -353,7 +354,7 @@ def test_planted_mistakes_are_caught(kernel, mistake, monkeypatch, canaries):
         assert_matches(multiply(kernel, x, w), x, w)
         assert canaries()
 
-    with pytest.raises((AssertionError, simt.SimtError)):  # a read past a tensor's end stops the launch
+    with pytest.raises((AssertionError, cudascope.Finding)):  # a read past a tensor's end stops the launch
         check()
 
 
@@ -397,7 +398,7 @@ def test_shared_memory_is_what_the_launcher_reckons():
     """In the trace: how far the dynamic array reaches that a kernel touches."""
     for M, num_stages in ((9, 3), (8, 2)):
         x, w = random_matrices(M, 32, num_stages * module.NUM_WARPS * module.TILE_K)
-        with simt.observe() as report:
+        with cudascope.observe() as report:
             module.on_tensor_cores(x, w, num_stages=num_stages)
         shared = report.trace[report.trace["space"] == "shared"]
         touched = int((4 * shared["element"] + shared["bytes"]).max())

@@ -11,8 +11,9 @@ import torch
 from covering import covering, in_turns
 from paged_cases import dense, paged_inputs
 
+import cudascope
 from conftest import assert_as_accurate_as_naive
-from pagewise.cuda import CudaKernel, simt
+from cudascope import CudaKernel
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import (
     choose_version,
@@ -134,7 +135,7 @@ def test_no_findings_under_any_schedule(case):
     inputs, options = inputs_of(case, torch.device("cpu"), [0, block_size - 1, block_size + 1, 513])
     expected = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
     for seed in (None, 1, 2) if FULL else (None, 1):
-        with simt.check(schedule=seed):
+        with cudascope.check(schedule=seed):
             out = VERSIONS[case["version"]](*in_vllm_layout(inputs), **options)
         assert out.equal(expected)
 
@@ -284,7 +285,7 @@ RACES = [
 def test_a_missing_barrier_is_a_race(name, barrier, change, monkeypatch):
     plant(monkeypatch, name, *change)
     inputs, options = inputs_of(MISTAKEN, torch.device("cpu"))
-    with pytest.raises(simt.SimtError) as caught, simt.check():
+    with pytest.raises(cudascope.Finding) as caught, cudascope.check():
         VERSIONS[name](*in_vllm_layout(inputs), **options)
     assert caught.value.what in ("race", "uninitialised")
 
@@ -438,7 +439,7 @@ def test_the_grouped_variant_reads_keys_and_values_once_per_kv_head(heads, query
     inputs = in_vllm_layout(paged_inputs(lens, H, Hkv, D, dtype=torch.float16, device="cpu"))
     bytes_read = {}
     for name, call in VERSIONS.items():
-        with simt.observe() as report:
+        with cudascope.observe() as report:
             call(*inputs)
         bytes_read[name] = kv_bytes(report)
     whole_blocks = (6 + 3) * 16 * D * 2  # bytes of K (or V) of one head; V's last block has rows for all its tokens
@@ -452,7 +453,7 @@ def test_counted_work_is_what_the_launches_do(version):
     q, k_cache, v_cache, tables, lens = in_vllm_layout(
         paged_inputs([96, 600], 8, 2, 64, dtype=torch.float16, device="cpu")
     )
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         VERSIONS[version](q, k_cache, v_cache, tables, lens, check=False)
     work = count_work(lambda: VERSIONS[version](q, k_cache, v_cache, tables, lens, max_seq_len=600, check=False))
     kv = kv_bytes(report)
@@ -591,7 +592,7 @@ def test_an_unchecked_block_outside_the_cache_is_found_by_simt_check(version):
     tables[5, 0] = len(k_cache)
     with pytest.raises(ValueError, match=r"block_tables must hold blocks .* at \[5, 0\]"):
         version(q, k_cache, v_cache, tables, lens)
-    with simt.check(), pytest.raises(simt.SimtError, match=r"reads k_cache\[\d+\], past its end"):
+    with cudascope.check(), pytest.raises(cudascope.Finding, match=r"reads k_cache\[\d+\], past its end"):
         version(q, k_cache, v_cache, tables, lens, check=False)
 
 

@@ -10,8 +10,8 @@ import pytest
 import repeat_launches
 import torch
 
-from pagewise.cuda import CudaKernel
-from pagewise.cuda import gpu as cuda_gpu
+from cudascope import CudaKernel
+from cudascope import gpu as cuda_gpu
 from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding import in_triton as flash_decoding_in_triton

@@ -83,8 +83,8 @@ _CARRIERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctype
 
 def watch_cuda() -> None:
     """Compare and run what `CudaKernel` launches on a GPU. After pagewise's modules may be imported."""
-    from pagewise.cuda import CudaKernel
-    from pagewise.cuda.types import FLOATS
+    from cudascope import CudaKernel
+    from cudascope.types import FLOATS
 
     real = CudaKernel._launch
 

@@ -22,7 +22,7 @@ def folder() -> Path:
 
     sources = (HERE / "gpu_memory.cpp").read_text() + driver.library_source()
     key = hashlib.sha256(f"{sources}{sys.version}{version('torch')}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("PAGEWISE_CACHE") or Path.home() / ".cache" / "pagewise")
+    cache = Path(os.environ.get("CUDASCOPE_CACHE") or Path.home() / ".cache" / "pagewise")
     place = cache / "rehearsal" / key
     place.mkdir(parents=True, exist_ok=True)
     return place

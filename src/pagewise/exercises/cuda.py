@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from pagewise.cuda import CompileError, CudaKernel, simt
-from pagewise.cuda.build import cache_dir, publish
+import cudascope
+from cudascope import CompileError, CudaKernel
+from cudascope.build import cache_dir, publish
 from pagewise.exercises.exercise import Case, Exercise
 from pagewise.exercises.values import Raised
 from pagewise.tools.worker import Failed, Worker
@@ -123,7 +124,7 @@ class _Runner:
             return None
         try:
             kernel = CudaKernel(program.source, program.name, defines=program.defines, options=program.options)
-            with simt.check():  # the build that is checked and observed
+            with cudascope.check():  # the build that is checked and observed
                 kernel.compile("cpu")
         except CompileError as error:
             return Raised((CompileError,), f"it does not compile\n\n{textwrap.indent(str(error), '    ')}")
@@ -136,7 +137,7 @@ class _Runner:
         """Return the outcome of the case. If a check of the runner fails, that is the kind and place of the failure."""
         try:
             return case.run(self._kernels[program])
-        except simt.SimtError as error:
+        except cudascope.Finding as error:
             return Raised((error.what, error.thread_block, error.thread, error.element), _in_lines(str(error)))
         except (TypeError, ValueError) as error:
             return Raised((type(error),), f"{type(error).__name__}: {error}")
@@ -153,7 +154,7 @@ def checked(what: str, grid: int, block: int, *args: object) -> Case:
     def run(kernel: CudaKernel) -> object:
         mine = _fresh(args)
         outputs = [tensor for tensor, arg in zip(mine, args, strict=True) if isinstance(arg, torch.Size)]
-        with simt.check(outputs=outputs):
+        with cudascope.check(outputs=outputs):
             kernel[grid, block](*mine)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -164,9 +165,9 @@ def counted(what: str, grid: int, block: int, *args: object) -> Case:
     """Return an observed launch on copies of these arguments. The sectors that it moves are compared."""
 
     def run(kernel: CudaKernel) -> object:
-        with simt.check():  # an observed launch does not check addresses
+        with cudascope.check():  # an observed launch does not check addresses
             kernel[grid, block](*_fresh(args))
-        with simt.observe() as report:
+        with cudascope.observe() as report:
             kernel[grid, block](*_fresh(args))
         return {f"sectors {access}": report.count(access, "global").sectors for access in ("read", "write")}
 

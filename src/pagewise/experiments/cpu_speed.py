@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pagewise.cuda import simt
+import cudascope
 from pagewise.experiments.decode_inputs import Shape, exact, paged, random_inputs
 from pagewise.experiments.peers import gathered
 from pagewise.flash_decoding import flash_decoding
@@ -98,11 +98,11 @@ def cpu_runner(shape: Shape) -> Contest:
         return paged_attention_v1(batch.q, *caches, batch.block_tables, batch.seq_lens)
 
     def observed() -> Tensor:
-        with simt.observe():
+        with cudascope.observe():
             return plain()
 
     def checked() -> Tensor:
-        with simt.check():
+        with cudascope.check():
             return plain()
 
     functions = {"plain": plain, "observed": observed, "checked": checked}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from pagewise.cuda import simt
+import cudascope
 from pagewise.flash_decoding_plus_plus.flat_gemm import B_N, NUM_WARPS, TILE_K, TILE_M, on_tensor_cores, stage_bytes
 
 
@@ -29,7 +29,7 @@ def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: in
     on, at the latest until the same turn is multiplied: then it has been waited for.
     """
     x, w = torch.zeros(M, K, dtype=torch.float16), torch.zeros(B_N, K, dtype=torch.float16)
-    with simt.observe() as report:
+    with cudascope.observe() as report:
         on_tensor_cores(x, w, num_stages=num_stages)
     (launch,) = report.launches
     words = stage_bytes(M) // NUM_WARPS // 4  # of one stage in shared memory

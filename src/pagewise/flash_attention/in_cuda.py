@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
-from pagewise.cuda import CudaKernel
+from cudascope import CudaKernel
 from pagewise.flash_attention import in_triton
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.ops import empty_like

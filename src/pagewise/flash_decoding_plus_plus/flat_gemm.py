@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
-from pagewise.cuda import CudaKernel
-from pagewise.cuda.limits import MAX_SHARED_BYTES
+from cudascope import CudaKernel
+from cudascope.limits import MAX_SHARED_BYTES
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 import pagewise.kernels
-from pagewise.cuda import CudaKernel
-from pagewise.cuda.limits import MAX_SHARED_BYTES
+from cudascope import CudaKernel
+from cudascope.limits import MAX_SHARED_BYTES
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.tools.architecture import architecture

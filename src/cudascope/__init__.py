@@ -1,0 +1,34 @@
+"""cudascope: CUDA C++ kernels on a CPU. Run them, observe them, check them; or run the same file on a GPU.
+
+    from cudascope import CudaKernel, check, observe
+
+    kernel = CudaKernel("scale.cu", "scale<float, 128>")
+    kernel[grid, block](x, out, n)              # torch tensors, numpy arrays, or anything with DLPack
+    with observe() as report:                   # counts and a trace, without a change to the kernel
+        kernel[grid, block](x, out, n)
+    with check(outputs=[out]):                  # raises a Finding that names line, thread, tensor and element
+        kernel[grid, block](x, out, n)
+
+    kernel, arguments, arrays, values, types, limits    what is launched, with what, and what a launch may ask for
+    reading, signature, parameters, names       what a kernel takes, by its source's text or by whoever else can tell
+    tokens, declarations, variables             what the text is made of
+    outline, device_code, statements            what of a source a kernel needs
+    build, nvrtc, device_text, gpu              compiled for a GPU and launched there
+    simt                                        the same source on the CPU
+    command_line, given                         the command `cudascope`
+
+The package imports nothing of pagewise. It imports torch only where a torch tensor is used.
+"""
+
+from cudascope.build import CompileError
+from cudascope.kernel import CudaKernel
+from cudascope.simt.errors import Finding
+from cudascope.simt.launch import check, observe, schedule, time_limit
+from cudascope.simt.report import Report
+
+
+def load_ipython_extension(shell: object) -> None:
+    """What `%load_ext cudascope` calls: the notebook gets `%%cuda`."""
+    from cudascope.magic import load_ipython_extension
+
+    load_ipython_extension(shell)

@@ -1,0 +1,127 @@
+"""The memory that a caller passes for a pointer: torch tensors, numpy arrays, and objects with DLPack.
+
+Types are told by their numpy names ("float32", "int8"), and by torch's names for those that numpy lacks ("bfloat16",
+"float8_e4m3fn", "float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Array(NamedTuple):
+    """Memory that a launch may touch. Strides count elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    device: str = "cpu"  # "cpu", or "cuda:0"
+    writable: bool = True
+    owner: Any = None  # keeps the memory alive
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the first element to the end of the last one."""
+        steps = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return (steps + 1) * self.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
+
+def as_array(value: object) -> Array | None:
+    """Describe the memory of `value`; None if it has none that a kernel could use.
+
+    Raises:
+        ValueError: it is a torch tensor that is not dense.
+    """
+    if isinstance(value, Array):
+        return value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_torch(value)
+    if isinstance(value, np.ndarray):
+        return _of_numpy(value)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        if value.__dlpack_device__()[0] == 1:  # the CPU
+            return _of_numpy(np.from_dlpack(value))
+        if torch is not None:
+            return _of_torch(torch.from_dlpack(value))
+    return None
+
+
+def _of_torch(tensor: Any) -> Array:
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        raise ValueError(f"must be a dense tensor, got {tensor.layout}") from error
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    device = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
+    return Array(address, tuple(tensor.shape), tensor.stride(), dtype, tensor.element_size(), device, True, tensor)
+
+
+def _of_numpy(array: np.ndarray) -> Array:
+    if any(stride % array.itemsize for stride in array.strides):
+        raise ValueError(f"must have strides of whole elements, got strides of {array.strides} bytes")
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    if any(stride < 0 for stride, size in zip(strides, array.shape, strict=True) if size > 1):
+        raise ValueError(f"must have no negative strides, got strides of {array.strides} bytes")
+    dtype, writable = array.dtype.name, array.flags.writeable
+    return Array(array.ctypes.data, array.shape, strides, dtype, array.itemsize, "cpu", writable, array)
+
+
+def bits_of(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return float64 `values` rounded to nearest, ties to even, in a type of one or two bytes, as bit patterns."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    if dtype == "bfloat16":
+        return _bfloat16_bits(values)
+    magnitudes = _FLOAT8[dtype]
+    nearest = np.searchsorted((magnitudes[1:] + magnitudes[:-1]) / 2, np.abs(values))
+    ties = np.append((magnitudes[1:] + magnitudes[:-1]) / 2, np.inf)[nearest] == np.abs(values)
+    codes = np.where(np.isnan(values), 0x7F, nearest + (ties & (nearest % 2 == 1)))
+    return (codes | np.signbit(values) * 0x80).astype(np.uint8)
+
+
+def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        nearest = values.astype(np.float32)
+        # a second rounding must not see a tie where the float64 was above or below
+        error = np.where(np.isfinite(nearest), np.abs(values) - np.abs(nearest.astype(np.float64)), 0.0)
+    bits = nearest.view(np.uint32).astype(np.uint64)
+    tie = bits & 0xFFFF == 0x8000
+    up = np.where(tie & (error != 0), error > 0, (bits & 0xFFFF) + (bits >> 16 & 1) > 0x8000)
+    return np.where(np.isnan(values), 0x7FC0, (bits >> 16) + up).astype(np.uint16)
+
+
+def _float8_magnitudes(exponent_bits: int, bias: int, last: int) -> np.ndarray:
+    codes = np.arange(last + 1)
+    mantissa_bits = 7 - exponent_bits
+    exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
+    fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
+    return fraction * 2.0 ** (np.maximum(exponent, 1) - bias)
+
+
+_FLOAT8 = {
+    "float8_e4m3fn": _float8_magnitudes(4, 7, 0x7E),
+    "float8_e5m2": _float8_magnitudes(5, 15, 0x7C),
+}  # its 0x7C is infinite
+ITEMSIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+"""The types that numpy lacks: bytes of an element."""
+LARGEST = {"float64": float(np.finfo(np.float64).max), "float32": float(np.finfo(np.float32).max), "float16": 65504.0}
+LARGEST |= {"bfloat16": float.fromhex("0x1.fep127")}

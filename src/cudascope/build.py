@@ -1,0 +1,122 @@
+"""What a build of CUDA C++ is made from, what it is called, and how a finished one is published.
+
+A build is found again by a digest of everything that went into it, so a changed header or option is a new build and
+nothing is ever invalidated.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+
+
+class CompileError(RuntimeError):
+    """A kernel cannot be built. If a compiler refused it, the message is its own, with the kernel's file and line."""
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: $CUDASCOPE_CACHE, or ~/.cache/cudascope.
+
+    Raises:
+        CompileError: it is no folder that can be written.
+    """
+    path = Path(os.environ.get("CUDASCOPE_CACHE") or "~/.cache/cudascope")
+    try:
+        path = path.expanduser().absolute()
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError("permission denied")
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        why = getattr(error, "strerror", None) or error
+        raise CompileError(f"CUDASCOPE_CACHE: {path} cannot be written: {why}; set it to a folder that can") from error
+    return path
+
+
+@functools.cache
+def nvidia_headers() -> Path:
+    """The folder of cuda_fp16.h and its like: in the nvidia-cuda-runtime wheel, or an installed toolkit's."""
+    purelib = Path(sysconfig.get_paths()["purelib"])
+    places = [purelib / "nvidia" / "cu13" / "include", purelib / "nvidia" / "cuda_runtime" / "include"]
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        places.insert(0, Path(find_nvidia_header_directory("cudart") or purelib))
+    except ImportError:
+        pass
+    found = next((place for place in places if (place / "cuda_fp16.h").is_file()), None)
+    if found is None:
+        raise CompileError(
+            "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
+            "pip install nvidia-cuda-runtime, or 'pagewise[cuda]'"
+        )
+    return found
+
+
+def digest(*parts: str | bytes) -> str:
+    """A name for a build: SHA-256 over the parts, each preceded by its length so that none runs into the next."""
+    state = hashlib.sha256()
+    for part in parts:
+        encoded = part.encode() if isinstance(part, str) else part
+        state.update(len(encoded).to_bytes(8, "little") + encoded)
+    return state.hexdigest()[:32]
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Write `path` so that another process sees nothing or the whole file. The last writer wins; all write the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(unfinished, path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+class Source(NamedTuple):
+    """CUDA C++ and how it is to be compiled. Messages call it `filename`; it includes from `folder`, if it is a file.
+
+    `defines` and `options` are as on a compiler's command line, without the -D.
+    """
+
+    text: str
+    filename: str
+    folder: Path | None
+    defines: tuple[str, ...]
+    options: tuple[str, ...]
+
+    @property
+    def include_path(self) -> list[Path]:
+        return [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
+
+    def included(self) -> Iterator[tuple[Path, str]]:
+        return included_files(self.text, self.folder, self.include_path)
+
+
+def included_files(source: str, folder: Path | None, include_path: Sequence[Path] = ()) -> Iterator[tuple[Path, str]]:
+    """Every file that `source` includes, directly or not, and its text, in order of first inclusion.
+
+    Found are quoted includes beside the including file and anything on `include_path`; what is in neither belongs to a
+    compiler or to NVIDIA, and is known by their version. Conditionals are not evaluated: too many files, never too few.
+    """
+    seen: set[Path] = set()
+
+    def follow(text: str, beside: Path | None) -> Iterator[tuple[Path, str]]:
+        for quote, name in _INCLUDE.findall(text):
+            places = [*([beside] if quote == '"' and beside else []), *include_path]
+            found = next((place / name for place in places if (place / name).is_file()), None)
+            if found is not None and found.resolve() not in seen:
+                seen.add(found.resolve())
+                content = found.read_text()
+                yield found, content
+                yield from follow(content, found.parent)
+
+    return follow(source, folder)

@@ -1,0 +1,255 @@
+"""Compiles a .cu file for the CPU, with g++ or clang++ against runtime/headers/simt.h, and keeps the result on disk.
+
+A kernel has two builds: the plain one to run, and an instrumented one (-fsanitize=thread with our own hooks in place of
+the sanitizer's) to observe and to check. A build is found again by its content: source, included files, definitions,
+options, compiler. `CUDASCOPE_CACHE` moves the folder.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cudascope.build import CompileError, Source, cache_dir, digest, included_files, nvidia_headers
+from cudascope.declarations import plain_kernels
+from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
+from cudascope.signature import address_of
+from cudascope.simt.compiler import find_compiler, run_compiler
+from cudascope.simt.library import HEADERS, RUNTIME, Library, load
+from cudascope.simt.precompiled import precompiled
+from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-ftls-model=global-dynamic",
+    "-fstack-clash-protection",
+    "-fno-finite-loops",
+    "-fno-strict-aliasing",
+    "-g1",
+    "-Wno-attributes",
+    "-Wno-unknown-pragmas",
+)
+PLAIN_FLAGS = ("-O2",)
+# A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
+READ_AT_EACH_TURN = (
+    "-O1",
+    "-fno-tree-fre",
+    "-fno-tree-loop-im",
+    "-fno-tree-dominator-opts",
+    "-fno-move-loop-invariants",
+)
+_EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
+GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
+# Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
+# a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
+KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
+INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment", *KEEP_ACCESSES)
+# A volatile access has a hook of its own.
+GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
+CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
+
+# These settings and the runtime's own headers decide the result of a compilation.
+_TRANSLATORS = (
+    "build.py",
+    "translation.py",
+    "preprocess.py",
+    "missing.py",
+    "../device_code.py",
+    "../outline.py",
+    "../statements.py",
+    "../tokens.py",
+    "../variables.py",
+)
+
+# On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
+_COPY_IN_HALVES = re.compile(
+    r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
+
+# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
+_ASSIGN_RAW = re.compile(
+    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
+    r"(?:;|\{.*?\n\})",
+    re.S,
+)
+
+
+def build(source: Source, name: str, *, instrumented: bool) -> Library:
+    """The compiled file that holds kernel `name`, from the cache or from the compiler. Raises CompileError.
+
+    A file that the compiler accepts unchanged is built whole, for all its plain kernels at once. From any other file,
+    only the part that kernel `name` needs is built.
+    """
+    folders = _folders(source)
+    texts = [source.text, *(text for _, text in included_files(source.text, folders[0], folders))]
+    together = plain_kernels(source.text)
+    entries = together if name in together else [name]
+    flags, foreign = _flags(source, instrumented=instrumented)
+
+    def path(*entries: str) -> Path:
+        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], _own_sources())
+        return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+
+    whole, cut = path(*entries), path("only", name)
+    if not whole.exists() and not cut.exists():
+        with contextlib.suppress(CompileError):
+            if not must_be_cut(texts):
+                translation = as_it_stands(_written(source) + _epilogue(entries), texts)
+                _compile(translation, flags, whole, gaps=instrumented)
+        if not whole.exists():
+            translation = only_what_is_needed(_written(source) + _epilogue([name]), name, flags, foreign)
+            _compile(translation, flags, cut, gaps=instrumented)
+    runtime()
+    return load(whole if whole.exists() else cut, source.filename)
+
+
+def own_text(source: Source) -> str:
+    """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
+    return preprocessed(_written(source), *_flags(source, instrumented=False)).own_text
+
+
+def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
+    """The compiler's flags, and the folders of headers that are not the user's."""
+    compiler, _ = find_compiler()
+    foreign = [_header_folder(), HEADERS, nvidia_headers()]
+    flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
+    clang = "clang" in compiler[0]
+    flags += ["-Wno-everything"] if clang else GCC_FLAGS
+    if instrumented:
+        flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
+    # of the options, the host's compiler has a use for the language's version
+    flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
+    flags += [f"-I{folder}" for folder in (*foreign[:2], *_folders(source), foreign[2])]
+    return flags, foreign
+
+
+def _folders(source: Source) -> list[Path]:
+    return [Path(source.filename).parent, *source.include_path]
+
+
+def _written(source: Source) -> str:
+    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
+    parted = (define.partition("=") for define in source.defines)
+    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
+    return f'{defines}#line 1 "{source.filename}"\n{source.text}\n'
+
+
+def entry_symbol(name: str) -> str:
+    """The C name under which a kernel, or an instance of a template, is called."""
+    return "simt_entry_" + (name if name.isidentifier() else digest(name))
+
+
+# ------------------------------------------------------------------------------------------------ the compiler
+
+
+@functools.cache
+def _header_folder() -> Path:
+    """A folder of those of NVIDIA's headers that need a word changed."""
+    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+    headers = {
+        name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
+    }
+    folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(dir=cache_dir()))
+        for name, text in headers.items():
+            (made / name).write_text(text)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+            if not folder.exists():
+                raise
+    return folder
+
+
+@functools.cache
+def _own_sources() -> str:
+    here = Path(__file__).parent
+    translators = [*_TRANSLATORS, *here.glob("ptx/*.py")]
+    files = sorted(path for path in (*RUNTIME.rglob("*"), *(here / name for name in translators)) if path.is_file())
+    return digest(*(path.read_text() for path in files))
+
+
+@functools.cache
+def runtime() -> ctypes.CDLL:
+    """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
+    _, identity = find_compiler()
+    source = (RUNTIME / "runtime.cpp").read_text()
+    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
+    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
+    if not path.exists():
+        _compile(source, flags, path, kernel=False)
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False) -> None:
+    """Compile `source` to the shared library `path`, which appears whole or not at all."""
+    compiler, _ = find_compiler()
+    if kernel:
+        flags = [*flags, "-include", str(precompiled(flags))]
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
+        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
+        if _EMPTY_LOOP.search(Path(assembly).read_text()):
+            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
+        if kernel:
+            text = _with_shared(_with_dynamic(Path(assembly).read_text()))
+            Path(assembly).write_text(_with_gaps(text) if gaps else text)
+        run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
+        os.replace(library, path)
+
+
+def _with_dynamic(assembly: str) -> str:
+    """With memory behind every `extern __shared__` array: a thread-local symbol that the file uses and lacks."""
+    if "\nsimt_dynamic:" not in assembly:
+        return assembly
+    used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
+    used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
+    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
+    return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
+
+
+_OURS = {
+    "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
+    "__cxa_throw": "simt_throw",
+    "malloc|_Zn[wa]m": "simt_malloc",
+    "free|_Zd[la]Pvm?": "simt_free_memory",
+}
+
+
+def _with_shared(assembly: str) -> str:
+    """With the runtime asked where a thread-local variable lies, for each thread block has memory of its own.
+
+    And asked for memory, so that it knows what a kernel may touch; and for an end, which is the launch's alone.
+    """
+    for host, ours in _OURS.items():
+        assembly = re.sub(rf"\b(?:{host})@PLT", f"{ours}@PLT", assembly)
+    return assembly.replace("__tls_get_addr", "simt_shared_at")
+
+
+def _with_gaps(assembly: str) -> str:
+    """256 bytes of nothing after every shared array and variable, so that who overruns one does not meet the next."""
+    lines, in_zeros = [], False
+    for line in assembly.splitlines():
+        if re.match(r"\s*\.(section|text|data|bss)\b", line):
+            in_zeros = "bss" in line
+        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
+        if in_zeros and re.match(r"\s*\.zero\b", line):
+            lines.append("\t.zero\t256")
+    return "\n".join(lines) + "\n"
+
+
+def _epilogue(entries: Sequence[str]) -> str:
+    """Return the text after the file: a C function per kernel, and the place of its shared memory for the runtime."""
+    lines = ['#line 1 "<cudascope>"', "#undef asm", "#undef __asm__"]
+    lines += [f"SIMT_ENTRY({entry_symbol(name)}, {address_of(name)})" for name in entries]
+    lines.append('extern "C" { void simt_base() {} }  // tells where the file is loaded')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,55 @@
+"""The C++ compiler that the CPU runner uses, and the binutils that come with it."""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cudascope.build import CompileError
+
+
+def find_compiler() -> tuple[list[str], str]:
+    """The command of the C++ compiler ($CXX, g++ or clang++) and what identifies it in the cache."""
+    if sys.platform != "linux":
+        raise CompileError(
+            "running a CUDA kernel on the CPU needs Linux (on Windows: WSL; on a Mac: a Linux container)"
+        )
+    command = (os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++")), "g++")).split()
+    path = shutil.which(command[0])
+    if path is None:
+        raise CompileError(
+            f"running a CUDA kernel on the CPU needs a C++ compiler, and there is no {command[0]} on the PATH: "
+            "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
+        )
+    stat = os.stat(path)
+    return [path, *command[1:]], f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
+
+
+def run_compiler(command: Sequence[str], source: str | None = None) -> str:
+    """What the compiler prints. Raises CompileError with what it says."""
+    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    if done.returncode:
+        compiler = Path(command[0]).name
+        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+    return done.stdout
+
+
+def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:
+    """What `nm` or `addr2line` prints, given `lines`."""
+    command = [_tool(name), *arguments]
+    return subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def _tool(name: str) -> str:
+    """The compiler knows where its own is: under conda it is not on the PATH by this name."""
+    compiler, _ = find_compiler()
+    command = [*compiler, f"-print-prog-name={name}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    path = next(filter(None, map(shutil.which, (found, name, f"llvm-{name}"))), None)
+    if path is None:
+        raise CompileError(f"the C++ compiler comes without {name}: install binutils")
+    return path

@@ -1,0 +1,271 @@
+"""CUDA kernels on the CPU: run them, observe them, check them.
+
+    with cudascope.observe() as report:          # counts and a trace, without a change to the kernel
+        kernel[grid, block](x, out)
+    print(report)
+
+    with cudascope.check(outputs=[out]):         # raises Finding that names line, thread, tensor and element
+        kernel[grid, block](x, out)
+
+A launch runs one thread block after another on each core, and the threads of a thread block as fibers that take turns
+where they wait for each other. That is deterministic; `schedule=seed` runs them in another order, to shake out races.
+runtime/runtime.cpp does the work and says what "happens before" means here.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import numpy as np
+
+from cudascope.arrays import Array, as_array
+from cudascope.build import Source
+from cudascope.parameters import Parameter
+from cudascope.signature import base_name
+from cudascope.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, FindingKind, Mode, runtime
+from cudascope.simt.build import build, entry_symbol
+from cudascope.simt.errors import error_of
+from cudascope.simt.library import Library, ParameterType, SharedArray, Variable
+from cudascope.simt.limits import blocks_at_once, check_grid, check_shared
+from cudascope.simt.memory import Memory
+from cudascope.simt.report import TRACE, Launch, LineCount, Report
+from cudascope.simt.rules import declares_return, ignored
+from cudascope.variables import as_declared
+
+# ------------------------------------------------------------------------------------------------ observing, checking
+
+
+class _Run(NamedTuple):
+    mode: Mode = Mode.PLAIN
+    seed: int | None = None
+    report: Report | None = None
+    outputs: Sequence[Array] = ()
+    trace_limit: int = 0
+    stop: bool = True
+    ignored: int = 0  # findings, bit by bit
+    time_limit: float = 30.0
+
+
+_run: ContextVar[_Run] = ContextVar("cudascope_run", default=_Run())  # noqa: B039  a NamedTuple is immutable
+
+
+@contextlib.contextmanager
+def _within(run: _Run) -> Iterator[Report | None]:
+    outer = _run.get().mode
+    if Mode.PLAIN != outer != run.mode:
+        raise RuntimeError("cudascope.observe() and cudascope.check() cannot be nested: use one after the other")
+    token = _run.set(run)
+    try:
+        yield run.report
+    finally:
+        _run.reset(token)
+
+
+def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
+    """End a launch inside with an error if for so long none of its threads has ended or passed a barrier."""
+    if not seconds > 0:
+        raise ValueError(f"seconds must be more than 0, got {seconds}")
+    return _within(_run.get()._replace(time_limit=seconds))
+
+
+def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
+    """Run the threads and the thread blocks of launches inside in the order that `seed` gives."""
+    return _within(_run.get()._replace(seed=seed))
+
+
+def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
+    """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
+    run = _Run(Mode.OBSERVE, schedule, Report(), (), trace_limit)
+    return _within(run._replace(time_limit=_run.get().time_limit))
+
+
+def check(
+    *,
+    outputs: Sequence[object] = (),
+    schedule: int | None = None,
+    stop: bool = True,
+    ignore: Sequence[str] = (),
+    also: Sequence[str] = (),
+) -> contextlib.AbstractContextManager[Report]:
+    """Hold every access of CPU launches inside against the rules; the first that breaks one raises Finding.
+
+    With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
+    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
+    that shall find nothing, `also` those that are off unless asked for (rules.py).
+
+    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel's tensors lie
+    elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
+    `report.unwritten(tensor)` lists the elements that were never written.
+
+    Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
+    than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
+    what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    """
+    arrays = tuple(map(as_array, outputs))
+    if None in arrays:
+        raise TypeError(f"outputs must be tensors or arrays, got {type(outputs[arrays.index(None)]).__name__}")
+    run = _Run(Mode.CHECK, schedule, Report(), arrays, stop=stop, ignored=ignored(ignore, also))
+    return _within(run._replace(time_limit=_run.get().time_limit))
+
+
+# ------------------------------------------------------------------------------------------------ compile and launch
+
+
+def _memory(variable: Variable) -> np.ndarray:
+    """The bytes of a variable, in place."""
+    return np.frombuffer((ctypes.c_ubyte * variable.bytes).from_address(variable.address), dtype=np.uint8)
+
+
+class CpuKernel:
+    """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
+
+    `name` may be an instance of a template ("softmax<float, 128>"). The instrumented build serves observing and
+    checking.
+    """
+
+    def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
+        self.source, self.name, self.parameters = source, name, tuple(parameters)
+        self._lines = source.text.splitlines()
+        self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
+
+    @functools.cached_property
+    def _may_return(self) -> bool:
+        return declares_return(self.source.text, base_name(self.name))
+
+    def compile(self) -> None:
+        """Build, or find in the cache, what a launch here and now will need."""
+        self.library(_run.get().mode != Mode.PLAIN)
+
+    def variable(self, name: str) -> np.ndarray:
+        """The bytes of variable `name`, in place.
+
+        Raises:
+            ValueError: the kernel's file has no such variable.
+        """
+        variables = {each.name: each for each in self.library(False).variables}
+        if name not in variables:
+            known = ", ".join(variables) or "none"
+            raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
+        return _memory(variables[name])
+
+    def parameter_types(self) -> list[ParameterType]:
+        """Return the sizes and types that the compiler gives the kernel's parameters."""
+        return self.library(False).parameters(entry_symbol(self.name))
+
+    @contextlib.contextmanager
+    def _same_variables(self, library: Library) -> Iterator[None]:
+        """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
+        plain = self.library(False) if library.variables else library
+        pairs = [] if plain is library else [*zip(library.variables, plain.variables, strict=True)]
+        for own, kept in pairs:
+            _memory(own)[:] = _memory(kept)
+        try:
+            yield
+        finally:
+            for own, kept in pairs:
+                _memory(kept)[:] = _memory(own)
+
+    @functools.cached_property
+    def _watched(self) -> dict[str, Array]:
+        """The variables of the instrumented build, in place, as the source declares them."""
+        return {
+            each.name: as_array(as_declared(_memory(each), each.name, self.source.text, self.source.defines))
+            for each in self.library(True).variables
+        }
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[object],
+        *,
+        arrays: dict[str, Array],
+    ) -> None:
+        """Run the kernel. `args` are in declared order: an address (int or None) or a ctypes value.
+
+        `arrays` are the memory that the kernel may touch, by parameter name.
+        """
+        run = _run.get()
+        library = self.library(run.mode != Mode.PLAIN)
+        check_shared(self.name, library, shared_bytes)
+        values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
+        arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        memory = Memory(arrays, self._watched if run.mode == Mode.CHECK else {})
+
+        request = LAUNCH()
+        request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
+        request.arguments = arguments
+        request.grid[:], request.block[:] = grid, block
+        request.mode = run.mode
+        # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
+        alone = library.has_atomics or library.has_grid_sync
+        request.workers = 1 if alone else len(os.sched_getaffinity(0))
+        request.max_blocks = blocks_at_once(library, block, shared_bytes)
+        check_grid(self.name, library, grid, request.max_blocks)
+        request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
+        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
+        request.shuffled, request.seed = run.seed is not None, run.seed or 0
+        request.max_events = run.trace_limit
+        shared = [*library.shared]
+        request.shared_segment, request.dynamic_offset = library.shared_segment, -1
+        if library.dynamic_offset is not None:
+            shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
+            request.dynamic_offset, request.dynamic_bytes = library.dynamic_offset, shared_bytes
+        kept = memory.describe(request, self.parameters, run, shared, library.guards)
+        calls = runtime()
+        try:
+            with self._same_variables(library):
+                calls.simt_launch(ctypes.byref(request))
+            del kept  # the arrays live until the launch has ended
+            if request.num_output:
+                sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
+            errors = request.errors[: request.num_errors]
+            if any(error.finding == FindingKind.INTERRUPTED for error in errors):
+                raise KeyboardInterrupt(f"kernel {self.name} was interrupted: its results are not whole")
+            found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
+            if found and run.stop:
+                raise found[0]
+            if run.mode == Mode.CHECK:
+                run.report.add_checked(found)
+            if run.mode == Mode.OBSERVE:
+                run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
+        finally:
+            calls.simt_free(ctypes.byref(request))
+
+    # ------------------------------------------------------------------------------------------------ reports
+
+    def _observed(self, request, library, memory, shared, grid, block) -> Launch:
+        counts = request.counts[: request.num_counts]
+        events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
+        sites, site_of = np.unique(events["site"], return_inverse=True)
+        lines = library.lines([*(c.site for c in counts), *(int(site) for site in sites)])
+        trace = np.empty(len(events), TRACE)
+        trace["thread_block"], trace["thread"] = events["block"], events["thread"]
+        trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32
+        trace["line"] = np.array([lines[int(site)][1] for site in sites], np.int32)[site_of] if len(sites) else 0
+        trace["space"], trace["access"] = np.array(SPACES)[events["space"]], np.array(ACCESSES)[events["access"]]
+        trace["tensor"], trace["element"] = memory.elements(events, shared)
+        for name in ("bytes", "order", "execution"):
+            trace[name] = events[name]
+        line_counts = [
+            LineCount(
+                lines[c.site][1],
+                ACCESSES[c.access],
+                SPACES[c.space] * (c.access < Access.BARRIER),
+                c.requests,
+                c.lanes,
+                c.bytes,
+                c.sectors,
+                c.conflicts,
+            )
+            for c in counts
+        ]
+        return Launch(
+            self.name, grid, block, line_counts, trace, memory.names, [array.name for array in shared], self._lines
+        )

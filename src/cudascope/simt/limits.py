@@ -1,0 +1,54 @@
+"""What a GPU would refuse of a launch where the kernel's own shared memory is known: refused on the CPU too."""
+
+import functools
+import re
+
+from cudascope.limits import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, Shape
+from cudascope.signature import base_name
+from cudascope.simt.library import Library
+
+_SMS, _THREADS_PER_SM, _BLOCKS_PER_SM, _SHARED_PER_SM = 132, 2048, 32, 228 * 1024  # an H100's
+
+
+def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
+    """How many thread blocks of `block` an H100 holds at once, by threads and shared memory; 1 KB of it is CUDA's."""
+    threads = -(-block[0] * block[1] * block[2] // 32) * 32
+    shared = sum(array.bytes for array in library.shared) + shared_bytes + 1024
+    return _SMS * max(1, min(_BLOCKS_PER_SM, _THREADS_PER_SM // threads, _SHARED_PER_SM // shared))
+
+
+def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
+    """ValueError for more thread blocks than can be, or than can wait for each other at a kernel's grid barrier."""
+    blocks = grid[0] * grid[1] * grid[2]
+    if blocks >= 2**32:
+        raise ValueError(
+            f"kernel {name}: grid {grid} has {blocks} thread blocks, the CPU runner counts them in 32 bits"
+        )
+    if library.has_grid_sync and blocks > at_once:
+        raise ValueError(
+            f"kernel {name}: grid {grid} has {blocks} thread blocks, but at a grid barrier all must run at once, and "
+            f"an H100 holds {at_once} of this size: launch fewer and let each do more"
+        )
+
+
+@functools.cache
+def _own_arrays(name: str) -> re.Pattern:
+    """The symbols of a kernel's shared arrays. What belongs to the functions it calls is not counted."""
+    function = base_name(name)
+    return re.compile(rf"_ZZ(N.*)?{len(function)}{function}")
+
+
+def check_shared(name: str, library: Library, shared_bytes: int) -> None:
+    """A kernel's own shared arrays, and they and the dynamic memory together, must fit, or ValueError."""
+    static = sum(array.bytes for array in library.shared if _own_arrays(name).match(array.symbol))
+    if static > MAX_STATIC_SHARED_BYTES:
+        raise ValueError(
+            f"kernel {name}: its __shared__ arrays of fixed size can have at most {MAX_STATIC_SHARED_BYTES} bytes, "
+            f"got {static}: use extern __shared__"
+        )
+    if static + shared_bytes > MAX_SHARED_BYTES:
+        raise ValueError(
+            f"kernel {name}: shared_bytes = {shared_bytes}, but a thread block can have at most {MAX_SHARED_BYTES} "
+            f"bytes of shared memory, got {static} + {shared_bytes} = {static + shared_bytes} with the arrays it "
+            f"declares itself (an H100's limit, kept on the CPU too)"
+        )

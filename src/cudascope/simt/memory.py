@@ -1,0 +1,89 @@
+"""The arrays of a CPU launch as the runtime sees them: regions of memory, and what lies where in them."""
+
+import ctypes
+
+import numpy as np
+
+from cudascope.arrays import Array
+from cudascope.simt.abi import REGION, SHARED_ARRAY, Mode, Space
+
+
+class Memory:
+    """The arrays of a launch as regions: those that overlap are one. `variables` belong to the compiled file."""
+
+    def __init__(self, arrays: dict[str, Array], variables: dict[str, Array]) -> None:
+        self._variables = frozenset(variables)
+        self.arrays = {name: array for name, array in (arrays | variables).items() if array.size}
+        self.names = tuple(self.arrays)
+        self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
+        for name, array in sorted(self.arrays.items(), key=lambda item: item[1].address):
+            start, end = array.address, array.address + array.extent
+            if self.regions and start < self.regions[-1][1]:
+                last = self.regions[-1]
+                last[1], last[2] = max(last[1], end), min(last[2], array.itemsize)
+                last[3].append(name)
+            else:
+                self.regions.append([start, end, array.itemsize, [name]])
+
+    def describe(self, request, parameters, run, shared, guards) -> tuple:
+        """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
+        written_to = {parameter.name for parameter in parameters if not parameter.const}
+        regions = (REGION * len(self.regions))()
+        for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
+            region.start, region.bytes, region.granule = start, end - start, granule
+            region.in_place = not self._variables.isdisjoint(names)
+            region.constant = not region.in_place and written_to.isdisjoint(names)
+            if run.mode == Mode.CHECK:
+                written = run.report.written_map(start, granule, (end - start) // granule)
+                region.written = written.ctypes.data
+                region.expect_written = any(
+                    out.address < end and start < out.address + out.extent for out in run.outputs if out.size
+                )
+        pointed = [
+            (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
+            for i, parameter in enumerate(parameters)
+            if parameter.pointer and parameter.name in self.arrays
+        ]
+        pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
+        pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
+        places, guard_places = (
+            (SHARED_ARRAY * len(arrays))(*((array.offset, array.bytes) for array in arrays))
+            for arrays in (shared, guards)
+        )
+        request.regions, request.num_regions = regions, len(regions)
+        request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
+        request.shared, request.num_shared = places, len(shared)
+        request.guards, request.num_guards = guard_places, len(guards)
+        return regions, pointers, pointer_regions, places, guard_places
+
+    def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
+        """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
+        start, _, _, names = self.regions[region]
+        address = start + offset
+        inside = (n for n in names if 0 <= address - self.arrays[n].address < self.arrays[n].extent)
+        name = next(inside, names[-1])
+        array = self.arrays[name]
+        element, size = (address - array.address) // array.itemsize, array.extent // array.itemsize
+        if element < 0:
+            return name, element, f"{name}[{element}], before its first element"
+        if element >= size:
+            return name, element, f"{name}[{element}], past its end ({size} elements)"
+        if array.is_contiguous and len(array.shape) > 1:
+            index = ", ".join(str(int(i)) for i in np.unravel_index(element, array.shape))
+            return name, element, f"{name}[{element}] = {name}[{index}]"
+        return name, element, f"{name}[{element}]"
+
+    def elements(self, events, shared) -> tuple[np.ndarray, np.ndarray]:
+        """Which tensor (or shared array) and which element of it each event touched; -1: none of them.
+
+        An element of a shared array is 4 bytes.
+        """
+        tensor, element = events["region"].astype(np.int16), events["offset"] // 4
+        for r, (start, _, _, names) in enumerate(self.regions):
+            of_region = (events["space"] == Space.GLOBAL) & (events["region"] == r)
+            for name in reversed(names):
+                array = self.arrays[name]
+                at = events["offset"] + start - array.address
+                inside = of_region & (at >= 0) & (at < array.extent)
+                tensor[inside], element[inside] = self.names.index(name), at[inside] // array.itemsize
+        return tensor, element

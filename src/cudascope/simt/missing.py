@@ -1,0 +1,111 @@
+"""What a kernel uses of headers that are missing: a trap where it is reached, and no error where it is not.
+
+The compiler says which names nobody has declared. A statement with such a name becomes a call that stops the kernel and
+names the header; a declaration with one is left out, and so is what needs that in turn. A statement that stands in the
+kernel itself under no condition is reached for certain: that is an error at once.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from cudascope.build import CompileError
+from cudascope.device_code import DeviceCode, replaced
+from cudascope.outline import Piece
+from cudascope.simt.preprocess import line_at
+from cudascope.statements import Statements
+from cudascope.tokens import NAME
+
+_ROUNDS = 8  # what is left out leaves others without a declaration
+_ERROR = re.compile(r"^<stdin>:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
+_UNKNOWN = re.compile(
+    "not declared|not been declared|does not name|is not a member|is not a class|is not a template|undeclared"
+    "|incomplete type|not a namespace|no type named"
+)
+# Libraries that the host calls: a kernel has nothing of theirs but a type in a struct that it shares with the host.
+_FOR_HOST = re.compile(r"\b(cublas|cudnn|cufft|cusparse|cusolver|curand(?=\.h)|nvml|nccl|nvtx|nvToolsExt|MPI|mpi|omp)")
+_MARKER = re.compile(r"^# \d+ .*$", re.MULTILINE)
+
+
+def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: Callable[[str], DeviceCode]) -> str:
+    """`text`, which lacks the headers `missing`, as `command` takes it; `cut` makes declarations of it.
+
+    Raises:
+        CompileError: the kernel always needs what is missing.
+    """
+    whys: dict[str, str] = {}  # for the names in what was left out
+    for number in range(_ROUNDS):
+        code = cut(text)
+        changes: dict[tuple[int, int], str] = {}
+        for place, message in _errors(text, command):
+            names = _names(message)
+            headers = _headers(names, missing)
+            if number == 0 and not (headers and _UNKNOWN.search(message)):
+                continue  # the user's own mistake. In later rounds it follows from what was left out
+            if (found := _change(code, place)) is not None:
+                what, where = message.partition(";")[0], " or ".join(headers)
+                said = f"{what}: it may come from {where}, which is missing, or from `defines`"
+                why = next((whys[name] for name in names if name in whys), said)
+                if found.is_reached:
+                    file, line = line_at(text, place)
+                    raise CompileError(f"{file}:{line}: error: {why}")
+                whys = {word: why for word in code.tokens[slice(*found.span)] if NAME.fullmatch(word)} | whys
+                trap = f"simt_lacks({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
+                changes.setdefault(code.place(*found.span), trap)
+        if not changes:
+            break
+        text = replaced(text, [(*span, new) for span, new in changes.items()])
+    return text
+
+
+def _names(message: str) -> list[str]:
+    return [name for quoted in re.findall("[‘'](.*?)[’']", message) for name in NAME.findall(quoted)]
+
+
+def _headers(names: Sequence[str], missing: Sequence[str]) -> list[str]:
+    """Those of the missing headers that may declare one of `names`."""
+    alike = [h for h in missing if any(len(name) > 2 and name.lower() in h.lower() for name in names)]
+    for_host = {h: match[1] for h in missing if (match := _FOR_HOST.search(h))}
+    alike += [h for h, library in for_host.items() if any(name.startswith(library) for name in names)]
+    return [f"<{header}>" for header in alike or [h for h in missing if h not in for_host][:3]]
+
+
+def _errors(text: str, command: Sequence[str]) -> list[tuple[int, str]]:
+    """Where the compiler refuses `text`, and what it says."""
+    by_line = _MARKER.sub("", text)  # then lines are those of the text itself
+    flags = ("-fsyntax-only", "-w", "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
+    done = subprocess.run([*command, *flags], input=by_line, capture_output=True, text=True)
+    lines = [0, *(match.end() for match in re.finditer("\n", text))]
+    return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in _ERROR.findall(done.stderr)]
+
+
+class _Change(NamedTuple):
+    """The lexemes that an error is about."""
+
+    span: tuple[int, int]
+    is_statement: bool  # one that does something
+    is_reached: bool  # whenever the kernel runs
+
+
+def _change(code: DeviceCode, place: int) -> _Change | None:
+    """What is to be left out for an error at `place`; None if nothing can be."""
+    at = max((i for i, lexeme in enumerate(code.lexemes) if lexeme.place <= place), default=-1)
+    piece = _innermost(code.pieces, at)
+    while piece is not None and (member := _innermost(code.members(piece), at)) is not None:
+        piece = member
+    if piece is None:
+        return None
+    is_kernel = "__global__" in code.tokens[piece.start : piece.body or piece.end]
+    if piece.body is None or at <= piece.body:
+        return _Change((piece.start, piece.end), False, is_kernel)
+    statements = Statements(code.tokens, code.close)
+    start, end = statements.around(piece.body, at)
+    words = code.tokens[start:end]
+    does = words[0] not in ("using", "typedef") and not {"(", "=", "return", "{"}.isdisjoint(words)
+    return _Change((start, end), does, does and is_kernel and statements.is_always_reached(piece.body, start))
+
+
+def _innermost(pieces: Sequence[Piece], at: int) -> Piece | None:
+    return next((piece for piece in pieces if piece.start <= at < piece.end), None)

@@ -1,0 +1,94 @@
+"""A .cu file after the preprocessor: macros expanded, every header in its place, and which lines are the user's own.
+
+CUDA's own words (`__global__`, `__device__`, …) are still there: headers/simt_specifiers.h gives them their meaning
+when the text is compiled. A header that is not there is taken for an empty one, and named in `missing`.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cudascope.build import CompileError
+from cudascope.simt.compiler import run_compiler
+from cudascope.tokens import Lexeme, lexemes_of
+
+_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
+_SYSTEM = "3"  # the flag by which a marker says that a system's header follows
+
+
+class Preprocessed(NamedTuple):
+    """Return the text after simt.h, in parts: the user's own, and those of headers of a system or of NVIDIA."""
+
+    parts: tuple[tuple[bool, str], ...]  # is it the user's own, and its text with the compiler's line markers
+    missing: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.parts)
+
+    @property
+    def own_text(self) -> str:
+        return "".join(text for is_own, text in self.parts if is_own)
+
+    @property
+    def lexemes(self) -> list[Lexeme]:
+        return own_lexemes(self.parts)
+
+
+def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> Preprocessed:
+    """`source` after the preprocessor of `command`, a compiler and its flags. Files in `foreign` are not the user's.
+
+    Raises:
+        CompileError: the preprocessor refuses it.
+    """
+    missing: list[str] = []
+    try:
+        text = run_compiler([*command, "-E", "-x", "c++", "-"], source)
+    except CompileError as error:
+        if "No such file or directory" not in str(error):
+            raise
+        rule = run_compiler([*command, "-M", "-MG", "-x", "c++", "-"], source)
+        prerequisites = rule.replace("\\\n", " ").partition(":")[2].split()
+        missing = [name for name in prerequisites if not os.path.exists(name)]
+        with tempfile.TemporaryDirectory() as folder:
+            inside = Path(folder, *"abcdefgh")  # deep enough for every ../
+            inside.mkdir(parents=True)
+            for stand_in in (Path(os.path.normpath(inside / name)) for name in missing):
+                stand_in.parent.mkdir(parents=True, exist_ok=True)
+                stand_in.touch()
+            text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
+    _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
+    return Preprocessed(tuple(parts), tuple(missing))
+
+
+def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
+    """Preprocessed `text` cut where the user's own part begins or ends."""
+    others = ("<", *(f"{folder}/" for folder in foreign))
+    start, is_own = 0, False
+    is_foreign: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
+    for marker in _MARKER.finditer(text):
+        _, file, flags = marker.groups()
+        foreign_file = _SYSTEM in flags.split() or file.startswith(others) or file.endswith("//")  # the working folder
+        if is_own == is_foreign.setdefault(file, foreign_file):
+            yield is_own, text[start : marker.start()]
+            start, is_own = marker.start(), not is_own
+    yield is_own, text[start:]
+
+
+def own_lexemes(parts: Iterable[tuple[bool, str]]) -> list[Lexeme]:
+    """The lexemes of the user's own parts, with their places in the whole."""
+    found, at = [], 0
+    for is_own, text in parts:
+        if is_own:
+            found += [lexeme._replace(place=at + lexeme.place) for lexeme in lexemes_of(text)]
+        at += len(text)
+    return found
+
+
+def line_at(text: str, place: int) -> tuple[str, int]:
+    """The file and the line that preprocessed `text` shows at `place`."""
+    *_, marker = _MARKER.finditer(text, 0, place)
+    return marker[2], int(marker[1]) + text.count("\n", marker.end(), place) - 1

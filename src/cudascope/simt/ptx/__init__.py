@@ -1,0 +1,139 @@
+"""Inline PTX on the CPU: every `asm` statement of a source becomes C++ that does the same.
+
+    asm volatile("add.s32 %0, %1, 7;" : "=r"(sum) : "r"(x));
+
+An operand is a variable of the constraint's size, and so is a register that the statement declares. The instructions
+are those of `arithmetic`, `memory`, `threads` and `matrix`; one that is not known there stops the kernel with its
+name, but only where it is reached.
+"""
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cudascope.build import CompileError
+from cudascope.simt.ptx.body import body, stop
+from cudascope.simt.ptx.scope import Malformed
+
+_TOKEN = re.compile(
+    r"""R"(?P<mark>[^()\s\\]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+' | //[^\n]* | /\*.*?\*/
+    | [A-Za-z_]\w* | \d[\w.']* | ^[ \t]*\#[^\n]* | \S""",
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+_MARKER = re.compile(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"')
+_KEYWORDS = ("asm", "__asm__", "__asm")
+_QUALIFIERS = ("volatile", "__volatile__", "inline", "__inline__")
+_TYPES = {"h": "uint16_t", "r": "uint32_t", "l": "uint64_t", "q": "unsigned __int128", "f": "float", "d": "double"}
+_TYPES |= dict.fromkeys("ni", "const uint64_t")
+
+
+class _Operand(NamedTuple):
+    constraint: str
+    expression: str
+
+
+def translate(text: str) -> str:
+    """Return `text` without `asm`. The text after a statement keeps its line.
+
+    Raises:
+        CompileError: an asm statement that no compiler would take.
+    """
+    done, labels = [], itertools.count()
+    start, tokens = 0, _TOKEN.finditer(text)
+    for token in tokens:
+        if token[0] not in _KEYWORDS:
+            continue
+        try:
+            parts, end = _parts(text, tokens)
+            replaced = _statement(*parts, next(labels))
+        except Malformed as error:
+            raise CompileError(f"{_place(text, token.start())}: asm: {error}") from None
+        lines = re.findall(r"^[ \t]*#[^\n]*|\n", text[token.start() : end], re.MULTILINE)
+        done += [text[start : token.start()], replaced, *lines]
+        start = end
+    return "".join([*done, text[start:]])
+
+
+def _place(text: str, position: int) -> str:
+    """File and line, by the preprocessor's markers."""
+    line, file = 1, "asm"
+    for row in text[:position].splitlines()[:-1]:
+        marker = _MARKER.match(row)
+        line, file = (int(marker[1]), marker[2]) if marker else (line + 1, file)
+    return f"{file}, line {line}"
+
+
+# ------------------------------------------------------------------------------------------------ the statement
+
+
+def _parts(text: str, tokens: Iterator[re.Match]) -> tuple[tuple[str, list[_Operand], list[_Operand]], int]:
+    """Template, outputs and inputs of the statement whose `asm` was read last, and where it ends."""
+    token = next((each for each in tokens if each[0] not in _QUALIFIERS), None)
+    if token is None or token[0] != "(":
+        raise Malformed("a parenthesis must follow")
+    sections, depth, end = [""], 1, token.end()
+    for token in tokens:
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        if depth == 0:
+            break
+        if depth == 1 and token[0] == ":":
+            sections.append("")
+        elif re.match(r"[ \t]*#", token[0]) and not _MARKER.match(token[0]):
+            raise Malformed("a directive stands in it")
+        elif not token[0].startswith(("//", "/*")) and not _MARKER.match(token[0]):
+            sections[-1] += " " * (token.start() > end) + token[0]
+        end = token.end()
+    else:
+        raise Malformed("its parenthesis is not closed")
+    semicolon = re.compile(r"\s*;").match(text, token.end())
+    template = "".join(_unquoted(each[0]) for each in _TOKEN.finditer(sections[0]))
+    outputs, inputs = map(_operands, (*sections[1:3], "", "")[:2])
+    if len(sections) > 1:
+        template = template.replace("%%", "%")
+    return (template, outputs, inputs), semicolon.end() if semicolon else token.end()
+
+
+def _unquoted(literal: str) -> str:
+    if literal.startswith("R"):
+        return re.fullmatch(r'R"([^(]*)\((.*)\)\1"', literal, re.DOTALL)[2]
+    if not literal.startswith('"'):
+        raise Malformed(f"its first part must be a string, got {literal}")
+    return ast.literal_eval(literal)
+
+
+def _operands(rest: str) -> list[_Operand]:
+    """Operands, each written as "constraint" (expression)."""
+    found, rest = [], rest.strip()
+    while rest:
+        match = re.match(r'("[^"]*")\s*\(', rest)
+        if not match:
+            raise Malformed(f'an operand is written "constraint" (expression), got {rest}')
+        depth, end = 1, match.end()
+        for token in _TOKEN.finditer(rest, match.end()):
+            depth += (token[0] == "(") - (token[0] == ")")
+            if depth == 0:
+                end = token.start()
+                break
+        found.append(_Operand(_unquoted(match[1]), rest[match.end() : end]))
+        rest = rest[end + 1 :].strip().removeprefix(",").strip()  # nvcc asks for no comma
+    return found
+
+
+def _statement(template: str, outputs: list[_Operand], inputs: list[_Operand], number: int) -> str:
+    """The block of C++, on one line."""
+    before, after, names = [], [], {}
+    for i, operand in enumerate((*outputs, *inputs)):
+        kind = _TYPES.get(operand.constraint.strip("=+&%")[:1])
+        if kind is None:
+            return stop(f'the constraint "{operand.constraint}"')
+        register = names[f"%{i}"] = f"simt_{i}"
+        if i < len(outputs):
+            before.append(f"auto&& simt_out_{i} = ({operand.expression});")
+            after.append(f"simt::ptx::output(simt_out_{i}, {register});")
+        read = f"simt_out_{i}" if operand.constraint.startswith("+") else f"({operand.expression})"
+        is_read = i >= len(outputs) or operand.constraint.startswith("+")
+        value = f"simt::ptx::input<{kind.removeprefix('const ')}>({read})" if is_read else "{}"
+        before.append(f"{kind} {register}{' = ' * is_read}{value};")
+    return " ".join(["{", *before, body(template, names, number), *after, "}"])

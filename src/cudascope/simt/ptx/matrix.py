@@ -1,0 +1,72 @@
+"""PTX instructions on matrices that the lanes of a warp hold together: mma, ldmatrix, stmatrix, movmatrix."""
+
+import re
+
+from cudascope.simt.ptx.calls import Instruction, assign, call, expect, flags, names, vector
+from cudascope.simt.ptx.scope import P, Scope, Unknown
+
+_INTEGERS = names("s8 u8 s4 u4")
+_SHAPES = {
+    **dict.fromkeys(("f16", "bf16"), names("m16n8k8 m16n8k16")),
+    "tf32": names("m16n8k4 m16n8k8"),
+    "f64": names("m8n8k4 m16n8k4 m16n8k8 m16n8k16"),
+    **dict.fromkeys(("s8", "u8"), names("m8n8k16 m16n8k16 m16n8k32")),
+    **dict.fromkeys(("s4", "u4"), names("m8n8k32 m16n8k32 m16n8k64")),
+    **dict.fromkeys(("e4m3", "e5m2"), names("m16n8k16 m16n8k32")),
+}  # of A's type
+_PARTNERS = {"s8": "s8 u8", "u8": "s8 u8", "s4": "s4 u4", "u4": "s4 u4", "e4m3": "e4m3 e5m2", "e5m2": "e4m3 e5m2"}
+
+
+def multiply(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {d, …}, {a, …}, {b, …}, {c, …};`"""
+    if len(words) < 9 or words[:2] != ["sync", "aligned"] or words[3:5] != ["row", "col"]:
+        raise Unknown(name)
+    shape, modifiers, (result, a, b, start) = words[2], words[5:-4], words[-4:]
+    sums = {"s32"} if a in _INTEGERS else {"f64"} if a == "f64" else {"f16", "f32"} if a != "bf16" else {"f32"}
+    known = shape in _SHAPES.get(a, ()) and b in names(_PARTNERS.get(a, a)) and {result, start} <= sums
+    if not known or modifiers not in ([], ["satfinite"]):
+        raise Unknown(name)
+    expect(name, operands, 4)
+    register = "b64" if a == "f64" else "b32"
+    m, n, k = re.findall(r"\d+", shape)
+    kinds = [P + kind for kind in (result, a, b, start)]
+    fragments = [vector(register, each, scope) for each in operands[1:]]
+    value = call("mma", [m, n, k, *kinds, flags(modifiers), P + register], fragments)
+    return assign(operands[0], value, scope)
+
+
+def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [row];`"""
+    expect(name, operands, 2)
+    arguments, address = _moved(name, words, operands[1], scope)
+    value = call("ldmatrix", arguments, [address])
+    return assign(operands[0], value if operands[0].startswith("{") else f"{value}.x[0]", scope)
+
+
+def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`stmatrix.sync.aligned.m8n8.x2.shared.b16 [row], {a, b};`"""
+    expect(name, operands, 2)
+    arguments, address = _moved(name, words, operands[0], scope)
+    return call("stmatrix", arguments, [address, vector("b32", operands[1], scope)]) + ";"
+
+
+def _moved(name: str, words: list[str], address: str, scope: Scope) -> tuple[list[str], str]:
+    """How many matrices, whether transposed; where this lane's row is."""
+    counts = [word for word in words if word in ("x1", "x2", "x4")]
+    known = names("sync aligned m8n8 x1 x2 x4 trans shared shared::cta b16")
+    if len(counts) != 1 or not known.issuperset(words) or not {"m8n8", "b16"} <= set(words):
+        raise Unknown(name)
+    space = "shared" if {"shared", "shared::cta"} & set(words) else "generic"
+    register, offset = scope.address(address)
+    return [counts[0][1:], "true" if "trans" in words else "false"], f"{P}{space}_address({register}, {offset})"
+
+
+def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`movmatrix.sync.aligned.m8n8.trans.b16 d, a;`"""
+    expect(name, operands, 2)
+    if words != ["sync", "aligned", "m8n8", "trans", "b16"]:
+        raise Unknown(name)
+    return assign(operands[0], f"{P}movmatrix({scope.value(operands[1])})", scope)
+
+
+MATRIX: dict[str, Instruction] = {"mma": multiply, "ldmatrix": load, "stmatrix": store, "movmatrix": move}

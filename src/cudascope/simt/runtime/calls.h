@@ -1,0 +1,107 @@
+// What a kernel asks for by name: who it is, where its shared memory lies, atomics, printf, assert.
+#pragma once
+
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+
+#include "hooks.h"
+
+extern "C" {
+Dim simt_thread_idx() { return worker->current->index; }
+Dim simt_block_idx() { return worker->block->index; }
+Dim simt_block_dim() { return worker->job->size; }
+Dim simt_grid_dim() { return worker->job->grid; }
+u32 simt_lane() { return worker->current->lane; }
+u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
+long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+void simt_yield() {
+    spin(*worker, CALLER);
+    let_others_run(*worker);
+}
+void simt_fence() {
+    if (worker->job->launch.mode == CHECK) fence(*worker->current);
+}
+
+// Kernels call it where a compiler would ask for the address of a thread-local variable: simt/build.py sees to that.
+struct ThreadLocal { u64 module, offset; };
+void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }
+void* simt_shared_base() { return worker->block->shared.start; }
+bool simt_is_shared(const void* address) { return is_shared(*worker->block, address); }
+bool simt_is_local(const void* address) { return is_local(*worker->block, address); }
+bool simt_carry() { return worker->current->carry; }
+void simt_keep_carry(bool carry) { worker->current->carry = carry; }
+
+constexpr size_t MAX_OUTPUT = 1 << 20;  // bytes that a thread block may print; CUDA has as much for all of them
+int simt_printf(const char* format, ...) {
+    char line[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    std::string& output = worker->block->output;
+    if (output.size() < MAX_OUTPUT) output += line;
+    return length;
+}
+
+static void stop(FindingKind finding, const char* message, void* site) {
+    Error e = new_error(*worker, finding, site);
+    snprintf(e.text, sizeof(e.text), "%s", message);
+    raise_error(*worker, e);
+    __builtin_unreachable();
+}
+void simt_fail(const char* message) { stop(FAILED, message, CALLER); }
+void simt_lacks(const char* message) { stop(NOT_SUPPORTED, message, CALLER); }
+
+void simt_refuse(u32 lane, const char* message) {
+    Worker& w = *worker;
+    const Thread& me = *w.current;
+    Error e = new_error(w, ARGUMENT, me.state == AT_COLLECTIVE ? me.site : CALLER);
+    e.thread = w.block->threads[me.id / 32 * 32 + lane].index;
+    snprintf(e.text, sizeof(e.text), "%s", message);
+    raise_error(w, e);
+    __builtin_unreachable();
+}
+
+void simt_access(const volatile void* address, u32 bytes, Access access) {
+    announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
+}
+
+// Kernels call it in place of exit and its like: simt/build.py sees to that.
+void simt_host_exit(int) { simt_fail("exit() is no function of a kernel"); }
+void simt_throw() { simt_fail("a kernel throws no exceptions"); }
+
+// Memory that a kernel allocates itself: it may touch it, and so may later thread blocks, until it is freed.
+void* simt_malloc(size_t bytes) {
+    if (!worker) return malloc(bytes);
+    void* p = allocate(bytes);
+    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
+    return p;
+}
+void simt_free_memory(void* p) {
+    if (!is_in_heap(p)) return worker && p ? simt_fail("free() of what malloc() has not given") : free(p);
+    if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
+    if (live_allocations) live_allocations--;
+}
+
+void simt_atomic(const volatile void* address, int bytes) {
+    Worker& w = *worker;
+    accessed(address, (u32)bytes, ATOMIC, CALLER, (u32)bytes);
+    spin(w, CALLER);
+    if (++w.current->atomics % 256 == 0) let_others_run(w);
+}
+
+bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desired) {
+    auto swap = [&](auto* p) {
+        auto seen = (std::remove_reference_t<decltype(*p)>)*expected;
+        auto value = (decltype(seen))desired;
+        bool done = __atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        if (done && desired != *expected) worker->progress++;
+        *expected = seen;
+        return done;
+    };
+    if (bytes == 8) return swap((u64*)address);
+    if (bytes == 4) return swap((u32*)address);
+    return bytes == 2 ? swap((u16*)address) : swap((u8*)address);
+}
+}

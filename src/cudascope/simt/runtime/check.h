@@ -1,0 +1,204 @@
+// Checking: every access is held against bounds and alignment, and against the last accesses to the same bytes.
+#pragma once
+
+#include "memory.h"
+#include "order.h"
+
+static Error access_error(Worker& w, FindingKind finding, void* site, const char* p, u32 bytes, Access access, Place place) {
+    Error e = new_error(w, finding, site);
+    e.access = access, e.bytes = bytes, e.space = place.space, e.region = place.region, e.offset = place.offset;
+    e.address = (u64)p;
+    return e;
+}
+
+// The index of the block, or thread, with this number in a grid, or block, of this size.
+static Dim index_at(Dim size, u32 number) {
+    return {number % size.x, number / size.x % size.y, number / size.x / size.y};
+}
+
+// An access as it was announced, and what is being held against it.
+struct Announced {
+    const char* p;
+    u32 bytes;
+    Access access;
+    bool is_volatile, in_range;  // part of a copy of many bytes, or of a matrix
+    void* site;
+};
+
+[[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
+    Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
+    e.other_block = index_at(w.job->grid, s.block - 1);
+    e.other_thread = index_at(w.job->size, s.thread);
+    e.other_site = w.job->sites[s.site];
+    e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
+    bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
+    if (!both_store) return raise_error(w, e);
+    Pending& pending = w.pending;
+    pending.address = (char*)a.p, pending.bytes = a.bytes, pending.drop = false, pending.race = e;
+    memcpy(pending.before, a.p, a.bytes);
+}
+
+// Two accesses without an order are none the worse for it if both are atomic or volatile. But the lanes of a warp that
+// pass values on in volatile shared memory take it that they run in step, which they have not since sm_70.
+static bool may_meet(const Stamp& s, const Stamp& mine, bool is_shared) {
+    if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
+    return (s.atomic && mine.atomic) || !is_shared || s.thread / 32 != mine.thread / 32;
+}
+
+// The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
+// of them. Fewer may be the padding of a struct. ~0: none.
+static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block) {
+    u64 run = 0, written = 0;
+    for (u64 i = first; i <= last; ++i) {
+        if ((u64)(shadow.start + i) % 4 == 0) run = 0;
+        if (shadow.cells[i].write.block == block) run = 0, ++written;
+        else if (++run == 4) return i - 3;
+    }
+    return written ? ~0ull : first;
+}
+
+static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced& a, bool expect_written, u8* written) {
+    Block& b = *w.block;
+    Thread& me = *w.current;
+    Access access = a.access;
+    bool is_shared = place.space == SHARED;
+    u16 number = site_number(*w.job, a.site);
+    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, number};
+    u64 first = (u64)(a.p - shadow.start) / shadow.granule, last = (u64)(a.p - shadow.start + a.bytes - 1) / shadow.granule;
+    u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
+    bool raced = false;
+    Cell earlier_cell{};
+    for (u64 i = first; i <= last; ++i) {
+        Cell& cell = shadow.cells[i];
+        if (i > first && i != unwritten && !expect_written && memcmp(&cell, &earlier_cell, sizeof(Cell)) == 0) {
+            cell = shadow.cells[i - 1];  // the last one was as this is
+            if (written && access != READ) written[i] = 1;
+            continue;
+        }
+        earlier_cell = cell;
+        Place at = place;
+        at.offset += (int64_t)((i - first) * shadow.granule);
+        if (is_shared) {
+            for (Stamp* stamp : {&cell.write, &cell.read[0], &cell.read[1]})
+                if (stamp->block != mine.block) *stamp = Stamp{};  // what another thread block left
+            if (i == unwritten && !b.unwritten_read.finding)
+                b.unwritten_read = access_error(w, UNINITIALISED_SHARED, a.site, a.p, a.bytes, access, at);
+        }
+        if (expect_written && access != WRITE && !written[i]) {
+            raise_error(w, access_error(w, UNINITIALISED_GLOBAL, a.site, a.p, a.bytes, access, at));
+            expect_written = false;
+        }
+        auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
+        bool after_write = before_me(cell.write);
+        if (!after_write && !raced && !may_meet(cell.write, mine, is_shared)) raise_race(w, cell.write, a, at), raced = true;
+        for (Stamp& read : cell.read)
+            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine, is_shared))
+                raise_race(w, read, a, at), raced = true;
+        if (access == READ) {
+            Stamp* slot = nullptr;
+            for (Stamp& read : cell.read)
+                if (read.block == mine.block && read.thread == me.id && !read.wrote) slot = &read;
+            for (Stamp& read : cell.read)
+                if (!slot && before_me(read)) slot = &read;
+            if (!slot && cell.read[1].thread / 32 == cell.read[0].thread / 32) slot = &cell.read[1];
+            if (slot) *slot = mine;
+        } else {
+            Stamp earlier = cell.write;
+            cell.write = mine;
+            cell.read[0] = cell.read[1] = Stamp{};
+            if ((mine.atomic || mine.is_volatile) && !after_write && !handed_over(earlier, me))
+                cell.read[0] = earlier;  // may race with a plain one
+            if (written) written[i] = 1;
+        }
+    }
+}
+
+// An access to no tensor and no shared array, where the launch goes on after it: it lands in memory that nobody reads.
+static void divert(Worker& w, const char* p, u32 bytes, Access access) {
+    u64 page = (u64)p / PAGE * PAGE, length = up((u64)p + bytes, PAGE) - page;
+    auto within = [&](const Shadow& s) { return p >= s.arena && p + bytes <= s.arena + s.arena_bytes; };
+    Shadow* near = within(w.block->shared) ? &w.block->shared : nullptr;
+    for (Shadow& s : w.job->tensors)
+        if (within(s)) near = &s;
+    if (!near && !in_module(*w.job, p)) return;  // the fault that follows ends the launch
+    if (near && (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared))
+        mprotect((void*)page, length, PROT_READ | PROT_WRITE), near->spoiled = true;
+    if (access == READ) return;
+    Pending& pending = w.pending;
+    pending.address = (char*)p, pending.bytes = std::min<u32>(bytes, sizeof(pending.before)), pending.drop = true;
+    memcpy(pending.before, p, pending.bytes);
+}
+
+static void reject(Worker& w, FindingKind finding, const Announced& a, Place place) {
+    raise_error(w, access_error(w, finding, a.site, a.p, a.bytes, a.access, place));
+    divert(w, a.p, a.bytes, a.access);
+}
+
+// The source of a copy under way may be read, and that is all: it has not been read yet, and its target not written.
+static void check_in_flight(Worker& w, const Announced& a, Place place) {
+    for (u64 sixteen = (u64)a.p / 16; sixteen <= ((u64)a.p + a.bytes - 1) / 16; ++sixteen) {
+        auto [at, end] = w.job->in_flight.equal_range(sixteen);
+        for (; at != end; ++at) {
+            const Flight& f = at->second;
+            if (f.start >= a.p + a.bytes || a.p >= f.start + f.bytes || (a.access == READ && f.access == READ)) continue;
+            if (f.start > a.p) place.offset += f.start - a.p;
+            Error e = access_error(w, COPY_IN_FLIGHT, a.site, a.p, a.bytes, a.access, place);
+            e.other_block = index_at(w.job->grid, f.block), e.other_thread = index_at(w.job->size, f.thread);
+            e.other_site = (u64)f.site, e.other_access = f.access;
+            return raise_error(w, e);
+        }
+    }
+}
+
+// The variable of the compiled file that a stray address comes after.
+static Place nearest_variable(const Job& job, const char* p, Place place) {
+    for (u32 i = 0; i < job.tensors.size(); ++i)
+        if (job.launch.regions[i].in_place && job.tensors[i].start <= p)
+            if (place.region < 0 || job.tensors[i].start > job.tensors[place.region].start)
+                place = {GLOBAL, (int32_t)i, p - job.tensors[i].start};
+    return place;
+}
+
+static void check(Worker& w, const Announced& a, u32 alignment) {
+    Job& job = *w.job;
+    bool is_flag = a.is_volatile || a.access == ATOMIC;
+    if (is_flag) pass_flag(w, a.p, a.access != WRITE, false);
+    Block& b = *w.block;
+    Place place = place_of(job, b, a.p);
+    if (!job.in_flight.empty()) check_in_flight(w, a, place);
+    if (place.space == SHARED) {
+        bool outside = place.region < 0 || (u64)place.offset + a.bytes > job.launch.shared[place.region].bytes;
+        if (outside) {
+            if (place.region < 0) {  // the array before it is the one that was overrun
+                int64_t nearest = -1;
+                const SharedArray* arrays = job.launch.shared;
+                for (u32 i = 0; i < job.launch.num_shared; ++i)
+                    if (arrays[i].offset + (int64_t)arrays[i].bytes <= a.p - b.shared.start)
+                        if (nearest < 0 || arrays[i].offset > arrays[nearest].offset) nearest = i;
+                place.region = (int32_t)nearest;
+                if (nearest >= 0) place.offset = a.p - (b.shared.start + job.launch.shared[nearest].offset);
+            }
+            return reject(w, OUTSIDE_SHARED, a, place);
+        }
+        if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+        check_cells(w, b.shared, place, a, false, nullptr);
+    } else if (place.region >= 0 && (u64)place.offset + a.bytes <= job.tensors[place.region].bytes) {
+        const Region& region = job.launch.regions[place.region];
+        if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+        if (a.bytes >= region.granule)
+            check_cells(w, job.tensors[place.region], place, a, region.expect_written, region.written);
+    } else {
+        if (place.region < 0) {
+            for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
+                if (a.p >= job.tensors[i].arena && a.p < job.tensors[i].arena + job.tensors[i].arena_bytes)
+                    place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
+            if (place.region < 0 && is_allocated(job, a.p, a.bytes)) return;
+            if (place.region < 0 && in_module(job, a.p)) {
+                if (a.access == READ) return;  // of a constant
+                place = nearest_variable(job, a.p, place);
+            }
+        }
+        return reject(w, OUTSIDE_GLOBAL, a, place);
+    }
+    if (is_flag) pass_flag(w, a.p, false, a.access != READ);
+}

@@ -1,0 +1,75 @@
+// The words of CUDA C++ that C++ lacks, NVIDIA's own types, and the refusal of what only a GPU has.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <chrono>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <iostream>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#ifndef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py)
+#include "simt_specifiers.h"
+#define __noinline__ SIMT_NOINLINE
+#define alignas SIMT_ALIGNAS
+#endif
+#define __forceinline__ inline __attribute__((always_inline))
+#define __builtin_align__(n) __attribute__((aligned(n)))
+#define __align__(n) __attribute__((aligned(n)))
+#define __device_builtin__
+#define __cudart_builtin__
+
+// NVIDIA's own types: float4, half, bfloat16, fp8, with the conversions and the arithmetic they have for the host.
+#define __CUDA_RUNTIME_API_H__  // their host API is not wanted
+#define __HOST_DEFINES_H__  // nor their own words: nvidia-cuda-crt, where it is installed, has crt/host_defines.h
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_fp8.h"
+#include "driver_types.h"
+
+#define __builtin_assume(condition) ((void)0)
+#define __assume(condition) ((void)0)
+#define __brkpt() ((void)0)
+#define __CUDACC__ 1
+#define __CUDACC_VER_MAJOR__ 12
+#define __CUDACC_VER_MINOR__ 8
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 12080
+#endif
+#define CUDASCOPE 1
+
+#define SIMT_REFUSE(what) _Pragma(what)
+#ifndef SIMT_PREPROCESS
+#define asm SIMT_REFUSE("GCC error \"inline PTX (asm) runs on a GPU only: give the kernel a plain C++ path\"")
+#define __asm__ asm
+#endif
+
+#define SIMT_INLINE static inline __attribute__((always_inline, unused))
+#define SIMT_UNSEEN __attribute__((no_sanitize("thread", "alignment")))  // what it touches is no memory of the kernel
+#define SIMT_METHOD inline __attribute__((always_inline))
+
+namespace simt {
+template <class T>
+SIMT_INLINE uint64_t bits(const T& value) {
+    static_assert(sizeof(T) <= 8 && sizeof(T) != 3, "a shuffle moves a type of 4 or 8 bytes (or a half or bfloat16)");
+    uint64_t out = 0;
+    __builtin_memcpy(&out, &value, sizeof(T));
+    return out;
+}
+template <class T>
+SIMT_INLINE T from_bits(uint64_t in) {
+    T value;
+    __builtin_memcpy(&value, &in, sizeof(T));
+    return value;
+}
+}  // namespace simt

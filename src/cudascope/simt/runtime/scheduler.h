@@ -1,0 +1,214 @@
+// Who runs next: the threads of a thread block as fibers that take turns; the next thread block where one has ended, or
+// has nothing left but to wait for what another one does.
+#pragma once
+
+#include "collectives.h"
+#include "memory.h"
+#include "numbered_barriers.h"
+#include "observe.h"
+#include "phases.h"
+
+static void leave_kernel(Worker& w) {
+    settle(w);
+    Block& b = *w.block;
+    Thread& me = *w.current;
+    abandon_copies(w);
+    me.state = GONE;
+    b.live--;
+    w.progress++;
+    w.milestones++;
+    leave_ready(w, b, me);
+    w.current = nullptr;
+    if (b.live && b.arrived == b.live) complete_barrier(w, b);
+    if (b.at_grid) arrive_at_grid(w, b);
+    u32 warp = me.id / 32;
+    Warp& own = b.warps[warp];
+    bool somebody_waits = --own.live > own.ready;
+    for (u32 lane = 0; somebody_waits && lane < own.size && !w.job->failed; ++lane) {
+        Thread& t = b.threads[warp * 32 + lane];
+        if (t.state == AT_COLLECTIVE && t.mask >> me.lane & 1) complete_collective(w, b, warp, t.mask, t.collective);
+    }
+    w.current = &me;
+}
+
+extern "C" [[noreturn]] void simt_exit() {
+    Worker& w = *worker;
+    leave_kernel(w);
+    switch_to(w.current->context, w.scheduler);
+    __builtin_unreachable();
+}
+
+static void start_thread() {
+    Worker& w = *worker;
+    w.job->launch.entry(w.job->launch.arguments);
+    simt_exit();
+}
+
+// Who waits where, of the thread blocks in flight.
+static Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& blocks) {
+    Error e = new_error(w, finding, nullptr);
+    for (Block* b : blocks)
+        for (Thread& t : b->threads) {
+            if (t.state == GONE) continue;
+            u32 k = 0, running = t.state == READY, line = running ? 0 : (u32)t.line;
+            auto same = [&](const Waiter& w) {
+                return w.site == (u64)t.site && w.line == line && w.running == running && w.collective == t.collective &&
+                       w.mask == t.mask;
+            };
+            while (k < e.num_waiters && !same(e.waiters[k])) ++k;
+            if (k == 8) continue;
+            if (k == e.num_waiters) {
+                if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, line, t.index};
+            }
+            e.waiters[k].count++;
+        }
+    return e;
+}
+
+static Block& make_block(Worker& w) {
+    if (w.idle.empty()) {
+        Job& job = *w.job;
+        w.blocks.push_back(std::make_unique<Block>());
+        Block& b = *w.blocks.back();
+        b.threads.resize(job.num_threads);
+        b.warps.resize((job.num_threads + 31) / 32);
+        b.barrier_clock.resize(job.num_threads);
+        b.executions.resize(job.launch.mode == OBSERVE ? job.num_threads : 0);
+        b.ready.reserve(job.num_threads), b.batch.reserve(job.num_threads);
+        b.stacks = take_stacks(job.num_threads, w.blocks.size());
+        map_shared(job, b);
+        w.idle.push_back(&b);
+    }
+    Block& b = *w.idle.back();
+    w.idle.pop_back();
+    return b;
+}
+
+static Block& start_block(Worker& w, u32 rank) {
+    Job& job = *w.job;
+    Launch& launch = job.launch;
+    Block& b = make_block(w);
+    u32 number = job.at(rank);
+    b.index = {number % job.grid.x, number / job.grid.x % job.grid.y, number / job.grid.x / job.grid.y};
+    b.number = number, b.rank = rank;
+    b.live = job.num_threads;
+    b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
+    b.unwritten_read.finding = NOTHING;
+    b.numbered_barriers.clear();
+    b.phases.clear();
+    b.ready.clear();
+    if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
+    for (u32 i = 0; i < b.warps.size(); ++i) {
+        b.warps[i].size = b.warps[i].live = b.warps[i].ready = std::min(32u, job.num_threads - 32 * i);
+        if (launch.mode == CHECK) memset(b.warps[i].known, 0, sizeof(b.warps[i].known));
+    }
+    for (u32 i = 0; i < job.num_threads; ++i) {
+        Thread& t = b.threads[i];
+        t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
+        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
+        t.atomics = t.spins = t.progress = t.batches = 0;
+        t.budget = BUDGET, t.accesses = 0;
+        t.site = nullptr;
+        if (t.acquired) t.acquired.reset();
+        prepare(t.context, b.stacks.start + i * STACK, start_thread);
+        b.ready.push_back(&t);
+    }
+    if (launch.shuffled) b.random.seed(launch.seed * 0x9e3779b97f4a7c15u + number);
+    w.milestones++;
+    return b;
+}
+
+// Run a thread block until it has ended (true), or until its threads only wait for another one.
+static bool advance(Worker& w, Block& b) {
+    Job& job = *w.job;
+    w.block = &b;
+    while (!b.ready.empty()) {
+        u64 before = w.progress, preemptions = 0;
+        b.batch.swap(b.ready);
+        b.ready.clear();
+        if (job.launch.shuffled) std::shuffle(b.batch.begin(), b.batch.end(), b.random);
+        for (size_t i = 0; i < b.batch.size(); ++i) {
+            Thread* t = b.batch[i];
+            w.current = t;
+            w.switches++;
+            switch_to(w.scheduler, t->context);
+            w.current = nullptr;
+            if (job.failed || job.stop) return false;
+            if (w.clock_preempted_at == w.switches) preemptions++;
+        }
+        if (w.progress != before) b.idle_rounds = 0;
+        else if (preemptions || ++b.idle_rounds >= 4) return false;
+    }
+    if (b.live && b.at_grid == b.live) return false;
+    if (b.live) raise_error(w, waiting_error(w, DEADLOCK, {&b}));
+    return true;
+}
+
+static void finish_block(Worker& w, Block& b) {
+    Job& job = *w.job;
+    if (b.unwritten_read.finding) {
+        Error e = b.unwritten_read;
+        b.unwritten_read.finding = NOTHING;
+        raise_error(w, e);
+    }
+    check_landed(w, b);
+    if (job.launch.mode == OBSERVE) finish_block_events(w, b);
+    if (!b.output.empty()) {
+        std::lock_guard<std::mutex> guard(job.lock);
+        job.outputs[b.number] = std::move(b.output);
+        b.output.clear();
+    }
+    job.ended_blocks++;
+    w.idle.push_back(&b);
+}
+
+// All that is in flight has spun for long, or waits for a grid barrier, and nothing else can start.
+static bool nobody_can_go_on(Worker& w) {
+    if (w.job->launch.workers > 1) return false;
+    for (Block* b : w.waiting)
+        for (Thread& t : b->threads)
+            if (t.state == READY && !has_spun(w, t, b->live)) return false;
+    return true;
+}
+
+static Block* next_block(Worker& w) {
+    Job& job = *w.job;
+    bool full = w.waiting.size() >= job.launch.max_blocks;
+    if (!full && job.next < job.num_blocks) {
+        u64 rank = job.next++;
+        if (rank < job.num_blocks) return &start_block(w, (u32)rank);
+    }
+    if (w.waiting.empty()) return nullptr;
+    complete_grid(w);
+    bool somebody_runs = false;
+    for (Block* b : w.waiting) somebody_runs |= !b->ready.empty();
+    if (!somebody_runs || (w.spinning && nobody_can_go_on(w))) {
+        std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
+        w.block = nullptr;
+        Error e = waiting_error(w, somebody_runs ? SPINNING : DEADLOCK, blocks);
+        raise_error(w, e);
+        return nullptr;
+    }
+    w.spinning = nullptr;
+    Block* b = w.waiting.front();
+    w.waiting.pop_front();
+    return b;
+}
+
+static void run_blocks(Worker& w) {
+    Job& job = *w.job;
+    while (!job.failed) {
+        Block* b = next_block(w);
+        if (!b) break;
+        bool ended = advance(w, *b);
+        if (job.stop) {
+            w.waiting.push_back(b);
+            std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
+            raise_error(w, waiting_error(w, (FindingKind)job.stop.load(), blocks));
+        } else if (!job.failed) {
+            if (ended) finish_block(w, *b);
+            else w.waiting.push_back(b);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+"""A CUDA source as the C++ that, behind simt.h, the host's compiler takes: as it stands, or what one kernel needs."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cudascope.build import CompileError
+from cudascope.declarations import unconditional
+from cudascope.device_code import DeviceCode
+from cudascope.limits import MAX_SHARED_BYTES
+from cudascope.outline import Piece
+from cudascope.signature import base_name
+from cudascope.simt.compiler import find_compiler
+from cudascope.simt.missing import with_traps
+from cudascope.simt.precompiled import precompiled
+from cudascope.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
+from cudascope.simt.ptx import translate
+from cudascope.tokens import strip_comments
+from cudascope.variables import Variable, variables_in, variables_of
+
+_ONLY_CUT = re.compile(r"<<<")  # no compiler takes it as it stands
+_PTX = re.compile(r"\b(?:asm|__asm|__asm__)\b")
+_PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm|__asm__)\b", re.MULTILINE)
+_DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
+
+
+_RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_specifiers.h
+# the macros of simt.h that must not reach the system's headers after it; the text is expanded already
+_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", *_RENAMED))
+_GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
+_GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
+
+
+def must_be_cut(texts: Sequence[str]) -> bool:
+    """Whether the host's compiler is certain to refuse a file and what it includes."""
+    source, *included = texts
+    whys = [(_ONLY_CUT, texts), (_PTX_IN_MACRO, [source]), (_PTX, included)]
+    return any(why.search(text) and why.search(strip_comments(text)) for why, those in whys for text in those)
+
+
+def as_it_stands(source: str, texts: Sequence[str]) -> str:
+    """All of `source`; `texts` are the file and what it includes."""
+    variables = variables_of(unconditional(texts[0]))
+    source = translate(source) if _PTX.search(source) else source
+    return source + _dynamic("\n".join(texts)) + _table(variables)
+
+
+def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> Preprocessed:
+    """`source` with CUDA's words left in it. `foreign` are the folders of headers that are not the user's."""
+    compiler, _ = find_compiler()
+    return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
+
+
+def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> str:
+    """Return the part of `source` that kernel `name` needs. Raise CompileError if that part cannot run here."""
+    file = preprocessed(source, flags, foreign)
+    code = DeviceCode(file.text, file.lexemes)
+    needed = code.needed_by(name)
+    function = base_name(name)
+    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.end] for piece in needed):
+        raise CompileError(
+            f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
+            f"choose by a name in `defines`"
+        )
+    _refuse(code, needed)
+    lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
+    renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
+    parts = parts_of(code.only(needed, renamed), foreign)
+    text = _UNDEFINED + "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
+    if file.missing:
+        compiler, _ = find_compiler()
+        command = [*compiler, *flags, "-include", str(precompiled(flags))]
+        text = with_traps(
+            text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
+        )
+    return text + _dynamic(text) + _table(variables_in(code, needed))
+
+
+def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:
+    """Raise CompileError for constructs that the CPU runner does not support."""
+    for piece in pieces:
+        tokens = code.tokens[piece.start : piece.end]
+        for i, token in enumerate(tokens):
+            launch = token == "<" and tokens[i : i + 3] == ["<", "<", "<"]
+            if why := "a kernel launches another (<<<…>>>), which" if launch else _GPU_ONLY.get(token):
+                file, line = line_at(code.text, code.lexemes[piece.start + i].place)
+                raise CompileError(f"{file}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
+
+
+def _dynamic(text: str) -> str:
+    """The memory of `extern __shared__` arrays, which `build` gives out, if there are any."""
+    if not _DYNAMIC.search(text):
+        return ""
+    aligned = "__attribute__((used, aligned(1024)))"
+    return f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}\n'
+
+
+def _table(variables: Iterable[Variable]) -> str:
+    """Where the variables lie, for `Library.variables`. Since they are listed, none is folded into the code."""
+    rows = [f'{{"{each.name}", (void*)&::{each.name}, sizeof(::{each.name})}}, ' for each in variables]
+    row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
+    return f'extern "C" {{ {row} simt_variables[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}\n'

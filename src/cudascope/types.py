@@ -1,0 +1,74 @@
+"""CUDA's types as Python sees them: what carries a scalar, and which elements a pointer points to."""
+
+import ctypes
+from typing import NamedTuple
+
+FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
+_FLOAT_BYTES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2}
+
+INTEGERS: dict[str, tuple[int, bool]] = {  # bits, signed; `long` as on Linux
+    "char": (8, True),
+    "signed char": (8, True),
+    "unsigned char": (8, False),
+    "short": (16, True),
+    "unsigned short": (16, False),
+    "int": (32, True),
+    "unsigned int": (32, False),
+    "long": (64, True),
+    "unsigned long": (64, False),
+    "long long": (64, True),
+    "unsigned long long": (64, False),
+    "size_t": (64, False),
+    "ptrdiff_t": (64, True),
+    "intptr_t": (64, True),
+    "uintptr_t": (64, False),
+    **{f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)},
+}
+
+C_TYPES: dict[str, type] = {  # what carries a scalar: two-byte floats by their bit pattern
+    "bool": ctypes.c_bool,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "__half": ctypes.c_uint16,
+    "__nv_bfloat16": ctypes.c_uint16,
+    **{name: getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}") for name, (bits, signed) in INTEGERS.items()},
+}
+
+_ELEMENTS = {
+    "uchar": "unsigned char",
+    "ushort": "unsigned short",
+    "uint": "unsigned int",
+    "ulong": "unsigned long",
+    "longlong": "long long",
+    "ulonglong": "unsigned long long",
+}
+_ELEMENTS |= {name: name for name in ("char", "short", "int", "long", "float", "double")}
+VECTORS = {f"{name}{lanes}": (element, lanes) for name, element in _ELEMENTS.items() for lanes in (1, 2, 3, 4)}
+VECTORS |= {"dim3": ("unsigned int", 3), "__half2": ("__half", 2), "__nv_bfloat162": ("__nv_bfloat16", 2)}
+
+
+class Pointee(NamedTuple):
+    """The arrays that a pointer may point to: their dtypes (an empty tuple allows any), and the alignment in bytes."""
+
+    dtypes: tuple[str, ...]
+    alignment: int
+
+
+def _integer_dtypes(bits: int, signed: bool) -> tuple[str, ...]:
+    """Unsigned integers above 8 bits are rare in torch: there the signed array of the same width does too."""
+    return (f"int{bits}",) if signed else (f"uint{bits}",) if bits == 8 else (f"uint{bits}", f"int{bits}")
+
+
+def _pointees() -> dict[str, Pointee]:
+    known = {"void": Pointee((), 1), "bool": Pointee(("bool",), 1)}
+    known |= {name: Pointee((dtype,), _FLOAT_BYTES[name]) for name, dtype in FLOATS.items()}
+    known |= {name: Pointee(_integer_dtypes(*width), width[0] // 8) for name, width in INTEGERS.items()}
+    for name, (element, lanes) in VECTORS.items():  # CUDA aligns vectors of 2 and 4 to their size, up to 16 bytes
+        dtypes, size = known[element]
+        known[name] = Pointee(dtypes, size if lanes % 2 else min(16, size * lanes))
+    for format, dtype in (("e4m3", "float8_e4m3fn"), ("e5m2", "float8_e5m2")):
+        known |= {f"__nv_fp8{x}_{format}": Pointee((dtype,), bytes) for x, bytes in (("", 1), ("x2", 2), ("x4", 4))}
+    return known
+
+
+POINTEES = _pointees()

@@ -1,0 +1,167 @@
+"""What a launch may pass for a parameter, by its type: a function that checks a value and converts it."""
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from cudascope.arrays import LARGEST, Array, as_array, bits_of
+from cudascope.parameters import Parameter, spelled
+from cudascope.types import C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
+
+
+def is_understood(parameter: Parameter) -> bool:
+    """Whether it is known what may be passed; if not, the compiler knows more of its type."""
+    if parameter.bytes:
+        return True
+    known = POINTEES if parameter.pointer else C_TYPES | VECTORS
+    return parameter.ctype in known or (parameter.pointer and parameter.ctype.endswith("*"))
+
+
+def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    """What checks and converts a value for `parameter`, or ValueError if there can be none."""
+    if parameter.pointer:
+        return _pointer_rule(function, parameter)
+    if parameter.ctype in C_TYPES:
+        return _scalar_rule(function, parameter)
+    if is_struct(parameter):
+        return _struct_rule(function, parameter)
+    raise ValueError(
+        f"kernel {function}: {parameter.name} is declared `{parameter.ctype}` and passed by value, "
+        f"which is not understood"
+    )
+
+
+def is_struct(parameter: Parameter) -> bool:
+    """Whether it is a struct or a vector, passed by value."""
+    return (
+        not parameter.pointer and parameter.ctype not in C_TYPES and bool(parameter.bytes or parameter.ctype in VECTORS)
+    )
+
+
+def size_of(parameter: Parameter) -> int:
+    """Bytes of what is passed by value."""
+    if parameter.ctype in VECTORS:
+        element, lanes = VECTORS[parameter.ctype]
+        return lanes * ctypes.sizeof(C_TYPES[element])
+    return parameter.bytes or ctypes.sizeof(C_TYPES[parameter.ctype])
+
+
+def _struct_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    what, size = f"kernel {function}: {parameter.name}", size_of(parameter)
+    element, lanes = VECTORS.get(parameter.ctype, ("", 0))
+    alignment = POINTEES[parameter.ctype].alignment if parameter.ctype in POINTEES else parameter.alignment
+    number = _scalar_rule(function, parameter._replace(ctype=element)) if element else None
+    wanted = f"a tuple of {lanes} numbers, a ctypes.Structure" if element else "a ctypes.Structure"
+
+    def struct(value: object) -> Any:
+        if number and isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+            if len(value) != lanes:
+                raise ValueError(f"{what} must be {lanes} numbers (declared `{parameter.ctype}`), got {len(value)}")
+            content = b"".join(bytes(number(each)) for each in value)
+        elif isinstance(value, bytes | bytearray | ctypes.Structure | ctypes.Array):
+            content = bytes(value)
+        else:
+            raise TypeError(
+                f"{what} must be {wanted} or bytes (declared `{parameter.ctype}`), got {type(value).__name__}"
+            )
+        if len(content) != size:
+            raise ValueError(f"{what} must be {size} bytes (declared `{parameter.ctype}`), got {len(content)}")
+        memory = ctypes.create_string_buffer(size + alignment)
+        aligned = (ctypes.c_ubyte * size).from_buffer(memory, -ctypes.addressof(memory) % alignment)
+        aligned[:] = content
+        return aligned
+
+    return struct
+
+
+def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array | None]:
+    what, declared = f"kernel {function}: {parameter.name}", f"declared `{spelled(parameter)}`"
+    if not is_understood(parameter):
+        raise ValueError(f"{what} is {declared}, and no array has elements of {parameter.ctype}")
+    pointers = POINTEES["unsigned long long"]
+    dtypes, alignment = POINTEES.get(parameter.ctype, Pointee((), parameter.alignment) if parameter.bytes else pointers)
+    size = parameter.bytes or 1
+    wanted = " or ".join(dtypes) or "of any dtype"
+
+    def memory(value: object) -> Array | None:
+        if value is None:
+            return None
+        try:
+            array = as_array(value)
+        except ValueError as error:
+            raise ValueError(f"{what} {error}") from error
+        if array is None:
+            raise TypeError(f"{what} must be a tensor {wanted} or None ({declared}), got {type(value).__name__}")
+        if dtypes and array.dtype not in dtypes:
+            raise TypeError(f"{what} must be {wanted} ({declared}), got {array.dtype}: convert it to {dtypes[0]}")
+        if not (array.writable or parameter.const):
+            raise ValueError(f"{what} is read-only memory, and the kernel may write there ({declared}): pass a copy")
+        if size > 1 and (nbytes := array.size * array.itemsize) % size:
+            raise ValueError(f"{what} must hold whole structs of {size} bytes ({declared}), got {nbytes} bytes")
+        if past := array.address % alignment:
+            raise ValueError(
+                f"{what} must be aligned to {alignment} bytes ({declared}), but starts {past} past a multiple of that: "
+                f"begin the slice elsewhere or pass a copy"
+            )
+        return array
+
+    return memory
+
+
+def _scalar_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    what, ctype = f"kernel {function}: {parameter.name}", parameter.ctype
+    carrier = C_TYPES[ctype]
+
+    def wrong_kind(wanted: str, value: object) -> TypeError:
+        hint = ": pass its .item()" if hasattr(value, "item") else ""
+        return TypeError(f"{what} must be {wanted} (declared `{ctype}`), got {type(value).__name__}{hint}")
+
+    if ctype == "bool":
+
+        def boolean(value: object) -> Any:
+            if value is True or value is False or type(value).__name__ == "bool":  # numpy's too
+                return carrier(value)
+            raise wrong_kind("True or False", value)
+
+        return boolean
+
+    if ctype in INTEGERS:
+        bits, signed = INTEGERS[ctype]
+        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+        def integer(value: object) -> Any:
+            if type(value) is not int:
+                if isinstance(value, bool) or not isinstance(value, Integral):
+                    raise wrong_kind("an int", value)
+                value = int(value)
+            if not low <= value <= high:
+                raise ValueError(f"{what} must fit in `{ctype}`, {low} to {high}, got {value}")
+            return carrier(value)
+
+        return integer
+
+    dtype = FLOATS[ctype]
+    largest = LARGEST[dtype]
+
+    def number(value: object) -> Any:
+        if type(value) is not float:
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise wrong_kind("a number", value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got a larger int") from None
+        if abs(value) > largest and not math.isinf(value):
+            raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got {value:g}")
+        return carrier(_bits_of(value, dtype) if carrier is ctypes.c_uint16 else value)
+
+    return number
+
+
+def _bits_of(value: float, dtype: str) -> int:
+    """A number of two bytes as its bit pattern, rounded to nearest."""
+    return int(bits_of(np.array([value]), dtype)[0])

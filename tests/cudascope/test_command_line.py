@@ -1,0 +1,236 @@
+"""`cudascope`: what a shell and CI get to see."""
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cudascope.command_line import main
+from cudascope.given import given_tensor, given_value
+from cudascope.simt.rules import RULES
+
+FOLDER = Path(__file__).parent
+MISSING_BARRIER = (
+    "planted_bugs.cu", "missing_barrier", "--grid", "3", "--block", "128", "--tensor", "in=float32[3,128]",
+    "--tensor", "out=float32[3,128]:output",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _beside_the_kernels(monkeypatch):
+    monkeypatch.chdir(FOLDER)
+
+
+def line_of(text: str) -> int:
+    """The first line of the planted bugs that contains `text`."""
+    lines = (FOLDER / "planted_bugs.cu").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def checked(*arguments: str, capsys) -> tuple[int, str, str]:
+    status = main(["check", *arguments])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_a_clean_kernel_has_status_0(capsys):
+    status, out, _ = checked(*MISSING_BARRIER, "--scalar", "planted=false", "--schedule", "0..4", capsys=capsys)
+    assert (status, out) == (0, "missing_barrier: no findings in 5 schedules\n")
+
+
+def test_a_finding_has_status_1_and_is_said_once_with_both_lines_as_compilers_say_it(capsys):
+    status, out, _ = checked(*MISSING_BARRIER, "--scalar", "planted=true", "--schedule", "0..4", capsys=capsys)
+    write, read = line_of("row[threadIdx.x] = in"), line_of("= row[THREADS - 1")
+    assert status == 1
+    first, *code, last = out.splitlines()
+    place, rule, _ = first.split(": ", 2)
+    assert place in (f"planted_bugs.cu:{write}", f"planted_bugs.cu:{read}")
+    assert rule == "race"
+    assert {int(line.split("|")[0]) for line in code} == {write, read}
+    assert last == "missing_barrier: 1 finding in 5 schedules"
+
+
+def test_what_is_ignored_is_no_finding(capsys):
+    status, out, _ = checked(*MISSING_BARRIER, "--scalar", "planted=true", "--ignore", "race", capsys=capsys)
+    assert (status, out) == (0, "missing_barrier: no findings in 1 schedule\n")
+
+
+def test_an_output_that_is_not_all_written_is_a_finding(capsys):
+    short = ["out=float32[4,128]:output" if "out=" in argument else argument for argument in MISSING_BARRIER]
+    status, out, _ = checked(*short, "--scalar", "planted=false", capsys=capsys)
+    assert status == 1
+    assert "no thread writes 128 of the 512 elements of out, the first of them out[3, 0]" in out
+
+
+def test_a_kernel_that_hangs_is_a_finding_that_says_who_waits_where(capsys):
+    command = ["never_hangs.cu", "barrier_behind_a_spin", "--block", "64", "--time-limit", "0.3", "--scalar", "n=0"]
+    tensors = [f"--tensor={name}=float32[64]" for name in ("x", "out")]
+    status, out, _ = checked(*command, *tensors, "--tensor=flag=int32[1]:zeros", capsys=capsys)
+    assert status == 1
+    assert ": hang: thread (0, 0, 0) of thread block (0, 0, 0) gets no further" in out
+    assert "thread (32, 0, 0) and 31 more in line" in out
+
+
+def test_a_kernel_that_reaches_what_only_a_gpu_has_is_status_2_and_no_mistake_of_the_kernel(capsys, tmp_path):
+    kernel = '__global__ void waits(int n) { if (n > 0) asm volatile("tcgen05.wait::ld.sync.aligned;"); }'
+    (tmp_path / "waits.cu").write_text(kernel)
+    command = [str(tmp_path / "waits.cu"), "waits", "--block", "32"]
+    assert checked(*command, "--scalar", "n=0", capsys=capsys)[0] == 0
+    status, out, _ = checked(*command, "--scalar", "n=1", capsys=capsys)
+    assert status == 2
+    assert ":1: not supported: thread (0, 0, 0) of thread block (0, 0, 0) stopped: inline PTX: " in out
+
+
+def test_the_status_is_the_processes_own():
+    command = [sys.executable, "-m", "cudascope", "check", *MISSING_BARRIER, "--scalar", "planted=true"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "race" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["planted_bugs.cu", "missing_barrier", "--block", "128", "--tensor", "in=float32[3,128]"],
+         "--tensor out=DTYPE[SIZES]   for `float* out`\n  --scalar planted=VALUE   for `bool planted`"),
+        ([*MISSING_BARRIER, "--scalar", "plant=true"], "no parameter 'plant': it has in, out, planted"),
+        ([*MISSING_BARRIER, "--scalar", "planted=1"], "planted must be True or False"),
+        (["planted_bugs.cu", "--block", "128"], "missing_barrier(const float* __restrict__ in,"),
+        (["planted_bugs.cu", "nothing", "--block", "128"], "has no kernel 'nothing'"),
+        (["nothing.cu", "nothing", "--block", "128"], "there is no file"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--ignore", "races"], "got 'races'"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--ignore", "deadlock"], "got 'deadlock'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_understood_has_status_2_and_says_what_to_do(arguments, sentence, capsys):
+    status, out, err = checked(*arguments, capsys=capsys)
+    assert (status, out) == (2, "")
+    assert sentence in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--tensor", "x=float33[4]", "the dtype must be one of bfloat16"),
+        ("--tensor", "x=float32[4]:many", "the contents must be random"),
+        ("--tensor", "x=float32[99999999999999]", "allocate"),
+        ("--tensor", "x=nothing.npy", "nor a .npy file"),
+        ("--tensor", "float32[4]", "must be NAME=DTYPE[SIZES]"),
+        ("--scalar", "n=many", "must be NAME=VALUE"),
+        ("--grid", "2,", "one to three numbers"),
+        ("--schedule", "0...4", "must be seeds"),
+    ],
+)
+def test_an_option_that_cannot_be_read_has_status_2(option, value, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", *MISSING_BARRIER, option, value])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_contents_of_tensors(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([[1, 2], [3, 4]], dtype=np.int16))
+    expected = {
+        "x=int32[2,2]:arange": np.array([[0, 1], [2, 3]], dtype=np.int32),
+        "x=float16[3]:0.5": np.array([0.5] * 3, dtype=np.float16),
+        "x=bool[2]:ones:output": np.array([True, True]),
+        f"x={tmp_path}/x.npy": np.array([[1, 2], [3, 4]], dtype=np.int16),
+    }
+    for text, array in expected.items():
+        given = given_tensor(text)
+        assert given.name == "x"
+        assert given.is_output == text.endswith("output")
+        made = given.make()
+        assert made.dtype == array.dtype.name == made.owner.dtype.name
+        np.testing.assert_array_equal(made.owner, array)
+    assert given_tensor("x=null").make() is None
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_type_that_numpy_lacks_comes_as_its_bits(dtype):
+    made = given_tensor(f"x={dtype}[300]").make()
+    values = np.random.default_rng(zlib.crc32(b"x")).standard_normal(300)
+    expected = torch.from_numpy(values).to(getattr(torch, dtype))
+    assert made.dtype == dtype
+    np.testing.assert_array_equal(made.owner, expected.view(torch.uint16 if dtype == "bfloat16" else torch.uint8))
+
+
+def test_values_of_scalars_vectors_and_structs():
+    values = {"7": 7, "-0x1e": -30, "0.5": 0.5, "1e-3": 0.001, "inf": float("inf"), "true": True, "1,2.5": (1, 2.5)}
+    assert {text: given_value(f"n={text}")[1] for text in values} == values
+    assert [type(given_value(f"n={text}")[1]) for text in ("7", "7.0", "true")] == [int, float, bool]
+    assert given_value("pair=hex:01000000 ff") == ("pair", b"\x01\0\0\0\xff")
+
+
+def test_tensors_of_one_shape_have_different_random_contents_the_same_in_each_run():
+    x, y, again = (given_tensor(text).make().owner for text in ("x=float32[64]", "y=float32[64]", "x=float32[64]"))
+    assert np.array_equal(x, again)
+    assert not np.array_equal(x, y)
+    few = given_tensor("x=int32[1000]:below=3").make().owner
+    assert set(few.tolist()) == {0, 1, 2}
+
+
+def test_sarif_names_rule_file_and_both_lines(capsys, tmp_path):
+    arguments = [*MISSING_BARRIER, "--scalar", "planted=true", "--sarif", str(tmp_path / "log.sarif")]
+    assert checked(*arguments, capsys=capsys)[0] == 1
+    log = json.loads((tmp_path / "log.sarif").read_text())
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    (result,) = run["results"]
+    rules = run["tool"]["driver"]["rules"]
+    assert result["ruleId"] == rules[result["ruleIndex"]]["id"] == "race"
+    places = [each["physicalLocation"] for each in (*result["locations"], *result["relatedLocations"])]
+    assert {place["artifactLocation"]["uri"] for place in places} == {"planted_bugs.cu"}
+    lines = {place["region"]["startLine"] for place in places}
+    assert lines == {line_of("row[threadIdx.x] = in"), line_of("= row[THREADS - 1")}
+    assert result["message"]["text"].startswith("missing_barrier: thread (")
+
+
+def test_sarif_of_a_clean_run_has_all_rules_and_no_results(capsys, tmp_path):
+    arguments = [*MISSING_BARRIER, "--scalar", "planted=false", "--sarif", str(tmp_path / "log.sarif")]
+    assert checked(*arguments, capsys=capsys)[0] == 0
+    (run,) = json.loads((tmp_path / "log.sarif").read_text())["runs"]
+    assert run["results"] == []
+    ids = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert len(set(ids)) == len(ids)
+    assert {rule.name.replace(" ", "-") for rule in RULES.values()} < set(ids)
+
+
+def test_observe_prints_the_table_of_lines(capsys):
+    status = main(["observe", *MISSING_BARRIER, "--scalar", "planted=false"])
+    out = capsys.readouterr().out
+    assert status == 0
+    assert out.startswith("missing_barrier, 3 thread blocks of 128 threads\n line access")
+    # 3 thread blocks × 4 warps write 32 floats each
+    assert f"{line_of('row[threadIdx.x] = in'):5} write shared          12     1,536" in out
+
+
+def test_list_prints_kernels_as_they_are_declared(capsys):
+    assert main(["list", "softmax.cu"]) == 0
+    assert capsys.readouterr().out == (
+        "template <typename T, int THREADS = 128> "
+        "softmax(const T* __restrict__ x, T* __restrict__ out, int n, float scale)\n"
+    )
+
+
+def test_list_finds_kernels_that_a_macro_makes(capsys, tmp_path):
+    (tmp_path / "made.cu").write_text("#define MAKE(name) __global__ void name(int* x) {}\nMAKE(one)\nMAKE(two)\n")
+    assert main(["list", str(tmp_path / "made.cu")]) == 0
+    assert capsys.readouterr().out == "one(int* x)\ntwo(int* x)\n"
+
+
+def test_arguments_with_a_default_may_be_left_out(capsys, tmp_path):
+    (tmp_path / "fill.cu").write_text(
+        "__global__ void fill(float* x, int n, float value = 2, int step = 1) {\n"
+        "    for (int i = threadIdx.x; i < n; i += 32 * step) x[i] = value;\n}\n"
+    )
+    command = [str(tmp_path / "fill.cu"), "fill", "--block", "32", "--tensor", "x=float32[70]:output"]
+    assert checked(*command, "--scalar", "n=70", capsys=capsys)[0] == 0
+    assert checked(*command, "--scalar", "n=70", "--scalar", "value=3", capsys=capsys)[0] == 0
+    status, _, err = checked(*command, "--scalar", "step=2", capsys=capsys)
+    assert (status, "--scalar n=VALUE" in err, "--scalar value=VALUE" in err) == (2, True, True)

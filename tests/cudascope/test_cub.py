@@ -1,0 +1,64 @@
+"""The part of cub that the CPU runner has: collectives of warps and thread blocks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import cudascope
+from cudascope import CudaKernel
+
+FILE = Path(__file__).parent / "cub.cu"
+SCHEDULES = (None, *range(20))
+
+
+def run(name: str, launch: tuple, *args: object, schedule: int | None = None) -> None:
+    with cudascope.check(schedule=schedule):
+        CudaKernel(FILE, name)[launch](*args)
+
+
+def randint(n: int) -> torch.Tensor:
+    return torch.randint(-99, 99, (n,), dtype=torch.int32, generator=torch.Generator().manual_seed(n))
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 80])
+def test_block_reduce(n):
+    x, out = randint(80).float(), torch.zeros(4)
+    run("reductions", (1, 80), x, out, n, schedule=n)
+    assert out.tolist() == [x.sum(), x[:n].sum(), x.max() + 1, x.argmax()]
+
+
+def test_storage_used_again_without_a_barrier_is_a_race():
+    with pytest.raises(cudascope.Finding) as caught:
+        run("reuses_storage", (1, 80), randint(80).float(), torch.zeros(2))
+    assert caught.value.what == "race"
+    assert "Reduce(temp)" in FILE.read_text().splitlines()[caught.value.line - 1]
+
+
+def test_warp_reduce_and_scan():
+    x, out = randint(64), torch.zeros(5, 64, dtype=torch.int32)
+    run("warps", (1, 64), x, out)
+    eights, warps = x.view(8, 8), x.view(2, 32)
+    assert torch.equal(out[0, ::8], eights.sum(1).int())
+    assert torch.equal(out[1].view(2, 32), warps.cumsum(1).int())
+    assert torch.equal(out[2].view(2, 32), (warps.cumsum(1) - warps).int())
+    assert torch.equal(out[3].view(2, 32), warps.sum(1, keepdim=True).expand(2, 32).int())
+    shifted = torch.cat([torch.full((2, 1), 5, dtype=torch.int32), warps[:, :-1]], dim=1)
+    assert torch.equal(out[4].view(2, 32), shifted.cummax(1).values)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("n", [288, 700])
+def test_block_scan_load_and_store(n, schedule):
+    x, out = randint(n), torch.zeros(4, n, dtype=torch.int32)
+    run("scans", (1, 96), x, out, n, schedule=schedule)
+    tiles = x.split(288)
+    sums = torch.cat([tile.cumsum(0) for tile in tiles])
+    most = torch.cat([tile.cummax(0).values for tile in tiles])
+    assert torch.equal(out, torch.stack([sums, sums - x, most, x.cumsum(0)]).int())
+
+
+def test_scan_of_one_item_per_thread():
+    x, out = randint(40), torch.zeros(40, dtype=torch.int32)
+    run("scan_of_one", (1, 40), x, out)
+    assert torch.equal(out, (x.cumsum(0) - x + 1000 * x.sum()).int())

@@ -1,0 +1,183 @@
+"""`cudascope.check(stop=False)`: all that is wrong with a kernel, each place once; and rules that are switched."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import cudascope
+from cudascope import CudaKernel
+from cudascope.declarations import kernel_names
+from cudascope.simt.abi import FindingKind
+from cudascope.simt.library import RUNTIME
+from cudascope.simt.rules import ENDINGS, RULES, declares_return
+
+FINDINGS, PLANTED = (Path(__file__).parent / name for name in ("findings.cu", "planted_bugs.cu"))
+SEEDS = (None, 0, 1, 2)
+
+
+def marked(name: str) -> set[int]:
+    lines = FINDINGS.read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith(f"// FINDING {name}")}
+
+
+def run_three_mistakes(**options):
+    """300 elements, 384 threads: 84 of them read and write past the end."""
+    memory = torch.zeros(600)
+    x, out = torch.arange(300.0), memory[:300]
+    with cudascope.check(**options) as report:
+        CudaKernel(FINDINGS, "three_mistakes")[3, 128](x, out, 300)
+    return report, x, memory
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_mistakes_of_a_kernel_are_found_and_the_launch_goes_on(seed):
+    report, x, memory = run_three_mistakes(stop=False, schedule=seed)
+    found = {(error.rule, error.tensor): error for error in report.findings}
+    assert set(found) == {("race", "row"), ("out of bounds", "in"), ("out of bounds", "out")}
+    assert len(report.findings) == 3
+    race, read, write = found["race", "row"], found["out of bounds", "in"], found["out of bounds", "out"]
+    assert {race.line, race.other_line} == marked("race")
+    assert ({read.line}, {write.line}) == (marked("read"), marked("write"))
+    assert (read.count, write.count) == (84, 84)
+    assert race.count >= 1
+    assert Path(read.file) == FINDINGS
+    assert memory[300:].tolist() == [0.0] * 300  # what is outside is not written
+    if seed is None:  # a warp after the other: threads 64 to 127 of a thread block find what was written before them
+        written = memory[:300].view(-1)[64:128]
+        assert torch.equal(written, 2 * x[64:128])
+
+
+def test_findings_of_several_launches_are_merged():
+    x, out = torch.arange(300.0), torch.zeros(300)
+    kernel = CudaKernel(FINDINGS, "three_mistakes")
+    with cudascope.check(stop=False) as report:
+        for _ in range(3):
+            kernel[3, 128](x, out, 300)
+    assert sorted(error.count for error in report.findings if error.rule == "out of bounds") == [252, 252]
+    assert len(report.findings) == 3
+
+
+def test_without_stop_false_the_first_finding_is_raised():
+    with pytest.raises(cudascope.Finding) as caught:
+        run_three_mistakes()
+    assert (caught.value.what, caught.value.count) in {("race", 1), ("out of bounds", 1)}
+
+
+def test_a_family_of_rules_can_be_ignored():
+    report, _, memory = run_three_mistakes(ignore=("race", "out of bounds"))
+    assert report.findings == []
+    assert memory[300:].tolist() == [0.0] * 300
+
+
+def test_a_report_prints_its_findings_with_their_counts():
+    report, _, _ = run_three_mistakes(stop=False)
+    lines = str(report).splitlines()
+    assert len(lines) == 3
+    (write,) = marked("write")
+    assert sum(line.startswith("out of bounds, 84 ×: three_mistakes, line ") for line in lines) == 2
+    assert any(f"line {write} `out[i] = own * other;" in line for line in lines)
+
+
+def test_a_clean_report_says_how_many_launches_it_is_about():
+    x, out = torch.randn(128), torch.zeros(128)
+    with cudascope.check() as report:
+        for _ in range(2):
+            CudaKernel(PLANTED, "missing_barrier")[1, 128](x, out, False)
+    assert str(report) == "2 launches checked, nothing found"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stores_of_the_same_value_are_a_race_that_can_be_ignored(seed):
+    kernel, x = CudaKernel(FINDINGS, "any_negative"), -torch.ones(300)
+
+    def found(planted: bool, **options) -> list[tuple[str, str]]:
+        flag = torch.zeros(1, dtype=torch.int32)
+        with cudascope.check(schedule=seed, stop=False, **options) as report:
+            kernel[3, 128](x, flag, 300, planted)
+        assert all({error.line, error.other_line} == marked("store") for error in report.findings)
+        return [(error.what, error.rule) for error in report.findings]
+
+    assert found(False) == [("race", "same value")]
+    assert found(False, ignore=("same value",)) == []
+    assert found(True, ignore=("same value",)) == [("race", "race")]
+    assert found(True, ignore=("race",)) == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_threads_that_returned_before_a_barrier_are_no_mistake_unless_asked_for(seed):
+    kernel, x = CudaKernel(FINDINGS, "early_return"), torch.arange(300.0)
+    expected = torch.cat([part.flip(0) for part in x.split(128)])
+    for also in ((), ("left before barrier",)):
+        out = torch.zeros(300)
+        with cudascope.check(schedule=seed, stop=False, also=also) as report:
+            kernel[3, 128](x, out, 300)
+        assert torch.equal(out, expected)
+        assert [(error.what, error.rule) for error in report.findings] == [("barrier", name) for name in also]
+        assert all({error.line} == marked("early_return") for error in report.findings)
+
+
+def test_threads_that_go_round_a_barrier_are_a_mistake():
+    x, out = torch.randn(300), torch.zeros(300)
+    with cudascope.check(stop=False) as report:
+        CudaKernel(PLANTED, "barrier_in_branch")[3, 128](x, out, 300, True)
+    assert [error.rule for error in report.findings] == ["barrier in a branch"]
+
+
+def test_a_hang_is_the_last_finding():
+    out, flag = torch.zeros(100), torch.zeros(1, dtype=torch.int32)
+    with cudascope.time_limit(0.5), cudascope.check(stop=False) as report:
+        CudaKernel(FINDINGS, "hangs_at_the_end")[1, 128](out, flag, 100)
+    write, hang = report.findings
+    assert (write.what, write.count, {write.line}) == ("out of bounds", 28, marked("hang_write"))
+    assert (hang.what, {hang.line}) == ("deadlock", marked("hang"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"ignore": ("races",)}, ValueError, "ignore must name what can be switched, .*got 'races'"),
+        ({"ignore": ("fault",)}, ValueError, "got 'fault'"),
+        ({"also": ("left",)}, ValueError, "also must name"),
+        ({"ignore": "race"}, TypeError, r"ignore must be a tuple of names, as in \(\"race\",\), got 'race'"),
+    ],
+)
+def test_a_name_that_cannot_be_switched_is_refused(options, error, sentence):
+    with pytest.raises(error, match=sentence):
+        cudascope.check(**options)
+
+
+def test_every_finding_has_a_rule_with_a_name_of_its_own():
+    assert set(RULES) == set(FindingKind) - {
+        FindingKind.NOTHING,
+        FindingKind.INTERRUPTED,
+    }  # the latter is a KeyboardInterrupt
+    names = [rule.name for rule in RULES.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_python_and_the_runtime_agree_on_what_ends_a_launch():
+    (cases,) = re.findall(r"static bool ends_launch.*?\{(.*?)return true", (RUNTIME / "block.h").read_text(), re.DOTALL)
+    assert {FindingKind[name] for name in re.findall(r"case (\w+):", cases)} == ENDINGS | {FindingKind.INTERRUPTED}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("{ if (i) { __syncthreads(); } }", False),
+        ("{ if (i) return; __syncthreads(); }", True),
+        ("{ LEAVE(i) __syncthreads(); }", True),
+        ("{ /* return */ __syncthreads(); }", False),
+        ("; void other() { return; }", True),  # its body is not there: nothing can be told
+    ],
+)
+def test_a_return_in_a_kernels_body_is_seen(body, expected):
+    source = f"#define LEAVE(i) \\\n    if (i) return;\n__global__ void k(int i) {body}\nvoid host() {{ return; }}"
+    assert declares_return(source, "k") == expected
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_kernels_with_mistakes_are_cuda_too(arch):
+    for name in kernel_names(FINDINGS.read_text()):
+        assert CudaKernel(FINDINGS, name).resources(arch).spilled_bytes == 0

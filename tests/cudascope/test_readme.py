@@ -1,0 +1,56 @@
+"""The README of cudascope: its examples run as they stand, its tables say what the code does."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import cudascope
+from cudascope.command_line import main
+from cudascope.simt.rules import OFF, RULES
+
+WING = Path(cudascope.__file__).parent
+README = (WING / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _with_the_examples_kernel(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (kernel,) = blocks("cuda")
+    (tmp_path / "reverse.cu").write_text(kernel)
+
+
+def test_the_command_prints_what_the_readme_shows(capsys):
+    (console,) = blocks("console")
+    command, _, expected = console.removeprefix("$ ").replace("\\\n", " ").partition("\n")
+    words = shlex.split(command)
+    assert words[0] == "cudascope"
+    assert main(words[1:]) == 1
+    assert capsys.readouterr().out == expected
+
+
+def test_the_python_example_runs(capsys):
+    (example,) = blocks("python")
+    exec(compile(example, "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert shown.startswith("race, ")
+    assert "reverse, 1 thread blocks of 128 threads\n" in shown
+    assert shown.endswith("0 0\n")
+
+
+def test_every_rule_is_in_the_table():
+    for finding, rule in RULES.items():
+        switched = " Off unless asked for." if finding in OFF else ""
+        assert f"| {rule.what} | {rule.name} | {rule.summary}{switched} |" in README
+
+
+def test_every_link_leads_to_a_file():
+    prose = re.sub(r"```.*?```|`[^`]*`", "", README, flags=re.DOTALL)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", prose)
+    assert len(links) > 5
+    assert [link for link in links if not (WING / link).exists()] == []

@@ -1,0 +1,1142 @@
+"""CUDA kernels on the CPU: what the runner supports, what it counts, what it catches (cudascope.simt)."""
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import cudascope
+from cudascope import CudaKernel
+from cudascope.arrays import as_array
+from cudascope.build import CompileError, Source
+from cudascope.declarations import plain_kernels
+from cudascope.parameters import Parameter
+from cudascope.simt import abi as simt_abi
+from cudascope.simt.build import runtime
+from cudascope.simt.launch import CpuKernel
+from cudascope.simt.library import RUNTIME
+
+SCHEDULES = [None, *range(5)]
+
+# ------------------------------------------------------------------------------------------------ support
+
+SUPPORTED = r"""
+__constant__ float weights[3] = {1.0f, 10.0f, 100.0f};
+__device__ int counter = 5;
+
+__global__ void indices(int* out) {  // [gridDim.z, gridDim.y, gridDim.x, blockDim.z, blockDim.y, blockDim.x, 2]
+    int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+    int i = block * blockDim.x * blockDim.y * blockDim.z + thread;
+    out[2 * i] = block, out[2 * i + 1] = thread;
+}
+
+__global__ __launch_bounds__(1024) void reverse(const float* __restrict__ x, float* __restrict__ out) {
+    __shared__ float row[1024];
+    row[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = row[blockDim.x - 1 - threadIdx.x];
+}
+
+__global__ void dynamic_float(float* out) {
+    extern __shared__ float buffer[];
+    buffer[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = buffer[(threadIdx.x + 1) % blockDim.x] + ((size_t)buffer % 16 != 0);
+}
+__global__ void dynamic_bytes(float* out) {
+    extern __shared__ __align__(16) unsigned char bytes[];
+    double* wide = reinterpret_cast<double*>(bytes + 32);
+    wide[threadIdx.x] = 0.5 * threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = wide[(threadIdx.x + 1) % blockDim.x];
+}
+
+template <typename T, int N>
+__global__ void in_template(T* out) {
+    __shared__ T tile[N][N + 1];
+    tile[threadIdx.y][threadIdx.x] = T(N * threadIdx.y + threadIdx.x);
+    __syncthreads();
+    out[N * threadIdx.y + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
+}
+
+__global__ void barriers_that_count(int* out) {
+    int odd = threadIdx.x % 2;
+    int count = __syncthreads_count(odd), all = __syncthreads_and(odd), any = __syncthreads_or(odd);
+    int really_all = __syncthreads_and(threadIdx.x < 1000), none = __syncthreads_or(threadIdx.x > 1000);
+    int* mine = out + 5 * threadIdx.x;
+    mine[0] = count, mine[1] = all, mine[2] = any, mine[3] = really_all, mine[4] = none;
+}
+
+__global__ void shuffles(int* out) {  // [8, 32]
+    int lane = threadIdx.x;
+    unsigned full = 0xffffffff;
+    out[lane] = __shfl_sync(full, lane, 5);
+    out[32 + lane] = __shfl_sync(full, lane, lane + 1, 8);
+    out[64 + lane] = __shfl_up_sync(full, lane, 3);
+    out[96 + lane] = __shfl_down_sync(full, lane, 3, 16);
+    out[128 + lane] = __shfl_xor_sync(full, lane, 9);
+    out[160 + lane] = (int)__shfl_sync(full, 0.5 * lane, 6);
+    out[192 + lane] = (int)__half2float(__shfl_xor_sync(full, __float2half(lane), 1));
+    long long wide = __shfl_down_sync(full, (long long)lane << 32, 1);
+    out[224 + lane] = (int)wide + (int)(wide >> 32);
+}
+
+__global__ void votes(unsigned* out) {  // [12, 32]
+    unsigned lane = threadIdx.x, full = 0xffffffff;
+    out[lane] = __ballot_sync(full, lane % 3 == 0);
+    out[32 + lane] = __any_sync(full, lane == 7) * 2 + __all_sync(full, lane < 32);
+    if (lane < 8) out[64 + lane] = __activemask();
+    else out[64 + lane] = __activemask();
+    if (lane >= 20) out[96 + lane] = __ballot_sync(0xfff00000, lane > 25);
+    out[128 + lane] = __reduce_add_sync(full, lane);
+    out[160 + lane] = __reduce_max_sync(full, lane ^ 5);
+    out[192 + lane] = __reduce_min_sync(full, (int)lane - 7);
+    out[224 + lane] = __reduce_or_sync(full, 1u << lane) & __reduce_and_sync(full, ~lane);
+    out[224 + lane] += __reduce_xor_sync(full, lane);
+    out[256 + lane] = __match_any_sync(full, lane / 4);
+    int all;
+    out[288 + lane] = __match_all_sync(full, 7, &all) + all;
+    __syncwarp();
+    out[320 + lane] = warpSize;
+}
+
+__global__ void atomics(int* i, float* f, unsigned* u, __half2* h, unsigned long long* l) {
+    atomicAdd(&i[0], 1);
+    atomicMax(&i[1], (int)threadIdx.x);
+    atomicMin(&i[2], -(int)threadIdx.x);
+    atomicSub(&i[3], 2);
+    atomicExch(&i[4], 77);
+    atomicCAS(&i[5], 0, 9);
+    atomicAdd(f, 0.5f);
+    atomicMax(&u[0], threadIdx.x);
+    atomicOr(&u[1], 1u << threadIdx.x % 32);
+    atomicInc(&u[2], 9);
+    atomicAdd(h, __floats2half2_rn(1.0f, 2.0f));
+    atomicAdd(l, 1ull << 33);
+    __shared__ int shared;
+    if (threadIdx.x == 0) shared = 0;
+    __syncthreads();
+    atomicAdd(&shared, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) i[6 + blockIdx.x] = shared;
+}
+
+__global__ void lock(int* mutex, int* value) {  // one thread after another, in whatever order they run
+    while (atomicCAS(mutex, 0, 1) != 0) {}
+    atomicAdd(value, 1);
+    atomicExch(mutex, 0);
+}
+
+__global__ void mathematics(const float* x, float* out) {
+    float v = __ldg(x + threadIdx.x);
+    float* mine = out + 12 * threadIdx.x;
+    mine[0] = __expf(v), mine[1] = __logf(v), mine[2] = rsqrtf(v), mine[3] = exp2f(v), mine[4] = __fdividef(1.0f, v);
+    mine[5] = fmaf(v, v, 1.0f), mine[6] = max(v, 2.0f) + min(v, 2.0f), mine[7] = __int_as_float(__float_as_int(v));
+    mine[8] = __popc(255u) + __clz(1) + __ffs(8) + __brev(1u) / 2147483648u;
+    mine[9] = __float2int_rn(2.5f) + __float2int_rz(-1.7f);
+    mine[10] = __saturatef(v), mine[11] = isinf(v / 0.0f) + isnan(0.0f / 0.0f) + max(1, 2) + max(3u, 2u);
+}
+
+__global__ void types(const float* x, float* out) {
+    float v = x[threadIdx.x];
+    float* mine = out + 8 * threadIdx.x;
+    mine[0] = __half2float(__float2half(v));
+    mine[1] = __bfloat162float(__float2bfloat16(v));
+    mine[2] = float(__nv_fp8_e4m3(v));
+    mine[3] = float(__nv_fp8_e5m2(v));
+    __half2 pair = __hmul2(__floats2half2_rn(v, 1.0f), __float2half2_rn(2.0f));
+    mine[4] = __low2float(pair) + __high2float(pair);
+    float4 four = make_float4(v, 1, 2, 3);
+    mine[5] = four.x + four.y + four.z + four.w;
+    mine[6] = float(__hfma(__float2half(v), __float2half(2.0f), __float2half(1.0f))) + float(hexp(__float2half(0.0f)));
+    __shared__ __half halves[64];
+    __shared__ __nv_bfloat162 pairs[64];
+    halves[threadIdx.x] = __float2half(v);
+    pairs[threadIdx.x] = __float2bfloat162_rn(v);
+    __syncthreads();
+    mine[7] = float(halves[threadIdx.x ^ 1]) + __low2float(pairs[threadIdx.x ^ 1]);
+}
+
+__global__ void constants(float* out) { out[threadIdx.x] = weights[threadIdx.x] + counter; }
+__global__ void speak(int n) {
+    if (threadIdx.x == 0) printf("block %d of %d says %s %.1f\n", blockIdx.x, n, "hi", 0.5);
+}
+__global__ void strict(const int* x) { assert(x[threadIdx.x] >= 0); }
+__global__ void early(const float* x, float* out, int n) {  // on a GPU those that have left do not count
+    __shared__ float row[64];
+    if (threadIdx.x >= n) return;
+    row[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = row[n - 1 - threadIdx.x];
+}
+__global__ void sum(const float* x, float* out) {
+    __shared__ float part[128];
+    part[threadIdx.x] = x[blockIdx.x * blockDim.x + threadIdx.x];
+    __syncthreads();
+    for (int distance = 64; distance > 0; distance /= 2) {
+        if (threadIdx.x < distance) part[threadIdx.x] += part[threadIdx.x + distance];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) out[blockIdx.x] = part[0];
+}
+__global__ void wild(float* out) { out[1ll << 40] = 1; }
+__global__ void none_at_all() {}
+"""
+
+
+def kernel_and_values(source: str, name: str, arguments: dict):
+    """Compile `name`; its parameters are the arguments' names and kinds."""
+    kinds = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
+    pointers = {key: value is None or isinstance(value, torch.Tensor) for key, value in arguments.items()}
+    parameters = [Parameter(key, "", pointer, False) for key, pointer in pointers.items()]
+    kernel = CpuKernel(Source(source, "test.cu", None, (), ()), name, parameters)
+    kernel.compile()
+    values = [
+        (value.data_ptr() if value is not None else 0) if pointers[key] else kinds[type(value)](value)
+        for key, value in arguments.items()
+    ]
+    return kernel, values
+
+
+def run(source: str, name: str, grid, block, *, shared_bytes: int = 0, **arguments) -> None:
+    kernel, values = kernel_and_values(source, name, arguments)
+    arrays = {key: as_array(value) for key, value in arguments.items() if isinstance(value, torch.Tensor)}
+    three = lambda dims: (*dims, 1, 1)[:3] if isinstance(dims, tuple) else (dims, 1, 1)  # noqa: E731
+    kernel.launch(three(grid), three(block), shared_bytes, values, arrays=arrays)
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("grid", "block"), [(3, 5), ((2, 3), (4, 2)), ((2, 1, 2), (3, 2, 2)), (1, 1024), ((1, 2), (32, 32))]
+)
+def test_indices_in_one_to_three_dimensions(grid, block):
+    blocks, threads = (int(np.prod(dims)) for dims in (grid, block))
+    out = zeros(blocks, threads, 2, dtype=torch.int32)
+    run(SUPPORTED, "indices", grid, block, out=out)
+    assert torch.equal(out[..., 0], torch.arange(blocks, dtype=torch.int32)[:, None].expand(blocks, threads))
+    assert torch.equal(out[..., 1], torch.arange(threads, dtype=torch.int32).expand(blocks, threads))
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_static_shared_memory_and_a_barrier(seed):
+    x, out = torch.randn(1024), zeros(1024)
+    with cudascope.schedule(seed):
+        run(SUPPORTED, "reverse", 1, 1024, x=x, out=out)
+    assert torch.equal(out, x.flip(0))
+
+
+def test_dynamic_shared_memory_of_two_types_in_one_file():
+    out = zeros(50)
+    run(SUPPORTED, "dynamic_float", 1, 50, shared_bytes=200, out=out)
+    assert torch.equal(out, (torch.arange(50) + 1) % 50)
+    run(SUPPORTED, "dynamic_bytes", 1, 50, shared_bytes=432, out=out)
+    assert torch.equal(out, (torch.arange(50) + 1) % 50 / 2)
+
+
+def test_template_with_shared_memory():
+    for dtype, name in ((torch.float32, "float, 8"), (torch.float64, "double, 8")):
+        out = zeros(8, 8, dtype=dtype)
+        run(SUPPORTED, f"in_template<{name}>", 1, (8, 8), out=out)
+        assert torch.equal(out, torch.arange(64, dtype=dtype).view(8, 8).T)
+
+
+def test_barriers_that_count_and_vote():
+    out = zeros(70, 5, dtype=torch.int32)
+    run(SUPPORTED, "barriers_that_count", 1, 70, out=out)
+    assert torch.equal(out, torch.tensor([35, 0, 1, 1, 0], dtype=torch.int32).expand(70, 5))
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_shuffles(seed):
+    out, lane = zeros(8, 32, dtype=torch.int32), torch.arange(32)
+    with cudascope.schedule(seed):
+        run(SUPPORTED, "shuffles", 1, 32, out=out)
+    down = torch.where(lane % 16 + 3 < 16, lane + 3, lane)
+    expected = [
+        torch.full((32,), 5), lane // 8 * 8 + (lane + 1) % 8, torch.where(lane >= 3, lane - 3, lane), down, lane ^ 9,
+        torch.full((32,), 3), lane ^ 1, torch.clamp(lane + 1, max=31),
+    ]  # fmt: skip
+    assert torch.equal(out, torch.stack(expected).int())
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_votes_reductions_and_active_lanes(seed):
+    out, lane = zeros(12, 32, dtype=torch.int32), torch.arange(32)
+    with cudascope.schedule(seed):
+        run(SUPPORTED, "votes", 1, 32, out=out)
+    rows = out.long() & 0xFFFFFFFF
+    assert (rows[0] == sum(1 << i for i in range(0, 32, 3))).all()
+    assert (rows[1] == 3).all()
+    assert torch.equal(rows[2], torch.where(lane < 8, 0xFF, 0xFFFFFF00))
+    assert (rows[3, 20:] == 0xFC000000).all()
+    assert (rows[4] == 496).all()
+    assert (rows[5] == 31).all()
+    assert (out[6] == -7).all()
+    assert (rows[7] == 0xFFFFFFE0).all()
+    assert torch.equal(rows[8], 0xF << lane // 4 * 4)
+    assert (rows[9] == 0).all()
+    assert (rows[10] == 32).all()
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_atomics(seed):
+    i, f, u = zeros(10, dtype=torch.int32), zeros(1), zeros(3, dtype=torch.int32)
+    h, l = zeros(2, dtype=torch.float16), zeros(1, dtype=torch.int64)
+    with cudascope.schedule(seed):
+        run(SUPPORTED, "atomics", 4, 64, i=i, f=f, u=u, h=h, l=l)
+    assert i.tolist() == [256, 63, -63, -512, 77, 9, 64, 64, 64, 64]
+    assert f.item() == 128
+    assert u.tolist() == [63, -1, 6]
+    assert h.tolist() == [256, 512]
+    assert l.item() == 256 << 33
+
+
+def test_a_lock_is_given_on():
+    mutex, value = zeros(1, dtype=torch.int32), zeros(1, dtype=torch.int32)
+    for seed in SCHEDULES:
+        with cudascope.schedule(seed):
+            run(SUPPORTED, "lock", 2, 64, mutex=mutex, value=value)
+    assert value.item() == 128 * len(SCHEDULES)
+
+
+def test_mathematics():
+    x = torch.rand(40) + 0.5
+    out = zeros(40, 12)
+    run(SUPPORTED, "mathematics", 1, 40, x=x, out=out)
+    expected = torch.stack(
+        [x.exp(), x.log(), x.rsqrt(), x.exp2(), 1 / x, x * x + 1, x.clamp(min=2) + x.clamp(max=2), x,
+         torch.full((40,), 8.0 + 31 + 4 + 1), torch.full((40,), 1.0), x.clamp(0, 1), torch.full((40,), 7.0)], dim=1,
+    )  # fmt: skip
+    torch.testing.assert_close(out, expected)
+
+
+def test_number_types_round_as_torch_rounds():
+    x = torch.randn(64) * 3
+    out = zeros(64, 8)
+    run(SUPPORTED, "types", 1, 64, x=x, out=out)
+    half, bf16, other = x.half().float(), x.bfloat16().float(), torch.arange(64) ^ 1
+    fp8 = [x.to(dtype).float() for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
+    expected = [half, bf16, *fp8, (x.half() * 2).float() + 2, x + 6, (2 * x.half().double() + 1).half().float() + 1]
+    torch.testing.assert_close(out, torch.stack([*expected, half[other] + bf16[other]], 1), rtol=1e-6, atol=1e-6)
+
+
+def test_constant_memory_and_device_variables():
+    out = zeros(3)
+    for context in (cudascope.schedule(None), cudascope.observe(), cudascope.check()):
+        with context:
+            run(SUPPORTED, "constants", 1, 3, out=out)
+        assert out.tolist() == [6, 15, 105]
+
+
+def test_printf_goes_to_pythons_stdout_in_the_order_of_the_thread_blocks(capsys):
+    run(SUPPORTED, "speak", 20, 32, n=20)
+    assert capsys.readouterr().out.splitlines() == [f"block {b} of 20 says hi 0.5" for b in range(20)]
+
+
+def test_threads_that_left_do_not_hold_up_a_barrier():
+    x, out = torch.randn(40), zeros(40)
+    run(SUPPORTED, "early", 1, 64, x=x, out=out, n=40)
+    assert torch.equal(out, x.flip(0))
+
+
+def test_an_assertion_stops_the_launch_and_names_the_thread():
+    x = torch.ones(70, dtype=torch.int32)
+    x[66] = -1
+    with pytest.raises(cudascope.Finding, match=r"thread \(66, 0, 0\).*assertion failed: x\[threadIdx.x\] >= 0"):
+        run(SUPPORTED, "strict", 1, 70, x=x)
+
+
+def test_a_wild_access_is_an_error_and_the_process_lives():
+    with pytest.raises(cudascope.Finding, match=r"wild, line \d+ .*memory that is not there") as caught:
+        run(SUPPORTED, "wild", 3, 2, out=zeros(1))
+    assert caught.value.line == next(i for i, text in enumerate(SUPPORTED.splitlines(), 1) if "void wild" in text)
+    test_threads_that_left_do_not_hold_up_a_barrier()
+
+
+STOPPING = r"""
+__global__ void divides(int* x) { x[0] = 7 / x[1]; }
+__global__ void traps(int* x) { if (x[1] == 0) __builtin_trap(); }
+__global__ void aborts(int* x) { if (x[1] == 0) abort(); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("divides", "an integer by zero"), ("traps", "__builtin_trap"), ("aborts", r"abort\(\)")]
+)
+def test_what_would_end_the_process_is_an_error(name, message):
+    for context in (contextlib.nullcontext(), cudascope.check()):
+        with context, pytest.raises(cudascope.Finding, match=rf"{name}.*thread \(0, 0, 0\).*{message}") as caught:
+            run(STOPPING, name, 1, 1, x=zeros(2, dtype=torch.int32))
+        assert caught.value.what == "fault"
+
+
+def test_the_same_launch_gives_the_same_bits():
+    x = torch.randn(200 * 128)
+    outs = []
+    for _ in range(3):
+        out = zeros(200)
+        run(SUPPORTED, "sum", 200, 128, x=x, out=out)
+        outs.append(out)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+    torch.testing.assert_close(outs[0], x.view(200, 128).sum(1))
+
+
+def test_launches_from_several_python_threads_do_not_meet():
+    x = torch.randn(4, 100 * 128)
+    outs = [zeros(100) for _ in range(4)]
+
+    def launch(i: int) -> None:
+        for _ in range(5):
+            with cudascope.check() if i == 0 else cudascope.schedule(i):
+                run(SUPPORTED, "sum", 100, 128, x=x[i], out=outs[i])
+
+    launch(0)
+    threads = [threading.Thread(target=launch, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, out in enumerate(outs):
+        torch.testing.assert_close(out, x[i].view(100, 128).sum(1))
+
+
+def test_shared_memory_is_held_against_its_limit_before_the_launch():
+    kernel, _ = kernel_and_values(SUPPORTED, "none_at_all", {})
+    with pytest.raises(ValueError, match=r"at most 232448 bytes of shared memory, got 0 \+ 300000 = 300000"):
+        kernel.launch((1, 1, 1), (1, 1, 1), 300_000, [], arrays={})
+
+
+# ------------------------------------------------------------------------------------------------ compiling
+
+
+def test_a_compile_error_has_the_kernels_file_and_line():
+    with pytest.raises(CompileError, match=r"test.cu:2:\d+: error: .*nonsense"):
+        run("__global__ void k(float* x) {\n  x[0] = nonsense;\n}", "k", 1, 1, x=zeros(1))
+
+
+def test_no_compiler_is_one_clear_error(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"):
+        run("__global__ void other() {}", "other", 1, 1)
+
+
+def test_kernels_of_a_file_are_built_together():
+    source = """
+        template <class T> __global__ void t(T* x) { }
+        #if 0
+        __global__ void no() {}
+        #endif
+        // __global__ void c() {}
+        extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
+        namespace n { __global__ void m() {} }
+    """
+    assert plain_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
+
+
+def test_two_processes_may_compile_at_once(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\nimport test_simt, torch\nx = torch.zeros(1)\n"
+        "test_simt.run('__global__ void k(float* x) { x[0] += 1; }', 'k', 1, 1, x=x)\nprint(x.item())"
+    )
+    environment = {**os.environ, "CUDASCOPE_CACHE": str(tmp_path)}
+    shutil.copy(runtime()._name, tmp_path)  # which takes longest of all
+    command = [sys.executable, "-c", program, os.path.dirname(__file__)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    assert [process.communicate()[0] for process in both] == ["1.0\n", "1.0\n"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("tmp", "."))]
+
+
+# ------------------------------------------------------------------------------------------------ observing
+
+OBSERVED = r"""
+__global__ void strided(const float* x, float* out, int stride) {
+    out[threadIdx.x] = x[stride * threadIdx.x];  // load and store
+}
+__global__ void vectors(const float4* x, float4* out) {
+    out[threadIdx.x] = x[threadIdx.x];  // 16 bytes
+}
+__global__ void halves(const __half2* x, __half2* out) {
+    out[threadIdx.x] = x[threadIdx.x];  // 4 bytes
+}
+__global__ void banks(float* out, int stride) {
+    __shared__ float row[32 * 33];
+    row[stride * threadIdx.x] = 1.0f;  // store
+    __syncthreads();
+    out[threadIdx.x] = row[stride * threadIdx.x];  // load
+}
+__global__ void vector_banks(float4* out, int stride) {
+    extern __shared__ float4 wide[];
+    wide[stride * threadIdx.x] = make_float4(1, 2, 3, 4);  // store
+    __syncwarp();
+    out[threadIdx.x] = wide[stride * threadIdx.x];
+}
+__global__ void double_banks(double* out, int stride) {
+    __shared__ double row[32 * 17];
+    row[stride * threadIdx.x] = 1.0;  // store
+    __syncthreads();
+    out[threadIdx.x] = row[0];  // broadcast
+}
+template <int PAD>
+__global__ void transpose(const float* x, float* out) {  // [32, 32], threads (32, 8)
+    __shared__ float tile[32][32 + PAD];
+    for (int row = threadIdx.y; row < 32; row += 8)
+        tile[row][threadIdx.x] = x[32 * row + threadIdx.x];  // rows
+    __syncthreads();
+    for (int row = threadIdx.y; row < 32; row += 8)
+        out[32 * row + threadIdx.x] = tile[threadIdx.x][row];  // columns
+}
+__global__ void collectives(float* out, int* bins) {
+    float v = threadIdx.x;
+    for (int distance = 16; distance > 0; distance /= 2)
+        v += __shfl_xor_sync(0xffffffff, v, distance);  // shuffle
+    __syncthreads();  // barrier
+    atomicAdd(&bins[threadIdx.x % 4], 1);  // atomic
+    if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = v;
+}
+__device__ float load(const float* x, int i) {
+    return x[i];  // inner
+}
+__global__ void calls(const float* x, float* out) {
+    out[threadIdx.x] = load(x, threadIdx.x) + __ldg(x + threadIdx.x);  // outer
+}
+"""
+
+
+def line_of(source: str, comment: str, after: str = "") -> int:
+    lines = source.splitlines()
+    start = next(i for i, line in enumerate(lines) if after in line)
+    return next(i for i, line in enumerate(lines[start:], start + 1) if line.endswith(f"// {comment}"))
+
+
+def observed(name: str, grid, block, **arguments):
+    with cudascope.observe() as report:
+        run(OBSERVED, name, grid, block, **arguments)
+    (launch,) = report.launches
+    return launch
+
+
+@pytest.mark.parametrize(("stride", "sectors"), [(1, 4), (2, 8), (8, 32), (32, 32), (0, 1)])
+def test_sectors_of_a_strided_load(stride, sectors):
+    x, out = torch.randn(32 * 32), zeros(32)
+    launch = observed("strided", 1, 32, x=x, out=out, stride=stride)
+    assert torch.equal(out, x[torch.arange(32) * stride])
+    line = line_of(OBSERVED, "load and store")
+    assert [each[:7] for each in launch.lines] == [
+        (line, "read", "global", 1, 32, 128, sectors), (line, "write", "global", 1, 32, 128, 4),
+    ]  # fmt: skip
+
+
+def test_a_load_of_sixteen_bytes_is_one_request_of_sixteen_sectors():
+    x, out = torch.randn(32, 4), zeros(32, 4)
+    launch = observed("vectors", 2, 32, x=x, out=out)
+    for access in ("read", "write"):
+        assert launch.count(access, "global")[3:7] == (2, 64, 1024, 32)
+    assert (launch.trace["bytes"] == 16).all()
+    out, x = zeros(64, dtype=torch.float16), torch.randn(64).half()
+    launch = observed("halves", 1, 32, x=x, out=out)
+    assert torch.equal(x, out)
+    for access in ("read", "write"):
+        assert launch.count(access, "global")[3:7] == (1, 32, 128, 4)
+
+
+@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 1), (3, 0), (4, 3), (16, 15), (32, 31), (33, 0), (0, 0)])
+def test_bank_conflicts_of_a_stride(stride, conflicts):
+    launch = observed("banks", 1, 32, out=zeros(32), stride=stride)
+    assert launch.count("read", "shared", line_of(OBSERVED, "load")).bank_conflicts == conflicts
+    assert launch.count("write", "shared", line_of(OBSERVED, "store", "void banks")).bank_conflicts == conflicts
+
+
+@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 4), (8, 28)])
+def test_sixteen_bytes_a_lane_are_served_in_quarters_of_a_warp(stride, conflicts):
+    # Stride 1: eight lanes cover the 32 banks. Stride 2: lanes i and i + 4 of a quarter meet: one more turn each.
+    # Stride 8 (128 bytes): all eight lanes of a quarter meet: 7 more turns, 4 quarters.
+    launch = observed("vector_banks", 1, 32, out=zeros(32, 4), stride=stride, shared_bytes=16 * 32 * 8)
+    assert launch.count("write", "shared").bank_conflicts == conflicts
+    assert launch.count("write", "shared")[3:6] == (1, 32, 512)
+
+
+@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 2), (16, 30), (17, 0)])
+def test_eight_bytes_a_lane_are_served_in_halves_of_a_warp(stride, conflicts):
+    launch = observed("double_banks", 1, 32, out=zeros(32, dtype=torch.float64), stride=stride)
+    assert launch.count("write", "shared").bank_conflicts == conflicts
+    assert launch.count("read", "shared").bank_conflicts == 0
+
+
+@pytest.mark.parametrize(("pad", "conflicts"), [(0, 32 * 31), (1, 0)])
+def test_padding_frees_a_transpose_of_conflicts(pad, conflicts):
+    x, out = torch.randn(32, 32), zeros(32, 32)
+    launch = observed(f"transpose<{pad}>", 1, (32, 8), x=x, out=out)
+    assert torch.equal(out, x.T)
+    rows, columns = (line_of(OBSERVED, comment) for comment in ("rows", "columns"))
+    assert launch.count("write", "shared", rows)[3:] == (32, 1024, 4096, 0, 0)
+    assert launch.count("read", "shared", columns)[3:] == (32, 1024, 4096, 0, conflicts)
+    assert launch.count("read", "global", rows)[3:] == (32, 1024, 4096, 128, 0)
+    assert launch.count("write", "global", columns)[3:] == (32, 1024, 4096, 128, 0)
+    assert launch.bank_conflicts == conflicts
+
+
+def test_barriers_shuffles_and_atomics_are_counted():
+    out, bins = zeros(2), zeros(4, dtype=torch.int32)
+    launch = observed("collectives", 3, 64, out=out, bins=bins)
+    assert bins.tolist() == [48] * 4
+    assert (launch.barriers, launch.shuffles, launch.atomics) == (3, 3 * 2 * 5, 3 * 64)
+    lines = {access: line_of(OBSERVED, access) for access in ("barrier", "shuffle", "atomic")}
+    for access, line in lines.items():
+        assert launch.count(access, line=line) == launch.count(access)._replace(line=line)
+    assert launch.count("atomic", "global").requests == 6
+
+
+def test_an_access_in_a_device_function_has_the_functions_line():
+    launch = observed("calls", 1, 32, x=torch.randn(32), out=zeros(32))
+    lines = {(each.line, each.access) for each in launch.lines}
+    assert lines >= {(line_of(OBSERVED, "inner"), "read"), (line_of(OBSERVED, "outer"), "write")}
+    assert {line for line, _ in lines} <= {line_of(OBSERVED, "inner"), line_of(OBSERVED, "outer")}
+
+
+def test_the_trace_tells_who_touched_what():
+    launch = observed("strided", 2, 40, x=torch.randn(200), out=zeros(40), stride=5)
+    reads = launch.accesses("x")
+    assert len(reads) == 80
+    assert (reads["access"] == "read").all()
+    first = reads[reads["thread_block"] == 0]
+    assert (first["element"] == 5 * np.arange(40)).all()
+    assert (first["warp"] == np.arange(40) // 32).all()
+    assert (first["lane"] == np.arange(40) % 32).all()
+    assert (np.sort(launch.trace["order"]) == np.arange(160)).all()
+    assert (launch.accesses("out")["element"].reshape(2, 40) == np.arange(40)).all()
+    with cudascope.observe(trace_limit=10) as report:
+        run(OBSERVED, "strided", 1, 32, x=torch.randn(32), out=zeros(32), stride=1)
+    assert len(report.trace) == 10
+    assert report.count().lanes == 64
+
+
+def test_a_report_prints_as_a_table():
+    launch = observed("transpose<0>", 1, (32, 8), x=torch.randn(32, 32), out=zeros(32, 32))
+    assert re.search(r"read shared\s+32\s+4,096\s+992\s+out\[32 \* row", str(launch))
+    assert str(launch).startswith("transpose<0>, 1 thread blocks of 32 × 8 threads")
+
+
+# ------------------------------------------------------------------------------------------------ checking
+
+# Each kernel is right with bad = 0 and wrong in the marked line with bad = 1.
+CHECKED = r"""
+__global__ void past_the_end(const float* x, float* out, int n, int bad) {
+    int i = threadIdx.x;
+    if (i < n) out[i] = x[i + bad];  // past_the_end
+}
+__global__ void far_away(const float* x, float* out, int n, int bad) {
+    if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x + bad * 123456789ll];  // far_away
+}
+__global__ void before(const float* x, float* out, int n, int bad) {
+    if (threadIdx.x < n) out[(int)threadIdx.x - bad] = x[threadIdx.x];  // before
+}
+__global__ void past_shared(const float* x, float* out, int n, int bad) {
+    __shared__ float row[64];
+    row[threadIdx.x + bad] = 1.0f;  // past_shared
+    __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = row[bad + threadIdx.x] * x[threadIdx.x];
+}
+__global__ void into_the_next(const float* x, float* out, int n, int bad) {
+    __shared__ float one[64], two[64];
+    two[threadIdx.x] = 1.0f;
+    if (threadIdx.x % 2 == 0) *(float2*)&one[threadIdx.x + 2 * bad] = make_float2(1, 2);  // into_the_next
+    __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = one[threadIdx.x + bad] * two[threadIdx.x];
+}
+__global__ void past_dynamic(const float* x, float* out, int n, int bad) {
+    extern __shared__ float dynamic[];
+    dynamic[threadIdx.x + bad] = 1.0f;  // past_dynamic
+    __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = dynamic[threadIdx.x] * x[threadIdx.x];
+}
+__global__ void misaligned(const float* x, float* out, int n, int bad) {
+    float4 v = *(const float4*)(x + bad);  // misaligned
+    if (threadIdx.x < n) out[threadIdx.x] = v.x;
+}
+__global__ void no_barrier(const float* x, float* out, int n, int bad) {
+    __shared__ float row[64];
+    row[threadIdx.x] = 2.0f;  // no_barrier also
+    if (!bad) __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = row[threadIdx.x ^ 32] * x[threadIdx.x];  // no_barrier
+}
+__global__ void no_second_barrier(const float* x, float* out, int n, int bad) {
+    __shared__ float one;
+    float total = 0;
+    for (int i = 0; i < 4; ++i) {
+        if (threadIdx.x == i) one = x[i];  // no_second_barrier
+        __syncthreads();
+        total += one;  // no_second_barrier also
+        if (!bad) __syncthreads();
+    }
+    if (threadIdx.x < n) out[threadIdx.x] = total;
+}
+__global__ void no_syncwarp(const float* x, float* out, int n, int bad) {
+    __shared__ float row[64];
+    row[threadIdx.x] = 2.0f;  // no_syncwarp also
+    if (bad) __shfl_sync(0xffffffff, 1, 0);  // orders no memory
+    else __syncwarp();
+    if (threadIdx.x < n) out[threadIdx.x] = row[threadIdx.x ^ 1] * x[threadIdx.x];  // no_syncwarp
+}
+__global__ void same_place(const float* x, float* out, int n, int bad) {
+    out[bad ? threadIdx.x % n : blockIdx.x * n + threadIdx.x % n] = x[0];  // same_place
+}
+__global__ void atomic_and_plain(const float* x, float* out, int n, int bad) {
+    atomicAdd(&out[0], 1.0f);
+    if (!bad) __syncthreads();
+    if (threadIdx.x == 1) out[1] = out[0] * x[0];  // atomic_and_plain
+}
+__global__ void branch(const float* x, float* out, int n, int bad) {
+    if (threadIdx.x % 2 || !bad)
+        __syncthreads();  // branch also
+    else
+        __syncthreads();  // branch
+    if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void left_before(const float* x, float* out, int n, int bad) {
+    if (bad && threadIdx.x >= n) return;
+    __syncthreads();  // left_before
+    if (threadIdx.x < n) out[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void gone_lane(const float* x, float* out, int n, int bad) {
+    if (bad && threadIdx.x % 32 == 31) return;
+    float v = __shfl_down_sync(0xffffffff, x[threadIdx.x % n], 1);  // gone_lane
+    if (threadIdx.x < n) out[threadIdx.x] = v;
+}
+__global__ void not_in_mask(const float* x, float* out, int n, int bad) {
+    float v = 0;
+    if (threadIdx.x % 32 < 16) v = __shfl_down_sync(0x0000ffff, x[threadIdx.x % n], bad ? 1 : 0);  // not_in_mask
+    if (threadIdx.x < n) out[threadIdx.x] = v;
+}
+__global__ void unwritten_shared(const float* x, float* out, int n, int bad) {
+    __shared__ float row[64];
+    if (threadIdx.x < 64 - bad) row[threadIdx.x] = x[threadIdx.x % n];
+    __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = row[63 - threadIdx.x];  // unwritten_shared
+}
+__global__ void unwritten_output(const float* x, float* out, int n, int bad) {
+    if (threadIdx.x >= n) return;
+    if (!bad) out[threadIdx.x] = 0;
+    out[threadIdx.x] += x[threadIdx.x];  // unwritten_output
+}
+__global__ void last_block(const float* x, float* out, int n, int bad) {  // the threadFenceReduction pattern
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+        out[1 + blockIdx.x] = x[blockIdx.x];
+        if (!bad) __threadfence();
+        last = atomicAdd(&out[0], 1.0f) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (last && threadIdx.x == 0)
+        for (int i = 1; i < gridDim.x; ++i) out[1] += out[1 + i];  // last_block
+}
+__global__ void deadlock(const float* x, float* out, int n, int bad) {
+    float v = 1;
+    if (threadIdx.x % 32 == 3 && bad) __syncthreads();  // deadlock also
+    else v = __shfl_xor_sync(0xffffffff, v, 1);  // deadlock
+    if (threadIdx.x < n) out[threadIdx.x] = v * x[0];
+}
+__global__ void different_masks(const float* x, float* out, int n, int bad) {
+    unsigned mask = bad && threadIdx.x % 2 ? 0xfffffffe : 0xffffffff;
+    float v = __shfl_sync(mask, x[0], 2);  // different_masks
+    if (threadIdx.x < n) out[threadIdx.x] = v;
+}
+"""
+
+PLANTED = {
+    "past_the_end": ("out of bounds", "x", 40), "far_away": ("out of bounds", "x", 123456789),
+    "before": ("out of bounds", "out", -1), "past_shared": ("out of bounds", "row", 64),
+    "into_the_next": ("out of bounds", "one", 32), "past_dynamic": ("out of bounds", "dynamic", 64),
+    "misaligned": ("misaligned", "x", 1), "no_barrier": ("race", "row", None), "no_second_barrier": ("race", "one", 0),
+    "no_syncwarp": ("race", "row", None), "same_place": ("race", "out", None), "atomic_and_plain": ("race", "out", 0),
+    "branch": ("barrier", None, None), "left_before": ("barrier", None, None), "gone_lane": ("lane", None, None),
+    "not_in_mask": ("lane", None, None), "unwritten_shared": ("uninitialised", "row", 63),
+    "unwritten_output": ("uninitialised", "out", 0), "last_block": ("race", "out", None),
+    "deadlock": ("deadlock", None, None), "different_masks": ("deadlock", None, None),
+}  # fmt: skip
+ALIKE = {"last_block": dict(grid=4), "same_place": dict(grid=2, block=40)}
+
+
+def checked(name: str, bad: bool, seed: int | None):
+    """Run a kernel of CHECKED on 40 elements, 64 threads."""
+    shape = {"grid": 1, "block": 64, **ALIKE.get(name, {})}
+    x, out = torch.randn(40), zeros(80 if name == "same_place" else 40)
+    outputs = [out] if name == "unwritten_output" else []
+    with cudascope.check(outputs=outputs, schedule=seed, also=["left before barrier"]) as report:
+        run(CHECKED, name, shape["grid"], shape["block"], x=x, out=out, n=40, bad=int(bad), shared_bytes=256)
+    return report, out
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught_in_its_line(name):
+    what, tensor, element = PLANTED[name]
+    lines = {line_of(CHECKED, name)} | {
+        i for i, text in enumerate(CHECKED.splitlines(), 1) if text.endswith(f"// {name} also")
+    }
+    for seed in SCHEDULES:
+        with pytest.raises(cudascope.Finding) as caught:
+            checked(name, True, seed)
+        error = caught.value
+        assert (error.kernel, error.what, error.tensor) == (name, what, tensor), error
+        assert error.line in lines, error
+        if element is not None and seed is None:
+            assert error.element == element, error
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_correct_twin_of_a_planted_bug_passes(name):
+    for seed in [None, *range(20)]:
+        checked(name, False, seed)
+
+
+@pytest.mark.parametrize("name", ["deadlock", "different_masks"])
+def test_a_deadlock_is_an_error_without_checking_too(name):
+    with pytest.raises(cudascope.Finding, match="waits for threads that never come") as caught:
+        run(CHECKED, name, 2, 64, x=torch.randn(40), out=zeros(40), n=40, bad=1)
+    assert f"in line {line_of(CHECKED, name)} in a shuffle with mask 0x" in str(caught.value)
+
+
+OPTIMISED = r"""
+__global__ void filled_by_one(const float* x, float* out, int n) {  // a compiler would make a memset of this
+    __shared__ float row[64];
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 64; ++i) row[i] = 0;
+    __syncthreads();
+    out[threadIdx.x] = row[threadIdx.x] + x[threadIdx.x];
+}
+__global__ void copied(const float* x, float* out, int n) {
+    __shared__ float row[64];
+    if (threadIdx.x == 0) memcpy(row, x, 64 * sizeof(float));
+    __syncthreads();
+    float four[4] = {};
+    for (int i = 0; i < 4; ++i) four[i] = row[threadIdx.x / 4 * 4 + i];  // and one load of 16 bytes of these
+    out[threadIdx.x] = four[threadIdx.x % 4];
+}
+__global__ void never_read(const float* x, float* out, int n) {  // and move this load out of the loop
+    __shared__ float nothing[4];
+    float sum = x[threadIdx.x];
+    for (int i = 0; i < n; ++i)
+        if (i > 1000) sum += nothing[2];
+    out[threadIdx.x] = sum;
+    if (n > 1000) nothing[threadIdx.x % 4] = 1;
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["filled_by_one", "copied", "never_read"])
+def test_the_compiler_neither_hides_nor_invents_an_access(name):
+    x, out = torch.randn(64), zeros(64)
+    with cudascope.check(outputs=[out]):
+        run(OPTIMISED, name, 1, 64, x=x, out=out, n=8)
+    assert torch.equal(out, x)
+
+
+def test_an_error_says_everything():
+    with pytest.raises(cudascope.Finding) as caught:
+        checked("past_the_end", True, None)
+    assert str(caught.value) == (
+        "past_the_end, line 4 `if (i < n) out[i] = x[i + bad];  // past_the_end`: thread (39, 0, 0) of thread block "
+        "(0, 0, 0) reads x[40], past its end (40 elements)"
+    )
+    assert (caught.value.thread, caught.value.thread_block) == ((39, 0, 0), (0, 0, 0))
+    with pytest.raises(
+        cudascope.Finding, match=r"which thread \(\d+, 0, 0\) has (read|written) in line \d+ with no barrier between"
+    ):
+        checked("no_barrier", True, None)
+
+
+def test_a_checked_launch_writes_its_results_back():
+    x, out = torch.randn(64, 2), zeros(2, 40)
+    with cudascope.check() as report:  # views: a column, and a row beside which nothing may be written
+        run(CHECKED, "past_the_end", 1, 64, x=x.view(-1)[:40], out=out[1], n=40, bad=0)
+    assert torch.equal(out[1], x.view(-1)[:40])
+    assert not out[0].any()
+    assert len(report.unwritten(out[1])) == 0
+    assert report.unwritten(out).tolist() == [[0, i] for i in range(40)]
+
+
+def test_a_neighbour_in_the_same_storage_is_out_of_bounds():
+    both = zeros(2, 40)
+    with cudascope.check(), pytest.raises(cudascope.Finding, match=r"reads x\[40\], past its end"):
+        run(CHECKED, "past_the_end", 1, 64, x=both[0], out=both[1], n=40, bad=1)
+
+
+def test_tensors_that_overlap_are_one_memory():
+    x = torch.randn(40)
+    before = x.clone()
+    with cudascope.check():
+        run(CHECKED, "past_the_end", 1, 64, x=x, out=x, n=40, bad=0)
+        assert torch.equal(x, before)
+        with pytest.raises(cudascope.Finding) as caught:
+            run(CHECKED, "past_the_end", 1, 64, x=x[:39], out=x, n=39, bad=1)
+    assert caught.value.what == "race"
+
+
+def test_unwritten_elements_are_listed():
+    out = zeros(6, 8)
+    with cudascope.check() as report:
+        run(CHECKED, "past_the_end", 1, 64, x=torch.randn(40), out=out, n=40, bad=0)
+        assert report.unwritten(out).tolist() == [[5, i] for i in range(8)]
+        run(CHECKED, "past_the_end", 1, 64, x=torch.randn(40), out=out.view(-1)[8:], n=40, bad=0)
+    assert len(report.unwritten(out)) == 0
+
+
+def test_an_output_written_by_an_earlier_launch_may_be_read():
+    x, out = torch.randn(40), zeros(40)
+    with cudascope.check(outputs=[out]):
+        run(CHECKED, "past_the_end", 1, 64, x=x, out=out, n=40, bad=0)
+        run(CHECKED, "unwritten_output", 1, 64, x=x, out=out, n=40, bad=1)
+    torch.testing.assert_close(out, 2 * x)
+
+
+HALVES = r"""
+struct Pair { float a, b; __host__ __device__ Pair() {} };
+__shared__ __nv_bfloat16 of_the_file[64];
+__global__ void k(float* out) {
+    __shared__ __half row[64];
+    __shared__ __half2 wide[64];
+    __shared__ Pair pairs[64];
+    int i = threadIdx.x;
+    row[i] = __float2half(i), wide[i] = __half2half2(row[i]), pairs[i].a = i, of_the_file[i] = __float2bfloat16(i);
+    __syncthreads();
+    int j = 63 - i;
+    out[i] = __half2float(row[j]) + __half2float(wide[j].x) + pairs[j].a + __bfloat162float(of_the_file[j]);
+}
+"""
+
+
+def test_shared_arrays_of_a_class_have_no_hidden_accesses():
+    out = zeros(64)
+    with cudascope.check(outputs=[out]):
+        run(HALVES, "k", 1, 64, out=out)
+    assert out.tolist() == [4 * (63 - i) for i in range(64)]
+    with cudascope.observe() as report:
+        run(HALVES, "k", 1, 64, out=out)
+    assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}
+
+
+IN_TEMPLATE = r"""
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec { T data[N]; };
+template <typename T>
+__global__ void k(float* out) {
+    __shared__ Vec<T, 4> rows[64];
+    int i = threadIdx.x;
+    rows[i].data[3] = T(float(i));
+    __syncthreads();
+    out[i] = float(rows[63 - i].data[3]);
+}
+"""
+
+
+@pytest.mark.parametrize("element", ["float", "__half", "__nv_bfloat16"])
+def test_shared_arrays_of_a_class_in_a_template_have_no_hidden_accesses(element):
+    out = zeros(64)
+    with cudascope.check(outputs=[out]):
+        run(IN_TEMPLATE, f"k<{element}>", 1, 64, out=out)
+    assert out.tolist() == [float(63 - i) for i in range(64)]
+
+
+def test_a_null_pointer_and_an_empty_tensor_are_out_of_bounds():
+    source = "__global__ void k(float* x) { x[threadIdx.x] += 1; }"
+    for x in (None, zeros(0)):
+        with pytest.raises(cudascope.Finding, match="address 0x0, which belongs to no tensor"), cudascope.check():
+            run(source, "k", 1, 1, x=x)
+
+
+DYNAMIC = r"""
+#include <assert.h>
+#include <cassert>
+namespace ns {
+extern __shared__ float in_a_namespace[];
+__device__ float* get() { return in_a_namespace; }
+}
+extern __align__(16) __shared__ float aligned[];
+__global__ void k(float* out) {
+    assert(out != nullptr && blockDim.x == 8);
+    ns::get()[threadIdx.x] = threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = aligned[7 - threadIdx.x];
+}
+"""
+
+
+def test_dynamic_shared_memory_in_a_namespace_and_with_an_alignment():
+    for context in (contextlib.nullcontext(), cudascope.check()):
+        out = zeros(8)
+        with context:
+            run(DYNAMIC, "k", 1, 8, out=out, shared_bytes=32)
+        assert out.tolist() == [*range(7, -1, -1)]
+
+
+def test_assert_stays_an_error_where_its_header_is_included():
+    with pytest.raises(cudascope.Finding, match="assertion failed: out != nullptr"):
+        run(DYNAMIC, "k", 1, 4, out=zeros(8), shared_bytes=32)
+
+
+SPINNING = r"""
+__global__ void changes_nothing(int* out, int n) { for (int i = 0; i < n; ++i) atomicMax(out, i & 3); }
+__global__ void waits(int* out, int n) { while (atomicAdd(out, 0) == n) {} }
+"""
+
+
+def test_many_atomics_that_change_nothing_are_no_deadlock_and_waiting_for_ever_is_one():
+    out = torch.tensor([5], dtype=torch.int32)
+    run(SPINNING, "changes_nothing", 1, 1024, out=out, n=2000)
+    for block in (1, 64):
+        with pytest.raises(cudascope.Finding, match=r"waits, line 3 .*repeats an atomic for ever"):
+            run(SPINNING, "waits", 1, block, out=out, n=5)
+
+
+LARGE = r"""
+__global__ void too_large(float* out) { __shared__ float a[12289]; a[threadIdx.x] = 1; out[0] = a[threadIdx.x]; }
+__global__ void large(float* out) {
+    __shared__ float a[12288];
+    extern __shared__ float b[];
+    a[threadIdx.x] = b[threadIdx.x] = 1;
+    out[0] = a[threadIdx.x] + b[threadIdx.x];
+}
+"""
+
+
+def test_static_shared_memory_has_limits():
+    out = zeros(1)
+    run(LARGE, "large", 1, 1, out=out, shared_bytes=(227 - 48) << 10)
+    with pytest.raises(ValueError, match=r"at most 232448 bytes of shared memory, got 49152 \+ 183300 = 232452"):
+        run(LARGE, "large", 1, 1, out=out, shared_bytes=183300)
+    with pytest.raises(ValueError, match="at most 49152 bytes, got 49156"):
+        run(LARGE, "too_large", 1, 1, out=out)
+
+
+def test_check_and_observe_cannot_be_nested():
+    for outer, inner in ((cudascope.check, cudascope.observe), (cudascope.observe, cudascope.check)):
+        with outer(), cudascope.schedule(3), pytest.raises(RuntimeError, match="cannot be nested"), inner():
+            pass
+
+
+STRUCTS = r"""
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <string>
+#include <time.h>
+struct Complex { double re, im; };
+struct Padded { char c; float v; short s; };
+__global__ void copies(const float* x, float* out, int bad) {
+    const Complex* from = (const Complex*)(x + 2);
+    Complex* to = (Complex*)(out + 2);
+    to[threadIdx.x] = from[threadIdx.x];
+    Complex made{from[threadIdx.x].im, 2};
+    to[threadIdx.x] = made;
+}
+__global__ void loads(const float* x, float* out, int bad) {
+    float4 v = *(const float4*)(x + 2 * bad);
+    out[0] = v.x + v.w;
+}
+__global__ void stores(const float* x, float* out, int bad) { *(float4*)(out + 2 * bad) = make_float4(x[0], 1, 2, 3); }
+__device__ __noinline__ float twice(float v) { return 2 * v; }
+__global__ void padding(const float* x, float* out, int bad) {
+    __shared__ Padded a[32], b[32];
+    a[threadIdx.x].c = 1, a[threadIdx.x].s = 2;
+    if (!bad) a[threadIdx.x].v = 3;
+    b[threadIdx.x] = a[threadIdx.x];
+    out[threadIdx.x] = twice(b[threadIdx.x].s);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("copies", None), ("loads", "misaligned"), ("stores", "misaligned"), ("padding", "uninitialised")],
+)
+def test_the_alignment_and_the_padding_of_structs(name, what):
+    tensors = dict(x=zeros(64), out=zeros(64))
+    with cudascope.check():
+        run(STRUCTS, name, 1, 1, **tensors, bad=0)
+    if what:
+        with cudascope.check(), pytest.raises(cudascope.Finding) as caught:
+            run(STRUCTS, name, 1, 1, **tensors, bad=1)
+        assert caught.value.what == what
+
+
+# ------------------------------------------------------------------------------------------------ the runtime's source
+
+
+def test_python_and_the_runtime_have_the_same_kinds():
+    source = re.sub(r"//.*", "", (RUNTIME / "kinds.h").read_text())
+    kinds = {
+        name: re.findall(r"\w+", body) for name, body in re.findall(r"enum (\w+) : [\w ]+ \{(.*?)\}", source, re.S)
+    }
+    assert set(kinds) == {"Mode", "Space", "Access", "Collective", "FindingKind"}
+    for name, members in kinds.items():
+        assert {kind.name: kind.value for kind in getattr(simt_abi, name)} == {m: i for i, m in enumerate(members)}
+
+
+def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():
+    files = [path for path in RUNTIME.rglob("*") if path.is_file()]
+    includes = {
+        path.resolve(): {
+            (path.parent / name).resolve() for name in re.findall(r'#include "(.*simt_.*)"', path.read_text())
+        }
+        for path in files
+    }
+    assert len(includes) > 10
+    while includes:
+        leaves = {path for path, others in includes.items() if not others & includes.keys()}
+        assert leaves, f"in a circle: {[path.name for path in includes]}"
+        includes = {path: others for path, others in includes.items() if path not in leaves}
+
+
+def test_an_object_with_virtual_functions_lies_in_shared_memory():
+    """Its table of functions is written by its constructor and read by a call, like any other member."""
+    source = """
+        #include <new>
+        struct Shape { __device__ virtual int sides() = 0; };
+        struct Square : Shape { __device__ int sides() override { return 4; } };
+        __global__ void polymorphic(int* out) {
+            __shared__ __align__(8) char room[sizeof(Square)];
+            Shape* shape = threadIdx.x ? (Shape*)room : new (room) Square;
+            BARRIER;
+            out[threadIdx.x] = shape->sides();
+        }
+    """
+    out = torch.zeros(2, dtype=torch.int32)
+    with cudascope.check():
+        CudaKernel(source, "polymorphic", defines=["BARRIER=__syncthreads()"])[1, 2](out)
+    assert out.tolist() == [4, 4]
+    with pytest.raises(cudascope.Finding, match="room"), cudascope.check():
+        CudaKernel(source, "polymorphic", defines=["BARRIER="])[1, 2](out)
+
+
+def test_the_last_thread_block_may_put_the_counter_back():
+    """An atomic after a fence comes before whatever follows the next atomic on it; without the fence it does not."""
+    source = """
+        __device__ unsigned arrived = 0;
+        __global__ void last(int* parts, int* out) {
+            parts[blockIdx.x] = blockIdx.x;
+            FENCE;
+            if (atomicAdd(&arrived, 1) < gridDim.x - 1) return;
+            for (int i = 0; i < gridDim.x; ++i) *out += parts[i];
+            arrived = 0;
+        }
+    """
+    parts, out = torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for seed in range(20):
+        with cudascope.check(), cudascope.schedule(seed):
+            CudaKernel(source, "last", defines=["FENCE=__threadfence()"])[4, 1](parts, out)
+    assert out.item() == 20 * (0 + 1 + 2 + 3)
+    with pytest.raises(cudascope.Finding, match="parts"), cudascope.check():
+        CudaKernel(source, "last", defines=["FENCE="])[4, 1](parts, out)
