@@ -53,12 +53,16 @@ def test_a_notebook_takes_half_an_hour(notebook):
 @each_notebook
 def test_the_first_screen_is_a_problem_something_that_runs_and_what_you_need(notebook):
     title, first, bullets = cells(notebook)[:3]
-    assert title["source"].startswith("# Lesson ")
+    number = int(notebook.stem[:2])
+    kind = " in depth" if notebook.stem.endswith("_in_depth") else ""
+    assert title["source"].startswith(f"# Lesson {number}{kind}: ")
     assert first["cell_type"] == "code"
     assert len([line for line in first["source"].splitlines() if line.strip()]) <= 5
     assert first["outputs"], "the first cell shows nothing"
-    for promise in ("**You need", "**You will be able to", "**Time"):
+    for promise in ("- **You need** ", "- **You will be able to** ", "- **Time:** "):
         assert promise in bullets["source"]
+    minutes = re.search(r"\*\*Time:\*\* (\d+) minutes to read", bullets["source"])[1]
+    assert f"]({notebook.name}), {minutes} min" in (ROOT / "lessons" / "index.md").read_text()
 
 
 @each_lesson

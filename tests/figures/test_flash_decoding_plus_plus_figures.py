@@ -91,6 +91,14 @@ def test_the_wanted_number_of_thread_blocks_is_marked(shown):
     assert "wanted: 4 to 8" in [t.get_text() for t in shown[0].axes[1].get_legend().get_texts()]
 
 
+def test_the_two_panels_of_a_tile_share_no_colour(shown):
+    ratios, thread_blocks = {"M = 1": [1.0, 2.0], "M = 8": [8.0, 9.0]}, {"N = 64": [8.0, 4.0], "N = 96": [12.0, 6.0]}
+    tile_width([8, 16], ratios, thread_blocks, (4, 8), title="How wide?")
+    above, below = ({line.get_color() for line in ax.get_lines()} for ax in shown[0].axes)
+    assert len(above) == len(below) == 2
+    assert not above & below
+
+
 def test_every_operator_shows_its_sizes(shown):
     keys = ("qkv", "scores", "softmax", "values", "o", "up", "down")
     dataflow.operator_map({"Decode": {key: f"[{i}]" for i, key in enumerate(keys)}}, title="Which sizes?")

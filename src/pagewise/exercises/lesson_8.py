@@ -1,4 +1,4 @@
-"""Exercises of lesson 8: rows to recompute, a φ that is always safe, and a maximum that rises only if it must."""
+"""Exercises of lesson 8: rows to recompute, a φ that is always safe, and a maximum that rises lazily."""
 
 import math
 

@@ -9,9 +9,9 @@ def schedule_step(
     """Return how many tokens each request computes in one step of a continuous batch: (name, tokens), in order.
 
     `running` and `waiting` hold (name, tokens not computed yet), the oldest first. Running requests with one token
-    decode, and they come first. Then come the other running requests, which read their prompts. Then waiting requests
-    join, in order, while fewer than `max_running` run. Each request gets all its tokens, or the rest of the step's
-    `budget`, which may be a part of its prompt. When the budget is spent, the step is full.
+    left decode, and they come first. Then come the other running requests, which read their prompts. Then waiting
+    requests join, in order, while fewer than `max_running` run. Each request gets all its tokens, or the rest of the
+    step's `budget`, which may be a part of its prompt. When the budget is spent, the step is full.
     """
     step = []
     admitted = waiting[: max_running - len(running)]

@@ -77,7 +77,7 @@ STEP_INPUTS = python_exercise(
 def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
     """Return the probabilities [V] from which the next token is drawn. No two logits [V] are equal.
 
-    Take softmax(logits / temperature). Keep the `top_k` likeliest tokens (0: all), and scale them to sum to 1. Of them,
+    Take softmax(logits / temperature). Keep the `top_k` likeliest tokens (0: all), and scale them to sum to 1. Then
     keep the fewest likeliest tokens whose probabilities sum to at least `top_p`, and scale them again. All other
     tokens get 0. At temperature 0, the likeliest token gets 1.
     """

@@ -18,9 +18,10 @@ def small_engine(
     """Return the likeliest next tokens of each request (prompt, number of new tokens), from a continuous batch.
 
     In each step, the `preempted` requests free their blocks and wait again, in front. The oldest waiting requests whose
-    tokens fit into the free blocks may join. `schedule_step` gives each request its chunk. `forward(token_ids, tables,
-    inputs)` takes the token ids of all chunks, a block table per chunk, and `step_inputs`. It returns the logits after
-    each chunk [B, V]. A request that has all its tokens frees its blocks.
+    tokens fit into the free blocks may join. `schedule_step` gives each request its chunk. Before `forward`, each
+    request in the step gets blocks for all its tokens. `forward(token_ids, tables, inputs)` takes the token ids of all
+    chunks, a block table per chunk, and `step_inputs`. It returns the logits after each chunk [B, V]. A request that
+    has all its tokens frees its blocks.
     """
     P, free = block_size, list(range(num_blocks))
     tokens = [list(prompt) for prompt, _ in requests]

@@ -194,7 +194,7 @@ def sweep(
 
 def overview(points: Sequence[Point]) -> str:
     """Return a table with a line per engine and rate."""
-    header = ("engine", "requests/s", "first token p50/p90/p99", "between tokens p50/p90/p99", "tokens/s", "goodput")
+    header = ("engine", "arrive/s", "first token p50/p90/p99", "between tokens p50/p90/p99", "tokens/s", "goodput/s")
     rows = []
     for p in sorted(points, key=lambda p: p.rate):
         times = (" ".join(f"{1e3 * t:7.1f}" for t in p.percentiles(kind)) + " ms" for kind in ("first_token", "gaps"))

@@ -232,9 +232,8 @@ def tile_width(
     """Draw the two effects of a tile's width: work per byte above, thread blocks below.
 
     Args:
-        widths: the widths B_N of a tile. They are the common x axis.
-        ratios: curve → computation per memory access.
-        thread_blocks: curve → N / B_N. Each width needs this many thread blocks.
+        widths: the widths B_N of a tile, which both panels share as x axis.
+        ratios, thread_blocks: curve → computation per memory access, and curve → N / B_N.
         wanted: the fewest and most thread blocks by the rule of thumb. This band is marked.
     """
     axes = {"title": "", "logx": True, "logy": True}
@@ -242,8 +241,9 @@ def tile_width(
         lines(widths, ratios, xlabel="", ylabel="FLOPs per number moved", ax=top, **axes)
         labels = {"xlabel": "columns of a tile, $B_N$", "ylabel": "thread blocks, N / $B_N$"}
         lines(widths, thread_blocks, ax=bottom, **labels, **axes)
-        low, high = wanted
-        bottom.axhspan(low, high, color="#d9d9e3", zorder=0, label=f"wanted: {low:g} to {high:g}")
+        for i, line in enumerate(bottom.get_lines(), start=len(ratios)):  # other curves, so other colours
+            line.set(color=PALETTE[i % 5], marker=palette.MARKERS[i % 5])
+        bottom.axhspan(*wanted, color="#d9d9e3", zorder=0, label="wanted: {:g} to {:g}".format(*wanted))
         bottom.legend()
 
 

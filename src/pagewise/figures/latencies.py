@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from matplotlib.ticker import LogLocator, NullLocator
+
 from pagewise.figures.drawing import subplots
 from pagewise.figures.palette import INK, MARKERS, PALETTE
 
@@ -19,7 +22,7 @@ def latencies(points: Sequence, objectives: tuple[float, float], *, alt: str = "
             own = sorted((p for p in points if p.engine == name), key=lambda p: p.rate)
             rates, look = [p.rate for p in own], {"color": PALETTE[i], "marker": MARKERS[i]}
             for ax, which in ((first, "first_token"), (gap, "gaps")):
-                p50, _, p99 = zip(*(p.percentiles(which) for p in own), strict=True)
+                p50, _, p99 = zip(*(1e3 * np.array(p.percentiles(which)) for p in own), strict=True)
                 ax.plot(rates, p50, label=name, **look)
                 ax.plot(rates, p99, ls="--", **look)
             good.plot(rates, [p.goodput for p in own], **look)
@@ -27,8 +30,11 @@ def latencies(points: Sequence, objectives: tuple[float, float], *, alt: str = "
             (first, "to the first token", objectives[0]),
             (gap, "between tokens", objectives[1]),
         ):
-            ax.axhline(objective, color=INK, ls=":")
-            ax.set(yscale="log", ylabel=f"seconds {label}")
+            ax.axhline(1e3 * objective, color=INK, ls=":")
+            ax.set(yscale="log", ylabel=f"ms {label}")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_minor_locator(NullLocator())
+            ax.yaxis.set_major_formatter("{x:g}")
         good.set(ylabel="goodput (requests/s)", ylim=(0, None), xlabel="requests per second that arrive")
         for label, ls in (("median", "-"), ("99th percentile", "--"), ("objective", ":")):
             first.plot([], [], color=INK, ls=ls, label=label)

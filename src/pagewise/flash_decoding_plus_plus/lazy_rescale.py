@@ -1,10 +1,11 @@
-"""Lazy rescaling: the softmax that waits for its maximum only when it must, and needs no calibration (lesson 8).
+"""Lazy rescaling: softmax that raises its maximum only for a much larger score, without calibration (lesson 8).
 
-(m, l, acc) are right for *any* finite m, so m need not be the largest score: it may lag behind by up to τ,
+(m, l, acc) are right for *any* finite m, so m may be below the largest score by up to τ:
 
     m' = max s  if  max s > m + τ  else  m        p = exp(s − m') ≤ 2^τ        l' = exp(m − m') · l + Σ p
 
-and exp(m − m') is 1 but for the first tile and the few that bring a much larger score. FlashAttention-4 does so, 2025.
+The loop still computes the maximum of each tile. exp(m − m') is 1 except for the first tile and for tiles with a much
+larger score. FlashAttention-4 (2025) rescales this way.
 """
 
 import functools
@@ -67,7 +68,7 @@ def lazy_rescale_attention(
 def fold_lazily(
     seen: Partial, scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, threshold: float
 ) -> Partial:
-    """A tile of scores and values folded in; m follows their maximum only where that is larger by more than τ."""
+    """Add a tile of scores and values. m rises to the largest score of a row only if that exceeds m by more than τ."""
     largest = row_max(scores)
     grows = largest > seen.m + threshold * math.log(2)
     m = torch.where(grows, largest, seen.m)  # m' = max s if max s > m + τ else m
