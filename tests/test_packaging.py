@@ -14,7 +14,11 @@ from conftest import ROOT, needs_interpreter
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-SOURCES = {"pagewise": ROOT / "src" / "pagewise", "pagewise.kernels": ROOT / "kernels"}
+SOURCES = {
+    "cudascope": ROOT / "src" / "cudascope",
+    "pagewise": ROOT / "src" / "pagewise",
+    "pagewise.kernels": ROOT / "kernels",
+}
 NOT_SOURCES = (".*", "build", "dist", "lessons", "tests", "*.egg-info", "__pycache__")
 
 TRY_IT = """
@@ -112,7 +116,7 @@ def test_every_folder_with_python_files_is_listed_as_a_package():
 
 @pytest.mark.parametrize("package", SETUPTOOLS["packages"])
 def test_every_listed_package_exists(package):
-    parent = "pagewise.kernels" if package.startswith("pagewise.kernels") else "pagewise"
+    parent = max((each for each in SOURCES if package.startswith(each)), key=len)
     folder = SOURCES[parent].joinpath(*package.removeprefix(parent).split(".")[1:])
     assert (folder / "__init__.py").is_file()
 

@@ -17,7 +17,7 @@
     simt                                        the same source on the CPU
     command_line, given                         the command `cudascope`
 
-The package imports nothing of pagewise. It imports torch only where a torch tensor is used.
+The package imports nothing of the course. A GPU run needs torch; a run on the CPU needs numpy alone.
 """
 
 from cudascope.build import CompileError

@@ -47,7 +47,7 @@ def as_array(value: object) -> Array | None:
     """Describe the memory of `value`; None if it has none that a kernel could use.
 
     Raises:
-        ValueError: it is a torch tensor that is not dense.
+        ValueError: a kernel cannot index it: a sparse tensor, negative strides, a foreign byte order.
     """
     if isinstance(value, Array):
         return value
@@ -75,6 +75,8 @@ def _of_torch(tensor: Any) -> Array:
 
 
 def _of_numpy(array: np.ndarray) -> Array:
+    if not array.dtype.isnative:
+        raise ValueError(f"must have this machine's byte order, got {array.dtype.str}")
     if any(stride % array.itemsize for stride in array.strides):
         raise ValueError(f"must have strides of whole elements, got strides of {array.strides} bytes")
     strides = tuple(stride // array.itemsize for stride in array.strides)

@@ -1,0 +1,112 @@
+"""cudascope without torch and without the course: the package and its command line need numpy alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudascope import CudaKernel, Finding, check, observe
+
+FOLDER = Path(__file__).parent
+BLOCKED = "import sys; sys.modules.update(torch=None, pagewise=None, triton=None); "
+SCALE = "__global__ void scale(const float* x, float* out, float a) { out[threadIdx.x] = a * x[threadIdx.x]; }"
+
+
+def alone(code):
+    """Run code in a process that can import neither torch nor the course. Return what it prints."""
+    done = subprocess.run([sys.executable, "-c", BLOCKED + code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_it_imports_neither_torch_nor_the_course_and_sets_nothing():
+    code = "import os, sys; before = dict(os.environ); import cudascope; print(dict(os.environ) == before); "
+    told = subprocess.run(
+        [sys.executable, "-c", code + "print({'torch', 'pagewise', 'triton', 'cuda'} & sys.modules.keys())"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout == "True\nset()\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "shown"),
+    [
+        (["list", "vector_add.cu"], 0, "add"),
+        (["observe", "vector_add.cu", "vector_add"], 0, "read global"),
+        (["check", "vector_add.cu", "vector_add"], 0, "no findings in 1 schedule"),
+    ],
+)
+def test_the_command_line_needs_no_torch(command, status, shown):
+    name, file, *kernel = command
+    words = [name, str(FOLDER / file), *kernel]
+    if kernel:
+        words += ["--block", "64", "--scalar", "n=64"]
+        words += [word for each in ("a", "b", "out") for word in ("--tensor", f"{each}=float32[64]")]
+    assert shown in alone(f"from cudascope.command_line import main; print(main({words}) == {status})")
+
+
+def test_a_kernel_takes_numpy_arrays_without_torch():
+    code = f"""
+import numpy as np
+from cudascope import CudaKernel, check
+x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+scale = CudaKernel({SCALE!r}, "scale")
+with check(outputs=[out]) as report:
+    scale[1, 8](x, out, 2)
+print(out.tolist() == (2 * x).tolist(), len(report.unwritten(out)))
+kernel = CudaKernel("__constant__ float w[4]; __global__ void k(float* out) {{ out[threadIdx.x] = w[threadIdx.x]; }}", "k")
+w = kernel.variable("w")
+w[:] = [1, 2, 3, 4]
+kernel[1, 4](out)
+print(type(w).__name__, out[:4].tolist())
+"""
+    assert alone(code) == "True 0\nndarray [1.0, 2.0, 3.0, 4.0]\n"
+
+
+def test_strided_numpy_arrays_and_dlpack_objects_are_used_in_place():
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    x, out = np.arange(16, dtype=np.float32), np.zeros((4, 8), np.float32)
+    CudaKernel(SCALE, "scale")[1, 4](Foreign(x), out[2:, 4:], 3)
+    assert out[2, 4:].tolist() == [0, 3, 6, 9]
+    assert out.sum() == 18
+
+
+def test_a_finding_names_the_element_of_a_numpy_array():
+    x, out = np.ones(4, np.float32), np.ones((2, 3), np.float32)
+    with pytest.raises(Finding, match=r"reads x\[4\], past its end \(4 elements\)"), check():
+        CudaKernel(SCALE, "scale")[1, 6](x, out, 1)
+
+
+def test_read_only_memory_is_refused_only_where_the_kernel_may_write():
+    x, out = np.ones(4, np.float32), np.ones(4, np.float32)
+    x.flags.writeable = out.flags.writeable = False
+    scale = CudaKernel(SCALE, "scale")
+    with pytest.raises(ValueError, match="out is read-only memory, and the kernel may write there .*pass a copy"):
+        scale[1, 4](x, out, 1)
+    out.flags.writeable = True
+    with observe() as report:
+        scale[1, 4](x, out, 1)
+    assert report.count("write", "global").lanes == 4
+
+
+def test_an_array_that_no_kernel_could_index_is_refused():
+    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    scale = CudaKernel(SCALE, "scale")
+    with pytest.raises(ValueError, match="kernel scale: x must have no negative strides"):
+        scale[1, 4](x[::-1], out, 1)
+    packed = np.zeros(8, np.dtype([("a", "f4"), ("b", "u1")]))
+    with pytest.raises(ValueError, match="kernel scale: x must have strides of whole elements"):
+        scale[1, 4](packed["a"], out, 1)
+    with pytest.raises(ValueError, match="kernel scale: x must have this machine's byte order, got >f4"):
+        scale[1, 4](x.astype(">f4"), out, 1)
