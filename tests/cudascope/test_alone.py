@@ -56,7 +56,8 @@ scale = CudaKernel({SCALE!r}, "scale")
 with check(outputs=[out]) as report:
     scale[1, 8](x, out, 2)
 print(out.tolist() == (2 * x).tolist(), len(report.unwritten(out)))
-kernel = CudaKernel("__constant__ float w[4]; __global__ void k(float* out) {{ out[threadIdx.x] = w[threadIdx.x]; }}", "k")
+weights = "__constant__ float w[4]; __global__ void k(float* out) {{ out[threadIdx.x] = w[threadIdx.x]; }}"
+kernel = CudaKernel(weights, "k")
 w = kernel.variable("w")
 w[:] = [1, 2, 3, 4]
 kernel[1, 4](out)
@@ -92,7 +93,7 @@ def test_read_only_memory_is_refused_only_where_the_kernel_may_write():
     x, out = np.ones(4, np.float32), np.ones(4, np.float32)
     x.flags.writeable = out.flags.writeable = False
     scale = CudaKernel(SCALE, "scale")
-    with pytest.raises(ValueError, match="out is read-only memory, and the kernel may write there .*pass a copy"):
+    with pytest.raises(ValueError, match=r"out is read-only memory, and the kernel may write there .*pass a copy"):
         scale[1, 4](x, out, 1)
     out.flags.writeable = True
     with observe() as report:
