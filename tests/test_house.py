@@ -44,7 +44,7 @@ OTHER_NAMES = {"flat_gemm": "flash_decoding_plus_plus"}  # kernel files without 
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 # The packages that each package may import besides itself.
 MAY_IMPORT = {
-    "tools": set(),
+    "tools": {"cudascope"},
     "cudascope": set(),
     "kernels": set(),
     "models": {"tools"},

@@ -170,7 +170,8 @@ def test_wheel_has_the_tiny_model(wheel):
 
 
 def test_wheel_has_nothing_but_the_package(wheel):
-    assert {name.split("/")[0] for name in names_in(wheel)} == {"pagewise", wheel.name.split("-py3")[0] + ".dist-info"}
+    info = wheel.name.split("-py3")[0] + ".dist-info"
+    assert {name.split("/")[0] for name in names_in(wheel)} == {"cudascope", "pagewise", info}
 
 
 @needs_interpreter

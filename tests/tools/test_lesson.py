@@ -9,7 +9,7 @@ import pytest
 CELLS = [
     "import torch, inspect\nfrom IPython.display import Markdown\nfrom pathlib import Path",
     "def twice(x):\n    return 2 * x",
-    "import cudascope.magic\nfrom matplotlib import pyplot\npyplot.plot([1, 2])\npyplot.show()",
+    "%load_ext cudascope\nfrom matplotlib import pyplot\npyplot.plot([1, 2])\npyplot.show()",
     "%%cuda add<float>\ntemplate <typename T> __global__ void add(T* x) { x[threadIdx.x] += 2; }",
     "x = torch.ones(3)\nwith torch.no_grad():\n    add[1, 3](x)\nprint(x.tolist())",
     "print(inspect.getsource(twice).rstrip(), twice(21), Path('beside').exists())\nMarkdown('shown')",

@@ -41,7 +41,7 @@ KERNEL_TESTS = ("paged_attention", "flash_attention", "flash_decoding_plus_plus"
 KERNEL_TESTS += (
     "test_flash_decoding.py",
     "test_online_softmax.py",
-    "cuda/test_kernel.py",
+    "cudascope/test_kernel.py",
     "paged_blocks/test_write.py",
 )
 GRACE = 15.0  # seconds that a part has to report after it was told to end: pytest-xdist needs 10

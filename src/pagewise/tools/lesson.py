@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import cudascope
+
 
 class Shell:
     """The part of IPython's shell that lessons use: cell magics, and names bound in the notebook."""
@@ -45,6 +47,9 @@ def run_plainly(path: Path) -> int:
         name = f"<{path.stem}, code cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks and Triton
         try:
+            if "%load_ext cudascope\n" in source:
+                cudascope.load_ipython_extension(shell)
+                source = source.replace("%load_ext cudascope\n", "\n")
             if magic := re.match(r"%%(\w+) *(.*)\n", source):
                 shell.magics[magic[1]](magic[2], source[magic.end() :])
             else:
