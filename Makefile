@@ -57,10 +57,10 @@ REHEARSE = STUB_CC=$(SM) OMP_NUM_THREADS=1
 SITE = $(CURDIR)/build/rehearsal
 
 rehearse: environment
-	$(REHEARSE) PYTHONPATH=tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
+	$(REHEARSE) PYTHONPATH=src:tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
 	@mkdir -p $(SITE)
 	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(SITE)/sitecustomize.py
-	$(REHEARSE) PYTHONPATH=$(SITE):$(CURDIR)/tests $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+	$(REHEARSE) PYTHONPATH=$(SITE):$(CURDIR)/src:$(CURDIR)/tests $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
 
 MINUTES ?= 10
 

@@ -19,7 +19,11 @@ PARTS = {
 @pytest.mark.parametrize("capability", PARTS)
 def test_the_gpu_paths_are_rehearsed(capability):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PYTEST"))}
-    environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": str(ROOT / "tests"), "STUB_CC": capability}
+    environment |= {
+        "PYTEST_PLUGINS": "rehearsal.plugin",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}",
+        "STUB_CC": capability,
+    }
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *PARTS[capability]]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -203,8 +203,8 @@ ONE_PASS_KERNEL = TritonExercise(
         (_LOAD, "s = tl.load(s_ptr + start + cols, mask=inside, other=0.0)"),
         "no mask on scores: Scores past the end of the row were counted. Load them with `mask` and `other`.",
         (_LOAD, "s = tl.load(s_ptr + start + cols)"),
-        "no mask on values: The values past the end are NaN here, and weight 0 times NaN is NaN. Load the values with "
-        "`mask` and `other`.",
+        "no mask on values: The values past the end are NaN here, and weight 0 times NaN is NaN. Load the scores and "
+        "the values with `mask` and `other`.",
         ("v = tl.load(v_ptr + start + cols, mask=inside, other=0.0)", "v = tl.load(v_ptr + start + cols)"),
         "no maximum: exp(1000) is infinite, and infinite / infinite is NaN. Subtract the largest score so far.",
         ("shrink = tl.exp(m - m_safe)", "shrink = 1.0"),

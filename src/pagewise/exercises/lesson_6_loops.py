@@ -65,8 +65,8 @@ FLASH_FORWARD = python_exercise(
         ("cols > rows[:, None] + S - T", "cols >= S"),
         "every tile: Your loop computes tiles that no query of the tile sees: stop the loop over keys at `stop`.",
         ("range(stop)", "range(-(-S // Bc))"),
-        "neither mask nor skip: Your loop visits every tile and masks none. Let `stop` of tile_range end the loop over "
-        "keys, then mask tiles full … stop − 1.",
+        "neither mask nor skip: Your code reads every key and masks none. Loop over the column tiles 0 … stop − 1, and "
+        "mask tiles full … stop − 1.",
         ("range(stop)", "range(-(-S // Bc))"),
         ("cols > rows[:, None] + S - T", "cols >= S"),
         "top left: The mask is right only if T = S. The last query sees the last key: query t sees keys up to t + S − "
