@@ -13,7 +13,7 @@ import torch
 import cudascope
 from cudascope import CudaKernel
 
-SOURCE = Path(__file__).parent / "cuda" / "reduction.cu"
+SOURCE = Path(__file__).parent / "cudascope" / "reduction.cu"
 BLOCKS, THREADS, BARRIERS = 1024, 128, 64
 WAIT = f"__global__ void wait(int n) {{ for (int i = 0; i < {BARRIERS}; i++) __syncthreads(); }}"
 
@@ -30,7 +30,7 @@ def best(run: Callable[[], None], repeats: int = 5) -> float:
 
 
 def reduction(blocks: int) -> Callable[[], None]:
-    """The block reduction of tests/cuda over so many thread blocks of 128 threads."""
+    """The block reduction of tests/cudascope over so many thread blocks of 128 threads."""
     kernel = CudaKernel(SOURCE, f"block_reduction<{THREADS}>")
     x, out = torch.randn(blocks * THREADS), torch.zeros(blocks)
     return lambda: kernel[blocks, THREADS](x, out, THREADS)
