@@ -4,6 +4,7 @@ Types are told by their numpy names ("float32", "int8"), and by torch's names fo
 "float8_e4m3fn", "float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
 """
 
+import math
 import sys
 from typing import Any, NamedTuple
 
@@ -25,13 +26,15 @@ class Array(NamedTuple):
     @property
     def size(self) -> int:
         """The number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def extent(self) -> int:
         """Bytes from the first element to the end of the last one."""
-        steps = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        return (steps + 1) * self.itemsize
+        last = 0
+        for size, stride in zip(self.shape, self.strides, strict=True):
+            last += (size - 1) * stride
+        return (last + 1) * self.itemsize
 
     @property
     def is_contiguous(self) -> bool:
@@ -69,9 +72,9 @@ def _of_torch(tensor: Any) -> Array:
         address = tensor.data_ptr()
     except RuntimeError as error:
         raise ValueError(f"must be a dense tensor, got {tensor.layout}") from error
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    device = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
-    return Array(address, tuple(tensor.shape), tensor.stride(), dtype, tensor.element_size(), device, True, tensor)
+    dtype = str(tensor.dtype)[len("torch.") :]
+    device = "cpu" if tensor.is_cpu else str(tensor.device)
+    return Array(address, tensor.shape, tensor.stride(), dtype, tensor.element_size(), device, True, tensor)
 
 
 def _of_numpy(array: np.ndarray) -> Array:
