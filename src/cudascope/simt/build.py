@@ -19,7 +19,7 @@ from cudascope.build import CompileError, Source, cache_dir, digest, included_fi
 from cudascope.declarations import plain_kernels
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
-from cudascope.simt.compiler import find_compiler, run_compiler
+from cudascope.simt.compiler import BYTES, find_compiler, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
@@ -198,11 +198,11 @@ def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if _EMPTY_LOOP.search(Path(assembly).read_text()):
+        if _EMPTY_LOOP.search(Path(assembly).read_text(**BYTES)):
             run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:
-            text = _with_shared(_with_dynamic(Path(assembly).read_text()))
-            Path(assembly).write_text(_with_gaps(text) if gaps else text)
+            text = _with_shared(_with_dynamic(Path(assembly).read_text(**BYTES)))
+            Path(assembly).write_text(_with_gaps(text) if gaps else text, **BYTES)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
 

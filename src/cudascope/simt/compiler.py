@@ -10,6 +10,9 @@ from pathlib import Path
 
 from cudascope.build import CompileError
 
+# Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
+BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}
+
 
 def find_compiler() -> tuple[list[str], str]:
     """The command of the C++ compiler ($CXX, g++ or clang++) and what identifies it in the cache."""
@@ -30,17 +33,18 @@ def find_compiler() -> tuple[list[str], str]:
 
 def run_compiler(command: Sequence[str], source: str | None = None) -> str:
     """What the compiler prints. Raises CompileError with what it says."""
-    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    done = subprocess.run(command, input=source, capture_output=True, **BYTES)
     if done.returncode:
         compiler = Path(command[0]).name
-        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+        said = done.stderr.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
+        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
     return done.stdout
 
 
 def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:
     """What `nm` or `addr2line` prints, given `lines`."""
     command = [_tool(name), *arguments]
-    return subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, input="\n".join(lines), capture_output=True, check=True, **BYTES).stdout
 
 
 @functools.cache
