@@ -46,7 +46,8 @@ class CudaKernel:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option is unknown.
+        ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option is not
+            known.
         CompileError: what a parameter's type is only the host's compiler could tell, and it refuses the source.
     """
 

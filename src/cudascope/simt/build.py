@@ -22,6 +22,7 @@ from cudascope.signature import address_of
 from cudascope.simt.compiler import BYTES, find_compiler, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
+from cudascope.simt.shifts import open_shifts, with_exact_shifts
 from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
 
 COMMON_FLAGS = (
@@ -31,6 +32,7 @@ COMMON_FLAGS = (
     "-fstack-clash-protection",
     "-fno-finite-loops",
     "-fno-strict-aliasing",
+    "-fsanitize=shift-exponent",
     "-g1",
     "-Wno-attributes",
     "-Wno-unknown-pragmas",
@@ -60,6 +62,7 @@ _TRANSLATORS = (
     "translation.py",
     "preprocess.py",
     "missing.py",
+    "shifts.py",
     "../device_code.py",
     "../outline.py",
     "../statements.py",
@@ -101,10 +104,10 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
         with contextlib.suppress(CompileError):
             if not must_be_cut(texts):
                 translation = as_it_stands(_written(source) + _epilogue(entries), texts)
-                _compile(translation, flags, whole, gaps=instrumented)
+                _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
             translation = only_what_is_needed(_written(source) + _epilogue([name]), name, flags, foreign)
-            _compile(translation, flags, cut, gaps=instrumented)
+            _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
     runtime()
     return load(whole if whole.exists() else cut, source.filename)
 
@@ -190,7 +193,16 @@ def runtime() -> ctypes.CDLL:
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False) -> None:
+def _compile(
+    source: str,
+    flags: list[str],
+    path: Path,
+    *,
+    kernel: bool = True,
+    gaps: bool = False,
+    foreign: Sequence[Path] = (),
+    may_be_cut: bool = False,
+) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
     compiler, _ = find_compiler()
     if kernel:
@@ -198,6 +210,13 @@ def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
+        if kernel and (places := open_shifts(Path(assembly).read_text(**BYTES), foreign)):
+            exact, left = with_exact_shifts(source, places)
+            if left and may_be_cut:
+                raise CompileError("a shift is in a macro or a header, which are part of the text once it is cut")
+            with contextlib.suppress(CompileError):  # of a bit field, for example
+                run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", f"{folder}/exact.s"], exact)
+                source, assembly = exact, f"{folder}/exact.s"
         if _EMPTY_LOOP.search(Path(assembly).read_text(**BYTES)):
             run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:

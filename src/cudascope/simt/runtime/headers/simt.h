@@ -10,6 +10,7 @@
 #include "simt_language.h"
 #include "simt_mathematics.h"
 #include "simt_ptx.h"
+#include "simt_shifts.h"
 #include "simt_threads.h"
 #include "simt_warp.h"
 #include "simt_words.h"
