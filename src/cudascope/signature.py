@@ -71,6 +71,7 @@ def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signa
 def address_of(name: str) -> str:
     """The C++ expression for the address of kernel `name`."""
     base, _, _, overload = _split_name(name)
+    base = base if base.startswith("::") else f"::{base}"  # `using namespace std` may bring another of the name
     if overload is None:
         return f"&{base}"
     return f"static_cast<void (*)({', '.join(' '.join(each) for each in overload)})>(&{base})"

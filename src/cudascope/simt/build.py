@@ -23,7 +23,7 @@ from cudascope.simt.compiler import BYTES, find_compiler, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
-from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
+from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -103,10 +103,10 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     if not whole.exists() and not cut.exists():
         with contextlib.suppress(CompileError):
             if not must_be_cut(texts):
-                translation = as_it_stands(_written(source) + _epilogue(entries), texts)
+                translation = as_it_stands(written(source) + _epilogue(entries), texts)
                 _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
-            translation = only_what_is_needed(_written(source) + _epilogue([name]), name, flags, foreign)
+            translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
             _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
     runtime()
     return load(whole if whole.exists() else cut, source.filename)
@@ -114,7 +114,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
 
 def own_text(source: Source) -> str:
     """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
-    return preprocessed(_written(source), *_flags(source, instrumented=False)).own_text
+    return preprocessed(written(source), *_flags(source, instrumented=False)).own_text
 
 
 def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
@@ -134,13 +134,6 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
 
 def _folders(source: Source) -> list[Path]:
     return [Path(source.filename).parent, *source.include_path]
-
-
-def _written(source: Source) -> str:
-    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
-    parted = (define.partition("=") for define in source.defines)
-    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
-    return f'{defines}#line 1 "{source.filename}"\n{source.text}\n'
 
 
 def entry_symbol(name: str) -> str:

@@ -1,9 +1,9 @@
 """Shifts as a GPU does them: by the width of the number or more they give 0, or the sign of a number shifted right.
 
-C++ leaves such a shift open, and the host's instruction takes the amount modulo the width. The compiler says where an
-amount may be too large: with -fsanitize=shift-exponent it calls the runtime there, and the assembly holds file, line and
-column of each call. These shifts become operators of simt_shifts.h. A shift that cannot be changed still calls the
-runtime, which stops the kernel if the amount is too large.
+C++ leaves such a shift open, and the host's instruction takes the amount modulo the width. With -fsanitize=shift-
+exponent the compiler calls the runtime where an amount may be too large, and the assembly holds file, line and column
+of each call. These shifts become operators of simt_shifts.h. A shift that cannot be changed still calls the runtime,
+which stops the kernel if the amount is too large.
 """
 
 import re
@@ -36,7 +36,7 @@ def open_shifts(assembly: str, foreign: Sequence[Path]) -> set[Place]:
 
 
 def with_exact_shifts(text: str, places: set[Place]) -> tuple[str, set[Place]]:
-    """`text` with the shifts at `places` made exact, and those places at which it has no shift: in a macro, a header."""
+    """`text` with the shifts at `places` made exact, and the places at which it has none: in a macro, a header."""
     lines, left = text.split("\n"), set(places)
     by_line: dict[tuple[str, int], list[int]] = {}
     for file, line, column in places:
