@@ -63,3 +63,56 @@ def test_a_kernel_with_the_name_of_a_function_of_std_is_found(name, host):
 def test_an_array_of_arrays_by_reference_is_refused_as_a_reference():
     with pytest.raises(ValueError, match="parameter x is declared `float &`, a reference"):
         CudaKernel("__global__ void k(float (&x)[8]) {}", "k")
+
+
+VARIADIC = """
+template <int N, class... T>
+__global__ void pointers(long* x, const T*... t) { x[0] = N, ((x[0] += t[0]), ...), x[1] = sizeof...(T); }
+template <class... T>
+__global__ void values(double* x, T... t) { x[0] = (0. + ... + t); }
+template <int... N>
+__global__ void numbers(long* x, int n) { x[0] = (n + ... + N); }
+"""
+
+
+@pytest.mark.parametrize("host", ["", HOST.replace("k<", "values<")], ids=["whole", "cut"])
+def test_a_pack_of_parameters_has_one_for_each_argument_of_the_template(host):
+    source = VARIADIC + host
+    four, half = np.array([4], dtype=np.int32), np.array([8], dtype=np.uint8)
+    assert run(source, "pointers<3, int, unsigned char>", four, half)[:2] == [15, 2]
+    assert run(source, "pointers<3>")[:2] == [3, 0]
+    assert run(source, "values<int, double>", 3, 2.5, dtype="float64")[0] == 5.5
+    assert run(source, "values<>", dtype="float64")[0] == 0
+    assert run(source, "numbers<1, 2, 3>", 4)[0] == 10
+    kernel = CudaKernel(source, "pointers<3, int, unsigned char>")
+    assert [(each.name, each.ctype) for each in kernel.parameters[1:]] == [("t0", "int"), ("t1", "unsigned char")]
+
+
+TEMPLATE = "template <class T, int N>\n__global__ void k(T* x) { x[0] = N; }"
+REFUSED = {
+    "a kernel that is declared only": ("__global__ void k(long* x);", "k", r"k\(long\*\) is declared and has no body"),
+    "a function that is declared only": (
+        "namespace { __device__ int f(int); }\n__global__ void k(long* x) { x[0] = f(1); }",
+        "k",
+        r"\(anonymous namespace\)::f\(int\) is declared and has no body",
+    ),
+    "a type for a value": (TEMPLATE, "k<long, long>", "there is no kernel 'k<long, long>': its template arguments"),
+    "an unknown name": (TEMPLATE, "k<long, M>", "there is no kernel 'k<long, M>': ‘M’ was not declared"),
+    "an unknown name, and a missing header": (
+        f"#include <lacks/this.h>\n{TEMPLATE}",
+        "k<long, M>",
+        "the kernel's name: error: ‘M’ was not declared in this scope: it may come from <lacks/this.h>",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "name", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_with_a_sentence_and_no_word_of_the_runners_own(source, name, sentence):
+    with pytest.raises(CompileError, match=sentence) as raised:
+        run(source, name)
+    assert "simt" not in str(raised.value)
+
+
+def test_an_error_of_the_kernel_comes_from_the_compiler_with_its_line():
+    with pytest.raises(CompileError, match=r"k.cu:2:\d+: error: ‘y’ was not declared"):
+        run("template <int N>\n__global__ void k(long* x) { x[0] = y; }", "k<3>")

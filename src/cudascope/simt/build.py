@@ -19,7 +19,7 @@ from cudascope.build import CompileError, Source, cache_dir, digest, included_fi
 from cudascope.declarations import plain_kernels
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
-from cudascope.simt.compiler import BYTES, find_compiler, run_compiler
+from cudascope.simt.compiler import BYTES, find_compiler, of_the_name, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
@@ -107,7 +107,10 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
                 _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
             translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
-            _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
+            try:
+                _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
+            except CompileError as error:
+                raise of_the_name(error, source.filename, name) from None
     runtime()
     return load(whole if whole.exists() else cut, source.filename)
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def run_compiler(command: Sequence[str], source: str | None = None) -> str:
         said = done.stderr.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
     return done.stdout
+
+
+def of_the_name(error: CompileError, file: str, name: str) -> CompileError:
+    """`error`, or a sentence about the name of the kernel if the compiler refuses nothing else."""
+    refused = re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
+    if not refused or {place for place, _ in refused} != {"<cudascope>"}:
+        return error
+    whys = [what for _, what in refused if not re.search("overloaded function|no matches converting|simt", what)]
+    why = whys[0] if whys else "its template arguments are of another kind, break a condition, or fit several kernels"
+    return CompileError(f"{file}: there is no kernel {name!r}: {why}; compare the name with the kernel's declaration")
 
 
 def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:

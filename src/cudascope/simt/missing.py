@@ -51,7 +51,8 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
                 why = next((whys[name] for name in names if name in whys), said)
                 if found.is_reached:
                     file, line = line_at(text, place)
-                    raise CompileError(f"{file}:{line}: error: {why}")
+                    at = "the kernel's name" if file == "<cudascope>" else f"{file}:{line}"
+                    raise CompileError(f"{at}: error: {why}")
                 whys = {word: why for word in code.tokens[slice(*found.span)] if NAME.fullmatch(word)} | whys
                 trap = f"simt_lacks({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
                 changes.setdefault(code.place(*found.span), trap)
