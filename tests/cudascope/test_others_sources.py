@@ -1,4 +1,4 @@
-"""Constructs of other people's sources, each as one compiler or another takes it: it runs, or a sentence says why not."""
+"""Constructs of other people's sources: each of them runs, or a sentence says why it does not."""
 
 import numpy as np
 import pytest
@@ -102,6 +102,18 @@ REFUSED = {
         f"#include <lacks/this.h>\n{TEMPLATE}",
         "k<long, M>",
         "the kernel's name: error: ‘M’ was not declared in this scope: it may come from <lacks/this.h>",
+    ),
+    "a name that the stand-in for cub lacks": (
+        "#include <cub/cub.cuh>\n__global__ void k(long* x) {\n"
+        "    using Sort = cub::BlockRadixSort<float, 32, 1>;\n    __shared__ typename Sort::TempStorage storage;\n}",
+        "k",
+        r"k.cu:3: error: cudascope has a stand-in of its own for cub, and BlockRadixSort is not in it",
+    ),
+    "a thread block cluster": (
+        "#include <cooperative_groups.h>\n__global__ void __cluster_dims__(2) k(long* x) {\n"
+        "    x[0] = cooperative_groups::this_cluster().block_rank();\n}",
+        "k",
+        "k.cu:3: error: a thread block cluster runs on a GPU only",
     ),
 }
 

@@ -19,7 +19,7 @@ from cudascope.build import CompileError, Source, cache_dir, digest, included_fi
 from cudascope.declarations import plain_kernels
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
-from cudascope.simt.compiler import BYTES, find_compiler, of_the_name, run_compiler
+from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
@@ -110,7 +110,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
             try:
                 _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
             except CompileError as error:
-                raise of_the_name(error, source.filename, name) from None
+                raise in_words(error, source.filename, name) from None
     runtime()
     return load(whole if whole.exists() else cut, source.filename)
 

@@ -42,8 +42,21 @@ def run_compiler(command: Sequence[str], source: str | None = None) -> str:
     return done.stdout
 
 
-def of_the_name(error: CompileError, file: str, name: str) -> CompileError:
-    """`error`, or a sentence about the name of the kernel if the compiler refuses nothing else."""
+_LACKS = re.compile(  # g++ and clang++
+    r"^(\S+?:\d+):\d+: error: (?:‘(\w+)’ (?:in namespace|is not a member of) ‘([\w:]+)’"
+    r"|no (?:template|type|member) named '(\w+)' in namespace '([\w:]+)')",
+    re.MULTILINE,
+)
+_STAND_INS = {"cub", "cuda", "cuda::std", "cooperative_groups", "nvcuda", "nvcuda::wmma"}
+
+
+def in_words(error: CompileError, file: str, name: str) -> CompileError:
+    """`error`, or a sentence: the library lacks a name, or the compiler refuses nothing but the name of the kernel."""
+    for place, *names in _LACKS.findall(str(error)):
+        lacks, library = filter(None, names)
+        if library in _STAND_INS:
+            why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
+            return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
     refused = re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
     if not refused or {place for place, _ in refused} != {"<cudascope>"}:
         return error

@@ -29,6 +29,7 @@ _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_
 # the macros of simt.h that must not reach the system's headers after it; the text is expanded already
 _UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize", *_RENAMED))
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
+_GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 
 

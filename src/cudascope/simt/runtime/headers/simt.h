@@ -9,6 +9,7 @@
 #include "simt_half.h"
 #include "simt_language.h"
 #include "simt_mathematics.h"
+#include "simt_orders.h"
 #include "simt_ptx.h"
 #include "simt_shifts.h"
 #include "simt_threads.h"
