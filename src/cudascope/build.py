@@ -4,6 +4,7 @@ A build is found again by a digest of everything that went into it, so a changed
 nothing is ever invalidated.
 """
 
+import codecs
 import functools
 import hashlib
 import os
@@ -63,7 +64,7 @@ def digest(*parts: str | bytes) -> str:
     """A name for a build: SHA-256 over the parts, each preceded by its length so that none runs into the next."""
     state = hashlib.sha256()
     for part in parts:
-        encoded = part.encode() if isinstance(part, str) else part
+        encoded = part.encode(errors="surrogateescape") if isinstance(part, str) else part
         state.update(len(encoded).to_bytes(8, "little") + encoded)
     return state.hexdigest()[:32]
 
@@ -79,6 +80,24 @@ def publish(path: Path, content: bytes) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
+
+
+def read_source(path: Path) -> str:
+    """Return the text of a source or header: UTF-8, or else Latin-1, in which every byte is a character.
+
+    A byte order mark is left out, and every line ends in a line feed.
+
+    Raises:
+        ValueError: the file is in UTF-16.
+    """
+    content = path.read_bytes()
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{path} is written in UTF-16, which no compiler reads: save the file as UTF-8")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 class Source(NamedTuple):
@@ -115,7 +134,7 @@ def included_files(source: str, folder: Path | None, include_path: Sequence[Path
             found = next((place / name for place in places if (place / name).is_file()), None)
             if found is not None and found.resolve() not in seen:
                 seen.add(found.resolve())
-                content = found.read_text()
+                content = read_source(found)
                 yield found, content
                 yield from follow(content, found.parent)
 

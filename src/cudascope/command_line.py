@@ -5,18 +5,19 @@ kernel reached what the CPU runner does not have.
 """
 
 import argparse
+import contextlib
 import json
-import linecache
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
 from cudascope.arrays import Array
-from cudascope.build import CompileError, Source
+from cudascope.build import CompileError, Source, read_source
 from cudascope.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
-from cudascope.kernel import CudaKernel
+from cudascope.kernel import CudaKernel, source_path
 from cudascope.parameters import Parameter, spelled
 from cudascope.reading import declared_kernels
 from cudascope.simt.errors import Finding, merged
@@ -34,6 +35,8 @@ SUMMARIES[NEVER_WRITTEN] = "An element of an output that no thread writes."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of the command that `arguments` are."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # a file's name has any bytes
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
@@ -95,9 +98,9 @@ def _list(options: argparse.Namespace) -> int:
 
 def _declarations(file: str) -> list[str]:
     """Its kernels as their source declares them, each once."""
-    path = Path(file).absolute()
+    path = source_path(Path(file))
     written = []
-    for kernel in declared_kernels(Source(path.read_text(errors="replace"), str(path), path.parent, (), ())):
+    for kernel in declared_kernels(Source(read_source(path), str(path), path.parent, (), ())):
         template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
         name = "::".join((*kernel.namespace, kernel.function))
         written.append(f"{template}{name}({_written(kernel.parameters)})")
@@ -121,6 +124,9 @@ def _kernel(options: argparse.Namespace) -> CudaKernel:
 
 def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[object], dict[str, Array]]:
     """The arguments in their order, and those of them that are outputs."""
+    repeated = Counter([*(tensor.name for tensor in options.tensor), *(name for name, _ in options.scalar)])
+    if twice := [name for name, times in repeated.items() if times > 1]:
+        raise ValueError(f"parameter {twice[0]!r} is given {repeated[twice[0]]} times: give each parameter once")
     given: dict[str, object] = {tensor.name: tensor.make() for tensor in options.tensor} | dict(options.scalar)
     names = [parameter.name for parameter in kernel.parameters]
     if unknown := sorted(given.keys() - set(names)):
@@ -149,8 +155,15 @@ def _print(finding: Finding, seed: int | None) -> None:
     remarks += [] if seed is None else [f"first with --schedule {seed}"]
     print(f"{place}: {finding.rule}: {finding.sentence}" + (f" ({', '.join(remarks)})" if remarks else ""))
     for file, line in dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)]):
-        if code := linecache.getline(file, line).rstrip():
+        if code := _code(file, line):
             print(f"{line:5} | {code}")
+
+
+def _code(file: str, line: int) -> str:
+    """A line of a file, or "" if there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return read_source(Path(file)).split("\n")[line - 1].rstrip() if line else ""
+    return ""
 
 
 def _count(number: int, what: str) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import Source
+from cudascope.build import Source, read_source
 from cudascope.device_code import DeviceCode
 from cudascope.tokens import NAME, lexemes_of
 
@@ -49,7 +49,7 @@ def _with_included(source: Source, folders: Sequence[Path]) -> str:
                 return ""
             seen.add(found.resolve())
             line = match.string.count("\n", 0, match.end()) + 2
-            inside = expanded(found.read_text(), str(found), found.parent)
+            inside = expanded(read_source(found), str(found), found.parent)
             return f'#line 1 "{found}"\n{inside}\n#line {line} "{filename}"'
 
         return _INCLUDE.sub(include, text)

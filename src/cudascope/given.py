@@ -115,6 +115,9 @@ def given_schedules(text: str) -> list[int]:
     """Reads seeds: 7 or 1,5 or 0..19."""
     first, dots, last = text.partition("..")
     try:
-        return list(range(int(first), int(last) + 1)) if dots else [int(seed) for seed in text.split(",")]
+        seeds = list(range(int(first), int(last) + 1)) if dots else [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be seeds, as in 7 or 1,5 or 0..19") from None
+        seeds = []
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} must be seeds, as in 7 or 1,5 or 0..19, the lower one first")
+    return seeds

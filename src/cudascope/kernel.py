@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from cudascope.arguments import Binder
-from cudascope.build import Source
+from cudascope.build import Source, read_source
 from cudascope.gpu import GpuKernel
 from cudascope.limits import LaunchShape, read_launch
-from cudascope.nvrtc import Cubin, Resources, compile_cubin
+from cudascope.nvrtc import Cubin, Resources, check_options, compile_cubin
 from cudascope.reading import read_kernel
 from cudascope.signature import base_name
 from cudascope.simt.launch import CpuKernel
@@ -46,7 +46,8 @@ class CudaKernel:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the source has no such kernel, or a parameter of a type that cannot be passed.
+        ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option is not
+            known.
         CompileError: what a parameter's type is only the host's compiler could tell, and it refuses the source.
     """
 
@@ -55,10 +56,11 @@ class CudaKernel:
     ) -> None:
         _check_strings("defines", defines)
         _check_strings("options", options)
+        check_options(options)
         if not isinstance(name, str):
             raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
-        path = _path(source)
-        text = path.read_text() if path else str(source)
+        path = source_path(source)
+        text = read_source(path) if path else str(source).removeprefix("\ufeff")
         written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
         self.name = name
         self.source = written._replace(filename=written.filename or f"{base_name(name)}.cu")
@@ -179,7 +181,7 @@ def _typed(launch: object) -> object:
     return launch if type(launch) is int else (type(launch), launch)
 
 
-def _path(source: str | Path) -> Path | None:
+def source_path(source: str | Path) -> Path | None:
     """The file that `source` names; None if it is the source text itself."""
     if not isinstance(source, str | Path):
         raise TypeError(f"source must be a path or CUDA C++ text, got {type(source).__name__}")

@@ -14,7 +14,7 @@ def read_names(source: str, defines: Sequence[str] = ()) -> tuple[Tokens, dict[s
     macros = dict(define.split("=", 1) if "=" in define else (define, "1") for define in defines)
     text = live_branches(strip_comments(source), macros)
     tokens = tokens_of(text)
-    outside = _outside_functions(tokens)
+    outside = outside_functions(tokens)
     named: dict[str, Tokens] = {}
     for alias, value in [*_macros(text, macros), *_aliases(outside), *_constants(outside)]:
         named[alias] = value if named.get(alias, value) == value else [AMBIGUOUS]
@@ -27,7 +27,7 @@ def _macros(text: str, defines: Mapping[str, str]) -> list[tuple[str, Tokens]]:
     return macros + [(name, tokens_of(value)) for name, value in defines.items() if name not in in_file]
 
 
-def _outside_functions(tokens: Tokens) -> Tokens:
+def outside_functions(tokens: Tokens) -> Tokens:
     """`tokens` without what stands in braces, except those of `namespace a {` and `extern "C" {`."""
     outside, skipping = [], 0
     for i, token in enumerate(tokens):

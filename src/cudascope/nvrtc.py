@@ -157,6 +157,16 @@ def _read_resources(log: str, symbol: str) -> Resources:
     return Resources(count(r"Used (\d+) registers"), count(r"(\d+) bytes smem"), count(r"(\d+) bytes spill stores"))
 
 
+def check_options(options: Sequence[str]) -> None:
+    """Raise ValueError for an option that is not known, on the CPU as well, and for a folder that is not there."""
+    _settings(options)
+    for option in options:
+        if option.startswith("-I") and not Path(option[2:].strip()).is_dir():
+            raise ValueError(
+                f"options: {option!r} names no folder: a relative one is looked up from the current folder"
+            )
+
+
 def _settings(options: Sequence[str]) -> dict[str, Any]:
     """Command-line options other than -I, which `Source.include_path` reads, as cuda-core takes them."""
     settings = {}
@@ -168,6 +178,8 @@ def _settings(options: Sequence[str]) -> dict[str, Any]:
             known = ", ".join(["-I<folder>", *(f"--{name}" for name in _OPTIONS)])
             raise ValueError(f"options: {option!r} is not known here; known are {known}")
         field, kind = _OPTIONS[name]
+        if kind is not bool and (not value or (kind is int and not value.isdigit())):
+            raise ValueError(f"options: {option!r} lacks its value, as in --{name}={'64' if kind is int else 'c++17'}")
         settings[field] = value != "false" if kind is bool else kind(value)
     return settings
 

@@ -69,6 +69,10 @@ def read_parameter(position: int, declared: Tokens, function: str, known: Mappin
     for attribute in ATTRIBUTES & set(tokens):
         start = tokens.index(attribute)
         del tokens[start : matching(tokens, start + 1) + 1]
+    if "(" in tokens and tokens[(start := tokens.index("(")) + 1] in ("*", "&"):  # of arrays: `float (*x)[8]`
+        end = matching(tokens, start)
+        if tokens[end + 1 : end + 2] == ["["]:
+            tokens = tokens[:start] + tokens[start + 1 : end]
     is_array = "[" in tokens
     tokens = tokens[: tokens.index("[")] if is_array else tokens
     tokens = [token for token in tokens if token not in _QUALIFIERS]

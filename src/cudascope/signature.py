@@ -40,11 +40,12 @@ def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signa
     refused: list[ValueError] = []
     for declaration in find_kernel(tokens, path, base):
         try:
-            known = {**named, **_template_arguments(base, declaration.template, arguments)}
+            instance = _template_arguments(base, declaration.template, arguments)
+            known, declared = {**named, **instance}, _unpacked(split(declaration.parameters), instance)
         except ValueError as error:  # of several it may be another that is meant
             refused.append(error)
         else:
-            read.append((_parameters(split(declaration.parameters), declaration.function, known), declaration, known))
+            read.append((_parameters(declared, declaration.function, known), declaration, known))
     if not read:
         raise refused[0]
     if overload is not None:
@@ -71,6 +72,7 @@ def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signa
 def address_of(name: str) -> str:
     """The C++ expression for the address of kernel `name`."""
     base, _, _, overload = _split_name(name)
+    base = base if base.startswith("::") else f"::{base}"  # `using namespace std` may bring another of the name
     if overload is None:
         return f"&{base}"
     return f"static_cast<void (*)({', '.join(' '.join(each) for each in overload)})>(&{base})"
@@ -115,6 +117,24 @@ def _parameters(declared: Sequence[Tokens], function: str, known: Mapping[str, T
     )
 
 
+_DOTS = ". . ."  # in tokens
+
+
+def _unpacked(declared: Sequence[Tokens], values: Mapping[str, Tokens]) -> list[Tokens]:
+    """`declared`, in which `T... x` becomes a parameter for each argument of the pack: x0, x1 and so on."""
+    parameters: list[Tokens] = []
+    for tokens in declared:
+        pack = next((token for token in tokens if token in values), None)
+        if pack is None or _DOTS not in " ".join(tokens):
+            parameters.append(tokens)
+            continue
+        dots = tokens.index(".")
+        for i, value in enumerate(split(values[pack])):
+            name = [f"{tokens[dots + 3]}{i}"] if tokens[dots + 3 :] else []
+            parameters.append(substitute(tokens[:dots], {pack: value}) + name)
+    return parameters
+
+
 def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool, bool]]:
     return [(parameter.ctype, parameter.pointer, parameter.pointer and parameter.const) for parameter in parameters]
 
@@ -127,12 +147,13 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         return {}
     declared = split(template)
     wanted = "<" + ", ".join(" ".join(parameter) for parameter in declared) + ">"
-    if len(arguments) > len(declared):
+    if len(arguments) > len(declared) and _DOTS not in " ".join(declared[-1]):
         raise ValueError(f"name: {name!r} has {len(arguments)} template arguments, the kernel takes {wanted}")
     values: dict[str, Tokens] = {}
     for position, parameter in enumerate(declared):
-        if "..." in "".join(parameter):
-            raise ValueError(f"name: {name!r} is a variadic template {wanted}, which is not understood")
+        if _DOTS in " ".join(parameter):  # the last one: it takes the rest
+            values[parameter[-1]] = [token for each in arguments[position:] for token in (*each, ",")][:-1]
+            break
         equals = parameter.index("=") if "=" in parameter else len(parameter)
         default = parameter[equals + 1 :]
         if position >= len(arguments) and not default:

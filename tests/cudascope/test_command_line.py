@@ -1,6 +1,7 @@
 """`cudascope`: what a shell and CI get to see."""
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from cudascope import CudaKernel
 from cudascope.command_line import main
 from cudascope.given import given_tensor, given_value
 from cudascope.simt.rules import RULES
@@ -105,6 +107,11 @@ def test_the_status_is_the_processes_own():
         (["nothing.cu", "nothing", "--block", "128"], "there is no file"),
         ([*MISSING_BARRIER, "--scalar", "planted=true", "--ignore", "races"], "got 'races'"),
         ([*MISSING_BARRIER, "--scalar", "planted=true", "--ignore", "deadlock"], "got 'deadlock'"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--include", "/nope"], "'-I/nope' names no folder"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--option=-fbogus"], "'-fbogus' is not known here"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--option=--std"], "lacks its value, as in --std=c++17"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--tensor", "in=float32[3]"], "'in' is given 2 times"),
+        ([*MISSING_BARRIER, "--scalar", "planted=true", "--scalar", "planted=false"], "'planted' is given 2 times"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_understood_has_status_2_and_says_what_to_do(arguments, sentence, capsys):
@@ -124,6 +131,7 @@ def test_what_cannot_be_understood_has_status_2_and_says_what_to_do(arguments, s
         ("--scalar", "n=many", "must be NAME=VALUE"),
         ("--grid", "2,", "one to three numbers"),
         ("--schedule", "0...4", "must be seeds"),
+        ("--schedule", "5..2", "the lower one first"),
     ],
 )
 def test_an_option_that_cannot_be_read_has_status_2(option, value, sentence, capsys):
@@ -234,3 +242,42 @@ def test_arguments_with_a_default_may_be_left_out(capsys, tmp_path):
     assert checked(*command, "--scalar", "n=70", "--scalar", "value=3", capsys=capsys)[0] == 0
     status, _, err = checked(*command, "--scalar", "step=2", capsys=capsys)
     assert (status, "--scalar n=VALUE" in err, "--scalar value=VALUE" in err) == (2, True, True)
+
+
+LATIN = b'#include "h.h"\n// gr\xfc\xdfe \x85\n__global__ void k(int* x) {\n    x[ONE * 5] = 1;  // \xfc\n}\n'
+
+
+@pytest.mark.parametrize("host", [b"", b"void host() { k<<<1, 1>>>(0); }\n"], ids=["whole", "cut"])
+def test_a_file_in_latin_1_with_a_name_in_latin_1_is_read(host, capsysbinary, tmp_path):
+    file = os.fsdecode(os.fsencode(tmp_path) + b"/\xfc.cu")
+    Path(file).write_bytes(LATIN + host)
+    (tmp_path / "h.h").write_bytes(b"// \xfc\n#define ONE 1\n")
+    command = [file, "k", "--block=1", "--tensor=x=int32[4]", f"--sarif={tmp_path}/log.sarif"]
+    assert main(["check", *command]) == 1
+    out = capsysbinary.readouterr().out
+    assert b".cu:4: out of bounds: " in out
+    assert "\n    4 |     x[ONE * 5] = 1;  // ü\n".encode() in out
+    assert "/%FC.cu" in (tmp_path / "log.sarif").read_text()
+    assert main(["list", file]) == 0
+
+
+@pytest.mark.parametrize("host", ["", "void host() { k<<<1, 1>>>(0); }\n"], ids=["whole", "cut"])
+def test_a_byte_order_mark_is_not_part_of_the_source(host, capsys, tmp_path):
+    text = f"__global__ void k(int* x) {{ x[0] = 1; }}\n{host}"
+    (tmp_path / "k.cu").write_text(text, encoding="utf-8-sig")
+    assert checked(f"{tmp_path}/k.cu", "k", "--block=1", "--tensor=x=int32[1]:output", capsys=capsys)[0] == 0
+    x = np.zeros(1, dtype=np.int32)
+    CudaKernel(f"\ufeff{text}", "k")[1, 1](x)
+    assert x[0] == 1
+
+
+def test_a_file_in_utf_16_is_refused_by_its_name(capsys, tmp_path):
+    (tmp_path / "k.cu").write_text("__global__ void k(int* x) {}\n", encoding="utf-16")
+    status, out, err = checked(f"{tmp_path}/k.cu", "k", "--block=1", capsys=capsys)
+    assert (status, out) == (2, "")
+    assert f"{tmp_path}/k.cu is written in UTF-16" in err
+
+
+def test_listing_a_file_that_is_not_there_names_the_file(capsys):
+    assert main(["list", "nothing.cu"]) == 2
+    assert f"there is no file {FOLDER}/nothing.cu" in capsys.readouterr().err

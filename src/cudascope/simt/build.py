@@ -19,10 +19,11 @@ from cudascope.build import CompileError, Source, cache_dir, digest, included_fi
 from cudascope.declarations import plain_kernels
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
-from cudascope.simt.compiler import find_compiler, run_compiler
+from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
-from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed
+from cudascope.simt.shifts import open_shifts, with_exact_shifts
+from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -31,6 +32,7 @@ COMMON_FLAGS = (
     "-fstack-clash-protection",
     "-fno-finite-loops",
     "-fno-strict-aliasing",
+    "-fsanitize=shift-exponent",
     "-g1",
     "-Wno-attributes",
     "-Wno-unknown-pragmas",
@@ -60,6 +62,7 @@ _TRANSLATORS = (
     "translation.py",
     "preprocess.py",
     "missing.py",
+    "shifts.py",
     "../device_code.py",
     "../outline.py",
     "../statements.py",
@@ -100,18 +103,21 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     if not whole.exists() and not cut.exists():
         with contextlib.suppress(CompileError):
             if not must_be_cut(texts):
-                translation = as_it_stands(_written(source) + _epilogue(entries), texts)
-                _compile(translation, flags, whole, gaps=instrumented)
+                translation = as_it_stands(written(source) + _epilogue(entries), texts)
+                _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
-            translation = only_what_is_needed(_written(source) + _epilogue([name]), name, flags, foreign)
-            _compile(translation, flags, cut, gaps=instrumented)
+            translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
+            try:
+                _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
+            except CompileError as error:
+                raise in_words(error, source.filename, name) from None
     runtime()
     return load(whole if whole.exists() else cut, source.filename)
 
 
 def own_text(source: Source) -> str:
     """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
-    return preprocessed(_written(source), *_flags(source, instrumented=False)).own_text
+    return preprocessed(written(source), *_flags(source, instrumented=False)).own_text
 
 
 def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
@@ -131,13 +137,6 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
 
 def _folders(source: Source) -> list[Path]:
     return [Path(source.filename).parent, *source.include_path]
-
-
-def _written(source: Source) -> str:
-    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
-    parted = (define.partition("=") for define in source.defines)
-    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
-    return f'{defines}#line 1 "{source.filename}"\n{source.text}\n'
 
 
 def entry_symbol(name: str) -> str:
@@ -190,7 +189,16 @@ def runtime() -> ctypes.CDLL:
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, gaps: bool = False) -> None:
+def _compile(
+    source: str,
+    flags: list[str],
+    path: Path,
+    *,
+    kernel: bool = True,
+    gaps: bool = False,
+    foreign: Sequence[Path] = (),
+    may_be_cut: bool = False,
+) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
     compiler, _ = find_compiler()
     if kernel:
@@ -198,11 +206,18 @@ def _compile(source: str, flags: list[str], path: Path, *, kernel: bool = True, 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if _EMPTY_LOOP.search(Path(assembly).read_text()):
+        if kernel and (places := open_shifts(Path(assembly).read_text(**BYTES), foreign)):
+            exact, left = with_exact_shifts(source, places)
+            if left and may_be_cut:
+                raise CompileError("a shift is in a macro or a header, which are part of the text once it is cut")
+            with contextlib.suppress(CompileError):  # of a bit field, for example
+                run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", f"{folder}/exact.s"], exact)
+                source, assembly = exact, f"{folder}/exact.s"
+        if _EMPTY_LOOP.search(Path(assembly).read_text(**BYTES)):
             run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:
-            text = _with_shared(_with_dynamic(Path(assembly).read_text()))
-            Path(assembly).write_text(_with_gaps(text) if gaps else text)
+            text = _with_shared(_with_dynamic(Path(assembly).read_text(**BYTES)))
+            Path(assembly).write_text(_with_gaps(text) if gaps else text, **BYTES)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
 

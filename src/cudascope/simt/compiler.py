@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cudascope.build import CompileError
+
+# Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
+BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}
 
 
 def find_compiler() -> tuple[list[str], str]:
@@ -30,17 +34,41 @@ def find_compiler() -> tuple[list[str], str]:
 
 def run_compiler(command: Sequence[str], source: str | None = None) -> str:
     """What the compiler prints. Raises CompileError with what it says."""
-    done = subprocess.run(command, input=source, capture_output=True, text=True)
+    done = subprocess.run(command, input=source, capture_output=True, **BYTES)
     if done.returncode:
         compiler = Path(command[0]).name
-        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{done.stderr.strip()}")
+        said = done.stderr.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
+        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
     return done.stdout
+
+
+_LACKS = re.compile(  # g++ and clang++
+    r"^(\S+?:\d+):\d+: error: (?:‘(\w+)’ (?:in namespace|is not a member of) ‘([\w:]+)’"
+    r"|no (?:template|type|member) named '(\w+)' in namespace '([\w:]+)')",
+    re.MULTILINE,
+)
+_STAND_INS = {"cub", "cuda", "cuda::std", "cooperative_groups", "nvcuda", "nvcuda::wmma"}
+
+
+def in_words(error: CompileError, file: str, name: str) -> CompileError:
+    """`error`, or a sentence: the library lacks a name, or the compiler refuses nothing but the name of the kernel."""
+    for place, *names in _LACKS.findall(str(error)):
+        lacks, library = filter(None, names)
+        if library in _STAND_INS:
+            why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
+            return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
+    refused = re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
+    if not refused or {place for place, _ in refused} != {"<cudascope>"}:
+        return error
+    whys = [what for _, what in refused if not re.search("overloaded function|no matches converting|simt", what)]
+    why = whys[0] if whys else "its template arguments are of another kind, break a condition, or fit several kernels"
+    return CompileError(f"{file}: there is no kernel {name!r}: {why}; compare the name with the kernel's declaration")
 
 
 def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:
     """What `nm` or `addr2line` prints, given `lines`."""
     command = [_tool(name), *arguments]
-    return subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, input="\n".join(lines), capture_output=True, check=True, **BYTES).stdout
 
 
 @functools.cache

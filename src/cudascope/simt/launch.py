@@ -130,7 +130,7 @@ class CpuKernel:
 
     def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
         self.source, self.name, self.parameters = source, name, tuple(parameters)
-        self._lines = source.text.splitlines()
+        self._lines = source.text.split("\n")
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
 
     @functools.cached_property

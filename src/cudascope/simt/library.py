@@ -86,6 +86,12 @@ def load(path: Path, source_name: str) -> Library:
         handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
         path.unlink(missing_ok=True)
+        if lacks := re.search(r"undefined symbol: (\S+)", str(error)):
+            name = run_tool("c++filt", lacks[1]).strip()
+            raise CompileError(
+                f"{source_name}: {name} is declared and has no body, neither in this file nor in a header that it "
+                f"includes: include the file that defines it"
+            ) from None
         raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
     symbols = _symbols(path)
     at = {each.symbol: each.offset for each in symbols}

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from cudascope.build import CompileError
 from cudascope.device_code import DeviceCode, replaced
 from cudascope.outline import Piece
+from cudascope.simt.compiler import BYTES
 from cudascope.simt.preprocess import line_at
 from cudascope.statements import Statements
 from cudascope.tokens import NAME
@@ -50,7 +51,8 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
                 why = next((whys[name] for name in names if name in whys), said)
                 if found.is_reached:
                     file, line = line_at(text, place)
-                    raise CompileError(f"{file}:{line}: error: {why}")
+                    at = "the kernel's name" if file == "<cudascope>" else f"{file}:{line}"
+                    raise CompileError(f"{at}: error: {why}")
                 whys = {word: why for word in code.tokens[slice(*found.span)] if NAME.fullmatch(word)} | whys
                 trap = f"simt_lacks({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
                 changes.setdefault(code.place(*found.span), trap)
@@ -76,7 +78,7 @@ def _errors(text: str, command: Sequence[str]) -> list[tuple[int, str]]:
     """Where the compiler refuses `text`, and what it says."""
     by_line = _MARKER.sub("", text)  # then lines are those of the text itself
     flags = ("-fsyntax-only", "-w", "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
-    done = subprocess.run([*command, *flags], input=by_line, capture_output=True, text=True)
+    done = subprocess.run([*command, *flags], input=by_line, capture_output=True, **BYTES)
     lines = [0, *(match.end() for match in re.finditer("\n", text))]
     return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in _ERROR.findall(done.stderr)]
 

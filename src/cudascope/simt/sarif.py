@@ -1,5 +1,6 @@
 """Findings as SARIF 2.1.0 (OASIS), which code hosts and editors show beside the lines."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -45,7 +46,7 @@ def uri(file: str) -> str:
     """Relative to the current folder where the file lies in it, as code hosts want it."""
     path = Path(file).absolute()
     if path.is_relative_to(Path.cwd()):
-        return quote(path.relative_to(Path.cwd()).as_posix())
+        return quote(os.fsencode(path.relative_to(Path.cwd())))
     return path.as_uri()
 
 

@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError
+from cudascope.build import CompileError, Source
 from cudascope.declarations import unconditional
 from cudascope.device_code import DeviceCode
 from cudascope.limits import MAX_SHARED_BYTES
+from cudascope.names import outside_functions
 from cudascope.outline import Piece
 from cudascope.signature import base_name
 from cudascope.simt.compiler import find_compiler
@@ -15,7 +16,7 @@ from cudascope.simt.missing import with_traps
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
 from cudascope.simt.ptx import translate
-from cudascope.tokens import strip_comments
+from cudascope.tokens import strip_comments, tokens_of
 from cudascope.variables import Variable, variables_in, variables_of
 
 _ONLY_CUT = re.compile(r"<<<")  # no compiler takes it as it stands
@@ -26,9 +27,35 @@ _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt_specifiers.h
 # the macros of simt.h that must not reach the system's headers after it; the text is expanded already
-_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", *_RENAMED))
+_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize", *_RENAMED))
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
+_GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
+
+
+def written(source: Source) -> str:
+    """The text behind its definitions, which come after the runner's headers: one of them may be called N."""
+    parted = (define.partition("=") for define in source.defines)
+    defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
+    start = f'#line 1 "{source.filename}"\n'
+    defines += _warp_size("\n".join([source.text, *(text for _, text in source.included())]), start)
+    return f"{defines}{start}{source.text}\n"
+
+
+_NAMES_WARP_SIZE = re.compile(r"\b(?:int|unsigned|auto|\w+_t)\s+warpSize\b")
+_DEFINES_WARP_SIZE = re.compile(
+    r"(?:^|[;}] )(?:(?:static|inline|constexpr|const|__device__|__constant__) )*\w+ warpSize [={]"
+)
+
+
+def _warp_size(text: str, start: str) -> str:
+    """Lines that make warpSize a constant, and no macro, for a text that gives the name to something of its own."""
+    if not _NAMES_WARP_SIZE.search(text):
+        return ""
+    outside = " ".join(outside_functions(tokens_of(strip_comments(text))))
+    return "#undef warpSize\n" + (
+        "" if _DEFINES_WARP_SIZE.search(outside) else f"{start}constexpr int warpSize = 32;\n"
+    )
 
 
 def must_be_cut(texts: Sequence[str]) -> bool:
@@ -64,7 +91,8 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
         )
     _refuse(code, needed)
     lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
-    renamed = ((place, place + len(token), _RENAMED[token]) for token, place in lexemes if token in _RENAMED)
+    names = _RENAMED | _own_integers(code)
+    renamed = ((place, place + len(token), names[token]) for token, place in lexemes if token in names)
     parts = parts_of(code.only(needed, renamed), foreign)
     text = _UNDEFINED + "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
     if file.missing:
@@ -74,6 +102,19 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
             text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
         )
     return text + _dynamic(text) + _table(variables_in(code, needed))
+
+
+_INTEGERS = {f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64, "ptr")} | {"size_t", "ptrdiff_t"}
+
+
+def _own_integers(code: DeviceCode) -> dict[str, str]:
+    """New names for what a text without headers defines itself, as NVRTC wants it: `typedef long long int64_t`."""
+    names = set()
+    for piece in code.pieces:
+        tokens = code.tokens[piece.start : piece.end]
+        if not piece.namespace and tokens[0] in ("typedef", "using") and "std" not in tokens:
+            names |= _INTEGERS & piece.names
+    return {name: f"simt_own_{name}" for name in names}
 
 
 def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:

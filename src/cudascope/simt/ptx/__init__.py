@@ -59,7 +59,7 @@ def translate(text: str) -> str:
 def _place(text: str, position: int) -> str:
     """File and line, by the preprocessor's markers."""
     line, file = 1, "asm"
-    for row in text[:position].splitlines()[:-1]:
+    for row in text[:position].split("\n")[:-1]:
         marker = _MARKER.match(row)
         line, file = (int(marker[1]), marker[2]) if marker else (line + 1, file)
     return f"{file}, line {line}"

@@ -71,6 +71,12 @@ SIMT_INLINE unsigned word(Four v) {
 }
 }  // namespace simt
 
+#define SIMT_LESSER(T, prefix)                                   \
+    SIMT_FUNCTION(T, prefix##min, (T x, T y), x < y ? x : y) \
+    SIMT_FUNCTION(T, prefix##max, (T x, T y), x < y ? y : x)
+SIMT_LESSER(unsigned, u) SIMT_LESSER(long long, ll) SIMT_LESSER(unsigned long long, ull)
+#undef SIMT_LESSER
+
 SIMT_FUNCTION(int, __mul24, (int x, int y), simt::product24(x, y))
 SIMT_FUNCTION(unsigned, __umul24, (unsigned x, unsigned y), simt::product24(x, y))
 SIMT_FUNCTION(int, __mulhi, (int x, int y), (long long)x * y >> 32)

@@ -18,7 +18,18 @@
 #include <type_traits>
 #include <utility>
 
-#ifndef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py)
+#ifdef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py), and #ifdef knows them
+#define __global__ __global__
+#define __device__ __device__
+#define __host__ __host__
+#define __constant__ __constant__
+#define __managed__ __managed__
+#define __shared__ __shared__
+#define __grid_constant__ __grid_constant__
+#define __launch_bounds__ __launch_bounds__
+#define __cluster_dims__ __cluster_dims__
+#define __noinline__ __noinline__
+#else
 #include "simt_specifiers.h"
 #define __noinline__ SIMT_NOINLINE
 #define alignas SIMT_ALIGNAS
@@ -41,6 +52,7 @@
 #define __assume(condition) ((void)0)
 #define __brkpt() ((void)0)
 #define __CUDACC__ 1
+#define __NVCC__ 1
 #define __CUDACC_VER_MAJOR__ 12
 #define __CUDACC_VER_MINOR__ 8
 #ifndef CUDART_VERSION

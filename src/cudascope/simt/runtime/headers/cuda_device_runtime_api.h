@@ -1,0 +1,1 @@
+// The host's functions: a kernel has no use for them.

@@ -1,0 +1,130 @@
+"""Constructs of other people's sources: each of them runs, or a sentence says why it does not."""
+
+import numpy as np
+import pytest
+
+from cudascope import CompileError, CudaKernel
+
+HOST = "\nvoid host() { k<<<1, 1>>>(0); }\n"  # no compiler takes it: only what the kernel needs is compiled
+
+
+def run(source: str, name: str = "k", *arguments: object, dtype: str = "int64") -> list:
+    x = np.zeros(4, dtype=dtype)
+    CudaKernel(f"{source}\n", name)[1, 1](x, *arguments)
+    return x.tolist()
+
+
+RUNS = {
+    "__NVCC__": ("#ifndef __NVCC__\n#error nvcc is wanted\n#endif\n__global__ void k(long* x) { x[0] = 7; }", 7),
+    "words that a file defines if nobody has": (
+        "#ifndef __host__\n#define __host__\n#define __device__\n#define __global__\n#define __launch_bounds__(n)\n"
+        "#endif\nstruct S { int a; __host__ __device__ S(int v) : a(v) {} __device__ int get() { return a; } };\n"
+        "__global__ __launch_bounds__(32) void k(long* x) { x[0] = S(7).get(); }",
+        7,
+    ),
+    "umin": ("__global__ void k(long* x) { x[0] = umin(~0u, 4u) + (long)umax(1u, ~0u); }", 4 + 2**32 - 1),
+    "llmin": ("__global__ void k(long* x) { x[0] = llmin(-1ll, 2ll) + llmax(-1ll, 9ll); }", 8),
+    "ullmin": ("__global__ void k(long* x) { x[0] = ullmin(~0ull, 2ull) + ullmax(5ull, 4ull); }", 7),
+    "a member warpSize": (
+        "struct P { int warpSize; };\n__device__ int f(int warpSize) { return warpSize; }\n"
+        "__global__ void k(long* x) { P p{3}; x[0] = warpSize + p.warpSize + f(5); }",
+        40,
+    ),
+    "a local warpSize": ("__global__ void k(long* x) { const int warpSize = 32; x[0] = warpSize; }", 32),
+    "a global warpSize": ("constexpr int warpSize = 32;\n__global__ void k(long* x) { x[0] = warpSize; }", 32),
+    "cuda_device_runtime_api.h": ("#include <cuda_device_runtime_api.h>\n__global__ void k(long* x) { x[0] = 7; }", 7),
+    "an array of arrays": ("__global__ void k(long (*__restrict__ x)[2]) { x[1][1] = 7; x[0][0] = 1; }", 1),
+    "typedef of uint64_t": (
+        "typedef unsigned long long uint64_t;\nusing int64_t = long long;\ntypedef signed char int8_t;\n"
+        "__global__ void k(int64_t* x) { atomicAdd((unsigned long long*)x, uint64_t(7)); }",
+        7,
+    ),
+    "typedef for NVRTC alone": (
+        "#ifdef __CUDACC_RTC__\ntypedef unsigned long long uint64_t;\n#else\n#include <cstdint>\n#endif\n"
+        "__global__ void k(long* x) { std::uint64_t y = 7; uint64_t z = y; x[0] = z; }",
+        7,
+    ),
+}
+
+
+@pytest.mark.parametrize("host", ["", HOST], ids=["whole", "cut"])
+@pytest.mark.parametrize(("source", "first"), RUNS.values(), ids=RUNS)
+def test_it_runs(source, first, host):
+    assert run(source + host)[0] == first
+
+
+@pytest.mark.parametrize("host", ["", HOST.replace("k<", "fill<")], ids=["whole", "cut"])
+@pytest.mark.parametrize("name", ["fill", "fill(long*)", "::fill"])
+def test_a_kernel_with_the_name_of_a_function_of_std_is_found(name, host):
+    source = f"#include <algorithm>\nusing namespace std;\n__global__ void fill(long* x) {{ x[0] = 7; }}{host}"
+    assert run(source, name)[0] == 7
+
+
+def test_an_array_of_arrays_by_reference_is_refused_as_a_reference():
+    with pytest.raises(ValueError, match="parameter x is declared `float &`, a reference"):
+        CudaKernel("__global__ void k(float (&x)[8]) {}", "k")
+
+
+VARIADIC = """
+template <int N, class... T>
+__global__ void pointers(long* x, const T*... t) { x[0] = N, ((x[0] += t[0]), ...), x[1] = sizeof...(T); }
+template <class... T>
+__global__ void values(double* x, T... t) { x[0] = (0. + ... + t); }
+template <int... N>
+__global__ void numbers(long* x, int n) { x[0] = (n + ... + N); }
+"""
+
+
+@pytest.mark.parametrize("host", ["", HOST.replace("k<", "values<")], ids=["whole", "cut"])
+def test_a_pack_of_parameters_has_one_for_each_argument_of_the_template(host):
+    source = VARIADIC + host
+    four, half = np.array([4], dtype=np.int32), np.array([8], dtype=np.uint8)
+    assert run(source, "pointers<3, int, unsigned char>", four, half)[:2] == [15, 2]
+    assert run(source, "pointers<3>")[:2] == [3, 0]
+    assert run(source, "values<int, double>", 3, 2.5, dtype="float64")[0] == 5.5
+    assert run(source, "values<>", dtype="float64")[0] == 0
+    assert run(source, "numbers<1, 2, 3>", 4)[0] == 10
+    kernel = CudaKernel(source, "pointers<3, int, unsigned char>")
+    assert [(each.name, each.ctype) for each in kernel.parameters[1:]] == [("t0", "int"), ("t1", "unsigned char")]
+
+
+TEMPLATE = "template <class T, int N>\n__global__ void k(T* x) { x[0] = N; }"
+REFUSED = {
+    "a kernel that is declared only": ("__global__ void k(long* x);", "k", r"k\(long\*\) is declared and has no body"),
+    "a function that is declared only": (
+        "namespace { __device__ int f(int); }\n__global__ void k(long* x) { x[0] = f(1); }",
+        "k",
+        r"\(anonymous namespace\)::f\(int\) is declared and has no body",
+    ),
+    "a type for a value": (TEMPLATE, "k<long, long>", "there is no kernel 'k<long, long>': its template arguments"),
+    "an unknown name": (TEMPLATE, "k<long, M>", "there is no kernel 'k<long, M>': ‘M’ was not declared"),
+    "an unknown name, and a missing header": (
+        f"#include <lacks/this.h>\n{TEMPLATE}",
+        "k<long, M>",
+        "the kernel's name: error: ‘M’ was not declared in this scope: it may come from <lacks/this.h>",
+    ),
+    "a name that the stand-in for cub lacks": (
+        "#include <cub/cub.cuh>\n__global__ void k(long* x) {\n"
+        "    using Sort = cub::BlockRadixSort<float, 32, 1>;\n    __shared__ typename Sort::TempStorage storage;\n}",
+        "k",
+        r"k.cu:3: error: cudascope has a stand-in of its own for cub, and BlockRadixSort is not in it",
+    ),
+    "a thread block cluster": (
+        "#include <cooperative_groups.h>\n__global__ void __cluster_dims__(2) k(long* x) {\n"
+        "    x[0] = cooperative_groups::this_cluster().block_rank();\n}",
+        "k",
+        "k.cu:3: error: a thread block cluster runs on a GPU only",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "name", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_it_is_refused_with_a_sentence_and_no_word_of_the_runners_own(source, name, sentence):
+    with pytest.raises(CompileError, match=sentence) as raised:
+        run(source, name)
+    assert "simt" not in str(raised.value)
+
+
+def test_an_error_of_the_kernel_comes_from_the_compiler_with_its_line():
+    with pytest.raises(CompileError, match=r"k.cu:2:\d+: error: ‘y’ was not declared"):
+        run("template <int N>\n__global__ void k(long* x) { x[0] = y; }", "k<3>")
