@@ -22,6 +22,7 @@ The package imports nothing of the course. A GPU run needs torch; a run on the C
 
 from cudascope.build import CompileError
 from cudascope.kernel import CudaKernel
+from cudascope.reach import reachable
 from cudascope.simt.errors import Finding
 from cudascope.simt.launch import check, observe, schedule, time_limit
 from cudascope.simt.report import Report
