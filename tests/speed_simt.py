@@ -13,7 +13,7 @@ import torch
 import cudascope
 from cudascope import CudaKernel
 
-SOURCE = Path(__file__).parent / "cuda" / "reduction.cu"
+SOURCE = Path(__file__).parent / "cudascope" / "reduction.cu"
 BLOCKS, THREADS, BARRIERS = 1024, 128, 64
 WAIT = f"__global__ void wait(int n) {{ for (int i = 0; i < {BARRIERS}; i++) __syncthreads(); }}"
 
