@@ -19,7 +19,7 @@ def reachable(**arrays: object) -> Iterator[None]:
     GPU the context manager changes nothing.
 
     Raises:
-        TypeError: a value is no array.
+        TypeError: a value is not an array.
         ValueError: an array is read-only, is on another device than the first, or has the name of other memory.
     """
     known = dict(_reachable.get())

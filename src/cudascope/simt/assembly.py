@@ -1,7 +1,7 @@
 """Changes to the assembly text of a compiled kernel, which the compiler's options cannot make.
 
-gcc and clang write this text for x86-64 and for aarch64. build.py compiles to assembly, applies `changed`, and has the
-result assembled and linked. tests/cudascope/test_assembly.py has samples of each change.
+gcc and clang write this text for x86-64 and for aarch64. build.py applies `changed` before it calls the assembler.
+tests/cudascope/test_assembly.py has samples of each change.
 """
 
 import re

@@ -12,7 +12,7 @@ class Memory:
     """The arrays of a launch as regions: those that overlap are one.
 
     `variables` belong to the compiled file, and `reached` is the memory that `cudascope.reachable` names. Both stay
-    at their address. Of two equal names, the variable is written ::name.
+    at their address. A variable with the name of other memory is called ::name.
     """
 
     def __init__(self, arrays: dict[str, Array], variables: dict[str, Array], reached: dict[str, Array]) -> None:
