@@ -73,6 +73,7 @@ _BARRIERS = {
 }
 
 _HINT = " (if a pointer in a struct or a table leads there, name the memory with cudascope.reachable())"
+_REMEDY = "if a pointer in a struct or a table leads to it, cudascope.reachable() must name"
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -98,7 +99,10 @@ def error_of(
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | library.lines([error.site, error.other_site, *(w.site for w in waiters)])
-    hint = _HINT if error.space == Space.GLOBAL else ""
+    hint = ""
+    if error.space == Space.GLOBAL:
+        moved = memory.moved_from(error.address)
+        hint = f" (argument {moved} has moved from there: {_REMEDY} {moved} too)" if moved else _HINT
     place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch{hint}", None, None
     region = error.region if error.region >= 0 else memory.region_beside(error.address)
     if error.region >= 0 and error.space == Space.SHARED:

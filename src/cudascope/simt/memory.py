@@ -72,6 +72,10 @@ class Memory:
                 return r
         return -1
 
+    def moved_from(self, address: int) -> str | None:
+        """Return the argument that has this address before and after a launch; None if there is none."""
+        return next((names[0] for start, end, _, names in self.regions if start <= address < end), None)
+
     def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
         """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
         start, _, _, names = self.regions[region]
