@@ -8,6 +8,8 @@
         kernel[grid, block](x, out, n)
     with check(outputs=[out]):                  # raises a Finding that names line, thread, tensor and element
         kernel[grid, block](x, out, n)
+    with reachable(table=t), check():           # pointers in a struct or in a table lead to t
+        kernel[grid, block](pointers, n)
 
     kernel, arguments, arrays, values, types, limits    what is launched, with what, and what a launch may ask for
     reading, signature, parameters, names       what a kernel takes, by its source's text or by whoever else can tell
@@ -15,13 +17,16 @@
     outline, device_code, statements            what of a source a kernel needs
     build, nvrtc, device_text, gpu              compiled for a GPU and launched there
     simt                                        the same source on the CPU
-    command_line, given                         the command `cudascope`
+    command_line, given, outputs                the command `cudascope`
+    pytest                                      the plugin for tests
+    reach                                       memory besides the arguments
 
 The package imports nothing of the course. A GPU run needs torch; a run on the CPU needs numpy alone.
 """
 
 from cudascope.build import CompileError
 from cudascope.kernel import CudaKernel
+from cudascope.reach import reachable
 from cudascope.simt.errors import Finding
 from cudascope.simt.launch import check, observe, schedule, time_limit
 from cudascope.simt.report import Report

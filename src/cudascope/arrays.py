@@ -103,6 +103,19 @@ def bits_of(values: np.ndarray, dtype: str) -> np.ndarray:
     return (codes | np.signbit(values) * 0x80).astype(np.uint8)
 
 
+def numbers_of(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the values of an array whose dtype numpy may lack. The bit patterns of such a dtype become float32."""
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    if dtype not in _FLOAT8:
+        return array
+    magnitudes = np.full(128, np.nan, np.float32)
+    magnitudes[: len(_FLOAT8[dtype])] = _FLOAT8[dtype]
+    if dtype == "float8_e5m2":
+        magnitudes[0x7C] = np.inf
+    return np.concatenate([magnitudes, -magnitudes])[array]
+
+
 def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         nearest = values.astype(np.float32)

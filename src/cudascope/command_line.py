@@ -1,4 +1,4 @@
-"""The checker from a shell and in CI: `cudascope check file.cu "kernel<float>" …`.
+"""The command `cudascope`, for a shell and for CI: `cudascope check file.cu "kernel<float>" …`.
 
 Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled, or the
 kernel reached what the CPU runner does not have.
@@ -16,8 +16,9 @@ from urllib.parse import unquote
 
 from cudascope.arrays import Array
 from cudascope.build import CompileError, Source, read_source
-from cudascope.given import CONTENTS, VALUES, given_schedules, given_shape, given_tensor, given_value
+from cudascope.given import CONTENTS, VALUES, given_file, given_schedules, given_shape, given_tensor, given_value
 from cudascope.kernel import CudaKernel, source_path
+from cudascope.outputs import described
 from cudascope.parameters import Parameter, spelled
 from cudascope.reading import declared_kernels
 from cudascope.simt.errors import Finding, merged
@@ -75,13 +76,37 @@ def _check(options: argparse.Namespace) -> int:
 def _observe(options: argparse.Namespace) -> int:
     kernel = _kernel(options)
     arguments, _ = _arguments(kernel, options)
+    with observe() as report:
+        status = _launch(kernel, options, arguments)
+    if status == CLEAN:
+        print(report)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    kernel = _kernel(options)
+    arguments, _ = _arguments(kernel, options)
+    given = {p.name: array for p, array in zip(kernel.parameters, arguments, strict=False) if isinstance(array, Array)}
+    save = dict(options.save)
+    if unknown := sorted(save.keys() - given.keys()):
+        raise ValueError(f"--save {unknown[0]}: the kernel has no such tensor: name one of {', '.join(given)}")
+    status = _launch(kernel, options, arguments)
+    if status != CLEAN:
+        return status
+    for parameter in kernel.parameters:
+        if parameter.name in given and (parameter.name in save or not parameter.const):
+            print(described(parameter.name, given[parameter.name], save.get(parameter.name)))
+    return CLEAN
+
+
+def _launch(kernel: CudaKernel, options: argparse.Namespace, arguments: Sequence[object]) -> int:
+    """Launch the kernel, and print the finding that ends the launch if there is one."""
     try:
-        with time_limit(options.time_limit), observe() as report:
+        with time_limit(options.time_limit):
             kernel[options.grid, options.block, options.shared](*arguments)
     except Finding as error:
         _print(error, None)
         return _status([error])
-    print(report)
     return CLEAN
 
 
@@ -201,7 +226,7 @@ def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Array]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cudascope",
-        description="CUDA kernels on the CPU: checked, observed, listed.",
+        description="CUDA kernels on the CPU: checked, observed, run, listed.",
         epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported",
     )
     file = argparse.ArgumentParser(add_help=False)
@@ -227,11 +252,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--ignore", action="append", default=[], metavar="RULE", help="do not report this: 'same value', race, …")
     add("--also", action="append", default=[], metavar="RULE", help="report this too: 'left before barrier'")
     add("--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0")
+    outputs = argparse.ArgumentParser(add_help=False)
+    about_save = "save a tensor after the launch instead of printing it (types that numpy lacks: as float32)"
+    outputs.add_argument(
+        "--save", type=given_file, action="append", default=[], metavar="NAME=FILE.npy", help=about_save
+    )
 
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, options, help in (
         ("check", _check, [launch, checks], "run a kernel and report what is wrong with it"),
         ("observe", _observe, [launch], "run a kernel and print what each line did"),
+        ("run", _run, [launch, outputs], "run a kernel and print the tensors that it may write"),
         ("list", _list, [file], "print a file's kernels and their parameters"),
     ):
         commands.add_parser(name, parents=options, help=help, description=help).set_defaults(run=run)

@@ -83,6 +83,14 @@ def _contents(name: str, dtype: str, sizes: list[int], contents: str) -> np.ndar
     return np.full(sizes, number)
 
 
+def given_file(text: str) -> tuple[str, str]:
+    """Read NAME=FILE.npy."""
+    name, _, file = text.partition("=")
+    if not name or not file.endswith(".npy"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=FILE.npy")
+    return name, file
+
+
 def given_value(text: str) -> tuple[str, Any]:
     """Reads NAME=VALUE, where VALUE is as VALUES says."""
     name, _, value = text.partition("=")

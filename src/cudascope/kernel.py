@@ -13,7 +13,8 @@ the same text is compiled by the host's C++ compiler and its threads run as fibe
 goes to torch's current stream, allocates nothing and waits for nothing, so it can be captured in a CUDA graph: capture
 after one ordinary launch or `.compile(device)`, since the first one loads the code.
 
-A kernel that is given no array runs on torch's current GPU if there is one, else on the CPU.
+A kernel without an array argument runs on the device of the memory that `reachable` names. Without such memory, the
+kernel runs on torch's current GPU, or on the CPU if there is no GPU.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from cudascope.build import Source, read_source
 from cudascope.gpu import GpuKernel
 from cudascope.limits import LaunchShape, read_launch
 from cudascope.nvrtc import Cubin, Resources, check_options, compile_cubin
+from cudascope.reach import reached_device
 from cudascope.reading import read_kernel
 from cudascope.signature import base_name
 from cudascope.simt.launch import CpuKernel
@@ -98,7 +100,7 @@ class CudaKernel:
 
     def _launch(self, shape: LaunchShape, args: tuple[object, ...]) -> None:
         bound = self._binder.bind(args)
-        device = bound.device or _default_device()
+        device = bound.device or reached_device() or _default_device()
         if device == "cpu":
             self._on_cpu.launch(*shape, bound.values, arrays=bound.arrays)
         else:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cudascope import CudaKernel
+from cudascope.arrays import numbers_of
 from cudascope.command_line import main
 from cudascope.given import given_tensor, given_value
 from cudascope.simt.rules import RULES
@@ -216,6 +217,66 @@ def test_observe_prints_the_table_of_lines(capsys):
     assert out.startswith("missing_barrier, 3 thread blocks of 128 threads\n line access")
     # 3 thread blocks × 4 warps write 32 floats each
     assert f"{line_of('row[threadIdx.x] = in'):5} write shared          12     1,536" in out
+
+
+SCALE = """
+__global__ void scale(const float* x, float* out, int* calls, float a, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = a * x[i];
+    if (i == 0) calls[0] += 1;
+}
+"""
+RUN_SCALE = (
+    "run", "scale.cu", "scale", "--grid", "2", "--block", "16", "--tensor", "x=float32[3,10]:arange", "--tensor",
+    "out=float32[3,10]:output", "--tensor", "calls=int32[1]:6", "--scalar", "a=0.5", "--scalar", "n=30",
+)  # fmt: skip
+
+
+@pytest.fixture
+def scale(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("scale.cu").write_text(SCALE)
+
+
+@pytest.mark.usefixtures("scale")
+def test_run_prints_the_tensors_that_the_kernel_may_write(capsys):
+    assert main(RUN_SCALE) == 0
+    shown = "out = float32[3,10]: 0.0 0.5 1.0 1.5 … 13.0 13.5 14.0 14.5\ncalls = int32[1]: 7\n"
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.usefixtures("scale")
+def test_run_saves_tensors(capsys):
+    assert main([*RUN_SCALE, "--save", "out=result.npy", "--save", "x=x.npy"]) == 0
+    saved = "x = float32[3,10]: saved in x.npy\nout = float32[3,10]: saved in result.npy\ncalls = int32[1]: 7\n"
+    assert capsys.readouterr().out == saved
+    np.testing.assert_array_equal(np.load("result.npy"), np.arange(30, dtype=np.float32).reshape(3, 10) / 2)
+
+
+@pytest.mark.usefixtures("scale")
+def test_run_refuses_to_save_what_is_no_tensor_before_the_launch(capsys):
+    assert main([*RUN_SCALE, "--save", "n=n.npy"]) == 2
+    told = capsys.readouterr()
+    assert told.err == "error: --save n: the kernel has no such tensor: name one of x, out, calls\n"
+    assert told.out == ""
+    with pytest.raises(SystemExit):
+        main([*RUN_SCALE, "--save", "out=result.txt"])
+    assert "must be NAME=FILE.npy" in capsys.readouterr().err
+
+
+def test_run_says_what_ended_a_launch(capsys, tmp_path):
+    (tmp_path / "fails.cu").write_text("#include <cassert>\n__global__ void fails(int* x) { assert(x[0] == 1); }\n")
+    command = ["run", str(tmp_path / "fails.cu"), "fails", "--block", "1", "--tensor", "x=int32[1]:0"]
+    assert main(command) == 1
+    assert "fails.cu:2: assertion: thread (0, 0, 0) of thread block (0, 0, 0) stopped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_numbers_of_a_type_that_numpy_lacks_are_torchs(dtype):
+    word = np.uint16 if dtype == "bfloat16" else np.uint8
+    bits = np.arange(np.iinfo(word).max + 1).astype(word)
+    expected = torch.from_numpy(bits).view(getattr(torch, dtype)).float().numpy()
+    np.testing.assert_array_equal(numbers_of(bits, dtype), expected)
 
 
 def test_list_prints_kernels_as_they_are_declared(capsys):

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,12 +37,34 @@ def test_the_command_prints_what_the_readme_shows(capsys):
 
 
 def test_the_python_example_runs(capsys):
-    (example,) = blocks("python")
+    example, _, _ = blocks("python")
     exec(compile(example, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.startswith("race, ")
     assert "reverse, 1 thread blocks of 128 threads\n" in shown
     assert shown.endswith("0 0\n")
+
+
+def test_the_example_of_a_struct_has_no_findings(capsys):
+    _, example, _ = blocks("python")
+    exec(compile(example, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "1 launch checked, nothing found\n"
+
+
+def test_the_example_of_a_test_passes(tmp_path):
+    _, _, example = blocks("python")
+    (tmp_path / "test_scale.py").write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cudascope", "-p", "cudascope.pytest", "-p", "no:nbval"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_every_public_name_and_command_is_in_the_readme():
+    for name in ("CudaKernel", "check", "observe", "reachable", "schedule", "time_limit"):
+        assert re.search(rf"^\| `(cudascope\.)?{name}\(", README, re.MULTILINE), name
+        assert hasattr(cudascope, name)
+    for command in ("check", "observe", "run", "list"):
+        assert f"| `cudascope {command}` |" in README
 
 
 def test_every_rule_is_in_the_table():

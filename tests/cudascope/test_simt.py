@@ -1046,6 +1046,19 @@ __global__ void loads(const float* x, float* out, int bad) {
     float4 v = *(const float4*)(x + 2 * bad);
     out[0] = v.x + v.w;
 }
+__global__ void loads_by_index(const float* x, float* out, int bad) {
+    const float4* row = (const float4*)(x + 2 * bad);
+    float4 v = row[threadIdx.x];
+    out[0] = v.x + v.w;
+}
+__global__ void stores_by_reference(const float* x, float* out, int bad) {
+    float4& to = *(float4*)(out + 2 * bad);
+    for (int i = 0; i < 2; ++i) to = make_float4(x[i], 1, 2, 3);
+}
+__global__ void members(const float* x, float* out, int bad) {
+    const float4& v = *(const float4*)(x + 2);
+    out[0] = v.x + v.w;
+}
 __global__ void stores(const float* x, float* out, int bad) { *(float4*)(out + 2 * bad) = make_float4(x[0], 1, 2, 3); }
 __device__ __noinline__ float twice(float v) { return 2 * v; }
 __global__ void padding(const float* x, float* out, int bad) {
@@ -1060,7 +1073,15 @@ __global__ void padding(const float* x, float* out, int bad) {
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("copies", None), ("loads", "misaligned"), ("stores", "misaligned"), ("padding", "uninitialised")],
+    [
+        ("copies", None),
+        ("loads", "misaligned"),
+        ("loads_by_index", "misaligned"),
+        ("stores", "misaligned"),
+        ("stores_by_reference", "misaligned"),
+        ("members", None),
+        ("padding", "uninitialised"),
+    ],
 )
 def test_the_alignment_and_the_padding_of_structs(name, what):
     tensors = dict(x=zeros(64), out=zeros(64))

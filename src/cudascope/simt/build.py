@@ -19,6 +19,7 @@ from cudascope.build import CompileError, Source, cache_dir, digest, included_fi
 from cudascope.declarations import plain_kernels
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
+from cudascope.simt.assembly import changed, has_empty_loop
 from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
@@ -46,7 +47,6 @@ READ_AT_EACH_TURN = (
     "-fno-tree-dominator-opts",
     "-fno-move-loop-invariants",
 )
-_EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
@@ -58,6 +58,7 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # These settings and the runtime's own headers decide the result of a compilation.
 _TRANSLATORS = (
+    "assembly.py",
     "build.py",
     "translation.py",
     "preprocess.py",
@@ -213,53 +214,12 @@ def _compile(
             with contextlib.suppress(CompileError):  # of a bit field, for example
                 run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", f"{folder}/exact.s"], exact)
                 source, assembly = exact, f"{folder}/exact.s"
-        if _EMPTY_LOOP.search(Path(assembly).read_text(**BYTES)):
+        if has_empty_loop(Path(assembly).read_text(**BYTES)):
             run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
         if kernel:
-            text = _with_shared(_with_dynamic(Path(assembly).read_text(**BYTES)))
-            Path(assembly).write_text(_with_gaps(text) if gaps else text, **BYTES)
+            Path(assembly).write_text(changed(Path(assembly).read_text(**BYTES), gaps=gaps), **BYTES)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
-
-
-def _with_dynamic(assembly: str) -> str:
-    """With memory behind every `extern __shared__` array: a thread-local symbol that the file uses and lacks."""
-    if "\nsimt_dynamic:" not in assembly:
-        return assembly
-    used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
-    used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
-    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
-    return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
-
-
-_OURS = {
-    "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
-    "__cxa_throw": "simt_throw",
-    "malloc|_Zn[wa]m": "simt_malloc",
-    "free|_Zd[la]Pvm?": "simt_free_memory",
-}
-
-
-def _with_shared(assembly: str) -> str:
-    """With the runtime asked where a thread-local variable lies, for each thread block has memory of its own.
-
-    And asked for memory, so that it knows what a kernel may touch; and for an end, which is the launch's alone.
-    """
-    for host, ours in _OURS.items():
-        assembly = re.sub(rf"\b(?:{host})@PLT", f"{ours}@PLT", assembly)
-    return assembly.replace("__tls_get_addr", "simt_shared_at")
-
-
-def _with_gaps(assembly: str) -> str:
-    """256 bytes of nothing after every shared array and variable, so that who overruns one does not meet the next."""
-    lines, in_zeros = [], False
-    for line in assembly.splitlines():
-        if re.match(r"\s*\.(section|text|data|bss)\b", line):
-            in_zeros = "bss" in line
-        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
-        if in_zeros and re.match(r"\s*\.zero\b", line):
-            lines.append("\t.zero\t256")
-    return "\n".join(lines) + "\n"
 
 
 def _epilogue(entries: Sequence[str]) -> str:

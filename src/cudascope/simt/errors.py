@@ -72,6 +72,9 @@ _BARRIERS = {
     Collective.PHASE: "a cuda::barrier",
 }
 
+_HINT = " (if a pointer in a struct or a table leads there, name the memory with cudascope.reachable())"
+_REMEDY = "if a pointer in a struct or a table leads to it, cudascope.reachable() must name"
+
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
     """`findings`, each place once and with the sum of the counts, in their order."""
@@ -96,13 +99,19 @@ def error_of(
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | library.lines([error.site, error.other_site, *(w.site for w in waiters)])
-    place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch", None, None
+    hint = ""
+    if error.space == Space.GLOBAL:
+        moved = memory.moved_from(error.address)
+        hint = f" (argument {moved} has moved from there: {_REMEDY} {moved} too)" if moved else _HINT
+    place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch{hint}", None, None
+    region = error.region if error.region >= 0 else memory.region_beside(error.address)
     if error.region >= 0 and error.space == Space.SHARED:
         array = shared[error.region]
         tensor, element = array.name, error.offset // error.bytes
         place = f"{tensor}[{element}] (byte {error.offset} of the {array.bytes} of this shared array)"
-    elif error.region >= 0:
-        tensor, element, place = memory.element_at(error.region, error.offset)
+    elif region >= 0:
+        offset = error.offset if error.region >= 0 else error.address - memory.regions[region][0]
+        tensor, element, place = memory.element_at(region, offset)
     block, thread, other_block = _dim(error.block), _dim(error.thread), _dim(error.other_block)
     other_file, other_line = lines[error.other_site]
     rule = RULES[error.finding]

@@ -26,6 +26,7 @@ import numpy as np
 from cudascope.arrays import Array, as_array
 from cudascope.build import Source
 from cudascope.parameters import Parameter
+from cudascope.reach import reached
 from cudascope.signature import base_name
 from cudascope.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, FindingKind, Mode, runtime
 from cudascope.simt.build import build, entry_symbol
@@ -196,7 +197,8 @@ class CpuKernel:
         check_shared(self.name, library, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        memory = Memory(arrays, self._watched if run.mode == Mode.CHECK else {})
+        watched = self._watched if run.mode == Mode.CHECK else {}
+        memory = Memory(arrays, watched, reached(self.name, arrays))
 
         request = LAUNCH()
         request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)

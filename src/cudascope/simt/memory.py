@@ -9,11 +9,17 @@ from cudascope.simt.abi import REGION, SHARED_ARRAY, Mode, Space
 
 
 class Memory:
-    """The arrays of a launch as regions: those that overlap are one. `variables` belong to the compiled file."""
+    """The arrays of a launch as regions: those that overlap are one.
 
-    def __init__(self, arrays: dict[str, Array], variables: dict[str, Array]) -> None:
-        self._variables = frozenset(variables)
-        self.arrays = {name: array for name, array in (arrays | variables).items() if array.size}
+    `variables` belong to the compiled file, and `reached` is the memory that `cudascope.reachable` names. Both stay
+    at their address. A variable with the name of other memory is called ::name.
+    """
+
+    def __init__(self, arrays: dict[str, Array], variables: dict[str, Array], reached: dict[str, Array]) -> None:
+        named = arrays | reached
+        variables = {f"::{name}" if name in named else name: array for name, array in variables.items()}
+        self._variables, self._reached = frozenset(variables), frozenset(reached)
+        self.arrays = {name: array for name, array in (named | variables).items() if array.size}
         self.names = tuple(self.arrays)
         self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
         for name, array in sorted(self.arrays.items(), key=lambda item: item[1].address):
@@ -31,7 +37,7 @@ class Memory:
         regions = (REGION * len(self.regions))()
         for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
             region.start, region.bytes, region.granule = start, end - start, granule
-            region.in_place = not self._variables.isdisjoint(names)
+            region.in_place = 1 if self._variables.intersection(names) else 2 * bool(self._reached.intersection(names))
             region.constant = not region.in_place and written_to.isdisjoint(names)
             if run.mode == Mode.CHECK:
                 written = run.report.written_map(start, granule, (end - start) // granule)
@@ -55,6 +61,20 @@ class Memory:
         request.shared, request.num_shared = places, len(shared)
         request.guards, request.num_guards = guard_places, len(guards)
         return regions, pointers, pointer_regions, places, guard_places
+
+    def region_beside(self, address: int) -> int:
+        """Return the region of reachable memory that `address` misses by less than 16 bytes; -1 if there is none.
+
+        Allocators keep so many bytes between two arrays. An address farther away may belong to anything.
+        """
+        for r, (start, end, _, names) in enumerate(self.regions):
+            if start - 16 <= address < end + 16 and self._reached.intersection(names):
+                return r
+        return -1
+
+    def moved_from(self, address: int) -> str | None:
+        """Return the argument that has this address before and after a launch; None if there is none."""
+        return next((names[0] for start, end, _, names in self.regions if start <= address < end), None)
 
     def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
         """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""

@@ -60,6 +60,7 @@ struct Thread {
     std::vector<Copy> copies;  // under way, in their order
     u64 batches;  // of copies that it has committed
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
+    const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     std::shared_ptr<const Acquired> acquired;
 };

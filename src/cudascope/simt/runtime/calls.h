@@ -23,7 +23,7 @@ void simt_fence() {
     if (worker->job->launch.mode == CHECK) fence(*worker->current);
 }
 
-// Kernels call it where a compiler would ask for the address of a thread-local variable: simt/build.py sees to that.
+// Kernels call it where a compiler would ask for the address of a thread-local variable: simt/assembly.py sees to that.
 struct ThreadLocal { u64 module, offset; };
 void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }
 void* simt_shared_base() { return worker->block->shared.start; }
@@ -79,7 +79,7 @@ void simt_access(const volatile void* address, u32 bytes, Access access) {
     announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
 }
 
-// Kernels call it in place of exit and its like: simt/build.py sees to that.
+// Kernels call it in place of exit and its like: simt/assembly.py sees to that.
 void simt_host_exit(int) { simt_fail("exit() is no function of a kernel"); }
 void simt_throw() { simt_fail("a kernel throws no exceptions"); }
 

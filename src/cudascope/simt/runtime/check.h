@@ -113,6 +113,13 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
     }
 }
 
+// Whether there is memory: a pointer in a struct may lead to memory of the process.
+static bool is_mapped(const char* p, u32 bytes) {
+    char there[64];
+    iovec target{there, std::min<size_t>(bytes, sizeof(there))}, source{(void*)p, target.iov_len};
+    return process_vm_readv(getpid(), &target, 1, &source, 1, 0) == (ssize_t)target.iov_len;
+}
+
 // An access to no tensor and no shared array, where the launch goes on after it: it lands in memory that nobody reads.
 static void divert(Worker& w, const char* p, u32 bytes, Access access) {
     u64 page = (u64)p / PAGE * PAGE, length = up((u64)p + bytes, PAGE) - page;
@@ -120,7 +127,7 @@ static void divert(Worker& w, const char* p, u32 bytes, Access access) {
     Shadow* near = within(w.block->shared) ? &w.block->shared : nullptr;
     for (Shadow& s : w.job->tensors)
         if (within(s)) near = &s;
-    if (!near && !in_module(*w.job, p)) return;  // the fault that follows ends the launch
+    if (!near && !in_module(*w.job, p) && !is_mapped(p, bytes)) return;  // the fault that follows ends the launch
     if (near && (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared))
         mprotect((void*)page, length, PROT_READ | PROT_WRITE), near->spoiled = true;
     if (access == READ) return;
@@ -153,7 +160,7 @@ static void check_in_flight(Worker& w, const Announced& a, Place place) {
 // The variable of the compiled file that a stray address comes after.
 static Place nearest_variable(const Job& job, const char* p, Place place) {
     for (u32 i = 0; i < job.tensors.size(); ++i)
-        if (job.launch.regions[i].in_place && job.tensors[i].start <= p)
+        if (job.launch.regions[i].in_place == 1 && job.tensors[i].start <= p)
             if (place.region < 0 || job.tensors[i].start > job.tensors[place.region].start)
                 place = {GLOBAL, (int32_t)i, p - job.tensors[i].start};
     return place;

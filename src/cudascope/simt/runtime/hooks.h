@@ -68,9 +68,16 @@ extern "C" {
 #define HOOKS(n) HOOKS_OF(, n, false) HOOKS_OF(volatile_, n, true)
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8)
 // There is one hook for 16 bytes, whether their type is aligned to 16 or to 8: the alignment sanitizer tells which.
+static u32 alignment_of_16(const void* p) {
+    return worker && worker->current && worker->current->misaligned == p && p ? 16 : 8;
+}
 #define HOOKS_16(name, is_volatile)                                                                                   \
-    void __tsan_##name##read16(void* p) { announce({(const char*)p, 16, READ, is_volatile, false, CALLER}, 8); }      \
-    void __tsan_##name##write16(void* p) { announce({(const char*)p, 16, WRITE, is_volatile, false, CALLER}, 8); }
+    void __tsan_##name##read16(void* p) {                                                                             \
+        announce({(const char*)p, 16, READ, is_volatile, false, CALLER}, alignment_of_16(p));                         \
+    }                                                                                                                 \
+    void __tsan_##name##write16(void* p) {                                                                            \
+        announce({(const char*)p, 16, WRITE, is_volatile, false, CALLER}, alignment_of_16(p));                        \
+    }
 HOOKS_16(, false) HOOKS_16(volatile_, true)
 void __tsan_unaligned_read16(void* p) { accessed(p, 16, READ, CALLER, 1); }
 void __tsan_unaligned_write16(void* p) { accessed(p, 16, WRITE, CALLER, 1); }
@@ -85,9 +92,13 @@ void __tsan_init() {}
 // -fsanitize=alignment calls it before an access to `p` that is no multiple of what its type asks for.
 struct Mismatch { const char* file; u32 line, column; void* type; u8 log_alignment, kind; };
 void __ubsan_handle_type_mismatch_v1(const Mismatch* mismatch, void* p) {
-    enum { LOAD, STORE };  // the other kinds only form a reference, or choose a member: its own access tells
-    if (mismatch->kind > STORE || !worker || worker->job->launch.mode != CHECK) return;
+    enum { LOAD, STORE, REFERENCE };  // the other kinds choose a member: its own access tells
+    if (mismatch->kind > REFERENCE || !worker || worker->job->launch.mode != CHECK) return;
     u32 alignment = 1u << mismatch->log_alignment;
+    if (mismatch->kind == REFERENCE) {  // no access yet; g++ leaves out the check of the access that follows
+        if (alignment == 16 && worker->current) worker->current->misaligned = p;
+        return;
+    }
     accessed(p, alignment, mismatch->kind == STORE ? WRITE : READ, CALLER, alignment);
 }
 

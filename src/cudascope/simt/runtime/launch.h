@@ -17,7 +17,8 @@ struct Region {  // a tensor, or overlapping tensors together; or a variable of 
     u64 start, bytes;
     u32 granule;  // bytes of an element: races are looked for element by element
     u32 expect_written;  // reading an element before it is written is an error
-    u32 constant, in_place;  // the kernel promises not to write it; it cannot be moved
+    // The kernel promises not to write it; it cannot be moved: 1, a variable of the compiled file, or 2, other memory.
+    u32 constant, in_place;
     u8* written;  // [bytes / granule], in and out; may be null
 };
 

@@ -108,7 +108,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
         t.atomics = t.spins = t.progress = t.batches = 0;
-        t.budget = BUDGET, t.accesses = 0;
+        t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);

@@ -1,0 +1,77 @@
+"""The pytest plugin `cudascope`: tests whose kernels are checked, or observed, on the CPU.
+
+    @pytest.mark.cudascope(schedules=3)          # runs three times: in the threads' own order, with seed 0, with seed 1
+    def test_scale():
+        kernel[4, 128](x, out)
+        assert torch.equal(out, 2 * x)
+
+    def test_sectors(cudascope_observe):         # a Report of the launches so far
+        kernel[4, 128](x, out)
+        assert cudascope_observe.count("read", "global").sectors == 64
+
+A marked test fails if `cudascope.check` finds something in a launch of the test function; fixtures are not checked.
+`ignore` and `also` name rules, as for `check`. A launch continues after a finding where it can, so the failure lists
+all findings.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+
+import pytest
+
+from cudascope.simt.launch import check, observe
+from cudascope.simt.report import Report
+
+_SCHEDULE = "cudascope_schedule"  # the parameter that a marked test gets
+
+
+def _options(schedules: int = 3, ignore: Sequence[str] = (), also: Sequence[str] = ()) -> tuple:
+    if type(schedules) is not int or schedules < 1:
+        raise ValueError(f"schedules must be an integer of at least 1, got {schedules!r}")
+    return schedules, ignore, also
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    about = "check every kernel launch of the test on the CPU, in as many orders of threads as schedules says"
+    config.addinivalue_line("markers", f"cudascope(schedules=3, ignore=(), also=()): {about}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("cudascope")
+    if marker is None:
+        return
+    try:
+        schedules, _, _ = _options(*marker.args, **marker.kwargs)
+    except (TypeError, ValueError) as error:
+        raise pytest.Collector.CollectError(f"{metafunc.definition.nodeid}: marker cudascope: {error}") from None
+    metafunc.fixturenames.append(_SCHEDULE)
+    seeds = range(schedules - 1)
+    metafunc.parametrize(_SCHEDULE, [None, *seeds], ids=["in_order", *(f"seed{seed}" for seed in seeds)])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    marker = item.get_closest_marker("cudascope")
+    if marker is None:
+        return (yield)
+    _, ignore, also = _options(*marker.args, **marker.kwargs)
+    if not hasattr(item, "callspec"):
+        raise TypeError("the marker cudascope needs a test function: pytest runs this test once only")
+    with check(schedule=item.callspec.params[_SCHEDULE], stop=False, ignore=ignore, also=also) as report:
+        try:
+            result = yield
+        except Exception as error:
+            if report.findings:
+                error.add_note(f"cudascope found in this test:\n{report}")
+            raise
+    if report.findings:
+        pytest.fail(f"cudascope found:\n{report}", pytrace=False)
+    if not report.num_checked:
+        item.warn(pytest.PytestWarning("the marker cudascope checked nothing: the test launched no kernel on the CPU"))
+    return result
+
+
+@pytest.fixture
+def cudascope_observe() -> Iterator[Report]:
+    """Observe the CPU launches of a test: a `Report` with their counts and traces."""
+    with observe() as report:
+        yield report
