@@ -23,7 +23,7 @@ FindingKind = IntEnum(
     "NOTHING DEADLOCK OUTSIDE_GLOBAL OUTSIDE_SHARED MISALIGNED RACE BARRIER_NOT_REACHED LANE_GONE LANE_NOT_IN_MASK "
     "UNINITIALISED_SHARED UNINITIALISED_GLOBAL FAILED FAULT SPINNING BARRIERS_DIFFER DIVIDED_BY_ZERO STOPPED "
     "HANGING INTERRUPTED STACK_OVERFLOW OVERRUN SAME_VALUE LEFT_BEFORE_BARRIER LANES_MISSING ARGUMENT "
-    "COPY_IN_FLIGHT COPY_PENDING READ_ONLY NOT_SUPPORTED",
+    "COPY_IN_FLIGHT COPY_PENDING READ_ONLY NOT_SUPPORTED UNREADABLE",
     start=0,
 )
 SPACES, ACCESSES = ([kind.name.lower() for kind in kinds] for kinds in (Space, Access))
@@ -132,7 +132,7 @@ LAUNCH = _structure(
 
 
 @functools.cache
-def runtime() -> ctypes.CDLL:
+def runtime() -> ctypes.PyDLL:
     """The compiled runtime, once it is known to lay out its structures as this file does."""
     library = build.runtime()
     library.simt_sizeof_launch.restype = ctypes.c_uint64

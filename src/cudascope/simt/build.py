@@ -178,7 +178,7 @@ def _own_sources() -> str:
 
 
 @functools.cache
-def runtime() -> ctypes.CDLL:
+def runtime() -> ctypes.PyDLL:
     """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
     _, identity = find_compiler()
     source = (RUNTIME / "runtime.cpp").read_text()
@@ -187,7 +187,7 @@ def runtime() -> ctypes.CDLL:
     path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
     if not path.exists():
         _compile(source, flags, path, kernel=False)
-    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # simt_launch lets go of Python's lock itself
 
 
 def _compile(

@@ -28,7 +28,7 @@ from cudascope.build import Source
 from cudascope.parameters import Parameter
 from cudascope.reach import reached
 from cudascope.signature import base_name
-from cudascope.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, FindingKind, Mode, runtime
+from cudascope.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
 from cudascope.simt.build import build, entry_symbol
 from cudascope.simt.errors import error_of
 from cudascope.simt.library import Library, ParameterType, SharedArray, Variable
@@ -68,7 +68,7 @@ def _within(run: _Run) -> Iterator[Report | None]:
 
 
 def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
-    """End a launch inside with an error if for so long none of its threads has ended or passed a barrier."""
+    """End a launch inside if no thread has ended or passed a barrier for `seconds`, or has ended for 10 × `seconds`."""
     if not seconds > 0:
         raise ValueError(f"seconds must be more than 0, got {seconds}")
     return _within(_run.get()._replace(time_limit=seconds))
@@ -99,8 +99,8 @@ def check(
     of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
     that shall find nothing, `also` those that are off unless asked for (rules.py).
 
-    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel's tensors lie
-    elsewhere while it runs, each with empty space round it; they are back when the launch ends, also when it failed.
+    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
+    its tensors, each with empty space round it. When a launch ends or fails, the changed elements are copied back.
     `report.unwritten(tensor)` lists the elements that were never written.
 
     Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
@@ -219,17 +219,19 @@ class CpuKernel:
         if library.dynamic_offset is not None:
             shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
             request.dynamic_offset, request.dynamic_bytes = library.dynamic_offset, shared_bytes
-        kept = memory.describe(request, self.parameters, run, shared, library.guards)
+        kept = memory.describe(request, self.parameters, values, run, shared, library.guards)
         calls = runtime()
         try:
             with self._same_variables(library):
-                calls.simt_launch(ctypes.byref(request))
+                try:
+                    calls.simt_launch(ctypes.byref(request))
+                except BaseException as error:  # from the handler of a signal
+                    error.add_note(f"kernel {self.name} was interrupted: its results are not whole")
+                    raise
             del kept  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             errors = request.errors[: request.num_errors]
-            if any(error.finding == FindingKind.INTERRUPTED for error in errors):
-                raise KeyboardInterrupt(f"kernel {self.name} was interrupted: its results are not whole")
             found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
             if found and run.stop:
                 raise found[0]

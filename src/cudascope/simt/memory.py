@@ -31,13 +31,22 @@ class Memory:
             else:
                 self.regions.append([start, end, array.itemsize, [name]])
 
-    def describe(self, request, parameters, run, shared, guards) -> tuple:
+    def describe(self, request, parameters, values, run, shared, guards) -> tuple:
         """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
         written_to = {parameter.name for parameter in parameters if not parameter.const}
+        words = [
+            int.from_bytes(value[i : i + 8], "little")
+            for parameter, value in zip(parameters, values, strict=True)
+            if not parameter.pointer and ctypes.sizeof(value) >= 8
+            for value in [bytes(value)]
+            for i in range(0, len(value) - 7, 8)
+        ]
         regions = (REGION * len(self.regions))()
         for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
             region.start, region.bytes, region.granule = start, end - start, granule
-            region.in_place = 1 if self._variables.intersection(names) else 2 * bool(self._reached.intersection(names))
+            # A kernel that has two ways to a tensor, one by a pointer in a struct, would see a copy by one way alone.
+            stays = bool(self._reached.intersection(names)) or any(start <= word < end for word in words)
+            region.in_place = 1 if self._variables.intersection(names) else 2 * stays
             region.constant = not region.in_place and written_to.isdisjoint(names)
             if run.mode == Mode.CHECK:
                 written = run.report.written_map(start, granule, (end - start) // granule)

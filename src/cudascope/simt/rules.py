@@ -40,8 +40,9 @@ RULES = {
     FindingKind.HANGING: Rule(
         "deadlock",
         "hang",
-        "For a time no thread has ended or passed a barrier.",
-        "gets no further: for the time that cudascope.time_limit() gives, no thread has ended or passed a barrier",
+        "For a time no thread has ended or passed a barrier, or for ten times as long none has ended.",
+        "gets no further: no thread has ended or passed a barrier for the time that cudascope.time_limit() gives, or no "
+        "thread has ended for ten times as long",
     ),
     FindingKind.OUTSIDE_GLOBAL: Rule(
         "out of bounds",
@@ -175,6 +176,12 @@ RULES = {
         "A tensor whose memory may not be written was written.",
         "has written to {tensor}, or another one did, and its memory may not be written: pass a copy",
     ),
+    FindingKind.UNREADABLE: Rule(
+        "fault",
+        "unreadable",
+        "A tensor whose memory is not there.",
+        "was not started: the memory of {tensor} is not there, because it was freed or its file has become shorter",
+    ),
     FindingKind.DIVIDED_BY_ZERO: Rule(
         "fault",
         "division by zero",
@@ -201,6 +208,7 @@ ENDINGS = {
     FindingKind.DIVIDED_BY_ZERO,
     FindingKind.STOPPED,
     FindingKind.READ_ONLY,
+    FindingKind.UNREADABLE,
     FindingKind.NOT_SUPPORTED,
 }
 

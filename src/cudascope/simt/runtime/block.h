@@ -2,6 +2,7 @@
 #pragma once
 
 #include <setjmp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -97,11 +98,12 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
     u64 bytes = 0;
     u32 granule = 1;
     Cell* cells = nullptr;  // [bytes / granule]
-    char *arena = nullptr, *original = nullptr;  // the empty space round it; where it lay before
+    char *arena = nullptr, *original = nullptr;  // the copy with the empty space round it; the caller's memory
     u64 arena_bytes = 0, cell_bytes = 0;
     char* pages = nullptr;  // what of the arena is memory
-    u64 page_bytes = 0, moved = 0;  // bytes of whole pages that were moved there
-    bool constant = false, spoiled = false;  // spoiled: some of the empty space became memory
+    u64 page_bytes = 0;
+    bool constant = false, stays = false, spoiled = false;  // spoiled: the empty space became memory
+    char* snapshot() const { return arena + (start - pages); }  // what the kernel found there
 };
 
 struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
@@ -139,6 +141,8 @@ struct Pending {  // a store that was announced: what becomes of it is settled w
     u32 bytes = 0;
     u8 before[16];
     bool drop;  // it shall not have happened
+    char* empty;  // then: the pages of the empty space that it makes memory of, if it does
+    u64 empty_bytes;
     Error race;  // else: with another store, which is the weaker finding if both store the same
 };
 
@@ -153,6 +157,8 @@ struct Job {
     std::atomic<bool> failed{false};
     std::atomic<u32> stop{NOTHING};  // HANGING or INTERRUPTED: end as soon as can be
     std::atomic<u64> last_milestone{0};  // when a thread last started, ended or passed a barrier, in nanoseconds
+    std::atomic<u64> last_end{0};  // when a thread last started or ended
+    void* python = nullptr;  // the caller's state of Python, while the launch has let go of its lock
     std::mutex lock;
     std::vector<Found> found;
     std::map<u32, std::string> outputs;
@@ -188,6 +194,9 @@ struct Worker {  // an OS thread, which runs thread blocks: one after another, o
     std::deque<Block*> waiting;  // in flight, and stepped aside
     u64 progress = 0;  // who waited, ended, or changed a value by an atomic
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
+    u64 ends = 0, seen_ends = 0;  // of thread blocks that have started, and of threads that have ended
+    std::atomic<bool> wanted{false};  // the scheduler wants to go on soon: a signal may have come, or the launch stops
+    u64 asked_at = 0;  // when Python was last asked for signals
     u64 clock_preempted_at = ~0ull;
     void* spinning = nullptr;  // where a thread has spun for long
     void* landing = nullptr;  // the site of the copy that is landing
@@ -229,7 +238,7 @@ static Error new_error(Worker& w, FindingKind finding, void* site) {
 static bool ends_launch(const Job& job, u32 finding) {
     switch (finding) {
         case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
-        case INTERRUPTED: case STACK_OVERFLOW: case NOT_SUPPORTED: case READ_ONLY: case LANES_MISSING:
+        case INTERRUPTED: case STACK_OVERFLOW: case NOT_SUPPORTED: case READ_ONLY: case LANES_MISSING: case UNREADABLE:
         case ARGUMENT: return true;
         default: return !job.launch.keep_going;
     }
@@ -277,6 +286,7 @@ static void settle(Worker& w) {
     p.bytes = 0;
     if (p.drop) {
         memcpy(p.address, p.before, bytes);
+        if (p.empty) madvise(p.empty, p.empty_bytes, MADV_DONTNEED);
         return;
     }
     if (memcmp(p.address, p.before, bytes) == 0) p.race.finding = SAME_VALUE;

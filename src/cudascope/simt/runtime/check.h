@@ -122,17 +122,20 @@ static bool is_mapped(const char* p, u32 bytes) {
 
 // An access to no tensor and no shared array, where the launch goes on after it: it lands in memory that nobody reads.
 static void divert(Worker& w, const char* p, u32 bytes, Access access) {
-    u64 page = (u64)p / PAGE * PAGE, length = up((u64)p + bytes, PAGE) - page;
+    char* page = (char*)((u64)p / PAGE * PAGE);
+    u64 length = up((u64)p + bytes, PAGE) - (u64)page;
     auto within = [&](const Shadow& s) { return p >= s.arena && p + bytes <= s.arena + s.arena_bytes; };
     Shadow* near = within(w.block->shared) ? &w.block->shared : nullptr;
     for (Shadow& s : w.job->tensors)
         if (within(s)) near = &s;
     if (!near && !in_module(*w.job, p) && !is_mapped(p, bytes)) return;  // the fault that follows ends the launch
-    if (near && (p < near->pages || p + bytes > near->pages + near->page_bytes || near == &w.block->shared))
-        mprotect((void*)page, length, PROT_READ | PROT_WRITE), near->spoiled = true;
+    if (near && !near->spoiled)  // all at once: a process has 65530 mappings at most
+        near->spoiled = mprotect(near->arena, near->arena_bytes, PROT_READ | PROT_WRITE) == 0;
     if (access == READ) return;
     Pending& pending = w.pending;
     pending.address = (char*)p, pending.bytes = std::min<u32>(bytes, sizeof(pending.before)), pending.drop = true;
+    bool empty = near && (page >= near->pages + near->page_bytes || (page >= near->arena + near->page_bytes && page + length <= near->pages));
+    pending.empty = empty ? page : nullptr, pending.empty_bytes = length;
     memcpy(pending.before, p, pending.bytes);
 }
 

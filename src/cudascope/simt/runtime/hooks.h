@@ -18,7 +18,7 @@ static bool is_guard(const Job& job, const Block& b, const char* p) {
 // A thread that has made many accesses and stored nothing may wait for what another one stores.
 static void take_turns(Worker& w, Access access, void* site) {
     Thread& me = *w.current;
-    if (w.job->stop.load(std::memory_order_relaxed) || w.job->failed.load(std::memory_order_relaxed))
+    if (w.wanted.load(std::memory_order_relaxed) || w.job->failed.load(std::memory_order_relaxed))
         return me.site = site, let_others_run(w);
     if (access == WRITE) me.accesses = 0;
     else if (++me.accesses > me.budget) {

@@ -1,4 +1,4 @@
-// What reaches a launch from outside its code: faults, the clock, Ctrl-C.
+// What reaches a launch from outside its code: faults, the clock, Python's signals.
 #pragma once
 
 #include <errno.h>
@@ -37,9 +37,8 @@ static void find_code(Job& job) {
         }
         return job.code_end ? 1 : 0;
     };
-    static std::mutex lock;
     static std::unordered_map<u64, std::pair<u64, u64>> known;
-    std::lock_guard<std::mutex> guard(lock);
+    std::lock_guard<std::mutex> guard(process_lock);
     auto [found, is_new] = known.try_emplace((u64)job.launch.entry);
     if (is_new) {
         dl_iterate_phdr(look, &job);
@@ -50,19 +49,27 @@ static void find_code(Job& job) {
 
 // ---------------------------------------------------------------------------------------------- faults
 
-// Of a thread that runs no kernel: it has touched a tensor whose pages a launch has taken, and goes on when they are back.
-static bool wait_for_tensor(const char* address) {
-    bool taken = false;
-    for (bool still = true; still;) {
-        std::unique_lock<std::mutex> guard(use_lock);  // whoever holds it touches no tensor
-        still = std::any_of(in_use.begin(), in_use.end(), [&](const InUse& u) {
-            return address >= u.start && address < u.end && !u.shared;
-        });
-        guard.unlock();
-        taken |= still;
-        if (still) usleep(200);
+constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+
+static int tick_signal() { return SIGRTMAX - 4; }
+
+static struct sigaction handlers_before[_NSIG];  // of the signals that launches take, while there is a launch
+
+// A signal that is not the launch's: do as if there were no launch.
+static void pass_on(int number, siginfo_t* info, void* state) {
+    static thread_local bool passing = false;  // the other handler has this one for its own earlier one
+    const struct sigaction& before = handlers_before[number];
+    bool by_default = passing || before.sa_handler == SIG_DFL || (before.sa_handler == SIG_IGN && info->si_code > 0);
+    if (by_default) {
+        signal(number, SIG_DFL);
+        if (info->si_code <= 0) raise(number);  // else the faulty instruction is executed again
+        return;
     }
-    return taken;
+    if (before.sa_handler == SIG_IGN) return;
+    passing = true;
+    if (before.sa_flags & SA_SIGINFO) before.sa_sigaction(number, info, state);
+    else before.sa_handler(number);
+    passing = false;
 }
 
 // A wild access that no hook announced (a plain run), a division by zero, __builtin_trap or abort: leave the launch with an
@@ -70,10 +77,9 @@ static bool wait_for_tensor(const char* address) {
 static void on_fault(int number, siginfo_t* info, void* state) {
     Worker* w = worker;
     char* address = (char*)info->si_addr;
-    if (!w) {
-        if (number != SIGSEGV || !wait_for_tensor(address)) signal(number, SIG_DFL);
-        return;
-    }
+    bool is_sent = info->si_code == SI_USER;  // by somebody else
+    if (copying && !is_sent) siglongjmp(*copying, 1);
+    if (!w || is_sent) return pass_on(number, info, state);
     w->fault = number == SIGFPE ? DIVIDED_BY_ZERO : number == SIGILL || number == SIGABRT ? STOPPED : FAULT;
     if (w->fault == FAULT && w->current) {
         char* stack = w->block->stacks.start + w->current->id * STACK;
@@ -86,9 +92,9 @@ static void on_fault(int number, siginfo_t* info, void* state) {
 
 // ---------------------------------------------------------------------------------------------- the clock
 
-constexpr u64 FIRST_TICK = 10'000'000, TICK = 2'000'000, BUSY_TICK = 200'000;  // nanoseconds
-
-static int tick_signal() { return SIGRTMAX - 4; }
+constexpr u64 FIRST_TICK = 10'000'000, TICK = 2'000'000, BUSY_TICK = 200'000, ASK = 100'000'000;  // nanoseconds
+// Barriers are progress, but a loop through one may have no end: a thread must end within so many times the time limit.
+constexpr u64 BARRIERS_ALONE = 10;
 
 struct Timer {
     timer_t timer{};
@@ -114,19 +120,26 @@ struct Timer {
 static thread_local Timer timer;
 
 // A fiber of a plain launch that has run through two ticks goes to the end of the queue: it may wait for what another does.
-static void on_tick(int, siginfo_t*, void* state) {
+static void on_tick(int number, siginfo_t* info, void* state) {
+    if (info->si_code != SI_TIMER) return pass_on(number, info, state);
     Worker* w = worker;
     if (!w) return;
     int saved = errno;
     Job& job = *w->job;
     u64 time = now();
     if (w->milestones != w->seen_milestones) w->seen_milestones = w->milestones, job.last_milestone = time;
-    else if (time > job.last_milestone + job.launch.time_limit && !job.stop) job.stop = HANGING;
+    if (w->ends != w->seen_ends) w->seen_ends = w->ends, job.last_end = time;
+    u64 limit = job.launch.time_limit;
+    bool hangs = time > job.last_milestone + limit || time > job.last_end + BARRIERS_ALONE * limit;
+    if (hangs && !job.stop) job.stop = HANGING;
+    bool ask = time > w->asked_at + ASK;
+    if (ask) w->asked_at = time;
+    if (ask || job.stop) w->wanted = true;
     u64 at = program_counter(state);
     bool in_kernel = w->current && at >= job.code_start && at < job.code_end;
     bool long_turn = job.launch.mode == PLAIN && w->switches == w->seen_switches;
     w->seen_switches = w->switches;
-    if (in_kernel && (long_turn || job.stop)) {
+    if (in_kernel && (long_turn || w->wanted)) {
         if (w->clock_preempted_at == ~0ull) timer.set(BUSY_TICK, BUSY_TICK);
         w->clock_preempted_at = w->switches;
         w->current->site = (void*)(at + 1);
@@ -136,53 +149,68 @@ static void on_tick(int, siginfo_t*, void* state) {
     errno = saved;
 }
 
-// ---------------------------------------------------------------------------------------------- Ctrl-C
+// ---------------------------------------------------------------------------------------------- Python's signals
 
-static std::atomic<Job*> interruptible{nullptr};  // the launch of the process's first thread
-static struct sigaction old_interrupt;
-
-static void on_interrupt(int number, siginfo_t* info, void* state) {
-    Job* job = interruptible;
-    if (job) job->stop = INTERRUPTED;
-    if (old_interrupt.sa_flags & SA_SIGINFO) old_interrupt.sa_sigaction(number, info, state);
-    else if (old_interrupt.sa_handler != SIG_DFL && old_interrupt.sa_handler != SIG_IGN) old_interrupt.sa_handler(number);
+extern "C" {
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void* state);
+int PyErr_CheckSignals();
 }
 
-// While it lives, signals are the launch's.
-class Signals {
-    static constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-    static inline std::mutex lock;  // launches from several Python threads share the process's handlers
-    static inline int launches = 0;
-    static inline struct sigaction old_faults[std::size(FAULTS)], old_tick;
-    bool takes_interrupt;
+// Python's handlers of signals run in the process's first thread, between turns of the kernel's threads. One that raises
+// (KeyboardInterrupt, by default) ends the launch, and simt_launch returns with its exception.
+static void ask_python(Job& job) {
+    if (job.stop || (pid_t)syscall(SYS_gettid) != getpid()) return;
+    Worker* w = worker;  // a handler may launch a kernel
+    worker = nullptr;
+    timer.set(0, 0);
+    PyEval_RestoreThread(job.python);
+    if (PyErr_CheckSignals()) job.stop = INTERRUPTED;
+    job.python = PyEval_SaveThread();
+    worker = w;
+    if (w) timer.set(TICK, TICK);
+}
 
-    static struct sigaction action(void (*handler)(int, siginfo_t*, void*), int flags) {
-        struct sigaction made{};
-        made.sa_sigaction = handler;
-        made.sa_flags = SA_SIGINFO | flags;
-        return made;
+// While it lives, faults and ticks of the clock are the launch's. Handlers of the process are back when no launch is left.
+class Signals {
+    static inline int launches = 0;  // launches from several Python threads share the process's handlers
+
+    static void take(int number, void (*handler)(int, siginfo_t*, void*), int flags) {
+        struct sigaction action{};
+        action.sa_sigaction = handler;
+        action.sa_flags = SA_SIGINFO | SA_NODEFER | flags;
+        sigaction(number, &action, &handlers_before[number]);
+    }
+    static void give_back(int number, void (*handler)(int, siginfo_t*, void*)) {
+        struct sigaction action{};
+        sigaction(number, nullptr, &action);  // a handler that was installed meanwhile stays
+        if (action.sa_sigaction == handler) sigaction(number, &handlers_before[number], nullptr);
+    }
+    static void give_back() {
+        for (int number : FAULTS) give_back(number, on_fault);
+        give_back(tick_signal(), on_tick);
+    }
+    static void before_fork() { process_lock.lock(); }
+    static void in_parent() { process_lock.unlock(); }
+    static void in_child() {  // without the threads that launch, or wait for their turn
+        new (&use_ended) std::condition_variable;
+        in_use.clear();
+        if (launches) give_back();
+        launches = 0;
+        process_lock.unlock();
     }
 
 public:
-    explicit Signals(Job& job) {
-        std::lock_guard<std::mutex> guard(lock);
-        if (launches++ == 0) {
-            auto fault = action(on_fault, SA_ONSTACK | SA_NODEFER), tick = action(on_tick, SA_RESTART | SA_NODEFER);
-            for (size_t i = 0; i < std::size(FAULTS); ++i) sigaction(FAULTS[i], &fault, &old_faults[i]);
-            sigaction(tick_signal(), &tick, &old_tick);
-        }
-        takes_interrupt = (pid_t)syscall(SYS_gettid) == getpid();
-        if (!takes_interrupt) return;
-        auto interrupt = action(on_interrupt, SA_RESTART | SA_ONSTACK);
-        interruptible = &job;
-        sigaction(SIGINT, &interrupt, &old_interrupt);
-        if (old_interrupt.sa_handler == SIG_IGN) sigaction(SIGINT, &old_interrupt, nullptr);
+    Signals() {
+        static int registered = pthread_atfork(before_fork, in_parent, in_child);
+        (void)registered;
+        std::lock_guard<std::mutex> guard(process_lock);
+        if (launches++) return;
+        for (int number : FAULTS) take(number, on_fault, SA_ONSTACK);
+        take(tick_signal(), on_tick, SA_RESTART);
     }
     ~Signals() {
-        std::lock_guard<std::mutex> guard(lock);
-        if (takes_interrupt) sigaction(SIGINT, &old_interrupt, nullptr), interruptible = nullptr;
-        if (--launches) return;
-        for (size_t i = 0; i < std::size(FAULTS); ++i) sigaction(FAULTS[i], &old_faults[i], nullptr);
-        sigaction(tick_signal(), &old_tick, nullptr);
+        std::lock_guard<std::mutex> guard(process_lock);
+        if (launches && --launches == 0) give_back();
     }
 };

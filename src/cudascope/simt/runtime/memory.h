@@ -2,13 +2,13 @@
 #pragma once
 
 #include <dlfcn.h>
-#include <errno.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <thread>
 
 #include "block.h"
 
@@ -23,17 +23,18 @@ static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 
 // ---------------------------------------------------------------------------------------------- arenas
 
-// Memory with empty space before and behind it, as much as there is. Small ones are kept for the next launch.
+static std::mutex process_lock;  // of what all launches of the process share
+
+// Memory with empty space before and behind it, as much as there is. The first bytes, as many again, are memory too: they
+// keep a copy of what the kernel found. Small arenas are kept for the next launch.
 struct Arena { char *start, *pages; u64 bytes, page_bytes; };
 static std::vector<Arena> spare_arenas;
 static std::vector<Stacks> spare_stacks;
-static std::mutex spare_lock;
 
-// `phase`: where in a page table's 2 MB the memory is to begin.
-static Arena take_arena(u64 page_bytes, u64 phase = 0) {
-    constexpr u64 TABLE = 2 << 20;
+static Arena take_arena(u64 page_bytes) {
+    constexpr u64 HUGE_PAGE = 2 << 20;
     if (page_bytes <= SMALL) {
-        std::lock_guard<std::mutex> guard(spare_lock);
+        std::lock_guard<std::mutex> guard(process_lock);
         for (size_t i = spare_arenas.size(); i--;)
             if (spare_arenas[i].page_bytes == page_bytes) {
                 Arena arena = spare_arenas[i];
@@ -41,21 +42,25 @@ static Arena take_arena(u64 page_bytes, u64 phase = 0) {
                 return arena;
             }
     }
-    for (u64 space = SPACE; space >= TABLE; space /= 4) {
-        u64 bytes = 2 * space + page_bytes;
+    for (u64 space = SPACE; space >= HUGE_PAGE; space /= 4) {
+        u64 bytes = 2 * space + 2 * page_bytes;
         char* start = reserve(bytes, PROT_NONE);
         if (!start) continue;
-        char* pages = start + space / 2;
-        pages += (phase + TABLE - (u64)pages % TABLE) % TABLE;
-        mprotect(pages, page_bytes, PROT_READ | PROT_WRITE);
-        return {start, pages, bytes, page_bytes};
+        char* pages = (char*)up((u64)start + page_bytes + space / 2, HUGE_PAGE);
+        bool made = true;
+        for (char* memory : {start, pages}) {
+            made &= mprotect(memory, page_bytes, PROT_READ | PROT_WRITE) == 0;
+            if (page_bytes > SMALL) madvise(memory, page_bytes, MADV_HUGEPAGE);
+        }
+        if (made) return {start, pages, bytes, page_bytes};
+        munmap(start, bytes);
     }
     return {};
 }
 
 static void give_back(const Shadow& s) {
     if (s.page_bytes <= SMALL && !s.spoiled) {
-        std::lock_guard<std::mutex> guard(spare_lock);
+        std::lock_guard<std::mutex> guard(process_lock);
         if (spare_arenas.size() < 64) {
             spare_arenas.push_back({s.arena, s.pages, s.arena_bytes, s.page_bytes});
             return;
@@ -77,8 +82,7 @@ static char* heap = nullptr;
 static std::atomic<u64> heap_used{0}, live_allocations{0};
 
 static void* allocate(u64 bytes) {
-    static std::mutex lock;
-    std::lock_guard<std::mutex> guard(lock);
+    std::lock_guard<std::mutex> guard(process_lock);
     if (!heap && !(heap = reserve(HEAP, PROT_READ | PROT_WRITE))) return nullptr;
     if (!live_allocations && heap_used) madvise(heap, up(heap_used, PAGE), MADV_DONTNEED), heap_used = 0;
     if (bytes > HEAP - heap_used - 32) return nullptr;
@@ -113,7 +117,7 @@ static void map_shared(Job& job, Block& b) {
 static Stacks take_stacks(u32 threads, size_t in_flight) {
     Stacks stacks{};
     {
-        std::lock_guard<std::mutex> guard(spare_lock);
+        std::lock_guard<std::mutex> guard(process_lock);
         for (size_t i = 0; i < spare_stacks.size() && !stacks.start; ++i)
             if (spare_stacks[i].threads >= threads) {
                 stacks = spare_stacks[i];
@@ -132,75 +136,126 @@ static void release_block(const Job& job, Block& b, bool keep) {
     if (b.shared.cells) munmap(b.shared.cells, b.shared.cell_bytes);
     allow_rest(job.launch, b.shared, PROT_READ | PROT_WRITE);
     give_back(b.shared);
-    std::lock_guard<std::mutex> guard(spare_lock);
+    std::lock_guard<std::mutex> guard(process_lock);
     if (keep && spare_stacks.size() < 64) spare_stacks.push_back(b.stacks);
     else munmap(b.stacks.start, STACK * b.stacks.threads);
 }
 
 // ---------------------------------------------------------------------------------------------- tensors
 
-// A launch works on its tensors elsewhere, with empty space round each, so that a stray index meets nothing. Small ones are
-// copied. The pages of a large one are moved there and back; who else touches it meanwhile waits for the launch to end. One
-// that nobody may write stays where it is, unless the launch is watched.
-static void map_tensor(Shadow& s, bool plain) {
-    char *first = (char*)up((u64)s.original, PAGE), *last = (char*)((u64)(s.original + s.bytes) / PAGE * PAGE);
-    bool move = s.bytes > SMALL;
-    // a copy of a plain launch ends as near to the empty space as its alignment lets it
-    u64 before = (u64)s.original % (plain && !move ? 16 : PAGE), pages = up(before + s.bytes, PAGE);
-    place(s, take_arena(pages, move ? (u64)s.original / PAGE * PAGE % (2 << 20) : 0));
-    if (!s.arena) return;
-    if (plain && !move) before = (pages - s.bytes - before) / 16 * 16 + before;
+// A launch works on copies of its tensors, with empty space round each copy, so that a stray index meets nothing. When the
+// launch ends, the elements that it has changed are copied back. All others keep what other threads have stored meanwhile.
+// Two kinds of tensors stay where they are: large ones that a plain launch does not write, for copying them can take longer
+// than the launch, and tensors that the kernel also reaches by a pointer in a struct or in another tensor.
+
+static thread_local sigjmp_buf* volatile copying = nullptr;  // where a fault of the copying continues
+
+// Copy from or to memory of the caller. False: that memory is not there, or cannot be written.
+template <class Copy>
+static bool survives(Copy copy) {
+    sigjmp_buf escape;
+    if (sigsetjmp(escape, 0)) return copying = nullptr, false;
+    copying = &escape;
+    copy();
+    copying = nullptr;
+    return true;
+}
+
+static bool map_tensor(Shadow& s, bool plain) {
+    // the copy of a plain launch ends as near to the empty space as its alignment lets it
+    u64 before = (u64)s.original % (plain ? 16 : PAGE), pages = up(before + s.bytes, PAGE);
+    Arena arena = take_arena(pages);
+    if (!arena.start) return true;  // without memory for a copy, the tensor stays where it is
+    place(s, arena);
+    if (plain) before += (pages - s.bytes - before) / 16 * 16;
     s.start = s.pages + before;
-    if (move) {
-        s.moved = (u64)(last - first);
-        int how = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
-        void* to = mremap(first, s.moved, s.moved, how, s.start + (first - s.original));
-        if (to == MAP_FAILED) s.moved = 0;
-        else mprotect(first, s.moved, PROT_NONE);
-    }
-    if (!s.moved) first = last = s.original + s.bytes;
-    char *head = s.start + (first - s.original), *tail = s.start + (last - s.original), *end = s.start + s.bytes;
-    memset(s.pages, CANARY, (size_t)(s.start - s.pages));
-    memcpy(s.start, s.original, (size_t)(head - s.start));
-    memcpy(tail, last, (size_t)(end - tail));
+    char* end = s.start + s.bytes;
+    memset(s.pages, CANARY, before);
     memset(end, CANARY, (size_t)(s.pages + pages - end));
+    return survives([&] {
+        memcpy(s.start, s.original, s.bytes);
+        memcpy(s.snapshot(), s.start, s.bytes);
+    });
 }
 
 static bool is_intact(const char* from, const char* to) {
-    for (; from < to; ++from)
-        if ((u8)*from != CANARY) return false;
-    return true;
+    return from == to || ((u8)*from == CANARY && memcmp(from, from + 1, (size_t)(to - from - 1)) == 0);
 }
 
-// Copy where that changes something. False: the memory may not be written, and a tensor that lies there neither.
-static bool copy_back(char* to, const char* from, size_t bytes) {
-    if (!bytes || memcmp(to, from, bytes) == 0) return true;
-    iovec source{(void*)from, bytes}, target{to, bytes};
-    if (process_vm_writev(getpid(), &source, 1, &target, 1, 0) == (ssize_t)bytes) return true;
-    if (errno == EFAULT) return false;
-    memcpy(to, from, bytes);  // the system has no such call for us
-    return true;
+// Store in `to` the elements of `from` that differ from `was`.
+template <class Element>
+static void copy_changes(char* to, const char* from, const char* was, u64 bytes) {
+    for (u64 piece = 0; piece < bytes; piece += PAGE) {
+        u64 length = std::min(PAGE, bytes - piece);
+        if (memcmp(from + piece, was + piece, length) == 0) continue;
+        u64 end = piece + length, i = piece;
+        for (Element now, then; i + sizeof(Element) <= end; i += sizeof(Element)) {
+            memcpy(&now, from + i, sizeof(now)), memcpy(&then, was + i, sizeof(then));
+            if (now != then) memcpy(to + i, &now, sizeof(now));
+        }
+        for (; i < end; ++i)
+            if (from[i] != was[i]) to[i] = from[i];
+    }
 }
 
 // Take the results back.
 static FindingKind unmap_tensor(Shadow& s) {
-    char *end = s.start + s.bytes, *first = s.original + s.bytes, *last = first;
-    if (s.moved) first = (char*)up((u64)s.original, PAGE), last = first + s.moved;
-    char *head = s.start + (first - s.original), *tail = s.start + (last - s.original);
-    if (s.moved) mremap(head, s.moved, s.moved, MREMAP_MAYMOVE | MREMAP_FIXED, first);
-    FindingKind found = NOTHING;
-    if (!s.constant && !copy_back(s.original, s.start, (size_t)(head - s.start))) found = READ_ONLY;
-    if (!s.constant && !copy_back(last, tail, (size_t)(end - tail))) found = READ_ONLY;
+    char* end = s.start + s.bytes;
+    auto copy = s.granule % 8 == 0   ? copy_changes<u64>
+                : s.granule % 4 == 0 ? copy_changes<u32>
+                : s.granule % 2 == 0 ? copy_changes<u16>
+                                     : copy_changes<u8>;
+    FindingKind found = survives([&] { copy(s.original, s.start, s.snapshot(), s.bytes); }) ? NOTHING : READ_ONLY;
     if (!is_intact(s.pages, s.start) || !is_intact(end, s.pages + s.page_bytes)) found = OVERRUN;
     give_back(s);
     return found;
 }
 
-// Launches that share a tensor, and one of which may write it, take turns.
-struct InUse { const Job* job; char *start, *end; bool shared; };
+// Launches that share a tensor, and one of which may write it, take turns. A launch by a signal's handler of Python does
+// not wait for the launch that the signal interrupts.
+struct InUse { const Job* job; char *start, *end; bool shared; std::thread::id thread; };
 static std::vector<InUse> in_use;
-static std::mutex use_lock;
 static std::condition_variable use_ended;
+
+static void ask_python(Job& job);
+
+static void wait_for_turn(Job& job) {
+    bool plain = job.launch.mode == PLAIN;
+    auto me = std::this_thread::get_id();
+    auto conflicts = [&](const InUse& use) {
+        for (const Shadow& s : job.tensors)
+            if (s.original < use.end && use.start < s.original + s.bytes && !(plain && s.constant && use.shared))
+                return use.thread != me;
+        return false;
+    };
+    std::unique_lock<std::mutex> guard(process_lock);
+    while (!job.stop && std::any_of(in_use.begin(), in_use.end(), conflicts)) {
+        if (use_ended.wait_for(guard, std::chrono::milliseconds(100)) == std::cv_status::no_timeout) continue;
+        guard.unlock();
+        ask_python(job);
+        guard.lock();
+    }
+    for (const Shadow& s : job.tensors)
+        in_use.push_back({&job, s.original, s.original + s.bytes, plain && s.constant, me});
+}
+
+// A tensor whose address is an element of another one stays where it is.
+static void find_pointers(Job& job) {
+    u64 lowest = ~0ull, highest = 0;
+    for (const Shadow& s : job.tensors)
+        lowest = std::min(lowest, (u64)s.original), highest = std::max(highest, (u64)s.original + s.bytes);
+    for (const Shadow& table : job.tensors) {
+        if (table.granule != 8) continue;
+        survives([&] {
+            for (u64 i = 0; i + 8 <= table.bytes; i += 8) {
+                u64 value;
+                memcpy(&value, table.original + i, 8);
+                if (value < lowest || value >= highest) continue;
+                for (Shadow& s : job.tensors) s.stays |= value - (u64)s.original < s.bytes;
+            }
+        });
+    }
+}
 
 static void map_tensors(Job& job) {
     Launch& launch = job.launch;
@@ -211,26 +266,22 @@ static void map_tensors(Job& job) {
         Shadow& s = job.tensors[i];
         s.start = s.original = (char*)region.start;
         s.bytes = region.bytes, s.granule = region.granule, s.constant = region.constant;
+        s.stays = region.in_place || (plain && s.constant && s.bytes > SMALL);
         if (launch.mode == CHECK) {
             s.cell_bytes = (region.bytes / region.granule + 1) * sizeof(Cell);
             s.cells = (Cell*)reserve(s.cell_bytes, PROT_READ | PROT_WRITE);
         }
     }
-    auto conflicts = [&](const InUse& use) {
-        for (const Shadow& s : job.tensors)
-            if (s.original < use.end && use.start < s.original + s.bytes && !(plain && s.constant && use.shared)) return true;
-        return false;
-    };
-    {
-        std::unique_lock<std::mutex> guard(use_lock);
-        use_ended.wait(guard, [&] { return std::none_of(in_use.begin(), in_use.end(), conflicts); });
-        for (const Shadow& s : job.tensors)
-            in_use.push_back({&job, s.original, s.original + s.bytes, plain && s.constant});
-    }
-    for (u32 i = 0; i < launch.num_regions; ++i) {
+    wait_for_turn(job);
+    if (job.stop) job.failed = true;
+    find_pointers(job);
+    for (u32 i = 0; i < launch.num_regions && !job.failed; ++i) {
         Shadow& s = job.tensors[i];
-        bool stays = launch.regions[i].in_place || (plain && s.constant && s.bytes > SMALL);
-        if (!stays) map_tensor(s, plain);
+        if (s.stays || map_tensor(s, plain)) continue;
+        Error error{};
+        error.finding = UNREADABLE, error.region = (int)i, error.count = 1;
+        job.found.push_back({0, error});
+        job.failed = true;
     }
     for (u32 i = 0; i < launch.num_pointers; ++i) {
         const Shadow& s = job.tensors[launch.pointer_regions[i]];
@@ -247,7 +298,7 @@ static Error unmap_tensors(Job& job) {
         FindingKind found = s.arena ? unmap_tensor(s) : NOTHING;
         if (found && !error.finding) error.finding = found, error.region = (int)i, error.count = 1;
     }
-    std::lock_guard<std::mutex> guard(use_lock);
+    std::lock_guard<std::mutex> guard(process_lock);
     in_use.erase(std::remove_if(in_use.begin(), in_use.end(), [&](const InUse& u) { return u.job == &job; }), in_use.end());
     use_ended.notify_all();
     return error;

@@ -21,14 +21,14 @@
 static void work(Job& job) {
     Worker w{};
     w.job = &job;
-    std::vector<char> alternate(64 << 10);  // a fault may be an overflow of the fiber's own stack
+    static thread_local std::vector<char> alternate(64 << 10);  // a fault may be an overflow of the fiber's own stack
     stack_t signal_stack{}, old_stack{};
     signal_stack.ss_sp = alternate.data(), signal_stack.ss_size = alternate.size();
     sigaltstack(&signal_stack, &old_stack);
     worker = &w;
-    job.last_milestone = now();  // a busy machine may have started this thread late
+    w.asked_at = job.last_milestone = job.last_end = now();  // a busy machine may have started this thread late
     timer.set(FIRST_TICK, TICK);
-    if (sigsetjmp(w.escape, 1) == 0) {
+    if (sigsetjmp(w.escape, 0) == 0) {
         run_blocks(w);
     } else {
         Error e = new_error(w, w.fault, (void*)w.fault_site);
@@ -73,18 +73,18 @@ static void hand_over(Job& job) {
     launch.num_output = output.size();
 }
 
-extern "C" void simt_launch(Launch* launch) {
+static void run(Launch* launch, void*& python) {
     Job job(*launch);
+    job.python = python;
     if (launch->shuffled) {
         job.order.resize(job.num_blocks);
         std::iota(job.order.begin(), job.order.end(), 0);
         std::shuffle(job.order.begin(), job.order.end(), std::mt19937_64(launch->seed));
     }
-    job.last_milestone = now();
     find_code(job);
+    Signals signals;
     map_tensors(job);
     {
-        Signals signals(job);
         std::vector<std::thread> helpers;
         if (launch->mode != PLAIN) launch->workers = 1;
         launch->workers = std::min(launch->workers, job.num_blocks);
@@ -95,6 +95,14 @@ extern "C" void simt_launch(Launch* launch) {
     Error error = unmap_tensors(job);
     if (error.finding && job.found.empty()) job.found.push_back({0, error});
     hand_over(job);
+    python = job.python;
+}
+
+// Python calls it with its lock held. Other Python threads run while the kernel does.
+extern "C" void simt_launch(Launch* launch) {
+    void* python = PyEval_SaveThread();
+    run(launch, python);
+    PyEval_RestoreThread(python);
 }
 
 extern "C" void simt_free(Launch* launch) {

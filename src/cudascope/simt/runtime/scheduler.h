@@ -16,7 +16,7 @@ static void leave_kernel(Worker& w) {
     me.state = GONE;
     b.live--;
     w.progress++;
-    w.milestones++;
+    w.milestones++, w.ends++;
     leave_ready(w, b, me);
     w.current = nullptr;
     if (b.live && b.arrived == b.live) complete_barrier(w, b);
@@ -115,7 +115,7 @@ static Block& start_block(Worker& w, u32 rank) {
         b.ready.push_back(&t);
     }
     if (launch.shuffled) b.random.seed(launch.seed * 0x9e3779b97f4a7c15u + number);
-    w.milestones++;
+    w.milestones++, w.ends++;
     return b;
 }
 
@@ -134,6 +134,7 @@ static bool advance(Worker& w, Block& b) {
             w.switches++;
             switch_to(w.scheduler, t->context);
             w.current = nullptr;
+            if (w.wanted.load(std::memory_order_relaxed)) w.wanted = false, ask_python(job);
             if (job.failed || job.stop) return false;
             if (w.clock_preempted_at == w.switches) preemptions++;
         }

@@ -1,0 +1,353 @@
+"""The memory of a launch, the signals of the process and its other threads. Each process-wide event has its own process."""
+
+import contextlib
+import ctypes
+import faulthandler
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import cudascope
+from cudascope import CudaKernel
+
+# The kernel stores 1 in x[0], waits until the test stores 1 in `go` (n steps at most), then stores 2 in x[1].
+WAITS = """
+__device__ volatile int go;
+__global__ void waits(float* x, long long n) {
+    x[0] = 1;
+    for (long long i = 0; i < n && !go; ++i) {}
+    x[1] = 2;
+}
+"""
+LARGE = 1 << 20  # elements: of a tensor that was not copied by earlier versions
+SIZES = pytest.mark.parametrize("size", [1 << 8, LARGE])
+MODES = pytest.mark.parametrize("mode", ["plain", "check"])
+
+
+def kernel_of(source: str, name: str = "k") -> CudaKernel:
+    return CudaKernel(source, name)
+
+
+class Waiting:
+    """A launch of WAITS in another Python thread. It ends when the `with` ends."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        kernel = CudaKernel(WAITS, "waits")
+        kernel.compile()
+        self.go = kernel.variable("go")
+        self.thread = threading.Thread(target=lambda: kernel[1, 1](x, 10**12))
+
+    def __enter__(self) -> None:
+        self.thread.start()
+        time.sleep(0.2)
+
+    def __exit__(self, *_: object) -> None:
+        self.go[...] = 1
+        self.thread.join()
+        self.go[...] = 0
+
+
+def in_a_process(code: str, limit: float = 60) -> subprocess.CompletedProcess:
+    """Run `code` after this module's definitions in a process of its own."""
+    start = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_memory import *\n"
+    command = [sys.executable, "-c", start + textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+
+
+# ------------------------------------------------------------------------------------------------ copies
+
+
+@SIZES
+def test_another_thread_reads_and_writes_a_tensor_during_a_launch(size):
+    x = torch.zeros(size)
+    with Waiting(x):
+        start = time.monotonic()
+        seen = x[0].item()
+        x[2] = 3
+        read, write = os.pipe()
+        written = os.write(write, memoryview(x.numpy())[:16])
+        seconds = time.monotonic() - start
+        os.close(read), os.close(write)
+    assert (seen, written) == (0, 64)  # results appear when the launch ends
+    assert seconds < 5
+    assert x[:4].tolist() == [1, 2, 3, 0]
+
+
+@SIZES
+def test_elements_between_those_of_a_view_keep_what_another_thread_stores(size):
+    whole = torch.zeros(2 * size)
+    with Waiting(whole[::2]):  # the kernel takes it for contiguous
+        whole[3::2] = 7
+    assert whole[:4].tolist() == [1, 2, 0, 7]
+
+
+@SIZES
+@pytest.mark.parametrize("bytes_of_an_element", [1, 2, 4, 8])
+def test_changes_of_elements_of_every_size_are_copied_back(size, bytes_of_an_element):
+    integer = {1: "signed char", 2: "short", 4: "int", 8: "long long"}[bytes_of_an_element]
+    kernel = kernel_of(
+        f"__global__ void k({integer}* x, int n) {{ for (int i = 0; i < n; i += 3) x[i] = i % 100 - 50; }}"
+    )
+    x = torch.zeros(size + 1, dtype=getattr(torch, f"int{8 * bytes_of_an_element}"))[1:]
+    kernel[1, 1](x, size)
+    at = torch.arange(size)
+    assert torch.equal(x, torch.where(at % 3 == 0, at % 100 - 50, 0).to(x.dtype))
+
+
+@MODES
+def test_a_write_through_a_cast_of_a_pointer_to_const_arrives(mode):
+    kernel = kernel_of("__global__ void k(const float* x) { const_cast<float*>(x)[1] = 5; }")
+    x = torch.zeros(4)
+    with cudascope.check() if mode == "check" else cudascope.time_limit(30):
+        kernel[1, 1](x)
+    assert x.tolist() == [0, 5, 0, 0]
+
+
+def test_atomics_of_launches_from_several_threads_are_all_counted():
+    kernel = kernel_of("__global__ void k(int* x) { atomicAdd(x, 1); }")
+    x = torch.zeros(LARGE, dtype=torch.int32)
+    kernel.compile()
+    threads = [threading.Thread(target=lambda: [kernel[2, 32](x) for _ in range(5)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert x[0] == 4 * 5 * 64
+
+
+@MODES
+@SIZES
+@pytest.mark.parametrize("way", ["struct", "table"])
+def test_a_tensor_that_a_struct_or_a_table_points_to_is_one_with_the_argument(way, size, mode):
+    kernel = kernel_of(
+        "struct Way { int n; float* p; };\n"
+        "__global__ void k(float* x, float* const* table, Way way) {\n"
+        "    float* other = table ? table[0] : way.p;\n"
+        "    x[0] = 1; other[1] = other[0] + 1; x[2] = x[1] + 1;\n"
+        "}"
+    )
+
+    class Way(ctypes.Structure):
+        _fields_ = (("n", ctypes.c_int), ("p", ctypes.c_void_p))
+
+    x = torch.zeros(size)
+    table = torch.tensor([x.data_ptr()]) if way == "table" else None
+    with cudascope.check() if mode == "check" else cudascope.time_limit(30):
+        kernel[1, 1](x, table, Way(1, x.data_ptr() if way == "struct" else None))
+    assert x[:4].tolist() == [1, 2, 3, 0]
+
+
+@SIZES
+def test_shared_memory_and_files_are_tensors_like_others(size, tmp_path):
+    kernel = kernel_of("__global__ void k(float* x) { x[0] = x[1] + 1; }")
+    shared = torch.full((size,), 2.0).share_memory_()
+    kernel[1, 1](shared)
+    assert shared[:2].tolist() == [3, 2]
+    np.full(size, 4, np.float32).tofile(tmp_path / "x")
+    writable = np.memmap(tmp_path / "x", np.float32, "r+")
+    kernel[1, 1](writable)
+    assert np.fromfile(tmp_path / "x", np.float32)[:2].tolist() == [5, 4]
+
+
+@SIZES
+def test_a_write_to_memory_that_is_read_only_is_found(size, tmp_path):
+    kernel = kernel_of("__global__ void k(float* x, int i) { if (i >= 0) x[i] = 1; }")
+    np.zeros(size, np.float32).tofile(tmp_path / "x")
+    with open(tmp_path / "x", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        x = torch.frombuffer(mapped, dtype=torch.float32)
+        kernel[1, 1](x, -1)
+        with pytest.raises(cudascope.Finding, match="may not be written") as found:
+            kernel[1, 1](x, 5)
+    assert (found.value.rule, found.value.tensor) == ("read-only", "x")
+
+
+@SIZES
+def test_a_tensor_whose_file_has_become_shorter_is_found(size, tmp_path):
+    kernel = kernel_of("__global__ void k(float* x) { x[0] = 1; }")
+    np.zeros(size, np.float32).tofile(tmp_path / "x")
+    x = np.memmap(tmp_path / "x", np.float32, "r+")
+    os.truncate(tmp_path / "x", 0)
+    with pytest.raises(cudascope.Finding, match="memory of x is not there") as found:
+        kernel[1, 1](x)
+    assert found.value.rule == "unreadable"
+
+
+def test_any_number_of_stray_pages_leaves_the_process_whole():
+    kernel = kernel_of(
+        "__global__ void k(float* x) { x[(blockIdx.x * blockDim.x + threadIdx.x) * 2048ll] = 1; }",
+    )
+    x = torch.ones(1 << 18)
+    with cudascope.check(stop=False) as report:
+        kernel[640, 128](x)
+    assert x.sum() == 1 << 18
+    assert [finding.rule for finding in report.findings] == ["out of bounds"]
+    assert report.findings[0].count == 640 * 128 - 128
+
+
+# ------------------------------------------------------------------------------------------------ processes, signals
+
+
+@SIZES
+def test_a_child_that_is_forked_during_a_launch_reads_and_launches(size):
+    done = in_a_process(f"""
+        x = torch.zeros({size})
+        add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
+        add.compile()
+        with Waiting(x):
+            queue = threading.Thread(target=lambda: add[1, 1](x))  # it waits for its turn
+            queue.start()
+            time.sleep(0.2)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                x.sum()
+                add[1, 1](x)
+                os._exit(int(x[3].item()))
+            status = os.waitpid(child, 0)[1]
+        queue.join()
+        print(os.waitstatus_to_exitcode(status), x[:4].tolist())
+    """)
+    assert done.stdout == "1 [1.0, 2.0, 0.0, 1.0]\n", done
+
+
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGALRM"])
+@pytest.mark.parametrize("mode", ["plain", "observe", "check"])
+def test_a_handler_of_python_runs_during_a_launch_and_may_end_it(mode, sent):
+    done = in_a_process(f"""
+        class Late(Exception): pass
+        def late(*_): raise Late
+        signal.signal(signal.SIGALRM, late)
+        x = torch.zeros(4)
+        kernel = CudaKernel(WAITS, "waits")
+        with dict(plain=contextlib.nullcontext, observe=cudascope.observe, check=cudascope.check)[{mode!r}]():
+            kernel.compile()
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.{sent})).start()
+            start = time.monotonic()
+            try:
+                kernel[1, 1](x, 10**12)
+            except BaseException as error:
+                print(type(error).__name__, error.__notes__, time.monotonic() - start < 5)
+        kernel[1, 1](x, 1)
+        print(x[:2].tolist())
+    """)
+    name = "KeyboardInterrupt" if sent == "SIGINT" else "Late"
+    assert done.stdout == f"{name} ['kernel waits was interrupted: its results are not whole'] True\n[1.0, 2.0]\n", done
+
+
+def test_a_handler_of_python_may_return_and_may_launch():
+    done = in_a_process("""
+        x = torch.zeros(4)
+        kernel, add = CudaKernel(WAITS, "waits"), kernel_of("__global__ void k(float* x) { x[3] += 1; }")
+        kernel.compile(), add.compile()
+        go = kernel.variable("go")
+        def handler(*_):
+            add[1, 1](x)
+            go[...] = 1
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        kernel[1, 1](x, 10**12)
+        print(x.tolist())
+    """)
+    assert done.stdout == "[1.0, 2.0, 0.0, 1.0]\n", done
+
+
+@SIZES
+def test_ctrl_c_reaches_the_first_thread_while_another_one_launches(size):
+    done = in_a_process(f"""
+        x = torch.zeros({size})
+        add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
+        add.compile()
+        for waits in (lambda: time.sleep(20), lambda: add[1, 1](x)):
+            with Waiting(x):
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                start = time.monotonic()
+                try:
+                    waits()
+                except KeyboardInterrupt:
+                    print(time.monotonic() - start < 5)
+        print(x[:4].tolist())
+    """)
+    assert done.stdout == "True\nTrue\n[1.0, 2.0, 0.0, 0.0]\n", done
+
+
+def test_handlers_of_the_process_are_back_after_a_launch():
+    done = in_a_process("""
+        kernel = kernel_of("__global__ void k(float* x, int n) { x[0] = 1000 / n; }")
+        def handlers():
+            lines = open("/proc/self/status").read().splitlines()
+            return [line for line in lines if line.startswith(("SigIgn", "SigCgt", "SigBlk"))]
+        x, before = torch.zeros(4), handlers()
+        kernel[1, 1](x, 1)
+        try:
+            kernel[1, 1](x, 0)
+        except cudascope.Finding as finding:
+            print(finding.rule)
+        print(handlers() == before)
+    """)
+    assert done.stdout == "division by zero\nTrue\n", done
+
+
+@pytest.mark.parametrize("enabled", ["before", "during"])
+def test_faulthandler_reports_a_crash_of_the_host_during_a_launch(enabled):
+    done = in_a_process(f"""
+        x = torch.zeros(4)
+        if {enabled == "before"}: faulthandler.enable()
+        with Waiting(x):
+            if {enabled == "during"}: faulthandler.enable()
+            ctypes.string_at(8)
+    """)
+    assert done.returncode == -signal.SIGSEGV, done
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1, done
+    assert "string_at" in done.stderr
+
+
+@pytest.mark.parametrize("sent", ["SIGABRT", "SIGSEGV"])
+def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
+    done = in_a_process(f"""
+        faulthandler.enable()
+        kernel = CudaKernel(WAITS, "waits")
+        kernel.compile()
+        subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -{sent[3:]} {{os.getpid()}}"])
+        kernel[1, 1](torch.zeros(4), 10**12)
+    """)
+    assert done.returncode == -getattr(signal, sent), done
+    assert "Fatal Python error" in done.stderr, done
+
+
+# ------------------------------------------------------------------------------------------------ progress
+
+
+@pytest.mark.parametrize("mode", ["plain", "observe", "check"])
+def test_an_endless_loop_through_a_barrier_ends(mode):
+    kernel = kernel_of("__global__ void k(int* x) { for (int s = 32; s >= 0; s >>= 1) __syncthreads(); x[0] = 1; }")
+    x = torch.zeros(1, dtype=torch.int32)
+    modes = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check": cudascope.check}
+    with cudascope.time_limit(0.05), modes[mode]():
+        kernel.compile()
+        with pytest.raises(cudascope.Finding) as found:
+            kernel[1, 64](x)
+    assert found.value.rule == "hang"
+
+
+def test_a_long_loop_through_a_barrier_may_take_many_times_the_limit():
+    kernel = kernel_of(
+        "__global__ void k(int* x, long long n) {\n"
+        "    for (const long long start = clock64(); clock64() - start < n;) __syncthreads();\n"
+        "    x[0] = 1;\n"
+        "}"
+    )
+    x = torch.zeros(1, dtype=torch.int32)
+    kernel.compile()
+    with cudascope.time_limit(0.3):
+        kernel[1, 1](x, 1_000_000_000)
+    assert x[0] == 1
