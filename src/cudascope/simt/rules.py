@@ -41,8 +41,8 @@ RULES = {
         "deadlock",
         "hang",
         "For a time no thread has ended or passed a barrier, or for ten times as long none has ended.",
-        "gets no further: no thread has ended or passed a barrier for the time that cudascope.time_limit() gives, or no "
-        "thread has ended for ten times as long",
+        "gets no further: no thread has ended or passed a barrier for the time that cudascope.time_limit() gives, or "
+        "none has ended for ten times as long",
     ),
     FindingKind.OUTSIDE_GLOBAL: Rule(
         "out of bounds",
