@@ -1,8 +1,7 @@
-"""The memory of a launch, the signals of the process and its other threads. Each process-wide event has its own process."""
+"""The memory of a launch, the signals of the process and its other threads. Signals have processes of their own."""
 
 import contextlib
 import ctypes
-import faulthandler
 import mmap
 import os
 import signal
@@ -301,6 +300,7 @@ def test_handlers_of_the_process_are_back_after_a_launch():
 def test_faulthandler_reports_a_crash_of_the_host_during_a_launch(enabled):
     done = in_a_process(f"""
         x = torch.zeros(4)
+        import faulthandler
         if {enabled == "before"}: faulthandler.enable()
         with Waiting(x):
             if {enabled == "during"}: faulthandler.enable()
@@ -314,6 +314,7 @@ def test_faulthandler_reports_a_crash_of_the_host_during_a_launch(enabled):
 @pytest.mark.parametrize("sent", ["SIGABRT", "SIGSEGV"])
 def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
     done = in_a_process(f"""
+        import faulthandler
         faulthandler.enable()
         kernel = CudaKernel(WAITS, "waits")
         kernel.compile()
