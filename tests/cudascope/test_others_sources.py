@@ -128,3 +128,12 @@ def test_it_is_refused_with_a_sentence_and_no_word_of_the_runners_own(source, na
 def test_an_error_of_the_kernel_comes_from_the_compiler_with_its_line():
     with pytest.raises(CompileError, match=r"k.cu:2:\d+: error: ‘y’ was not declared"):
         run("template <int N>\n__global__ void k(long* x) { x[0] = y; }", "k<3>")
+
+
+def test_a_header_that_the_compiler_refuses_is_named_with_the_line_that_includes_it(tmp_path):
+    (tmp_path / "library.h").write_text("__device__ int f() { return nothing; }\n")
+    kernel = CudaKernel(
+        "\n#include <library.h>\n__global__ void k(long* x) { x[0] = f(); }", "k", options=[f"-I{tmp_path}"]
+    )
+    with pytest.raises(CompileError, match=rf"^k.cu:2: error: this line includes {tmp_path}/library.h, which"):
+        kernel.compile()

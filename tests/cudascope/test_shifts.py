@@ -70,8 +70,12 @@ def test_a_shift_by_too_much_gives_what_a_gpu_gives(source, watch):
 
 
 def test_a_shift_that_cannot_be_made_exact_stops_the_kernel():
-    declared = "struct B { unsigned f : 5; };\n"
-    bit_field = declared + "__global__ void k(int* x, int n) {\n    B b{3};\n    b.f <<= n;\n    x[0] = b.f;\n}"
+    bit_field = """struct B { unsigned f : 5; };
+__global__ void k(int* x, int n) {
+    B b{3};
+    b.f <<= n;
+    x[0] = b.f;
+}"""
     kernel, x = CudaKernel(bit_field, "k"), np.zeros(1, dtype=np.int32)
     kernel[1, 1](x, 2)
     assert x[0] == 12

@@ -65,6 +65,7 @@ _TRANSLATORS = (
     "missing.py",
     "shifts.py",
     "../device_code.py",
+    "../names.py",
     "../outline.py",
     "../statements.py",
     "../tokens.py",

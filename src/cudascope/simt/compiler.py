@@ -57,6 +57,12 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
         if library in _STAND_INS:
             why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
             return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
+    chain = re.search(r"^(?:In file included| +) ?from ([^\n]+):(\d+):\n([^\n:]+):", str(error), re.MULTILINE)
+    if chain and chain[1] == file and Path(chain[3]).parent != Path(file).parent:
+        return CompileError(
+            f"{file}:{chain[2]}: error: this line includes {chain[3]}, which the compiler refuses. If the kernel does "
+            f"without it, put the line under #ifndef CUDASCOPE; else declare here what it needs\n{error}"
+        )
     refused = re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
     if not refused or {place for place, _ in refused} != {"<cudascope>"}:
         return error
