@@ -229,7 +229,7 @@ static bool ends_launch(const Job& job, u32 finding) {
     switch (finding) {
         case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
         case INTERRUPTED: case STACK_OVERFLOW: case NOT_SUPPORTED: case READ_ONLY: case LANES_MISSING:
-        case ARGUMENT: return true;
+        case ARGUMENT: case OUTSIDE_LOCAL: return true;
         default: return !job.launch.keep_going;
     }
 }

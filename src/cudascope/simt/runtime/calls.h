@@ -79,9 +79,10 @@ void* simt_malloc(size_t bytes) {
     return p;
 }
 void simt_free_memory(void* p) {
-    if (!is_in_heap(p)) return worker && p ? simt_fail("free() of what malloc() has not given") : free(p);
+    if (!is_in_heap(p) && (!worker || !p)) return free(p);
+    if ((!is_in_heap(p) || !deallocate(p)) && worker)
+        stop(FAILED, "free() of what malloc() has not given, or what was freed before", CALLER);
     if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
-    if (live_allocations) live_allocations--;
 }
 
 void simt_atomic(const volatile void* address, int bytes) {
