@@ -44,6 +44,14 @@ int simt_printf(const char* format, ...) {
     return length;
 }
 
+// Others run before the atomic is checked: it then sees, and comes after, all that they have done.
+static void begin_atomic(const Announced& a) {
+    Worker& w = *worker;
+    spin(w, a.site);
+    if (++w.current->atomics % 256 == 0) let_others_run(w);
+    announce(a, a.bytes);
+}
+
 static void stop(FindingKind finding, const char* message, void* site) {
     Error e = new_error(*worker, finding, site);
     snprintf(e.text, sizeof(e.text), "%s", message);
@@ -86,10 +94,14 @@ void simt_free_memory(void* p) {
 }
 
 void simt_atomic(const volatile void* address, int bytes) {
+    begin_atomic({(const char*)address, (u32)bytes, ATOMIC, false, false, CALLER});
+}
+
+// An atomicCAS of an instrumented kernel begins: it replaces `compare`.
+void simt_atomic_if(const volatile void* address, int bytes, u64 compare) {
     Worker& w = *worker;
-    accessed(address, (u32)bytes, ATOMIC, CALLER, (u32)bytes);
-    spin(w, CALLER);
-    if (++w.current->atomics % 256 == 0) let_others_run(w);
+    if (w.job->launch.mode == CHECK) confirm_first_read(w, address, (u32)bytes, compare);
+    begin_atomic({(const char*)address, (u32)bytes, ATOMIC, false, false, CALLER, true});
 }
 
 bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desired) {
