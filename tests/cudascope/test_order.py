@@ -167,6 +167,18 @@ __global__ void in_turn(int* tickets, volatile int* serving, int* sum) {
         *serving = mine + 1;
     }
 }
+__global__ void looks_once(int* done, volatile int* ready, int* data) {
+    if (threadIdx.x) return;
+    if (blockIdx.x == 0) {
+        *data = 7;
+        __threadfence();
+        *ready = 1;
+        atomicAdd(done, 1);
+    } else {
+        while (atomicAdd(done, 0) == 0) {}
+        if (*ready && blockIdx.x == 1) ++*data;
+    }
+}
 __global__ void search(int* next, volatile int* found, int* steps) {
     for (;;) {
         if (*found) return;
@@ -179,9 +191,9 @@ __global__ void search(int* next, volatile int* found, int* steps) {
 """
 
 
-@pytest.mark.parametrize("name", ["in_turn", "search"])
+@pytest.mark.parametrize("name", ["in_turn", "looks_once", "search"])
 @pytest.mark.parametrize("seed", SCHEDULES)
-def test_volatile_flags_that_are_polled_may_be_read_beside_other_atomics(name, seed):
+def test_volatile_flags_that_are_polled_or_follow_a_fence_may_be_read_beside_other_atomics(name, seed):
     assert not found(FLAGS, name, (4, 32), integers(1), integers(1), integers(1), seed=seed)
 
 
