@@ -51,7 +51,7 @@ GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
-INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment", *KEEP_ACCESSES)
+INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment,object-size", *KEEP_ACCESSES)
 # A volatile access has a hook of its own.
 GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
 CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")

@@ -56,6 +56,12 @@ RULES = {
         "An access past the ends of a shared array.",
         "{verb} {place}, outside of it",
     ),
+    FindingKind.OUTSIDE_LOCAL: Rule(
+        "out of bounds",
+        "out of local bounds",
+        "An access past the ends of a local variable.",
+        "{verb} past the ends of a local variable",
+    ),
     FindingKind.MISALIGNED: Rule(
         "misaligned",
         "misaligned",
@@ -204,6 +210,7 @@ ENDINGS = {
     FindingKind.ARGUMENT,
     FindingKind.FAILED,
     FindingKind.FAULT,
+    FindingKind.OUTSIDE_LOCAL,
     FindingKind.STACK_OVERFLOW,
     FindingKind.DIVIDED_BY_ZERO,
     FindingKind.STOPPED,

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -63,6 +64,8 @@ struct Thread {
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
     const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
+    const char* read_at;  // of a checked launch: its last access, if it was a plain read; and the line of that read
+    void* read_site;
     std::shared_ptr<const Acquired> acquired;
 };
 
@@ -87,6 +90,7 @@ struct Warp {
 struct Stamp {  // block 0: nobody
     u32 clock, block;
     u16 thread : 11, wrote : 1, atomic : 1, is_volatile : 1;
+    u16 swaps : 1, is_flag : 1;  // an atomicCAS; a volatile store that need not be ordered
     u16 site;
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
@@ -126,6 +130,7 @@ struct Block {  // a thread block in flight
     std::unordered_map<u64, Phases> phases;  // by address
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
+    bool stores_volatile = false;  // to global memory
     std::string output;
     std::mt19937_64 random;
     Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
@@ -136,13 +141,14 @@ struct Block {  // a thread block in flight
 struct Found { u32 rank; Error error; };
 struct Site { void* site; u16 number; };
 
-struct Pending {  // a store that was announced: what becomes of it is settled when its thread goes on
+struct Pending {  // an access that was announced: what becomes of it is settled when its thread goes on
     char* address;
     u32 bytes = 0;
     u8 before[16];
     bool drop;  // it shall not have happened
     char* empty;  // then: the pages of the empty space that it makes memory of, if it does
     u64 empty_bytes;
+    bool first_read;  // not a store, but a read that met an atomicCAS: no finding if its value is compared and swapped
     Error race;  // else: with another store, which is the weaker finding if both store the same
 };
 
@@ -175,6 +181,8 @@ struct Job {
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;
     std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag
+    Clocks no_clocks;  // of a thread block that was seen, and of which nothing is ordered
+    std::set<u64> first_reads;  // the sites of plain reads whose values an atomicCAS then compared
     std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet
     std::map<u64, u64> heap;  // what the kernel has allocated: start and bytes
@@ -239,7 +247,7 @@ static bool ends_launch(const Job& job, u32 finding) {
     switch (finding) {
         case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
         case INTERRUPTED: case STACK_OVERFLOW: case NOT_SUPPORTED: case READ_ONLY: case LANES_MISSING: case UNREADABLE:
-        case ARGUMENT: return true;
+        case ARGUMENT: case OUTSIDE_LOCAL: return true;
         default: return !job.launch.keep_going;
     }
 }
@@ -287,6 +295,10 @@ static void settle(Worker& w) {
     if (p.drop) {
         memcpy(p.address, p.before, bytes);
         if (p.empty) madvise(p.empty, p.empty_bytes, MADV_DONTNEED);
+        return;
+    }
+    if (p.first_read) {
+        if (!w.job->first_reads.count(p.race.site)) raise_error(w, p.race);
         return;
     }
     if (memcmp(p.address, p.before, bytes) == 0) p.race.finding = SAME_VALUE;

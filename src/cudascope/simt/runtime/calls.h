@@ -44,6 +44,14 @@ int simt_printf(const char* format, ...) {
     return length;
 }
 
+// Others run before the atomic is checked: it then sees, and comes after, all that they have done.
+static void begin_atomic(const Announced& a) {
+    Worker& w = *worker;
+    spin(w, a.site);
+    if (++w.current->atomics % 256 == 0) let_others_run(w);
+    announce(a, a.bytes);
+}
+
 static void stop(FindingKind finding, const char* message, void* site) {
     Error e = new_error(*worker, finding, site);
     snprintf(e.text, sizeof(e.text), "%s", message);
@@ -91,16 +99,21 @@ void* simt_malloc(size_t bytes) {
     return p;
 }
 void simt_free_memory(void* p) {
-    if (!is_in_heap(p)) return worker && p ? simt_fail("free() of what malloc() has not given") : free(p);
+    if (!is_in_heap(p) && (!worker || !p)) return free(p);
+    if ((!is_in_heap(p) || !deallocate(p)) && worker)
+        stop(FAILED, "free() of what malloc() has not given, or what was freed before", CALLER);
     if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
-    if (live_allocations) live_allocations--;
 }
 
 void simt_atomic(const volatile void* address, int bytes) {
+    begin_atomic({(const char*)address, (u32)bytes, ATOMIC, false, false, CALLER});
+}
+
+// An atomicCAS of an instrumented kernel begins: it replaces `compare`.
+void simt_atomic_if(const volatile void* address, int bytes, u64 compare) {
     Worker& w = *worker;
-    accessed(address, (u32)bytes, ATOMIC, CALLER, (u32)bytes);
-    spin(w, CALLER);
-    if (++w.current->atomics % 256 == 0) let_others_run(w);
+    if (w.job->launch.mode == CHECK) confirm_first_read(w, address, (u32)bytes, compare);
+    begin_atomic({(const char*)address, (u32)bytes, ATOMIC, false, false, CALLER, true});
 }
 
 bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desired) {

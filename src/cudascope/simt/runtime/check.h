@@ -23,6 +23,7 @@ struct Announced {
     Access access;
     bool is_volatile, in_range;  // part of a copy of many bytes, or of a matrix
     void* site;
+    bool swaps = false;  // an atomicCAS
 };
 
 [[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
@@ -32,17 +33,39 @@ struct Announced {
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
     bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
-    if (!both_store) return raise_error(w, e);
+    bool first_read = a.access == READ && s.swaps;
+    if (!both_store && !first_read) return raise_error(w, e);
     Pending& pending = w.pending;
-    pending.address = (char*)a.p, pending.bytes = a.bytes, pending.drop = false, pending.race = e;
-    memcpy(pending.before, a.p, a.bytes);
+    pending.address = (char*)a.p, pending.bytes = a.bytes, pending.drop = false, pending.first_read = first_read;
+    pending.race = e;
+    if (both_store) memcpy(pending.before, a.p, a.bytes);
+}
+
+// Before a thread's first atomicCAS in a loop, it reads the old value, mostly by a plain load (programming guide, atomic
+// functions). The load races with nothing but an atomicCAS of others, and those show in what its own one compares. A load
+// of the same line that needs no atomicCAS, as for a maximum, is as good.
+static void confirm_first_read(Worker& w, const volatile void* address, u32 bytes, u64 compare) {
+    Thread& me = *w.current;
+    if (me.read_at != address || memcmp(me.read_at, &compare, bytes)) return;
+    w.job->first_reads.insert((u64)me.read_site);
+    settle(w);
 }
 
 // Two accesses without an order are none the worse for it if both are atomic or volatile. But the lanes of a warp that
 // pass values on in volatile shared memory take it that they run in step, which they have not since sm_70.
-static bool may_meet(const Stamp& s, const Stamp& mine, bool is_shared) {
+[[gnu::noinline]] static bool may_meet(const Job& job, const Stamp& s, const Stamp& mine, bool is_shared) {
+    if (mine.swaps && !s.wrote && job.first_reads.count(job.sites[s.site])) return true;
     if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
     return (s.atomic && mine.atomic) || !is_shared || s.thread / 32 != mine.thread / 32;
+}
+
+static bool is_plain(const Stamp& s) { return !s.atomic && !s.is_volatile; }
+
+// A volatile read meets a volatile store that nobody has read before, and whose thread block has since come to an atomic
+// that the reader has seen: it expects the stored value, and without a fence or a barrier it may get the one before.
+[[gnu::noinline]] static bool is_stale(const Stamp& s, const Stamp& mine, const Thread& me) {
+    if (mine.wrote || mine.atomic || !s.is_volatile || s.atomic || s.is_flag || s.block == mine.block) return false;
+    return me.acquired && me.acquired->count(s.block - 1);
 }
 
 // The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
@@ -63,7 +86,8 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
     Access access = a.access;
     bool is_shared = place.space == SHARED;
     u16 number = site_number(*w.job, a.site);
-    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, number};
+    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, a.swaps, false, number};
+    me.read_at = access == READ && !a.is_volatile ? a.p : nullptr, me.read_site = a.site;
     u64 first = (u64)(a.p - shadow.start) / shadow.granule, last = (u64)(a.p - shadow.start + a.bytes - 1) / shadow.granule;
     u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
     bool raced = false;
@@ -90,24 +114,30 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
         }
         auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
         bool after_write = before_me(cell.write);
-        if (!after_write && !raced && !may_meet(cell.write, mine, is_shared)) raise_race(w, cell.write, a, at), raced = true;
+        if (!after_write && !raced && (!may_meet(*w.job, cell.write, mine, is_shared) || is_stale(cell.write, mine, me)))
+            raise_race(w, cell.write, a, at), raced = true;
         for (Stamp& read : cell.read)
-            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(read, mine, is_shared))
+            if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(*w.job, read, mine, is_shared))
                 raise_race(w, read, a, at), raced = true;
         if (access == READ) {
             Stamp* slot = nullptr;
             for (Stamp& read : cell.read)
                 if (read.block == mine.block && read.thread == me.id && !read.wrote) slot = &read;
             for (Stamp& read : cell.read)
-                if (!slot && before_me(read)) slot = &read;
+                if (!slot && before_me(read) && !(mine.is_volatile && read.wrote && is_plain(read))) slot = &read;
             if (!slot && cell.read[1].thread / 32 == cell.read[0].thread / 32) slot = &cell.read[1];
             if (slot) *slot = mine;
+            if (mine.is_volatile) cell.write.is_flag = 1;
         } else {
-            Stamp earlier = cell.write;
+            Stamp earlier = cell.write, (&read)[2] = cell.read;
+            if (mine.is_volatile)
+                mine.is_flag = me.fenced || earlier.is_flag || earlier.atomic || read[0].is_volatile || read[1].is_volatile;
             cell.write = mine;
-            cell.read[0] = cell.read[1] = Stamp{};
-            if ((mine.atomic || mine.is_volatile) && !after_write && !handed_over(earlier, me))
-                cell.read[0] = earlier;  // may race with a plain one
+            auto over = [&](const Stamp& s) { return is_shared && s.clock < b.barrier_clock[s.thread]; };
+            for (Stamp& kept : read)  // a plain access may race with atomics that follow this one
+                if (is_plain(mine) || !is_plain(kept) || over(kept)) kept = Stamp{};
+            if (!is_plain(mine) && (is_plain(earlier) ? !over(earlier) : !after_write && !handed_over(earlier, me)))
+                (read[0].block ? read[1] : read[0]) = earlier;  // and this earlier one with what is not of its kind
             if (written) written[i] = 1;
         }
     }
@@ -210,5 +240,9 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
         }
         return reject(w, OUTSIDE_GLOBAL, a, place);
     }
-    if (is_flag) pass_flag(w, a.p, false, a.access != READ);
+    if (!is_flag || a.access == READ) return;
+    pass_flag(w, a.p, false, true);
+    if (place.space == SHARED) return;
+    if (a.access == WRITE) b.stores_volatile = true;
+    else if (b.stores_volatile && !w.current->fenced) pass_unfenced(w, a.p);
 }

@@ -89,17 +89,21 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
 
-// -fsanitize=alignment calls it before an access to `p` that is no multiple of what its type asks for.
+// -fsanitize=alignment calls it before an access to `p` that is no multiple of what its type asks for; and
+// -fsanitize=object-size, with an alignment of 1, before one past the ends of a variable that the compiler knows.
 struct Mismatch { const char* file; u32 line, column; void* type; u8 log_alignment, kind; };
 void __ubsan_handle_type_mismatch_v1(const Mismatch* mismatch, void* p) {
     enum { LOAD, STORE, REFERENCE };  // the other kinds choose a member: its own access tells
     if (mismatch->kind > REFERENCE || !worker || worker->job->launch.mode != CHECK) return;
+    Worker& w = *worker;
     u32 alignment = 1u << mismatch->log_alignment;
     if (mismatch->kind == REFERENCE) {  // no access yet; g++ leaves out the check of the access that follows
-        if (alignment == 16 && worker->current) worker->current->misaligned = p;
+        if (alignment == 16 && w.current) w.current->misaligned = p;
         return;
     }
-    accessed(p, alignment, mismatch->kind == STORE ? WRITE : READ, CALLER, alignment);
+    Access access = mismatch->kind == STORE ? WRITE : READ;
+    if (alignment > 1) return accessed(p, alignment, access, CALLER, alignment);
+    if (is_local(*w.block, p)) raise_error(w, access_error(w, OUTSIDE_LOCAL, CALLER, (char*)p, 1, access, {OTHER, -1, 0}));
 }
 
 void* simt_memcpy(void* to, const void* from, size_t bytes) {

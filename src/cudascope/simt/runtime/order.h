@@ -90,3 +90,13 @@ static void pass_flag(Worker& w, const void* address, bool reads, bool writes) {
     }
     if (writes && me.fenced) acquire(releases[(u64)address], known_to(*w.block, me));
 }
+
+// An atomic at `address` follows volatile stores, and no fence: whoever sees it knows of them, and they are not ordered.
+static void pass_unfenced(Worker& w, const void* address) {
+    Job& job = *w.job;
+    u32 block = w.block->number;
+    auto& known = job.releases[(u64)address];
+    if (known && known->count(block)) return;
+    if (!job.no_clocks) job.no_clocks = std::make_shared<std::vector<u32>>(job.num_threads);
+    acquire(known, std::make_shared<Acquired>(Acquired{{block, job.no_clocks}}));
+}

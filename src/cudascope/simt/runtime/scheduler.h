@@ -95,6 +95,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.live = job.num_threads;
     b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
     b.unwritten_read.finding = NOTHING;
+    b.stores_volatile = false;
     b.numbered_barriers.clear();
     b.phases.clear();
     b.ready.clear();
@@ -108,7 +109,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
         t.atomics = t.spins = t.progress = t.batches = 0;
-        t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr;
+        t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr, t.read_at = nullptr;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);

@@ -11,12 +11,16 @@ using value_of = typename identity<T>::type;  // the second argument follows the
 
 // Every atomic is a loop of compare-and-swap; returns what was there before.
 template <class T, class Next>
-SIMT_INLINE T atomic(T* address, Next next) {
-    simt_atomic(address, sizeof(T));
+SIMT_INLINE T atomic_begun(T* address, Next next) {
     uint64_t seen = 0;
     T desired = next(from_bits<T>(seen));
     while (!simt_exchange_if(address, sizeof(T), &seen, bits(desired))) desired = next(from_bits<T>(seen));
     return from_bits<T>(seen);
+}
+template <class T, class Next>
+SIMT_INLINE T atomic(T* address, Next next) {
+    simt_atomic(address, sizeof(T));
+    return atomic_begun(address, next);
 }
 }  // namespace simt
 
@@ -42,7 +46,12 @@ SIMT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef SIMT_ATOMIC
 template <class T>
 SIMT_INLINE T atomicCAS(T* address, simt::value_of<T> compare, simt::value_of<T> value) {
-    return simt::atomic(address, [&](T old) -> T { return simt::bits(old) == simt::bits(compare) ? value : old; });
+#ifdef SIMT_INSTRUMENTED
+    simt_atomic_if(address, sizeof(T), simt::bits(compare));
+#else
+    simt_atomic(address, sizeof(T));
+#endif
+    return simt::atomic_begun(address, [&](T old) -> T { return simt::bits(old) == simt::bits(compare) ? value : old; });
 }
 
 SIMT_INLINE float2 atomicAdd(float2* address, float2 value) {  // element by element

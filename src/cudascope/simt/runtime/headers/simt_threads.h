@@ -36,6 +36,7 @@ void simt_fence();
 void simt_yield();
 long long simt_clock();
 void simt_atomic(const volatile void* address, int bytes);
+void simt_atomic_if(const volatile void* address, int bytes, uint64_t compare);
 bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
 // This thread's asynchronous copies (async_copies.h). Of `bytes` (4, 8, 16) to shared memory the last `zeros` become 0.
 void simt_copy_async(void* to, const void* from, unsigned bytes, unsigned zeros);

@@ -1,0 +1,300 @@
+"""The order that `cudascope.check()` sees, in any schedule; and accesses past local memory and freed memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import cudascope
+from cudascope import CudaKernel
+
+SCHEDULES = (None, 0, 1, 2, 3)
+
+
+def integers(n: int) -> Tensor:
+    return torch.zeros(n, dtype=torch.int32)
+
+
+def found(source: str, name: str, shape: tuple[int, int], *args, seed: int | None = None, **defines) -> list[tuple]:
+    """Return the rule and the tensor of each finding."""
+    kernel = CudaKernel(source, name, defines=[f"{name}={value}" for name, value in defines.items()])
+    with cudascope.check(schedule=seed, stop=False) as report:
+        kernel[shape](*args)
+    return [(finding.rule, finding.tensor) for finding in report.findings]
+
+
+# ------------------------------------------------------------------------------------------------ waits by an atomic
+
+WAITERS = {
+    "atomicAdd": "atomicAdd(arrived, 0)",
+    "atomicCAS": "atomicCAS(arrived, 0, 0)",
+    "ld.acquire": "acquired(arrived)",
+    "volatile": "*(volatile int*)arrived",
+}
+GRID_BARRIER = r"""
+__device__ int acquired(const int* p) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+__global__ void neighbours(int* arrived, int* data, int* out) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
+    data[i] = i;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (FENCE) __threadfence();
+        atomicAdd(arrived, 1);
+        while (WAIT < (int)gridDim.x) {}
+        __threadfence();
+    }
+    __syncthreads();
+    out[i] = data[(i + blockDim.x) % n];
+}
+"""
+
+
+@pytest.mark.parametrize("wait", WAITERS)
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_whoever_waits_by_an_atomic_comes_after_the_others_even_if_it_began_first(wait, seed):
+    arrived, data, out = integers(1), integers(128), integers(128)
+    assert not found(
+        GRID_BARRIER, "neighbours", (4, 32), arrived, data, out, seed=seed, WAIT=f"({WAITERS[wait]})", FENCE=1
+    )
+    assert torch.equal(out, data.roll(-32))
+
+
+@pytest.mark.parametrize("wait", WAITERS)
+def test_a_barrier_of_the_grid_without_a_fence_orders_nothing(wait):
+    args = integers(1), integers(128), integers(128)
+    assert ("race", "data") in found(GRID_BARRIER, "neighbours", (4, 32), *args, WAIT=f"({WAITERS[wait]})", FENCE=0)
+
+
+# ------------------------------------------------------------------------------------------------ atomic and plain
+
+SET_AND_COUNT = """
+__global__ void set_and_count(int* out) {
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    BARRIER;
+    atomicAdd(&count, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) out[0] = count;
+}
+__global__ void count_and_wait(int* out) {
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    BARRIER;
+    if (threadIdx.x == 0 || threadIdx.x >= 32) atomicAdd(&count, 1);
+    if (threadIdx.x) return;
+    while (*(volatile int*)&count < 33) {}
+    out[0] = 64;
+}
+__global__ void count_and_look(int* out) {
+    __shared__ int count;
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    int seen = 0;
+    if (threadIdx.x == blockDim.x - 1) seen = count;  // the first to go on after the barrier
+    BARRIER;
+    atomicAdd(&count, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) out[0] = count + seen;
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["set_and_count", "count_and_wait", "count_and_look"])
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_a_plain_access_races_with_atomics_after_an_atomic_of_its_own_thread(name, seed):
+    """In the default order thread 0 is the first to count: its own atomic hides neither its store nor its load."""
+    out = integers(1)
+    assert not found(SET_AND_COUNT, name, (1, 64), out, seed=seed, BARRIER="__syncthreads()")
+    assert out.item() == 64
+    findings = found(SET_AND_COUNT, name, (1, 64), out, seed=seed, BARRIER="")
+    assert ("race", "count") in findings or ("uninitialised", "count") in findings
+
+
+def test_a_barrier_that_is_used_before_its_initialisation_is_ordered_is_a_race():
+    source = """
+        #include <cuda/barrier>
+        __global__ void arrive(int* out) {
+            __shared__ cuda::barrier<cuda::thread_scope_block> all;
+            if (threadIdx.x == 0) init(&all, blockDim.x);
+            BARRIER;
+            all.arrive_and_wait();
+            out[threadIdx.x] = 1;
+        }
+    """
+    assert not found(source, "arrive", (1, 64), integers(64), BARRIER="__syncthreads()")
+    assert found(source, "arrive", (1, 64), integers(64), BARRIER="") == [("race", "all")]
+
+
+# ------------------------------------------------------------------------------------------------ volatile data
+
+LAST_BLOCK = """
+__global__ void last_block(const float* in, volatile float* parts, unsigned* count, float* out) {
+    __shared__ bool is_last;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    parts[i] = in[i];
+    if (FENCE) __threadfence();
+    if (BARRIER) __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicInc(count, gridDim.x) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    float sum = 0;
+    for (int k = threadIdx.x; k < gridDim.x * blockDim.x; k += blockDim.x) sum += parts[k];
+    out[threadIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize(("fence", "barrier"), [(1, 1), (1, 0), (0, 1), (0, 0)])
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_volatile_parts_that_the_last_thread_block_sums_need_a_fence_and_a_barrier(fence, barrier, seed):
+    args = torch.ones(256), torch.zeros(256), integers(1), torch.zeros(64)
+    expected = [] if fence and barrier else [("race", "parts")]
+    assert found(LAST_BLOCK, "last_block", (4, 64), *args, seed=seed, FENCE=fence, BARRIER=barrier) == expected
+
+
+FLAGS = """
+__global__ void in_turn(int* tickets, volatile int* serving, int* sum) {
+    if (threadIdx.x) return;
+    for (int i = 0; i < 3; ++i) {
+        int mine = atomicAdd(tickets, 1);
+        while (*serving != mine) {}
+        __threadfence();
+        *sum += 1;
+        __threadfence();
+        *serving = mine + 1;
+    }
+}
+__global__ void looks_once(int* done, volatile int* ready, int* data) {
+    if (threadIdx.x) return;
+    if (blockIdx.x == 0) {
+        *data = 7;
+        __threadfence();
+        *ready = 1;
+        atomicAdd(done, 1);
+    } else {
+        while (atomicAdd(done, 0) == 0) {}
+        if (*ready && blockIdx.x == 1) ++*data;
+    }
+}
+__global__ void search(int* next, volatile int* found, int* steps) {
+    for (;;) {
+        if (*found) return;
+        int i = atomicAdd(next, 1);
+        if (i >= 1000) return;
+        if (i == 300) *found = 1;
+        atomicAdd(steps, 1);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["in_turn", "looks_once", "search"])
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_volatile_flags_that_are_polled_or_follow_a_fence_may_be_read_beside_other_atomics(name, seed):
+    assert not found(FLAGS, name, (4, 32), integers(1), integers(1), integers(1), seed=seed)
+
+
+# ------------------------------------------------------------------------------------------------ loops of atomicCAS
+
+CAS_LOOPS = """
+__device__ double add(double* address, double value) {  // the programming guide's
+    unsigned long long* p = (unsigned long long*)address;
+    unsigned long long old = *p, assumed;
+    do {
+        assumed = old;
+        old = atomicCAS(p, assumed, __double_as_longlong(value + __longlong_as_double(assumed)));
+    } while (assumed != old);
+    return __longlong_as_double(old);
+}
+__global__ void sum(double* x) {
+    if (threadIdx.x % 2) add(x, 1);
+    else add(x, 2);
+}
+__global__ void largest(int* x) {
+    int value = (threadIdx.x * 37 + blockIdx.x * 11) % 64, old = *x;
+    while (value > old) {
+        int assumed = old;
+        old = atomicCAS(x, assumed, value);
+    }
+}
+__global__ void looks(int* x, int* out) {
+    int old = *x;
+    atomicCAS(out, 0, old);
+    atomicCAS(x, 0, 1);
+}
+__global__ void locked(int* lock, int* n) {
+    if (threadIdx.x) return;
+    do {
+        while (*lock) {}
+    } while (atomicCAS(lock, 0, 1));
+    __threadfence();
+    ++*n;
+    __threadfence();
+    atomicExch(lock, 0);
+}
+"""
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_the_first_read_of_a_loop_of_compare_and_swap_is_no_race(seed):
+    x, largest = torch.zeros(1, dtype=torch.float64), integers(1)
+    assert not found(CAS_LOOPS, "sum", (3, 64), x, seed=seed)
+    assert x.item() == 3 * (32 + 2 * 32)
+    assert not found(CAS_LOOPS, "largest", (3, 64), largest, seed=seed)
+    assert largest.item() == 63
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("looks", "x"), ("locked", "lock")])
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_any_other_plain_read_of_what_is_compared_and_swapped_is_a_race(name, tensor, seed):
+    assert ("race", tensor) in found(CAS_LOOPS, name, (3, 64), integers(1), integers(1), seed=seed)
+
+
+# ------------------------------------------------------------------------------------------------ local memory, heap
+
+LOCAL = """
+struct Two { int first[4], second[4]; };
+__global__ void reads(int* out, int n) {
+    int a[8];
+    for (int i = 0; i < 8; ++i) a[i] = i;
+    out[0] = a[n];
+}
+__global__ void writes(int* out, int n) {
+    int a[2][4];
+    for (int i = 0; i <= n; ++i) a[0][i] = i;
+    out[0] = a[out[0] % 2][3];
+}
+__global__ void member(int* out, int n) {
+    Two two;
+    for (int i = 0; i < 4; ++i) two.first[i] = two.second[i] = i;
+    out[0] = two.second[n - 4];
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["reads", "writes", "member"])
+def test_an_index_past_the_end_of_a_local_array_ends_the_launch(name):
+    assert found(LOCAL, name, (1, 1), integers(1), 7) == []
+    assert found(LOCAL, name, (1, 1), integers(1), 8) == [("out of local bounds", None)]
+
+
+@pytest.mark.parametrize("free", ["free(p)", "delete[] p"])
+def test_memory_that_is_freed_twice_ends_the_launch(free):
+    make = "(int*)malloc(4)" if free == "free(p)" else "new int[1]"
+    source = f"""__global__ void twice(int* out, int n) {{
+        int *p = {make}, *other = {make};
+        *(volatile int*)p = *(volatile int*)other = n;
+        for (int i = 0; i < n; ++i) {free};
+        out[0] = *(volatile int*)other;
+        {free.replace("p", "other")};
+    }}"""
+    kernel, out = CudaKernel(source, "twice"), integers(1)
+    kernel[1, 1](out, 1)
+    assert out.item() == 1
+    with pytest.raises(RuntimeError, match="what was freed before"):
+        kernel[1, 1](out, 2)
+    assert found(source, "twice", (1, 1), out, 1) == []
+    assert found(source, "twice", (1, 1), out, 2) == [("assertion", None)]
