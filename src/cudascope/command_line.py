@@ -37,7 +37,8 @@ SUMMARIES[NEVER_WRITTEN] = "An element of an output that no thread writes."
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status of the command that `arguments` are."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # a file's name has any bytes
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a file's name has any bytes
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
