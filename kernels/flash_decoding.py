@@ -29,7 +29,7 @@ def split_decode_kernel(
     scale,
     D: tl.constexpr,  # a power of two, at least 16
     GROUP: tl.constexpr,  # query heads per KV head
-    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: the tensor cores take no fewer rows
+    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: tl.dot takes no fewer rows
     TILE: tl.constexpr,  # keys per step
 ):
     """Leave (m, l, acc) of attention over split i of the keys, for one query per sequence.

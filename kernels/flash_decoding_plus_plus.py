@@ -28,7 +28,7 @@ def unified_max_kernel(
     phi,
     D: tl.constexpr,  # a power of two, at least 16
     GROUP: tl.constexpr,  # query heads per KV head
-    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: the tensor cores take no fewer rows
+    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: tl.dot takes no fewer rows
     TILE: tl.constexpr,  # keys per step
 ):
     """Leave l = Σ exp(s − φ), acc = Σ exp(s − φ) · v and m = max s of split i of the keys. Grid (B, Hkv, num_splits).
