@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cudascope import CompileError, CudaKernel
+from cudascope import CompileError, CudaKernel, Finding
 
 HOST = "\nvoid host() { k<<<1, 1>>>(0); }\n"  # no compiler takes it: only what the kernel needs is compiled
 
@@ -137,3 +137,14 @@ def test_a_header_that_the_compiler_refuses_is_named_with_the_line_that_includes
     )
     with pytest.raises(CompileError, match=rf"^k.cu:2: error: this line includes {tmp_path}/library.h, which"):
         kernel.compile()
+
+
+@pytest.mark.parametrize("include", ["assert.h", "cassert"])
+@pytest.mark.parametrize("host", ["", "int main() { round_it<<<1, 1>>>(0); }"])
+def test_ndebug_switches_assertions_off(include, host):
+    kernel = f"#include <{include}>\n__global__ void round_it(int* x) {{ assert(x[0] == 5); x[0] = 7; }}\n{host}"
+    x = np.zeros(1, np.int32)
+    CudaKernel("#define NDEBUG\n" + kernel, "round_it")[1, 1](x)
+    assert x[0] == 7
+    with pytest.raises(Finding, match=r"assertion failed: x\[0\] == 5"):
+        CudaKernel(kernel, "round_it")[1, 1](x)

@@ -67,6 +67,7 @@ void* simt_memset(void* to, int value, size_t bytes);
 
 #define printf simt_printf
 #undef assert
+#define SIMT_HAS_ASSERT
 #define assert(condition) ((condition) ? (void)0 : simt_fail("assertion failed: " #condition))
 #define __trap() simt_fail("__trap()")
 #ifdef SIMT_INSTRUMENTED
