@@ -209,7 +209,7 @@ def test_a_child_that_is_forked_during_a_launch_reads_and_launches(size):
             child = os.fork()
             if child == 0:
                 signal.alarm(20)
-                x.sum()
+                x.numpy().sum()  # torch's own threads do not survive a fork
                 add[1, 1](x)
                 os._exit(int(x[3].item()))
             status = os.waitpid(child, 0)[1]
@@ -273,7 +273,7 @@ def test_ctrl_c_reaches_the_first_thread_while_another_one_launches(size):
                 try:
                     waits()
                 except KeyboardInterrupt:
-                    print(time.monotonic() - start < 5)
+                    print(time.monotonic() - start < 15)
         print(x[:4].tolist())
     """)
     assert done.stdout == "True\nTrue\n[1.0, 2.0, 0.0, 0.0]\n", done

@@ -84,6 +84,7 @@ _CARRIERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctype
 def watch_cuda() -> None:
     """Compare and run what `CudaKernel` launches on a GPU. After pagewise's modules may be imported."""
     from cudascope import CudaKernel
+    from cudascope.arrays import as_array
     from cudascope.types import FLOATS
 
     real = CudaKernel._launch
@@ -94,13 +95,15 @@ def watch_cuda() -> None:
         for got in seen:
             assert (got.grid, got.block, got.shared) == shape, f"launched as {got}, not as {shape}"
             meant = zip(self.parameters, args, strict=True)
-            check(got, [(p.name, arg, None if p.pointer else FLOATS.get(p.ctype)) for p, arg in meant])
+            dtypes = {p.name: getattr(torch, FLOATS[p.ctype]) for p in self.parameters if p.ctype in FLOATS}
+            check(got, [(p.name, arg, None if p.pointer else dtypes.get(p.name)) for p, arg in meant])
             given = [
                 int.from_bytes(raw, "little") if p.pointer else _CARRIERS[len(raw)].from_buffer_copy(raw)
                 for p, raw in zip(self.parameters, got.parameters, strict=True)
             ]
-            tensors = {p.name: arg for p, arg in zip(self.parameters, args, strict=True) if isinstance(arg, Tensor)}
-            machine.happens(got.stream, partial(self._on_cpu.launch, *shape, given, tensors=tensors))
+            named = zip(self.parameters, args, strict=True)
+            arrays = {p.name: as_array(arg) for p, arg in named if isinstance(arg, Tensor)}
+            machine.happens(got.stream, partial(self._on_cpu.launch, *shape, given, arrays=arrays))
             counted["CUDA"] += 1
 
     CudaKernel._launch = launch
