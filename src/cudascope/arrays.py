@@ -97,8 +97,9 @@ def bits_of(values: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "bfloat16":
         return _bfloat16_bits(values)
     magnitudes = _FLOAT8[dtype]
-    nearest = np.searchsorted((magnitudes[1:] + magnitudes[:-1]) / 2, np.abs(values))
-    ties = np.append((magnitudes[1:] + magnitudes[:-1]) / 2, np.inf)[nearest] == np.abs(values)
+    midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
+    nearest = np.searchsorted(midpoints, np.abs(values))
+    ties = np.append(midpoints, np.inf)[nearest] == np.abs(values)
     codes = np.where(np.isnan(values), 0x7F, nearest + (ties & (nearest % 2 == 1)))
     return (codes | np.signbit(values) * 0x80).astype(np.uint8)
 
@@ -137,8 +138,8 @@ def _float8_magnitudes(exponent_bits: int, bias: int, last: int) -> np.ndarray:
 
 _FLOAT8 = {
     "float8_e4m3fn": _float8_magnitudes(4, 7, 0x7E),
-    "float8_e5m2": _float8_magnitudes(5, 15, 0x7C),
-}  # its 0x7C is infinite
+    "float8_e5m2": _float8_magnitudes(5, 15, 0x7C),  # 0x7C is infinite
+}
 ITEMSIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """The types that numpy lacks: bytes of an element."""
 LARGEST = {"float64": float(np.finfo(np.float64).max), "float32": float(np.finfo(np.float32).max), "float16": 65504.0}

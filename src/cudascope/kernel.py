@@ -132,9 +132,10 @@ class CudaKernel:
             RuntimeError: there is no such device, or no compiler for it.
         """
         device = str(device)
-        if device.startswith("cuda"):
+        kind = device.partition(":")[0]
+        if kind == "cuda":
             self._load(device)
-        elif device.startswith("cpu"):
+        elif kind == "cpu":
             self._on_cpu.compile()
         else:
             raise ValueError(f"device must be the CPU or a CUDA GPU, got {device}")
