@@ -27,19 +27,22 @@ static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 static std::mutex process_lock;  // of what all launches of the process share
 
 // Memory with empty space before and behind it, as much as there is. The first bytes, as many again, are memory too: they
-// keep a copy of what the kernel found. Small arenas are kept for the next launch.
+// keep a copy of what the kernel found. Arenas are kept for the next launch, for fresh memory costs a fault per page.
 struct Arena { char *start, *pages; u64 bytes, page_bytes; };
+constexpr u64 SPARE = 64 << 20;  // bytes of spare arenas at most, their copies not counted
 static std::vector<Arena> spare_arenas;
+static u64 spare_bytes = 0;
 static std::vector<Stacks> spare_stacks;
 
 static Arena take_arena(u64 page_bytes) {
     constexpr u64 HUGE_PAGE = 2 << 20;
-    if (page_bytes <= SMALL) {
+    {
         std::lock_guard<std::mutex> guard(process_lock);
         for (size_t i = spare_arenas.size(); i--;)
             if (spare_arenas[i].page_bytes == page_bytes) {
                 Arena arena = spare_arenas[i];
                 spare_arenas.erase(spare_arenas.begin() + (int)i);
+                spare_bytes -= page_bytes;
                 return arena;
             }
     }
@@ -60,12 +63,16 @@ static Arena take_arena(u64 page_bytes) {
 }
 
 static void give_back(const Shadow& s) {
-    if (s.page_bytes <= SMALL && !s.spoiled) {
+    if (!s.spoiled && s.page_bytes <= SPARE / 4) {
         std::lock_guard<std::mutex> guard(process_lock);
-        if (spare_arenas.size() < 64) {
-            spare_arenas.push_back({s.arena, s.pages, s.arena_bytes, s.page_bytes});
-            return;
+        spare_arenas.push_back({s.arena, s.pages, s.arena_bytes, s.page_bytes});
+        spare_bytes += s.page_bytes;
+        while (spare_arenas.size() > 64 || spare_bytes > SPARE) {  // the oldest goes
+            munmap(spare_arenas[0].start, spare_arenas[0].bytes);
+            spare_bytes -= spare_arenas[0].page_bytes;
+            spare_arenas.erase(spare_arenas.begin());
         }
+        return;
     }
     munmap(s.arena, s.arena_bytes);
 }
