@@ -14,10 +14,9 @@ import time
 import numpy as np
 import pytest
 import torch
+from waiting import Waiting, kernel_of
 
 import cudascope
-from cudascope import CudaKernel
-from waiting import WAITS, Waiting, kernel_of
 
 LARGE = 1 << 20  # elements: of a tensor that was not copied by earlier versions
 IMPORTS = """
