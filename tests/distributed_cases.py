@@ -1,4 +1,4 @@
-"""What the processes of tests/distributed compute. They import this module, but not pytest."""
+"""Functions for the processes of tests/distributed. The processes import this module, but not pytest."""
 
 import contextlib
 from typing import NamedTuple
@@ -107,7 +107,7 @@ def run_decode(cases):
 
 
 def sent_in(case):
-    """What this process sends in the forward and in the backward of a case."""
+    """The transfers of this process in the forward and in the backward of a case."""
     with count_bytes() as sent:
         mark = []
         original = torch.autograd.grad
@@ -127,7 +127,7 @@ def sent_in_decode(case):
 
 @contextlib.contextmanager
 def late_transfers():
-    """Inside, a transfer starts when someone waits for it, and what is read before that is NaN."""
+    """Inside, a transfer starts only when the caller waits for it. A tensor that is read before holds NaN."""
     start = dist.batch_isend_irecv
 
     class Late:
