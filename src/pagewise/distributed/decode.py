@@ -81,8 +81,8 @@ def merge_over_processes(
     rank_and_size(group)
 
     def describe() -> dict[str, object]:
-        check_floats("out", out, (*FLOATS, torch.float64))
-        check_floats("lse", lse, (torch.float32, torch.float64))
+        _check_floats("out", out, (*FLOATS, torch.float64))
+        _check_floats("lse", lse, (torch.float32, torch.float64))
         check_shape("lse", lse, out.shape[:-1], "...")
         check_same("device", out=out, lse=lse)
         _refuse_gradient(out, lse)
@@ -92,10 +92,10 @@ def merge_over_processes(
     return _merged(out, lse, group)
 
 
-def check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None:
-    """`x` must be a tensor of one of `dtypes`, with any number of dimensions."""
+def _check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None:
     if not isinstance(x, Tensor) or x.dtype not in dtypes:
-        raise TypeError(f"{name} must be a tensor of {dtypes[0]} or {dtypes[-1]}")
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"{name} must be a tensor of {' or '.join(map(str, dtypes))}, got {got}")
 
 
 def _compare_or_check(group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object) -> None:
