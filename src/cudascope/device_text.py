@@ -4,54 +4,18 @@ NVRTC has a preprocessor of its own and does not have the host's headers, so thi
 makes kernels stays a macro, and every line stays where it was.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import Source, read_source
-from cudascope.device_code import DeviceCode
-from cudascope.tokens import NAME, lexemes_of
-
-_SPACES = {"__device__", "__global__", "__constant__", "__shared__", "__managed__"}
-_INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)([<"])([^>"\n]+)[>"].*$', re.MULTILINE)
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.MULTILINE)
+from cudascope.build import Source
+from cudascope.device_code import needed_by, only
+from cudascope.file import read
 
 
 def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
     """Return the part of `source` that kernel `name` needs. `folders` are those in which NVRTC finds headers."""
-    text = _with_included(source, folders)
-    macros = dict(_DEFINE.findall(text))
-    makes_device_code = set(_SPACES)
-    while new := {
-        macro
-        for macro, body in macros.items()
-        if macro not in makes_device_code and not makes_device_code.isdisjoint(NAME.findall(body))
-    }:
-        makes_device_code |= new
-    code = DeviceCode(text, list(lexemes_of(text)), makes_device_code)
-    needed = code.needed_by(" ".join((name, *macros.values())))
-    calls = [piece for piece in code.pieces if code.tokens[piece.start] in makes_device_code - _SPACES]
-    return code.only([*{piece.start: piece for piece in (*needed, *calls)}.values()])
-
-
-def _with_included(source: Source, folders: Sequence[Path]) -> str:
-    """The source with the user's own headers put in, and without those that are nowhere."""
-    own, seen = [*([source.folder] if source.folder else []), *source.include_path], set()
-
-    def expanded(text: str, filename: str, beside: Path | None) -> str:
-        def include(match: re.Match) -> str:
-            _, quote, name = match.groups()
-            places = [*([beside] if quote == '"' and beside else []), *own]
-            found = next((place / name for place in places if (place / name).is_file()), None)
-            if found is None:
-                return match[0] if any((folder / name).is_file() for folder in folders) else ""
-            if found.resolve() in seen:
-                return ""
-            seen.add(found.resolve())
-            line = match.string.count("\n", 0, match.end()) + 2
-            inside = expanded(read_source(found), str(found), found.parent)
-            return f'#line 1 "{found}"\n{inside}\n#line {line} "{filename}"'
-
-        return _INCLUDE.sub(include, text)
-
-    return expanded(source.text, source.filename, source.folder)
+    text, _ = source.with_included(lambda header: any((folder / header).is_file() for folder in folders))
+    file = read(text, None)
+    needed = needed_by(file, " ".join((name, *(word for macro in file.macros for word in macro.body))))
+    calls = [piece for piece in file.pieces if file.tokens[piece.start] in file.device_macros]
+    return only(file, [*{piece.start: piece for piece in (*needed, *calls)}.values()])

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudascope.build import CompileError
+from cudascope.file import File
 from cudascope.simt.compiler import run_compiler
-from cudascope.tokens import Lexeme, lexemes_of
+from cudascope.tokens import lexemes_of
 
-_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
+MARKER = re.compile(r'^#(?:line)? (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
 _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
 
 
@@ -26,16 +27,8 @@ class Preprocessed(NamedTuple):
     missing: tuple[str, ...]
 
     @property
-    def text(self) -> str:
-        return "".join(text for _, text in self.parts)
-
-    @property
     def own_text(self) -> str:
         return "".join(text for is_own, text in self.parts if is_own)
-
-    @property
-    def lexemes(self) -> list[Lexeme]:
-        return own_lexemes(self.parts)
 
 
 def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> Preprocessed:
@@ -69,7 +62,7 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
     is_foreign: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
-    for marker in _MARKER.finditer(text):
+    for marker in MARKER.finditer(text):
         _, file, flags = marker.groups()
         foreign_file = _SYSTEM in flags.split() or file.startswith(others) or file.endswith("//")  # the working folder
         if is_own == is_foreign.setdefault(file, foreign_file):
@@ -78,17 +71,17 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     yield is_own, text[start:]
 
 
-def own_lexemes(parts: Iterable[tuple[bool, str]]) -> list[Lexeme]:
-    """The lexemes of the user's own parts, with their places in the whole."""
-    found, at = [], 0
+def file_of(parts: Iterable[tuple[bool, str]]) -> File:
+    """The whole text as a file whose pieces are those of the user's own parts."""
+    texts, lexemes, at = [], [], 0
     for is_own, text in parts:
-        if is_own:
-            found += [lexeme._replace(place=at + lexeme.place) for lexeme in lexemes_of(text)]
+        lexemes += ((token, at + place) for token, place in lexemes_of(text)) if is_own else ()
+        texts.append(text)
         at += len(text)
-    return found
+    return File("".join(texts), lexemes)
 
 
 def line_at(text: str, place: int) -> tuple[str, int]:
     """The file and the line that preprocessed `text` shows at `place`."""
-    *_, marker = _MARKER.finditer(text, 0, place)
+    *_, marker = MARKER.finditer(text, 0, place)
     return marker[2], int(marker[1]) + text.count("\n", marker.end(), place) - 1
