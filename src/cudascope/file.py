@@ -23,10 +23,6 @@ class Kernel(NamedTuple):
     has_alternatives: bool  # among the parameters is an #if that cannot be told
     piece: Piece
 
-    @property
-    def is_defined(self) -> bool:
-        return self.piece.body is not None
-
 
 class File(Outline):
     """The pieces of `text`, of which `lexemes` are tokens and directives. The rest of the text, a system's headers for
@@ -67,6 +63,12 @@ class File(Outline):
     def is_plain(self, piece: Piece) -> bool:
         """Whether every compiler of the source sees the piece: it is in no header and in no branch of an #if."""
         return self.places[piece.start] >= self.own and self.branches[piece.start] == 0
+
+    @property
+    def plain_kernels(self) -> list[str]:
+        """The kernels that can be built together: defined for every compiler, without a template or a namespace."""
+        plain = [each for each in self.kernels if each.piece.body is not None and self.is_plain(each.piece)]
+        return list(dict.fromkeys(each.function for each in plain if each.template is None and not each.namespace))
 
     @functools.cached_property
     def kernels(self) -> list[Kernel]:
@@ -117,7 +119,7 @@ class File(Outline):
             if "=" in words and (words[0] == "using" or is_value):
                 at = words.index("=")
                 name, value = words[at - 1], words[at + 1 :]
-            elif words[:1] == ["typedef"] and piece.class_body is None and "(" not in words:
+            elif words[:1] == ["typedef"] and {"(", "{"}.isdisjoint(words):
                 name, value = words[-1], words[1:-1]
             if NAME.fullmatch(name):
                 yield name, value

@@ -66,7 +66,8 @@ class CudaKernel:
         written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
         self.name = name
         self.source = written._replace(filename=written.filename or f"{base_name(name)}.cu")
-        self.function, self._declared, self._max_threads, self._file = read_kernel(self.source, name)
+        self._signature, self._file = read_kernel(self.source, name)
+        self.function = self._signature.function
         self._on_gpu: dict[int, GpuKernel] = {}  # by the index of the GPU
         self._launches: dict[Any, Callable[..., None]] = {}
 
@@ -80,7 +81,7 @@ class CudaKernel:
         Raises:
             CompileError: the compiler is asked, and it refuses the source.
         """
-        return completed(self.source, self.name, self._declared)
+        return completed(self.source, self.name, self._signature.parameters)
 
     @cached_property
     def _binder(self) -> Binder:
@@ -99,7 +100,7 @@ class CudaKernel:
             return self._launches[key]
         except (KeyError, TypeError):  # not launched so before, or a list where a tuple is meant
             pass
-        shape = read_launch(self.function, launch, self._max_threads)
+        shape = read_launch(self.function, launch, self._signature.max_threads)
 
         def run(*args: object) -> None:
             self._launch(shape, args)

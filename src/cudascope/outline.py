@@ -30,14 +30,19 @@ class Piece(NamedTuple):
     is_function: bool = False
     is_variable: bool = False
     body: int | None = None  # the brace that opens the body of a function
-    class_body: int | None = None
     parameters: int | None = None  # the bracket that opens the parameters of a function
     always: bool = False
-    dropped: tuple[tuple[int, int], ...] = ()  # the members of a class that are for the host
+    members: tuple["Piece", ...] = ()  # of a class
 
     @property
     def is_operator(self) -> bool:
         return self.is_function and "operator" in self.names
+
+    @property
+    def dropped(self) -> list[tuple[int, int]]:
+        """The members of a class, and of classes in it, that are for the host."""
+        host = {(each.start, each.end) for each in self.members if each.is_function and not each.on_device}
+        return sorted(host.union(*(each.dropped for each in self.members)))
 
 
 class Outline:
@@ -46,12 +51,6 @@ class Outline:
     def __init__(self, tokens: Tokens, close: Mapping[int, int], device_words: Collection[str] = DEVICE_WORDS) -> None:
         self.tokens, self.close, self.device_words = tokens, close, device_words
         self.pieces = list(self._pieces())
-
-    def members(self, piece: Piece) -> list[Piece]:
-        """The members of a class; of any other piece none."""
-        if piece.class_body is None:
-            return []
-        return list(self._members(piece.class_body + 1, self.close.get(piece.class_body, piece.end)))
 
     def after(self, i: int, stop: int) -> int:
         """Return the index after the bracket that opens at `i`; a < may be a comparison."""
@@ -88,7 +87,9 @@ class Outline:
             i = self.close.get(i, i) + 1  # its name, attributes
         return (names, i + 1) if self.tokens[i : i + 1] == ["{"] else None
 
-    def _members(self, i: int, stop: int) -> Iterator[Piece]:
+    def members(self, body: int, stop: int) -> Iterator[Piece]:
+        """The members of the class whose body opens at `body`."""
+        i = body + 1
         while i < stop:
             if self.tokens[i] in ("public", "private", "protected", ";", ":", "}"):
                 i += 1
@@ -96,15 +97,6 @@ class Outline:
             piece = _Declaration(self, i, stop, in_class=True).piece()
             yield piece
             i = max(piece.end, i + 1)
-
-    def host_members(self, body: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The members of the class whose body opens at `body` that are for the host, and those of classes inside."""
-        for piece in self._members(body + 1, stop):
-            words = self.tokens[piece.start : piece.body or piece.end]
-            if piece.dropped:
-                yield from piece.dropped
-            elif piece.is_function and not piece.on_device and _STAY_IN_CLASS.isdisjoint(words):
-                yield piece.start, piece.end
 
 
 class _Declaration:
@@ -183,14 +175,12 @@ class _Declaration:
         if words[0] in ("using", "typedef", "namespace") or (words[0] in _CLASS_KEYS and self.parameters is None):
             return Piece(start, end, self._declared(), on_device=True)
         on_device = not self.outline.device_words.isdisjoint(words)
-        if self._is_function():
+        if self.parameters is not None and (self.body is not None or not self.assigned or self.in_class):
+            on_device |= self.in_class and not _STAY_IN_CLASS.isdisjoint(words)
             names = self._function_names()
             return Piece(start, end, names, on_device, is_function=True, body=self.body, parameters=self.parameters)
         on_device = on_device or not CONSTANT_WORDS.isdisjoint(words)
         return Piece(start, end, self._declared(), on_device, is_variable=True)
-
-    def _is_function(self) -> bool:
-        return self.parameters is not None and (self.body is not None or not self.assigned or self.in_class)
 
     def _words(self, start: int, end: int) -> Iterator[str]:
         """The names among the tokens of start to end that are in no bracket."""
@@ -202,12 +192,10 @@ class _Declaration:
         colon = next((j for j in self.outer if j > key and self.tokens[j] == ":"), body)
         name = [*self._words(key + 1, min(colon, body))]
         names = {word for word in name[-2:] if word not in _CLASS_KEYS | {"final"}} | {*self._words(end + 1, self.end)}
-        dropped = ()
-        if self.tokens[key] == "enum":
+        members = () if self.tokens[key] == "enum" else tuple(self.outline.members(body, end))
+        if not members:  # of an enum the names are known everywhere
             names |= set(filter(NAME.fullmatch, self.tokens[body:end]))
-        else:
-            dropped = tuple(self.outline.host_members(body, end))
-        return Piece(self.start, self.end, frozenset(names), on_device=True, dropped=dropped, class_body=body)
+        return Piece(self.start, self.end, frozenset(names), on_device=True, members=members)
 
     def _function_names(self) -> frozenset[str]:
         """The words of a function's name: `f`, `operator`; of a member defined outside, the class if that says more."""

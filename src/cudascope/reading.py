@@ -6,12 +6,11 @@ meaning of a trait. `completed` asks the build that a launch on the CPU uses.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from cudascope.build import CompileError, Source
 from cudascope.file import File, Kernel, read
 from cudascope.parameters import Parameter, type_of
-from cudascope.signature import read_signature
+from cudascope.signature import Signature, read_signature
 from cudascope.simt.build import own_text
 from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import ParameterType
@@ -19,30 +18,21 @@ from cudascope.tokens import tokens_of
 from cudascope.values import is_understood
 
 
-class Reading(NamedTuple):
-    """A kernel as it is declared, and the file that declares it: the source and the user's headers."""
-
-    function: str
-    parameters: tuple[Parameter, ...]
-    max_threads: int | None
-    file: File
-
-
-def read_kernel(source: Source, name: str) -> Reading:
-    """The signature of kernel `name` of `source`, as far as the text tells.
+def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
+    """The signature of kernel `name` of `source`, as far as the text tells, and the file that declares the kernel.
 
     Raises:
         ValueError: the source has no such kernel, or several.
     """
     file = source.read()
     try:
-        return Reading(*read_signature(file, name), file)
+        return read_signature(file, name), file
     except ValueError as unread:
         try:
             file = read(own_text(source), source.defines)
         except CompileError:  # no compiler, or one that refuses even this
             raise unread from None
-        return Reading(*read_signature(file, name), file)
+        return read_signature(file, name), file
 
 
 def completed(source: Source, name: str, parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:

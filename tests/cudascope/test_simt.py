@@ -23,7 +23,6 @@ from cudascope.simt import abi as simt_abi
 from cudascope.simt.build import runtime
 from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import RUNTIME
-from cudascope.simt.translation import plain_kernels
 
 SCHEDULES = [None, *range(5)]
 
@@ -445,7 +444,7 @@ def test_kernels_of_a_file_are_built_together():
         extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
         namespace n { __global__ void m() {} }
     """
-    assert plain_kernels(read(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();")) == ["a", "b"]
+    assert read(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();").plain_kernels == ["a", "b"]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):

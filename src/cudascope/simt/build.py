@@ -23,14 +23,7 @@ from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
-from cudascope.simt.translation import (
-    as_it_stands,
-    must_be_cut,
-    only_what_is_needed,
-    plain_kernels,
-    preprocessed,
-    written,
-)
+from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -100,7 +93,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     """
     texts = [source.text, *(text for _, text in source.included())]
     file = source.read()
-    together = plain_kernels(file)
+    together = file.plain_kernels
     entries = together if name in together else [name]
     flags, foreign = _flags(source, instrumented=instrumented)
 
@@ -126,7 +119,8 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
 
 def own_text(source: Source) -> str:
     """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
-    return preprocessed(written(source), *_flags(source, instrumented=False)).own_text
+    parts, _ = preprocessed(written(source), *_flags(source, instrumented=False))
+    return "".join(text for is_own, text in parts if is_own)
 
 
 def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:

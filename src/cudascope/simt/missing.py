@@ -96,7 +96,7 @@ def _change(code: File, place: int) -> _Change | None:
     """What is to be left out for an error at `place`; None if nothing can be."""
     at = max((i for i, begins in enumerate(code.places) if begins <= place), default=-1)
     piece = _innermost(code.pieces, at)
-    while piece is not None and (member := _innermost(code.members(piece), at)) is not None:
+    while piece is not None and (member := _innermost(piece.members, at)) is not None:
         piece = member
     if piece is None:
         return None

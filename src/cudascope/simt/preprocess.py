@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cudascope.build import CompileError
 from cudascope.file import File
@@ -19,20 +18,13 @@ from cudascope.tokens import lexemes_of
 MARKER = re.compile(r'^#(?:line)? (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
 _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
 
-
-class Preprocessed(NamedTuple):
-    """Return the text after simt.h, in parts: the user's own, and those of headers of a system or of NVIDIA."""
-
-    parts: tuple[tuple[bool, str], ...]  # is it the user's own, and its text with the compiler's line markers
-    missing: tuple[str, ...]
-
-    @property
-    def own_text(self) -> str:
-        return "".join(text for is_own, text in self.parts if is_own)
+Part = tuple[bool, str]  # is it the user's own, and its text with the compiler's line markers
 
 
-def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> Preprocessed:
-    """`source` after the preprocessor of `command`, a compiler and its flags. Files in `foreign` are not the user's.
+def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
+    """`source` after the preprocessor of `command`, a compiler and its flags, and the headers that are missing.
+
+    Files in `foreign` are not the user's. The text after simt.h comes in parts.
 
     Raises:
         CompileError: the preprocessor refuses it.
@@ -54,10 +46,10 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
                 stand_in.touch()
             text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
     _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
-    return Preprocessed(tuple(parts), tuple(missing))
+    return parts, missing
 
 
-def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
+def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[Part]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
@@ -71,7 +63,7 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     yield is_own, text[start:]
 
 
-def file_of(parts: Iterable[tuple[bool, str]]) -> File:
+def file_of(parts: Iterable[Part]) -> File:
     """The whole text as a file whose pieces are those of the user's own parts."""
     texts, lexemes, at = [], [], 0
     for is_own, text in parts:

@@ -14,7 +14,7 @@ from cudascope.signature import base_name
 from cudascope.simt.compiler import find_compiler
 from cudascope.simt.missing import with_traps
 from cudascope.simt.precompiled import precompiled
-from cudascope.simt.preprocess import Preprocessed, file_of, line_at, parts_of, preprocess
+from cudascope.simt.preprocess import Part, file_of, line_at, parts_of, preprocess
 from cudascope.simt.ptx import translate
 from cudascope.variables import Variable, plain_variables, variables_in
 
@@ -50,12 +50,6 @@ def _warp_size(file: File, start: str) -> str:
     return f"#undef warpSize\n{constant}" if places else ""
 
 
-def plain_kernels(file: File) -> list[str]:
-    """The kernels that can be built together: defined for every compiler, without a template or a namespace."""
-    plain = [kernel for kernel in file.kernels if kernel.is_defined and file.is_plain(kernel.piece)]
-    return list(dict.fromkeys(each.function for each in plain if each.template is None and not each.namespace))
-
-
 def must_be_cut(file: File) -> bool:
     """Whether the host's compiler is certain to refuse a file and what it includes."""
     own = bisect.bisect_left(file.places, file.own)
@@ -70,16 +64,16 @@ def as_it_stands(source: str, file: File) -> str:
     return source + _dynamic(file.text) + _table(plain_variables(file))
 
 
-def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> Preprocessed:
-    """`source` with CUDA's words left in it. `foreign` are the folders of headers that are not the user's."""
+def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
+    """The parts of `source` with CUDA's words left in them. `foreign` are the folders of headers not the user's."""
     compiler, _ = find_compiler()
     return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
 
 
 def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> str:
     """Return the part of `source` that kernel `name` needs. Raise CompileError if that part cannot run here."""
-    text = preprocessed(source, flags, foreign)
-    file = file_of(text.parts)
+    parts, missing = preprocessed(source, flags, foreign)
+    file = file_of(parts)
     needed = needed_by(file, name)
     function = base_name(name)
     if not any(function in piece.names and "__global__" in file.tokens[piece.start : piece.end] for piece in needed):
@@ -93,10 +87,10 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     renamed = ((*file.span(i, i + 1), names[file.tokens[i]]) for i in at)
     parts = parts_of(only(file, needed, renamed), foreign)
     cut = _UNDEFINED + "".join(translate(part) if is_own else part for is_own, part in parts)
-    if text.missing:
+    if missing:
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", str(precompiled(flags))]
-        cut = with_traps(cut, text.missing, command, lambda cut: file_of(parts_of(cut, foreign)))
+        cut = with_traps(cut, missing, command, lambda cut: file_of(parts_of(cut, foreign)))
     return cut + _dynamic(cut) + _table(variables_in(file, needed))
 
 
