@@ -12,9 +12,9 @@ Truth = bool | None  # None: it cannot be told
 NAME = re.compile(r"[A-Za-z_]\w*")
 _LEXEME = re.compile(
     r"""(?: ([A-Za-z_]\w*+(?!(?<=\bR)"|(?<=\b[uUL]R)"|(?<=\bu8R)"))
-    | //(?:\\\n|[^\n])* | /\*.*?\*/ | \\\n                        # no lexeme: a comment, the end of a line that goes on
     | ^(?:[ \t]|(?>/\*.*?\*/))*+(\#(?:\\\n|(?>/\*.*?\*/)|//(?:\\\n|[^\n])*|"(?:\\.|[^"\\\n])*"|[^\n])*+)  # a directive
-    | (\w+"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+'
+    | //(?:\\\n|[^\n])* | /\*.*?\*/ | \\\n                        # no lexeme: a comment, the end of a line that goes on
+    | ((?:u8|[uUL])?R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+'
     | \.?\d(?:[eEpP][+-]|'\w|[\w.])* | <<= | >>= | [<>=!]= | && | \|\| | :: | -> | \.\.\. | \S)
     )[ \t]*+(?:\n\s*+(?![\#/]))?+  # and the space after it, but for that before a directive, which begins a line""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
