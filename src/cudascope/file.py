@@ -61,8 +61,8 @@ class File(Outline):
         return self.places[start], self.places[end - 1] + len(self.tokens[end - 1])
 
     def is_plain(self, piece: Piece) -> bool:
-        """Whether every compiler of the source sees the piece: it is in no header and in no branch of an #if."""
-        return self.places[piece.start] >= self.own and self.branches[piece.start] == 0
+        """Whether every compiler of the source sees the piece: no header has it, and no #if that cannot be told."""
+        return self.places[piece.start] >= self.own and self.branches[piece.start] <= 0
 
     @property
     def plain_kernels(self) -> list[str]:

@@ -39,35 +39,40 @@ def test_tokens_and_directives_are_found_in_their_places(text, tokens):
 
 
 def kernels(source: str, *defines: str) -> list[str]:
-    """The kernels of `source` with their parameters, without spaces."""
-    found = read(source, defines).kernels
-    return [f"{'::'.join((*each.namespace, each.function))}({''.join(each.parameters)})" for each in found]
+    """The kernels of `source` with the parameters of their templates and their own, without spaces."""
+    return [
+        f"{'::'.join((*each.namespace, each.function))}<{''.join(each.template or [])}>({''.join(each.parameters)})"
+        for each in read(source, defines).kernels
+    ]
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("#if 0\n__global__ void k(int n) { this is ( no code }\n#endif\n__global__ void k(long n) {}", ["k(longn)"]),
-        ("#if 0\n__global__ void k(int n) {}\n#elif 1\n__global__ void k(long n) {}\n#else\n#endif", ["k(longn)"]),
+        ("#if 0\n__global__ void k(int n) { this is ( no code }\n#endif\n__global__ void k(long n) {}", ["k<>(longn)"]),
+        ("#if 0\n__global__ void k(int n) {}\n#elif 1\n__global__ void k(long n) {}\n#else\n#endif", ["k<>(longn)"]),
         ("#if A(1)\nnamespace n {\n#endif\n__global__ void k(int n) {}\n#if A(1)\n}\n#endif\n__global__ void l();",
-         ["n::k(intn)", "l()"]),
+         ["n::k<>(intn)", "l<>()"]),
         ("#if A(1)\n__global__ void k(int n) {\n#else\n__global__ void k(long n) {\n#endif\n}\n__global__ void l();",
-         ["k(intn)", "k(longn)", "l()"]),
+         ["k<>(intn)", "k<>(longn)", "l<>()"]),
         ("#if 1\n__global__ void k(int n) {\n#else\n__global__ void k(long n) {\n#endif\n}\n__global__ void l();",
-         ["k(intn)", "l()"]),
+         ["k<>(intn)", "l<>()"]),
         ("namespace a { inline namespace b { namespace { __global__ void k(); } } struct S { int n; }; }\n"
          'namespace [[deprecated("x")]] c::d { extern "C" { __global__ void l(); } } __global__ void m();',
-         ["a::b::k()", "c::d::l()", "m()"]),
-        ("TUNED(T) __global__ void k(); template <class T> TUNED(T) __global__ void l(T n) {}", ["k()", "l(Tn)"]),
+         ["a::b::k<>()", "c::d::l<>()", "m<>()"]),
+        ("TUNED(T) __global__ void k(); template <class T> TUNED(T) __global__ void l(T n) {}",
+         ["k<>()", "l<classT>(Tn)"]),
         ("__global__ void __launch_bounds__(N) k(int n); __global__ void __attribute__((x(1))) l() {}",
-         ["k(intn)", "l()"]),
-        ("template <int N, bool B = (N < 4)> __global__ void k(A<N> a, B<C<N>> b) {}", ["k(A<N>a,B<C<N>>b)"]),
-        ("template <int N, bool B = N <= 4, class T = V<N>> __global__ void k(T a) {}", ["k(Ta)"]),
+         ["k<>(intn)", "l<>()"]),
+        ("template <int N, bool B = (N < 4)> __global__ void k(A<N> a, B<C<N>> b) {}",
+         ["k<intN,boolB=(N<4)>(A<N>a,B<C<N>>b)"]),
+        ("template <int N, bool B = N <= 4, class T = V<N>> __global__ void k(T a) {}",
+         ["k<intN,boolB=N<=4,classT=V<N>>(Ta)"]),
         ("template <class T> __global__ void k(T n) {} template <> __global__ void k<int>(int n) {}\n"
-         "template __global__ void k<long>(long);", ["k(Tn)"]),
-        ('const char* s = R"(__global__ void no() {)"; /* __global__ void no(); */ __global__ void k();', ["k()"]),
-        ("int main() { k<<<dim3(1), 2>>>(x); return a < b; } __global__ void k();", ["k()"]),
-        ("__global__ void k(\\\n int\\\n n);", ["k(intn)"]),
+         "template __global__ void k<long>(long);", ["k<classT>(Tn)"]),
+        ('const char* s = R"(__global__ void no() {)"; /* __global__ void no(); */ __global__ void k();', ["k<>()"]),
+        ("int main() { k<<<dim3(1), 2>>>(x); return a < b; } __global__ void k();", ["k<>()"]),
+        ("__global__ void k(\\\n int\\\n n);", ["k<>(intn)"]),
         ("X", []),
         ("using", []),
     ],
