@@ -11,8 +11,10 @@ must, never less.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-from cudascope.file import File
+from cudascope.build import Source
+from cudascope.file import File, read
 from cudascope.outline import Piece
 from cudascope.tokens import NAME
 
@@ -42,6 +44,19 @@ def needed_by(file: File, name: str) -> list[Piece]:
             needed[piece.start] = piece
             follow(_words(file, piece))
     return sorted(needed.values())
+
+
+def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
+    """Return the part of `source` that kernel `name` needs, for NVRTC, which finds headers in `folders`.
+
+    NVRTC has a preprocessor of its own and does not have the host's headers. Those are left out, and no macro is
+    expanded: one that makes kernels stays, and every line stays in its place.
+    """
+    text, _ = source.with_included(lambda header: any((folder / header).is_file() for folder in folders))
+    file = read(text, None)
+    needed = needed_by(file, " ".join((name, *(word for macro in file.macros for word in macro.body))))
+    calls = [piece for piece in file.pieces if file.tokens[piece.start] in file.device_macros]
+    return only(file, [*{piece.start: piece for piece in (*needed, *calls)}.values()])
 
 
 def only(file: File, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, str]] = ()) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cudascope.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
-from cudascope.device_text import device_text
+from cudascope.device_code import device_text
 from cudascope.signature import address_of
 from cudascope.variables import plain_variables
 

@@ -55,8 +55,8 @@ def kernels(source: str, *defines: str) -> list[str]:
          ["n::k<>(intn)", "l<>()"]),
         ("#if A(1)\n__global__ void k(int n) {\n#else\n__global__ void k(long n) {\n#endif\n}\n__global__ void l();",
          ["k<>(intn)", "k<>(longn)", "l<>()"]),
-        ("#if 1\n__global__ void k(int n) {\n#else\n__global__ void k(long n) {\n#endif\n}\n__global__ void l();",
-         ["k<>(intn)", "l<>()"]),
+        ("namespace n {\n#if 1\n__global__ void k(int n) {\n#else\n__global__ void k(long n) {\n#endif\n}\n"
+         "__global__ void l(); }", ["n::k<>(intn)", "n::l<>()"]),
         ("namespace a { inline namespace b { namespace { __global__ void k(); } } struct S { int n; }; }\n"
          'namespace [[deprecated("x")]] c::d { extern "C" { __global__ void l(); } } __global__ void m();',
          ["a::b::k<>()", "c::d::l<>()", "m<>()"]),
