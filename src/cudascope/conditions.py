@@ -3,10 +3,10 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from cudascope.tokens import Lexeme, Tokens, Truth, evaluate, every, negated, tokens_of
+from cudascope.tokens import Tokens, Truth, evaluate, every, negated, tokens_of
 
 _PARTS = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 _MACRO = re.compile(r"(\w+)(\(?)\s*(.*)", re.DOTALL)
@@ -22,13 +22,13 @@ class Macro(NamedTuple):
 
 
 class Conditions:
-    """The conditions over the text at hand, which `follow` changes with each directive of `lexemes`.
+    """The conditions over the text at hand, which `follow` changes with each directive of those `written`.
 
     `defines` is the command line. Without it, every name may be defined, and only #if 0 is certain.
     """
 
-    def __init__(self, lexemes: Sequence[Lexeme], defines: Mapping[str, str] | None) -> None:
-        directives = [(i, *_PARTS.match(text).groups()) for i, (text, _) in enumerate(lexemes) if text[0] == "#"]
+    def __init__(self, written: Mapping[int, str], defines: Mapping[str, str] | None) -> None:
+        directives = [(i, *_PARTS.match(text).groups()) for i, text in written.items()]
         directives = [(i, kind, _name(rest)) for i, kind, rest in directives]
         defined = Counter(name for _, kind, name in directives if kind == "define")
         # `#ifndef N`, then the only definition of N: no text before this line defines N

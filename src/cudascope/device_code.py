@@ -70,7 +70,7 @@ def only(file: File, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, 
 def _words(file: File, piece: Piece) -> Iterator[str]:
     at = piece.start
     for start, end in (*piece.dropped, (piece.end, piece.end)):
-        yield from filter(NAME.fullmatch, file.tokens[at:start])
+        yield from filter(str.isidentifier, file.tokens[at:start])
         at = end
 
 

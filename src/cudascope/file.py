@@ -1,12 +1,12 @@
 """A CUDA source, read once: what its names stand for, its kernels, and the pieces that it is made of."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cudascope.conditions import Conditions, Macro
 from cudascope.outline import DEVICE_WORDS, Outline, Piece
-from cudascope.tokens import NAME, Lexeme, Tokens, lexemes_of, partners, tokens_of
+from cudascope.tokens import Lexemes, Tokens, lexemes_of, partners, tokens_of
 
 AMBIGUOUS = "?"  # what a name stands for that is defined twice, differently
 SPACES = {"__device__", "__global__", "__constant__", "__shared__", "__managed__"}
@@ -32,28 +32,27 @@ class File(Outline):
     `own`, after the headers that it includes.
     """
 
-    def __init__(
-        self, text: str, lexemes: Iterable[Lexeme], defines: Mapping[str, str] | None = None, own: int = 0
-    ) -> None:
-        lexemes = list(lexemes)
-        conditions = Conditions(lexemes, defines)
-        live: list[Lexeme] = []
+    def __init__(self, text: str, lexemes: Lexemes, defines: Mapping[str, str] | None = None, own: int = 0) -> None:
+        written, places = lexemes
+        directives = {i: lexeme for i, lexeme in enumerate(written) if lexeme[0] == "#"}
+        conditions = Conditions(directives, defines)
+        tokens: Tokens = []
         splits: dict[int, list[str]] = {}
+        self.places: list[int] = []
         self.branches: list[int] = []  # the innermost branch of an #if round each token; negative: certain; 0: none
         start = 0
-        for at in (*(i for i, (token, _) in enumerate(lexemes) if token[0] == "#"), len(lexemes)):
+        for at in (*directives, len(written)):
             if (taken := conditions.taken) is not False:
-                live += lexemes[start:at]
+                tokens += written[start:at]
+                self.places += places[start:at]
                 branch = 0 if not conditions.depth else -start if taken else start
                 self.branches += [branch] * (at - start)
-            if at < len(lexemes) and (split := conditions.follow(*lexemes[at])):
-                splits.setdefault(len(live), []).append(split)
+            if at < len(written) and (split := conditions.follow(written[at], places[at])):
+                splits.setdefault(len(tokens), []).append(split)
             start = at + 1
         self.text, self.defines, self.own = text, defines or {}, own
-        self.places = [place for _, place in live]
         self.macros: list[Macro] = conditions.macros
         self.device_macros = self._device_macros()
-        tokens = [token for token, _ in live]
         super().__init__(tokens, partners(tokens, splits), DEVICE_WORDS | self.device_macros)
 
     def span(self, start: int, end: int) -> tuple[int, int]:
@@ -99,7 +98,7 @@ class File(Outline):
         if not piece.is_function or opened not in self.close or "__global__" not in tokens[piece.start : opened]:
             return None
         name, closed = tokens[opened - 1], self.close[opened]
-        if not NAME.fullmatch(name):  # `f<float>(…)`: a template written out for one type
+        if not name.isidentifier():  # `f<float>(…)`: a template written out for one type
             return None
         template, bounds = None, []
         for i in range(piece.start, piece.body or piece.end):
@@ -121,7 +120,7 @@ class File(Outline):
                 name, value = words[at - 1], words[at + 1 :]
             elif words[:1] == ["typedef"] and {"(", "{"}.isdisjoint(words):
                 name, value = words[-1], words[1:-1]
-            if NAME.fullmatch(name):
+            if name.isidentifier():
                 yield name, value
 
 

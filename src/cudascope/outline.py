@@ -6,7 +6,7 @@ They are found by their tokens alone: no type is looked up, and no macro is know
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from cudascope.tokens import NAME, Tokens, after_angle
+from cudascope.tokens import Tokens, after_angle
 
 DEVICE_WORDS = {"__device__", "__global__", "constexpr", "consteval"}
 CONSTANT_WORDS = {"__constant__", "__shared__", "__managed__", "const", "concept"}
@@ -82,7 +82,7 @@ class Outline:
         if self.tokens[i : i + 1] != ["namespace"]:
             return None
         i, names = i + 1, []
-        while i < len(self.tokens) and (self.tokens[i] in ("::", "[") or NAME.fullmatch(self.tokens[i])):
+        while i < len(self.tokens) and (self.tokens[i] in ("::", "[") or self.tokens[i].isidentifier()):
             names += [self.tokens[i]] if self.tokens[i] not in ("::", "[", "inline") else []
             i = self.close.get(i, i) + 1  # its name, attributes
         return (names, i + 1) if self.tokens[i : i + 1] == ["{"] else None
@@ -147,7 +147,7 @@ class _Declaration:
             if self.parameters is None and before not in _WITH_BRACKETS:
                 self.parameters = i
         elif self.parameters is not None:
-            is_member = self.initialising and (NAME.fullmatch(before) or before == ">")
+            is_member = self.initialising and (before.isidentifier() or before == ">")
             self.body = None if is_member else i
         elif self.class_body is None and any(self.tokens[j] in _CLASS_KEYS for j in self.outer):
             self.class_body = i
@@ -156,7 +156,7 @@ class _Declaration:
         """Whether the bracket that ends here is a macro's call, with no ; behind it."""
         if self.parameters != self.start + 1 or self.in_class or after >= self.stop:
             return False
-        return bool(NAME.fullmatch(self.tokens[after])) and self.tokens[after] not in _AFTER_PARAMETERS
+        return self.tokens[after].isidentifier() and self.tokens[after] not in _AFTER_PARAMETERS
 
     # -------------------------------------------------------------------------------------------- what it is
 
@@ -184,7 +184,7 @@ class _Declaration:
 
     def _words(self, start: int, end: int) -> Iterator[str]:
         """The names among the tokens of start to end that are in no bracket."""
-        return (self.tokens[j] for j in self.outer if start <= j < end and NAME.fullmatch(self.tokens[j]))
+        return (self.tokens[j] for j in self.outer if start <= j < end and self.tokens[j].isidentifier())
 
     def _class(self, body: int) -> Piece:
         end = self.outline.close.get(body, len(self.tokens))
@@ -194,13 +194,13 @@ class _Declaration:
         names = {word for word in name[-2:] if word not in _CLASS_KEYS | {"final"}} | {*self._words(end + 1, self.end)}
         members = () if self.tokens[key] == "enum" else tuple(self.outline.members(body, end))
         if not members:  # of an enum the names are known everywhere
-            names |= set(filter(NAME.fullmatch, self.tokens[body:end]))
+            names |= set(filter(str.isidentifier, self.tokens[body:end]))
         return Piece(self.start, self.end, frozenset(names), on_device=True, members=members)
 
     def _function_names(self) -> frozenset[str]:
         """The words of a function's name: `f`, `operator`; of a member defined outside, the class if that says more."""
         before = [self.tokens[j] for j in self.outer if j < self.parameters]
-        words = [j for j, word in enumerate(before) if NAME.fullmatch(word)]
+        words = [j for j, word in enumerate(before) if word.isidentifier()]
         if not words:
             return frozenset()
         at = before.index("operator") if "operator" in before else words[-1]
@@ -215,7 +215,7 @@ class _Declaration:
             new = words[words.index("using") + 1 :]
             return frozenset(new[:1] if "=" in tokens[self.start : self.end] else new[-1:])
         pairs = [(tokens[j], tokens[j + 1]) for j in self.outer if j + 1 < len(tokens)]
-        names = {word for word, after in pairs if NAME.fullmatch(word) and after in _AFTER_NAME}
-        inside = zip(*(tokens[self.start + k : self.end] for k in range(3)), strict=False)
-        pointers = {word for star, word, bracket in inside if star == "*" and bracket == ")" and NAME.fullmatch(word)}
+        names = {word for word, after in pairs if word.isidentifier() and after in _AFTER_NAME}
+        stars = (j for j in range(self.start, self.end - 2) if tokens[j] == "*" and tokens[j + 2] == ")")
+        pointers = {tokens[j + 1] for j in stars if tokens[j + 1].isidentifier()}
         return frozenset((names - _NO_NAME) | pointers)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cudascope.file import AMBIGUOUS
 from cudascope.outline import ATTRIBUTES
-from cudascope.tokens import NAME, Tokens, partners, substitute
+from cudascope.tokens import Tokens, partners, substitute
 
 _QUALIFIERS = {
     "volatile",
@@ -78,7 +78,7 @@ def read_parameter(position: int, declared: Tokens, function: str, known: Mappin
     tokens = [token for token in tokens if token not in _QUALIFIERS]
 
     bare = [token for token in tokens if token not in ("const", "*", "&", "&&")]
-    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and NAME.fullmatch(bare[-1]) and bare[-2] != "::"
+    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and bare[-1].isidentifier() and bare[-2] != "::"
     name = bare[-1] if has_name else f"#{position}"
     written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
     tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
@@ -123,6 +123,6 @@ def canonical_type(tokens: Tokens) -> str | None:
         name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
         name = f"{name} int".strip() if name in ("", "unsigned") else name
         return name if name in _PLAIN else None
-    if len(tokens) == 1 and NAME.fullmatch(tokens[0]):
+    if len(tokens) == 1 and tokens[0].isidentifier():
         return _SAME.get(tokens[0], tokens[0])
     return None

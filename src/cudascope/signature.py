@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cudascope.file import File, Kernel
 from cudascope.parameters import Parameter, read_parameter, spelled
-from cudascope.tokens import NAME, Tokens, evaluate, split, substitute, tokens_of
+from cudascope.tokens import Tokens, evaluate, split, substitute, tokens_of
 
 
 class Signature(NamedTuple):
@@ -187,7 +187,7 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         if position >= len(arguments) and not default:
             raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
         value = arguments[position] if position < len(arguments) else substitute(default, values)
-        if equals >= 2 and NAME.fullmatch(parameter[equals - 1]):
+        if equals >= 2 and parameter[equals - 1].isidentifier():
             values[parameter[equals - 1]] = value
     if "<" not in name:
         raise ValueError(f'name: {name!r} is a template {wanted}: name it "{name.strip()}<>"')

@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 Tokens = list[str]
-Lexeme = tuple[str, int]  # a token, and where it begins in its text
+Lexemes = tuple[Tokens, list[int]]  # tokens and directives, and where each begins in its text
 Truth = bool | None  # None: it cannot be told
 
 NAME = re.compile(r"[A-Za-z_]\w*")
 _LEXEME = re.compile(
-    r"""(?: ([A-Za-z_]\w*+(?!(?<=\bR)"|(?<=\b[uUL]R)"|(?<=\bu8R)"))
+    r"""(?: ([A-Za-z_]\w*+(?!") | [][(){};,*+])     # most lexemes, before the slow alternatives
     | ^(?:[ \t]|(?>/\*.*?\*/))*+(\#(?:\\\n|(?>/\*.*?\*/)|//(?:\\\n|[^\n])*|"(?:\\.|[^"\\\n])*"|[^\n])*+)  # a directive
     | //(?:\\\n|[^\n])* | /\*.*?\*/ | \\\n                        # no lexeme: a comment, the end of a line that goes on
-    | ((?:u8|[uUL])?R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+'
+    | ((?:u8|[uUL])?R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | [A-Za-z_]\w* | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+'
     | \.?\d(?:[eEpP][+-]|'\w|[\w.])* | <<= | >>= | [<>=!]= | && | \|\| | :: | -> | \.\.\. | \S)
     )[ \t]*+(?:\n\s*+(?![\#/]))?+  # and the space after it, but for that before a directive, which begins a line""",
     re.DOTALL | re.MULTILINE | re.VERBOSE,
@@ -37,17 +37,22 @@ _BINARY = {
 }
 
 
-def lexemes_of(text: str) -> list[Lexeme]:
-    """The tokens of `text` and its directives, each with its place. A directive is one lexeme that begins with #.
+def lexemes_of(text: str) -> Lexemes:
+    """The tokens of `text` and its directives, and their places. A directive is one lexeme that begins with #.
 
     A name, a number and a string are one token each. Comments and ends of lines are none.
     """
-    return [(match[kind], match.start(kind)) for match in _LEXEME.finditer(text) if (kind := match.lastindex)]
+    lexemes, places = [], []
+    for match in _LEXEME.finditer(text):
+        if kind := match.lastindex:
+            lexemes.append(match[kind])
+            places.append(match.start(kind))
+    return lexemes, places
 
 
 def tokens_of(text: str) -> Tokens:
     """The tokens of `text`, without directives."""
-    return [token for token, _ in lexemes_of(text) if token[0] != "#"]
+    return [lexeme for lexeme in lexemes_of(text)[0] if lexeme[0] != "#"]
 
 
 # ------------------------------------------------------------------------------------------------ brackets

@@ -10,7 +10,7 @@ import numpy as np
 from cudascope.file import File
 from cudascope.outline import Piece
 from cudascope.parameters import canonical_type
-from cudascope.tokens import NAME, Tokens, evaluate, partners, split, substitute
+from cudascope.tokens import Tokens, evaluate, partners, split, substitute
 from cudascope.types import POINTEES
 
 _KINDS = {"__constant__", "__device__", "__managed__"}
@@ -37,7 +37,7 @@ def variables_in(file: File, pieces: Iterable[Piece]) -> Iterator[Variable]:
         if not kind or "(" in first[:end] or ("const" in kind and "*" not in kind) or "constexpr" in kind:
             continue
         for name, *lengths in (first[end - 1 :], *more):
-            if NAME.fullmatch(name):
+            if name.isidentifier():
                 yield Variable("::".join((*piece.namespace, name)), kind, tuple(_lengths(lengths)))
 
 

@@ -33,9 +33,9 @@ from cudascope.tokens import lexemes_of
     ],
 )
 def test_tokens_and_directives_are_found_in_their_places(text, tokens):
-    found = lexemes_of(text)
-    assert "|".join(token for token, _ in found) == tokens
-    assert all(text.startswith(token, place) for token, place in found)
+    found, places = lexemes_of(text)
+    assert "|".join(found) == tokens
+    assert all(text.startswith(token, place) for token, place in zip(found, places, strict=True))
 
 
 def kernels(source: str, *defines: str) -> list[str]:

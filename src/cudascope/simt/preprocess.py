@@ -65,12 +65,14 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[Part]:
 
 def file_of(parts: Iterable[Part]) -> File:
     """The whole text as a file whose pieces are those of the user's own parts."""
-    texts, lexemes, at = [], [], 0
+    texts, lexemes, places, at = [], [], [], 0
     for is_own, text in parts:
-        lexemes += ((token, at + place) for token, place in lexemes_of(text)) if is_own else ()
+        found, begins = lexemes_of(text) if is_own else ((), ())
+        lexemes += found
+        places += [at + place for place in begins]
         texts.append(text)
         at += len(text)
-    return File("".join(texts), lexemes)
+    return File("".join(texts), (lexemes, places))
 
 
 def line_at(text: str, place: int) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from cudascope.build import CompileError
 from cudascope.simt.preprocess import MARKER, line_at
 from cudascope.simt.ptx.body import body, stop
 from cudascope.simt.ptx.scope import Malformed
-from cudascope.tokens import Lexeme, lexemes_of, tokens_of
+from cudascope.tokens import lexemes_of, tokens_of
 
 _KEYWORDS = ("asm", "__asm__", "__asm")
 _KEYWORD = re.compile(rf"\b({'|'.join(_KEYWORDS)})\b")
@@ -40,7 +40,7 @@ def translate(text: str) -> str:
     if not _KEYWORD.search(text):
         return text
     done, labels = [], itertools.count()
-    start, lexemes = 0, iter(lexemes_of(text))
+    start, lexemes = 0, zip(*lexemes_of(text), strict=True)
     for token, place in lexemes:
         if token not in _KEYWORDS:
             continue
@@ -59,7 +59,7 @@ def translate(text: str) -> str:
 # ------------------------------------------------------------------------------------------------ the statement
 
 
-def _parts(text: str, lexemes: Iterator[Lexeme]) -> tuple[tuple[str, list[_Operand], list[_Operand]], int]:
+def _parts(text: str, lexemes: Iterator[tuple[str, int]]) -> tuple[tuple[str, list[_Operand], list[_Operand]], int]:
     """Template, outputs and inputs of the statement whose `asm` was read last, and where it ends."""
     token, place = next((each for each in lexemes if each[0] not in _QUALIFIERS), ("", 0))
     if token != "(":
@@ -102,7 +102,7 @@ def _operands(rest: str) -> list[_Operand]:
         if not match:
             raise Malformed(f'an operand is written "constraint" (expression), got {rest}')
         rest, depth, end = rest[match.end() :], 1, 0
-        for token, place in lexemes_of(rest):
+        for token, place in zip(*lexemes_of(rest), strict=True):
             depth += (token == "(") - (token == ")")
             if depth == 0:
                 end = place
