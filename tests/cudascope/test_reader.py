@@ -94,10 +94,27 @@ def test_kernels_are_found_with_their_namespaces_and_parameters(source, found):
         ("#if 0\n#define T int\n#endif\nusing T = long;\n", "long"),
         ("#if 1 && !defined(A) || 0\nusing T = int;\n#else\nusing T = long;\n#endif\n", "int"),
         ("namespace n { struct S { using T = int; }; } using T = long; void f() { using T = int; }\n", "long"),
+        ("template <class T = int> constexpr int N = 3;\nusing T = long;\n", "long"),
+        ("#ifndef N\n#define N 1\n#endif\n#if N == 1\nusing T = int;\n#else\nusing T = long;\n#endif\n", "int"),
+        (
+            "#ifndef N\n#define N 1\n#endif\n#if N == 1\nusing T = int;\n#else\nusing T = long;\n#endif\n#define N 2\n",
+            "T",
+        ),
+        ("#ifdef N\nusing T = int;\n#else\nusing T = long;\n#endif\n#define N\n", "T"),
     ],
 )
 def test_a_name_means_what_the_live_text_says(before, ctype):
     assert read_signature(read(f"{before}__global__ void k(T x);"), "k").parameters[0].ctype == ctype
+
+
+def test_the_command_line_does_not_override_a_definition_of_the_file():
+    assert read("#define T long\n", ("T=int", "U=int")).named == {"T": ["long"], "U": ["int"]}
+
+
+def test_kernels_of_headers_and_of_branches_that_cannot_be_told_are_not_plain():
+    header = "__global__ void a() {}\n"
+    source = "#ifndef GUARD\n#define GUARD\n__global__ void b() {}\n#if A(1)\n__global__ void c() {}\n#endif\n#endif"
+    assert read(header + source, (), len(header)).plain_kernels == ["b"]
 
 
 def test_an_if_among_the_parameters_is_left_to_the_preprocessor():
