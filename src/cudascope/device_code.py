@@ -1,12 +1,12 @@
 """The device code of a CUDA source: what a kernel needs of it, and what is only for the host.
 
-A source is cut into the declarations that stand outside of functions. Of these a kernel needs the functions, types,
-variables and aliases whose names it mentions, those that they mention, and so on; everything else becomes blank, so
-that lines stay where they are. Two rules of CUDA say what is host code and never needed: a function that is neither
+A source is cut into the declarations that stand outside of functions. A kernel needs the functions, types, variables and
+aliases whose names it mentions, then the names that these mention, and so on. Everything else becomes blank, and every
+line stays in its place. Two rules of CUDA say what is host code and never needed: a function that is neither
 `__device__`, `__global__` nor constexpr, and a variable that is neither of these nor constant.
 
-No types are looked up: a declaration is needed if anything needed has a word of its name. That may keep more than it
-must, never less.
+No types are looked up: a declaration is needed if anything needed has a word of its name. This rule may keep
+more than a kernel needs, and never less.
 """
 
 import re
@@ -85,7 +85,7 @@ _BLANKED = re.compile(r"^([ \t]*#(?![ \t]*pragma)(?:\\\n|[^\n])*)|[^\n]+", re.MU
 
 
 def replaced(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
-    """`text` with each (start, end, new) put in, the outer one of two; of what was there lines and directives stay."""
+    """`text` with each (start, end, new) put in, the outer one of two; lines and directives of the old text stay."""
     parts, at = [], 0
     for start, end, new in sorted(changes, key=lambda change: (change[0], -change[1])):
         if start < at:
