@@ -1,8 +1,8 @@
 """The device code of a CUDA source: what a kernel needs of it, and what is only for the host.
 
-A source is cut into the declarations that stand outside of functions. A kernel needs the functions, types, variables and
-aliases whose names it mentions, then the names that these mention, and so on. Everything else becomes blank, and every
-line stays in its place. Two rules of CUDA say what is host code and never needed: a function that is neither
+A source is cut into the declarations that stand outside of functions. A kernel needs the functions, types, variables
+and aliases whose names it mentions, then the names that these mention, and so on. Everything else becomes blank, and
+every line stays in its place. Two rules of CUDA say what is host code and never needed: a function that is neither
 `__device__`, `__global__` nor constexpr, and a variable that is neither of these nor constant.
 
 No types are looked up: a declaration is needed if anything needed has a word of its name. This rule may keep
