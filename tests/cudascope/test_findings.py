@@ -8,7 +8,7 @@ import torch
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.declarations import kernel_names
+from cudascope.file import read
 from cudascope.simt.abi import FindingKind
 from cudascope.simt.library import RUNTIME
 from cudascope.simt.rules import ENDINGS, RULES, declares_return
@@ -174,10 +174,10 @@ def test_python_and_the_runtime_agree_on_what_ends_a_launch():
 )
 def test_a_return_in_a_kernels_body_is_seen(body, expected):
     source = f"#define LEAVE(i) \\\n    if (i) return;\n__global__ void k(int i) {body}\nvoid host() {{ return; }}"
-    assert declares_return(source, "k") == expected
+    assert declares_return(read(source), "k") == expected
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_kernels_with_mistakes_are_cuda_too(arch):
-    for name in kernel_names(FINDINGS.read_text()):
+    for name in dict.fromkeys(each.function for each in read(FINDINGS.read_text()).kernels):
         assert CudaKernel(FINDINGS, name).resources(arch).spilled_bytes == 0

@@ -17,7 +17,7 @@ import cudascope
 from cudascope import CudaKernel
 from cudascope.arrays import as_array
 from cudascope.build import CompileError, Source
-from cudascope.declarations import plain_kernels
+from cudascope.file import read
 from cudascope.parameters import Parameter
 from cudascope.simt import abi as simt_abi
 from cudascope.simt.build import runtime
@@ -444,7 +444,7 @@ def test_kernels_of_a_file_are_built_together():
         extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
         namespace n { __global__ void m() {} }
     """
-    assert plain_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
+    assert read(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();").plain_kernels == ["a", "b"]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):

@@ -136,7 +136,7 @@ class CpuKernel:
 
     @functools.cached_property
     def _may_return(self) -> bool:
-        return declares_return(self.source.text, base_name(self.name))
+        return declares_return(self.source.read(), base_name(self.name))
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -174,10 +174,9 @@ class CpuKernel:
     @functools.cached_property
     def _watched(self) -> dict[str, Array]:
         """The variables of the instrumented build, in place, as the source declares them."""
-        return {
-            each.name: as_array(as_declared(_memory(each), each.name, self.source.text, self.source.defines))
-            for each in self.library(True).variables
-        }
+        file = self.source.read()
+        variables = self.library(True).variables
+        return {each.name: as_array(as_declared(_memory(each), each.name, file)) for each in variables}
 
     def launch(
         self,

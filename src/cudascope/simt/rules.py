@@ -4,15 +4,11 @@ A rule belongs to a family, which is `Finding.what`; its own name is `Finding.ru
 names of both, `also=` those of the rules that are off unless asked for.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from cudascope.declarations import ATTRIBUTES
+from cudascope.file import File
 from cudascope.simt.abi import FindingKind
-from cudascope.tokens import Tokens, matching, strip_comments, tokens_of
-
-_RETURNING_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+).*\breturn\b", re.MULTILINE)
 
 
 class Rule(NamedTuple):
@@ -238,20 +234,8 @@ def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
     return sum(1 << finding for finding in off)
 
 
-def declares_return(source: str, function: str) -> bool:
+def declares_return(file: File, function: str) -> bool:
     """Whether kernel `function` has a `return` in its body: its threads may leave early. True where none is found."""
-    text = strip_comments(source)
-    leaves = {"return", *_RETURNING_MACRO.findall(text)}
-    bodies = list(_bodies(tokens_of(text), function))
-    return not bodies or any(leaves & set(body) for body in bodies)
-
-
-def _bodies(tokens: Tokens, function: str) -> Iterator[Tokens]:
-    for i, token in enumerate(tokens[:-1]):
-        if token != function or tokens[i + 1] != "(":
-            continue
-        start = matching(tokens, i + 1) + 1
-        while tokens[start : start + 1] and tokens[start] in ATTRIBUTES:
-            start = matching(tokens, start + 1) + 1
-        if tokens[start : start + 1] == ["{"]:
-            yield tokens[start : matching(tokens, start)]
+    leaves = {"return", *(macro.name for macro in file.macros if "return" in macro.body)}
+    bodies = [piece for piece in file.pieces if piece.body is not None and function in piece.names]
+    return not bodies or any(not leaves.isdisjoint(file.tokens[piece.body : piece.end]) for piece in bodies)
