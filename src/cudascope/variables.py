@@ -74,6 +74,12 @@ def as_declared(memory: Any, name: str, source: str, defines: Sequence[str]) -> 
     return values.reshape(*shape, lanes) if lanes > 1 else values.reshape(shape)
 
 
+def may_hold_pointers(variable: Any, source: str, defines: Sequence[str]) -> bool:
+    """Whether `variable` (its name and bytes) is a pointer, an integer of 8 bytes, or of a type without a dtype."""
+    values = as_declared(np.empty(variable.bytes, np.uint8), variable.name, source, defines)
+    return values.dtype.itemsize in (1, 8)
+
+
 def _dtype(tokens: Tokens) -> str:
     """The dtype of a declared type, or "" if there is none."""
     if "*" in tokens:

@@ -53,15 +53,18 @@ struct Thread {
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
     void* site;  // where it waits, and for what
     Collective collective;
-    int source, line;
-    u32 mask, lanes;
-    u64 value;
-    u64* values;
-    void* payload;  // what it brings to a meeting
+    int line;
+    u32 mask, lanes, source;
+    u64 value, result;  // of a warp function
+    void* payload;  // of this lane, for a meeting of lanes
     void (*complete)(void** payloads);
     std::vector<Copy> copies;  // under way, in their order
     u64 batches;  // of copies that it has committed
-    u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
+    u64 atomics, spins, progress;  // spins: atomics and yields since any thread's progress
+    const char* polled;  // the address of its last atomic, or of its last access if that is a volatile read
+    void* poll_site;  // where the thread polls, if it still does
+    u32 polled_bytes;
+    bool polls_volatile;
     const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     const char* read_at;  // of a checked launch: its last access, if it was a plain read; and the line of that read
@@ -170,6 +173,7 @@ struct Job {
     std::map<u32, std::string> outputs;
     u64 code_start = 0, code_end = 0;  // of the compiled file
     std::vector<Shadow> tensors;  // by Region
+    u64 first_copy = ~0ull, last_copy = 0;  // the least and the greatest address in copies of tensors
     // launches with one worker:
     std::atomic<u32> ended_blocks{0};
     u32 at_grid = 0;
@@ -335,6 +339,9 @@ static void let_others_run(Worker& w) {
 // A thread that does nothing but atomics and yields while nobody makes progress waits for what others do.
 static bool has_spun(const Worker& w, const Thread& t, u32 live) {
     return t.progress == w.progress && t.spins > std::max<u64>(100'000, 10'000'000 / live);
+}
+static void note_poll(Thread& me, const char* p, u32 bytes, bool is_volatile, void* site) {
+    me.polled = p, me.polled_bytes = bytes, me.polls_volatile = is_volatile, me.poll_site = site;
 }
 static void spin(Worker& w, void* site) {
     Thread& me = *w.current;

@@ -16,6 +16,8 @@ u32 simt_lane() { return worker->current->lane; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 void simt_yield() {
+    void*& polls = worker->current->poll_site;  // a loop that polls and sleeps: two sleeps in a row poll nothing
+    polls = polls && polls != CALLER ? CALLER : nullptr;
     spin(*worker, CALLER);
     let_others_run(*worker);
 }
@@ -47,6 +49,7 @@ int simt_printf(const char* format, ...) {
 // Others run before the atomic is checked: it then sees, and comes after, all that they have done.
 static void begin_atomic(const Announced& a) {
     Worker& w = *worker;
+    note_poll(*w.current, a.p, a.bytes, false, a.site);
     spin(w, a.site);
     if (++w.current->atomics % 256 == 0) let_others_run(w);
     announce(a, a.bytes);

@@ -39,6 +39,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     if (mode == PLAIN) return;
     if (mode == CHECK) settle(*w);
     if (w->job->launch.num_guards && is_guard(*w->job, b, a.p)) return;
+    if (a.access != ATOMIC) note_poll(*w->current, a.p, a.bytes, true, a.is_volatile && a.access == READ ? a.site : nullptr);
     take_turns(*w, a.access, a.site);
     if (mode == CHECK) check(*w, a, alignment);
     else observe(*w, a.p, a.bytes, a.access, a.site);

@@ -13,8 +13,10 @@ unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
 void simt_grid_sync(int line);
-// values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
-unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t value, int source, uint64_t* values);
+uint64_t simt_shuffle(unsigned mask, uint64_t value, unsigned source);
+simt::Votes simt_vote(unsigned mask, bool predicate);
+unsigned simt_match(unsigned mask, uint64_t value);  // the lanes that brought this value
+void simt_syncwarp(unsigned mask);
 // A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
 // of a lane that is not there) before any of them goes on. Lanes that name another function or another line of the
 // kernel have not come to the same meeting. PRODUCT and MATRIX need all 32 lanes. Orders no memory; returns the lanes.
