@@ -30,7 +30,7 @@ constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that s
 
 enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_PHASE, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
-// What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
+// A thread learns from flags how far each thread of a thread block had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
 using Acquired = std::map<u32, Clocks>;
 
@@ -51,7 +51,7 @@ struct Thread {
     State state;
     bool carry;
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
-    void* site;  // where it waits, and for what
+    void* site;  // of the call in which the thread waits
     Collective collective;
     int line;
     u32 mask, lanes, source;
@@ -90,7 +90,7 @@ struct Warp {
     }
 };
 
-struct Stamp {  // block 0: nobody
+struct Stamp {  // block 0: no access yet
     u32 clock, block;
     u16 thread : 11, wrote : 1, atomic : 1, is_volatile : 1;
     u16 swaps : 1, is_flag : 1;  // an atomicCAS; a volatile store that need not be ordered
@@ -113,7 +113,7 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
     char* snapshot() const { return arena + (start - pages); }  // what the kernel found there
 };
 
-struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
+struct Stacks { char* start; u32 threads, guarded; };  // below each of the first is a page without access
 
 struct NumberedBarrier {
     u32 arrived = 0;
@@ -155,7 +155,7 @@ struct Pending {  // an access that was announced: what becomes of it is settled
     Error race;  // else: with another store, which is the weaker finding if both store the same
 };
 
-// What one launch shares among its workers.
+// The part of a launch that its workers share.
 struct Job {
     Launch& launch;
     Dim grid, size;
@@ -196,7 +196,7 @@ struct Job {
           num_blocks(l.grid[0] * l.grid[1] * l.grid[2]), num_threads(l.block[0] * l.block[1] * l.block[2]) {}
 };
 
-struct Worker {  // an OS thread, which runs thread blocks: one after another, or in turns where they wait for each other
+struct Worker {  // an OS thread. It runs thread blocks one after another, or in turns if they wait for each other.
     Job* job;
     Context scheduler;
     Thread* current = nullptr;
@@ -204,7 +204,7 @@ struct Worker {  // an OS thread, which runs thread blocks: one after another, o
     std::vector<std::unique_ptr<Block>> blocks;  // all that were made
     std::vector<Block*> idle;
     std::deque<Block*> waiting;  // in flight, and stepped aside
-    u64 progress = 0;  // who waited, ended, or changed a value by an atomic
+    u64 progress = 0;  // counts threads that waited or ended, and atomics that changed a value
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
     u64 ends = 0, seen_ends = 0;  // of thread blocks that have started, and of threads that have ended
     std::atomic<bool> wanted{false};  // the scheduler wants to go on soon: a signal may have come, or the launch stops
@@ -336,7 +336,7 @@ static void let_others_run(Worker& w) {
     go_to_scheduler(w);
 }
 
-// A thread that does nothing but atomics and yields while nobody makes progress waits for what others do.
+// A thread waits for another thread if it only repeats atomics and yields, and no thread makes progress.
 static bool has_spun(const Worker& w, const Thread& t, u32 live) {
     return t.progress == w.progress && t.spins > std::max<u64>(100'000, 10'000'000 / live);
 }

@@ -1,4 +1,4 @@
-// Where threads wait for each other: barriers and the functions of a warp. Whoever arrives last frees the others.
+// Threads wait for each other at barriers and in the functions of a warp. The last thread to arrive frees the others.
 #pragma once
 
 #include <cstring>
@@ -27,10 +27,10 @@ static void check_barrier(Worker& w, Block& b) {
     }
 }
 
-// What any thread has acquired by a flag, `threads` have after a barrier.
+// After a barrier, each of `threads` has acquired all flags that any of them had acquired before.
 static void share_acquired(Thread* const* threads, u32 number);
 
-// All threads of a thread block have come together: what each did happens before what any does next.
+// All threads of a thread block have met: every access before the barrier happens before every access after it.
 static void join_clocks(Worker& w, Block& b) {
     for (u32 i = 0; i < w.job->num_threads; ++i) b.barrier_clock[i] = ++b.threads[i].clock;
     for (u32 i = 0; i < w.job->num_threads; ++i)
@@ -168,7 +168,8 @@ static bool complete_meeting(Worker& w, Block& b, const Thread& one) {
 }
 
 // This thread meets the other lanes of `mask` in one function and one line. The last lane runs `complete` for all of them.
-[[gnu::always_inline]] static inline u32 meet(Worker& w, Collective what, u32 mask, void* payload, void (*complete)(void**), int line, void* site) {
+[[gnu::always_inline]] static inline u32 meet(
+    Worker& w, Collective what, u32 mask, void* payload, void (*complete)(void**), int line, void* site) {
     Block& b = *w.block;
     Thread& me = *w.current;
     if (!(mask >> me.lane & 1)) {

@@ -61,7 +61,7 @@ struct Launch {
     SharedArray *shared, *guards;  // a guard says whether an array's constructor has run: no access of the kernel
     SharedArray* variables;  // of the compiled file, by address: those that may hold pointers
     u64 shared_segment;  // bytes of a thread block's shared memory, all arrays and gaps together
-    int64_t dynamic_offset;  // of the dynamic part, -1: there is none
+    int64_t dynamic_offset;  // of the dynamic part, -1 without one
     u64 dynamic_bytes;
     u32 num_regions, num_shared, num_guards, num_variables, num_pointers, unused;
     u32* pointers;  // the arguments that point into a region

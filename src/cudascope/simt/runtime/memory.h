@@ -24,10 +24,10 @@ static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 
 // ---------------------------------------------------------------------------------------------- arenas
 
-static std::mutex process_lock;  // of what all launches of the process share
+static std::mutex process_lock;  // of the data that all launches of the process share
 
-// Memory with empty space before and behind it, as much as there is. The first bytes, as many again, are memory too: they
-// keep a copy of what the kernel found. Small arenas are kept for the next launch.
+// Pages with empty space before and after them, as large as the machine allows. The arena starts
+// with the same number of pages again. They keep a copy of a tensor's values before the launch. Small arenas are kept for the next launch.
 struct Arena { char *start, *pages; u64 bytes, page_bytes; };
 static std::vector<Arena> spare_arenas;
 static std::vector<Stacks> spare_stacks;
@@ -76,8 +76,8 @@ static void place(Shadow& s, const Arena& arena) {
 
 // ---------------------------------------------------------------------------------------------- a kernel's malloc
 
-// Kernels have a heap of their own, so that no stray index of theirs meets the process's. It is empty again when all that
-// was allocated has been freed.
+// Kernels have a heap of their own, so that their stray indices do not meet the heap of the process. The heap is empty
+// again when the kernels have freed all of their memory.
 constexpr u64 HEAP = 4ull << 30;
 static char* heap = nullptr;
 static std::atomic<u64> heap_used{0}, live_allocations{0};
@@ -103,7 +103,7 @@ static bool deallocate(void* p) {
 
 // ---------------------------------------------------------------------------------------------- shared memory
 
-// Of the largest possible dynamic part, what this launch has not.
+// Protect the rest of the largest possible dynamic part, or allow access to it again.
 static void allow_rest(const Launch& launch, const Shadow& s, int protection) {
     if (launch.dynamic_offset < 0) return;
     u64 first = up(launch.dynamic_offset + launch.dynamic_bytes, PAGE);
@@ -154,9 +154,10 @@ static void release_block(const Job& job, Block& b, bool keep) {
 // ---------------------------------------------------------------------------------------------- tensors
 
 // A launch works on copies of its tensors, with empty space round each copy, so that a stray index meets nothing. When the
-// launch ends, the elements that it has changed are copied back. All others keep what other threads have stored meanwhile.
-// Two kinds of tensors stay where they are: large ones that a plain launch does not write, for copying them can take longer
-// than the launch, and tensors that the kernel also reaches by a pointer in a struct or in another tensor.
+// launch ends, the elements that it has changed are copied back. Other elements keep the values that other threads of the
+// process have stored meanwhile. Two kinds of tensors stay where they are. A plain launch does not copy a large tensor that
+// it only reads: the copy can take longer than the launch. A tensor also stays if the kernel reaches it by a pointer in a
+// struct, in a variable or in another tensor.
 
 static thread_local sigjmp_buf* volatile copying = nullptr;  // where a fault of the copying continues
 
@@ -329,7 +330,7 @@ static void map_tensors(Job& job) {
     }
 }
 
-// What came to light about the tensors: of the first, if there is any.
+// Copy the results back. Return what is wrong with the first tensor that has an error.
 static Error unmap_tensors(Job& job) {
     Error error{};
     return_pointers(job);
@@ -357,7 +358,7 @@ static bool is_local(const Block& b, const void* p) {
     return p >= b.stacks.start && p < b.stacks.start + STACK * b.stacks.threads;
 }
 
-// __constant__ and __device__ variables lie in the compiled file.
+// __constant__ and __device__ variables are in the compiled file.
 static bool in_module(Job& job, const char* p) {
     if ((u64)p >> 12 == job.module_page) return true;
     Dl_info info;

@@ -1,5 +1,5 @@
-// Who runs next: the threads of a thread block as fibers that take turns; the next thread block where one has ended, or
-// has nothing left but to wait for what another one does.
+// The scheduler. The threads of a thread block are fibers that take turns. The next thread block starts when one has ended,
+// or when all threads of one wait for another thread block.
 #pragma once
 
 #include "collectives.h"
@@ -44,7 +44,7 @@ static void start_thread() {
     simt_exit();
 }
 
-// Who waits where, of the thread blocks in flight.
+// An error that lists where the threads of `blocks` wait.
 static Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& blocks) {
     Error e = new_error(w, finding, nullptr);
     for (Block* b : blocks)
@@ -172,7 +172,7 @@ static void finish_block(Worker& w, Block& b) {
     w.idle.push_back(&b);
 }
 
-// All that is in flight has spun for long, or waits for a grid barrier, and nothing else can start.
+// All threads in flight have spun for long or wait for a grid barrier, and no other thread block can start.
 static bool nobody_can_go_on(Worker& w) {
     if (w.job->launch.workers > 1) return false;
     for (Block* b : w.waiting)
