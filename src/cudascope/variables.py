@@ -27,7 +27,7 @@ class Variable(NamedTuple):
 
 
 def variables_in(code: DeviceCode, pieces: Sequence[Piece]) -> Iterator[Variable]:
-    """What `pieces` define and a launch may change: no constants, no templates."""
+    """Yield the variables that `pieces` define and a launch may change: no constants, no templates."""
     for piece in pieces:
         tokens = code.tokens[piece.start : piece.end - 1]
         if not piece.is_variable or _KINDS.isdisjoint(tokens) or not {"template", "extern"}.isdisjoint(tokens):
@@ -51,8 +51,8 @@ def variables_of(text: str) -> list[Variable]:
 def as_declared(memory: Any, name: str, source: str, defines: Sequence[str]) -> Any:
     """`memory`, the bytes of variable `name`, in the dtype and the shape that `source` declares.
 
-    A vector's lanes are the last dimension. What has no dtype, a struct for example, stays bytes. Memory of the CPU is
-    a numpy array. Where torch has been imported, a torch tensor of the same memory is returned.
+    A vector's lanes are the last dimension. A type without a dtype, a struct for example, stays bytes. Memory of the
+    CPU is a numpy array. Where torch has been imported, a torch tensor of the same memory is returned.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(memory, np.ndarray):

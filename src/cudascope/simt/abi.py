@@ -115,7 +115,7 @@ LAUNCH = _structure(
     ("shared_segment", u64),
     ("dynamic_offset", i64),
     ("dynamic_bytes", u64),
-    *((name, u32) for name in ("num_regions", "num_shared", "num_guards", "num_variables", "num_pointers", "unused")),
+    *((name, u32) for name in ("num_regions", "num_shared", "num_guards", "num_variables", "num_pointers")),
     ("pointers", ctypes.POINTER(u32)),
     ("pointer_regions", ctypes.POINTER(u32)),
     ("max_events", u64),

@@ -33,7 +33,7 @@ def find_compiler() -> tuple[list[str], str]:
 
 
 def run_compiler(command: Sequence[str], source: str | None = None) -> str:
-    """What the compiler prints. Raises CompileError with what it says."""
+    """Return the output of the compiler. Raises CompileError with its messages."""
     done = subprocess.run(command, input=source, capture_output=True, **BYTES)
     if done.returncode:
         compiler = Path(command[0]).name

@@ -1,4 +1,4 @@
-"""The arrays of a CPU launch as the runtime sees them: regions of memory, and what lies where in them."""
+"""The arrays of a CPU launch as the runtime sees them: regions of memory, and the elements in them."""
 
 import ctypes
 
@@ -32,7 +32,7 @@ class Memory:
                 self.regions.append([start, end, array.itemsize, [name]])
 
     def describe(self, request, parameters, values, run, shared, guards, variables) -> tuple:
-        """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
+        """Fill in the request's regions. Return the memory that it points to. Keep it until the launch has ended."""
         written_to = {parameter.name for parameter in parameters if not parameter.const}
         words = [
             int.from_bytes(value[i : i + 8], "little")

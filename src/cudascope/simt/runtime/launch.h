@@ -63,7 +63,7 @@ struct Launch {
     u64 shared_segment;  // bytes of a thread block's shared memory, all arrays and gaps together
     int64_t dynamic_offset;  // of the dynamic part, -1 without one
     u64 dynamic_bytes;
-    u32 num_regions, num_shared, num_guards, num_variables, num_pointers, unused;
+    u32 num_regions, num_shared, num_guards, num_variables, num_pointers;
     u32* pointers;  // the arguments that point into a region
     u32* pointer_regions;  // which
     u64 max_events;

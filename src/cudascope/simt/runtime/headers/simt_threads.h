@@ -1,4 +1,4 @@
-// What a thread asks the runtime for: who it is, barriers and fences, printf and assert.
+// The functions by which a thread asks the runtime for its indices, barriers and fences, printf and assert.
 #pragma once
 
 #include "../kinds.h"
@@ -40,7 +40,8 @@ long long simt_clock();
 void simt_atomic(const volatile void* address, int bytes);
 void simt_atomic_if(const volatile void* address, int bytes, uint64_t compare);
 bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
-// This thread's asynchronous copies (async_copies.h). Of `bytes` (4, 8, 16) to shared memory the last `zeros` become 0.
+// This thread's asynchronous copies (async_copies.h). A copy moves `bytes` (4, 8, 16) to shared memory. The last `zeros`
+// of the bytes become 0.
 void simt_copy_async(void* to, const void* from, unsigned bytes, unsigned zeros);
 bool simt_copies_async(const void* to, const void* from);  // whether these are shared and global memory
 void simt_copies_commit();
