@@ -26,7 +26,7 @@ class Variable(NamedTuple):
 
 
 def variables_in(file: File, pieces: Iterable[Piece]) -> Iterator[Variable]:
-    """What `pieces` define and a launch may change: no constants, no templates."""
+    """Yield the variables that `pieces` define and a launch may change: no constants, no templates."""
     for piece in pieces:
         tokens = file.tokens[piece.start : piece.end - 1]
         if not piece.is_variable or _KINDS.isdisjoint(tokens) or not {"template", "extern"}.isdisjoint(tokens):
@@ -49,8 +49,8 @@ def plain_variables(file: File) -> list[Variable]:
 def as_declared(memory: Any, name: str, file: File) -> Any:
     """`memory`, the bytes of variable `name`, in the dtype and the shape that `file` declares.
 
-    A vector's lanes are the last dimension. What has no dtype, a struct for example, stays bytes. Memory of the CPU is
-    a numpy array. Where torch has been imported, a torch tensor of the same memory is returned.
+    A vector's lanes are the last dimension. A type without a dtype, a struct for example, stays bytes. Memory of the
+    CPU is a numpy array. Where torch has been imported, a torch tensor of the same memory is returned.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(memory, np.ndarray):
@@ -69,6 +69,12 @@ def as_declared(memory: Any, name: str, file: File) -> Any:
         shape[0] = len(values) // math.prod(shape[1:])
     lanes = len(values) // math.prod(shape)
     return values.reshape(*shape, lanes) if lanes > 1 else values.reshape(shape)
+
+
+def may_hold_pointers(variable: Any, file: File) -> bool:
+    """Whether `variable` (its name and bytes) is a pointer, an integer of 8 bytes, or of a type without a dtype."""
+    values = as_declared(np.empty(variable.bytes, np.uint8), variable.name, file)
+    return values.dtype.itemsize in (1, 8)
 
 
 def _dtype(tokens: Tokens) -> str:

@@ -302,15 +302,41 @@ def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
 # ------------------------------------------------------------------------------------------------ progress
 
 
+ENDLESS = """
+__global__ void all(int* x) { for (int s = 32; s >= 0; s >>= 1) __syncthreads(); x[0] = 1; }
+__global__ void some_blocks(int* x) {
+    for (int s = 32; s >= 0 && blockIdx.x % 2; s >>= 1) __syncthreads();
+    x[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+}
+"""
+
+
+@contextlib.contextmanager
+def alarm(seconds: int):
+    """Raise TimeoutError after `seconds`: a launch without an end shall not hang the test."""
+
+    def ring(*_):
+        raise TimeoutError("the launch has no end")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("mode", ["plain", "observe", "check"])
-def test_an_endless_loop_through_a_barrier_ends(mode):
-    kernel = kernel_of("__global__ void k(int* x) { for (int s = 32; s >= 0; s >>= 1) __syncthreads(); x[0] = 1; }")
-    x = torch.zeros(1, dtype=torch.int32)
+@pytest.mark.parametrize(("name", "blocks"), [("all", 1), ("some_blocks", 4)])
+def test_an_endless_loop_through_a_barrier_ends(name, blocks, mode):
+    """A barrier counts as progress, and so does the end of a thread, but neither counts for ever."""
+    kernel, x = CudaKernel(ENDLESS, name), torch.zeros(256, dtype=torch.int32)
     modes = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check": cudascope.check}
     with cudascope.time_limit(0.05), modes[mode]():
         kernel.compile()
-        with pytest.raises(cudascope.Finding) as found:
-            kernel[1, 64](x)
+        with alarm(60), pytest.raises(cudascope.Finding) as found:
+            kernel[blocks, 64](x)
     assert found.value.rule == "hang"
 
 

@@ -30,15 +30,15 @@ RULES = {
     FindingKind.SPINNING: Rule(
         "deadlock",
         "spin",
-        "A thread repeats an atomic for ever, and nobody changes the value.",
-        "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
+        "A thread repeats an atomic or polls a variable for ever, and no thread changes the value.",
+        "{polls} for ever: {no_writer}. A GPU would wait for ever too",
     ),
     FindingKind.HANGING: Rule(
         "deadlock",
         "hang",
         "For a time no thread has ended or passed a barrier, or for ten times as long none has ended.",
         "gets no further: no thread has ended or passed a barrier for the time that cudascope.time_limit() gives, or "
-        "no thread has ended for ten times as long",
+        "no thread has ended for ten times as long{hang}",
     ),
     FindingKind.OUTSIDE_GLOBAL: Rule(
         "out of bounds",
@@ -68,15 +68,14 @@ RULES = {
         "race",
         "race",
         "Two threads touch one place, one of them writes, and nothing orders the two.",
-        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier "
-        "between",
+        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line}{unordered}{remedy}",
     ),
     FindingKind.SAME_VALUE: Rule(
         "race",
         "same value",
         "Two threads write the same value to one place, and nothing orders the two.",
-        "writes {place}, to which thread {other}{other_block} has written the same value in line {other_line} with no "
-        "barrier between: harmless on today's GPUs, a race by the rules of C++",
+        "writes {place}, to which thread {other}{other_block} has written the same value in line {other_line}"
+        "{unordered}: harmless on today's GPUs, a race by the rules of C++",
     ),
     FindingKind.BARRIER_NOT_REACHED: Rule(
         "barrier",
@@ -157,8 +156,7 @@ RULES = {
         "fault",
         "fault",
         "An access to memory that is not there.",
-        "touched memory that is not there, or a vector at an address that is no multiple of its size: run it under "
-        "cudascope.check(), which says which",
+        "touched memory that is not there, or a vector at an address that is no multiple of its size{check}",
     ),
     FindingKind.STACK_OVERFLOW: Rule(
         "fault",
@@ -170,7 +168,7 @@ RULES = {
         "out of bounds",
         "overrun",
         "Something was written just outside of a tensor.",
-        "has written just outside of {tensor}, or another one did: run it under cudascope.check(), which says who",
+        "has written just outside of {tensor}, or another thread did{check}",
     ),
     FindingKind.READ_ONLY: Rule(
         "fault",
