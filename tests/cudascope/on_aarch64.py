@@ -11,17 +11,19 @@ emulator (qemu) runs aarch64 instructions in user mode, on the kernel of this ma
 import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 CROSS = ("g++-aarch64-linux-gnu", "binutils-aarch64-linux-gnu")
 EMULATED = ("python3.11:arm64", "libstdc++6:arm64", "libgfortran5:arm64")
-WHEELS = ("numpy==2.4.6", "torch==2.9.1")  # the newest torch for aarch64 that needs no libraries of CUDA
-PURE = (
-    *("_pytest", "pytest", "pluggy", "iniconfig", "packaging", "py.py", "pygments", "typing_extensions.py", "nvidia"),
-    *("sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec"),
+# Of torch, the newest version whose wheel for aarch64 needs no libraries of CUDA. pip would read the requirements of
+# the wheels for this machine, so all packages are named here.
+WHEELS = (
+    *("numpy==2.4.6", "torch==2.9.1", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec"),
+    *("typing-extensions", "pytest>=8", "pluggy", "iniconfig", "packaging", "pygments"),
+    *("nvidia-cuda-runtime>=13", "nvidia-cuda-nvrtc>=13", "nvidia-cuda-crt>=13", "nvidia-cuda-cccl>=13"),
 )
+OF_THE_COMPILER = ("libbfd", "libopcodes", "libctf", "libisl", "libmpc", "libmpfr", "libgmp", "libzstd", "libjansson")
 APT = """
 APT::Architecture "amd64";
 APT::Architectures {{ "amd64"; "arm64"; }};
@@ -66,17 +68,24 @@ def script(path: Path, command: str) -> None:
     path.chmod(0o755)
 
 
-def prepare(folder: Path) -> None:
-    """Fill `folder` with the compiler, the emulator, and Python with its packages."""
-    tools, root, python = folder / "tools", folder / "root", folder / "python"
+def add_compiler(folder: Path) -> None:
+    tools = folder / "tools"
     unpack(folder, "bookworm", CROSS, tools)
-    unpack(folder, "bookworm", EMULATED, root)
-    unpack(folder, "trixie", ("qemu-user:amd64",), tools, alone=True)
     cross = tools / "usr/aarch64-linux-gnu/lib"
     for text in (cross / "libc.so", cross / "libm.so"):
         if text.is_file() and text.stat().st_size < 10_000:
             text.write_text(text.read_text().replace("/usr/aarch64-linux-gnu/lib", str(cross)))
     script(folder / "bin/g++", f"{tools}/usr/bin/aarch64-linux-gnu-g++")
+    (folder / "libraries").mkdir()
+    for name in OF_THE_COMPILER:
+        for library in (tools / "usr/lib/x86_64-linux-gnu").glob(f"{name}*.so*"):
+            (folder / "libraries" / library.name).symlink_to(library)
+
+
+def add_python(folder: Path) -> None:
+    tools, root, python = folder / "tools", folder / "root", folder / "python"
+    unpack(folder, "bookworm", EMULATED, root)
+    unpack(folder, "trixie", ("qemu-user:amd64",), tools, alone=True)
     # Python finds its virtual environment beside this script. A test that starts another Python starts the script.
     emulator = f"{tools}/usr/bin/qemu-aarch64 -L {root} -0 {python}/bin/python {root}/usr/bin/python3.11"
     script(python / "bin/python", emulator)
@@ -85,17 +94,16 @@ def prepare(folder: Path) -> None:
     platforms = [f"--platform=manylinux{version}_aarch64" for version in ("2014", "_2_27", "_2_28")]
     only = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", *platforms, f"--target={packages}")
     run(sys.executable, "-m", "pip", "install", "-q", *only, *WHEELS)
-    for name in PURE:
-        (packages / name).symlink_to(Path(sysconfig.get_paths()["purelib"]) / name)
 
 
 def main(folder: Path, *tests: str) -> int:
     if not (folder / "complete").exists():
-        prepare(folder)
+        add_compiler(folder)
+        add_python(folder)
         (folder / "complete").touch()
     environment = os.environ | {
         "CXX": str(folder / "bin/g++"),
-        "LD_LIBRARY_PATH": f"{folder}/tools/usr/lib/x86_64-linux-gnu",  # of the cross compiler's assembler
+        "LD_LIBRARY_PATH": str(folder / "libraries"),
         "CUDASCOPE_CACHE": str(folder / "cache"),
         "PYTHONPATH": str(REPOSITORY / "src"),
         "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
