@@ -59,6 +59,7 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 _TRANSLATORS = (
     "assembly.py",
     "build.py",
+    "machine.py",
     "translation.py",
     "preprocess.py",
     "missing.py",

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cudascope.build import CompileError
+from cudascope.simt.machine import machine_options
 
 # Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
 BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}
@@ -29,7 +31,8 @@ def find_compiler() -> tuple[list[str], str]:
             "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
         )
     stat = os.stat(path)
-    return [path, *command[1:]], f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
+    identity = f"{platform.machine()} {os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
+    return [path, *machine_options(path), *command[1:]], identity
 
 
 def run_compiler(command: Sequence[str], source: str | None = None) -> str:

@@ -22,6 +22,7 @@ void simt_yield() {
     let_others_run(*worker);
 }
 void simt_fence() {
+    order_memory();
     if (worker->job->launch.mode == CHECK) fence(*worker->current);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <errno.h>
+#include <fenv.h>
 #include <link.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -14,16 +15,6 @@ static u64 now() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (u64)t.tv_sec * 1'000'000'000 + (u64)t.tv_nsec;
-}
-
-static u64 program_counter([[maybe_unused]] void* state) {
-#if defined(__x86_64__)
-    return (u64)((ucontext_t*)state)->uc_mcontext.gregs[REG_RIP];
-#elif defined(__aarch64__)
-    return (u64)((ucontext_t*)state)->uc_mcontext.pc;
-#else
-    return 0;
-#endif
 }
 
 // Find the code of the compiled file that holds `entry`. A fiber in that code holds no lock, so it may lose its turn.
@@ -48,8 +39,6 @@ static void find_code(Job& job) {
 }
 
 // ---------------------------------------------------------------------------------------------- faults
-
-constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 static int tick_signal() { return SIGRTMAX - 4; }
 
@@ -80,13 +69,14 @@ static void on_fault(int number, siginfo_t* info, void* state) {
     bool is_sent = info->si_code == SI_USER;  // by somebody else
     if (copying && !is_sent) siglongjmp(*copying, 1);
     if (!w || is_sent) return pass_on(number, info, state);
-    w->fault = number == SIGFPE ? DIVIDED_BY_ZERO : number == SIGILL || number == SIGABRT ? STOPPED : FAULT;
+    w->fault = is_division(number, state) ? DIVIDED_BY_ZERO : is_trap(number) || number == SIGABRT ? STOPPED : FAULT;
     if (w->fault == FAULT && w->current) {
         char* stack = w->block->stacks.start + w->current->id * STACK;
         if (address >= stack - GUARD && address < stack + GUARD) w->fault = STACK_OVERFLOW;
     }
     bool meets = w->current && w->current->state == AT_COLLECTIVE;  // the last lane of a meeting works for all lanes
     w->fault_site = w->landing ? (u64)w->landing : meets ? (u64)w->current->site : program_counter(state) + 1;
+    fesetround(FE_TONEAREST);  // on aarch64, a handler starts in the mode of what it interrupts
     siglongjmp(w->escape, 1);
 }
 
@@ -146,6 +136,7 @@ static void on_tick(int number, siginfo_t* info, void* state) {
         w->clock_preempted_at = w->switches;
         w->current->site = (void*)(at + 1);
         w->block->ready.push_back(w->current);
+        fesetround(FE_TONEAREST);
         switch_to(w->current->context, w->scheduler);
     }
     errno = saved;

@@ -13,7 +13,7 @@
 
 #include "block.h"
 
-constexpr u64 PAGE = 4096, SPACE = 64ull << 30, SMALL = 256 << 10;
+constexpr u64 SPACE = 64ull << 30, SMALL = 256 << 10;
 constexpr u8 CANARY = 0xa5;  // round a tensor, as far as its pages go
 
 static char* reserve(u64 bytes, int protection) {
