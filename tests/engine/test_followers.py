@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -81,7 +82,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(two, folders):
-    """What the two processes have of each architecture."""
+    """Return what each of two processes has of each architecture."""
     jobs = [(folder, CRAMPED) for folder in folders.values()]
     return dict(zip(folders, zip(*two.run(serve, jobs, PROMPTS, SAMPLING), strict=True), strict=True))
 
@@ -134,7 +135,7 @@ def in_threads(monkeypatch):
             ours, theirs = followers.Pipe()
             with theirs:
                 arguments = (os.dup(theirs.fileno()), rank, self.count, self._folder.name, 1)
-            running.append(threading.Thread(target=follow.started, args=arguments))
+            running.append(threading.Thread(target=follow.started, args=arguments, daemon=True))
             running[-1].start()
             self._connections[rank] = ours
 
@@ -235,6 +236,21 @@ def test_a_follower_that_cannot_start_is_named(monkeypatch, capfd):
     with pytest.raises(GroupLost, match="process 1 of tensor_parallel = 2 ended with exit status 1: make a new LLM"):
         LLM(llama(), num_blocks=8, tensor_parallel=2)
     assert "No module named 'no_such_module'" in capfd.readouterr().err
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(ValueError, match='tensor_parallel = 2 needs as many GPUs, and there are 1: give device="cpu"'):
+        followers.Followers(2, follow.Plan("folder", torch.float32, "cuda", None), llama())
+
+
+def test_the_process_that_ended_is_named_and_not_those_that_lost_their_connection_to_it():
+    group = followers.Followers.__new__(followers.Followers)
+    group.count, group._processes, group._connections = 3, {}, {}
+    group._folder = tempfile.TemporaryDirectory()
+    error = group._given_up({1: "RuntimeError: Connection closed by peer", 2: ""}, RuntimeError("Read error"))
+    assert str(error) == "process 2 of tensor_parallel = 3 ended: make a new LLM"
 
 
 # ------------------------------------------------------------------------------------------------ a process ends
