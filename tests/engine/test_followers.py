@@ -322,7 +322,7 @@ def test_torchrun_runs_the_command_on_two_processes(capsys):
     flags = ["The block table", "--device", "cpu", "--num-blocks", "32", "--max-tokens", "12", "--temperature", "0"]
     assert main(flags) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pagewise.engine", *flags]
-    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, capsys.readouterr().out), done.stderr
 
 
@@ -361,26 +361,30 @@ def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
 def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():
     """One client reads a stream, another one waits for a whole answer."""
     httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")
-    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "64", "--device", "cpu"]
+    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "600", "--device", "cpu"]
     command += ["--tensor-parallel", "2"]
     body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, contextlib.ExitStack() as clients:
         clients.callback(server.kill)
         url = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-        url += "/v1/completions"
         answers = []
-        whole = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=60)))
-        stream = clients.enter_context(httpx.stream("POST", url, json=body | {"stream": True}, timeout=60))
+        whole = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body | {"n": 8}, timeout=60))
+        )
+        stream = clients.enter_context(
+            httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60)
+        )
         lines = stream.iter_lines()
         next(lines)
         whole.start()
+        assert soon(lambda: httpx.get(f"{url}/health", timeout=60).json()["running"] == 2)
         (follower,) = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(server.pid)], text=True).split()
         os.kill(int(follower), signal.SIGKILL)
         reason = "process 1 of tensor_parallel = 2 ended with SIGKILL"
         assert reason in [line for line in lines if line][-1]
-        whole.join(10)
+        whole.join(60)
         assert (answers[0].status_code, reason in answers[0].text) == (500, True)
-        assert server.wait(10) == 1
+        assert server.wait(60) == 1
         said = server.stderr.read()
         assert said.count(reason) == 1
         assert "Traceback" not in said
