@@ -17,6 +17,7 @@ import torch
 from waiting import Waiting, kernel_of
 
 import cudascope
+from cudascope import CudaKernel
 
 LARGE = 1 << 20  # elements: of a tensor that was not copied by earlier versions
 IMPORTS = """
