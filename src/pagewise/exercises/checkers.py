@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pagewise.exercises import (
     lesson_1,
+    lesson_10,
     lesson_2,
     lesson_3,
     lesson_4,
@@ -30,6 +31,7 @@ LESSONS: dict[int, list[Exercise]] = {
     7: lesson_7.EXERCISES,
     8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
     9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES, *lesson_9_engine.EXERCISES],
+    10: lesson_10.EXERCISES,
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 
