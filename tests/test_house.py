@@ -30,7 +30,7 @@ IDEAS = [
     "flash_decoding_plus_plus",
     "paged_attention_varlen",
     "engine",
-    "context_parallel",
+    "distributed",
 ]
 BELOW_IDEAS = {"cudascope", "options", "kernels", "models", "tools"}
 # Device functions that kernels of several ideas share, and the idea that introduces them. Later ideas may use them too.
