@@ -24,13 +24,13 @@ def ring_step(rank: int, step: int, n: int) -> tuple[int, int, int]:
 RING_STEP = python_exercise(
     ring_step,
     [
-        call(0, 0, 1),
         call(1, 0, 3),
         call(2, 1, 4),
         call(1, 2, 3),
         call(0, 1, 3),
         call(3, 2, 4),
         call(0, 3, 5),
+        call(0, 0, 1),
     ],
     [
         "the wrong way round: Blocks move to higher ranks, so a process receives the block of the next lower rank: "
@@ -106,17 +106,25 @@ def sent_bytes(n: int, S: int, H: int, Hkv: int, D: int) -> dict[str, float]:
 SENT_BYTES = python_exercise(
     sent_bytes,
     [
-        call(2, 2, 1, 1, 1),
+        call(4, 4, 1, 1, 1),
         call(2, 8, 2, 1, 4),
         call(4, 64, 8, 4, 8),
         call(8, 2**20, 32, 8, 128),
     ],
     [
+        "one step, and nothing else: That is one step of the ring. A process sends a block after each step but the last.",
+        ("(n - 1) * 2 * Hkv", "2 * Hkv"),
+        ("(n - 1) / n * (2 * H + 2 * Hkv) * share", "0"),
+        ("(n - 1) * H * (D + 1) * 4", "0"),
+        "the ring alone: The ring is right. In the all-to-all, a process sends the heads of the others: of q, k and v "
+        "before, and of out afterwards.",
+        ("(n - 1) / n * (2 * H + 2 * Hkv) * share", "0"),
+        ("(n - 1) * H * (D + 1) * 4", "0"),
         "n sends: After the last step of the ring, no process needs its block any more: n − 1 sends.",
         ('"ring": (n - 1)', '"ring": n'),
         "K alone: The ring moves K and V: twice as many bytes.",
         ("(n - 1) * 2 * Hkv", "(n - 1) * Hkv"),
-        "one send: That is one step of the ring. A process sends a block after each step but the last.",
+        "one send: The ring has n steps. A process sends a block after each of them but the last.",
         ("(n - 1) * 2 * Hkv", "2 * Hkv"),
         "query heads on the ring: K and V have Hkv heads. The query heads of a group share them.",
         ("(n - 1) * 2 * Hkv", "(n - 1) * 2 * H"),
