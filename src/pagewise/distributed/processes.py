@@ -1,24 +1,27 @@
 """Run a function on n processes that form one group of torch.distributed (lesson 10).
 
-`torchrun` starts a script n times. `Processes` does the same for a notebook cell, and imports torch only once for all
-cells. The processes use gloo, and NCCL for tensors on GPUs if each process can have a GPU of its own.
+`torchrun` starts a script n times. `Processes` does the same for a notebook cell. It imports torch only once for all
+processes and cells: a server process imports torch, and the n processes are forks of the server. The processes use
+gloo, and NCCL for tensors on GPUs if each process can have a GPU of its own.
 """
 
 import contextlib
 import faulthandler
 import io
+import multiprocessing
 import os
 import queue
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -27,7 +30,8 @@ import torch.distributed as dist
 
 from pagewise.tools.checks import check_count, check_number
 
-STARTING = 120.0  # seconds that the processes have to import torch and to find each other
+IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
+STARTING = 120.0  # seconds that new processes have for their imports, and to find each other
 OTHERS = 0.3  # seconds that the other processes have to report their errors after the first error
 
 
@@ -47,7 +51,7 @@ class Processes(contextlib.AbstractContextManager):
         check_count("count", count)
         check_number("timeout", timeout, low=0.0)
         self.count, self.timeout = count, timeout
-        self._workers: list[tuple[subprocess.Popen, Connection]] = []
+        self._workers: list[tuple[BaseProcess, Connection]] = []
 
     def run(self, function: Callable, *args: object) -> list[Any]:
         """Call `function(*args)` in every process and return the results in the order of the ranks.
@@ -75,7 +79,7 @@ class Processes(contextlib.AbstractContextManager):
         """End all processes."""
         for process, pipe in self._workers:
             process.kill()
-            process.wait()
+            process.join()
             pipe.close()
         self._workers = []
 
@@ -84,15 +88,20 @@ class Processes(contextlib.AbstractContextManager):
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pagewise-")  # where the processes meet, and their logs
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)}
-        for rank in range(self.count):
-            ours, theirs = Pipe()
-            fd = theirs.fileno()
-            command = f"from {__name__} import _serve; _serve{fd, rank, self.count, self._folder.name}"
-            with theirs, self._log(rank).open("wb") as log:
-                options = {"env": environment, "pass_fds": [fd], "stdout": log, "stderr": log}
-                options["start_new_session"] = True  # Ctrl-C in a terminal reaches this process alone
-                self._workers.append((subprocess.Popen([sys.executable, "-c", command], **options), ours))
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        caller = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # the caller's script must not run again
+        try:
+            for rank in range(self.count):
+                ours, theirs = context.Pipe()
+                args = (theirs, rank, self.count, self._log(rank))
+                process = context.Process(target=_serve, args=args, daemon=True)
+                process.start()
+                theirs.close()
+                self._workers.append((process, ours))
+        finally:
+            sys.modules["__main__"] = caller
         self._results(STARTING)
 
     def _results(self, limit: float) -> list[Any]:
@@ -106,7 +115,9 @@ class Processes(contextlib.AbstractContextManager):
                     results[rank], printed[rank], error = cloudpickle.loads(pipe.recv_bytes())
                     errors |= {(1, rank): f"raised {error}"} if error else {}
                 except (EOFError, OSError):
-                    code = self._workers[rank][0].wait()
+                    process, _ = self._workers[rank]
+                    process.join()
+                    code = process.exitcode
                     status = signal.Signals(-code).name if code < 0 else f"exit status {code}"
                     errors[0, rank] = f"ended with {status}\n\n{self._log(rank).read_text()}"
             deadline = min(deadline, time.monotonic() + OTHERS) if errors else deadline
@@ -116,7 +127,7 @@ class Processes(contextlib.AbstractContextManager):
             raise RuntimeError(f"process {rank} of {self.count} {error.strip()}")
         if waiting:
             for rank in waiting.values():
-                self._workers[rank][0].send_signal(signal.SIGUSR1)  # the process writes its stack into its log
+                os.kill(self._workers[rank][0].pid, signal.SIGUSR1)  # the process writes its stack into its log
             time.sleep(OTHERS)
             stacks = "".join(f"\n\nprocess {rank}:\n{self._log(rank).read_text()}" for rank in waiting.values())
             raise TimeoutError(f"{len(waiting)} of {self.count} processes gave no result within {limit:g} s{stacks}")
@@ -126,11 +137,15 @@ class Processes(contextlib.AbstractContextManager):
         return Path(self._folder.name, f"log of {rank}")
 
 
-def _serve(fd: int, rank: int, count: int, folder: str) -> None:
+def _serve(pipe: Connection, rank: int, count: int, log: Path) -> None:
     """Call one function after the other in a process of `Processes`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the first one decides
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    pipe, tasks = Connection(fd), queue.SimpleQueue()
+    tasks = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
     torch.set_num_threads(1)
     has_gpu = torch.cuda.device_count() >= count
@@ -138,7 +153,7 @@ def _serve(fd: int, rank: int, count: int, folder: str) -> None:
         torch.cuda.set_device(rank)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=count)
+    dist.init_process_group(backend, init_method=f"file://{log.parent}/store", rank=rank, world_size=count)
     answer = cloudpickle.dumps((None, "", None))  # ready
     while True:
         pipe.send_bytes(answer)
