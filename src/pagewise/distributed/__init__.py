@@ -7,6 +7,7 @@ blocks, ring    `ring_attention`: keys and values travel from process to process
 all_to_all      `all_to_all_attention`: processes exchange heads for tokens
 decode          `decode_attention` and `merge_over_processes`: results travel
 counted         bytes of each method and pairs of each process, as formulas
+tensor_parallel `tensor_parallel`, which gives each process some heads and columns of every layer of a model
 """
 
 from pagewise.distributed.all_to_all import all_to_all_attention
@@ -15,6 +16,7 @@ from pagewise.distributed.decode import decode_attention, merge_over_processes
 from pagewise.distributed.processes import Processes
 from pagewise.distributed.ring import ring_attention
 from pagewise.distributed.sequence import pieces, shard_sequence, unshard_sequence
+from pagewise.distributed.tensor_parallel import tensor_parallel
 
 __all__ = [
     "Processes",
@@ -25,5 +27,6 @@ __all__ = [
     "pieces",
     "ring_attention",
     "shard_sequence",
+    "tensor_parallel",
     "unshard_sequence",
 ]
