@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from pagewise.exercises import (
     lesson_1,
-    lesson_10,
     lesson_2,
     lesson_3,
     lesson_4,
@@ -18,6 +17,7 @@ from pagewise.exercises import (
     lesson_9,
     lesson_9_batch,
     lesson_9_engine,
+    lesson_10,
 )
 from pagewise.exercises.exercise import Exercise
 

@@ -55,8 +55,8 @@ RING_STEP = python_exercise(
 def zigzag_positions(S: int, n: int) -> list[list[int]]:
     """Return the positions of the tokens that each of n processes holds, in the zigzag order.
 
-    The sequence of S tokens is cut into 2 n pieces of equal length. Process r holds piece r, counted from the start, and
-    piece r, counted from the end. Each list is in ascending order. S is a multiple of 2 n.
+    The sequence of S tokens is cut into 2 n pieces of equal length. Process r holds piece r, counted from the start,
+    and piece r, counted from the end. Each list is in ascending order. S is a multiple of 2 n.
     """
     c = S // (2 * n)
     return [[*range(r * c, (r + 1) * c), *range(S - (r + 1) * c, S - r * c)] for r in range(n)]
@@ -68,20 +68,20 @@ ZIGZAG_POSITIONS = python_exercise(
     zigzag_positions,
     [call(2, 1), call(4, 2), call(8, 2), call(12, 3), call(16, 2)],
     [
-        "contiguous: Those are the tokens in their order, cut into n pieces. Cut into 2 n pieces: each process holds an "
-        "early piece and a late piece.",
+        "contiguous: Those are the tokens in their order, cut into n pieces. Cut into 2 n pieces. Each process gets "
+        "an early piece and a late piece.",
         (f"[*{_FIRST}, *{_SECOND}]", "[*range(2 * r * c, 2 * (r + 1) * c)]"),
-        "striped: Those are single tokens in turns (the striped order). In the zigzag order, a process holds two pieces "
-        "of neighbouring tokens.",
+        "striped: Those are single tokens in turns (the striped order). In the zigzag order, a process holds two "
+        "pieces of neighbouring tokens.",
         (f"[*{_FIRST}, *{_SECOND}]", "[*range(r, S, n)]"),
-        "the same distance: Process 0 must hold the last piece, process 1 the last but one: count the second piece from "
-        "the end.",
+        "the same distance: Process 0 must hold the last piece, and process 1 the last but one. Count the second piece "
+        "from the end.",
         (_SECOND, "range((n + r) * c, (n + r + 1) * c)"),
         "one piece: Each process holds two pieces. The other half of the sequence is missing.",
         (f", *{_SECOND}", ""),
         "n pieces: Cut into 2 n pieces, not n. Now tokens are in two lists.",
         ("S // (2 * n)", "S // n"),
-        "backwards: The order is ascending in each list. Only the order of the late pieces is reversed, not their tokens.",
+        "backwards: Each list must be ascending. The late pieces are in reversed order, but their tokens are not.",
         (_SECOND, "range(S - r * c - 1, S - (r + 1) * c - 1, -1)"),
     ],
     "an early piece sees little and a late piece sees much, and every process has as much of both.",
@@ -112,7 +112,7 @@ SENT_BYTES = python_exercise(
         call(8, 2**20, 32, 8, 128),
     ],
     [
-        "one step, and nothing else: That is one step of the ring. A process sends a block after each step but the last.",
+        "the start: That is one step of the ring. A process sends a block after each step but the last.",
         ("(n - 1) * 2 * Hkv", "2 * Hkv"),
         ("(n - 1) / n * (2 * H + 2 * Hkv) * share", "0"),
         ("(n - 1) * H * (D + 1) * 4", "0"),
@@ -152,9 +152,9 @@ def causal_ring(q: Tensor, k: Tensor, v: Tensor, n: int) -> tuple[Tensor, Tensor
     """Return (out [H, S, D], lses [n, H, S]) of causal attention, as a ring of n processes computes it.
 
     q, k and v are [H, S, D]. Process r holds the tokens `zigzag_positions(S, n)[r]`. In step s, it attends from its
-    queries to the block of `ring_step(r, s, n)`, where a query sees the keys whose positions are not later than its own.
-    lses[s] holds the log-sum-exp that each query found in step s. `merge_attention(outs, lses)` merges the results of
-    all steps; it does not read an out whose lse is −inf.
+    queries to the block of `ring_step(r, s, n)`. A query sees the keys whose positions are not later than its own.
+    lses[s] holds the log-sum-exp that each query found in step s. `merge_attention(outs, lses)` merges the steps. It
+    does not read an out whose lse is −inf.
     """
     shares = [torch.tensor(share) for share in zigzag_positions(q.shape[1], n)]
     outs, lses = q.new_empty(n, *q.shape), q.new_empty(n, *q.shape[:2])

@@ -1,7 +1,7 @@
 """Calculators with sliders: the size of a KV cache, an attention step under the roofline, one sequence on many GPUs.
 
-The page computes the same as `kv_cache_bytes`, `AttentionCost`, `Gpu` and `sent_bytes`. It gets every constant from here as JSON.
-Without scripts, the page shows the table of the first settings.
+The page computes the same as `kv_cache_bytes`, `AttentionCost`, `Gpu` and `sent_bytes`. It gets every constant from
+here as JSON. Without scripts, the page shows the table of the first settings.
 """
 
 import html

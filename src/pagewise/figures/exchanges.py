@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
-
 from pagewise.figures.drawing import arrow, box, colour_key, diagram, rectangle, subplots
 from pagewise.figures.moving_rings import PROCESSES
 from pagewise.figures.palette import INK
@@ -13,7 +11,7 @@ SPANS = {"compute": {"fc": "#b9c3d9"}, "send": {"fc": "#e07a3f", "hatch": "////"
 
 
 def all_to_all(num_processes: int, num_heads: int, *, marked: int, title: str, alt: str = "") -> None:
-    """Draw tokens × heads before and after an all-to-all. The colour and number of a box name the process that holds it.
+    """Draw tokens × heads before and after an all-to-all. The colour and number of a box name its process.
 
     Args:
         marked: a process. Thick frames mark what it sends, and where these boxes are afterwards.

@@ -151,7 +151,7 @@ def _draw_ring(ax: Axes, n: int, step: int) -> None:
 
 
 def _draw_scores(ax: Axes, tiles: Sequence[Tile], shares: Shares, step: int) -> None:
-    """Draw the scores after a step: strong colours now, pale colours before, white later, dots where nothing is seen."""
+    """Draw the scores after a step: strong colours now, pale colours before, white later, dots if nothing is seen."""
     pieces = sum(map(len, shares))
     for tile in tiles:
         fill = PROCESSES[tile.process]
