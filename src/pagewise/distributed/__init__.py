@@ -7,7 +7,7 @@ blocks, ring    `ring_attention`: keys and values travel from process to process
 all_to_all      `all_to_all_attention`: processes exchange heads for tokens
 decode          `decode_attention` and `merge_over_processes`: results travel
 counted         bytes of each method and pairs of each process, as formulas
-tensor_parallel `tensor_parallel`, which gives each process some heads and columns of every layer of a model
+tensor_parallel each process computes some heads and columns of every layer of a model
 """
 
 from pagewise.distributed.all_to_all import all_to_all_attention

@@ -3,6 +3,7 @@
     send to the next    process r sends a tensor to process r + 1 and receives one from process r − 1 (a ring)
     all_gather          every process receives the tensor of every process
     all_to_all          every process sends another piece of its tensor to every process
+    all_reduce          every process receives the sum of the tensors of all processes
 
 All processes of a group must make the same calls in the same order, because a process waits for the others. Therefore a
 function first lets all processes compare their arguments (`compare`). Arguments that do not fit raise an exception in
@@ -136,3 +137,17 @@ def all_to_all(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], group:
     incoming = outgoing.new_empty(sum(sizes))
     dist.all_to_all_single(incoming, outgoing, sizes, [piece.numel() for piece in pieces], group)
     return [part.view(tuple(shape)) for part, shape in zip(incoming.split(sizes), shapes, strict=True)]
+
+
+def all_reduce(x: Tensor, group: Any, name: str) -> Tensor:
+    """Replace x by the sum of the x of all processes, and return it. The count is that of the ring algorithm.
+
+    `group` may also be a backend such as ProcessGroupGloo, which needs no call of init_process_group.
+
+    In a ring, each process first sums one n-th of x (n − 1 transfers of x.nbytes / n), and then the parts travel around
+    the ring again.
+    """
+    count = group.size()
+    _count(name, 2 * (count - 1) * x.nbytes // count)
+    dist.all_reduce(x, group=group)
+    return x

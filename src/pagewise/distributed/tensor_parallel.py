@@ -18,6 +18,7 @@ know GPT-2's Conv1D, whose weight holds q, k and v, and its plans are longer tha
 """
 
 import copy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from pagewise.distributed.communication import all_reduce, rank_and_size
 from pagewise.models import gpt2, llama
 
 SHARED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
@@ -42,7 +44,7 @@ FUSED = {"c_attn": 3}
 """The number of equal parts of a layer's output: q, k and v of GPT-2."""
 
 
-def tensor_parallel(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
     """Return the share of a model that this process computes. All processes of the group must call the share together.
 
     The result takes and returns what the model does, for the same config. Its `attend` gets H / n query heads and
@@ -53,11 +55,14 @@ def tensor_parallel(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
 
     Args:
         model: a Llama or a GPT2, with the same weights in every process.
-        group: a group of torch.distributed, such as `torch.distributed.group.WORLD`.
+        group: a group of torch.distributed, or a backend such as ProcessGroupGloo. None: all processes.
 
     Raises:
         ValueError, TypeError: the model is another one, or its heads do not divide evenly. No process waits.
     """
+    if group is None:
+        rank_and_size(None)  # is there a group?
+        group = dist.group.WORLD
     rank, size = group.rank(), group.size()
     check_splits(model, size)
     # deepcopy takes the tensors of `same` instead of copies of the weights, so only the modules are new
@@ -86,14 +91,13 @@ def check_splits(model: nn.Module, size: int) -> None:
 class RowParallel(nn.Module):
     """x Wᵀ + bias, where each process of a group has some columns of W [out, in] and the same columns of x."""
 
-    def __init__(self, layer: nn.Module, group: dist.ProcessGroup) -> None:
+    def __init__(self, layer: nn.Module, group: Any) -> None:
         super().__init__()
         weight = _share(_matrix(layer), group.rank(), group.size(), dim=1)
         self.weight, self.bias, self.group = nn.Parameter(weight, requires_grad=False), layer.bias, group
 
     def forward(self, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
-        out = linear(x, self.weight)
-        dist.all_reduce(out, group=self.group)
+        out = all_reduce(linear(x, self.weight), self.group, "all-reduce")
         return out if self.bias is None else out + self.bias
 
 

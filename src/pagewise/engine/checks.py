@@ -155,8 +155,8 @@ def check_parallel(tensor_parallel: int, attention: str, device: torch.device | 
         return
     if attention != "paged":
         raise ValueError(
-            f'tensor_parallel = {tensor_parallel} needs attention="paged", got attention="{attention}": the other '
-            f"processes keep blocks only"
+            f'tensor_parallel = {tensor_parallel} needs attention="paged", got "{attention}", which needs the requests '
+            f"in every process"
         )
     if device is not None and torch.device(device).index is not None:
         raise ValueError(

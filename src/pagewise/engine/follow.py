@@ -54,7 +54,7 @@ class Plan(NamedTuple):
             device = weight.device if whole is model else best_device()
         return cls(model, weight.dtype, torch.device(device).type, dataflow)
 
-    def share(self, whole: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    def share(self, whole: nn.Module, group: Any) -> nn.Module:
         """Return the share of this process, on its device."""
         device = torch.device(self.device, _gpu(group.rank())) if self.device == "cuda" else "cpu"
         return tensor_parallel(whole, group).to(device)
@@ -104,7 +104,7 @@ def started(fd: int, rank: int, count: int, folder: str, threads: int) -> None:
     _follow(Connection(fd), rank, lambda device: new_group(folder, rank, count, device))
 
 
-def new_group(folder: str, rank: int, count: int, device: str) -> dist.ProcessGroup:
+def new_group(folder: str, rank: int, count: int, device: str) -> Any:
     """Return a group of its own, so that an engine leaves the default group of torch.distributed alone."""
     store = dist.FileStore(f"{folder}/store", count)
     if device == "cuda":
@@ -118,7 +118,7 @@ def new_group(folder: str, rank: int, count: int, device: str) -> dist.ProcessGr
             del os.environ["GLOO_SOCKET_IFNAME"]
 
 
-def _follow(connection: Connection, rank: int, group_for: Callable[[str], dist.ProcessGroup]) -> None:
+def _follow(connection: Connection, rank: int, group_for: Callable[[str], Any]) -> None:
     """Compute the steps of process 0 until it closes its engine. An exception or a lost connection ends the process."""
     inbox, ended = SimpleQueue(), threading.Event()
     reader = threading.Thread(target=_receive, args=(connection, inbox, ended, rank), daemon=True)
@@ -136,7 +136,7 @@ def _follow(connection: Connection, rank: int, group_for: Callable[[str], dist.P
     connection.close()
 
 
-def _steps(messages: Iterator[Any], ready: Callable[[], None], group_for: Callable[[str], dist.ProcessGroup]) -> None:
+def _steps(messages: Iterator[Any], ready: Callable[[], None], group_for: Callable[[str], Any]) -> None:
     """Do what process 0 says: load the model, make the memory, compute steps."""
     plan = next(messages)
     whole = plan.model if isinstance(plan.model, nn.Module) else load_model(plan.model, dtype=plan.dtype)[0]
