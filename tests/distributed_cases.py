@@ -1,4 +1,4 @@
-"""What the processes of tests/distributed compute. They import this module, so it imports neither pytest nor conftest."""
+"""What the processes of tests/distributed compute. They import this module, but not pytest."""
 
 import contextlib
 from typing import NamedTuple
@@ -32,7 +32,8 @@ class Case(NamedTuple):
         q, k, v, d_out = (
             torch.randn(size, generator=generator, dtype=torch.float64) for size in (queries, keys, keys, queries)
         )
-        d_lse = torch.randn(queries[:3], generator=generator, dtype=torch.float64)
+        # large, or dq would be the rounding of 0 where a query sees one key
+        d_lse = 8 * torch.randn(queries[:3], generator=generator, dtype=torch.float64)
         return [x.to(self.dtype) for x in (self.growth * q, k, v, d_out)], d_lse
 
     @property
@@ -157,7 +158,7 @@ def run_late(cases):
 
 
 def refusal(call):
-    """Call in every process. Return the error's type and message, and show that the processes still agree."""
+    """Call in every process. Return the error's type and message, and show that the processes can still communicate."""
     try:
         call(dist.get_rank())
         found = None

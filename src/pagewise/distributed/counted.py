@@ -64,18 +64,37 @@ def ring_backward_bytes(sizes: Sizes, count: int, rank: int, order: Order = "zig
 def all_to_all_bytes(sizes: Sizes, count: int, rank: int) -> list[Sent]:
     """Return what process `rank` of `count` sends in the forward of `all_to_all_attention`, tensor by tensor.
 
-    Of q, k and v it sends its tokens of all heads but its own heads, and of out its heads of all tokens but its own
-    tokens. The backward sends the same bytes the other way.
+    It sends q, k and v of its own tokens and of the other processes' heads. It sends out of its own heads and of the
+    other processes' tokens.
     """
+    queries, keys = _other_heads(sizes, count, rank)
+    outs, _ = _other_tokens(sizes, count, rank)
+    return [Sent("q", queries), Sent("k", keys), Sent("v", keys), Sent("out", outs)]
+
+
+def all_to_all_backward_bytes(sizes: Sizes, count: int, rank: int) -> list[Sent]:
+    """Return what process `rank` of `count` sends in the backward of `all_to_all_attention`, tensor by tensor.
+
+    Each gradient takes the way of its tensor in the opposite direction.
+    """
+    outs, _ = _other_heads(sizes, count, rank)
+    queries, keys = _other_tokens(sizes, count, rank)
+    sent = {"out": outs, "v": keys, "k": keys, "q": queries}
+    return [Sent(f"gradient of {name}", number) for name, number in sent.items()]
+
+
+def _other_heads(sizes: Sizes, count: int, rank: int) -> tuple[int, int]:
+    """Return the bytes of the other processes' heads for the own tokens: of q or out, and of k or v."""
     B, H, Hkv, T, S, D, itemsize = sizes
     queries, keys = (share_lengths(length, count, "contiguous")[rank] for length in (T, S))
-    elements = {
-        "q": (H - H // count) * queries,
-        "k": (Hkv - Hkv // count) * keys,
-        "v": (Hkv - Hkv // count) * keys,
-        "out": H // count * (T - queries),
-    }
-    return [Sent(name, B * number * D * itemsize) for name, number in elements.items()]
+    return B * (H - H // count) * queries * D * itemsize, B * (Hkv - Hkv // count) * keys * D * itemsize
+
+
+def _other_tokens(sizes: Sizes, count: int, rank: int) -> tuple[int, int]:
+    """Return the bytes of the own heads for the other processes' tokens: of q or out, and of k or v."""
+    B, H, Hkv, T, S, D, itemsize = sizes
+    queries, keys = (length - share_lengths(length, count, "contiguous")[rank] for length in (T, S))
+    return B * H // count * queries * D * itemsize, B * Hkv // count * keys * D * itemsize
 
 
 def decode_bytes(sizes: Sizes, count: int) -> list[Sent]:
