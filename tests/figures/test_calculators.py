@@ -106,6 +106,14 @@ def test_without_scripts_the_table_stands_and_says_at_which_settings():
     assert "one sequence 1.68 GB" in repr(cache())
 
 
+def test_the_bytes_of_the_first_settings_are_those_of_python():
+    shown = dict(re.findall(r'data-result="(\w+)">([^<]*)<', links()._repr_html_()))
+    expected = python_links({"model": "Llama-3-8B", "n": 8, "S": 2**20, "link": next(iter(LINKS))})
+    assert shown == {
+        name: written(value, "s" if name in ("compute", "send") else "B") for name, value in expected.items()
+    }
+
+
 def test_every_input_has_a_label():
     for make, _ in CALCULATORS.values():
         markup = make()._repr_html_()
