@@ -1,4 +1,4 @@
-"""What the processes of test_tensor_parallel.py compute. They import this module, so it imports no test."""
+"""What the processes of test_followers.py compute. They import this module, so it imports no test."""
 
 from torch import nn
 

@@ -36,10 +36,12 @@ def random_model(name):
 
 def in_threads(count, folder, work):
     """Return `work(group)` of each rank, computed at the same time."""
+    groups = []  # no group may end while another thread still connects to it
 
     def run(rank):
         store = dist.FileStore(str(folder / f"store of {count}"), count)
-        return work(dist.ProcessGroupGloo(store, rank, count, datetime.timedelta(seconds=30)))
+        groups.append(group := dist.ProcessGroupGloo(store, rank, count, datetime.timedelta(seconds=30)))
+        return work(group)
 
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(run, range(count)))

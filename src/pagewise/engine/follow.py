@@ -141,7 +141,9 @@ def _steps(messages: Iterator[Any], ready: Callable[[], None], group_for: Callab
     plan = next(messages)
     whole = plan.model if isinstance(plan.model, nn.Module) else load_model(plan.model, dtype=plan.dtype)[0]
     ready()
-    model = plan.share(whole, group_for(plan.device))
+    group = group_for(plan.device)
+    ready()
+    model = plan.share(whole, group)
     del whole
     runner = make_runner(model, "paged", next(messages), plan.dataflow)
     ready()

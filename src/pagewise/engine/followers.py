@@ -21,9 +21,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from multiprocessing import connection as connections
 from multiprocessing.connection import Connection, Listener, Pipe
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -67,8 +70,7 @@ class Followers:
                 self._start()
             self.tell(plan)
             self.wait()
-            group = dist.group.WORLD if launched() else new_group(self._folder.name, 0, count, plan.device)
-            self.model = plan.share(whole, group)
+            self.model = plan.share(whole, self._met(plan.device))
         except BaseException:
             self._end()
             raise
@@ -119,6 +121,22 @@ class Followers:
             return
         self.lost = self.lost or "the engine is closed: make a new LLM"
         self._end()
+
+    def _met(self, device: str) -> Any:
+        """Return the group when all processes have joined it. Raise GroupLost if one of them ends before."""
+        group: Future[Any] = Future()
+
+        def join() -> None:
+            try:
+                group.set_result(
+                    dist.group.WORLD if launched() else new_group(self._folder.name, 0, self.count, device)
+                )
+            except Exception as error:
+                group.set_exception(error)
+
+        threading.Thread(target=join, daemon=True).start()  # it would wait for minutes for a process that has ended
+        self.wait()
+        return group.result()
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)}
