@@ -16,6 +16,7 @@ from distributed_cases import (
     run_cases,
     run_decode,
     run_late,
+    run_torchs_ring,
     sent_in,
     sent_in_decode,
 )
@@ -27,6 +28,8 @@ from pagewise.distributed import (
     decode_attention,
     merge_over_processes,
     ring_attention,
+    shard_sequence,
+    unshard_sequence,
 )
 from pagewise.distributed.counted import (
     all_to_all_backward_bytes,
@@ -182,6 +185,13 @@ def test_keys_in_pages_are_merged_too(pools):
         torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("causal", "order"), [(False, "contiguous"), (True, "contiguous"), (True, "zigzag")])
+def test_torchs_own_context_parallelism_gives_the_same(causal, order, pools):
+    case = Case(24, 24, 4, 4, causal, order, lse_gradient=False)
+    ours, theirs = (pools[3].run(run, case) for run in (run_case, run_torchs_ring))
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
 # ------------------------------------------------------------------------------------------------ what travels
 
 
@@ -270,6 +280,22 @@ def test_without_a_group_the_message_says_how_to_start_processes():
     for call in (ring_attention, all_to_all_attention, decode_attention):
         with pytest.raises(RuntimeError, match=r"start the program with torchrun.* or use pagewise\.distributed"):
             call(q, q, q, group=None)
+
+
+def test_one_process_needs_no_other_program(tmp_path):
+    """In the process of the tests, where annotations of shapes are checked."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for case in (Case(9, 9, causal=True), Case(9, 9, causal=True, order=None)):
+            assert_right([case], [[run_case(case)]])
+        ((out, _),) = run_decode([DecodeCase(((3, 4),))])
+        assert out.isfinite().all()
+        x = torch.arange(6.0, requires_grad=True)
+        unshard_sequence(shard_sequence(x, None, dim=0), None, dim=0).sum().backward()
+        assert x.grad.equal(torch.ones(6))
+    finally:
+        dist.destroy_process_group()
 
 
 def zeros(*shape, **options):

@@ -1,6 +1,6 @@
 """Many GPUs: attention over a sequence that is spread over the processes of a group (lesson 10).
 
-processes       `Processes`, which runs a function on n processes from a notebook cell
+processes       `Processes`, which runs a function on n processes from a notebook cell; `worker` is one of them
 communication   every transfer between processes, and the count of its bytes
 sequence        shares of a sequence, contiguous and zigzag
 blocks, ring    `ring_attention`: keys and values travel from process to process

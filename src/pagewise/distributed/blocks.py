@@ -1,8 +1,8 @@
-"""Which queries and keys have to meet: the blocks of one step of ring attention (lesson 10).
+"""The blocks of one step of ring attention: the queries and keys that see each other (lesson 10).
 
 A process has the queries of its own share and the keys of another share. Both are in ascending order of position. A
 causal query sees the keys up to its own position, so query i sees the first seen[i] of these keys, and seen never
-decreases. The queries are cut where seen stops to be constant or to grow by one:
+decreases. The queries are cut so that in each part seen is constant or grows by one:
 
     seen = 0, 0, 0         no key is visible: nothing is computed
     seen = 5, 5, 5         each query sees the same 5 keys: attention without a mask

@@ -119,9 +119,9 @@ def all_gather(x: Tensor, group: Group, name: str) -> Tensor:
     """Return the x of all processes, [n, *x.shape] by rank. The shape must be the same everywhere."""
     _, count = rank_and_size(group)
     _count(name, (count - 1) * x.nbytes)
-    gathered = x.new_empty(count * x.numel())
-    dist.all_gather_into_tensor(gathered, x.contiguous().view(-1), group)
-    return gathered.view(count, *x.shape)
+    gathered = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)]
+    dist.all_gather(gathered, x.contiguous(), group)
+    return torch.stack(gathered)
 
 
 def all_to_all(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Group, name: str) -> list[Tensor]:

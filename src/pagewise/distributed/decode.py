@@ -32,8 +32,8 @@ def decode_attention(
     """Attend with few queries (T from 1 to about 16) to the keys of all processes of a group.
 
     Every process passes the same q and its own keys and values, any number of them. Every process gets the same out,
-    bit for bit. There is no gradient. For a paged cache, pass the result of `paged_attention(..., return_lse=True)` to
-    `merge_over_processes`.
+    bit for bit. The result has no gradient. For a paged cache, call `merge_over_processes` with the result of
+    `paged_attention(..., return_lse=True)`.
 
     Args:
         group: a group of torch.distributed. None: all processes.
@@ -46,7 +46,7 @@ def decode_attention(
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
-        RuntimeError: there is no group.
+        RuntimeError: no group was started.
     """
     rank_and_size(group)
     results = []
@@ -69,20 +69,20 @@ def merge_over_processes(
     """Merge what each process computed over its own keys. Every process gets the same (out, lse), bit for bit.
 
     One all-gather carries out and lse of every process in one tensor. `merge_attention` merges them in the order of the
-    ranks. A process without keys passes lse = −inf, and its out is not used. There is no gradient.
+    ranks. A process without keys passes lse = −inf, and its out is not used. The result has no gradient.
 
     Args:
         group, check: as in `decode_attention`.
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
-        RuntimeError: there is no group.
+        RuntimeError: no group was started.
     """
     rank_and_size(group)
 
     def describe() -> dict[str, object]:
-        check_floats("out", out, (*FLOATS, torch.float64))
-        check_floats("lse", lse, (torch.float32, torch.float64))
+        _check_floats("out", out, (*FLOATS, torch.float64))
+        _check_floats("lse", lse, (torch.float32, torch.float64))
         check_shape("lse", lse, out.shape[:-1], "...")
         check_same("device", out=out, lse=lse)
         _refuse_gradient(out, lse)
@@ -92,10 +92,10 @@ def merge_over_processes(
     return _merged(out, lse, group)
 
 
-def check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None:
-    """`x` must be a tensor of one of `dtypes`, with any number of dimensions."""
+def _check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None:
     if not isinstance(x, Tensor) or x.dtype not in dtypes:
-        raise TypeError(f"{name} must be a tensor of {dtypes[0]} or {dtypes[-1]}")
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"{name} must be a tensor of {' or '.join(map(str, dtypes))}, got {got}")
 
 
 def _compare_or_check(group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object) -> None:

@@ -6,17 +6,12 @@ gloo, and NCCL for tensors on GPUs if each process can have a GPU of its own.
 """
 
 import contextlib
-import faulthandler
-import io
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -25,9 +20,8 @@ from types import ModuleType
 from typing import Any
 
 import cloudpickle
-import torch
-import torch.distributed as dist
 
+from pagewise.distributed.worker import serve
 from pagewise.tools.checks import check_count, check_number
 
 IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
@@ -81,6 +75,8 @@ class Processes(contextlib.AbstractContextManager):
             process.kill()
             process.join()
             pipe.close()
+        if self._workers:
+            self._folder.cleanup()
         self._workers = []
 
     def __exit__(self, *_: object) -> None:
@@ -96,7 +92,7 @@ class Processes(contextlib.AbstractContextManager):
             for rank in range(self.count):
                 ours, theirs = context.Pipe()
                 args = (theirs, rank, self.count, self._log(rank))
-                process = context.Process(target=_serve, args=args, daemon=True)
+                process = context.Process(target=serve, args=args, daemon=True)
                 process.start()
                 theirs.close()
                 self._workers.append((process, ours))
@@ -135,46 +131,3 @@ class Processes(contextlib.AbstractContextManager):
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name, f"log of {rank}")
-
-
-def _serve(pipe: Connection, rank: int, count: int, log: Path) -> None:
-    """Call one function after the other in a process of `Processes`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the first one decides
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=False)
-    tasks = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
-    torch.set_num_threads(1)
-    has_gpu = torch.cuda.device_count() >= count
-    if has_gpu:
-        torch.cuda.set_device(rank)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{log.parent}/store", rank=rank, world_size=count)
-    answer = cloudpickle.dumps((None, "", None))  # ready
-    while True:
-        pipe.send_bytes(answer)
-        answer = _call(tasks.get())
-
-
-def _receive(pipe: Connection, tasks: queue.SimpleQueue) -> None:
-    """Receive tasks until the other end of the pipe is closed. Then end this process, even in the middle of a call."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            tasks.put(pipe.recv_bytes())
-    os._exit(1)
-
-
-def _call(task: bytes) -> bytes:
-    """Return (result, printed text, None), or (None, printed text, the error and its traceback), pickled."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            function, args = cloudpickle.loads(task)
-            return cloudpickle.dumps((function(*args), printed.getvalue(), None))
-    except BaseException as error:
-        text = f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
-        return cloudpickle.dumps((None, printed.getvalue(), text))

@@ -61,7 +61,7 @@ def ring_attention(
     Raises:
         ValueError, TypeError: an argument does not fit in this process or in another process. Every process raises an
             exception before any keys travel.
-        RuntimeError: there is no group.
+        RuntimeError: no group was started.
     """
     rank, count = rank_and_size(group)
 

@@ -5,9 +5,10 @@ n processes cut a sequence of T tokens into pieces that differ by at most one to
     contiguous   n pieces. Process r holds piece r.
     zigzag       2n pieces. Process r holds pieces r and 2n − 1 − r, in this order.
 
-A causal query sees all tokens before it. With contiguous shares the last process has almost all of the work. A zigzag
-share has one piece from the beginning and one from the end, so every process has the same number of visible pairs of
-query and key (Brandon et al. 2023 interleave tokens for the same purpose; zigzag pieces are Llama 3's).
+A causal query sees all tokens before it. With contiguous shares, the last process sees the most keys and the first
+process sees the fewest. A zigzag share has one piece from each half of the sequence, so every process has the same
+number of visible pairs of query and key. Llama 3 was trained with zigzag shares (Grattafiori et al. 2024). Striped
+attention interleaves single tokens for the same purpose (Brandon et al. 2023).
 """
 
 from typing import Literal
@@ -62,8 +63,8 @@ def shard_sequence(x: Tensor, group: Group, *, dim: int, order: Order = "zigzag"
 def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "zigzag") -> Tensor:
     """Return the whole tensor, in every process, from the share of each process. It undoes `shard_sequence`.
 
-    The gradient of a share is the sum of what all processes pass back for it. It is therefore the gradient of the sum
-    of the losses of all processes. If all processes compute the same loss, divide that loss by n.
+    Every process passes a gradient of the whole tensor back. The gradient of a share is the sum over all processes, so
+    it is the gradient of the sum of their losses. If all processes compute the same loss, divide the loss by n.
 
     Raises:
         ValueError, TypeError: an argument does not fit, or the shares are not those of `shard_sequence`. Every process
