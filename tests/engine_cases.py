@@ -1,4 +1,4 @@
-"""What the processes of test_followers.py compute. They import this module, so it imports no test."""
+"""The work of the processes of test_followers.py. They import this module, so it imports no test."""
 
 from torch import nn
 

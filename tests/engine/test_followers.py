@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -81,7 +82,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(two, folders):
-    """What the two processes have of each architecture."""
+    """Return what each of two processes has of each architecture."""
     jobs = [(folder, CRAMPED) for folder in folders.values()]
     return dict(zip(folders, zip(*two.run(serve, jobs, PROMPTS, SAMPLING), strict=True), strict=True))
 
@@ -134,7 +135,7 @@ def in_threads(monkeypatch):
             ours, theirs = followers.Pipe()
             with theirs:
                 arguments = (os.dup(theirs.fileno()), rank, self.count, self._folder.name, 1)
-            running.append(threading.Thread(target=follow.started, args=arguments))
+            running.append(threading.Thread(target=follow.started, args=arguments, daemon=True))
             running[-1].start()
             self._connections[rank] = ours
 
@@ -237,6 +238,21 @@ def test_a_follower_that_cannot_start_is_named(monkeypatch, capfd):
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(ValueError, match='tensor_parallel = 2 needs as many GPUs, and there are 1: give device="cpu"'):
+        followers.Followers(2, follow.Plan("folder", torch.float32, "cuda", None), llama())
+
+
+def test_the_process_that_ended_is_named_and_not_those_that_lost_their_connection_to_it():
+    group = followers.Followers.__new__(followers.Followers)
+    group.count, group._processes, group._connections = 3, {}, {}
+    group._folder = tempfile.TemporaryDirectory()
+    error = group._given_up({1: "RuntimeError: Connection closed by peer", 2: ""}, RuntimeError("Read error"))
+    assert str(error) == "process 2 of tensor_parallel = 3 ended: make a new LLM"
+
+
 # ------------------------------------------------------------------------------------------------ a process ends
 
 
@@ -306,7 +322,7 @@ def test_torchrun_runs_the_command_on_two_processes(capsys):
     flags = ["The block table", "--device", "cpu", "--num-blocks", "32", "--max-tokens", "12", "--temperature", "0"]
     assert main(flags) == 0
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pagewise.engine", *flags]
-    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, capsys.readouterr().out), done.stderr
 
 
@@ -345,26 +361,30 @@ def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
 def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():
     """One client reads a stream, another one waits for a whole answer."""
     httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")
-    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "64", "--device", "cpu"]
+    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "600", "--device", "cpu"]
     command += ["--tensor-parallel", "2"]
     body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, contextlib.ExitStack() as clients:
         clients.callback(server.kill)
         url = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-        url += "/v1/completions"
         answers = []
-        whole = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=60)))
-        stream = clients.enter_context(httpx.stream("POST", url, json=body | {"stream": True}, timeout=60))
+        whole = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body | {"n": 8}, timeout=60))
+        )
+        stream = clients.enter_context(
+            httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60)
+        )
         lines = stream.iter_lines()
         next(lines)
         whole.start()
+        assert soon(lambda: httpx.get(f"{url}/health", timeout=60).json()["running"] == 2)
         (follower,) = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(server.pid)], text=True).split()
         os.kill(int(follower), signal.SIGKILL)
         reason = "process 1 of tensor_parallel = 2 ended with SIGKILL"
         assert reason in [line for line in lines if line][-1]
-        whole.join(10)
+        whole.join(60)
         assert (answers[0].status_code, reason in answers[0].text) == (500, True)
-        assert server.wait(10) == 1
+        assert server.wait(60) == 1
         said = server.stderr.read()
         assert said.count(reason) == 1
         assert "Traceback" not in said

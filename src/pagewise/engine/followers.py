@@ -9,6 +9,8 @@
 Each process has its share of the weights, and the keys and values of its KV heads. Only process 0 has a scheduler, a
 block manager, requests and logits. A step tells a follower token ids, positions, slots, block tables and lengths.
 
+The all-reduces use gloo on CPUs. On GPUs they use NCCL, and each process needs a GPU of its own.
+
 Process 0 has a connection to each follower. The end of a connection tells both sides that the other process has ended.
 A process that waits in an all-reduce then ends too, so nothing waits for ever.
 """
@@ -59,6 +61,8 @@ class Followers:
             GroupLost: a follower failed.
         """
         check_splits(whole, count)
+        if plan.device == "cuda" and not launched() and (gpus := torch.cuda.device_count()) < count:
+            raise ValueError(f'tensor_parallel = {count} needs as many GPUs, and there are {gpus}: give device="cpu"')
         self.count, self.lost, self._pid = count, "", os.getpid()
         self._processes: dict[int, subprocess.Popen] = {}
         self._connections: dict[int, Connection] = {}
