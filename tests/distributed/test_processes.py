@@ -40,9 +40,9 @@ def test_results_come_in_the_order_of_ranks_from_the_same_processes(two):
     factor = 10  # travels with the function, as a variable of a notebook cell does
 
     def total(x):
-        time.sleep(0.1 * (1 - dist.get_rank()))  # rank 1 is first
         y = x + factor * dist.get_rank()
         dist.all_reduce(y)
+        time.sleep(0.3 * (1 - dist.get_rank()))  # rank 1 returns first
         return dist.get_rank(), y, torch.get_num_threads()
 
     results = two.run(total, torch.ones(3))
