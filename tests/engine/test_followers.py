@@ -347,6 +347,7 @@ def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
     if (child := os.fork()) == 0:
         with log.open("wb") as file:
             os.dup2(file.fileno(), 2)
+        tempfile.tempdir = str(tmp_path)
         llm = LLM(TINY, num_blocks=64, tensor_parallel=2, device="cpu")
         (process,) = llm._followers._processes.values()
         (tmp_path / "pid").write_text(str(process.pid))
@@ -356,6 +357,7 @@ def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
     pid = int((tmp_path / "pid").read_text())
     assert soon(lambda: has_ended(pid), 5)
     assert log.read_text() == "process 1 of tensor parallelism ends, because process 0 has ended\n"
+    assert list(tmp_path.glob("pagewise-*")) == []
 
 
 def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():

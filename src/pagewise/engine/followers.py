@@ -75,6 +75,10 @@ class Followers:
             self.tell(plan)
             self.wait()
             self.model = plan.share(whole, self._met(plan.device))
+            if (
+                plan.device == "cpu"
+            ):  # gloo has connected all processes; NCCL needs the folder until its first all-reduce
+                self._folder.cleanup()
         except BaseException:
             self._end()
             raise
