@@ -17,7 +17,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -132,6 +132,7 @@ class CpuKernel:
     def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
         self.source, self.name, self.parameters = source, name, tuple(parameters)
         self._lines = source.text.split("\n")
+        self._symbol = entry_symbol(name)
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
 
     @functools.cached_property
@@ -201,7 +202,7 @@ class CpuKernel:
         memory = Memory(arrays, watched, reached(self.name, arrays))
 
         request = LAUNCH()
-        request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
+        request.entry = ctypes.cast(getattr(library.handle, self._symbol), ctypes.c_void_p)
         request.arguments = arguments
         request.grid[:], request.block[:] = grid, block
         request.mode = run.mode
@@ -232,7 +233,7 @@ class CpuKernel:
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             errors = request.errors[: request.num_errors]
-            found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
+            found = [error_of(self.name, error, self._located, self._code, library, memory, shared) for error in errors]
             if found and run.stop:
                 raise found[0]
             if run.mode == Mode.CHECK:
@@ -244,11 +245,19 @@ class CpuKernel:
 
     # ------------------------------------------------------------------------------------------------ reports
 
+    def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """File and line of each return address."""
+        return library.lines(sites)
+
+    def _code(self, library: Library, site: int, file: str, line: int) -> str:
+        """What stands there, if it is of the kernel's own file."""
+        return self._lines[line - 1].strip() if file == library.source_name and 0 < line <= len(self._lines) else ""
+
     def _observed(self, request, library, memory, shared, grid, block) -> Launch:
         counts = request.counts[: request.num_counts]
         events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
         sites, site_of = np.unique(events["site"], return_inverse=True)
-        lines = library.lines([*(c.site for c in counts), *(int(site) for site in sites)])
+        lines = self._located(library, [*(c.site for c in counts), *(int(site) for site in sites)])
         trace = np.empty(len(events), TRACE)
         trace["thread_block"], trace["thread"] = events["block"], events["thread"]
         trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32

@@ -37,7 +37,8 @@ def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
         raise Malformed(f"{name} has 2 operands, got {len(operands)}")
     kind, target = words[-1], operands[0]
     function = "load_strong" if _STRONG & set(words) else "load"
-    value = call(function, [P + kind, str(len(elements(target)))], [_address(words, operands[1], scope)])
+    arguments = [P + kind, str(len(elements(target))), *["true"] * ("volatile" in words)]
+    value = call(function, arguments, [_address(words, operands[1], scope)])
     return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
 
 
@@ -49,7 +50,8 @@ def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str
     kind, source = words[-1], operands[1]
     function = "store_strong" if _STRONG & set(words) else "store"
     sources = [_address(words, operands[0], scope), vector(kind, source, scope)]
-    return _fenced(words, call(function, [P + kind, str(len(elements(source)))], sources) + ";")
+    arguments = [P + kind, str(len(elements(source))), *["true"] * ("volatile" in words)]
+    return _fenced(words, call(function, arguments, sources) + ";")
 
 
 def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

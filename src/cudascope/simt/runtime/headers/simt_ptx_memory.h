@@ -18,20 +18,30 @@ SIMT_INLINE u64 cvta_global(u64 address) { return address; }
 SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
 SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
 
+// The parameters of a kernel, which no thread stores to.
+template <int size, int alignment>
+struct alignas(alignment) Bytes { char bytes[size]; };
+template <class T>
+SIMT_INLINE T parameter(const char* address) {
+    T value;
+    __builtin_memcpy(&value, address, sizeof(T));
+    return value;
+}
+
 // An access happens as often as it is written: a thread may wait for what another one stores.
 SIMT_INLINE void as_written() {
 #ifndef SIMT_INSTRUMENTED  // there a hook stands before every access
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 #endif
 }
-template <class T, int N>
+template <class T, int N, bool is_volatile = false>
 SIMT_INLINE Vector<T, N> load(const char* address) {
     as_written();
-    return *(const Vector<T, N>*)address;
+    return read<Vector<T, N>, is_volatile>(address);
 }
-template <class T, int N>
+template <class T, int N, bool is_volatile = false>
 SIMT_INLINE void store(char* address, Vector<T, N> value) {
-    *(Vector<T, N>*)address = value;
+    write<Vector<T, N>, is_volatile>(address, value);
     as_written();
 }
 

@@ -84,4 +84,20 @@ SIMT_INLINE void output(T& value, const R& reg) { value = cast_bits<std::remove_
 
 template <class T, int N>
 struct __align__(sizeof(T) * N) Vector { T x[N]; };
+
+// The accesses of a kernel of PTX. SIMT_PTX: its build has no hook that the compiler puts before each access.
+template <class T, bool is_volatile = false>
+SIMT_INLINE T read(const char* address) {
+#if defined(SIMT_PTX) && defined(SIMT_INSTRUMENTED)
+    simt_touch(address, sizeof(T), simt::READ, is_volatile);
+#endif
+    return *(const T*)address;
+}
+template <class T, bool is_volatile = false>
+SIMT_INLINE void write(char* address, const T& value) {
+#if defined(SIMT_PTX) && defined(SIMT_INSTRUMENTED)
+    simt_touch(address, sizeof(T), simt::WRITE, is_volatile);
+#endif
+    *(T*)address = value;
+}
 }  // namespace simt::ptx

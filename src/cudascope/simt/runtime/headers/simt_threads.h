@@ -22,6 +22,7 @@ unsigned simt_meet(
     simt::Collective collective, unsigned mask, void* payload, void (*complete)(void** payloads), int line);
 [[noreturn]] void simt_refuse(unsigned lane, const char* message);  // what a lane of this warp has asked for
 void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
+void simt_touch(const volatile void* address, unsigned bytes, simt::Access access, bool is_volatile);  // and is aligned
 uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
 void* simt_shared_base();
