@@ -45,11 +45,11 @@ def mbarrier(name: str, words: list[str], operands: list[str], scope: Scope) -> 
             at = _shared(operands[0], scope)
             arrive = assign(target, f"simt_mbarrier_arrive({at}, 1)", scope)
             return f"simt_mbarrier_expect({at}, {scope.value(operands[1])}); {arrive}"
-        case ["try_wait" | "test_wait" as how, *parity] if parity in ([], ["parity"]):
+        case ["try_wait" | "test_wait" as how, *rest] if rest in ([], ["parity"]):
             if len(operands) not in (3, 4):
                 raise Malformed(f"{name} has 3 or 4 operands, got {len(operands)}")
-            at, phase = _shared(operands[1], scope), f"(uint32_t)({scope.value(operands[2])})"
-            phase = phase if parity else f"{phase} & 1"
+            # the lowest bit is the parity; Triton writes -1 for 1, and the state that arrive() gives is a number
+            at, phase = _shared(operands[1], scope), f"(uint32_t)({scope.value(operands[2])}) & 1"
             if how == "test_wait":
                 return assign(operands[0], f"simt_mbarrier_test({at}, {phase})", scope)
             return f"simt_mbarrier_wait({at}, {phase}); {assign(operands[0], 'true', scope)}"

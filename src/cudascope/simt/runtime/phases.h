@@ -6,6 +6,8 @@
 #include "async_copies.h"
 #include "collectives.h"
 
+static void let_go(Worker& w, const Bulk& c);
+
 static Phases& phases_at(Worker& w, void* at, void* site) {
     auto found = w.block->phases.find((u64)at);
     if (found == w.block->phases.end()) raise_argument(w, site, "uses a barrier that nobody has initialised");
@@ -39,6 +41,7 @@ static void check_landed(Worker& w, const Block& b) {
             const Bulk& c = p.bulk.front();
             Error e = access_error(w, COPY_PENDING, c.site, c.shared, 16, WRITE, place_of(*w.job, b, c.shared));
             e.thread = b.threads[c.thread].index;
+            for (const Bulk& each : p.bulk) let_go(w, each);
             raise_error(w, e);
         } else if (!p.copies.empty() && w.job->launch.mode == CHECK) {
             const auto& [thread, copy] = p.copies.front();
