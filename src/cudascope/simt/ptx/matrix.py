@@ -157,4 +157,11 @@ def _flag(written: str, scope: Scope) -> str:
     return written if written in ("0", "1") else scope.variable(written)
 
 
-MATRIX: dict[str, Instruction] = {"mma": multiply, "ldmatrix": load, "stmatrix": store, "movmatrix": move, "wgmma": multiply_async, "wmma": whole_warp}
+MATRIX: dict[str, Instruction] = {
+    "mma": multiply,
+    "ldmatrix": load,
+    "stmatrix": store,
+    "movmatrix": move,
+    "wgmma": multiply_async,
+    "wmma": whole_warp,
+}
