@@ -213,10 +213,8 @@ def _contents(written: str | None, kind: str, line: int) -> bytes:
     size, found = TYPES[kind], b""
     for each in re.findall(r"[^\s{},]+", written or ""):
         try:
-            if each[:2].lower() in ("0f", "0d"):
-                value = int(each[2:], 16)
-            else:
-                value = int(each.rstrip("U"), 0)
+            is_float = each[:2].lower() in ("0f", "0d")
+            value = int(each[2:], 16) if is_float else int(each.rstrip("U"), 0)
         except ValueError:
             raise PtxError(f"line {line}: the initial value {each} is not understood") from None
         found += (value % (1 << 8 * size)).to_bytes(size, "little")
