@@ -11,11 +11,13 @@ import os
 import re
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+from cudascope.file import File, read
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"].*$', re.MULTILINE)
 
 
 class CompileError(RuntimeError):
@@ -116,26 +118,41 @@ class Source(NamedTuple):
     def include_path(self) -> list[Path]:
         return [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
 
-    def included(self) -> Iterator[tuple[Path, str]]:
-        return included_files(self.text, self.folder, self.include_path)
+    def included(self) -> list[tuple[Path, str]]:
+        """Every file that the source includes, directly or not, and its text, in order of first inclusion.
 
+        Conditions are not evaluated: there may be too many files, and never too few.
+        """
+        return self.with_included(lambda name: True)[1]
 
-def included_files(source: str, folder: Path | None, include_path: Sequence[Path] = ()) -> Iterator[tuple[Path, str]]:
-    """Every file that `source` includes, directly or not, and its text, in order of first inclusion.
+    def with_included(self, is_elsewhere: Callable[[str], bool]) -> tuple[str, list[tuple[Path, str]]]:
+        """The source with the files put in that it includes, each of them once, and these files.
 
-    Found are quoted includes beside the including file and anything on `include_path`; what is in neither belongs to a
-    compiler or to NVIDIA, and is known by their version. Conditionals are not evaluated: too many files, never too few.
-    """
-    seen: set[Path] = set()
+        Found are quoted includes beside the including file, and any in the source's folder and on `include_path`. An
+        include of another file stays if it `is_elsewhere`: it belongs to a compiler or to NVIDIA.
+        """
+        files: dict[Path, tuple[Path, str]] = {}
+        own = [self.folder or Path(), *self.include_path]
 
-    def follow(text: str, beside: Path | None) -> Iterator[tuple[Path, str]]:
-        for quote, name in _INCLUDE.findall(text):
-            places = [*([beside] if quote == '"' and beside else []), *include_path]
-            found = next((place / name for place in places if (place / name).is_file()), None)
-            if found is not None and found.resolve() not in seen:
-                seen.add(found.resolve())
+        def expanded(text: str, filename: str, beside: Path) -> str:
+            def include(match: re.Match) -> str:
+                quote, name = match.groups()
+                places = [beside, *own] if quote == '"' else own
+                found = next((place / name for place in places if (place / name).is_file()), None)
+                if found is None:
+                    return match[0] if is_elsewhere(name) else ""
+                if found.resolve() in files:
+                    return ""
                 content = read_source(found)
-                yield found, content
-                yield from follow(content, found.parent)
+                files[found.resolve()] = found, content
+                line = match.string.count("\n", 0, match.end()) + 2
+                return f'#line 1 "{found}"\n{expanded(content, str(found), found.parent)}\n#line {line} "{filename}"'
 
-    return follow(source, folder)
+            return _INCLUDE.sub(include, text)
+
+        return expanded(self.text, self.filename, own[0]), [*files.values()]
+
+    def read(self) -> File:
+        """The source and, before it, the files that it includes."""
+        headers = "".join(f"{text}\n" for _, text in self.included())
+        return read(headers + self.text, self.defines, len(headers))

@@ -8,6 +8,11 @@
 
 #include "phases.h"
 
+static Asynchronous& asynchronous(Thread& t) {
+    if (!t.asynchronous) t.asynchronous = std::make_unique<Asynchronous>();
+    return *t.asynchronous;
+}
+
 constexpr u32 ELEMENT_BYTES[] = {1, 2, 4, 4, 8, 8, 2, 4, 4, 8, 2, 4, 4};  // by TensorMap::type
 
 // `f(global, shared, bytes)` for each piece of at most 16 bytes of a tile; `global` is null where the tile is outside.
@@ -198,20 +203,20 @@ void simt_bulk_load(const simt::BulkCopy* copy, void* at) {
 void simt_bulk_store(const simt::BulkCopy* copy) {
     Worker& w = *worker;
     Thread& me = *w.current;
-    Bulk c{*copy, CALLER, me.id, me.bulk_batches};
+    Bulk c{*copy, CALLER, me.id, asynchronous(me).bulk_batches};
     if (c.rank) c.bytes = c.map.type < std::size(ELEMENT_BYTES) ? tile_bytes(c) : 0;
     if (const char* why = wrong_with(w, c)) return raise_argument(w, CALLER, "%s", why);
     begin_bulk(w, c);
-    me.bulk_stores.push_back(c);
+    asynchronous(me).bulk_stores.push_back(c);
 }
-void simt_bulk_commit() { worker->current->bulk_batches++; }
+void simt_bulk_commit() { asynchronous(*worker->current).bulk_batches++; }
 void simt_bulk_wait(u32 newest) {
     Worker& w = *worker;
-    Thread& me = *w.current;
-    u64 batch = me.bulk_batches - std::min<u64>(newest, me.bulk_batches);
-    while (!me.bulk_stores.empty() && me.bulk_stores.front().batch < batch) {
-        Bulk c = me.bulk_stores.front();
-        me.bulk_stores.erase(me.bulk_stores.begin());
+    Asynchronous& own = asynchronous(*w.current);
+    u64 batch = own.bulk_batches - std::min<u64>(newest, own.bulk_batches);
+    while (!own.bulk_stores.empty() && own.bulk_stores.front().batch < batch) {
+        Bulk c = own.bulk_stores.front();
+        own.bulk_stores.erase(own.bulk_stores.begin());
         land_bulk(w, c);
     }
 }
@@ -229,18 +234,18 @@ void simt_proxy_fence() {
         own = std::max(own, warp.known[me.lane][lane]);
     }
     (*covered)[me.id] = me.proxy_fenced = ++me.clock;
-    me.covered = covered;
+    asynchronous(me).covered = covered;
 }
 }
 
 // A thread that leaves does not wait: its bulk stores never land.
 static void abandon_bulk_stores(Worker& w) {
-    Thread& me = *w.current;
-    if (me.bulk_stores.empty()) return;
-    Bulk first = me.bulk_stores.front();
+    auto& stores = asynchronous(*w.current).bulk_stores;
+    if (stores.empty()) return;
+    Bulk first = stores.front();
     if (w.job->launch.mode == CHECK) {
-        for (const Bulk& c : me.bulk_stores) let_go(w, c);
+        for (const Bulk& c : stores) let_go(w, c);
         raise_error(w, access_error(w, COPY_PENDING, first.site, first.shared, 16, READ, place_of(*w.job, *w.block, first.shared)));
     }
-    me.bulk_stores.clear();
+    stores.clear();
 }

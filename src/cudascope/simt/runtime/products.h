@@ -21,15 +21,16 @@ static void complete_products(void** lanes) {
     Worker& w = *worker;
     size_t number = 0;
     for (int lane = 0; lane < 32; ++lane) {
-        const Thread& t = *(Thread*)lanes[lane];
+        Thread& t = *(Thread*)lanes[lane];
+        const auto& products = asynchronous(t).products;
         size_t own = 0;
-        while (own < t.products.size() && t.products[own].batch < t.value) ++own;
+        while (own < products.size() && products[own].batch < t.value) ++own;
         if (lane && own != number) return raise_argument(w, t.site, "waits for other products than lane 0 of its warp");
         number = own;
     }
     for (size_t i = 0; i < number; ++i) {
         Product* together[32];
-        for (int lane = 0; lane < 32; ++lane) together[lane] = &((Thread*)lanes[lane])->products[i];
+        for (int lane = 0; lane < 32; ++lane) together[lane] = &asynchronous(*(Thread*)lanes[lane]).products[i];
         const Product& first = *together[0];
         for (const Product* p : together)
             if (p->site != first.site || p->a != first.a || p->b != first.b)
@@ -38,24 +39,25 @@ static void complete_products(void** lanes) {
         first.compute(together);
     }
     for (int lane = 0; lane < 32; ++lane) {
-        Thread& t = *(Thread*)lanes[lane];
-        for (size_t i = number; i < t.products.size(); ++i) {
-            Product& later = t.products[i];
+        auto& products = asynchronous(*(Thread*)lanes[lane]).products;
+        for (size_t i = number; i < products.size(); ++i) {
+            Product& later = products[i];
             bool continues = false;
-            for (size_t j = 0; j < number; ++j) continues |= same_result(t.products[j], later);
-            for (size_t j = number; j < i; ++j) continues &= !same_result(t.products[j], later);
+            for (size_t j = 0; j < number; ++j) continues |= same_result(products[j], later);
+            for (size_t j = number; j < i; ++j) continues &= !same_result(products[j], later);
             if (continues) take_registers(later), later.is_chained = false;
         }
-        t.products.erase(t.products.begin(), t.products.begin() + (ptrdiff_t)number);
+        products.erase(products.begin(), products.begin() + (ptrdiff_t)number);
     }
 }
 
 // The products of the batches before `batch` read no more. Their reads end now, which is when a later store must not race.
 static void release_operands(Worker& w, u64 batch) {
     Thread& me = *w.current;
-    while (!me.operands.empty() && me.operands.front().batch < batch) {
-        const MatrixPiece piece = me.operands.front();
-        me.operands.pop_front();
+    auto& operands = asynchronous(me).operands;
+    while (!operands.empty() && operands.front().batch < batch) {
+        const MatrixPiece piece = operands.front();
+        operands.pop_front();
         auto [at, last] = w.job->in_flight.equal_range((u64)piece.address / 16);
         auto own = [&](auto& entry) { return entry.second.thread == me.id && entry.second.block == w.block->number; };
         auto found = std::find_if(at, last, own);
@@ -75,30 +77,31 @@ void simt_product_reads(const char* address, bool share) {
     announce({address, 16, READ, false, false, CALLER, false, true}, 16);
     if (w.job->launch.mode != CHECK) return;
     w.job->in_flight.insert({(u64)address / 16, {address, 16, READ, w.block->number, me.id, CALLER}});
-    me.operands.push_back({address, me.product_batches, CALLER});
+    Asynchronous& own = asynchronous(me);
+    own.operands.push_back({address, own.product_batches, CALLER});
 }
 void simt_product(const Product* p) {
     Worker& w = *worker;
-    Thread& me = *w.current;
+    Asynchronous& own = asynchronous(*w.current);
     if (w.job->num_threads % 128) raise_argument(w, CALLER, "issues wgmma in a thread block that is no multiple of 128 threads");
-    if (!me.products_fenced && w.job->launch.mode == CHECK)
+    if (!own.products_fenced && w.job->launch.mode == CHECK)
         raise_argument(w, CALLER, "issues wgmma.mma_async, and no wgmma.fence stands between the last wait and this product");
-    me.products.push_back(*p);
-    Product& own = me.products.back();
-    own.batch = me.product_batches, own.site = CALLER;
-    for (size_t i = 0; i + 1 < me.products.size(); ++i) own.is_chained |= same_result(me.products[i], own);
-    if (!own.is_chained) take_registers(own);
+    own.products.push_back(*p);
+    Product& last = own.products.back();
+    last.batch = own.product_batches, last.site = CALLER;
+    for (size_t i = 0; i + 1 < own.products.size(); ++i) last.is_chained |= same_result(own.products[i], last);
+    if (!last.is_chained) take_registers(last);
 }
-void simt_products_fence() { worker->current->products_fenced = true; }
-void simt_products_commit() { worker->current->product_batches++; }
+void simt_products_fence() { asynchronous(*worker->current).products_fenced = true; }
+void simt_products_commit() { asynchronous(*worker->current).product_batches++; }
 void simt_products_wait(u32 newest, int line) {
     Worker& w = *worker;
     Thread& me = *w.current;
-    me.products_fenced = false;
-    u64 batches = me.product_batches - std::min<u64>(newest, me.product_batches);
-    me.value = batches;
-    me.values = nullptr, me.payload = &me, me.complete = complete_products, me.line = line;
-    arrive(w, MATRIX, ~0u, CALLER);
-    release_operands(w, batches);
+    Asynchronous& own = asynchronous(me);
+    own.products_fenced = false;
+    me.value = own.product_batches - std::min<u64>(newest, own.product_batches);
+    u64 batch = me.value;
+    meet(w, MATRIX, ~0u, &me, complete_products, line, CALLER);
+    release_operands(w, batch);
 }
 }
