@@ -16,6 +16,7 @@
     reading, signature, parameters, variables   the parameters of a kernel and the variables of its file
     device_code, statements                     the part of a source that a kernel needs
     build, nvrtc, gpu                           compiled for a GPU and launched there
+    ptx_kernel, ptx_module                      an entry of a PTX file, executed on the CPU
     simt                                        the same source on the CPU
     command_line, given, outputs                the command `cudascope`
     pytest                                      the plugin for tests
@@ -26,6 +27,7 @@ The package imports nothing of the course. A GPU run needs torch; a run on the C
 
 from cudascope.build import CompileError
 from cudascope.kernel import CudaKernel
+from cudascope.ptx_kernel import PtxKernel
 from cudascope.reach import reachable
 from cudascope.simt.errors import Finding
 from cudascope.simt.launch import check, observe, schedule, time_limit
