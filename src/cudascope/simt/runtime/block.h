@@ -61,6 +61,10 @@ struct Thread {
     void (*complete)(void** payloads);
     std::vector<Copy> copies;  // under way, in their order
     u64 batches;  // of copies that it has committed
+    std::vector<simt::Product> products;  // under way, in their order
+    std::deque<std::pair<const char*, u64>> operands;  // of a checked launch: 16 bytes that a product of this batch reads
+    u64 product_batches;
+    bool products_fenced;
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
     const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn

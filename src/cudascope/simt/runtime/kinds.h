@@ -20,4 +20,19 @@ enum FindingKind : unsigned {
     OUTSIDE_LOCAL,
 };
 
+// A product of matrices under way (PTX: wgmma), of one thread. Kernels make it, the runtime keeps it until it is complete.
+struct Product {
+    void (*compute)(Product* const* lanes);  // of the whole warp
+    unsigned* out[128];  // the registers of the result
+    unsigned num_out, warp;
+    unsigned fragment[4];  // A, if it is in registers
+    unsigned long long a, b;  // descriptors of matrices in shared memory
+    bool a_in_registers, transposed_a, transposed_b, negated_a, negated_b, keeps, saturates;
+    // of the runtime:
+    bool is_chained;  // it continues from a product under way
+    unsigned start[128];
+    unsigned long long batch;
+    void* site;
+};
+
 }  // namespace simt

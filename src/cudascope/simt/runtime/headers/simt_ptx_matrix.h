@@ -17,6 +17,8 @@ struct e4m3 {};
 struct e5m2 {};
 
 template <class T> constexpr int bits_of = 8 * sizeof(T);
+template <> constexpr int bits_of<e4m3> = 8;
+template <> constexpr int bits_of<e5m2> = 8;
 template <> constexpr int bits_of<s4> = 4;
 template <> constexpr int bits_of<u4> = 4;
 

@@ -51,6 +51,12 @@ uint64_t simt_phases_arrive(void* at, unsigned arrivals, unsigned dropped);  // 
 void simt_phases_wait(void* at, uint64_t phase);
 bool simt_phases_ended(void* at, uint64_t phase);
 void simt_phases_await_copies(void* at);  // what this thread has begun since its last commit belongs to the phase
+// Asynchronous products of matrices (products.h).
+void simt_product_reads(const char* address, bool share);
+void simt_product(const simt::Product* product);
+void simt_products_fence();
+void simt_products_commit();
+void simt_products_wait(unsigned newest, int line);
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void simt_fail(const char* message);
 [[noreturn]] void simt_lacks(const char* message);  // what the runner does not have, and the kernel reached

@@ -1,0 +1,96 @@
+// Asynchronous products of matrices (PTX: wgmma). Each thread has a list of them, in batches that it commits and waits for.
+//
+// A product is computed as late as the rules allow, by the wait that completes its batch. Until then its result registers
+// hold NaNs, and a checked launch reports a store to its operands in shared memory. So a missing wait shows in every run.
+#pragma once
+
+#include "async_copies.h"
+#include "collectives.h"
+
+using simt::Product;
+
+static bool same_result(const Product& a, const Product& b) { return a.out[0] == b.out[0]; }
+
+// Keep the registers that the product continues from, and make them useless to anybody else.
+static void take_registers(Product& p) {
+    for (u32 i = 0; i < p.num_out; ++i) p.start[i] = *p.out[i], *p.out[i] = ~0u;
+}
+
+// The lanes of a warp have come to a wait: compute the products that it completes.
+static void complete_products(void** lanes) {
+    Worker& w = *worker;
+    size_t number = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+        const Thread& t = *(Thread*)lanes[lane];
+        size_t own = 0;
+        while (own < t.products.size() && t.products[own].batch < t.value) ++own;
+        if (lane && own != number) return raise_argument(w, t.site, "waits for other products than lane 0 of its warp");
+        number = own;
+    }
+    for (size_t i = 0; i < number; ++i) {
+        Product* together[32];
+        for (int lane = 0; lane < 32; ++lane) together[lane] = &((Thread*)lanes[lane])->products[i];
+        const Product& first = *together[0];
+        for (const Product* p : together)
+            if (p->site != first.site || p->a != first.a || p->b != first.b)
+                return raise_argument(w, p->site, "multiplies other matrices than lane 0 of its warp");
+        count(w, first.site, MMA);
+        first.compute(together);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        Thread& t = *(Thread*)lanes[lane];
+        for (size_t i = number; i < t.products.size(); ++i) {
+            Product& later = t.products[i];
+            bool continues = false;
+            for (size_t j = 0; j < number; ++j) continues |= same_result(t.products[j], later);
+            for (size_t j = number; j < i; ++j) continues &= !same_result(t.products[j], later);
+            if (continues) take_registers(later), later.is_chained = false;
+        }
+        t.products.erase(t.products.begin(), t.products.begin() + (ptrdiff_t)number);
+    }
+}
+
+extern "C" {
+// The operand of 16 bytes at `address` is read until the product that follows is complete. A warp's `share` of the reads
+// is counted: the four warps of a product read B together.
+void simt_product_reads(const char* address, bool share) {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    if (w.job->launch.mode == PLAIN || (w.job->launch.mode == OBSERVE && !share)) return;
+    if (!is_shared(*w.block, address)) return raise_argument(w, CALLER, "multiplies a matrix that is not in shared memory");
+    announce({address, 16, READ, false, false, CALLER}, 16);
+    if (w.job->launch.mode != CHECK) return;
+    w.job->in_flight.insert({(u64)address / 16, {address, 16, READ, w.block->number, me.id, CALLER}});
+    me.operands.push_back({address, me.product_batches});
+}
+void simt_product(const Product* p) {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    if (w.job->num_threads % 128) raise_argument(w, CALLER, "issues wgmma in a thread block that is no multiple of 128 threads");
+    if (!me.products_fenced && w.job->launch.mode == CHECK)
+        raise_argument(w, CALLER, "issues wgmma.mma_async, and no wgmma.fence stands between the last wait and this product");
+    me.products.push_back(*p);
+    Product& own = me.products.back();
+    own.batch = me.product_batches, own.site = CALLER;
+    for (size_t i = 0; i + 1 < me.products.size(); ++i) own.is_chained |= same_result(me.products[i], own);
+    if (!own.is_chained) take_registers(own);
+}
+void simt_products_fence() { worker->current->products_fenced = true; }
+void simt_products_commit() { worker->current->product_batches++; }
+void simt_products_wait(u32 newest, int line) {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    me.products_fenced = false;
+    u64 batches = me.product_batches - std::min<u64>(newest, me.product_batches);
+    me.value = batches;
+    me.values = nullptr, me.payload = &me, me.complete = complete_products, me.line = line;
+    arrive(w, MATRIX, ~0u, CALLER);
+    while (!me.operands.empty() && me.operands.front().second < batches) {
+        auto [at, last] = w.job->in_flight.equal_range((u64)me.operands.front().first / 16);
+        auto own = [&](auto& entry) { return entry.second.thread == me.id && entry.second.block == w.block->number; };
+        auto found = std::find_if(at, last, own);
+        if (found != last) w.job->in_flight.erase(found);
+        me.operands.pop_front();
+    }
+}
+}
