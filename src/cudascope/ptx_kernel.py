@@ -9,6 +9,7 @@ CudaKernel do. Findings and counts name the source line that the PTX was compile
 
 import ctypes
 import functools
+import linecache
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,17 @@ class _OnCpu(CpuKernel):
     def _code(self, library, site, file, line):
         (at,) = library.lines([site]).values()
         return self._lines[at[1] - 1].strip() if at[1] else ""
+
+    def _observed(self, request, library, *rest):
+        """The report shows the lines of the source that the PTX was compiled from."""
+        launch = super()._observed(request, library, *rest)
+        places = self._located(library, [count.site for count in request.counts[: request.num_counts]]).values()
+        texts = {line: self._text_at(library, file, line) for file, line in places}
+        launch.source = [texts.get(line, "") for line in range(1, max(texts, default=0) + 1)]
+        return launch
+
+    def _text_at(self, library, file: str, line: int) -> str:
+        return self._lines[line - 1] if file == library.source_name else linecache.getline(file, line)
 
 
 _C = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}

@@ -20,6 +20,10 @@ import types
 from typing import Any
 
 
+_sources: dict[Any, tuple[list[str], int]] = {}
+"""The lines of each function that was made here, and the number of its first line."""
+
+
 class Opaque:
     """A value that no kernel can use. Triton refuses it in its own words if a kernel does."""
 
@@ -34,9 +38,6 @@ class Reader:
     """The values of a description (`triton_source.py`)."""
 
     def __init__(self, functions: list[dict[str, Any]]) -> None:
-        self.sources: dict[Any, tuple[list[str], int]] = {}
-        real = inspect.getsourcelines
-        inspect.getsourcelines = lambda function: self.sources.get(function) or real(function)
         self._defaults: list[list[ast.expr]] = []
         self._functions = list(map(self._make, functions))
         for parts in zip(self._functions, functions, self._defaults, strict=True):
@@ -111,7 +112,7 @@ class Reader:
         exec(code, scope)
         function = scope[described["name"]]
         function.__qualname__, function.__annotations__ = described["qualname"], described["annotations"]
-        self.sources[function] = described["lines"], described["line"]
+        _sources[function] = described["lines"], described["line"]
         if described["kind"] == "jit":
             return triton.jit(function, noinline=described["noinline"])
         return triton.constexpr_function(function) if described["kind"] == "constexpr_function" else function
@@ -137,6 +138,8 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
 
+    real = inspect.getsourcelines
+    inspect.getsourcelines = lambda function: _sources.get(function) or real(function)
     reader = Reader(request["functions"])
     kernel, signature, constants, attributes, options = map(reader.value, request["kernel"])
     target = GPUTarget("cuda", request["sm"], 32)
