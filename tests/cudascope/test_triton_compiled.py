@@ -225,7 +225,7 @@ def any_kernel(x, fixed, loose, typed: tl.int64, SIZE: tl.constexpr):
     [
         (torch.zeros(8), "*fp32", True),
         (torch.zeros(8)[1:], "*fp32", False),
-        (torch.zeros(8, dtype=torch.bool), "*i1", True),
+        (torch.zeros(8, dtype=torch.bool), "*u1", True),
         (torch.zeros(8, dtype=torch.float8_e5m2), "*fp8e5", True),
         (triton.reinterpret(torch.zeros(8, dtype=torch.int8), tl.float8e5), "*fp8e5", True),
         (1, "constexpr", False),
