@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 
 from cudascope.simt.ptx.arithmetic import ARITHMETIC, compute
+from cudascope.simt.ptx.bulk import BULK
 from cudascope.simt.ptx.matrix import MATRIX
 from cudascope.simt.ptx.memory import MEMORY
 from cudascope.simt.ptx.scope import Malformed, Scope, Unknown
 from cudascope.simt.ptx.threads import THREADS
 
-_INSTRUCTIONS = ARITHMETIC | MEMORY | THREADS | MATRIX
+_INSTRUCTIONS = BULK | ARITHMETIC | MEMORY | THREADS | MATRIX
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PIECE = re.compile(r"\s*(?:([{}])|([A-Za-z_$][\w$]*)\s*:(?!:)|([^\s;{}][^;]*);?|;)")
 _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.DOTALL)

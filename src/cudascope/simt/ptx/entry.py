@@ -6,7 +6,7 @@ The lines of the C++ are numbered as those of the PTX, so a finding in the C++ h
 import re
 
 from cudascope.limits import MAX_SHARED_BYTES
-from cudascope.ptx_module import Entry, Module, Parameter, PtxError, Variable
+from cudascope.ptx_module import Entry, Module, Parameter, PtxError, Statement, Variable
 from cudascope.simt.ptx.body import declared_registers, translated
 from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
 
@@ -70,16 +70,14 @@ def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
         text, here = statement.text, scopes[-1]
         if text.startswith(".branchtargets"):
             targets[entry.body[i - 1].text.rstrip(":")] = re.split(r"\s*,\s*", _LABELS.fullmatch(text)[1])
-    for statement in entry.body:
+    for position, statement in enumerate(entry.body):
         text, here = statement.text, scopes[-1]
         if statement.line != line:
             line = statement.line
             lines.append(f'#line {line} "{file}"')
         try:
             if text == "{":
-                scopes.append(Scope(dict(here.names), here.number + len(lines)))
-                scopes[-1].addresses = dict(here.addresses)
-                scopes[-1].outer = here
+                scopes.append(_inner(here, entry.body[position + 1 :], position))
                 lines.append("{")
             elif text == "}":
                 scopes.pop()
@@ -101,6 +99,20 @@ def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
         except Malformed as error:
             raise PtxError(f"line {line}: {error}: {text}") from None
     return lines
+
+
+def _inner(outer: Scope, body: tuple[Statement, ...], number: int) -> Scope:
+    """The scope of a block: what it declares, and its labels, are its own."""
+    scope = Scope(dict(outer.names), number)
+    scope.addresses, scope.labels, depth = dict(outer.addresses), dict(outer.labels), 0
+    for statement in body:
+        depth += {"{": 1, "}": -1}.get(statement.text, 0)
+        if depth < 0:
+            return scope
+        if depth == 0 and statement.text.endswith(":"):
+            name = statement.text[:-1]
+            scope.labels[name] = f"simt_{name.replace('$', '_')}_{number}"
+    raise Malformed("a { without its }")
 
 
 def _local(text: str, scope: Scope) -> str:

@@ -3,6 +3,7 @@
 ld.global.nc.v4.f32 {a, b, c, d}, [p + 16];
 """
 
+from cudascope.simt.ptx.bulk import copy_bulk
 from cudascope.simt.ptx.calls import HALVES, SCALARS, Instruction, assign, call, elements, expect, names, vector
 from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
 
@@ -93,6 +94,11 @@ def is_space(name: str, words: list[str], operands: list[str], scope: Scope) -> 
 
 def copy_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`cp.async.cg.shared.global [to], [from], 16, bytes;`, where bytes past `bytes` become 0; and its waits."""
+    if words[:2] == ["async", "bulk"]:
+        return copy_bulk(name, words, operands, scope)
+    if words == ["async", "mbarrier", "arrive", "noinc", "shared", "b64"]:
+        at = _address(["shared"], operands[0], scope)
+        return f"simt_phases_await_copies({at}); simt_mbarrier_arrive({at}, 1);"
     if words == ["async", "commit_group"]:
         return "simt_copies_commit();"
     if words == ["async", "wait_all"]:

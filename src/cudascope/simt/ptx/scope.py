@@ -62,6 +62,7 @@ class Scope:
     def __init__(self, names: dict[str, str], number: int) -> None:
         self.names, self.number = names, number
         self.addresses: dict[str, str] = {}  # of variables
+        self.labels: dict[str, str] = {}  # of an enclosing kernel's blocks
         self.declared: list[str] = []
         self.statements: list[str] = []
 
@@ -82,7 +83,7 @@ class Scope:
                 self.declared.append(f"{bits} {self.names[each]}{{}};")
 
     def label(self, name: str) -> str:
-        return f"simt_{name.replace('$', '_')}_{self.number}"
+        return self.labels.get(name) or f"simt_{name.replace('$', '_')}_{self.number}"
 
     # ------------------------------------------------------------------------------------------ operands
 

@@ -43,6 +43,11 @@ struct Copy {
     void* site;
 };
 
+// A bulk copy under way.
+struct Bulk : simt::BulkCopy { void* site; u16 thread; u64 batch; };
+
+struct MatrixPiece { const char* address; u64 batch; void* site; };  // 16 bytes that a product of this batch reads
+
 struct Thread {
     Context context;
     Dim index;
@@ -61,8 +66,12 @@ struct Thread {
     void (*complete)(void** payloads);
     std::vector<Copy> copies;  // under way, in their order
     u64 batches;  // of copies that it has committed
+    std::vector<Bulk> bulk_stores;
+    u64 bulk_batches;
+    u32 proxy_fenced;  // its clock at its last fence.proxy.async
+    std::shared_ptr<const std::vector<u32>> covered;  // how far each thread had come, as far as it knew at that fence
     std::vector<simt::Product> products;  // under way, in their order
-    std::deque<std::pair<const char*, u64>> operands;  // of a checked launch: 16 bytes that a product of this batch reads
+    std::deque<MatrixPiece> operands;  // of a checked launch
     u64 product_batches;
     bool products_fenced;
     u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
@@ -79,6 +88,8 @@ struct Phases {
     u64 number;  // phases that have ended
     std::shared_ptr<const Acquired> arriving, arrived;  // what happened before the arrivals; before those of ended phases
     std::vector<std::pair<const Thread*, Copy>> copies;  // that the phase waits for
+    std::vector<Bulk> bulk;
+    int64_t bytes = 0;  // that shall land in bulk
 };
 
 struct Warp {
@@ -95,6 +106,7 @@ struct Stamp {  // block 0: nobody
     u32 clock, block;
     u16 thread : 11, wrote : 1, atomic : 1, is_volatile : 1;
     u16 swaps : 1, is_flag : 1;  // an atomicCAS; a volatile store that need not be ordered
+    u16 is_async : 1;  // of the async proxy
     u16 site;
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
@@ -130,6 +142,7 @@ struct Block {  // a thread block in flight
     std::vector<Warp> warps;
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
+    std::vector<u32> covered;  // how far the stores of each thread may be read through the async proxy, by the last barrier
     std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
     std::unordered_map<u64, Phases> phases;  // by address
     std::vector<Event> events;

@@ -4,7 +4,7 @@
 // hold NaNs, and a checked launch reports a store to its operands in shared memory. So a missing wait shows in every run.
 #pragma once
 
-#include "async_copies.h"
+#include "bulk_copies.h"
 #include "collectives.h"
 
 using simt::Product;
@@ -50,6 +50,20 @@ static void complete_products(void** lanes) {
     }
 }
 
+// The products of the batches before `batch` read no more. Their reads end now, which is when a later store must not race.
+static void release_operands(Worker& w, u64 batch) {
+    Thread& me = *w.current;
+    while (!me.operands.empty() && me.operands.front().batch < batch) {
+        const MatrixPiece piece = me.operands.front();
+        me.operands.pop_front();
+        auto [at, last] = w.job->in_flight.equal_range((u64)piece.address / 16);
+        auto own = [&](auto& entry) { return entry.second.thread == me.id && entry.second.block == w.block->number; };
+        auto found = std::find_if(at, last, own);
+        if (found != last) w.job->in_flight.erase(found);
+        if (me.state != GONE) check(w, {piece.address, 16, READ, false, true, piece.site, false, true}, 1);
+    }
+}
+
 extern "C" {
 // The operand of 16 bytes at `address` is read until the product that follows is complete. A warp's `share` of the reads
 // is counted: the four warps of a product read B together.
@@ -58,10 +72,10 @@ void simt_product_reads(const char* address, bool share) {
     Thread& me = *w.current;
     if (w.job->launch.mode == PLAIN || (w.job->launch.mode == OBSERVE && !share)) return;
     if (!is_shared(*w.block, address)) return raise_argument(w, CALLER, "multiplies a matrix that is not in shared memory");
-    announce({address, 16, READ, false, false, CALLER}, 16);
+    announce({address, 16, READ, false, false, CALLER, false, true}, 16);
     if (w.job->launch.mode != CHECK) return;
     w.job->in_flight.insert({(u64)address / 16, {address, 16, READ, w.block->number, me.id, CALLER}});
-    me.operands.push_back({address, me.product_batches});
+    me.operands.push_back({address, me.product_batches, CALLER});
 }
 void simt_product(const Product* p) {
     Worker& w = *worker;
@@ -85,12 +99,6 @@ void simt_products_wait(u32 newest, int line) {
     me.value = batches;
     me.values = nullptr, me.payload = &me, me.complete = complete_products, me.line = line;
     arrive(w, MATRIX, ~0u, CALLER);
-    while (!me.operands.empty() && me.operands.front().second < batches) {
-        auto [at, last] = w.job->in_flight.equal_range((u64)me.operands.front().first / 16);
-        auto own = [&](auto& entry) { return entry.second.thread == me.id && entry.second.block == w.block->number; };
-        auto found = std::find_if(at, last, own);
-        if (found != last) w.job->in_flight.erase(found);
-        me.operands.pop_front();
-    }
+    release_operands(w, batches);
 }
 }

@@ -15,7 +15,6 @@
 
 #include "calls.h"
 #include "interrupts.h"
-#include "products.h"
 #include "scheduler.h"
 
 // An OS thread's part of a launch.

@@ -7,13 +7,16 @@
 #include "numbered_barriers.h"
 #include "observe.h"
 #include "phases.h"
+#include "products.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);
     Block& b = *w.block;
     Thread& me = *w.current;
     abandon_copies(w);
+    abandon_bulk_stores(w);
     me.state = GONE;
+    release_operands(w, ~0ull);
     b.live--;
     w.progress++;
     w.milestones++, w.ends++;

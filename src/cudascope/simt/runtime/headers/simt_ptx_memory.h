@@ -4,6 +4,7 @@
 #include "simt_addresses.h"
 #include "simt_atomics.h"
 #include "simt_ptx_operands.h"
+#include "simt_warp.h"
 
 namespace simt::ptx {
 
@@ -75,6 +76,28 @@ SIMT_INLINE Vector<T, N> atom(char* address, Vector<T, N> value, Vector<T, N> ot
         else out.x[i] = atomicCAS(p, v, other.x[i]);
     }
     return out;
+}
+
+// A tensor map. In shared memory its address may have 64 bits, of which the lower half counts.
+SIMT_INLINE char* map_address(u64 address, int64_t offset) {
+    return address >> 32 ? (char*)address + offset : shared_address((u32)address, offset);
+}
+template <class Field>
+SIMT_INLINE void set_field(Field* field, u64 value) { write<Field>((char*)field, (Field)value); }
+SIMT_INLINE void publish_map(char* to, const char* from) {  // by all lanes of a warp, which take four bytes each
+    u32 lane = simt_lane();
+    __syncwarp();
+    write<u32>(to + 4 * lane, read<u32>(from + 4 * lane));
+    simt_fence();
+    __syncwarp();
+}
+SIMT_INLINE simt::TensorMap map_at(u64 address) {
+    simt::TensorMap map;
+    for (u32 i = 0; i < sizeof(map); i += 8) {
+        u64 word = read<u64>((const char*)address + i);
+        __builtin_memcpy((char*)&map + i, &word, 8);
+    }
+    return map;
 }
 
 SIMT_INLINE void copy_async(char* to, const char* from, u32 bytes, u32 from_source) {

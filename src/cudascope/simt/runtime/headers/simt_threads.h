@@ -51,6 +51,17 @@ uint64_t simt_phases_arrive(void* at, unsigned arrivals, unsigned dropped);  // 
 void simt_phases_wait(void* at, uint64_t phase);
 bool simt_phases_ended(void* at, uint64_t phase);
 void simt_phases_await_copies(void* at);  // what this thread has begun since its last commit belongs to the phase
+// The barriers and bulk copies of PTX (bulk_copies.h).
+void simt_mbarrier_invalidate(void* at);
+void simt_mbarrier_expect(void* at, unsigned bytes);
+uint64_t simt_mbarrier_arrive(void* at, unsigned arrivals);
+void simt_mbarrier_wait(void* at, unsigned parity);
+bool simt_mbarrier_test(void* at, unsigned parity);
+void simt_bulk_load(const simt::BulkCopy* copy, void* at);
+void simt_bulk_store(const simt::BulkCopy* copy);
+void simt_bulk_commit();
+void simt_bulk_wait(unsigned newest);
+void simt_proxy_fence();
 // Asynchronous products of matrices (products.h).
 void simt_product_reads(const char* address, bool share);
 void simt_product(const simt::Product* product);
