@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from cudascope.build import CompileError, cache_dir, digest, publish
 from cudascope.ptx_kernel import PtxKernel
-from cudascope.triton_arguments import pointer_names
+from cudascope.triton_arguments import leaves, pointer_names
 from cudascope.triton_source import Description
 
 WORKER = Path(__file__).with_name("triton_worker.py")
@@ -40,12 +40,10 @@ class Compiled:
     def __init__(self, launch: Launch, answer: Mapping[str, Any]) -> None:
         if answer["num_ctas"] != 1:
             raise CompileError(f"kernel {launch.name}: num_ctas must be 1, got {answer['num_ctas']}: no clusters here")
-        if answer["tensordesc_meta"] and any("tensordesc" in str(each) for each in launch.signature.values()):
-            raise CompileError(f"kernel {launch.name}: a tensor descriptor of the host needs sm_89 or less here")
         self.name, self.shared, self.num_warps = answer["name"], answer["shared"] or 0, answer["num_warps"]
         self.scratch = tuple(answer[f"{kind}_scratch_size"] or 0 for kind in ("global", "profile"))
-        self.ptx = answer["ptx"]
-        for position, name in pointer_names(launch.signature).items():
+        self.leaves, self.ptx = leaves(launch.signature, answer["tensordesc_meta"] or ()), answer["ptx"]
+        for position, name in pointer_names(self.leaves).items():
             self.ptx = re.sub(rf"\b{self.name}_param_{position}\b", name, self.ptx)
         self._executables: dict[str, PtxKernel] = {}
 

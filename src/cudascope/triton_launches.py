@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from cudascope.triton_arguments import passed
+from cudascope.reach import reachable
+from cudascope.triton_arguments import behind_maps, passed
 from cudascope.triton_compiler import Compiled, compiled_kernel, specialised
 
 # Shared memory of a thread block, at most (CUDA C++ Programming Guide, technical specifications).
@@ -138,8 +139,9 @@ def _run(target: Target, kernel: Any, *args: Any, grid: Any, warmup: bool, **opt
     if 0 not in shape:
         ptx_kernel = compiled.executable(target.edit)
         parameters = ptx_kernel.entry.parameters
-        values = passed(launch.name, launch.signature, launch.arguments, parameters, compiled.scratch, shape)
-        ptx_kernel[shape, 32 * compiled.num_warps, compiled.shared](*values)
+        values = passed(launch.name, compiled.leaves, launch.arguments, parameters, compiled.scratch, shape)
+        with reachable(**behind_maps(compiled.leaves, launch.arguments)):
+            ptx_kernel[shape, 32 * compiled.num_warps, compiled.shared](*values)
     return compiled
 
 

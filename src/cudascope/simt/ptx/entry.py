@@ -64,6 +64,8 @@ def _address(space: str, name: str) -> str:
 
 def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
     parameters = {each.name: each for each in entry.parameters}
+    # a kernel takes the address of a tensor map, or of another struct
+    scope.addresses |= {name: f"(uint64_t)&{_cpp(name)}" for name, each in parameters.items() if each.count}
     targets = {}  # of brx.idx
     lines, scopes, line = [], [scope], 0
     for i, statement in enumerate(entry.body):
