@@ -1,4 +1,4 @@
-"""The arguments of a Triton kernel as its PTX takes them: the entries of tuples one by one, no constants, scratch last."""
+"""The arguments of a Triton kernel as its PTX takes them: tuples entry by entry, no constants, scratch memory last."""
 
 import math
 import re
@@ -58,7 +58,7 @@ def _leaves(name: str, path: tuple[int, ...], kind: Any, maps: Iterator[Mapping[
 
 
 def _descriptor(name: str, kind: str, tensor_map: Mapping[str, Any] | None) -> Iterator[Leaf]:
-    """A tensor descriptor of the host: a tensor map, or for a GPU without TMA its base and its sizes. Then its sizes."""
+    """A tensor descriptor of the host. A GPU without TMA gets its base and its sizes in the place of a tensor map."""
     dtype, sizes = re.match(r"tensordesc<([^\[>]*)\[([^\]]*)\]", kind).groups()
     rank = range(sizes.count(",") + 1)
     if tensor_map:
@@ -143,6 +143,7 @@ def _memory(kernel: str, leaf: Leaf, value: Any) -> Array:
 
 def _tensor_map(descriptor: Any, how: Mapping[str, Any]) -> bytes:
     """A tensor map as the CPU runner has it (simt/runtime/kinds.h), of 128 bytes as a GPU's."""
+
     def reversed_to_5(sizes: Iterable[int]) -> list[int]:
         return ([*sizes][::-1] + [1] * 5)[:5]
 

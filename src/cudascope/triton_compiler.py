@@ -1,6 +1,5 @@
-"""A launch of a Triton kernel as Triton specialises it for a GPU, and its PTX from the cache or from a second process."""
+"""A launch of a Triton kernel as Triton specialises it for a GPU, and its PTX. A second process compiles."""
 
-import functools
 import json
 import os
 import re
@@ -55,14 +54,32 @@ class Compiled:
         return self._executables[ptx]
 
 
-@functools.cache
-def _view(kernel: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A `@triton.jit` function as the one that Triton compiles, and by architecture what binds arguments to it."""
-    from triton.runtime.jit import JITFunction
+class _View:
+    """A `@triton.jit` function as the one that Triton compiles."""
 
-    if isinstance(kernel, JITFunction):
-        return kernel, {}
-    return JITFunction(kernel.fn, **kernel.kwargs), {}
+    def __init__(self, kernel: Any) -> None:
+        from triton.runtime.jit import JITFunction
+
+        self.kernel = kernel  # kept, so that its id stays its own
+        self.function = kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **kernel.kwargs)
+        if self.function.is_gluon():
+            raise TypeError(f"kernel {kernel.fn.__name__} is written in Gluon, which triton_compiled does not compile")
+        self._binders: dict[int, tuple[Any, Callable]] = {}
+
+    def binder(self, sm: int) -> tuple[Any, Callable]:
+        """Return Triton's compiler for `sm`, and the function that binds and specialises arguments for it."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import make_backend
+        from triton.runtime.jit import create_function_from_signature
+
+        if sm not in self._binders:
+            backend, function = make_backend(GPUTarget("cuda", sm, 32)), self.function
+            bind = create_function_from_signature(function.signature, function.params, backend)
+            self._binders[sm] = backend, bind
+        return self._binders[sm]
+
+
+_views: dict[int, _View] = {}
 
 
 def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[str, Any]) -> Launch:
@@ -70,23 +87,19 @@ def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[st
     import triton
     from triton import knobs
     from triton._C.libtriton import get_cache_invalidating_env_vars
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-    from triton.runtime.jit import create_function_from_signature
 
-    view, binders = _view(kernel)
-    if view.is_gluon():
-        raise TypeError(f"kernel {view.__name__} is written in Gluon, which triton_compiled does not compile")
-    if sm not in binders:
-        backend = make_backend(GPUTarget("cuda", sm, 32))
-        binders[sm] = backend, create_function_from_signature(view.signature, view.params, backend)
-    backend, bind = binders[sm]
+    if id(kernel) not in _views:
+        _views[id(kernel)] = _View(kernel)
+    view = _views[id(kernel)]
+    backend, bind = view.binder(sm)
     options = dict(options)
-    options["debug"] = options.get("debug", view.debug) or knobs.runtime.debug
+    options["debug"] = options.get("debug", view.function.debug) or knobs.runtime.debug
     options["instrumentation_mode"] = knobs.compilation.instrumentation_mode
     args, options = _as_compiled(args), {name: _as_compiled(value) for name, value in options.items()}
     arguments, specialisation, own = bind(*args, **options)
-    parsed, signature, constants, attributes = view._pack_args(backend, options, arguments, specialisation, own)
+    parsed, signature, constants, attributes = view.function._pack_args(
+        backend, options, arguments, specialisation, own
+    )
     description = Description()
     parts = kernel, signature, constants, attributes, vars(parsed)
     request = {
@@ -96,7 +109,7 @@ def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[st
         "triton": triton.__version__,
         "environment": sorted(get_cache_invalidating_env_vars().items()),
     }
-    return Launch(view.__name__, sm, arguments, signature, json.dumps(request))
+    return Launch(view.function.__name__, sm, arguments, signature, json.dumps(request))
 
 
 def _as_compiled(value: Any) -> Any:
@@ -143,7 +156,11 @@ def _ask(name: str, request: str) -> dict[str, Any]:
             check=False,
         )
         sys.stdout.write(done.stdout)  # of tl.static_print
-        found = json.loads(answer.read_text()) if answer.exists() else {"error": f"the compiler ended with {done.returncode}"}
+        found = (
+            json.loads(answer.read_text())
+            if answer.exists()
+            else {"error": f"the compiler ended with {done.returncode}"}
+        )
     if "error" in found:
         sm, said = asked["sm"], done.stderr.strip()
         raise CompileError(f"kernel {name} does not compile for sm_{sm}:\n{found['error']}" + f"\n{said}" * bool(said))

@@ -4,9 +4,9 @@
         softmax_kernel[(4,)](x, out, 128, BLOCK=128, num_warps=4)   # CPU tensors
 
 The kernel is specialised and compiled as Triton does for a launch on that GPU. A `PtxKernel` executes the PTX, so
-`observe`, `check`, `schedule` and `time_limit` work as usual and name lines of the Python source. It makes no difference
-whether Triton's interpreter is on in this process: a second process compiles (`triton_worker.py`), and its answer is
-kept in the cache.
+`observe`, `check`, `schedule` and `time_limit` work as usual and name lines of the Python source. A second process
+compiles (`triton_worker.py`), and its answer is kept in the cache. This process may therefore interpret Triton kernels,
+and may not.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 
 
 
 class Target(NamedTuple):
-    """What the launches inside of a `triton_compiled` are compiled for."""
+    """The GPU that the launches inside of a `triton_compiled` are compiled for."""
 
     sm: int
     edit: Callable[[str], str] | None

@@ -35,7 +35,7 @@ class Description:
         import triton.language as tl
         from triton.runtime.jit import ConstexprFunction
 
-        if value is None or isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins":
+        if value is None or (isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins"):
             return value
         again = functools.partial(self.value, runs_in_python=runs_in_python)
         if isinstance(value, tl.constexpr):
@@ -92,7 +92,7 @@ class Description:
         }
 
     def _add(self, found: dict, name: str, value: Any, attributes: CHAIN, *, runs_in_python: bool) -> None:
-        """Describe `value.a.b`: a module of Triton or of Python by its name, another module by what is used of it."""
+        """Describe `value.a.b`. The name describes a module of Triton or of Python; any other module is its used members."""
         own = isinstance(value, types.ModuleType) and not runs_in_python and not _is_known_module(value)
         if not own:
             found[name] = self.value(value, runs_in_python=runs_in_python)

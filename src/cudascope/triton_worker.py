@@ -1,4 +1,4 @@
-"""The process that compiles Triton kernels to PTX. It imports Triton in the mode that compiles, and nothing of cudascope.
+"""The process that compiles Triton kernels to PTX. Triton is not interpreted there, and nothing of cudascope is imported.
 
     python -P triton_worker.py ANSWER < request.json
 
@@ -18,7 +18,6 @@ import sys
 import textwrap
 import types
 from typing import Any
-
 
 _sources: dict[Any, tuple[list[str], int]] = {}
 """The lines of each function that was made here, and the number of its first line."""

@@ -1,7 +1,9 @@
 """Triton kernels compiled for a GPU and executed on the CPU: `triton_compiled`."""
 
+import contextlib
 import json
 import linecache
+import os
 import re
 import subprocess
 import sys
@@ -13,10 +15,15 @@ import torch
 import triton
 import triton.language as tl
 import triton_helpers
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton_helpers import FACTOR, scaled
 
-from cudascope import check, observe, triton_compiled
+from conftest import ROOT
+from cudascope import check, observe, triton_compiled, triton_compiler, triton_launches
 from cudascope.build import CompileError
 from cudascope.triton_compiler import specialised
 from cudascope.triton_worker import Reader
@@ -115,21 +122,22 @@ def matmul_kernel(a, b, out, M, N, K, TILE: tl.constexpr):
     tl.store(out + rows[:, None] * out_row + cols[None, :], acc, mask=mask)
 
 
-def matmul(edit=None):
+def matmul(arch="sm_80", tile=32, edit=None):
     a, b = torch.randn(40, 80, dtype=torch.float16), torch.randn(80, 32, dtype=torch.float16)
     out = torch.empty(40, 32)
     arguments = (a, *a.stride()), (b, *b.stride()), (out, 32)
-    with triton_compiled("sm_80", edit=edit):
-        compiled = matmul_kernel[2, 1](*arguments, 40, 32, 80, TILE=32, num_stages=3, num_warps=2)
+    with triton_compiled(arch, edit=edit):
+        compiled = matmul_kernel[2, 1](*arguments, 40, 32, 80, TILE=tile, num_stages=3, num_warps=tile // 16)
     return out, a.float() @ b.float(), compiled
 
 
-def test_a_product_on_tensor_cores_equals_torchs_and_has_no_findings():
+@pytest.mark.parametrize(("arch", "tile", "instruction"), [("sm_80", 32, "mma.sync"), ("sm_90", 64, "wgmma.mma_async")])
+def test_a_product_on_tensor_cores_equals_torchs_and_has_no_findings(arch, tile, instruction):
     with check(stop=False, ignore=("same value",)) as report:
-        out, expected, compiled = matmul()
+        out, expected, compiled = matmul(arch, tile)
     torch.testing.assert_close(out, expected, atol=2e-3, rtol=1e-3)
     assert not report.findings
-    assert all(instruction in compiled.ptx for instruction in ("mma.sync", "ldmatrix", "cp.async.wait_group"))
+    assert all(each in compiled.ptx for each in (instruction, "cp.async.wait_group"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,7 @@ def test_an_instruction_left_out_of_the_ptx_is_found_at_a_line_of_the_kernel(ins
         return ptx[: found.start()] + ptx[found.end() :]
 
     with check(stop=False, ignore=("same value",)) as report:
-        matmul(without)
+        matmul(edit=without)
     loads = line_of("x = tl.load(a_tile, mask=in_a, other=0.0)"), line_of("y = tl.load(b_tile, mask=in_b, other=0.0)")
     assert {(f.rule, f.line) for f in report.findings} == {(rule, line) for line in loads}
     assert re.search(r"ldmatrix|cp\.async", str(report.findings[0]))
@@ -179,7 +187,7 @@ def test_a_configuration_that_does_not_fit_the_gpu_is_passed_over_and_a_cached_o
         def run(self, *args, **options):
             launches.append(options["SIZE"])
             if options["SIZE"] == 1024:
-                raise triton.runtime.errors.OutOfResources(2, 1, "shared memory")
+                raise OutOfResources(2, 1, "shared memory")
 
     large, small, best = (triton.Config({"SIZE": size}) for size in (1024, 64, 128))
     tuner = triton.autotune([large, small, best], key=["n"])(histogram_kernel.fn.fn)
@@ -190,7 +198,7 @@ def test_a_configuration_that_does_not_fit_the_gpu_is_passed_over_and_a_cached_o
         tuner[(1,)](torch.zeros(1), None, None, 5, None)
         assert launches == [1024, 64, 128]
         tuner.configs = [large]
-        with pytest.raises(triton.runtime.errors.OutOfResources):
+        with pytest.raises(OutOfResources):
             tuner[(1,)](torch.zeros(1), None, None, 5, None)
 
 
@@ -203,11 +211,13 @@ def transpose_kernel(x, out, M, N, TILE: tl.constexpr):
 
 
 @pytest.mark.parametrize("from_host", [False, True])
-def test_a_kernel_with_tensor_descriptors(from_host):
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_kernel_with_tensor_descriptors(arch, from_host):
     x, out = torch.randn(24, 36), torch.zeros(36 * 24 + 100)
     source = TensorDescriptor.from_tensor(x, [16, 16]) if from_host else x
-    with triton_compiled("sm_80"), check(ignore=("same value",)):
-        transpose_kernel[2, 3](source, out, 24, 36, TILE=16, num_warps=1)
+    with triton_compiled(arch), check(ignore=("same value",)):
+        compiled = transpose_kernel[2, 3](source, out, 24, 36, TILE=16, num_warps=1)
+    assert ("cp.async.bulk.tensor" in compiled.ptx) == (arch == "sm_90")
     assert torch.equal(out[: 36 * 24].view(36, 24), x.T)
     assert not out[36 * 24 :].any()
 
@@ -245,7 +255,7 @@ def test_arguments_are_specialised_as_for_a_gpu(argument, kind, is_aligned):
     signature, constants, attributes, _ = map(Reader([]).value, described)
     assert signature == {"x": kind, "fixed": "i32", "loose": "i32", "typed": "i64", "SIZE": "constexpr"}
     assert constants[4,] == 4
-    assert any(path[0] == 0 and [["tt.divisibility", 16]] == each for path, each in attributes.items()) == is_aligned
+    assert any(path[0] == 0 and each == [["tt.divisibility", 16]] for path, each in attributes.items()) == is_aligned
     assert not attributes.get((2,))
 
 
@@ -287,3 +297,137 @@ def test_a_kernel_of_a_text_and_functions_that_need_each_other():
         compiled += [executed(5).warmup(out, 2, grid=(1,)), executed(7).warmup(out, 2, grid=(1,))]
     assert [re.search(r"mov\.b32\s+%r\d+, (\d+);", each.ptx)[1] for each in compiled] == ["7", "9"]
     assert "<cell 5>" in compiled[0].ptx
+
+
+def test_a_kernel_is_executed_in_the_same_way_where_triton_is_not_interpreted():
+    code = "import test_triton_compiled as t; print(type(t.add_kernel).__name__); t." + (
+        "test_a_kernel_gets_ints_floats_bools_tuples_constants_and_helpers_of_another_file()"
+    )
+    path = os.pathsep.join([str(FILE.parent), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("JITFunction\n", 0), done.stderr
+
+
+def test_a_second_run_needs_no_second_process(monkeypatch):
+    x = torch.ones(64)
+
+    def run():
+        out = torch.empty(64)
+        with triton_compiled("sm_80"):
+            add_kernel[(1,)](x, x, out, 64, 1.0, False, (x, 1, 1.0), SIZE=64)
+        return out
+
+    run()
+    monkeypatch.setattr(subprocess, "run", None)
+    monkeypatch.setattr(triton_compiler, "_compiled", {})
+    assert run().tolist() == [6.0] * 64
+
+
+# ------------------------------------------------------------------------------------------------ contexts and errors
+
+
+@triton.jit
+def one_kernel(out):
+    tl.store(out, 1)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The architectures for which kernels are launched here; nothing is compiled."""
+    seen = []
+
+    def compiled_kernel(launch):
+        seen.append(launch.sm)
+        raise CompileError("enough")
+
+    monkeypatch.setattr(triton_launches, "compiled_kernel", compiled_kernel)
+    return seen
+
+
+def launch():
+    """ "compiled", or "interpreted" if the kernel has run in Triton's interpreter."""
+    out = torch.zeros(1)
+    with contextlib.suppress(CompileError):
+        one_kernel[(1,)](out)
+    return "interpreted" if out.item() else "compiled"
+
+
+def test_contexts_nest_and_outside_of_them_triton_does_what_it_did(launches):
+    before = [owner.run for owner in (JITFunction, InterpretedFunction, Autotuner)]
+    with triton_compiled("sm_80"):
+        assert launch() == "compiled"
+        with contextlib.suppress(KeyError), triton_compiled("sm_90"):
+            launch()
+            raise KeyError
+        launch()
+    assert launches == [80, 90, 80]
+    assert before == [owner.run for owner in (JITFunction, InterpretedFunction, Autotuner)]
+    assert launch() == "interpreted"
+
+
+def test_another_thread_is_not_concerned_and_may_stay_inside_for_longer(launches):
+    is_inside, may_leave, found = threading.Event(), threading.Event(), []
+
+    def work():
+        found.append(launch())
+        with triton_compiled("sm_75"):
+            is_inside.set()
+            may_leave.wait(60)
+            found.append(launch())
+
+    thread = threading.Thread(target=work)
+    with triton_compiled("sm_80"):
+        thread.start()
+        assert is_inside.wait(60)
+        launch()
+    assert launch() == "interpreted"
+    may_leave.set()
+    thread.join()
+    assert found == ["interpreted", "compiled"]
+    assert launches == [80, 75]
+
+
+def test_hooks_run_before_a_launch_and_an_empty_grid_launches_nothing():
+    kernel, seen, out = triton.jit(one_kernel.fn), [], torch.zeros(1)
+    kernel.add_pre_run_hook(lambda *arguments, **options: seen.append((arguments, options["num_warps"])))
+    with triton_compiled("sm_80"):
+        kernel[(0,)](out, num_warps=1)
+        assert seen == [((out,), 1)]
+        assert not out.item()
+        kernel[(1,)](out, num_warps=1)
+    assert out.item() == 1
+
+
+@triton.jit
+def wrong_kernel(out, SIZE: tl.constexpr):
+    tl.store(out + tl.arange(0, SIZE), missing)
+
+
+def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused_as_on_a_gpu(monkeypatch):
+    monkeypatch.setitem(triton_launches.SHARED_BYTES, 80, 4096)
+    with pytest.raises(OutOfResources, match="shared memory, Required: 8192, Hardware limit: 4096"):
+        matmul()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: triton_compiled("sm_81").__enter__(), ValueError, "arch must be one of sm_75, .* got 'sm_81'"),
+        (lambda: triton_compiled(edit="x").__enter__(), TypeError, "edit must be a function of the PTX, got 'x'"),
+        (
+            lambda: one_kernel[1](torch.zeros(1)),
+            TypeError,
+            "one_kernel: the grid must be a tuple of 1 to 3 ints, got 1",
+        ),
+        (lambda: one_kernel[1.5,](torch.zeros(1)), TypeError, "one_kernel: grid must be made of ints"),
+        (lambda: one_kernel[1,](torch.zeros(1, device="meta")), ValueError, "argument out is on meta.* the CPU"),
+        (lambda: one_kernel[1,](torch.zeros(1), num_warp=4), KeyError, "num_warp was specified but unrecognised"),
+        (lambda: one_kernel[1,](), TypeError, "missing 1 required positional argument: 'out'"),
+        (lambda: wrong_kernel[1,](torch.zeros(8), SIZE=8), CompileError, r"(?s)wrong_kernel .* sm_80.*missing is not"),
+        (lambda: one_kernel[1,](torch.zeros(1), num_ctas=2), ValueError, "num_ctas > 1 requires NVIDIA SM90"),
+    ],
+)
+def test_a_wrong_launch_is_refused_in_a_sentence(call, error, sentence):
+    with triton_compiled("sm_80"), pytest.raises(error, match=sentence):
+        call()
