@@ -97,11 +97,9 @@ def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[st
     options["instrumentation_mode"] = knobs.compilation.instrumentation_mode
     args, options = _as_compiled(args), {name: _as_compiled(value) for name, value in options.items()}
     arguments, specialisation, own = bind(*args, **options)
-    parsed, signature, constants, attributes = view.function._pack_args(
-        backend, options, arguments, specialisation, own
-    )
+    parsed, *kinds = view.function._pack_args(backend, options, arguments, specialisation, own)
     description = Description()
-    parts = kernel, signature, constants, attributes, vars(parsed)
+    parts = kernel, *kinds, vars(parsed)
     request = {
         "kernel": list(map(description.value, parts)),
         "functions": description.functions,
@@ -109,7 +107,7 @@ def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[st
         "triton": triton.__version__,
         "environment": sorted(get_cache_invalidating_env_vars().items()),
     }
-    return Launch(view.function.__name__, sm, arguments, signature, json.dumps(request))
+    return Launch(view.function.__name__, sm, arguments, kinds[0], json.dumps(request))
 
 
 def _as_compiled(value: Any) -> Any:

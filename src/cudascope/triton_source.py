@@ -71,7 +71,7 @@ class Description:
         return ["function", self._index[id(function)]]
 
     def _described(self, function: types.FunctionType, kind: str, owner: Any) -> dict[str, Any]:
-        lines, first = inspect.getsourcelines(function)
+        lines, first = _source(function)
         scope = function.__globals__ | _closure(function)
         found: dict[str, Any] = {}
         for name, *attributes in _names("".join(lines)):
@@ -92,7 +92,7 @@ class Description:
         }
 
     def _add(self, found: dict, name: str, value: Any, attributes: CHAIN, *, runs_in_python: bool) -> None:
-        """Describe `value.a.b`. The name describes a module of Triton or of Python; any other module is its used members."""
+        """Describe `value.a.b`. A name describes a module of Triton or of Python, its used members any other module."""
         own = isinstance(value, types.ModuleType) and not runs_in_python and not _is_known_module(value)
         if not own:
             found[name] = self.value(value, runs_in_python=runs_in_python)
@@ -114,6 +114,9 @@ def function_of(kernel: Any) -> types.FunctionType | None:
 def _closure(function: types.FunctionType) -> dict[str, Any]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+
+
+_source = functools.lru_cache(maxsize=4096)(inspect.getsourcelines)  # at each launch it would take milliseconds
 
 
 @functools.lru_cache(maxsize=4096)

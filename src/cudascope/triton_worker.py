@@ -1,4 +1,4 @@
-"""The process that compiles Triton kernels to PTX. Triton is not interpreted there, and nothing of cudascope is imported.
+"""The process that compiles Triton kernels to PTX. It imports nothing of cudascope, and does not interpret.
 
     python -P triton_worker.py ANSWER < request.json
 
