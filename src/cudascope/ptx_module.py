@@ -87,7 +87,9 @@ _VARIABLE = re.compile(
     r"\.(global|const|shared|local)\b(?P<attributes>(?:\s*\.(?:align\s+\d+|attribute\([^)]*\)|managed))*)"
     r"\s*\.(?P<type>\w+)\s+(?P<name>[\w$.]+)\s*(?P<sizes>(?:\[\s*\d*\s*\])*)\s*(?:=\s*(?P<contents>[^;]*))?;"
 )
-_PIECE = re.compile(r'\s*(?:([{}])|([A-Za-z_$%][\w$]*)\s*:(?!:)|((?:"[^"]*"|[^\s;{}"])(?:\{[^}]*\}|"[^"]*"|[^;{}"])*);?|;)')
+_PIECE = re.compile(
+    r'\s*(?:([{}])|([A-Za-z_$%][\w$]*)\s*:(?!:)|((?:"[^"]*"|[^\s;{}"])(?:\{[^}]*\}|"[^"]*"|[^;{}"])*);?|;)'
+)
 
 
 def read_module(text: str) -> Module:
@@ -134,7 +136,9 @@ def read_module(text: str) -> Module:
                 is_declaration = brace < 0 or 0 <= semicolon < brace
                 position = semicolon + 1 if is_declaration else _after_braces(code, brace, line)
             else:
-                raise PtxError(f"line {line(position)}: {_excerpt(code, position)} is no directive of PTX that is known")
+                raise PtxError(
+                    f"line {line(position)}: {_excerpt(code, position)} is no directive of PTX that is known"
+                )
     if "version" not in header or "target" not in header:
         raise PtxError("the text has no .version and no .target: it is no PTX")
     return Module(header["version"], header["target"], entries, tuple(variables), places)
@@ -163,9 +167,7 @@ def _parameters(written: str, line: int) -> tuple[Parameter, ...]:
         if not match or match[2] not in TYPES:
             raise PtxError(f"line {line}: the parameter {' '.join(each.split())} is not understood")
         aligned = re.search(r"\d+", match[1])
-        found.append(
-            Parameter(match[4], match[2], int(match[5] or 0), int(aligned[0]) if aligned else TYPES[match[2]])
-        )
+        found.append(Parameter(match[4], match[2], int(match[5] or 0), int(aligned[0]) if aligned else TYPES[match[2]]))
     return tuple(found)
 
 
@@ -211,10 +213,8 @@ def _contents(written: str | None, kind: str, line: int) -> bytes:
     size, found = TYPES[kind], b""
     for each in re.findall(r"[^\s{},]+", written or ""):
         try:
-            if each[:2].lower() in ("0f", "0d"):
-                value = int(each[2:], 16)
-            else:
-                value = int(each.rstrip("U"), 0)
+            is_float = each[:2].lower() in ("0f", "0d")
+            value = int(each[2:], 16) if is_float else int(each.rstrip("U"), 0)
         except ValueError:
             raise PtxError(f"line {line}: the initial value {each} is not understood") from None
         found += (value % (1 << 8 * size)).to_bytes(size, "little")
@@ -249,7 +249,10 @@ def _places(text: str) -> dict[int, Place]:
             elif row.startswith("}"):
                 now = None
             continue
-        frames = [Place(by_name.get(file, file), int(at)) for file, at in re.findall(r"([^\s\[\]@:]+):(\d+):\d+", match[4] or "")]
+        frames = [
+            Place(by_name.get(file, file), int(at))
+            for file, at in re.findall(r"([^\s\[\]@:]+):(\d+):\d+", match[4] or "")
+        ]
         if not frames:
             frames = [Place(files.get(int(match[1]), match[1]), int(match[2]))]
             if inlined := re.search(r"inlined_at\s+(\d+)\s+(\d+)", match[3]):

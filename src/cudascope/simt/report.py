@@ -66,7 +66,7 @@ class Launch:
     ) -> None:
         self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
         self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
-        self.source = source  # the lines that `line` counts through
+        self._source = source
         merged: dict[tuple[int, str, str], LineCount] = {}
         for line in lines:
             merged[line[:3]] = merged[line[:3]] + line if line[:3] in merged else line
@@ -107,7 +107,7 @@ class Launch:
         rows = [f"{self.kernel}, {_dims(self.grid)} thread blocks of {_dims(self.block)} threads"]
         rows.append(f"{'line':>5} {'access':<14} {'requests':>9} {'bytes':>9} {'sectors':>8} {'conflicts':>9}  source")
         for c in self.lines:
-            text = self.source[c.line - 1].strip()[:60] if 0 < c.line <= len(self.source) else ""
+            text = self._source[c.line - 1].strip()[:60] if 0 < c.line <= len(self._source) else ""
             memory = (
                 f"{c.bytes:9,} {c.sectors or '':>8} {c.bank_conflicts if c.space == 'shared' else '':>9}"
                 if c.lanes

@@ -1,7 +1,7 @@
 """PTX instructions of Hopper's asynchronous machinery: mbarrier, tensormap, bulk copies.
 
-    mbarrier.try_wait.parity.shared::cta.b64 complete, [bar], parity;
-    cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [to], [map, {x, y}], [bar];
+mbarrier.try_wait.parity.shared::cta.b64 complete, [bar], parity;
+cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [to], [map, {x, y}], [bar];
 """
 
 import re

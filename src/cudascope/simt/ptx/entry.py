@@ -12,7 +12,9 @@ from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
 
 _INTEGERS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 _LABELS = re.compile(r"\.branchtargets\s+(.*)")
-_PARAMETER = re.compile(r"(@\s*!?\s*[\w%$]+\s+)?ld\.param((?:\.\w+)*)\.(\w+)\s+([^,{]+|\{[^}]*\})\s*,\s*\[\s*([\w$.]+)\s*(?:\+\s*(\d+))?\s*\]")
+_PARAMETER = re.compile(
+    r"(@\s*!?\s*[\w%$]+\s+)?ld\.param((?:\.\w+)*)\.(\w+)\s+([^,{]+|\{[^}]*\})\s*,\s*\[\s*([\w$.]+)\s*(?:\+\s*(\d+))?\s*\]"
+)
 
 
 def entry_source(module: Module, entry: Entry, file: str) -> str:
@@ -29,7 +31,8 @@ def entry_source(module: Module, entry: Entry, file: str) -> str:
     kept = [each for each in module.variables if each.space in ("global", "const") and each.bytes]
     rows = [f'{{"{each.name}", (void*){_cpp(each.name)}, {each.bytes}}}, ' for each in kept]
     row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
-    lines += ["}", f'#line 1 "<cudascope>"', f'extern "C" {{ {row} simt_variables[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}']
+    table = f"simt_variables[] = {{{''.join(rows)}{{nullptr, nullptr, 0}}}};"
+    lines += ["}", '#line 1 "<cudascope>"', f'extern "C" {{ {row} {table} }}']
     if any(each.space == "shared" and each.bytes is None for each in module.variables):
         aligned = "__attribute__((used, aligned(1024)))"
         lines.append(f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}')
@@ -55,7 +58,8 @@ def _outside(variable: Variable, scope: Scope, file: str) -> str:
     contents = f" = {{{', '.join(map(str, variable.contents))}}}" if variable.contents else ""
     scope.addresses[variable.name] = _address(variable.space, name)
     extern = "extern " * (variable.bytes is None)
-    return f'#line {variable.line} "{file}"\n{extern}{words} __align__({variable.alignment}) unsigned char {name}[{size}]{contents};'
+    aligned = f"__align__({variable.alignment}) unsigned char"
+    return f'#line {variable.line} "{file}"\n{extern}{words} {aligned} {name}[{size}]{contents};'
 
 
 def _address(space: str, name: str) -> str:

@@ -69,6 +69,46 @@ def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     return assign(operands[0], f"{P}movmatrix({scope.value(operands[1])})", scope)
 
 
+_WMMA = names("m16n16k16 m32n8k16 m8n32k16")
+
+
+def whole_warp(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`wmma.load.a.sync.aligned.row.m16n16k16.shared.f16`, `wmma.mma`, `wmma.store.d`, of 16-bit elements."""
+    step, words = words[0], [word for word in words[1:] if word not in ("sync", "aligned")]
+    shape = next((word for word in words if word in _WMMA), None)
+    if shape is None:
+        raise Unknown(name)
+    m, n, k = re.findall(r"\d+", shape)
+    if step == "mma":
+        kinds = words[words.index(shape) + 1 :]
+        if kinds in (["f32", "f32"], ["f16", "f16"], ["f32", "f16"], ["f16", "f32"]):
+            result, factors, start = kinds[0], "f16", kinds[1]
+        elif kinds == ["f32", "bf16", "bf16", "f32"]:
+            result, factors, start = "f32", "bf16", "f32"
+        else:
+            raise Unknown(name)
+        expect(name, operands, 4)
+        fragments = [vector("b32", each, scope) for each in operands[1:]]
+        value = call("wmma_mma", [m, n, k, P + result, P + factors, P + start], fragments)
+        return assign(operands[0], value, scope)
+    which, layout, *rest = words
+    kind = rest[-1]
+    spaces = [word for word in rest if word not in (shape, kind)]
+    if step not in ("load", "store") or layout not in ("row", "col") or kind not in ("f16", "bf16", "f32"):
+        raise Unknown(name)
+    if spaces not in ([], ["global"], ["shared"], ["shared::cta"]):
+        raise Unknown(name)
+    rows, columns = {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[which]
+    place, fragment = (operands[1], operands[0]) if step == "load" else (operands[0], operands[1])
+    register, offset = scope.address(place)
+    address = f"{P}{'shared' if spaces and spaces[0].startswith('shared') else 'generic'}_address({register}, {offset})"
+    stride = scope.value(operands[2]) if operands[2:] else columns if layout == "row" else rows
+    arguments = [rows, columns, "true" if layout == "row" else "false", P + kind, str(len(elements(fragment)))]
+    if step == "load":
+        return assign(fragment, call("wmma_load", arguments, [address, stride]), scope)
+    return call("wmma_store", arguments, [address, vector("b32", fragment, scope), stride]) + ";"
+
+
 _WGMMA_TYPES = {**dict.fromkeys(("f16", "bf16"), 16), "tf32": 8, **dict.fromkeys(("e4m3", "e5m2", "s8", "u8"), 32)}
 
 
@@ -117,4 +157,11 @@ def _flag(written: str, scope: Scope) -> str:
     return written if written in ("0", "1") else scope.variable(written)
 
 
-MATRIX: dict[str, Instruction] = {"mma": multiply, "ldmatrix": load, "stmatrix": store, "movmatrix": move, "wgmma": multiply_async}
+MATRIX: dict[str, Instruction] = {
+    "mma": multiply,
+    "ldmatrix": load,
+    "stmatrix": store,
+    "movmatrix": move,
+    "wgmma": multiply_async,
+    "wmma": whole_warp,
+}

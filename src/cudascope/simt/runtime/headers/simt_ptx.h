@@ -6,3 +6,4 @@
 #include "simt_ptx_memory.h"
 #include "simt_ptx_warp.h"
 #include "simt_ptx_wgmma.h"
+#include "simt_ptx_wmma.h"
