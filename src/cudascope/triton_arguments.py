@@ -126,7 +126,7 @@ def _value(kernel: str, leaf: Leaf, value: Any, parameter: Parameter) -> Any:
     dtype = _DTYPES[leaf.type]
     with np.errstate(over="ignore"):
         bits = bits_of(np.array([value], np.float64), dtype) if leaf.type == "bf16" else np.array([value], dtype)
-    return int.from_bytes(bits.tobytes(), "little")
+    return bits.tobytes() if parameter.count else int.from_bytes(bits.tobytes(), "little")
 
 
 def _memory(kernel: str, leaf: Leaf, value: Any) -> Array:

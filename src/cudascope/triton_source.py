@@ -58,10 +58,7 @@ class Description:
             return self._function(value.fn, "constexpr_function", value)
         if function is not None:
             return self._function(function, "jit", value)
-        if runs_in_python:
-            is_function = isinstance(value, types.FunctionType)
-            return self._function(value, "python", value) if is_function else _imported(value)
-        return ["opaque", type(value).__name__]
+        return _imported(value) if runs_in_python else ["opaque", type(value).__name__]
 
     def _function(self, function: types.FunctionType, kind: str, owner: Any) -> list[Any]:
         if id(function) not in self._index:

@@ -84,9 +84,9 @@ class Reader:
     def _import(self, module: str, name: str) -> Any:
         try:
             value = importlib.import_module(module)
-        except ImportError:
+            return functools.reduce(getattr, name.split("."), value) if name else value
+        except (ImportError, AttributeError):
             return Opaque(f"{module}.{name}")
-        return functools.reduce(getattr, name.split("."), value) if name else value
 
     def _module_of(self, name: str, members: dict[str, Any]) -> types.ModuleType:
         module = types.ModuleType(name)
@@ -112,18 +112,17 @@ class Reader:
         function = scope[described["name"]]
         function.__qualname__, function.__annotations__ = described["qualname"], described["annotations"]
         _sources[function] = described["lines"], described["line"]
-        if described["kind"] == "jit":
-            return triton.jit(function, noinline=described["noinline"])
-        return triton.constexpr_function(function) if described["kind"] == "constexpr_function" else function
+        if described["kind"] == "constexpr_function":
+            return triton.constexpr_function(function)
+        return triton.jit(function, noinline=described["noinline"])
 
     def _complete(self, made: Any, described: dict[str, Any], defaults: list[ast.expr]) -> None:
-        function = getattr(made, "fn", made)
+        function = made.fn
         scope = function.__globals__
         scope |= {name: self.value(value) for name, value in described["globals"].items()}
         values = (eval(compile(ast.Expression(each), described["file"], "eval"), scope) for each in defaults)
         function.__defaults__ = tuple(values)
-        if made is not function:
-            made.signature = inspect.signature(function)
+        made.signature = inspect.signature(function)
 
 
 @functools.cache
