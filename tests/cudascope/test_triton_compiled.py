@@ -3,18 +3,21 @@
 import contextlib
 import json
 import linecache
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 import triton_helpers
+from triton.language import constexpr
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 from triton.runtime.interpreter import InterpretedFunction
@@ -220,6 +223,36 @@ def test_a_kernel_with_tensor_descriptors(arch, from_host):
     assert ("cp.async.bulk.tensor" in compiled.ptx) == (arch == "sm_90")
     assert torch.equal(out[: 36 * 24].view(36, 24), x.T)
     assert not out[36 * 24 :].any()
+
+
+class Vector(NamedTuple):
+    ptr: Any
+    length: Any
+
+
+@triton.constexpr_function
+def log_2(n):
+    return int(math.log2(n))
+
+
+@triton.jit
+def square(x):
+    return x * x
+
+
+@triton.jit
+def double(vector, out, f: tl.constexpr, half: tl.float16, SIZE: constexpr):
+    cols = tl.arange(0, SIZE)
+    values = tl.load(vector.ptr + cols, mask=cols < vector.length, other=0.0)
+    tl.store(out + cols, tl.cumsum(f(values) + log_2(SIZE), 0) + half)
+
+
+def test_a_kernel_with_named_tuples_functions_as_arguments_and_the_name_of_a_type_of_cpp():
+    x, out = torch.randn(40), torch.empty(64)
+    with triton_compiled("sm_75"), check(outputs=[out], ignore=("same value",)):
+        double[1,](Vector(x, 40), out, square, 0.3, 64, num_warps=1)
+    expected = torch.cat([x * x, torch.zeros(24)]).add(6).cumsum(0) + torch.tensor(0.3).half().item()
+    torch.testing.assert_close(out, expected)
 
 
 # ------------------------------------------------------------------------------------------------ specialisation
