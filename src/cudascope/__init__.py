@@ -14,6 +14,7 @@
     kernel, arguments, arrays, values, types, limits    what is launched, with what, and what a launch may ask for
     reading, signature, parameters, names       what a kernel takes, by its source's text or by whoever else can tell
     tokens, declarations, variables             what the text is made of
+    ptx_kernel, ptx_module                      an entry of a PTX file, executed on the CPU
     outline, device_code, statements            what of a source a kernel needs
     build, nvrtc, device_text, gpu              compiled for a GPU and launched there
     simt                                        the same source on the CPU
@@ -28,6 +29,7 @@ The package imports nothing of the course. A GPU run needs torch; a run on the C
 
 from cudascope.build import CompileError
 from cudascope.kernel import CudaKernel
+from cudascope.ptx_kernel import PtxKernel
 from cudascope.reach import reachable
 from cudascope.simt.errors import Finding
 from cudascope.simt.launch import check, observe, schedule, time_limit
