@@ -11,9 +11,9 @@ import __future__
 import ast
 import collections
 import functools
-import importlib
 import inspect
 import json
+import pkgutil
 import sys
 import textwrap
 import types
@@ -83,8 +83,7 @@ class Reader:
 
     def _import(self, module: str, name: str) -> Any:
         try:
-            value = importlib.import_module(module)
-            return functools.reduce(getattr, name.split("."), value) if name else value
+            return pkgutil.resolve_name(f"{module}:{name}")
         except (ImportError, AttributeError):
             return Opaque(f"{module}.{name}")
 
