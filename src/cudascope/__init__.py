@@ -21,6 +21,8 @@
     command_line, given, outputs                the command `cudascope`
     pytest                                      the plugin for tests
     reach                                       memory besides the arguments
+    triton_launches, triton_compiler, triton_source, triton_worker, triton_arguments
+                                                Triton kernels compiled for a GPU, executed on the CPU
 
 The package imports nothing of the course. A GPU run needs torch; a run on the CPU needs numpy alone.
 """
@@ -32,6 +34,14 @@ from cudascope.reach import reachable
 from cudascope.simt.errors import Finding
 from cudascope.simt.launch import check, observe, schedule, time_limit
 from cudascope.simt.report import Report
+
+
+def __getattr__(name: str) -> object:
+    if name == "triton_compiled":  # imported when it is needed: few launches of Triton kernels need it
+        from cudascope.triton_launches import triton_compiled
+
+        return triton_compiled
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: object) -> None:

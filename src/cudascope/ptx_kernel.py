@@ -15,6 +15,7 @@ with a missing wait gives wrong results in every run.
 
 import ctypes
 import functools
+import linecache
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def _lines_of(kernel: PtxKernel) -> list[str]:
     """The file that most of the kernel's instructions come from, if it is there."""
     files = [kernel.module.places[each.line].file for each in kernel.entry.body if each.line in kernel.module.places]
     file = max(set(files), key=files.count) if files else ""
-    return Path(file).read_text(errors="replace").split("\n") if file and Path(file).is_file() else []
+    return linecache.getlines(file)  # a cell of a notebook has lines there, too
 
 
 _INTEGERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}

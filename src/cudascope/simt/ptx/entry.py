@@ -26,7 +26,7 @@ def entry_source(module: Module, entry: Entry, file: str) -> str:
     scope = Scope({}, 0)
     outside = [_outside(each, scope, file) for each in module.variables]
     declared = ", ".join(f"{_type(each)} {_cpp(each.name)}" for each in entry.parameters)
-    lines = [*outside, f'extern "C" __global__ void {entry.name}({declared}) {{']
+    lines = [*outside, f'extern "C" __global__ void {_cpp(entry.name)}({declared}) {{']
     lines += _body(entry, scope, file)
     kept = [each for each in module.variables if each.space in ("global", "const") and each.bytes]
     rows = [f'{{"{each.name}", (void*){_cpp(each.name)}, {each.bytes}}}, ' for each in kept]
@@ -36,7 +36,7 @@ def entry_source(module: Module, entry: Entry, file: str) -> str:
     if any(each.space == "shared" and each.bytes is None for each in module.variables):
         aligned = "__attribute__((used, aligned(1024)))"
         lines.append(f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}')
-    lines += [f"SIMT_ENTRY(simt_entry, &::{entry.name})", 'extern "C" { void simt_base() {} }']
+    lines += [f"SIMT_ENTRY(simt_entry, &::{_cpp(entry.name)})", 'extern "C" { void simt_base() {} }']
     return "\n".join(lines) + "\n"
 
 
@@ -68,6 +68,8 @@ def _address(space: str, name: str) -> str:
 
 def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
     parameters = {each.name: each for each in entry.parameters}
+    # a kernel takes the address of a tensor map, or of another struct
+    scope.addresses |= {name: f"(uint64_t)&{_cpp(name)}" for name, each in parameters.items() if each.count}
     targets = {}  # of brx.idx
     lines, scopes, line = [], [scope], 0
     for i, statement in enumerate(entry.body):

@@ -76,9 +76,9 @@ def convert_address(name: str, words: list[str], operands: list[str], scope: Sco
     """`cvta.to.shared.u64 d, a;`, and back without `.to`."""
     expect(name, operands, 2)
     *direction, space, size = words if len(words) > 1 else ("", "")
-    if space not in _SPACES or size not in ("u32", "u64") or direction not in ([], ["to"]):
+    if space not in _SPACES | {"param": "generic"} or size not in ("u32", "u64") or direction not in ([], ["to"]):
         raise Unknown(name)
-    function = f"cvta{'_to' * len(direction)}_shared" if _SPACES[space] == "shared" else "cvta_global"
+    function = f"cvta{'_to' * len(direction)}_shared" if _SPACES.get(space) == "shared" else "cvta_global"
     return assign(operands[0], f"{P}{function}({scope.value(operands[1])})", scope)
 
 

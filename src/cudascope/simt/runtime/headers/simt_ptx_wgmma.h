@@ -56,7 +56,7 @@ template <int n, class D, class T, class U>
 SIMT_UNSEEN void compute_product(simt::Product* const* lanes) {
     constexpr int k = 32 * 8 / bits_of<T>, in_register = 32 / bits_of<T>;
     using Sum = sum_of<T>;
-    static thread_local Sum a[16][k], b[n][k], c[16][n];
+    Sum a[16][k], b[n][k], c[16][n];  // of the fiber: the clock may stop it here, and start the product of another warp
     const simt::Product& first = *lanes[0];
     if (first.a_in_registers) {
         for (int lane = 0; lane < 32; ++lane)

@@ -43,7 +43,7 @@ SIMT_INLINE void wmma_store(char* address, Vector<u32, registers> fragment, u32 
 template <int m, int n, int k, class D, class A, class C>
 SIMT_UNSEEN void multiply_fragments(void** lanes) {
     using Sum = sum_of<D>;
-    static thread_local Sum a[m][k], b[k][n];
+    Sum a[m][k], b[k][n];  // of the fiber, as those of wgmma
     for (int lane = 0; lane < 32; ++lane) {
         const auto& own = *(const ptx::Product<u32>*)lanes[lane];
         for (int i = 0; i < m * k / 32; ++i) (&a[0][0])[lane * (m * k / 32) + i] = (Sum)element<A>(own.a, i);
