@@ -336,7 +336,7 @@ def test_a_kernel_is_executed_in_the_same_way_where_triton_is_not_interpreted():
     code = "import test_triton_compiled as t; print(type(t.add_kernel).__name__); t." + (
         "test_a_kernel_gets_ints_floats_bools_tuples_constants_and_helpers_of_another_file()"
     )
-    path = os.pathsep.join([str(FILE.parent), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(map(str, (ROOT / "src", FILE.parent, ROOT / "tests")))  # tests/cudascope is no package
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("JITFunction\n", 0), done.stderr
