@@ -15,7 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+STAND_INS = Path(__file__).parent / "stand_ins"  # the device side of other libraries' headers
+OF_TORCH = re.compile(r"(?:ATen|c10|torch|THC)/")  # headers for which cudascope_torch.h is the stand-in
+
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+
+
+_TORCHS_OWN = ("c10/macros/Macros.h", "torch/torch.h")
 
 
 class CompileError(RuntimeError):
@@ -114,7 +120,9 @@ class Source(NamedTuple):
 
     @property
     def include_path(self) -> list[Path]:
-        return [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
+        """The folders of -I but torch's own, whose headers bring in host code: a stand-in takes their place."""
+        folders = [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
+        return [folder for folder in folders if not any((folder / header).exists() for header in _TORCHS_OWN)]
 
     def included(self) -> Iterator[tuple[Path, str]]:
         return included_files(self.text, self.folder, self.include_path)

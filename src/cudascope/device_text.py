@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import Source, read_source
+from cudascope.build import OF_TORCH, Source, read_source
 from cudascope.device_code import DeviceCode
 from cudascope.tokens import NAME, lexemes_of
 
@@ -44,7 +44,9 @@ def _with_included(source: Source, folders: Sequence[Path]) -> str:
             places = [*([beside] if quote == '"' and beside else []), *own]
             found = next((place / name for place in places if (place / name).is_file()), None)
             if found is None:
-                return match[0] if any((folder / name).is_file() for folder in folders) else ""
+                if any((folder / name).is_file() for folder in folders):
+                    return match[0]
+                return "#include <cudascope_torch.h>" if OF_TORCH.match(name) else ""
             if found.resolve() in seen:
                 return ""
             seen.add(found.resolve())

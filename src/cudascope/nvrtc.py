@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cudascope.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
+from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers, publish
 from cudascope.declarations import unconditional
 from cudascope.device_text import device_text
 from cudascope.signature import address_of
@@ -136,7 +136,12 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> 
 
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
-    return [_HEADERS, nvidia_headers(), nvidia_headers() / "cccl"]  # cooperative groups include what lies in cccl
+    return [
+        _HEADERS,
+        STAND_INS,
+        nvidia_headers(),
+        nvidia_headers() / "cccl",
+    ]  # cooperative groups include what lies in cccl
 
 
 class _Log:
@@ -213,6 +218,10 @@ def _environment() -> tuple[str, ...]:
     header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
     cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
-    ours = [part for file in sorted(_HEADERS.iterdir()) for part in (file.name, file.read_text())]
+    ours = [
+        part
+        for file in sorted([*_HEADERS.iterdir(), *STAND_INS.rglob("*.*")])
+        for part in (file.name, file.read_text())
+    ]
     theirs = (version[1] if version else digest(header), digest(cccl.read_text()) if cccl.exists() else "")
     return f"{major}.{minor}", *theirs, digest(*ours)

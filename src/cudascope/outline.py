@@ -24,6 +24,8 @@ _WITH_BRACKETS = {
     "__maxnreg__",
     "__block_size__",
     "__align__",
+    "C10_LAUNCH_BOUNDS_1",  # torch's, in a text whose macros stay
+    "C10_LAUNCH_BOUNDS_2",
 }
 _AFTER_PARAMETERS = {"const", "volatile", "noexcept", "override", "final", "try", "requires", "throw"} | _WITH_BRACKETS
 _AFTER_NAME = {";", ",", "=", "[", "{", "(", ":"}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError, Source
+from cudascope.build import OF_TORCH, CompileError, Source
 from cudascope.declarations import unconditional
 from cudascope.device_code import DeviceCode
 from cudascope.limits import MAX_SHARED_BYTES
@@ -20,6 +20,7 @@ from cudascope.tokens import strip_comments, tokens_of
 from cudascope.variables import Variable, variables_in, variables_of
 
 _ONLY_CUT = re.compile(r"<<<")  # no compiler takes it as it stands
+_TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MULTILINE)
 _PTX = re.compile(r"\b(?:asm|__asm|__asm__)\b")
 _PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm|__asm__)\b", re.MULTILINE)
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
@@ -61,7 +62,7 @@ def _warp_size(text: str, start: str) -> str:
 def must_be_cut(texts: Sequence[str]) -> bool:
     """Whether the host's compiler is certain to refuse a file and what it includes."""
     source, *included = texts
-    whys = [(_ONLY_CUT, texts), (_PTX_IN_MACRO, [source]), (_PTX, included)]
+    whys = [(_ONLY_CUT, texts), (_TORCH, texts), (_PTX_IN_MACRO, [source]), (_PTX, included)]
     return any(why.search(text) and why.search(strip_comments(text)) for why, those in whys for text in those)
 
 
