@@ -105,9 +105,9 @@ REFUSED = {
     ),
     "a name that the stand-in for cub lacks": (
         "#include <cub/cub.cuh>\n__global__ void k(long* x) {\n"
-        "    using Sort = cub::BlockRadixSort<float, 32, 1>;\n    __shared__ typename Sort::TempStorage storage;\n}",
+        "    using Shuffle = cub::BlockShuffle<float, 32>;\n    __shared__ typename Shuffle::TempStorage storage;\n}",
         "k",
-        r"k.cu:3: error: cudascope has a stand-in of its own for cub, and BlockRadixSort is not in it",
+        r"k.cu:3: error: cudascope has a stand-in of its own for cub, and BlockShuffle is not in it",
     ),
     "a thread block cluster": (
         "#include <cooperative_groups.h>\n__global__ void __cluster_dims__(2) k(long* x) {\n"
