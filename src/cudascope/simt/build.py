@@ -20,7 +20,7 @@ from cudascope.declarations import plain_kernels
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
 from cudascope.simt.assembly import changed, has_empty_loop
-from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
+from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler, with_conditions
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.missing import with_template_keywords
 from cudascope.simt.precompiled import precompiled
@@ -119,7 +119,10 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
                 translation = as_it_stands(written(source) + _epilogue(entries), texts)
                 _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
-            translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
+            try:
+                translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
+            except CompileError as error:
+                raise with_conditions(error, source.filename, source.text) from None
             try:
                 _compile_cut(translation, flags, cut, instrumented, foreign)
             except CompileError as error:

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cudascope.build import CompileError
+from cudascope.build import OF_TORCH, CompileError
 from cudascope.device_code import DeviceCode, replaced
 from cudascope.outline import Piece
 from cudascope.simt.compiler import BYTES
@@ -49,8 +49,7 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
             if number == 0 and not (headers and _UNKNOWN.search(message)):
                 continue  # the user's own mistake. In later rounds it follows from what was left out
             if (found := _change(code, place)) is not None:
-                what, where = message.partition(";")[0], " or ".join(headers)
-                said = f"{what}: it may come from {where}, which is missing, or from `defines`"
+                said = f"{message.partition(';')[0]}: {_origin(headers)}"
                 why = next((whys[name] for name in names if name in whys), said)
                 if found.is_reached:
                     file, line = line_at(text, place)
@@ -81,6 +80,24 @@ def _headers(names: Sequence[str], missing: Sequence[str]) -> list[str]:
     for_host = {h: match[1] for h in missing if (match := _FOR_HOST.search(h))}
     alike += [h for h, library in for_host.items() if any(name.startswith(library) for name in names)]
     return [f"<{header}>" for header in alike or [h for h in missing if h not in for_host][:3]]
+
+
+_LIBRARIES = {
+    OF_TORCH: "cudascope has the device side of torch's headers, and this name is not in it",
+    re.compile(r"(?:thrust|cub|cuda)/"): (
+        "cudascope has parts of thrust, cub and cuda::std (README: which features run), and this name is not in them"
+    ),
+    re.compile(r"(?:cutlass|cute)/"): "cudascope does not run CUTLASS and CuTe: give the kernel a plain C++ path",
+}
+
+
+def _origin(headers: Sequence[str]) -> str:
+    """Say where a name may come from, and what to do about it."""
+    where = " or ".join(headers)
+    for of_library, why in _LIBRARIES.items():
+        if all(of_library.match(header, 1) for header in headers):
+            return f"it may come from {where}, or from `defines`; {why}"
+    return f"it may come from {where}, which is missing, or from `defines`; -I<folder> in `options` names a folder"
 
 
 def _errors(text: str, command: Sequence[str], said: re.Pattern = _ERROR) -> list[tuple[int, str]]:

@@ -32,6 +32,12 @@ _UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
+_GPU_ONLY |= {name: f"{name} in a kernel" for name in ("cudaDeviceSynchronize", "cudaGetParameterBuffer")}
+_SOBOL = [
+    f"curandState{scrambled}Sobol{bits}{t}" for scrambled in ("", "Scrambled") for bits in (32, 64) for t in ("", "_t")
+]
+_NOT_IN_CURAND = {*_SOBOL, "curandStateMtgp32", "curandStateMtgp32_t", "curand_poisson", "curand_poisson4"}
+_NOT_IN_CURAND |= {"curand_discrete", "curand_discrete4"}
 
 
 def written(source: Source) -> str:
@@ -127,6 +133,12 @@ def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:
             if why := "a kernel launches another (<<<…>>>), which" if launch else _GPU_ONLY.get(token):
                 file, line = line_at(code.text, code.lexemes[piece.start + i].place)
                 raise CompileError(f"{file}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
+            if token in _NOT_IN_CURAND:
+                file, line = line_at(code.text, code.lexemes[piece.start + i].place)
+                raise CompileError(
+                    f"{file}:{line}: error: {token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and "
+                    f"MRG32k3a with uniform, normal and log-normal numbers: give the kernel a plain C++ path"
+                )
 
 
 def _dynamic(text: str) -> str:
