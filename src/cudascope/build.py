@@ -21,9 +21,6 @@ OF_TORCH = re.compile(r"(?:ATen|c10|torch|THC)/")  # headers for which cudascope
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
 
 
-_TORCHS_OWN = ("c10/macros/Macros.h", "torch/torch.h")
-
-
 class CompileError(RuntimeError):
     """A kernel cannot be built. If a compiler refused it, the message is its own, with the kernel's file and line."""
 
@@ -122,10 +119,16 @@ class Source(NamedTuple):
     def include_path(self) -> list[Path]:
         """The folders of -I but torch's own, whose headers bring in host code: a stand-in takes their place."""
         folders = [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
-        return [folder for folder in folders if not any((folder / header).exists() for header in _TORCHS_OWN)]
+        return [folder for folder in folders if not _is_torchs(folder)]
 
     def included(self) -> Iterator[tuple[Path, str]]:
         return included_files(self.text, self.folder, self.include_path)
+
+
+def _is_torchs(folder: Path) -> bool:
+    """Whether a folder has torch's headers alone, as torch/include has."""
+    has_headers = any((folder / header).exists() for header in ("c10/macros/Macros.h", "torch/torch.h"))
+    return has_headers and not {"torch", "libtorch"}.isdisjoint(folder.resolve().parts)
 
 
 def included_files(source: str, folder: Path | None, include_path: Sequence[Path] = ()) -> Iterator[tuple[Path, str]]:

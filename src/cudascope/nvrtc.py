@@ -22,6 +22,7 @@ _HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
 # those of NVIDIA's headers that declare int64_t as long long, for NVRTC only
 _LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|cuda_(pipeline|awbarrier))')
+_CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
 
 _OPTIONS: dict[str, tuple[str, type]] = {
     "std": ("std", str),
@@ -92,15 +93,21 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
             device = source._replace(text=device_text(source, name, _folders()))
             cubin = _compile(device, name, arch, settings)
         except CompileError as error:
-            lacks_cccl = _LONG_LONG.search(source.text) and not (nvidia_headers() / "cccl").exists()
-            hint = (
-                "\nit includes headers of CCCL, which are not there: pip install nvidia-cuda-cccl" if lacks_cccl else ""
-            )
-            raise CompileError(f"{error}{hint}") from None
+            raise CompileError(f"{error}{_lacking(source.text)}") from None
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
     about["variables"] = cubin.variables
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
     return cubin
+
+
+def _lacking(text: str) -> str:
+    """Say which wheels of NVIDIA's `text` needs, if they are not installed."""
+    wheels = ((_LONG_LONG, "CCCL", "cccl", "nvidia-cuda-cccl"), (_CURAND, "cuRAND", "curand_kernel.h", "nvidia-curand"))
+    return "".join(
+        f"\nit includes headers of {name}, which are not there: pip install {wheel}"
+        for includes, name, place, wheel in wheels
+        if includes.search(text) and not (nvidia_headers() / place).exists()
+    )
 
 
 def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:

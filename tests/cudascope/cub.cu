@@ -1,4 +1,4 @@
-// What kernels use of cub, and what they get wrong with it.
+// Kernels that use cub, some of them wrongly.
 #include <cub/cub.cuh>
 
 __global__ void reductions(const float* x, float* out, int n) {  // sum of all, of the first n; largest; argmax

@@ -1,4 +1,4 @@
-// What kernels use of cuda::std, of thrust and of cuRAND.
+// Kernels that use cuda::std, thrust and cuRAND.
 #include <cuda/cmath>
 #include <cuda/std/array>
 #include <cuda/std/complex>

@@ -20,8 +20,9 @@ def test_cuda_std_and_thrust():
     assert changed.tolist() == [(0, 9, 0), (ord("c"), 2, 3)]
 
 
-# Of XORWOW, Philox and MRG32k3a: six numbers and one after each skip; three uniform, three normal and three log-normal
-# floats; three uniform and three normal doubles.
+# For each of XORWOW, Philox and MRG32k3a, the strings hold three lists. The first list has six integers and one after
+# each skip. The second list has three uniform, three normal and three log-normal floats. The third list has three
+# uniform and three normal doubles.
 SEQUENCES = {
     (0, 0, 0): (
         (

@@ -84,12 +84,13 @@ def test_the_other_types_convert_as_torchs_do():
 
 
 def test_torchs_own_headers_are_not_read_even_where_they_are(tmp_path):
+    folder = tmp_path / "torch" / "include"
     for name in ("c10/macros/Macros.h", "c10/util/Half.h", "torch/extension.h"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("#error host code\n")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("#error host code\n")
     source = '#include <torch/extension.h>\n#include "c10/util/Half.h"\n__global__ void k(c10::Half* x) { x[0] *= 2; }'
     x = torch.ones(1, dtype=torch.float16)
-    CudaKernel(source, "k", options=[f"-I{tmp_path}"])[1, 1](x)
+    CudaKernel(source, "k", options=[f"-I{folder}"])[1, 1](x)
     assert x[0] == 2
 
 

@@ -87,7 +87,7 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
             return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
     said = str(error)
     first = re.search(r"^(\S+?):\d+:\d+: (?:fatal )?error: ", said, re.MULTILINE)
-    before = said[: first.end()] if first else ""  # what a note says of other headers is no matter
+    before = said[: first.end()] if first else ""  # a note after the error may show other headers
     chain = next(reversed([*_CHAIN.finditer(before)]), None)
     if chain and chain[1] == file and chain[3] == first[1] and Path(first[1]).parent != Path(file).parent:
         return CompileError(

@@ -113,7 +113,7 @@ CUDASCOPE_16_BITS(Half, __half, __ushort_as_half, __half_as_ushort, __float2half
 CUDASCOPE_16_BITS(
     BFloat16, __nv_bfloat16, __ushort_as_bfloat16, __bfloat16_as_ushort, __float2bfloat16_rn, __bfloat162float)
 
-// A number of 8 bits. What is too large becomes the largest (e4m3fn) or infinite (e5m2), as torch 2.13 converts it.
+// A number of 8 bits. A larger number becomes the largest (e4m3fn) or infinite (e5m2), as in torch 2.13.
 #define CUDASCOPE_8_BITS(T, kind, above)                                                                               \
     struct T {                                                                                                   \
         unsigned char x;                                                                                         \

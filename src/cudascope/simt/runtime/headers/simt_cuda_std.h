@@ -1,5 +1,5 @@
-// cuda::std and what thrust has for a kernel: the host's standard library by these names. A tuple lies in memory as
-// NVIDIA's does, its elements in their order.
+// cuda::std and what thrust has for a kernel: the host's standard library by these names. A tuple has NVIDIA's layout:
+// its elements are in memory in their order.
 #pragma once
 
 #include <algorithm>

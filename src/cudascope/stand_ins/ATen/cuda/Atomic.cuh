@@ -13,7 +13,7 @@ struct Word<4> { using type = unsigned; };
 template <>
 struct Word<8> { using type = unsigned long long; };
 
-// Replaces what is there by next(what is there), and returns what was there. Compares bits: a NaN equals itself.
+// Replace the old value by next(old value), and return the old value. The bits are compared: a NaN equals itself.
 template <class T, class Next>
 __device__ __forceinline__ T atomic_update(T* address, Next next) {
     using W = typename Word<sizeof(T)>::type;

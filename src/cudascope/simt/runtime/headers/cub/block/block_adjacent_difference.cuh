@@ -23,7 +23,7 @@ public:
     SIMT_METHOD void SubtractLeft(T (&in)[N], Out (&out)[N], Op op, T before, Line line = {__builtin_LINE()}) {
         left(in, out, op, threads * N, &before, line);
     }
-    // Of the items, the first `valid` take part.
+    // Only the first `valid` items take part.
     template <int N, class Out, class Op>
     SIMT_METHOD void SubtractLeftPartialTile(
         T (&in)[N], Out (&out)[N], Op op, int valid, Line line = {__builtin_LINE()}) {

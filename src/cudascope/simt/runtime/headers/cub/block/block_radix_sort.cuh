@@ -122,7 +122,7 @@ public:
     SIMT_METHOD void Sort(K (&keys)[N], V (&values)[N], Less less, Line line = {__builtin_LINE()}) {
         All::sort(temp, keys, values, items, false, less, line);
     }
-    // Of the items, the first `valid` are sorted; `largest` stands for the others.
+    // Only the first `valid` items are sorted. `largest` takes the place of the others.
     template <class Less>
     SIMT_METHOD void Sort(K (&keys)[N], Less less, int valid, K largest, Line line = {__builtin_LINE()}) {
         fill(keys, valid, largest);
