@@ -176,10 +176,14 @@ def triton_kernels() -> set[str]:
 
 def cuda_kernels() -> set[str]:
     """Every `__global__` function of kernels/*.cu."""
-    from cudascope.declarations import kernel_names
+    from cudascope.file import read
 
     folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
-    return {f"{name} (CUDA)" for file in folder.glob("*.cu") for name in kernel_names(file.read_text())}
+    return {
+        f"{name} (CUDA)"
+        for file in folder.glob("*.cu")
+        for name in {each.function for each in read(file.read_text()).kernels}
+    }
 
 
 def all_kernels() -> set[str]:

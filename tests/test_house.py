@@ -29,8 +29,8 @@ IDEAS = [
     "flash_decoding",
     "flash_decoding_plus_plus",
     "paged_attention_varlen",
+    "distributed",  # lesson 10; the engine of lesson 9 imports its tensor parallelism
     "engine",
-    "context_parallel",
 ]
 BELOW_IDEAS = {"cudascope", "options", "kernels", "models", "tools"}
 # Device functions that kernels of several ideas share, and the idea that introduces them. Later ideas may use them too.

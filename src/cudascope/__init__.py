@@ -12,10 +12,10 @@
         kernel[grid, block](pointers, n)
 
     kernel, arguments, arrays, values, types, limits    what is launched, with what, and what a launch may ask for
-    reading, signature, parameters, names       what a kernel takes, by its source's text or by whoever else can tell
-    tokens, declarations, variables             what the text is made of
-    outline, device_code, statements            what of a source a kernel needs
-    build, nvrtc, device_text, gpu              compiled for a GPU and launched there
+    tokens, conditions, outline, file           a source read once: its tokens, live branches, declarations, kernels
+    reading, signature, parameters, variables   the parameters of a kernel and the variables of its file
+    device_code, statements                     the part of a source that a kernel needs
+    build, nvrtc, gpu                           compiled for a GPU and launched there
     simt                                        the same source on the CPU
     command_line, given, outputs                the command `cudascope`
     pytest                                      the plugin for tests

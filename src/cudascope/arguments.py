@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from cudascope.arrays import Array
 from cudascope.parameters import Parameter, spelled
-from cudascope.tokens import evaluate
+from cudascope.tokens import evaluate, tokens_of
 from cudascope.values import Accessor, is_struct, rule_for, size_of
 
 
@@ -92,7 +92,7 @@ def _value(function: str, parameter: Parameter) -> object:
         return words[written]
     if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fF]?", written) and not written.lstrip("-").isdigit():
         return float(written.rstrip("fF"))
-    value = evaluate(parameter.default)
+    value = evaluate(tokens_of(parameter.default))
     if value is None:
         raise TypeError(
             f"kernel {function}: the default of {parameter.name}, {parameter.default}, cannot be told from the source: "

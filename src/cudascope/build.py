@@ -11,14 +11,16 @@ import os
 import re
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from cudascope.file import File, read
 
 STAND_INS = Path(__file__).parent / "stand_ins"  # the device side of other libraries' headers
 OF_TORCH = re.compile(r"(?:ATen|c10|torch|THC)/")  # headers for which cudascope_torch.h is the stand-in
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"].*$', re.MULTILINE)
 
 
 class CompileError(RuntimeError):
@@ -121,32 +123,50 @@ class Source(NamedTuple):
         folders = [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
         return [folder for folder in folders if not _is_torchs(folder)]
 
-    def included(self) -> Iterator[tuple[Path, str]]:
-        return included_files(self.text, self.folder, self.include_path)
+    def included(self) -> list[tuple[Path, str]]:
+        """Every file that the source includes, directly or not, and its text, in order of first inclusion.
+
+        Conditions are not evaluated: there may be too many files, and never too few.
+        """
+        return self.with_included(lambda name: True)[1]
+
+    def with_included(self, is_elsewhere: Callable[[str], bool]) -> tuple[str, list[tuple[Path, str]]]:
+        """The source with the files put in that it includes, each of them once, and these files.
+
+        Found are quoted includes beside the including file, and any in the source's folder and on `include_path`. An
+        include of another file stays if it `is_elsewhere`: it belongs to a compiler or to NVIDIA. A stand-in takes the
+        place of torch's headers.
+        """
+        files: dict[Path, tuple[Path, str]] = {}
+        own = [self.folder or Path(), *self.include_path]
+
+        def expanded(text: str, filename: str, beside: Path) -> str:
+            def include(match: re.Match) -> str:
+                quote, name = match.groups()
+                places = [beside, *own] if quote == '"' else own
+                found = next((place / name for place in places if (place / name).is_file()), None)
+                if found is None:
+                    if is_elsewhere(name):
+                        return match[0]
+                    return "#include <cudascope_torch.h>" if OF_TORCH.match(name) else ""
+                if found.resolve() in files:
+                    return ""
+                content = read_source(found)
+                files[found.resolve()] = found, content
+                line = match.string.count("\n", 0, match.end()) + 2
+                return f'#line 1 "{found}"\n{expanded(content, str(found), found.parent)}\n#line {line} "{filename}"'
+
+            return _INCLUDE.sub(include, text)
+
+        return expanded(self.text, self.filename, own[0]), [*files.values()]
+
+    def read(self) -> File:
+        """The source and, before it, the files that it includes."""
+        headers = "".join(f"{text}\n" for _, text in self.included())
+        return read(headers + self.text, self.defines, len(headers))
 
 
 def _is_torchs(folder: Path) -> bool:
     """Whether a folder has torch's headers alone, as torch/include has."""
     has_headers = any((folder / header).exists() for header in ("c10/macros/Macros.h", "torch/torch.h"))
     return has_headers and not {"torch", "libtorch"}.isdisjoint(folder.resolve().parts)
-
-
-def included_files(source: str, folder: Path | None, include_path: Sequence[Path] = ()) -> Iterator[tuple[Path, str]]:
-    """Every file that `source` includes, directly or not, and its text, in order of first inclusion.
-
-    Found are quoted includes beside the including file and anything on `include_path`; what is in neither belongs to a
-    compiler or to NVIDIA, and is known by their version. Conditionals are not evaluated: too many files, never too few.
-    """
-    seen: set[Path] = set()
-
-    def follow(text: str, beside: Path | None) -> Iterator[tuple[Path, str]]:
-        for quote, name in _INCLUDE.findall(text):
-            places = [*([beside] if quote == '"' and beside else []), *include_path]
-            found = next((place / name for place in places if (place / name).is_file()), None)
-            if found is not None and found.resolve() not in seen:
-                seen.add(found.resolve())
-                content = read_source(found)
-                yield found, content
-                yield from follow(content, found.parent)
-
-    return follow(source, folder)

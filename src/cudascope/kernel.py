@@ -29,8 +29,9 @@ from cudascope.build import Source, read_source
 from cudascope.gpu import GpuKernel
 from cudascope.limits import LaunchShape, read_launch
 from cudascope.nvrtc import Cubin, Resources, check_options, compile_cubin
+from cudascope.parameters import Parameter
 from cudascope.reach import reached_device
-from cudascope.reading import read_kernel
+from cudascope.reading import completed, read_kernel
 from cudascope.signature import base_name
 from cudascope.simt.launch import CpuKernel
 from cudascope.variables import as_declared
@@ -50,7 +51,6 @@ class CudaKernel:
         FileNotFoundError: there is no such file.
         ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option is not
             known.
-        CompileError: what a parameter's type is only the host's compiler could tell, and it refuses the source.
     """
 
     def __init__(
@@ -66,13 +66,26 @@ class CudaKernel:
         written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
         self.name = name
         self.source = written._replace(filename=written.filename or f"{base_name(name)}.cu")
-        self.function, self.parameters, self._max_threads, self._text = read_kernel(self.source, name)
-        self._binder = Binder(self.function, self.parameters)
+        self._signature, self._file = read_kernel(self.source, name)
+        self.function = self._signature.function
         self._on_gpu: dict[int, GpuKernel] = {}  # by the index of the GPU
         self._launches: dict[Any, Callable[..., None]] = {}
 
     def __repr__(self) -> str:
         return f"CudaKernel({self.source.filename!r}, {self.name!r})"
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The kernel's parameters. Where the source does not tell a type, as of a struct, the compiler is asked once.
+
+        Raises:
+            CompileError: the compiler is asked, and it refuses the source.
+        """
+        return completed(self.source, self.name, self._signature.parameters)
+
+    @cached_property
+    def _binder(self) -> Binder:
+        return Binder(self.function, self.parameters)
 
     # -------------------------------------------------------------------------------------------- launching
 
@@ -87,7 +100,7 @@ class CudaKernel:
             return self._launches[key]
         except (KeyError, TypeError):  # not launched so before, or a list where a tuple is meant
             pass
-        shape = read_launch(self.function, launch, self._max_threads)
+        shape = read_launch(self.function, launch, self._signature.max_threads)
 
         def run(*args: object) -> None:
             self._launch(shape, args)
@@ -120,7 +133,7 @@ class CudaKernel:
         """
         device = str(device or _default_device())
         memory = self._on_cpu.variable(name) if device == "cpu" else self._load(device).variable(name)
-        return as_declared(memory, name, self._text, self.source.defines)
+        return as_declared(memory, name, self._file)
 
     # -------------------------------------------------------------------------------------------- compiling
 

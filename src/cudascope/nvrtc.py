@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers, publish
-from cudascope.declarations import unconditional
-from cudascope.device_text import device_text
+from cudascope.device_code import device_text
 from cudascope.signature import address_of
-from cudascope.variables import variables_of
+from cudascope.variables import plain_variables
 
 # What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
 _HEADERS = Path(__file__).parent / "headers"
@@ -127,7 +126,7 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> 
     )
     log = _Log()
     expression = address_of(name)
-    addresses = {f"&{each.name}": each.name for each in variables_of(unconditional(source.text))}
+    addresses = {f"&{each.name}": each.name for each in plain_variables(source.read())}
     try:
         program = core.Program(source.text, "c++", program_options)
         result = program.compile("cubin", name_expressions=(expression, *addresses), logs=log)

@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cudascope.declarations import ATTRIBUTES
-from cudascope.names import AMBIGUOUS
-from cudascope.tokens import NAME, Tokens, matching, substitute
+from cudascope.file import AMBIGUOUS
+from cudascope.outline import ATTRIBUTES
+from cudascope.tokens import Tokens, partners, substitute
 
 _QUALIFIERS = {
     "volatile",
@@ -72,20 +72,20 @@ def read_parameter(position: int, declared: Tokens, function: str, known: Mappin
         equals = declared.index("=")
         tokens, default = declared[:equals], " ".join(substitute(declared[equals + 1 :], known))
     while tokens[:2] == ["[", "["]:
-        del tokens[: matching(tokens, 0) + 1]
+        del tokens[: partners(tokens).get(0, 1) + 1]
     for attribute in ATTRIBUTES & set(tokens):
         start = tokens.index(attribute)
-        del tokens[start : matching(tokens, start + 1) + 1]
-    if "(" in tokens and tokens[(start := tokens.index("(")) + 1] in ("*", "&"):  # of arrays: `float (*x)[8]`
-        end = matching(tokens, start)
+        del tokens[start : partners(tokens).get(start + 1, start) + 1]
+    if "(" in tokens and tokens[(start := tokens.index("(")) + 1] in ("*", "&", "&&"):  # of arrays: `float (*x)[8]`
+        end = partners(tokens).get(start, start)
         if tokens[end + 1 : end + 2] == ["["]:
             tokens = tokens[:start] + tokens[start + 1 : end]
     is_array = "[" in tokens
     tokens = tokens[: tokens.index("[")] if is_array else tokens
     tokens = [token for token in tokens if token not in _QUALIFIERS]
 
-    bare = [token for token in tokens if token not in ("const", "*", "&")]
-    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and NAME.fullmatch(bare[-1]) and bare[-2] != "::"
+    bare = [token for token in tokens if token not in ("const", "*", "&", "&&")]
+    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and bare[-1].isidentifier() and bare[-2] != "::"
     name = bare[-1] if has_name else f"#{position}"
     written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
     tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
@@ -94,7 +94,7 @@ def read_parameter(position: int, declared: Tokens, function: str, known: Mappin
     def refuse(why: str) -> ValueError:
         return ValueError(f"kernel {function}: parameter {name} is declared `{written}`, {why}")
 
-    if tokens[-1:] == ["&"]:
+    if tokens[-1:] in (["&"], ["&&"]):
         raise refuse("a reference, which a kernel cannot take: pass the value or a pointer")
     ctype, pointer, const = type_of(tokens)
     if ctype == "void" and not pointer:
@@ -132,6 +132,6 @@ def canonical_type(tokens: Tokens) -> str | None:
         return name if name in _PLAIN else None
     if tokens[:-1] in (["c10", "::"], ["at", "::"], ["torch", "::"]) and tokens[-1] in _TORCHS:
         return _TORCHS[tokens[-1]]
-    if len(tokens) == 1 and NAME.fullmatch(tokens[0]):
+    if len(tokens) == 1 and tokens[0].isidentifier():
         return _SAME.get(tokens[0], tokens[0])
     return None

@@ -13,10 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cudascope.declarations import Declaration, find_kernel
-from cudascope.names import read_names
+from cudascope.file import File, Kernel
 from cudascope.parameters import Parameter, read_parameter, spelled
-from cudascope.tokens import NAME, Tokens, evaluate, split, substitute, tokens_of
+from cudascope.tokens import Tokens, evaluate, split, substitute, tokens_of
 
 
 class Signature(NamedTuple):
@@ -27,46 +26,78 @@ class Signature(NamedTuple):
     max_threads: int | None
 
 
-def read_signature(source: str, name: str, defines: Sequence[str] = ()) -> Signature:
-    """The signature of kernel `name` in `source`; `defines` as for the compiler.
+def read_signature(file: File, name: str) -> Signature:
+    """The signature of kernel `name` of `file`.
 
     Raises:
-        ValueError: no `__global__` function has this name (the message lists those there are), several have it, or
-            template arguments do not fit.
+        ValueError: no `__global__` function has this name (the message lists those there are), several have it,
+            template arguments do not fit, or the parameters depend on an #if that cannot be told.
     """
-    base, path, arguments, overload = _split_name(name)
-    tokens, named = read_names(source, defines)
-    read: list[tuple[tuple[Parameter, ...], Declaration, dict[str, Tokens]]] = []
+    wanted = _split_name(name)
+    function = wanted.path[-1]
+    read: list[Signature] = []
     refused: list[ValueError] = []
-    for declaration in find_kernel(tokens, path, base):
+    for kernel in _find(file, wanted):
         try:
-            instance = _template_arguments(base, declaration.template, arguments)
-            known, declared = {**named, **instance}, _unpacked(split(declaration.parameters), instance)
+            read.append(_instance(kernel, wanted, file.named))
         except ValueError as error:  # of several it may be another that is meant
             refused.append(error)
-        else:
-            read.append((_parameters(declared, declaration.function, known), declaration, known))
     if not read:
         raise refused[0]
-    if overload is not None:
-        wanted = _types(_parameters(overload, path[-1], read[0][2]))
-        read = [each for each in read if _types(each[0]) == wanted] or read
-    overloads = {tuple(_types(parameters)): parameters for parameters, *_ in read}
+    if wanted.overload is not None:
+        types = _types(_parameters(wanted.overload, function, file.named))
+        read = [each for each in read if _types(each.parameters) == types] or read
+    overloads = {tuple(_types(each.parameters)): each.parameters for each in read}
     if len(overloads) > 1:
-        choices = " or ".join(f'"{base}({", ".join(map(spelled, each))})"' for each in overloads.values())
+        choices = " or ".join(f'"{wanted.base}({", ".join(map(spelled, each))})"' for each in overloads.values())
         raise ValueError(
-            f"name: there are several kernels {path[-1]!r} with different parameters: name one, {choices}, or choose "
+            f"name: there are several kernels {function!r} with different parameters: name one, {choices}, or choose "
             f"by #ifdef of a name that is given in `defines`"
         )
-    written = zip(*([parameter.default for parameter in parameters] for parameters, *_ in read), strict=True)
+    defaults = zip(*([parameter.default for parameter in each.parameters] for each in read), strict=True)
     parameters = tuple(
-        parameter._replace(default=next(filter(None, defaults), ""))
-        for parameter, defaults in zip(read[-1][0], written, strict=True)
+        parameter._replace(default=next(filter(None, written), ""))
+        for parameter, written in zip(read[-1].parameters, defaults, strict=True)
     )
-    attributes = {key: (value, known) for _, each, known in read for key, value in each.attributes.items()}
-    bounds, known = attributes.get("__launch_bounds__", ([], {}))
-    max_threads = evaluate(" ".join(substitute(split(bounds)[0], known))) if bounds else None
-    return Signature(path[-1], parameters, max_threads)
+    return Signature(function, parameters, next(filter(None, (each.max_threads for each in reversed(read))), None))
+
+
+def _instance(kernel: Kernel, wanted: "_Name", named: Mapping[str, Tokens]) -> Signature:
+    """One declaration with the template arguments put in. Raises ValueError if it is not meant or cannot be told."""
+    instance = _template_arguments(wanted.base, kernel.template, wanted.arguments)
+    if kernel.has_alternatives:
+        raise ValueError(f"kernel {kernel.function}: an #if among its parameters cannot be told from the source")
+    known = {**named, **instance}
+    parameters = _parameters(_unpacked(split(kernel.parameters), instance), kernel.function, known)
+    max_threads = evaluate(substitute(split(kernel.bounds)[0], known)) if kernel.bounds else None
+    return Signature(kernel.function, parameters, max_threads)
+
+
+def _find(file: File, wanted: "_Name") -> list[Kernel]:
+    """All declarations of the kernel, each with the default template arguments of the first."""
+    path, kernels = wanted.path, file.kernels
+    same_name = [kernel for kernel in kernels if kernel.function == path[-1]]
+    found = [kernel for kernel in same_name if (*kernel.namespace, kernel.function) == path]
+    other_paths = rf"(using|inline) namespace |namespace \w+ = |using [\w: ]*:: {path[-1]} ;"
+    if not found and re.search(other_paths, " ".join(file.tokens)):
+        found = same_name
+    if not found:
+        full = [*dict.fromkeys("::".join((*kernel.namespace, kernel.function)) for kernel in same_name or kernels)]
+        if not same_name:
+            names = ", ".join(full) or "no __global__ function at all"
+            raise ValueError(f"name: the source has no kernel {'::'.join(path)!r}; it has {names}")
+        instance = wanted.base[wanted.base.index("<") :] if "<" in wanted.base else ""
+        remedy = " or ".join(f'"{each}{instance}"' for each in full)
+        raise ValueError(f"name: the source has no kernel {'::'.join(path)!r}: name it {remedy}")
+    return [kernel._replace(template=_with_defaults(kernel.template, found[0].template)) for kernel in found]
+
+
+def _with_defaults(template: Tokens | None, first: Tokens | None) -> Tokens | None:
+    if not template or not first or len(split(template)) != len(split(first)):
+        return template
+    pairs = zip(split(template), split(first), strict=True)
+    merged = [own if "=" in own or "=" not in old else own + old[old.index("=") :] for own, old in pairs]
+    return [token for parameter in merged for token in (*parameter, ",")][:-1]
 
 
 def address_of(name: str) -> str:
@@ -117,20 +148,17 @@ def _parameters(declared: Sequence[Tokens], function: str, known: Mapping[str, T
     )
 
 
-_DOTS = ". . ."  # in tokens
-
-
 def _unpacked(declared: Sequence[Tokens], values: Mapping[str, Tokens]) -> list[Tokens]:
     """`declared`, in which `T... x` becomes a parameter for each argument of the pack: x0, x1 and so on."""
     parameters: list[Tokens] = []
     for tokens in declared:
         pack = next((token for token in tokens if token in values), None)
-        if pack is None or _DOTS not in " ".join(tokens):
+        if pack is None or "..." not in tokens:
             parameters.append(tokens)
             continue
-        dots = tokens.index(".")
+        dots = tokens.index("...")
         for i, value in enumerate(split(values[pack])):
-            name = [f"{tokens[dots + 3]}{i}"] if tokens[dots + 3 :] else []
+            name = [f"{tokens[dots + 1]}{i}"] if tokens[dots + 1 :] else []
             parameters.append(substitute(tokens[:dots], {pack: value}) + name)
     return parameters
 
@@ -147,11 +175,11 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         return {}
     declared = split(template)
     wanted = "<" + ", ".join(" ".join(parameter) for parameter in declared) + ">"
-    if len(arguments) > len(declared) and _DOTS not in " ".join(declared[-1]):
+    if len(arguments) > len(declared) and "..." not in declared[-1]:
         raise ValueError(f"name: {name!r} has {len(arguments)} template arguments, the kernel takes {wanted}")
     values: dict[str, Tokens] = {}
     for position, parameter in enumerate(declared):
-        if _DOTS in " ".join(parameter):  # the last one: it takes the rest
+        if "..." in parameter:  # the last one: it takes the rest
             values[parameter[-1]] = [token for each in arguments[position:] for token in (*each, ",")][:-1]
             break
         equals = parameter.index("=") if "=" in parameter else len(parameter)
@@ -159,7 +187,7 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         if position >= len(arguments) and not default:
             raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
         value = arguments[position] if position < len(arguments) else substitute(default, values)
-        if equals >= 2 and NAME.fullmatch(parameter[equals - 1]):
+        if equals >= 2 and parameter[equals - 1].isidentifier():
             values[parameter[equals - 1]] = value
     if "<" not in name:
         raise ValueError(f'name: {name!r} is a template {wanted}: name it "{name.strip()}<>"')

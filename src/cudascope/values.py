@@ -168,43 +168,49 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
 
 def _scalar_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
     what, ctype = f"kernel {function}: {parameter.name}", parameter.ctype
-    carrier = C_TYPES[ctype]
-
-    def wrong_kind(wanted: str, value: object) -> TypeError:
-        hint = ": pass its .item()" if hasattr(value, "item") else ""
-        return TypeError(f"{what} must be {wanted} (declared `{ctype}`), got {type(value).__name__}{hint}")
-
     if ctype == "bool":
+        return _boolean_rule(what)
+    return _integer_rule(what, ctype) if ctype in INTEGERS else _float_rule(what, ctype)
 
-        def boolean(value: object) -> Any:
-            if value is True or value is False or type(value).__name__ == "bool":  # numpy's too
-                return carrier(value)
-            raise wrong_kind("True or False", value)
 
-        return boolean
+def _wrong_kind(what: str, ctype: str, wanted: str, value: object) -> TypeError:
+    hint = ": pass its .item()" if hasattr(value, "item") else ""
+    return TypeError(f"{what} must be {wanted} (declared `{ctype}`), got {type(value).__name__}{hint}")
 
-    if ctype in INTEGERS:
-        bits, signed = INTEGERS[ctype]
-        low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
 
-        def integer(value: object) -> Any:
-            if type(value) is not int:
-                if isinstance(value, bool) or not isinstance(value, Integral):
-                    raise wrong_kind("an int", value)
-                value = int(value)
-            if not low <= value <= high:
-                raise ValueError(f"{what} must fit in `{ctype}`, {low} to {high}, got {value}")
-            return carrier(value)
+def _boolean_rule(what: str) -> Callable[[Any], Any]:
+    def boolean(value: object) -> Any:
+        if value is True or value is False or type(value).__name__ == "bool":  # numpy's too
+            return C_TYPES["bool"](value)
+        raise _wrong_kind(what, "bool", "True or False", value)
 
-        return integer
+    return boolean
 
-    dtype = FLOATS[ctype]
+
+def _integer_rule(what: str, ctype: str) -> Callable[[Any], Any]:
+    carrier, (bits, signed) = C_TYPES[ctype], INTEGERS[ctype]
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+    def integer(value: object) -> Any:
+        if type(value) is not int:
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise _wrong_kind(what, ctype, "an int", value)
+            value = int(value)
+        if not low <= value <= high:
+            raise ValueError(f"{what} must fit in `{ctype}`, {low} to {high}, got {value}")
+        return carrier(value)
+
+    return integer
+
+
+def _float_rule(what: str, ctype: str) -> Callable[[Any], Any]:
+    carrier, dtype = C_TYPES[ctype], FLOATS[ctype]
     largest = LARGEST[dtype]
 
     def number(value: object) -> Any:
         if type(value) is not float:
             if isinstance(value, bool) or not isinstance(value, Real):
-                raise wrong_kind("a number", value)
+                raise _wrong_kind(what, ctype, "a number", value)
             try:
                 value = float(value)
             except OverflowError:

@@ -9,11 +9,12 @@ import torch
 
 from cudascope import CompileError, CudaKernel, Finding, check
 from cudascope.build import Source
-from cudascope.device_code import DeviceCode
+from cudascope.device_code import needed_by, only
+from cudascope.file import read
 from cudascope.parameters import Parameter
 from cudascope.reading import declared_kernels
 from cudascope.statements import Statements
-from cudascope.tokens import lexemes_of, partners, tokens_of
+from cudascope.tokens import partners, tokens_of
 from cudascope.values import rule_for
 
 FILE = Path(__file__).parent / "as_people_write_it.cu"
@@ -23,8 +24,8 @@ FILE = Path(__file__).parent / "as_people_write_it.cu"
 
 def needed(source: str, name: str = "k") -> str:
     """What kernel `name` needs of `source`, in tokens."""
-    code = DeviceCode(source, list(lexemes_of(source)))
-    return " ".join(tokens_of(code.only(code.needed_by(name))))
+    file = read(source)
+    return " ".join(tokens_of(only(file, needed_by(file, name))))
 
 
 KERNEL = "__global__ void k ( float * x ) { %s }"
@@ -60,6 +61,8 @@ KERNEL = "__global__ void k ( float * x ) { %s }"
          "struct S { __device__ S ( int n ) : a { n } , b ( n ) { } int a , b ; } ;"),
         ("struct S { S(int n) : a{n}, b(n) { } ~S() { } int a, b; virtual void v(); S() = default; void h(); };",
          "S s ;", "struct S { int a , b ; virtual void v ( ) ; S ( ) = default ; } ;"),
+        ("struct S { struct R { void h(); __device__ void d(); }; };", "S s ;",
+         "struct S { struct R { __device__ void d ( ) ; } ; } ;"),
         ("template <class T> struct S { __device__ T f(); T g(); }; template <class T> __device__ T S<T>::f() { } "
          "template <class T> T S<T>::g() { }", "S < int > ( ) . f ( ) ;",
          "template < class T > struct S { __device__ T f ( ) ; } ; "
@@ -75,8 +78,8 @@ def test_a_kernel_keeps_what_it_needs_and_no_more(before, body, kept):
 
 def test_what_is_left_out_leaves_its_lines():
     source = "int main() {\n#if A\n  f<<<1, 1>>>();\n#endif\n#pragma unroll\n}\n__global__ void k() { }\n"
-    code = DeviceCode(source, list(lexemes_of(source)))
-    assert code.only(code.needed_by("k")) == "\n#if A\n\n#endif\n\n\n__global__ void k() { }\n"
+    file = read(source, None)
+    assert only(file, needed_by(file, "k")) == "\n#if A\n\n#endif\n\n\n__global__ void k() { }\n"
 
 
 @pytest.mark.parametrize(

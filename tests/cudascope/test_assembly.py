@@ -5,6 +5,7 @@ import pytest
 from cudascope.simt.assembly import (
     changed,
     has_empty_loop,
+    with_checked_divisions,
     with_dynamic_memory,
     with_gaps,
     with_runtime_functions,
@@ -47,6 +48,15 @@ def test_a_loop_that_does_nothing_is_told(loop, empty):
         ("\tcall\tmy_malloc@PLT\n", "\tcall\tmy_malloc@PLT\n"),
         ("\tcall\tfreed@PLT\n", "\tcall\tfreed@PLT\n"),
         ("malloc:\n\tret\n", "malloc:\n\tret\n"),
+        # aarch64
+        ("\tbl\t__tls_get_addr\n\tnop\n", "\tbl\tsimt_shared_at\n\tnop\n"),
+        ("\tbl\tmalloc\n", "\tbl\tsimt_malloc\n"),
+        ("\tb\t_Znam\n", "\tb\tsimt_malloc\n"),
+        ("\tbl\tfree\n\tb\t_ZdlPv\n", "\tbl\tsimt_free_memory\n\tb\tsimt_free_memory\n"),
+        ("\tbl\t_exit\n", "\tbl\tsimt_host_exit\n"),
+        ("\tbl\t__cxa_throw\n", "\tbl\tsimt_throw\n"),
+        ("\tbl\tat_exit\n\tbl\tmallocs\n\tb\t.L3\n", "\tbl\tat_exit\n\tbl\tmallocs\n\tb\t.L3\n"),
+        ("\tbl\tf\nfree:\n\tret\n", "\tbl\tf\nfree:\n\tret\n"),
     ],
 )
 def test_calls_go_to_the_runtime(before, after):
@@ -57,7 +67,10 @@ def test_calls_go_to_the_runtime(before, after):
     ("use", "defined"),
     [
         ("\tleaq\trow@tlsgd(%rip), %rdi\n", "\t.globl row\n\t.set row, simt_dynamic\n"),
-        ("\tadrp\tx0, :tlsdesc:row\n", "\t.globl row\n\t.set row, simt_dynamic\n"),  # aarch64
+        (  # aarch64
+            "\tadrp\tx0, :tlsgd:row\n\tadd\tx0, x0, #:tlsgd_lo12:row\n",
+            "\t.globl row\n\t.set row, simt_dynamic\n",
+        ),
         (
             "\tleaq\tb@tlsgd(%rip), %rdi\n\tleaq\ta@tlsld(%rip), %rdi\n",
             "\t.globl a\n\t.set a, simt_dynamic\n\t.globl b\n\t.set b, simt_dynamic\n",
@@ -70,6 +83,39 @@ def test_calls_go_to_the_runtime(before, after):
 def test_extern_shared_arrays_are_the_dynamic_memory(use, defined):
     assert with_dynamic_memory(use + DYNAMIC) == use + DYNAMIC + defined
     assert with_dynamic_memory(use) == use
+
+
+# A thread of aarch64 reaches `brk 0xd1f` where the division of x86-64 is a fault. Nothing else changes: no flag and no
+# register, also if the division uses the register that would be free.
+@pytest.mark.parametrize(
+    ("division", "checks"),
+    [
+        ("udiv\tw0, w1, w2", ["cbnz\tw2, . + 8", "brk\t0xd1f"]),
+        ("udiv\tx9, x9, x10", ["cbnz\tx10, . + 8", "brk\t0xd1f"]),
+        (
+            "sdiv\tw0, w1, w2",
+            [
+                *("cbnz\tw2, . + 8", "brk\t0xd1f", "str\tx9, [sp, -16]!", "add\tw9, w2, 1", "cbnz\tw9, . + 16"),
+                *("eor\tw9, w1, 0x80000000", "cbnz\tw9, . + 8", "brk\t0xd1f", "ldr\tx9, [sp], 16"),
+            ],
+        ),
+        (
+            "sdiv\tx9, x9, x10",
+            [
+                *("cbnz\tx10, . + 8", "brk\t0xd1f", "str\tx11, [sp, -16]!", "add\tx11, x10, 1", "cbnz\tx11, . + 16"),
+                *("eor\tx11, x9, 0x8000000000000000", "cbnz\tx11, . + 8", "brk\t0xd1f", "ldr\tx11, [sp], 16"),
+            ],
+        ),
+        ("sdiv\tw0, w1, wzr", ["brk\t0xd1f"]),
+        ("fdiv\ts0, s1, s2", []),
+        ("idivl\t%ecx", []),  # x86-64
+        ("divss\t%xmm1, %xmm0", []),
+    ],
+)
+def test_a_division_is_checked_where_the_machine_does_not(division, checks):
+    before, after = "\tcmp\tw1, w2\n", "\tcsel\tw0, w0, w3, eq\n"
+    lines = "".join(f"\t{line}\n" for line in [*checks, division])
+    assert with_checked_divisions(f"{before}\t{division}\n{after}") == before + lines + after
 
 
 def test_shared_arrays_and_variables_get_gaps_and_tables_get_none():
@@ -96,3 +142,10 @@ def test_all_changes_are_made_and_gaps_only_if_asked():
     assert "simt_shared_at" in plain
     assert plain.endswith("\t.set row, simt_dynamic\n")
     assert changed(before, gaps=True) == with_gaps(plain)
+
+
+def test_all_changes_are_made_to_aarch64():
+    before = "\tadrp\tx0, :tlsgd:row\n\tbl\t__tls_get_addr\n\tudiv\tw0, w1, w2\n" + DYNAMIC
+    plain = changed(before, gaps=False)
+    assert plain.startswith("\tadrp\tx0, :tlsgd:row\n\tbl\tsimt_shared_at\n\tcbnz\tw2, . + 8\n\tbrk\t0xd1f\n\tudiv")
+    assert plain.endswith("\t.set row, simt_dynamic\n")

@@ -8,7 +8,7 @@ import torch
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.declarations import kernel_names
+from cudascope.file import read
 from cudascope.simt.abi import FindingKind
 from cudascope.simt.library import RUNTIME
 from cudascope.simt.rules import ENDINGS, RULES, declares_return
@@ -134,6 +134,35 @@ def test_a_hang_is_the_last_finding():
     assert (hang.what, {hang.line}) == ("deadlock", marked("hang"))
 
 
+def test_a_fault_sends_to_check_only_where_check_is_off():
+    source = "__global__ void k(float* x) { x[1ll << 45] = 1; }"
+    with pytest.raises(cudascope.Finding, match=r"its size: run it under cudascope.check\(\), which names the access"):
+        CudaKernel(source, "k")[1, 1](torch.zeros(1))
+    with cudascope.check(stop=False) as report:
+        CudaKernel(source, "k")[1, 1](torch.zeros(1))
+    assert [found.rule for found in report.findings] == ["out of bounds", "fault"]
+    assert "cudascope.check()" not in report.findings[1].sentence
+
+
+def test_check_and_observe_keep_the_seed_of_the_schedule_around_them():
+    source = "__global__ void order(int* n, int* out) { out[atomicAdd(n, 1)] = 64 * blockIdx.x + threadIdx.x; }"
+
+    def order() -> list[int]:
+        n, out = torch.zeros(1, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
+        CudaKernel(source, "order")[4, 64](n, out)
+        return out.tolist()
+
+    with cudascope.schedule(7):
+        shuffled = order()
+        with cudascope.check():
+            assert order() == shuffled
+        with cudascope.observe():
+            assert order() == shuffled
+    assert order() != shuffled
+    with cudascope.schedule(3), cudascope.check(schedule=7):
+        assert order() == shuffled
+
+
 @pytest.mark.parametrize(
     ("options", "error", "sentence"),
     [
@@ -174,10 +203,10 @@ def test_python_and_the_runtime_agree_on_what_ends_a_launch():
 )
 def test_a_return_in_a_kernels_body_is_seen(body, expected):
     source = f"#define LEAVE(i) \\\n    if (i) return;\n__global__ void k(int i) {body}\nvoid host() {{ return; }}"
-    assert declares_return(source, "k") == expected
+    assert declares_return(read(source), "k") == expected
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_kernels_with_mistakes_are_cuda_too(arch):
-    for name in kernel_names(FINDINGS.read_text()):
+    for name in dict.fromkeys(each.function for each in read(FINDINGS.read_text()).kernels):
         assert CudaKernel(FINDINGS, name).resources(arch).spilled_bytes == 0

@@ -14,8 +14,8 @@ from conftest import all_executed
 from cudascope import CompileError, CudaKernel, nvrtc
 from cudascope import limits as cuda_limits
 from cudascope.arguments import Binder
-from cudascope.build import cache_dir, included_files
-from cudascope.declarations import kernel_names
+from cudascope.build import Source, cache_dir
+from cudascope.file import read
 from cudascope.nvrtc import Resources
 from cudascope.parameters import Parameter
 from cudascope.signature import read_signature
@@ -44,7 +44,7 @@ def empty_cache(tmp_path, monkeypatch) -> Path:
 
 def declared(parameters: str, before: str = "", name: str = "f", **options) -> list[str]:
     """The parameters of a kernel as "const float* x"; `before` stands above it."""
-    signature = read_signature(f"{before}\n__global__ void f({parameters}) {{ }}", name, **options)
+    signature = read_signature(read(f"{before}\n__global__ void f({parameters}) {{ }}", **options), name)
     return [f"{'const ' * p.const}{p.ctype}{'*' * p.pointer} {p.name}" for p in signature.parameters]
 
 
@@ -94,7 +94,7 @@ def test_a_type_may_have_another_name(before):
 
 
 def test_a_define_of_the_command_line_names_a_type():
-    assert declared("REAL* x", defines=["REAL=__half"]) == ["__half* x"]
+    assert declared("REAL* x", defines=("REAL=__half",)) == ["__half* x"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ namespace { __global__ void k(float* o, int s) { } }
 
 @pytest.mark.parametrize(("name", "ctype"), [("a::k", "float"), ("::b::c::k", "double"), ("k", "int")])
 def test_a_kernel_is_that_of_its_namespace(name, ctype):
-    assert read_signature(NAMESPACES, name).parameters[1].ctype == ctype
+    assert read_signature(read(NAMESPACES), name).parameters[1].ctype == ctype
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_an_incomplete_name_is_refused_with_the_full_one(name, message):
     template <int N = 3> __global__ void e(int n) { }
     """
     with pytest.raises(ValueError, match=message):
-        read_signature(source, name)
+        read_signature(read(source), name)
 
 
 def test_a_using_directive_makes_a_kernel_known_without_its_namespace():
     source = "namespace a { __global__ void k(float s) { } } using namespace a;"
-    assert read_signature(source, "k").parameters[0].ctype == "float"
+    assert read_signature(read(source), "k").parameters[0].ctype == "float"
 
 
 CHOICE = """
@@ -166,26 +166,26 @@ CONDITIONS = ["if !defined(F64)", "if !defined F64 && (A == 2 || 0x10u / 4 >= 4)
 )
 @pytest.mark.parametrize(("defines", "ctype"), [([], "float"), (["F64"], "double"), (["F64=1"], "double")])
 def test_a_condition_on_defines_chooses_the_declaration(source, defines, ctype):
-    assert read_signature(source, "k", defines).parameters[1].ctype == ctype
+    assert read_signature(read(source, tuple(defines)), "k").parameters[1].ctype == ctype
 
 
 @pytest.mark.parametrize("condition", ["if __CUDA_ARCH__ < 900", "ifdef __CUDACC__", "if A(2)", "if (A || 1) && _B"])
 def test_a_choice_that_cannot_be_told_is_refused(condition):
     source = CHOICE.replace("ifndef F64", condition)
     with pytest.raises(ValueError, match=r'several kernels .* "k\(float\*, float\)" or "k\(float\*, double\)"'):
-        read_signature(source, "k")
-    parameter = read_signature(CHOSEN_TYPE.replace("ifdef F64", condition), "k").parameters[1]
+        read_signature(read(source), "k")
+    parameter = read_signature(read(CHOSEN_TYPE.replace("ifdef F64", condition)), "k").parameters[1]
     assert parameter.ctype == "T"
     assert not is_understood(parameter)
 
 
 def test_equal_declarations_are_no_choice():
     source = CHOICE.replace("ifndef F64", "if __CUDA_ARCH__ < 900").replace("double s", "const float scale")
-    assert [p.ctype for p in read_signature(source, "k").parameters] == ["float", "float"]
+    assert [p.ctype for p in read_signature(read(source), "k").parameters] == ["float", "float"]
     redeclared = (
         "template <class T, int N = 2> __global__ void k(T*); template <class U, int M> __global__ void k(U* x) { }"
     )
-    assert read_signature(redeclared, "k<float>").parameters[0].ctype == "float"
+    assert read_signature(read(redeclared), "k<float>").parameters[0].ctype == "float"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_equal_declarations_are_no_choice():
 )
 def test_launch_bounds_are_known(bounds, threads):
     source = f"constexpr int WARP = 32; template <int N> __global__ void __launch_bounds__({bounds}) f(int n) {{ }}"
-    assert read_signature(source, "f<64>").max_threads == threads
+    assert read_signature(read(source), "f<64>").max_threads == threads
 
 
 def test_every_kernel_of_a_file_is_listed_once():
@@ -205,10 +205,14 @@ def test_every_kernel_of_a_file_is_listed_once():
     extern "C" void __global__ third(void) { }
     __global__ void declared_first(int count) { }
     """
-    assert kernel_names(source) == ["declared_first", "second", "third"]
-    assert read_signature(source, "declared_first").parameters[0].name == "count"
+    assert list(dict.fromkeys(kernel.function for kernel in read(source).kernels)) == [
+        "declared_first",
+        "second",
+        "third",
+    ]
+    assert read_signature(read(source), "declared_first").parameters[0].name == "count"
     with pytest.raises(ValueError, match="no kernel 'text'; it has declared_first, second, third"):
-        read_signature(source, "text")
+        read_signature(read(source), "text")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,7 @@ def test_what_cannot_be_read_is_refused_by_name(parameters, name, message):
 
 
 def binder(*parameters: str) -> Binder:
-    return Binder("f", read_signature(f"__global__ void f({', '.join(parameters)}) {{}}", "f").parameters)
+    return Binder("f", read_signature(read(f"__global__ void f({', '.join(parameters)}) {{}}"), "f").parameters)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +373,7 @@ def test_a_value_of_a_type_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="kernel f: x is declared `Config` and passed by value"):
         binder("Config x")
     with pytest.raises(CompileError, match=r"f.cu:1:19: error: .Config. was not declared"):
-        CudaKernel("__global__ void f(Config x) { }", "f")
+        CudaKernel("__global__ void f(Config x) { }", "f").compile()
 
 
 # ------------------------------------------------------------------------------------------------ launches
@@ -515,7 +519,8 @@ def test_a_changed_include_is_another_build(empty_cache, tmp_path):
     path = tmp_path / "kernel.cu"
     body = "__shared__ real s[N]; s[threadIdx.x] = *x; __syncthreads(); *x = s[*x > 0];"
     path.write_text(f'#include "sizes.cuh"\n__global__ void f(real* x) {{ {body} }}')
-    assert [file.name for file, _ in included_files(path.read_text(), tmp_path)] == ["sizes.cuh", "deeper.cuh"]
+    source = Source(path.read_text(), str(path), tmp_path, (), ())
+    assert [file.name for file, _ in source.included()] == ["sizes.cuh", "deeper.cuh"]
     assert CudaKernel(path, "f").resources().shared_bytes == 128
     (tmp_path / "deeper.cuh").write_text("using real = double; constexpr int N = 32;")
     kernel = CudaKernel(path, "f")

@@ -14,50 +14,25 @@ import time
 import numpy as np
 import pytest
 import torch
+from waiting import Waiting, kernel_of
 
 import cudascope
 from cudascope import CudaKernel
 
-# The kernel stores 1 in x[0], waits until the test stores 1 in `go` (n steps at most), then stores 2 in x[1].
-WAITS = """
-__device__ volatile int go;
-__global__ void waits(float* x, long long n) {
-    x[0] = 1;
-    for (long long i = 0; i < n && !go; ++i) {}
-    x[1] = 2;
-}
-"""
 LARGE = 1 << 20  # elements: of a tensor that was not copied by earlier versions
+IMPORTS = """
+import contextlib, ctypes, os, signal, subprocess, threading, time
+import numpy as np
+import cudascope
+from waiting import *
+"""
 SIZES = pytest.mark.parametrize("size", [1 << 8, LARGE])
 MODES = pytest.mark.parametrize("mode", ["plain", "check"])
 
 
-def kernel_of(source: str, name: str = "k") -> CudaKernel:
-    return CudaKernel(source, name)
-
-
-class Waiting:
-    """A launch of WAITS in another Python thread. It ends when the `with` ends."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        kernel = CudaKernel(WAITS, "waits")
-        kernel.compile()
-        self.go = kernel.variable("go")
-        self.thread = threading.Thread(target=lambda: kernel[1, 1](x, 10**12))
-
-    def __enter__(self) -> None:
-        self.thread.start()
-        time.sleep(0.2)
-
-    def __exit__(self, *_: object) -> None:
-        self.go[...] = 1
-        self.thread.join()
-        self.go[...] = 0
-
-
 def in_a_process(code: str, limit: float = 60) -> subprocess.CompletedProcess:
-    """Run `code` after this module's definitions in a process of its own."""
-    start = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_memory import *\n"
+    """Run `code` in a process of its own, which imports no torch."""
+    start = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n{IMPORTS}"
     command = [sys.executable, "-c", start + textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
 
@@ -199,7 +174,7 @@ def test_any_number_of_stray_pages_leaves_the_process_whole():
 @SIZES
 def test_a_child_that_is_forked_during_a_launch_reads_and_launches(size):
     done = in_a_process(f"""
-        x = torch.zeros({size})
+        x = np.zeros({size}, np.float32)
         add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
         add.compile()
         with Waiting(x):
@@ -226,7 +201,7 @@ def test_a_handler_of_python_runs_during_a_launch_and_may_end_it(mode, sent):
         class Late(Exception): pass
         def late(*_): raise Late
         signal.signal(signal.SIGALRM, late)
-        x = torch.zeros(4)
+        x = np.zeros(4, np.float32)
         kernel = CudaKernel(WAITS, "waits")
         with dict(plain=contextlib.nullcontext, observe=cudascope.observe, check=cudascope.check)[{mode!r}]():
             kernel.compile()
@@ -245,7 +220,7 @@ def test_a_handler_of_python_runs_during_a_launch_and_may_end_it(mode, sent):
 
 def test_a_handler_of_python_may_return_and_may_launch():
     done = in_a_process("""
-        x = torch.zeros(4)
+        x = np.zeros(4, np.float32)
         kernel, add = CudaKernel(WAITS, "waits"), kernel_of("__global__ void k(float* x) { x[3] += 1; }")
         kernel.compile(), add.compile()
         go = kernel.variable("go")
@@ -263,7 +238,7 @@ def test_a_handler_of_python_may_return_and_may_launch():
 @SIZES
 def test_ctrl_c_reaches_the_first_thread_while_another_one_launches(size):
     done = in_a_process(f"""
-        x = torch.zeros({size})
+        x = np.zeros({size}, np.float32)
         add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
         add.compile()
         for waits in (lambda: time.sleep(20), lambda: add[1, 1](x)):
@@ -285,7 +260,7 @@ def test_handlers_of_the_process_are_back_after_a_launch():
         def handlers():
             lines = open("/proc/self/status").read().splitlines()
             return [line for line in lines if line.startswith(("SigIgn", "SigCgt", "SigBlk"))]
-        x, before = torch.zeros(4), handlers()
+        x, before = np.zeros(4, np.float32), handlers()
         kernel[1, 1](x, 1)
         try:
             kernel[1, 1](x, 0)
@@ -299,7 +274,7 @@ def test_handlers_of_the_process_are_back_after_a_launch():
 @pytest.mark.parametrize("enabled", ["before", "during"])
 def test_faulthandler_reports_a_crash_of_the_host_during_a_launch(enabled):
     done = in_a_process(f"""
-        x = torch.zeros(4)
+        x = np.zeros(4, np.float32)
         import faulthandler
         if {enabled == "before"}: faulthandler.enable()
         with Waiting(x):
@@ -319,7 +294,7 @@ def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
         kernel = CudaKernel(WAITS, "waits")
         kernel.compile()
         subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -{sent[3:]} {{os.getpid()}}"])
-        kernel[1, 1](torch.zeros(4), 10**12)
+        kernel[1, 1](np.zeros(4, np.float32), 10**12)
     """)
     assert done.returncode == -getattr(signal, sent), done
     assert "Fatal Python error" in done.stderr, done
@@ -328,15 +303,41 @@ def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
 # ------------------------------------------------------------------------------------------------ progress
 
 
+ENDLESS = """
+__global__ void all(int* x) { for (int s = 32; s >= 0; s >>= 1) __syncthreads(); x[0] = 1; }
+__global__ void some_blocks(int* x) {
+    for (int s = 32; s >= 0 && blockIdx.x % 2; s >>= 1) __syncthreads();
+    x[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+}
+"""
+
+
+@contextlib.contextmanager
+def alarm(seconds: int):
+    """Raise TimeoutError after `seconds`: a launch without an end shall not hang the test."""
+
+    def ring(*_):
+        raise TimeoutError("the launch has no end")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("mode", ["plain", "observe", "check"])
-def test_an_endless_loop_through_a_barrier_ends(mode):
-    kernel = kernel_of("__global__ void k(int* x) { for (int s = 32; s >= 0; s >>= 1) __syncthreads(); x[0] = 1; }")
-    x = torch.zeros(1, dtype=torch.int32)
+@pytest.mark.parametrize(("name", "blocks"), [("all", 1), ("some_blocks", 4)])
+def test_an_endless_loop_through_a_barrier_ends(name, blocks, mode):
+    """A barrier counts as progress, and so does the end of a thread, but neither counts for ever."""
+    kernel, x = CudaKernel(ENDLESS, name), torch.zeros(256, dtype=torch.int32)
     modes = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check": cudascope.check}
     with cudascope.time_limit(0.05), modes[mode]():
         kernel.compile()
-        with pytest.raises(cudascope.Finding) as found:
-            kernel[1, 64](x)
+        with alarm(60), pytest.raises(cudascope.Finding) as found:
+            kernel[blocks, 64](x)
     assert found.value.rule == "hang"
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -119,6 +120,14 @@ HANGS = {  # grid, block, n
 }  # fmt: skip
 
 
+POLLS = {  # what a watched launch says of the wait
+    "spin_volatile": "polls the volatile flag[0]", "spin_atomic": "repeats an atomic on flag[0]",
+    "spin_asleep": "polls the volatile flag[0]", "spin_shared": "polls the volatile raised[0]",
+    "spin_in_calls": "polls the volatile flag[0]", "barrier_behind_a_spin": "polls the volatile flag[0]",
+    "lock": "repeats an atomic on flag[0]",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", HANGS)
 def test_a_launch_without_progress_ends_and_says_where(name, mode, elsewhere):
@@ -126,6 +135,9 @@ def test_a_launch_without_progress_ends_and_says_where(name, mode, elsewhere):
     assert ended.what == "deadlock", ended
     assert ended.line in marked_lines(name), ended
     assert ended.seconds < IMPATIENT + 2, ended
+    if mode != "plain":
+        said = [POLLS[name]] if name in POLLS else []
+        assert re.findall(r"(?:polls|repeats)[^:]*\[0\]", ended.message) == said, ended
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -17,7 +17,7 @@ import cudascope
 from cudascope import CudaKernel
 from cudascope.arrays import as_array
 from cudascope.build import CompileError, Source
-from cudascope.declarations import plain_kernels
+from cudascope.file import read
 from cudascope.parameters import Parameter
 from cudascope.simt import abi as simt_abi
 from cudascope.simt.build import runtime
@@ -427,6 +427,23 @@ def test_a_compile_error_has_the_kernels_file_and_line():
         run("__global__ void k(float* x) {\n  x[0] = nonsense;\n}", "k", 1, 1, x=zeros(1))
 
 
+def test_an_error_in_a_function_of_cuda_is_at_the_users_line_and_names_no_header_of_the_runner():
+    source = """
+        __device__ float shuffled(float4 a) { return __shfl_sync(~0u, a, 0).x; }
+        __global__ void k(float* x) {
+            shuffled(float4{});
+            atomicAdd(x, "a");
+            __reduce_add_sync(~0u, x[0]);
+            __stcs(x, "a");
+        }"""
+    with pytest.raises(CompileError) as raised:
+        run(source, "k", 1, 1, x=zeros(1))
+    message = str(raised.value)
+    for line, why in ((2, "static assertion failed"), (5, "no matching"), (6, "ambiguous"), (7, "to ‘float’")):
+        assert re.search(rf"test.cu:{line}:\d+: error: .*{why}", message), message
+    assert not re.search(r"simt|<cudascope>", message), message
+
+
 def test_no_compiler_is_one_clear_error(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
@@ -444,7 +461,7 @@ def test_kernels_of_a_file_are_built_together():
         extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
         namespace n { __global__ void m() {} }
     """
-    assert plain_kernels(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();") == ["a", "b"]
+    assert read(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();").plain_kernels == ["a", "b"]
 
 
 def test_two_processes_may_compile_at_once(tmp_path):
@@ -997,7 +1014,7 @@ def test_many_atomics_that_change_nothing_are_no_deadlock_and_waiting_for_ever_i
     out = torch.tensor([5], dtype=torch.int32)
     run(SPINNING, "changes_nothing", 1, 1024, out=out, n=2000)
     for block in (1, 64):
-        with pytest.raises(cudascope.Finding, match=r"waits, line 3 .*repeats an atomic for ever"):
+        with pytest.raises(cudascope.Finding, match=r"waits, line 3 .*repeats an atomic on \w+\[0\] for ever"):
             run(SPINNING, "waits", 1, block, out=out, n=5)
 
 

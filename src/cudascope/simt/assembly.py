@@ -7,6 +7,7 @@ tests/cudascope/test_assembly.py has samples of each change.
 import re
 
 _EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
+_DIVISION = re.compile(r"^\t(?P<kind>[su])div\t(?P<width>[wx])\w+, (?P<dividend>\w+), (?P<divisor>\w+)$", re.M)
 _OURS = {
     "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
     "__cxa_throw": "simt_throw",
@@ -25,7 +26,7 @@ def has_empty_loop(assembly: str) -> bool:
 
 def changed(assembly: str, *, gaps: bool) -> str:
     """Return the assembly of a kernel with the runtime's shared memory and functions, and with `gaps` if asked."""
-    assembly = with_runtime_functions(with_dynamic_memory(assembly))
+    assembly = with_checked_divisions(with_runtime_functions(with_dynamic_memory(assembly)))
     return with_gaps(assembly) if gaps else assembly
 
 
@@ -34,7 +35,7 @@ def with_dynamic_memory(assembly: str) -> str:
     if "\nsimt_dynamic:" not in assembly:
         return assembly
     used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
-    used |= set(re.findall(r":(?:tlsdesc|gottprel|tprel)\w*:([\w$.]+)", assembly))
+    used |= set(re.findall(r":tlsgd:([\w$.]+)", assembly))
     defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
     return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
 
@@ -47,7 +48,37 @@ def with_runtime_functions(assembly: str) -> str:
     """
     for host, ours in _OURS.items():
         assembly = re.sub(rf"\b(?:{host})@PLT", f"{ours}@PLT", assembly)
+        if "\tbl\t" in assembly or "\tb\t" in assembly:  # aarch64
+            assembly = re.sub(rf"^(\tbl?\t)(?:{host})$", rf"\1{ours}", assembly, flags=re.M)
     return assembly.replace("__tls_get_addr", "simt_shared_at")
+
+
+def with_checked_divisions(assembly: str) -> str:
+    """Stop where an integer division has no result, as x86-64 does: aarch64 goes on with 0 or the dividend.
+
+    A division by zero, and one of the least integer by -1, execute `brk 0xd1f` (runtime/machine.h). The instructions
+    in front of the division leave the flags and all registers as they are.
+    """
+    return _DIVISION.sub(_checked, assembly) if "\tsdiv\t" in assembly or "\tudiv\t" in assembly else assembly
+
+
+def _checked(division: re.Match) -> str:
+    kind, width, dividend, divisor = division.group("kind", "width", "dividend", "divisor")
+    if divisor.endswith("zr"):
+        return f"\tbrk\t0xd1f\n{division[0]}"
+    lines = [f"\tcbnz\t{divisor}, . + 8", "\tbrk\t0xd1f"]
+    if kind == "s":
+        free = next(n for n in ("9", "10", "11") if n not in (dividend[1:], divisor[1:]))
+        lines += [
+            f"\tstr\tx{free}, [sp, -16]!",
+            f"\tadd\t{width}{free}, {divisor}, 1",
+            f"\tcbnz\t{width}{free}, . + 16",
+            f"\teor\t{width}{free}, {dividend}, {'0x80000000' if width == 'w' else '0x8000000000000000'}",
+            f"\tcbnz\t{width}{free}, . + 8",
+            "\tbrk\t0xd1f",
+            f"\tldr\tx{free}, [sp], 16",
+        ]
+    return "\n".join([*lines, division[0]])
 
 
 def with_gaps(assembly: str) -> str:

@@ -15,8 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, included_files, nvidia_headers
-from cudascope.declarations import plain_kernels
+from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
 from cudascope.simt.assembly import changed, has_empty_loop
@@ -61,13 +60,15 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 _TRANSLATORS = (
     "assembly.py",
     "build.py",
+    "machine.py",
     "translation.py",
     "preprocess.py",
     "missing.py",
     "shifts.py",
     "../build.py",
+    "../conditions.py",
     "../device_code.py",
-    "../names.py",
+    "../file.py",
     "../outline.py",
     "../statements.py",
     "../tokens.py",
@@ -102,9 +103,9 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     A file that the compiler accepts unchanged is built whole, for all its plain kernels at once. From any other file,
     only the part that kernel `name` needs is built.
     """
-    folders = _folders(source)
-    texts = [source.text, *(text for _, text in included_files(source.text, folders[0], folders))]
-    together = plain_kernels(source.text)
+    texts = [source.text, *(text for _, text in source.included())]
+    file = source.read()
+    together = file.plain_kernels
     entries = together if name in together else [name]
     flags, foreign = _flags(source, instrumented=instrumented)
 
@@ -115,8 +116,8 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     whole, cut = path(*entries), path("only", name)
     if not whole.exists() and not cut.exists():
         with contextlib.suppress(CompileError):
-            if not must_be_cut(texts):
-                translation = as_it_stands(written(source) + _epilogue(entries), texts)
+            if not must_be_cut(file):
+                translation = as_it_stands(written(source) + _epilogue(entries), file)
                 _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
             try:
@@ -133,7 +134,8 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
 
 def own_text(source: Source) -> str:
     """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
-    return preprocessed(written(source), *_flags(source, instrumented=False)).own_text
+    parts, _ = preprocessed(written(source), *_flags(source, instrumented=False))
+    return "".join(text for is_own, text in parts if is_own)
 
 
 def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
@@ -147,12 +149,9 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
         flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
-    flags += [f"-I{folder}" for folder in (*foreign[:-1], *_folders(source), foreign[-1])]
+    own = [source.folder or Path(), *source.include_path]
+    flags += [f"-I{folder}" for folder in (*foreign[:-1], *own, foreign[-1])]
     return flags, foreign
-
-
-def _folders(source: Source) -> list[Path]:
-    return [Path(source.filename).parent, *source.include_path]
 
 
 def entry_symbol(name: str) -> str:

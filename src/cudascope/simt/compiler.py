@@ -2,6 +2,7 @@
 
 import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cudascope.build import CompileError, read_source
+from cudascope.simt.machine import machine_options
 
 # Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
 BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}
@@ -29,11 +31,12 @@ def find_compiler() -> tuple[list[str], str]:
             "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
         )
     stat = os.stat(path)
-    return [path, *command[1:]], f"{os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
+    identity = f"{platform.machine()} {os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
+    return [path, *machine_options(path), *command[1:]], identity
 
 
 def run_compiler(command: Sequence[str], source: str | None = None) -> str:
-    """What the compiler prints. Raises CompileError with what it says."""
+    """Return the output of the compiler. Raises CompileError with its messages."""
     done = subprocess.run(command, input=source, capture_output=True, **BYTES)
     if done.returncode:
         compiler = Path(command[0]).name
@@ -96,10 +99,41 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
         )
     refused = re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
     if not refused or {place for place, _ in refused} != {"<cudascope>"}:
-        return error
+        return CompileError(without_own_headers(str(error), file))
     whys = [what for _, what in refused if not re.search("overloaded function|no matches converting|simt", what)]
     why = whys[0] if whys else "its template arguments are of another kind, break a condition, or fit several kernels"
     return CompileError(f"{file}: there is no kernel {name!r}: {why}; compare the name with the kernel's declaration")
+
+
+_CONTEXT = re.compile(r": In (static |member )*(function|instantiation|substitution|lambda)|:  +required (from|by) ")
+_OWN = re.compile(r"/simt/runtime/headers/|/cudascope/stand_ins/|/(?:precompiled|headers)-\w+/|^<cudascope>")
+
+
+def without_own_headers(said: str, file: str) -> str:
+    """Return what the compiler said about the user's files. An error in a header of the runner moves to its caller."""
+    kept: list[str] = []
+    context: list[str] = []  # lines that introduce the next error
+    caller, is_own = file, False
+    for line in said.split("\n"):
+        place = re.match(r"(\S+?)(:\d+)*: ", line)
+        if re.match("In file included from| +from ", line):
+            context += [] if _OWN.search(line) else [line]
+        elif place is None:  # the text of a source line
+            kept += [] if is_own else [line]
+        elif _CONTEXT.search(line):
+            is_own = bool(_OWN.search(place[0]))
+            if not is_own:
+                caller = place[0].removesuffix(": ")
+                context.append(line)
+        elif is_own := bool(_OWN.search(place[0])):
+            what = re.search(": (?:fatal )?error: (.*)", line)
+            kept += [f"{caller}: error: {what[1]}"] if what else []
+            context = []
+        else:
+            kept += [*context, line]
+            context = []
+    said = re.sub(r"simt::value_of<[^’]*>’ \{aka ‘([^’]*)’\}", r"\1’", "\n".join(kept))
+    return re.sub(r"\bsimt::(ptx::)?", "", said)
 
 
 def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:

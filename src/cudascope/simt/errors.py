@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from cudascope.simt.abi import ERROR, WAITER, Collective, FindingKind, Space
+from cudascope.simt.abi import ERROR, WAITER, Access, Collective, FindingKind, Space
 from cudascope.simt.library import Library, SharedArray
 from cudascope.simt.memory import Memory
 from cudascope.simt.rules import RULES
@@ -72,6 +72,12 @@ _BARRIERS = {
     Collective.PHASE: "a cuda::barrier",
 }
 
+_NO_BARRIER, _NO_ORDER = " with no barrier between", ", and nothing orders the two thread blocks"
+_PASS_ON = (
+    ": to pass data on by a flag or a counter, call __threadfence() after the write, and then __syncthreads() if "
+    "another thread sets the flag"
+)
+_NO_WRITER = "no thread changes the value, or the thread that would change it waits too"
 _HINT = " (if a pointer in a struct or a table leads there, name the memory with cudascope.reachable())"
 _REMEDY = "if a pointer in a struct or a table leads to it, cudascope.reachable() must name"
 
@@ -94,6 +100,7 @@ def error_of(
     library: Library,
     memory: Memory,
     shared: list[SharedArray],
+    checked: bool,
 ) -> Finding:
     """Describe a finding in a launch of `kernel`, in words."""
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
@@ -114,6 +121,7 @@ def error_of(
         tensor, element, place = memory.element_at(region, offset)
     block, thread, other_block = _dim(error.block), _dim(error.thread), _dim(error.other_block)
     other_file, other_line = lines[error.other_site]
+    polls = _polls(error, place if tensor else "")
     rule = RULES[error.finding]
     did = rule.sentence.format(
         verb=_READS[error.access],
@@ -127,6 +135,12 @@ def error_of(
         other_access=_ACCESS[error.other_access],
         function=_FUNCTIONS.get(error.waiters[0].collective),
         other_block=f" of thread block {other_block}" if other_block != block else "",
+        unordered=_NO_BARRIER if other_block == block else _NO_ORDER,
+        remedy="" if other_block == block else _PASS_ON,
+        polls=polls,
+        hang=f". The thread {polls}: {_NO_WRITER}" if error.address else "",
+        no_writer=_NO_WRITER,
+        check="" if checked else ": run it under cudascope.check(), which names the access",
         text=error.text.decode(errors="replace"),
         tensor=tensor,
     )
@@ -151,6 +165,15 @@ def error_of(
         element=element,
         count=error.count,
     )
+
+
+def _polls(error: ERROR, place: str) -> str:
+    """Say how a thread waits in a loop, and for the value in which `place`, if that is known."""
+    if not error.address:
+        return "waits in a loop"
+    if error.access == Access.ATOMIC:
+        return f"repeats an atomic on {place}" if place else "repeats an atomic"
+    return f"polls the volatile {place}" if place else "polls a volatile variable"
 
 
 def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:

@@ -7,9 +7,8 @@
     with cudascope.check(outputs=[out]):         # raises Finding that names line, thread, tensor and element
         kernel[grid, block](x, out)
 
-A launch runs one thread block after another on each core, and the threads of a thread block as fibers that take turns
-where they wait for each other. That is deterministic; `schedule=seed` runs them in another order, to shake out races.
-runtime/runtime.cpp does the work and says what "happens before" means here.
+A core runs one thread block after another. The threads of a thread block are fibers that take turns where they wait for
+each other. The order is the same each time, and `schedule=seed` gives another one. runtime/runtime.cpp does the work.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ from cudascope.simt.limits import blocks_at_once, check_grid, check_shared
 from cudascope.simt.memory import Memory
 from cudascope.simt.report import TRACE, Launch, LineCount, Report
 from cudascope.simt.rules import declares_return, ignored
-from cudascope.variables import as_declared
+from cudascope.variables import as_declared, may_hold_pointers
 
 # ------------------------------------------------------------------------------------------------ observing, checking
 
@@ -67,6 +66,12 @@ def _within(run: _Run) -> Iterator[Report | None]:
         _run.reset(token)
 
 
+def _watching(mode: Mode, seed: int | None) -> _Run:
+    """A run whose seed, unless given, and whose time limit are those of the context around it."""
+    outer = _run.get()
+    return _Run(mode, outer.seed if seed is None else seed, Report(), time_limit=outer.time_limit)
+
+
 def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
     """End a launch inside if no thread has ended or passed a barrier for `seconds`, or has ended for 10 × `seconds`."""
     if not seconds > 0:
@@ -81,8 +86,7 @@ def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
 
 def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
     """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
-    run = _Run(Mode.OBSERVE, schedule, Report(), (), trace_limit)
-    return _within(run._replace(time_limit=_run.get().time_limit))
+    return _within(_watching(Mode.OBSERVE, schedule)._replace(trace_limit=trace_limit))
 
 
 def check(
@@ -110,8 +114,8 @@ def check(
     arrays = tuple(map(as_array, outputs))
     if None in arrays:
         raise TypeError(f"outputs must be tensors or arrays, got {type(outputs[arrays.index(None)]).__name__}")
-    run = _Run(Mode.CHECK, schedule, Report(), arrays, stop=stop, ignored=ignored(ignore, also))
-    return _within(run._replace(time_limit=_run.get().time_limit))
+    run = _watching(Mode.CHECK, schedule)
+    return _within(run._replace(outputs=arrays, stop=stop, ignored=ignored(ignore, also)))
 
 
 # ------------------------------------------------------------------------------------------------ compile and launch
@@ -125,8 +129,7 @@ def _memory(variable: Variable) -> np.ndarray:
 class CpuKernel:
     """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
 
-    `name` may be an instance of a template ("softmax<float, 128>"). The instrumented build serves observing and
-    checking.
+    `name` may be an instance of a template ("softmax<float, 128>"). Observing and checking need the instrumented build.
     """
 
     def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
@@ -136,7 +139,7 @@ class CpuKernel:
 
     @functools.cached_property
     def _may_return(self) -> bool:
-        return declares_return(self.source.text, base_name(self.name))
+        return declares_return(self.source.read(), base_name(self.name))
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -158,6 +161,12 @@ class CpuKernel:
         """Return the sizes and types that the compiler gives the kernel's parameters."""
         return self.library(False).parameters(entry_symbol(self.name))
 
+    @functools.cached_property
+    def _pointers(self) -> set[str]:
+        """Names of the variables that may hold addresses."""
+        variables, file = self.library(False).variables, self.source.read()
+        return {each.name for each in variables if may_hold_pointers(each, file)}
+
     @contextlib.contextmanager
     def _same_variables(self, library: Library) -> Iterator[None]:
         """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
@@ -174,10 +183,9 @@ class CpuKernel:
     @functools.cached_property
     def _watched(self) -> dict[str, Array]:
         """The variables of the instrumented build, in place, as the source declares them."""
-        return {
-            each.name: as_array(as_declared(_memory(each), each.name, self.source.text, self.source.defines))
-            for each in self.library(True).variables
-        }
+        file = self.source.read()
+        variables = self.library(True).variables
+        return {each.name: as_array(as_declared(_memory(each), each.name, file)) for each in variables}
 
     def launch(
         self,
@@ -203,8 +211,7 @@ class CpuKernel:
         request = LAUNCH()
         request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
         request.arguments = arguments
-        request.grid[:], request.block[:] = grid, block
-        request.mode = run.mode
+        request.grid[:], request.block[:], request.mode = grid, block, run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
         alone = library.has_atomics or library.has_grid_sync
         request.workers = 1 if alone else len(os.sched_getaffinity(0))
@@ -219,7 +226,8 @@ class CpuKernel:
         if library.dynamic_offset is not None:
             shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
             request.dynamic_offset, request.dynamic_bytes = library.dynamic_offset, shared_bytes
-        kept = memory.describe(request, self.parameters, values, run, shared, library.guards)
+        pointers = [each for each in library.variables if each.name in self._pointers]
+        kept = memory.describe(request, self.parameters, values, run, shared, library.guards, pointers)
         calls = runtime()
         try:
             with self._same_variables(library):
@@ -231,11 +239,12 @@ class CpuKernel:
             del kept  # the arrays live until the launch has ended
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
-            errors = request.errors[: request.num_errors]
-            found = [error_of(self.name, self._lines, error, library, memory, shared) for error in errors]
+            checked = run.mode == Mode.CHECK
+            context = library, memory, shared, checked
+            found = [error_of(self.name, self._lines, e, *context) for e in request.errors[: request.num_errors]]
             if found and run.stop:
                 raise found[0]
-            if run.mode == Mode.CHECK:
+            if checked:
                 run.report.add_checked(found)
             if run.mode == Mode.OBSERVE:
                 run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
@@ -257,19 +266,9 @@ class CpuKernel:
         trace["tensor"], trace["element"] = memory.elements(events, shared)
         for name in ("bytes", "order", "execution"):
             trace[name] = events[name]
-        line_counts = [
-            LineCount(
-                lines[c.site][1],
-                ACCESSES[c.access],
-                SPACES[c.space] * (c.access < Access.BARRIER),
-                c.requests,
-                c.lanes,
-                c.bytes,
-                c.sectors,
-                c.conflicts,
-            )
-            for c in counts
-        ]
-        return Launch(
-            self.name, grid, block, line_counts, trace, memory.names, [array.name for array in shared], self._lines
-        )
+        line_counts = []
+        for c in counts:
+            space = SPACES[c.space] * (c.access < Access.BARRIER)
+            numbers = (c.requests, c.lanes, c.bytes, c.sectors, c.conflicts)
+            line_counts.append(LineCount(lines[c.site][1], ACCESSES[c.access], space, *numbers))
+        return Launch(self.name, grid, block, line_counts, trace, memory.names, [a.name for a in shared], self._lines)

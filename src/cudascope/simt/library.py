@@ -98,7 +98,7 @@ def load(path: Path, source_name: str) -> Library:
     dynamic = at.get("simt_dynamic")
     shared, guards, dynamic_names = [], [], []
     for each in symbols:
-        if each.symbol == "simt_dynamic" or not each.is_local:
+        if each.symbol in ("simt_dynamic", "_TLS_MODULE_BASE_") or not each.is_local:  # the linker's, on aarch64
             continue
         if each.offset == dynamic:
             dynamic_names.append(each.name)

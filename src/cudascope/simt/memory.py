@@ -1,4 +1,4 @@
-"""The arrays of a CPU launch as the runtime sees them: regions of memory, and what lies where in them."""
+"""The arrays of a CPU launch as the runtime sees them: regions of memory, and the elements in them."""
 
 import ctypes
 
@@ -32,8 +32,8 @@ class Memory:
             else:
                 self.regions.append([start, end, array.itemsize, [name]])
 
-    def describe(self, request, parameters, values, run, shared, guards) -> tuple:
-        """Fill in the request's regions. What it points to is returned, to be kept until the launch has ended."""
+    def describe(self, request, parameters, values, run, shared, guards, variables) -> tuple:
+        """Fill in the request's regions. Return the memory that it points to. Keep it until the launch has ended."""
         written_to = {parameter.name for parameter in parameters if not parameter.const}
         words = [
             int.from_bytes(value[i : i + 8], "little")
@@ -64,15 +64,15 @@ class Memory:
         ]
         pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
         pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
-        places, guard_places = (
-            (SHARED_ARRAY * len(arrays))(*((array.offset, array.bytes) for array in arrays))
-            for arrays in (shared, guards)
+        places, guard_places, variable_places = (
+            (SHARED_ARRAY * len(arrays))(*(array[1:3] for array in arrays)) for arrays in (shared, guards, variables)
         )
         request.regions, request.num_regions = regions, len(regions)
         request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
         request.shared, request.num_shared = places, len(shared)
         request.guards, request.num_guards = guard_places, len(guards)
-        return regions, pointers, pointer_regions, places, guard_places
+        request.variables, request.num_variables = variable_places, len(variables)
+        return regions, pointers, pointer_regions, places, guard_places, variable_places
 
     def region_beside(self, address: int) -> int:
         """Return the region at its own address that `address` misses by less than 16 bytes; -1 if there is none.

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cudascope.build import OF_TORCH, CompileError
-from cudascope.device_code import DeviceCode, replaced
+from cudascope.device_code import replaced
+from cudascope.file import File
 from cudascope.outline import Piece
 from cudascope.simt.compiler import BYTES
 from cudascope.simt.preprocess import line_at
@@ -33,7 +34,7 @@ _FOR_HOST = re.compile(r"\b(cublas|cudnn|cufft|cusparse|cusolver|curand(?=\.h)|n
 _MARKER = re.compile(r"^# \d+ .*$", re.MULTILINE)
 
 
-def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: Callable[[str], DeviceCode]) -> str:
+def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: Callable[[str], File]) -> str:
     """`text`, which lacks the headers `missing`, as `command` takes it; `cut` makes declarations of it.
 
     Raises:
@@ -57,7 +58,7 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
                     raise CompileError(f"{at}: error: {why}")
                 whys = {word: why for word in code.tokens[slice(*found.span)] if NAME.fullmatch(word)} | whys
                 trap = f"simt_lacks({json.dumps(why, ensure_ascii=False)});" if found.is_statement else ""
-                changes.setdefault(code.place(*found.span), trap)
+                changes.setdefault(code.span(*found.span), trap)
         if not changes:
             break
         text = replaced(text, [(*span, new) for span, new in changes.items()])
@@ -118,11 +119,11 @@ class _Change(NamedTuple):
     is_reached: bool  # whenever the kernel runs
 
 
-def _change(code: DeviceCode, place: int) -> _Change | None:
+def _change(code: File, place: int) -> _Change | None:
     """What is to be left out for an error at `place`; None if nothing can be."""
-    at = max((i for i, lexeme in enumerate(code.lexemes) if lexeme.place <= place), default=-1)
+    at = max((i for i, begins in enumerate(code.places) if begins <= place), default=-1)
     piece = _innermost(code.pieces, at)
-    while piece is not None and (member := _innermost(code.members(piece), at)) is not None:
+    while piece is not None and (member := _innermost(piece.members, at)) is not None:
         piece = member
     if piece is None:
         return None
@@ -134,7 +135,7 @@ def _change(code: DeviceCode, place: int) -> _Change | None:
     words = code.tokens[start:end]
     if not words:
         return None
-    does = words[0] not in ("using", "typedef") and not {"(", "=", "return", "{"}.isdisjoint(words)
+    does = words[0] not in ("using", "typedef") and any(word == "return" or word[-1] in "(={" for word in words)
     return _Change((start, end), does, does and is_kernel and statements.is_always_reached(piece.body, start))
 
 

@@ -9,37 +9,22 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cudascope.build import OF_TORCH, CompileError
+from cudascope.file import File
 from cudascope.simt.compiler import run_compiler
-from cudascope.tokens import Lexeme, lexemes_of
+from cudascope.tokens import lexemes_of
 
-_MARKER = re.compile(r'^# (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
+MARKER = re.compile(r'^#(?:line)? (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
 _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
 
-
-class Preprocessed(NamedTuple):
-    """Return the text after simt.h, in parts: the user's own, and those of headers of a system or of NVIDIA."""
-
-    parts: tuple[tuple[bool, str], ...]  # is it the user's own, and its text with the compiler's line markers
-    missing: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        return "".join(text for _, text in self.parts)
-
-    @property
-    def own_text(self) -> str:
-        return "".join(text for is_own, text in self.parts if is_own)
-
-    @property
-    def lexemes(self) -> list[Lexeme]:
-        return own_lexemes(self.parts)
+Part = tuple[bool, str]  # is it the user's own, and its text with the compiler's line markers
 
 
-def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> Preprocessed:
-    """`source` after the preprocessor of `command`, a compiler and its flags. Files in `foreign` are not the user's.
+def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
+    """`source` after the preprocessor of `command`, a compiler and its flags, and the headers that are missing.
+
+    Files in `foreign` are not the user's. The text after simt.h comes in parts.
 
     Raises:
         CompileError: the preprocessor refuses it.
@@ -62,15 +47,15 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
                 stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "")
             text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
     _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
-    return Preprocessed(tuple(parts), tuple(missing))
+    return parts, missing
 
 
-def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
+def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[Part]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
     is_foreign: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
-    for marker in _MARKER.finditer(text):
+    for marker in MARKER.finditer(text):
         _, file, flags = marker.groups()
         foreign_file = _SYSTEM in flags.split() or file.startswith(others) or file.endswith("//")  # the working folder
         if is_own == is_foreign.setdefault(file, foreign_file):
@@ -79,17 +64,19 @@ def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[tuple[bool, str]]:
     yield is_own, text[start:]
 
 
-def own_lexemes(parts: Iterable[tuple[bool, str]]) -> list[Lexeme]:
-    """The lexemes of the user's own parts, with their places in the whole."""
-    found, at = [], 0
+def file_of(parts: Iterable[Part]) -> File:
+    """The whole text as a file whose pieces are those of the user's own parts."""
+    texts, lexemes, places, at = [], [], [], 0
     for is_own, text in parts:
-        if is_own:
-            found += [lexeme._replace(place=at + lexeme.place) for lexeme in lexemes_of(text)]
+        found, begins = lexemes_of(text) if is_own else ((), ())
+        lexemes += found
+        places += [at + place for place in begins]
+        texts.append(text)
         at += len(text)
-    return found
+    return File("".join(texts), (lexemes, places))
 
 
 def line_at(text: str, place: int) -> tuple[str, int]:
     """The file and the line that preprocessed `text` shows at `place`."""
-    *_, marker = _MARKER.finditer(text, 0, place)
+    *_, marker = MARKER.finditer(text, 0, place)
     return marker[2], int(marker[1]) + text.count("\n", marker.end(), place) - 1

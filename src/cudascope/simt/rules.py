@@ -4,15 +4,11 @@ A rule belongs to a family, which is `Finding.what`; its own name is `Finding.ru
 names of both, `also=` those of the rules that are off unless asked for.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from cudascope.declarations import ATTRIBUTES
+from cudascope.file import File
 from cudascope.simt.abi import FindingKind
-from cudascope.tokens import Tokens, matching, strip_comments, tokens_of
-
-_RETURNING_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+).*\breturn\b", re.MULTILINE)
 
 
 class Rule(NamedTuple):
@@ -34,15 +30,15 @@ RULES = {
     FindingKind.SPINNING: Rule(
         "deadlock",
         "spin",
-        "A thread repeats an atomic for ever, and nobody changes the value.",
-        "repeats an atomic for ever and nobody changes the value: a GPU would wait for ever too",
+        "A thread repeats an atomic or polls a variable for ever, and no thread changes the value.",
+        "{polls} for ever: {no_writer}. A GPU would wait for ever too",
     ),
     FindingKind.HANGING: Rule(
         "deadlock",
         "hang",
         "For a time no thread has ended or passed a barrier, or for ten times as long none has ended.",
         "gets no further: no thread has ended or passed a barrier for the time that cudascope.time_limit() gives, or "
-        "no thread has ended for ten times as long",
+        "no thread has ended for ten times as long{hang}",
     ),
     FindingKind.OUTSIDE_GLOBAL: Rule(
         "out of bounds",
@@ -72,15 +68,14 @@ RULES = {
         "race",
         "race",
         "Two threads touch one place, one of them writes, and nothing orders the two.",
-        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} with no barrier "
-        "between",
+        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line}{unordered}{remedy}",
     ),
     FindingKind.SAME_VALUE: Rule(
         "race",
         "same value",
         "Two threads write the same value to one place, and nothing orders the two.",
-        "writes {place}, to which thread {other}{other_block} has written the same value in line {other_line} with no "
-        "barrier between: harmless on today's GPUs, a race by the rules of C++",
+        "writes {place}, to which thread {other}{other_block} has written the same value in line {other_line}"
+        "{unordered}: harmless on today's GPUs, a race by the rules of C++",
     ),
     FindingKind.BARRIER_NOT_REACHED: Rule(
         "barrier",
@@ -161,8 +156,7 @@ RULES = {
         "fault",
         "fault",
         "An access to memory that is not there.",
-        "touched memory that is not there, or a vector at an address that is no multiple of its size: run it under "
-        "cudascope.check(), which says which",
+        "touched memory that is not there, or a vector at an address that is no multiple of its size{check}",
     ),
     FindingKind.STACK_OVERFLOW: Rule(
         "fault",
@@ -174,7 +168,7 @@ RULES = {
         "out of bounds",
         "overrun",
         "Something was written just outside of a tensor.",
-        "has written just outside of {tensor}, or another one did: run it under cudascope.check(), which says who",
+        "has written just outside of {tensor}, or another thread did{check}",
     ),
     FindingKind.READ_ONLY: Rule(
         "fault",
@@ -238,20 +232,8 @@ def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
     return sum(1 << finding for finding in off)
 
 
-def declares_return(source: str, function: str) -> bool:
+def declares_return(file: File, function: str) -> bool:
     """Whether kernel `function` has a `return` in its body: its threads may leave early. True where none is found."""
-    text = strip_comments(source)
-    leaves = {"return", *_RETURNING_MACRO.findall(text)}
-    bodies = list(_bodies(tokens_of(text), function))
-    return not bodies or any(leaves & set(body) for body in bodies)
-
-
-def _bodies(tokens: Tokens, function: str) -> Iterator[Tokens]:
-    for i, token in enumerate(tokens[:-1]):
-        if token != function or tokens[i + 1] != "(":
-            continue
-        start = matching(tokens, i + 1) + 1
-        while tokens[start : start + 1] and tokens[start] in ATTRIBUTES:
-            start = matching(tokens, start + 1) + 1
-        if tokens[start : start + 1] == ["{"]:
-            yield tokens[start : matching(tokens, start)]
+    leaves = {"return", *(macro.name for macro in file.macros if "return" in macro.body)}
+    bodies = [piece for piece in file.pieces if piece.body is not None and function in piece.names]
+    return not bodies or any(not leaves.isdisjoint(file.tokens[piece.body : piece.end]) for piece in bodies)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cudascope.simt.compiler import BYTES
+from cudascope.simt.preprocess import MARKER
 
 _CALLED = "__ubsan_handle_shift_out_of_bounds"
 _PLACE = re.compile(  # file, line and column, then the types of both operands
@@ -19,7 +20,6 @@ _PLACE = re.compile(  # file, line and column, then the types of both operands
     re.MULTILINE,
 )
 _STRING = re.compile(r'^(\S+):\n\s*\.(?:string|asciz)\s+"(.*)"$', re.MULTILINE)
-_MARKER = re.compile(r'#(?:line)? (\d+) "(.*)"[ \d]*$')
 _OPERATOR = re.compile(r"(<<|>>)(=?)")
 
 Place = tuple[str, int, int]
@@ -56,7 +56,7 @@ def _numbered(lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, int]]]:
     """The index of each line with the file and the line that the markers give it."""
     file, number = "<stdin>", 1
     for i, line in enumerate(lines):
-        if marker := _MARKER.match(line):
+        if marker := MARKER.match(line):
             file, number = marker[2], int(marker[1])
         else:
             yield i, (file, number)

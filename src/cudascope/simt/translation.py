@@ -1,28 +1,26 @@
 """A CUDA source as the C++ that, behind simt.h, the host's compiler takes: as it stands, or what one kernel needs."""
 
+import bisect
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cudascope.build import OF_TORCH, CompileError, Source
-from cudascope.declarations import unconditional
-from cudascope.device_code import DeviceCode
+from cudascope.device_code import needed_by, only
+from cudascope.file import File
 from cudascope.limits import MAX_SHARED_BYTES
-from cudascope.names import outside_functions
 from cudascope.outline import Piece
 from cudascope.signature import base_name
 from cudascope.simt.compiler import find_compiler
 from cudascope.simt.missing import with_traps
 from cudascope.simt.precompiled import precompiled
-from cudascope.simt.preprocess import Preprocessed, line_at, own_lexemes, parts_of, preprocess
+from cudascope.simt.preprocess import Part, file_of, line_at, parts_of, preprocess
 from cudascope.simt.ptx import translate
-from cudascope.tokens import strip_comments, tokens_of
-from cudascope.variables import Variable, variables_in, variables_of
+from cudascope.variables import Variable, plain_variables, variables_in
 
-_ONLY_CUT = re.compile(r"<<<")  # no compiler takes it as it stands
 _TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MULTILINE)
-_PTX = re.compile(r"\b(?:asm|__asm|__asm__)\b")
-_PTX_IN_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:[^\n]|\\\n)*\b(?:asm|__asm|__asm__)\b", re.MULTILINE)
+_PTX = {"asm", "__asm", "__asm__"}
+_INTEGER = re.compile(r"int|unsigned|auto|\w+_t")
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 
 
@@ -45,98 +43,91 @@ def written(source: Source) -> str:
     parted = (define.partition("=") for define in source.defines)
     defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
     start = f'#line 1 "{source.filename}"\n'
-    defines += _warp_size("\n".join([source.text, *(text for _, text in source.included())]), start)
+    defines += _warp_size(source.read(), start)
     return f"{defines}{start}{source.text}\n"
 
 
-_NAMES_WARP_SIZE = re.compile(r"\b(?:int|unsigned|auto|\w+_t)\s+warpSize\b")
-_DEFINES_WARP_SIZE = re.compile(
-    r"(?:^|[;}] )(?:(?:static|inline|constexpr|const|__device__|__constant__) )*\w+ warpSize [={]"
-)
-
-
-def _warp_size(text: str, start: str) -> str:
+def _warp_size(file: File, start: str) -> str:
     """Lines that make warpSize a constant, and no macro, for a text that gives the name to something of its own."""
-    if not _NAMES_WARP_SIZE.search(text):
-        return ""
-    outside = " ".join(outside_functions(tokens_of(strip_comments(text))))
-    return "#undef warpSize\n" + (
-        "" if _DEFINES_WARP_SIZE.search(outside) else f"{start}constexpr int warpSize = 32;\n"
-    )
+    tokens = file.tokens
+    places = [i for i, token in enumerate(tokens) if token == "warpSize" and _INTEGER.fullmatch(tokens[i - 1])]
+    variables = [range(piece.start, piece.end) for piece in file.pieces if piece.is_variable]
+    has_variable = any(i in variable and tokens[i + 1] in ("=", "{") for i in places for variable in variables)
+    constant = "" if has_variable else f"{start}constexpr int warpSize = 32;\n"
+    return f"#undef warpSize\n{constant}" if places else ""
 
 
-def must_be_cut(texts: Sequence[str]) -> bool:
+def must_be_cut(file: File) -> bool:
     """Whether the host's compiler is certain to refuse a file and what it includes."""
-    source, *included = texts
-    whys = [(_ONLY_CUT, texts), (_TORCH, texts), (_PTX_IN_MACRO, [source]), (_PTX, included)]
-    return any(why.search(text) and why.search(strip_comments(text)) for why, those in whys for text in those)
+    own = bisect.bisect_left(file.places, file.own)
+    launches = any(file.tokens[i : i + 3] == ["<", "<", "<"] for i, token in enumerate(file.tokens) if token == "<")
+    ptx_in_macro = any(macro.place >= file.own and not _PTX.isdisjoint(macro.body) for macro in file.macros)
+    of_torch = _TORCH.search(file.text)
+    return bool(launches or ptx_in_macro or of_torch or not _PTX.isdisjoint(file.tokens[:own]))
 
 
-def as_it_stands(source: str, texts: Sequence[str]) -> str:
-    """All of `source`; `texts` are the file and what it includes."""
-    variables = variables_of(unconditional(texts[0]))
-    source = translate(source) if _PTX.search(source) else source
-    return source + _dynamic("\n".join(texts)) + _table(variables)
+def as_it_stands(source: str, file: File) -> str:
+    """All of `source`, which is `file` as the compiler gets it."""
+    source = source if _PTX.isdisjoint(file.tokens) else translate(source)
+    return source + _dynamic(file.text) + _table(plain_variables(file))
 
 
-def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> Preprocessed:
-    """`source` with CUDA's words left in it. `foreign` are the folders of headers that are not the user's."""
+def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
+    """The parts of `source` with CUDA's words left in them. `foreign` are the folders of headers not the user's."""
     compiler, _ = find_compiler()
     return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
 
 
 def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> str:
     """Return the part of `source` that kernel `name` needs. Raise CompileError if that part cannot run here."""
-    file = preprocessed(source, flags, foreign)
-    code = DeviceCode(file.text, file.lexemes)
-    needed = code.needed_by(name)
+    parts, missing = preprocessed(source, flags, foreign)
+    file = file_of(parts)
+    needed = needed_by(file, name)
     function = base_name(name)
-    if not any(function in piece.names and "__global__" in code.tokens[piece.start : piece.end] for piece in needed):
+    if not any(function in piece.names and "__global__" in file.tokens[piece.start : piece.end] for piece in needed):
         raise CompileError(
             f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
             f"choose by a name in `defines`"
         )
-    _refuse(code, needed)
-    lexemes = (lexeme for piece in needed for lexeme in code.lexemes[piece.start : piece.end])
-    names = _RENAMED | _own_integers(code)
-    renamed = ((place, place + len(token), names[token]) for token, place in lexemes if token in names)
-    parts = parts_of(code.only(needed, renamed), foreign)
-    text = _UNDEFINED + "".join(translate(part) if is_own and _PTX.search(part) else part for is_own, part in parts)
-    if file.missing:
+    _refuse(file, needed)
+    names = _RENAMED | _own_integers(file)
+    at = (i for piece in needed for i in range(piece.start, piece.end) if file.tokens[i] in names)
+    renamed = ((*file.span(i, i + 1), names[file.tokens[i]]) for i in at)
+    parts = parts_of(only(file, needed, renamed), foreign)
+    cut = _UNDEFINED + "".join(translate(part) if is_own else part for is_own, part in parts)
+    if missing:
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", str(precompiled(flags))]
-        text = with_traps(
-            text, file.missing, command, lambda text: DeviceCode(text, own_lexemes(parts_of(text, foreign)))
-        )
-    return text + _dynamic(text) + _table(variables_in(code, needed))
+        cut = with_traps(cut, missing, command, lambda cut: file_of(parts_of(cut, foreign)))
+    return cut + _dynamic(cut) + _table(variables_in(file, needed))
 
 
 _INTEGERS = {f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64, "ptr")} | {"size_t", "ptrdiff_t"}
 
 
-def _own_integers(code: DeviceCode) -> dict[str, str]:
+def _own_integers(file: File) -> dict[str, str]:
     """New names for what a text without headers defines itself, as NVRTC wants it: `typedef long long int64_t`."""
     names = set()
-    for piece in code.pieces:
-        tokens = code.tokens[piece.start : piece.end]
+    for piece in file.pieces:
+        tokens = file.tokens[piece.start : piece.end]
         if not piece.namespace and tokens[0] in ("typedef", "using") and "std" not in tokens:
             names |= _INTEGERS & piece.names
     return {name: f"simt_own_{name}" for name in names}
 
 
-def _refuse(code: DeviceCode, pieces: Sequence[Piece]) -> None:
+def _refuse(file: File, pieces: Sequence[Piece]) -> None:
     """Raise CompileError for constructs that the CPU runner does not support."""
     for piece in pieces:
-        tokens = code.tokens[piece.start : piece.end]
+        tokens = file.tokens[piece.start : piece.end]
         for i, token in enumerate(tokens):
             launch = token == "<" and tokens[i : i + 3] == ["<", "<", "<"]
             if why := "a kernel launches another (<<<…>>>), which" if launch else _GPU_ONLY.get(token):
-                file, line = line_at(code.text, code.lexemes[piece.start + i].place)
-                raise CompileError(f"{file}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
+                where, line = line_at(file.text, file.places[piece.start + i])
+                raise CompileError(f"{where}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
             if token in _NOT_IN_CURAND:
-                file, line = line_at(code.text, code.lexemes[piece.start + i].place)
+                where, line = line_at(file.text, file.places[piece.start + i])
                 raise CompileError(
-                    f"{file}:{line}: error: {token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and "
+                    f"{where}:{line}: error: {token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and "
                     f"MRG32k3a with uniform, normal and log-normal numbers: give the kernel a plain C++ path"
                 )
 

@@ -1,12 +1,14 @@
 """The serving engine: many prompts through one model at once (lesson 9).
 
-- llm: the class LLM, which generates, streams, or goes step by step.
+- llm: the class LLM, which makes an engine, generates and streams.
+- steps: the class Engine, which computes step by step.
 - checks: all checks of the arguments of LLM and of requests.
 - scheduler: chooses the work of the next step, and gives the new tokens to their requests.
 - sequence: the state of a request, and its text as it grows.
 - memory, block_tensors, dense_memory: three ways to keep keys and values.
 - batch: the inputs of a step as one value.
 - model_runner: runs the model once for a step, and chooses the next tokens.
+- followers, follow: tensor parallelism. Process 0 decides every step, and other processes follow.
 - sampling: draws tokens from logits.
 - beam_search: finds the likeliest sequences instead of drawing tokens.
 - flash_decoding_plus_plus: lesson 8's products and unified maximum in a step.

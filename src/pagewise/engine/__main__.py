@@ -1,10 +1,14 @@
-"""Generate text from a shell, piece by piece: python -m pagewise.engine "prompt…" (lesson 9)."""
+"""Generate text from a shell, piece by piece: python -m pagewise.engine "prompt…" (lesson 9).
+
+With several processes: torchrun --nproc-per-node 2 -m pagewise.engine "prompt…", or --tensor-parallel 2.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
 from pagewise.engine.command_line import add_engine_options, take_engine_options
+from pagewise.engine.followers import GroupLost
 from pagewise.engine.llm import LLM
 from pagewise.engine.sampling import SamplingParams
 from pagewise.models.load import TINY
@@ -17,16 +21,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = vars(_parser().parse_args(arguments))
     prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
     try:
-        llm = LLM(model, max_num_seqs=1, **take_engine_options(asked))
-        if llm.tokenizer is None:
-            prompt = _token_ids(prompt)
-        for piece in llm.stream(prompt, SamplingParams(**asked)):
-            print(piece, end="" if isinstance(piece, str) else " ", flush=True)
+        with LLM(model, max_num_seqs=1, **take_engine_options(asked)) as llm:
+            if llm.tokenizer is None:
+                prompt = _token_ids(prompt)
+            for piece in llm.stream(prompt, SamplingParams(**asked)):
+                print(piece, end="" if isinstance(piece, str) else " ", flush=True)
         print()
     except KeyboardInterrupt:
         print()
         return INTERRUPTED
-    except (ImportError, OSError, ValueError) as error:
+    except (GroupLost, ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

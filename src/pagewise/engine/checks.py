@@ -4,11 +4,12 @@ import os
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pagewise.engine.memory import kv_sizes
 from pagewise.engine.sampling import SamplingParams
 from pagewise.engine.scheduler import POLICIES, Scheduler
 from pagewise.engine.sequence import Request
@@ -24,11 +25,17 @@ ATTENTIONS = ("paged", "dense", "block_tensors")
 
 
 def loaded(
-    model: str | Path | nn.Module, tokenizer: Any, dtype: torch.dtype | None, device: torch.device | str | None
+    model: str | Path | nn.Module,
+    tokenizer: Any,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    *,
+    whole: bool = True,
 ) -> tuple[nn.Module, Any]:
     """Return the model and its tokenizer: loaded from a folder or the hub, or unchanged if `model` is a module.
 
-    By default a checkpoint goes to the machine's best device, as float32 on a CPU and as bfloat16 on a GPU.
+    By default a checkpoint goes to the machine's best device, as float32 on a CPU and as bfloat16 on a GPU. If the
+    device will not hold the `whole` model, the checkpoint stays on the CPU.
     """
     if isinstance(model, nn.Module):
         weight = next(model.parameters())
@@ -43,7 +50,7 @@ def loaded(
     device = best_device() if device is None else torch.device(device)
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model, found = load_model(model, dtype=dtype, device=device)
+    model, found = load_model(model, dtype=dtype, device=device if whole else "cpu")
     return model, tokenizer or found
 
 
@@ -52,21 +59,6 @@ def _same(wanted: object, actual: torch.dtype | torch.device) -> bool:
         return wanted == actual
     wanted = torch.device(wanted)
     return wanted.type == actual.type and wanted.index in (None, actual.index)
-
-
-class KVSizes(NamedTuple):
-    """The sizes of a memory, with the names of the config. The KV heads are those that this process computes."""
-
-    num_hidden_layers: int
-    num_key_value_heads: int
-    head_dim: int
-
-
-def kv_sizes(model: nn.Module) -> KVSizes:
-    """Return the sizes of the keys and values that `model` computes in this process. Every memory gets these sizes."""
-    config = model.config
-    num_kv_heads = getattr(model, "num_kv_heads", config.num_key_value_heads)  # models of other people may lack it
-    return KVSizes(config.num_hidden_layers, num_kv_heads, config.head_dim)
 
 
 def float8_dtype(kv_cache_dtype: object, k_scale: float, v_scale: float, attention: str) -> torch.dtype | None:
@@ -157,18 +149,36 @@ def check_choices(attention: str, scheduler: str, prefix_cache: bool | None) -> 
     return prefix_cache
 
 
-def default_num_blocks(model: nn.Module, block_size: int, max_num_seqs: int, dtype: torch.dtype) -> int:
+def check_parallel(tensor_parallel: int, attention: str, device: torch.device | str | None) -> None:
+    """Check that an engine of these options can have `tensor_parallel` processes."""
+    if tensor_parallel == 1:
+        return
+    if attention != "paged":
+        raise ValueError(
+            f'tensor_parallel = {tensor_parallel} needs attention="paged", got "{attention}", which needs the requests '
+            f"in every process"
+        )
+    if device is not None and torch.device(device).index is not None:
+        raise ValueError(
+            f'device must be "cpu" or "cuda" with tensor_parallel = {tensor_parallel}, got "{device}": each process '
+            f"chooses a GPU of its own"
+        )
+
+
+def default_num_blocks(
+    model: nn.Module, block_size: int, max_num_seqs: int, dtype: torch.dtype, num_processes: int = 1
+) -> int:
     """Return the number of blocks in `dtype` for max_num_seqs sequences of the longest context.
 
-    On a CPU, the blocks take at most a quarter of the free memory. On a GPU, they take at most nine tenths of it, minus
-    1 GiB for the activations of a step.
+    On a CPU, the blocks of all processes take at most a quarter of the free memory. On a GPU, which one process has for
+    itself, they take at most nine tenths of it, minus 1 GiB for the activations of a step.
     """
     weight = next(model.parameters())
     block = 2 * block_size * prod(kv_sizes(model)) * dtype.itemsize
     if weight.is_cuda:
         free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // num_processes
     wanted = max_num_seqs * cdiv(model.config.max_position_embeddings, block_size)
     if (num_blocks := min(wanted, free // block)) < 1:
         raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")

@@ -1,6 +1,7 @@
 """The options of `LLM` that both commands share: python -m pagewise.engine and python -m pagewise.engine.serve."""
 
 import argparse
+import os
 from typing import Any
 
 from pagewise.engine.checks import ATTENTIONS
@@ -15,6 +16,7 @@ SHARED = (
     "v_scale",
     "speculate",
     "dataflow",
+    "tensor_parallel",
     "device",
 )
 
@@ -29,6 +31,13 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
     parser.add_argument("--speculate", type=int, default=0, metavar="N", help="draft N tokens, verify them in a step")
     parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=int(os.environ.get("WORLD_SIZE", 1)),
+        metavar="N",
+        help="processes that share the model; by default those of torchrun, or 1",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
 
 

@@ -1,40 +1,34 @@
 """`LLM`: prompts in, text out, many at once (lesson 9).
 
-A step is a straight line:
-
-    scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
-
-When an exception ends a step, its requests keep their tokens and wait again, and their memory is free.
+`steps` has the class `Engine`, which computes step by step. This module makes the parts of an engine, and adds the two
+methods that most users need: `generate` and `stream`.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pagewise.engine import checks
-from pagewise.engine.block_tensors import BlockTensorMemory
-from pagewise.engine.dense_memory import DenseMemory
-from pagewise.engine.flash_decoding_plus_plus import check_unified_max, with_dataflow
-from pagewise.engine.interrupts import held_back
-from pagewise.engine.memory import PagedMemory
-from pagewise.engine.model_runner import ModelRunner, choose
-from pagewise.engine.profile import Profile, span
+from pagewise.engine.flash_decoding_plus_plus import check_unified_max
+from pagewise.engine.follow import Plan, follow_torchrun
+from pagewise.engine.followers import Followers
+from pagewise.engine.model_runner import make_runner
 from pagewise.engine.sampling import SamplingParams
-from pagewise.engine.scheduler import Policy, Scheduler, advance
-from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
+from pagewise.engine.scheduler import Policy, Scheduler
+from pagewise.engine.sequence import Output, Piece, Request
+from pagewise.engine.steps import Engine, Prompt
 from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
 from pagewise.tools.checks import check_counts
 from pagewise.tools.progress import progress_bar
 
-MEMORIES = {"paged": PagedMemory, "dense": DenseMemory, "block_tensors": BlockTensorMemory}
-Prompt = str | Sequence[int] | Tensor
 
-
-class LLM:
+class LLM(Engine, AbstractContextManager):
     """A model, its memory, and a scheduler between them. One thread at a time may call it.
 
     Args:
@@ -53,6 +47,9 @@ class LLM:
         scheduler: see `pagewise.engine.scheduler`. speculate: most drafts for a sequence in a step; 0: none.
         dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
         unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
+        tensor_parallel: the number of processes that share the heads of the model and of the cache. This process starts
+            the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist already:
+            there the constructor returns in process 0 alone, and all other processes exit when process 0 closes.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
     Raises:
@@ -78,37 +75,50 @@ class LLM:
         speculate: int = 0,
         dataflow: Dataflow | None = None,
         unified_max: UnifiedMax | None = None,
+        tensor_parallel: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+        check_counts(num_blocks=1 if num_blocks is None else num_blocks, tensor_parallel=tensor_parallel)
         check_counts(minimum=0, speculate=speculate)
-        check_counts(num_blocks=1 if num_blocks is None else num_blocks)
         prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
         float8 = checks.float8_dtype(kv_cache_dtype, k_scale, v_scale, attention)
-        self.model, self.tokenizer = checks.loaded(model, tokenizer, dtype, device)
-        weight = next(self.model.parameters())
-        self.backend = checks.checked_backend(backend, attention, self.model.config, block_size, weight, float8)
-        check_unified_max(unified_max, attention, self.backend)
-        forward = self.model if dataflow is None else with_dataflow(self.model, dataflow)
-        kind = {"backend": self.backend, "dtype": float8 or weight.dtype, "device": weight.device}
-        if num_blocks is None:
-            num_blocks = checks.default_num_blocks(self.model, block_size, max_num_seqs, kind["dtype"])
-        kind |= {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
-        own = {"dense": {"unified_max": unified_max}, "paged": {"k_scale": k_scale, "v_scale": v_scale}}
-        self.memory = MEMORIES[attention](checks.kv_sizes(self.model), **kind, **own.get(attention, {}))
+        alone = tensor_parallel == 1
+        if not alone:
+            checks.check_parallel(tensor_parallel, attention, device)
+            follow_torchrun(tensor_parallel)
+        mine, tokenizer = checks.loaded(model, tokenizer, dtype, device, whole=alone)
+        self._followers = None
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            if not alone:
+                self._followers = Followers(tensor_parallel, Plan.of(model, mine, device, dataflow), mine)
+                mine = self._followers.model
+            weight = next(mine.parameters())
+            self.backend = checks.checked_backend(backend, attention, mine.config, block_size, weight, float8)
+            check_unified_max(unified_max, attention, self.backend)
+            if num_blocks is None:
+                sizes = (block_size, max_num_seqs, float8 or weight.dtype, tensor_parallel)
+                num_blocks = checks.default_num_blocks(mine, *sizes)
+            kind = {"backend": self.backend, "dtype": float8 or weight.dtype, "prefix_cache": prefix_cache}
+            own = {"dense": {"unified_max": unified_max}, "paged": {"k_scale": k_scale, "v_scale": v_scale}}
+            kind |= {"num_blocks": num_blocks, "block_size": block_size, **own.get(attention, {})}
+            runner = make_runner(mine, attention, kind, dataflow, self._followers)
+            on_error.pop_all()
+        if not alone:
+            weakref.finalize(self, self._followers.close)
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self.scheduler = Scheduler(self.memory, policy=scheduler, speculate=speculate, **limits)
-        graphs = weight.is_cuda and attention == "paged" and self.backend == "triton"
-        self.runner = ModelRunner(forward, self.memory, weight.device, graphs)
-        self._ends = checks.end_tokens(self.model, self.tokenizer)
-        self._requests: dict[int, Request] = {}
-        self._next_id = 0
-        self.failed_ids: list[int] = []  # requests of the last step that raised an exception
-        self._ended: dict[int, Output] = {}  # `step` has not returned them yet
-        self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
+        scheduler = Scheduler(runner.memory, policy=scheduler, speculate=speculate, **limits)
+        super().__init__(mine, tokenizer, scheduler, runner)
 
-    # -------------------------------------------------------------------------------------- prompts in, text out
+    def close(self) -> None:
+        """End the other processes of tensor parallelism. Afterwards this engine computes no step. Alone, do nothing."""
+        if self._followers is not None:
+            self._followers.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def generate(
         self,
@@ -170,106 +180,3 @@ class LLM:
         finally:
             self.abort(request.id)
             self._ended.pop(request.id, None)
-
-    # -------------------------------------------------------------------------------------- step by step
-
-    def add_request(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
-    ) -> int:
-        """Let a prompt wait for its turn; returns the request's id.
-
-        `listener` is called with a `Piece` at the end of each step that brought something new for a choice. Beams are
-        told of when the search has ended.
-
-        Raises:
-            ValueError, TypeError: as `generate`.
-        """
-        return self.add(self.prepare(prompt, sampling, listener=listener))
-
-    def prepare(
-        self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
-    ) -> Request:
-        """The first half of `add_request`: make the token ids and check everything. The engine does not change.
-
-        Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
-        """
-        sampling = SamplingParams() if sampling is None else sampling
-        request = checks.checked_request(prompt, sampling, self.tokenizer, self.model.config, self.scheduler)
-        request.listener = listener
-        return request
-
-    def add(self, request: Request) -> int:
-        """The second half of `add_request`: let a prepared request wait for its turn; returns its id."""
-        with held_back():
-            request.id, self._next_id = self._next_id, self._next_id + 1
-            self._requests[request.id] = request
-            self.scheduler.add(request)
-        return request.id
-
-    def step(self) -> list[Output]:
-        """Compute one step; returns the requests that have ended since the last call."""
-        self._step()
-        outputs, self._ended = [*self._ended.values()], {}
-        return outputs
-
-    def abort(self, request_id: int) -> None:
-        """Forget a request and free what it holds. One that has ended is left alone; ValueError if there never was."""
-        if request_id not in range(self._next_id):
-            raise ValueError(f"there is no request {request_id!r}")
-        with held_back():
-            if (request := self._requests.pop(request_id, None)) is not None:
-                self.scheduler.remove(request)
-
-    def max_new_tokens(self, prompt: Prompt) -> int:
-        """Return the largest max_tokens that fits context and memory after this prompt; below 1 if it is too long."""
-        tokens = checks.token_ids(prompt, self.tokenizer)
-        return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether a step has something to compute or to return."""
-        return bool(self._requests or self._ended or self._pieces)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that hold no memory."""
-        return len(self.scheduler.waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold memory."""
-        return len(self.scheduler.running)
-
-    def profile(self, *, ops: bool = False) -> Profile:
-        """A context manager that marks what steps do, see `pagewise.engine.profile`."""
-        return Profile(ops=ops)
-
-    def _step(self) -> None:
-        """Compute one step. If it raises, every request is as it was before the step."""
-        try:
-            with span("step"):
-                with held_back(), span("schedule"):
-                    chunks = self.scheduler.draft(self.scheduler.schedule())
-                if not chunks:
-                    return
-                logits = self.runner.run(chunks)
-                with span("sampling"):
-                    chosen = choose(chunks, logits, self._ends)
-                with held_back():
-                    advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
-        except BaseException:
-            with held_back():
-                self.failed_ids = [request.id for request in self.scheduler.running]
-                for request in reversed(self.scheduler.running.copy()):
-                    self.scheduler.preempt(request)
-            raise
-        while self._pieces:
-            request, piece = self._pieces.popleft()
-            if request.listener is not None:
-                request.listener(piece)
-
-    def _end(self, request: Request, choices: list[Choice], logprobs: list) -> None:
-        """End a request that has all its choices."""
-        self.scheduler.remove(request)
-        del self._requests[request.id]
-        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)

@@ -7,10 +7,10 @@ An engine has one of three memories. All have the same methods, and `attention` 
     DenseMemory         a contiguous tensor for each sequence. Each step copies them into a padded batch.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pagewise import paged_attention_varlen
 from pagewise.engine.batch import Batch
@@ -21,6 +21,21 @@ from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 from pagewise.tools.sizes import cdiv
+
+
+class KVSizes(NamedTuple):
+    """The sizes of a memory, with the names of the config. The KV heads are those that this process computes."""
+
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+def kv_sizes(model: nn.Module) -> KVSizes:
+    """Return the sizes of the keys and values that `model` computes in this process. Every memory gets these sizes."""
+    config = model.config
+    num_kv_heads = getattr(model, "num_kv_heads", config.num_key_value_heads)  # models of other people may lack it
+    return KVSizes(config.num_hidden_layers, num_kv_heads, config.head_dim)
 
 
 class BlockMemory:

@@ -6,30 +6,44 @@ of the next larger graph and launches it once. The remaining rows write nowhere 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
+from pagewise.engine.block_tensors import BlockTensorMemory
 from pagewise.engine.dense_memory import DenseMemory
-from pagewise.engine.memory import BlockMemory, PagedMemory
+from pagewise.engine.flash_decoding_plus_plus import with_dataflow
+from pagewise.engine.memory import BlockMemory, PagedMemory, kv_sizes
 from pagewise.engine.profile import span
 from pagewise.engine.sampling import Pick, Row, sample
 from pagewise.engine.sequence import Chunk, Request, Sequence
 from pagewise.engine.speculation import verified
+from pagewise.flash_decoding_plus_plus import Dataflow
+
+MEMORIES = {"paged": PagedMemory, "dense": DenseMemory, "block_tensors": BlockTensorMemory}
 
 
 class ModelRunner:
-    """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs."""
+    """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs.
+
+    `join(copies, batch)` is a context in which other processes compute the same step (see `followers`).
+    """
 
     def __init__(
-        self, model: Callable[..., Tensor], memory: BlockMemory | DenseMemory, device: torch.device, graphs: bool
+        self,
+        model: Callable[..., Tensor],
+        memory: BlockMemory | DenseMemory,
+        device: torch.device,
+        graphs: bool,
+        join: Callable[..., AbstractContextManager] | None = None,
     ) -> None:
-        self.model, self.memory, self.device = model, memory, device
+        self.model, self.memory, self.device, self._join = model, memory, device, join
         self._graphs = DecodeGraphs(self) if graphs else None
 
     @torch.inference_mode()
@@ -38,19 +52,36 @@ class ModelRunner:
         decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
-                if isinstance(self.memory, BlockMemory):
-                    self.memory.cache.copy_blocks(self.memory.manager.take_copies())
+                copies = self.memory.manager.take_copies() if isinstance(self.memory, BlockMemory) else []
                 manager = self.memory.manager if isinstance(self.memory, PagedMemory) else None
                 batch = Batch.of(chunks, manager, self.device)
-            if decoding and self._graphs is not None:
-                return self._graphs.run(batch)
-            return self.forward(batch)
+            with nullcontext() if self._join is None else self._join(copies, batch):
+                if copies:
+                    self.memory.cache.copy_blocks(copies)
+                if decoding and self._graphs is not None:
+                    return self._graphs.run(batch)
+                return self.forward(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Run the model once. The tokens of the batch are one row of its input."""
         attend = self.memory.attention(batch)
         with span("model"):
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
+
+
+def make_runner(
+    model: nn.Module, attention: str, kind: dict[str, Any], dataflow: Dataflow | None, followers: Any = None
+) -> ModelRunner:
+    """Return the runner of a model and a memory, which `kind` describes. Every process of an engine has one."""
+    if followers is not None:
+        followers.tell(kind)  # they make theirs at the same time
+    forward = model if dataflow is None else with_dataflow(model, dataflow)
+    weight = next(model.parameters())
+    memory = MEMORIES[attention](kv_sizes(model), **kind, device=weight.device)
+    if followers is not None:
+        followers.wait()
+    graphs = weight.is_cuda and attention == "paged" and kind["backend"] == "triton" and followers is None
+    return ModelRunner(forward, memory, weight.device, graphs, followers and followers.step)
 
 
 class Chosen(NamedTuple):

@@ -14,16 +14,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cudascope.build import CompileError
+from cudascope.simt.preprocess import MARKER, line_at
 from cudascope.simt.ptx.body import body, stop
 from cudascope.simt.ptx.scope import Malformed
+from cudascope.tokens import lexemes_of, tokens_of
 
-_TOKEN = re.compile(
-    r"""R"(?P<mark>[^()\s\\]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])+' | //[^\n]* | /\*.*?\*/
-    | [A-Za-z_]\w* | \d[\w.']* | ^[ \t]*\#[^\n]* | \S""",
-    re.DOTALL | re.MULTILINE | re.VERBOSE,
-)
-_MARKER = re.compile(r'[ \t]*#(?:line)?[ \t]*(\d+)[ \t]*"([^"]*)"')
 _KEYWORDS = ("asm", "__asm__", "__asm")
+_KEYWORD = re.compile(rf"\b({'|'.join(_KEYWORDS)})\b")
 _QUALIFIERS = ("volatile", "__volatile__", "inline", "__inline__")
 _TYPES = {"h": "uint16_t", "r": "uint32_t", "l": "uint64_t", "q": "unsigned __int128", "f": "float", "d": "double"}
 _TYPES |= dict.fromkeys("ni", "const uint64_t")
@@ -40,59 +37,53 @@ def translate(text: str) -> str:
     Raises:
         CompileError: an asm statement that no compiler would take.
     """
+    if not _KEYWORD.search(text):
+        return text
     done, labels = [], itertools.count()
-    start, tokens = 0, _TOKEN.finditer(text)
-    for token in tokens:
-        if token[0] not in _KEYWORDS:
+    start, lexemes = 0, zip(*lexemes_of(text), strict=True)
+    for token, place in lexemes:
+        if token not in _KEYWORDS:
             continue
         try:
-            parts, end = _parts(text, tokens)
+            parts, end = _parts(text, lexemes)
             replaced = _statement(*parts, next(labels))
         except Malformed as error:
-            raise CompileError(f"{_place(text, token.start())}: asm: {error}") from None
-        lines = re.findall(r"^[ \t]*#[^\n]*|\n", text[token.start() : end], re.MULTILINE)
-        done += [text[start : token.start()], replaced, *lines]
+            file, line = line_at(text, place)
+            raise CompileError(f"{file}, line {line}: asm: {error}") from None
+        lines = re.findall(r"^[ \t]*#[^\n]*|\n", text[place:end], re.MULTILINE)
+        done += [text[start:place], replaced, *lines]
         start = end
     return "".join([*done, text[start:]])
-
-
-def _place(text: str, position: int) -> str:
-    """File and line, by the preprocessor's markers."""
-    line, file = 1, "asm"
-    for row in text[:position].split("\n")[:-1]:
-        marker = _MARKER.match(row)
-        line, file = (int(marker[1]), marker[2]) if marker else (line + 1, file)
-    return f"{file}, line {line}"
 
 
 # ------------------------------------------------------------------------------------------------ the statement
 
 
-def _parts(text: str, tokens: Iterator[re.Match]) -> tuple[tuple[str, list[_Operand], list[_Operand]], int]:
+def _parts(text: str, lexemes: Iterator[tuple[str, int]]) -> tuple[tuple[str, list[_Operand], list[_Operand]], int]:
     """Template, outputs and inputs of the statement whose `asm` was read last, and where it ends."""
-    token = next((each for each in tokens if each[0] not in _QUALIFIERS), None)
-    if token is None or token[0] != "(":
+    token, place = next((each for each in lexemes if each[0] not in _QUALIFIERS), ("", 0))
+    if token != "(":
         raise Malformed("a parenthesis must follow")
-    sections, depth, end = [""], 1, token.end()
-    for token in tokens:
-        depth += (token[0] in "([{") - (token[0] in ")]}")
+    sections, depth, end = [""], 1, place + 1
+    for token, place in lexemes:
+        depth += (token in "([{") - (token in ")]}")
         if depth == 0:
             break
-        if depth == 1 and token[0] == ":":
-            sections.append("")
-        elif re.match(r"[ \t]*#", token[0]) and not _MARKER.match(token[0]):
+        if depth == 1 and token in (":", "::"):
+            sections += [""] * len(token)
+        elif token[0] != "#":
+            sections[-1] += " " * (place > end) + token
+        elif not MARKER.match(token):
             raise Malformed("a directive stands in it")
-        elif not token[0].startswith(("//", "/*")) and not _MARKER.match(token[0]):
-            sections[-1] += " " * (token.start() > end) + token[0]
-        end = token.end()
+        end = place + len(token)
     else:
         raise Malformed("its parenthesis is not closed")
-    semicolon = re.compile(r"\s*;").match(text, token.end())
-    template = "".join(_unquoted(each[0]) for each in _TOKEN.finditer(sections[0]))
+    semicolon = re.compile(r"\s*;").match(text, place + 1)
+    template = "".join(map(_unquoted, tokens_of(sections[0])))
     outputs, inputs = map(_operands, (*sections[1:3], "", "")[:2])
     if len(sections) > 1:
         template = template.replace("%%", "%")
-    return (template, outputs, inputs), semicolon.end() if semicolon else token.end()
+    return (template, outputs, inputs), semicolon.end() if semicolon else place + 1
 
 
 def _unquoted(literal: str) -> str:
@@ -110,13 +101,13 @@ def _operands(rest: str) -> list[_Operand]:
         match = re.match(r'("[^"]*")\s*\(', rest)
         if not match:
             raise Malformed(f'an operand is written "constraint" (expression), got {rest}')
-        depth, end = 1, match.end()
-        for token in _TOKEN.finditer(rest, match.end()):
-            depth += (token[0] == "(") - (token[0] == ")")
+        rest, depth, end = rest[match.end() :], 1, 0
+        for token, place in zip(*lexemes_of(rest), strict=True):
+            depth += (token == "(") - (token == ")")
             if depth == 0:
-                end = token.start()
+                end = place
                 break
-        found.append(_Operand(_unquoted(match[1]), rest[match.end() : end]))
+        found.append(_Operand(_unquoted(match[1]), rest[:end]))
         rest = rest[end + 1 :].strip().removeprefix(",").strip()  # nvcc asks for no comma
     return found
 

@@ -1,15 +1,15 @@
 // Asynchronous copies (cp.async): each thread has a list of them, in batches that it commits and waits for.
 //
-// A copy is done as late as the rules allow, at the wait that guarantees it; until then its target holds NaNs (bytes
-// 0xFF) and its source is not read. So a wait that is missing, or one too small, shows in every run. A checked launch
-// also reports whoever meets a copy under way, and treats its end as a write by the thread that waited for it: the
-// others may read after a barrier.
+// The runtime does a copy as late as the rules allow, at the wait that guarantees the copy. Until then the target holds
+// NaNs (bytes 0xFF) and the source is not read. A missing wait, or a wait for too few copies, therefore shows in every
+// run. A checked launch also reports each access to memory of a copy under way. The end of a copy counts as a write by
+// the thread that waits for the copy: other threads may read after a barrier.
 #pragma once
 
 #include "hooks.h"
 
-// Both ends of `c` are where nobody may meddle until it has landed. They are found by 16 bytes: a copy is aligned to
-// its size and lies in one such piece.
+// No thread may touch both ends of `c` until the copy has landed. The key is the address divided by 16: a copy is
+// aligned to its size, so 16 aligned bytes hold all of it.
 static void take_off(Worker& w, const Thread& thread, const Copy& c) {
     auto add = [&](const char* end, u32 bytes, Access access) {
         if (bytes) w.job->in_flight.insert({(u64)end / 16, {end, bytes, access, w.block->number, thread.id, c.site}});
@@ -52,7 +52,7 @@ static void land_before(Worker& w, u64 batch) {
     me.copies.erase(me.copies.begin(), me.copies.begin() + (ptrdiff_t)landed);
 }
 
-// A thread that leaves the kernel waits for nothing: its copies never land.
+// A thread leaves the kernel without a wait for its copies: they never land.
 static void abandon_copies(Worker& w) {
     Thread& me = *w.current;
     if (me.copies.empty()) return;
@@ -74,17 +74,17 @@ void simt_copy_async(void* to, const void* from, u32 bytes, u32 zeros) {
     Worker& w = *worker;
     Thread& me = *w.current;
     if (bytes != 4 && bytes != 8 && bytes != 16)
-        raise_argument(w, CALLER, "copies %u bytes asynchronously: it must be 4, 8 or 16", bytes);
+        raise_argument(w, CALLER, "copies %u bytes asynchronously: a copy has 4, 8 or 16", bytes);
     if (zeros > bytes)
         raise_argument(w, CALLER, "fills %u bytes of an asynchronous copy of %u with zeros", zeros, bytes);
-    if (!is_shared(*w.block, to)) raise_argument(w, CALLER, "copies asynchronously to what is not shared memory");
+    if (!is_shared(*w.block, to)) raise_argument(w, CALLER, "copies asynchronously to memory that is not shared");
     if (zeros < bytes && !simt_copies_async(to, from))
-        raise_argument(w, CALLER, "copies asynchronously from what is not global memory");
+        raise_argument(w, CALLER, "copies asynchronously from memory that is not global");
     if (zeros < bytes) announce({(const char*)from, bytes - zeros, READ, false, true, CALLER}, bytes);
     announce({(const char*)to, bytes, WRITE, false, true, CALLER}, bytes);
     bool aligned = (u64)to % bytes == 0 && (zeros == bytes || (u64)from % bytes == 0);
     if (!aligned && w.job->launch.mode != CHECK)  // else that is found, and named, already
-        raise_argument(w, CALLER, "copies %u bytes asynchronously: both addresses must be multiples of it", bytes);
+        raise_argument(w, CALLER, "copies %u bytes asynchronously: both addresses must be multiples of %u", bytes, bytes);
     me.copies.push_back({(char*)to, (const char*)from, bytes, zeros, me.batches, CALLER});
     if (w.job->launch.mode == CHECK) take_off(w, me, me.copies.back());
     memset(to, 0xFF, bytes);

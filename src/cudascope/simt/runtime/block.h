@@ -30,7 +30,7 @@ constexpr u32 BUDGET = 4096, LEAST_BUDGET = 256;  // accesses of a thread that s
 
 enum State : u8 { READY, AT_BARRIER, AT_NUMBERED, AT_PHASE, AT_GRID, AT_COLLECTIVE, AT_ACTIVEMASK, GONE };
 
-// What happened before a thread by way of flags: of a thread block, how far each of its threads had come.
+// A thread learns from flags how far each thread of a thread block had come.
 using Clocks = std::shared_ptr<const std::vector<u32>>;
 using Acquired = std::map<u32, Clocks>;
 
@@ -51,17 +51,20 @@ struct Thread {
     State state;
     bool carry;
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
-    void* site;  // where it waits, and for what
+    void* site;  // of the call in which the thread waits
     Collective collective;
-    int source, line;
-    u32 mask, lanes;
-    u64 value;
-    u64* values;
-    void* payload;  // what it brings to a meeting
+    int line;
+    u32 mask, lanes, source;
+    u64 value, result;  // of a warp function
+    void* payload;  // of this lane, for a meeting of lanes
     void (*complete)(void** payloads);
     std::vector<Copy> copies;  // under way, in their order
     u64 batches;  // of copies that it has committed
-    u64 atomics, spins, progress;  // spins: atomics and yields since anybody's progress
+    u64 atomics, spins, progress;  // spins: atomics and yields since any thread's progress
+    const char* polled;  // the address of its last atomic, or of its last access if that is a volatile read
+    void* poll_site;  // where the thread polls, if it still does
+    u32 polled_bytes;
+    bool polls_volatile;
     const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     const char* read_at;  // of a checked launch: its last access, if it was a plain read; and the line of that read
@@ -87,7 +90,7 @@ struct Warp {
     }
 };
 
-struct Stamp {  // block 0: nobody
+struct Stamp {  // block 0: no access yet
     u32 clock, block;
     u16 thread : 11, wrote : 1, atomic : 1, is_volatile : 1;
     u16 swaps : 1, is_flag : 1;  // an atomicCAS; a volatile store that need not be ordered
@@ -110,7 +113,7 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
     char* snapshot() const { return arena + (start - pages); }  // what the kernel found there
 };
 
-struct Stacks { char* start; u32 threads, guarded; };  // below each of the first lies a page that nobody may touch
+struct Stacks { char* start; u32 threads, guarded; };  // below each of the first is a page without access
 
 struct NumberedBarrier {
     u32 arrived = 0;
@@ -152,7 +155,7 @@ struct Pending {  // an access that was announced: what becomes of it is settled
     Error race;  // else: with another store, which is the weaker finding if both store the same
 };
 
-// What one launch shares among its workers.
+// The part of a launch that its workers share.
 struct Job {
     Launch& launch;
     Dim grid, size;
@@ -170,6 +173,7 @@ struct Job {
     std::map<u32, std::string> outputs;
     u64 code_start = 0, code_end = 0;  // of the compiled file
     std::vector<Shadow> tensors;  // by Region
+    u64 first_copy = ~0ull, last_copy = 0;  // the least and the greatest address in copies of tensors
     // launches with one worker:
     std::atomic<u32> ended_blocks{0};
     u32 at_grid = 0;
@@ -192,7 +196,7 @@ struct Job {
           num_blocks(l.grid[0] * l.grid[1] * l.grid[2]), num_threads(l.block[0] * l.block[1] * l.block[2]) {}
 };
 
-struct Worker {  // an OS thread, which runs thread blocks: one after another, or in turns where they wait for each other
+struct Worker {  // an OS thread. It runs thread blocks one after another, or in turns if they wait for each other.
     Job* job;
     Context scheduler;
     Thread* current = nullptr;
@@ -200,7 +204,7 @@ struct Worker {  // an OS thread, which runs thread blocks: one after another, o
     std::vector<std::unique_ptr<Block>> blocks;  // all that were made
     std::vector<Block*> idle;
     std::deque<Block*> waiting;  // in flight, and stepped aside
-    u64 progress = 0;  // who waited, ended, or changed a value by an atomic
+    u64 progress = 0;  // counts threads that waited or ended, and atomics that changed a value
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
     u64 ends = 0, seen_ends = 0;  // of thread blocks that have started, and of threads that have ended
     std::atomic<bool> wanted{false};  // the scheduler wants to go on soon: a signal may have come, or the launch stops
@@ -332,9 +336,12 @@ static void let_others_run(Worker& w) {
     go_to_scheduler(w);
 }
 
-// A thread that does nothing but atomics and yields while nobody makes progress waits for what others do.
+// A thread waits for another thread if it only repeats atomics and yields, and no thread makes progress.
 static bool has_spun(const Worker& w, const Thread& t, u32 live) {
     return t.progress == w.progress && t.spins > std::max<u64>(100'000, 10'000'000 / live);
+}
+static void note_poll(Thread& me, const char* p, u32 bytes, bool is_volatile, void* site) {
+    me.polled = p, me.polled_bytes = bytes, me.polls_volatile = is_volatile, me.poll_site = site;
 }
 static void spin(Worker& w, void* site) {
     Thread& me = *w.current;

@@ -1,4 +1,4 @@
-// What a kernel asks for by name: who it is, where its shared memory lies, atomics, printf, assert.
+// The functions that a kernel calls by name: for its indices, the address of its shared memory, atomics, printf, assert.
 #pragma once
 
 #include <chrono>
@@ -16,10 +16,13 @@ u32 simt_lane() { return worker->current->lane; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 void simt_yield() {
+    void*& polls = worker->current->poll_site;  // a loop that polls and sleeps: two sleeps in a row poll nothing
+    polls = polls && polls != CALLER ? CALLER : nullptr;
     spin(*worker, CALLER);
     let_others_run(*worker);
 }
 void simt_fence() {
+    order_memory();
     if (worker->job->launch.mode == CHECK) fence(*worker->current);
 }
 
@@ -44,9 +47,10 @@ int simt_printf(const char* format, ...) {
     return length;
 }
 
-// Others run before the atomic is checked: it then sees, and comes after, all that they have done.
+// Other threads may run before the check of the atomic: the atomic comes after everything that they do in their turns.
 static void begin_atomic(const Announced& a) {
     Worker& w = *worker;
+    note_poll(*w.current, a.p, a.bytes, false, a.site);
     spin(w, a.site);
     if (++w.current->atomics % 256 == 0) let_others_run(w);
     announce(a, a.bytes);
@@ -88,8 +92,8 @@ void simt_access(const volatile void* address, u32 bytes, Access access) {
 }
 
 // Kernels call it in place of exit and its like: simt/assembly.py sees to that.
-void simt_host_exit(int) { simt_fail("exit() is no function of a kernel"); }
-void simt_throw() { simt_fail("a kernel throws no exceptions"); }
+void simt_host_exit(int) { simt_fail("a kernel cannot call exit()"); }
+void simt_throw() { simt_fail("a kernel cannot throw an exception"); }
 
 // Memory that a kernel allocates itself: it may touch it, and so may later thread blocks, until it is freed.
 void* simt_malloc(size_t bytes) {
@@ -101,7 +105,7 @@ void* simt_malloc(size_t bytes) {
 void simt_free_memory(void* p) {
     if (!is_in_heap(p) && (!worker || !p)) return free(p);
     if ((!is_in_heap(p) || !deallocate(p)) && worker)
-        stop(FAILED, "free() of what malloc() has not given, or what was freed before", CALLER);
+        stop(FAILED, "free() of memory that malloc() has not returned, or that was freed before", CALLER);
     if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
 }
 

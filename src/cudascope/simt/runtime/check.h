@@ -1,4 +1,4 @@
-// Checking: every access is held against bounds and alignment, and against the last accesses to the same bytes.
+// Checking: compare every access with bounds and alignment, and with the last accesses to the same bytes.
 #pragma once
 
 #include "memory.h"
@@ -41,9 +41,9 @@ struct Announced {
     if (both_store) memcpy(pending.before, a.p, a.bytes);
 }
 
-// Before a thread's first atomicCAS in a loop, it reads the old value, mostly by a plain load (programming guide, atomic
-// functions). The load races with nothing but an atomicCAS of others, and those show in what its own one compares. A load
-// of the same line that needs no atomicCAS, as for a maximum, is as good.
+// Before the first atomicCAS of a loop, a thread reads the old value, mostly by a plain load (programming guide, atomic
+// functions). This load may race with an atomicCAS of another thread: the thread's own atomicCAS then fails and returns
+// the new value. A load of the same line without an atomicCAS after it, as for a maximum, is allowed as well.
 static void confirm_first_read(Worker& w, const volatile void* address, u32 bytes, u64 compare) {
     Thread& me = *w.current;
     if (me.read_at != address || memcmp(me.read_at, &compare, bytes)) return;
@@ -51,8 +51,8 @@ static void confirm_first_read(Worker& w, const volatile void* address, u32 byte
     settle(w);
 }
 
-// Two accesses without an order are none the worse for it if both are atomic or volatile. But the lanes of a warp that
-// pass values on in volatile shared memory take it that they run in step, which they have not since sm_70.
+// Two accesses need no order if both are atomic or volatile. The lanes of a warp are an exception: if they pass values on
+// in volatile shared memory, they rely on running in step, and lanes do not run in step since sm_70.
 [[gnu::noinline]] static bool may_meet(const Job& job, const Stamp& s, const Stamp& mine, bool is_shared) {
     if (mine.swaps && !s.wrote && job.first_reads.count(job.sites[s.site])) return true;
     if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
@@ -61,15 +61,15 @@ static void confirm_first_read(Worker& w, const volatile void* address, u32 byte
 
 static bool is_plain(const Stamp& s) { return !s.atomic && !s.is_volatile; }
 
-// A volatile read meets a volatile store that nobody has read before, and whose thread block has since come to an atomic
-// that the reader has seen: it expects the stored value, and without a fence or a barrier it may get the one before.
+// A volatile read meets a volatile store that no thread has read before. The reader has seen a later atomic of the
+// storing thread block, and therefore expects the stored value. Without a fence or a barrier it may get an older value.
 [[gnu::noinline]] static bool is_stale(const Stamp& s, const Stamp& mine, const Thread& me) {
     if (mine.wrote || mine.atomic || !s.is_volatile || s.atomic || s.is_flag || s.block == mine.block) return false;
     return me.acquired && me.acquired->count(s.block - 1);
 }
 
-// The first byte of an access to shared memory that makes it a read of what nobody wrote: of a word of 4 bytes, or all
-// of them. Fewer may be the padding of a struct. ~0: none.
+// The first element of an access to shared memory that reads an unwritten word of 4 bytes, or only unwritten bytes. Fewer
+// unwritten bytes may be the padding of a struct. ~0: the access reads written memory.
 static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block) {
     u64 run = 0, written = 0;
     for (u64 i = first; i <= last; ++i) {
@@ -137,7 +137,7 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             for (Stamp& kept : read)  // a plain access may race with atomics that follow this one
                 if (is_plain(mine) || !is_plain(kept) || over(kept)) kept = Stamp{};
             if (!is_plain(mine) && (is_plain(earlier) ? !over(earlier) : !after_write && !handed_over(earlier, me)))
-                (read[0].block ? read[1] : read[0]) = earlier;  // and this earlier one with what is not of its kind
+                (read[0].block ? read[1] : read[0]) = earlier;  // and an earlier atomic races with plain accesses
             if (written) written[i] = 1;
         }
     }
@@ -150,7 +150,7 @@ static bool is_mapped(const char* p, u32 bytes) {
     return process_vm_readv(getpid(), &target, 1, &source, 1, 0) == (ssize_t)target.iov_len;
 }
 
-// An access to no tensor and no shared array, where the launch goes on after it: it lands in memory that nobody reads.
+// A launch goes on after an access to no tensor and no shared array: move the access to memory that is not read.
 static void divert(Worker& w, const char* p, u32 bytes, Access access) {
     char* page = (char*)((u64)p / PAGE * PAGE);
     u64 length = up((u64)p + bytes, PAGE) - (u64)page;
@@ -174,7 +174,7 @@ static void reject(Worker& w, FindingKind finding, const Announced& a, Place pla
     divert(w, a.p, a.bytes, a.access);
 }
 
-// The source of a copy under way may be read, and that is all: it has not been read yet, and its target not written.
+// Threads may only read the source of a copy under way: the copy has not yet read its source or written its target.
 static void check_in_flight(Worker& w, const Announced& a, Place place) {
     for (u64 sixteen = (u64)a.p / 16; sixteen <= ((u64)a.p + a.bytes - 1) / 16; ++sixteen) {
         auto [at, end] = w.job->in_flight.equal_range(sixteen);

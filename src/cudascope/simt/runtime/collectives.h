@@ -1,4 +1,4 @@
-// Where threads wait for each other: barriers and the functions of a warp. Whoever arrives last frees the others.
+// Threads wait for each other at barriers and in the functions of a warp. The last thread to arrive frees the others.
 #pragma once
 
 #include <cstring>
@@ -27,10 +27,10 @@ static void check_barrier(Worker& w, Block& b) {
     }
 }
 
-// What any thread has acquired by a flag, `threads` have after a barrier.
+// After a barrier, each of `threads` has acquired all flags that any of them had acquired before.
 static void share_acquired(Thread* const* threads, u32 number);
 
-// All threads of a thread block have come together: what each did happens before what any does next.
+// All threads of a thread block have met: every access before the barrier happens before every access after it.
 static void join_clocks(Worker& w, Block& b) {
     for (u32 i = 0; i < w.job->num_threads; ++i) b.barrier_clock[i] = ++b.threads[i].clock;
     for (u32 i = 0; i < w.job->num_threads; ++i)
@@ -55,7 +55,7 @@ static void complete_barrier(Worker& w, Block& b) {
 }
 
 // __activemask is answered when no lane of the warp can run: the lanes that wait for it at one place are together.
-static void resolve_activemask(Worker& w, Block& b, u32 warp) {
+[[gnu::noinline]] static void resolve_activemask(Worker& w, Block& b, u32 warp) {
     Thread* lanes = &b.threads[warp * 32];
     u32 waiting = b.warps[warp].bits(AT_ACTIVEMASK, lanes);
     if (!waiting) return;
@@ -142,69 +142,34 @@ static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
     raise_error(w, e);
 }
 
-// If every lane of `mask` that has not left waits with this mask in this function, give out the results.
-static bool complete_collective(Worker& w, Block& b, u32 warp, u32 mask, Collective collective) {
+// If every lane of the mask of `one` that has not left waits where `one` waits, end the meeting and free its lanes.
+static bool complete_meeting(Worker& w, Block& b, const Thread& one) {
+    u32 warp = one.id / 32, present = 0;
     Thread* lanes = &b.threads[warp * 32];
     Warp& own = b.warps[warp];
-    if (mask == ~0u && own.ready) return false;  // somebody is on his way
-    u32 present = 0;
-    for (u32 lane = 0; lane < own.size; ++lane) {
-        Thread& t = lanes[lane];
-        if (!(mask >> lane & 1) || t.state == GONE) continue;
-        if (t.state != AT_COLLECTIVE || t.mask != mask || t.collective != collective) return false;
+    if (one.mask == ~0u && own.ready) return false;  // a lane is still on its way
+    for (u32 lane = own.size; lane--;) {  // the highest lane is mostly the last to arrive
+        const Thread& t = lanes[lane];
+        if (!(one.mask >> lane & 1) || t.state == GONE) continue;
+        if (t.state != AT_COLLECTIVE || t.mask != one.mask || t.collective != one.collective) return false;
+        if (t.complete != one.complete || t.line != one.line) return false;
         present |= 1u << lane;
-        const Thread& first = lanes[__builtin_ctz(present)];
-        if (t.complete != first.complete || t.line != first.line) return false;
     }
-    if (!present) return false;
-    Thread& first = lanes[__builtin_ctz(present)];
-    if (needs_whole_warp(collective) && present != ~0u) return raise_lanes_missing(w, first, present), false;
-    Access counted = collective == SYNCWARP ? BARRIER : collective == PRODUCT ? MMA : SHUFFLE;
-    if (collective != MATRIX) count(w, first.site, counted);  // its accesses are
-    if (first.complete) {
-        void* payloads[32] = {};
-        for (u32 lane = 0; lane < own.size; ++lane)
-            if (present >> lane & 1) payloads[lane] = lanes[lane].payload;
-        first.complete(payloads);
-    }
-    for (u32 lane = 0; lane < own.size; ++lane) {
-        Thread& t = lanes[lane];
-        if (!(present >> lane & 1)) continue;
-        t.lanes = present;
-        if (collective == SHFL) {
-            bool there = present >> t.source & 1;
-            if (!there && w.job->launch.mode == CHECK) {
-                Error e = new_error(w, mask >> t.source & 1 ? LANE_GONE : LANE_NOT_IN_MASK, t.site);
-                e.thread = t.index;
-                e.lane = t.source;
-                raise_error(w, e);
-                if (w.job->failed) return false;
-            }
-            t.values[t.source] = there ? lanes[t.source].value : t.value;
-        } else if (t.values) {
-            for (u32 other = 0; other < own.size; ++other) t.values[other] = lanes[other].value;
-        }
-    }
-    if (collective == SYNCWARP && w.job->launch.mode == CHECK) {
-        u32 joined[32] = {};
-        Thread* together[32];
-        u32 number = 0;
-        for (u32 lane = 0; lane < own.size; ++lane)
-            if (present >> lane & 1) {
-                together[number++] = &lanes[lane];
-                own.known[lane][lane] = ++lanes[lane].clock;
-                for (u32 s = 0; s < own.size; ++s) joined[s] = std::max(joined[s], own.known[lane][s]);
-            }
-        for (u32 lane = 0; lane < own.size; ++lane)
-            if (present >> lane & 1) memcpy(own.known[lane], joined, sizeof(joined));
-        share_acquired(together, number);
-    }
-    for (u32 lane = 0; lane < own.size; ++lane)
-        if (present >> lane & 1) wake(w, b, lanes[lane]);
-    return true;
+    const Thread& first = lanes[__builtin_ctz(present)];
+    if (needs_whole_warp(first.collective) && present != ~0u) return raise_lanes_missing(w, first, present), false;
+    Access counted = first.collective == SYNCWARP ? BARRIER : first.collective == PRODUCT ? MMA : SHUFFLE;
+    if (first.collective != MATRIX) count(w, first.site, counted);  // its loads and stores are counted
+    void* payloads[32];
+    for (u32 lane = 0; lane < 32; ++lane) payloads[lane] = present >> lane & 1 ? lanes[lane].payload : nullptr;
+    first.complete(payloads);
+    for (u32 lane = 0; lane < own.size && !w.job->failed; ++lane)
+        if (present >> lane & 1) lanes[lane].lanes = present, wake(w, b, lanes[lane]);
+    return !w.job->failed;
 }
 
-static u32 arrive(Worker& w, Collective collective, u32 mask, void* site) {
+// This thread meets the other lanes of `mask` in one function and one line. The last lane runs `complete` for all of them.
+[[gnu::always_inline]] static inline u32 meet(
+    Worker& w, Collective what, u32 mask, void* payload, void (*complete)(void**), int line, void* site) {
     Block& b = *w.block;
     Thread& me = *w.current;
     if (!(mask >> me.lane & 1)) {
@@ -213,37 +178,89 @@ static u32 arrive(Worker& w, Collective collective, u32 mask, void* site) {
         raise_error(w, e);
         mask |= 1u << me.lane;
     }
-    me.collective = collective, me.mask = mask;
+    me.collective = what, me.mask = mask, me.payload = payload, me.complete = complete, me.line = line;
     me.state = AT_COLLECTIVE;
     me.site = site;
     leave_ready(w, b, me);
-    if (me.state == AT_COLLECTIVE && !complete_collective(w, b, me.id / 32, mask, collective))
-        wait(w, AT_COLLECTIVE, site);
+    if (!complete_meeting(w, b, me)) wait(w, AT_COLLECTIVE, site);
     w.progress++;
     return me.lanes;
 }
 
-extern "C" u32 simt_collective(Collective collective, u32 mask, u64 value, int source, u64* values) {
+// In the functions below, every lane brings its Thread.
+template <class Function>
+static void for_each(void** lanes, Function function) {
+    for (u32 lane = 0; lane < 32; ++lane)
+        if (lanes[lane]) function(*(Thread*)lanes[lane]);
+}
+[[gnu::always_inline]] static inline u64 meet(Collective what, u32 mask, u64 value, void (*complete)(void**), void* site) {
     Thread& me = *worker->current;
-    me.value = value, me.source = source & 31, me.values = values;
-    me.complete = nullptr, me.line = 0;
-    return arrive(*worker, collective, mask, CALLER);
+    me.value = value;
+    meet(*worker, what, mask, &me, complete, 0, site);
+    return me.result;
 }
 
-extern "C" u32 simt_meet(Collective collective, u32 mask, void* payload, void (*complete)(void**), int line) {
-    Thread& me = *worker->current;
-    me.values = nullptr;
-    me.payload = payload, me.complete = complete, me.line = line;
-    return arrive(*worker, collective, mask, CALLER);
+[[gnu::noinline]] static void raise_no_source(const Thread& t) {
+    if (worker->job->launch.mode != CHECK) return;
+    Error e = new_error(*worker, t.mask >> t.source & 1 ? LANE_GONE : LANE_NOT_IN_MASK, t.site);
+    e.thread = t.index, e.lane = t.source;
+    raise_error(*worker, e);
+}
+static void shuffle(void** lanes) {
+    for_each(lanes, [&](Thread& t) {
+        Thread* source = (Thread*)lanes[t.source];
+        t.result = (source ? source : &t)->value;
+        if (!source) raise_no_source(t);
+    });
+}
+static void vote(void** lanes) {
+    u32 votes[2] = {};
+    for_each(lanes, [&](Thread& t) { votes[t.value] |= 1u << t.lane; });
+    for_each(lanes, [&](Thread& t) { memcpy(&t.result, votes, sizeof(votes)); });
+}
+static void match(void** lanes) {
+    for_each(lanes, [&](Thread& t) {
+        t.result = 0;
+        for_each(lanes, [&](Thread& other) { t.result |= (u64)(other.value == t.value) << other.lane; });
+    });
+}
+// Every access of a lane before __syncwarp happens before every access of the other lanes after __syncwarp.
+static void order_lanes(void** lanes) {
+    if (worker->job->launch.mode != CHECK) return;
+    Warp* warp = nullptr;
+    u32 joined[32] = {}, number = 0;
+    Thread* together[32];
+    for_each(lanes, [&](Thread& t) {
+        warp = &worker->block->warps[t.id / 32];
+        together[number++] = &t;
+        warp->known[t.lane][t.lane] = ++t.clock;
+        for (u32 s = 0; s < warp->size; ++s) joined[s] = std::max(joined[s], warp->known[t.lane][s]);
+    });
+    for_each(lanes, [&](Thread& t) { memcpy(warp->known[t.lane], joined, sizeof(joined)); });
+    share_acquired(together, number);
 }
 
-extern "C" u32 simt_activemask() {
+extern "C" {
+u64 simt_shuffle(u32 mask, u64 value, u32 source) {
+    worker->current->source = source % 32;
+    return meet(SHFL, mask, value, shuffle, CALLER);
+}
+Votes simt_vote(u32 mask, bool predicate) {
+    u64 votes = meet(VOTE, mask, predicate, vote, CALLER);
+    return {(u32)votes, (u32)(votes >> 32)};
+}
+u32 simt_match(u32 mask, u64 value) { return (u32)meet(MATCH, mask, value, match, CALLER); }
+void simt_syncwarp(u32 mask) { meet(SYNCWARP, mask, 0, order_lanes, CALLER); }
+u32 simt_meet(Collective what, u32 mask, void* payload, void (*complete)(void**), int line) {
+    return meet(*worker, what, mask, payload, complete, line, CALLER);
+}
+u32 simt_activemask() {
     Worker& w = *worker;
-    Block& b = *w.block;
     Thread& me = *w.current;
     me.state = AT_ACTIVEMASK;
     me.site = CALLER;
-    leave_ready(w, b, me);
+    leave_ready(w, *w.block, me);
     if (me.state == AT_ACTIVEMASK) wait(w, AT_ACTIVEMASK, CALLER);
     return me.lanes;
+}
 }

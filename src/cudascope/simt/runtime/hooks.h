@@ -1,4 +1,4 @@
-// What an instrumented kernel calls: before every access to memory, and where an address is misaligned for its type.
+// An instrumented kernel calls these functions before every access, and where an address is misaligned for its type.
 #pragma once
 
 #include <cstring>
@@ -6,7 +6,7 @@
 #include "check.h"
 #include "observe.h"
 
-// A guard says whether the constructor of a __shared__ array has run, which is no access of the kernel.
+// A guard says whether the constructor of a __shared__ array has run. The kernel itself does not access guards.
 static bool is_guard(const Job& job, const Block& b, const char* p) {
     for (u32 i = 0; i < job.launch.num_guards; ++i) {
         const SharedArray& guard = job.launch.guards[i];
@@ -15,7 +15,7 @@ static bool is_guard(const Job& job, const Block& b, const char* p) {
     return false;
 }
 
-// A thread that has made many accesses and stored nothing may wait for what another one stores.
+// A thread may wait for a store of another thread if it has made many accesses and stored nothing.
 static void take_turns(Worker& w, Access access, void* site) {
     Thread& me = *w.current;
     if (w.wanted.load(std::memory_order_relaxed) || w.job->failed.load(std::memory_order_relaxed))
@@ -39,6 +39,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     if (mode == PLAIN) return;
     if (mode == CHECK) settle(*w);
     if (w->job->launch.num_guards && is_guard(*w->job, b, a.p)) return;
+    if (a.access != ATOMIC) note_poll(*w->current, a.p, a.bytes, true, a.is_volatile && a.access == READ ? a.site : nullptr);
     take_turns(*w, a.access, a.site);
     if (mode == CHECK) check(*w, a, alignment);
     else observe(*w, a.p, a.bytes, a.access, a.site);
@@ -89,8 +90,8 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
 
-// -fsanitize=alignment calls it before an access to `p` that is no multiple of what its type asks for; and
-// -fsanitize=object-size, with an alignment of 1, before one past the ends of a variable that the compiler knows.
+// -fsanitize=alignment calls this function before an access to `p` that is misaligned for its type. With an alignment of
+// 1, -fsanitize=object-size calls it before an access past the ends of a variable that the compiler knows.
 struct Mismatch { const char* file; u32 line, column; void* type; u8 log_alignment, kind; };
 void __ubsan_handle_type_mismatch_v1(const Mismatch* mismatch, void* p) {
     enum { LOAD, STORE, REFERENCE };  // the other kinds choose a member: its own access tells

@@ -1,7 +1,8 @@
-// What reaches a launch from outside its code: faults, the clock, Python's signals.
+// Events from outside a kernel's code: faults, the clock, Python's signals.
 #pragma once
 
 #include <errno.h>
+#include <fenv.h>
 #include <link.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -16,17 +17,7 @@ static u64 now() {
     return (u64)t.tv_sec * 1'000'000'000 + (u64)t.tv_nsec;
 }
 
-static u64 program_counter([[maybe_unused]] void* state) {
-#if defined(__x86_64__)
-    return (u64)((ucontext_t*)state)->uc_mcontext.gregs[REG_RIP];
-#elif defined(__aarch64__)
-    return (u64)((ucontext_t*)state)->uc_mcontext.pc;
-#else
-    return 0;
-#endif
-}
-
-// The code of the compiled file that holds `entry`: where a fiber may be stopped, for it is in no lock there.
+// Find the code of the compiled file that holds `entry`. A fiber in that code holds no lock, so it may lose its turn.
 static void find_code(Job& job) {
     auto look = [](dl_phdr_info* info, size_t, void* data) {
         Job& job = *(Job*)data;
@@ -49,13 +40,11 @@ static void find_code(Job& job) {
 
 // ---------------------------------------------------------------------------------------------- faults
 
-constexpr int FAULTS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
-
 static int tick_signal() { return SIGRTMAX - 4; }
 
 static struct sigaction handlers_before[_NSIG];  // of the signals that launches take, while there is a launch
 
-// A signal that is not the launch's: do as if there were no launch.
+// Handle a signal that does not concern the launch as the process would without a launch.
 static void pass_on(int number, siginfo_t* info, void* state) {
     static thread_local bool passing = false;  // the other handler has this one for its own earlier one
     const struct sigaction& before = handlers_before[number];
@@ -72,21 +61,22 @@ static void pass_on(int number, siginfo_t* info, void* state) {
     passing = false;
 }
 
-// A wild access that no hook announced (a plain run), a division by zero, __builtin_trap or abort: leave the launch with an
-// error instead of the process.
+// End the launch, not the process, after a wild access that no hook announced (a plain run), a division by zero,
+// __builtin_trap or abort.
 static void on_fault(int number, siginfo_t* info, void* state) {
     Worker* w = worker;
     char* address = (char*)info->si_addr;
     bool is_sent = info->si_code == SI_USER;  // by somebody else
     if (copying && !is_sent) siglongjmp(*copying, 1);
     if (!w || is_sent) return pass_on(number, info, state);
-    w->fault = number == SIGFPE ? DIVIDED_BY_ZERO : number == SIGILL || number == SIGABRT ? STOPPED : FAULT;
+    w->fault = is_division(number, state) ? DIVIDED_BY_ZERO : is_trap(number) || number == SIGABRT ? STOPPED : FAULT;
     if (w->fault == FAULT && w->current) {
         char* stack = w->block->stacks.start + w->current->id * STACK;
         if (address >= stack - GUARD && address < stack + GUARD) w->fault = STACK_OVERFLOW;
     }
-    bool meets = w->current && w->current->state == AT_COLLECTIVE;  // in what a meeting's last lane does for all
+    bool meets = w->current && w->current->state == AT_COLLECTIVE;  // the last lane of a meeting works for all lanes
     w->fault_site = w->landing ? (u64)w->landing : meets ? (u64)w->current->site : program_counter(state) + 1;
+    fesetround(FE_TONEAREST);  // on aarch64, a handler starts in the mode of what it interrupts
     siglongjmp(w->escape, 1);
 }
 
@@ -98,7 +88,7 @@ constexpr u64 BARRIERS_ALONE = 10;
 
 struct Timer {
     timer_t timer{};
-    pid_t process = 0;  // a forked child has none of its parent's
+    pid_t process = 0;  // a forked child does not inherit timers
 
     void set(u64 first, u64 then) {
         if (process != getpid()) {
@@ -119,7 +109,9 @@ struct Timer {
 };
 static thread_local Timer timer;
 
-// A fiber of a plain launch that has run through two ticks goes to the end of the queue: it may wait for what another does.
+// A fiber of a plain launch that has run through two ticks goes to the end of the queue. No other part of the runtime can
+// end the turn of a loop without calls. A loop may poll a volatile or plain variable until another thread of the grid
+// stores to it, or may have no end. Ctrl-C and the time limit must end such a loop as well.
 static void on_tick(int number, siginfo_t* info, void* state) {
     if (info->si_code != SI_TIMER) return pass_on(number, info, state);
     Worker* w = worker;
@@ -144,6 +136,7 @@ static void on_tick(int number, siginfo_t* info, void* state) {
         w->clock_preempted_at = w->switches;
         w->current->site = (void*)(at + 1);
         w->block->ready.push_back(w->current);
+        fesetround(FE_TONEAREST);
         switch_to(w->current->context, w->scheduler);
     }
     errno = saved;
@@ -171,7 +164,7 @@ static void ask_python(Job& job) {
     if (w) timer.set(TICK, TICK);
 }
 
-// While it lives, faults and ticks of the clock are the launch's. Handlers of the process are back when no launch is left.
+// Faults and ticks of the clock belong to the launches while at least one runs. The last launch restores the handlers.
 class Signals {
     static inline int launches = 0;  // launches from several Python threads share the process's handlers
 

@@ -12,6 +12,7 @@ enum Collective : unsigned {  // what threads wait for each other in
     EXCHANGE,  // of values in a group
     PRODUCT, MATRIX,  // of matrices, and a matrix's load or store: by a whole warp
 };
+struct Votes { unsigned no, yes; };  // lanes
 enum FindingKind : unsigned {
     NOTHING, DEADLOCK, OUTSIDE_GLOBAL, OUTSIDE_SHARED, MISALIGNED, RACE, BARRIER_NOT_REACHED, LANE_GONE,
     LANE_NOT_IN_MASK, UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER,

@@ -59,10 +59,11 @@ struct Launch {
     u64 ignored;  // one bit for each FindingKind that is none
     Region* regions;
     SharedArray *shared, *guards;  // a guard says whether an array's constructor has run: no access of the kernel
+    SharedArray* variables;  // of the compiled file, by address: those that may hold pointers
     u64 shared_segment;  // bytes of a thread block's shared memory, all arrays and gaps together
-    int64_t dynamic_offset;  // of the dynamic part, -1: there is none
+    int64_t dynamic_offset;  // of the dynamic part, -1 without one
     u64 dynamic_bytes;
-    u32 num_regions, num_shared, num_guards, num_pointers;
+    u32 num_regions, num_shared, num_guards, num_variables, num_pointers;
     u32* pointers;  // the arguments that point into a region
     u32* pointer_regions;  // which
     u64 max_events;

@@ -13,7 +13,7 @@
 
 #include "block.h"
 
-constexpr u64 PAGE = 4096, SPACE = 64ull << 30, SMALL = 256 << 10;
+constexpr u64 SPACE = 64ull << 30, SMALL = 256 << 10;
 constexpr u8 CANARY = 0xa5;  // round a tensor, as far as its pages go
 
 static char* reserve(u64 bytes, int protection) {
@@ -24,22 +24,26 @@ static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
 
 // ---------------------------------------------------------------------------------------------- arenas
 
-static std::mutex process_lock;  // of what all launches of the process share
+static std::mutex process_lock;  // of the data that all launches of the process share
 
-// Memory with empty space before and behind it, as much as there is. The first bytes, as many again, are memory too: they
-// keep a copy of what the kernel found. Small arenas are kept for the next launch.
+// Pages with empty space before and after them, as large as the machine allows. The arena starts with the same number of
+// pages again. They keep a copy of a tensor's values before the launch. Arenas are kept for the next launch, because fresh
+// memory costs a fault per page.
 struct Arena { char *start, *pages; u64 bytes, page_bytes; };
+constexpr u64 SPARE = 64 << 20;  // bytes of spare arenas at most, their copies not counted
 static std::vector<Arena> spare_arenas;
+static u64 spare_bytes = 0;
 static std::vector<Stacks> spare_stacks;
 
 static Arena take_arena(u64 page_bytes) {
     constexpr u64 HUGE_PAGE = 2 << 20;
-    if (page_bytes <= SMALL) {
+    {
         std::lock_guard<std::mutex> guard(process_lock);
         for (size_t i = spare_arenas.size(); i--;)
             if (spare_arenas[i].page_bytes == page_bytes) {
                 Arena arena = spare_arenas[i];
                 spare_arenas.erase(spare_arenas.begin() + (int)i);
+                spare_bytes -= page_bytes;
                 return arena;
             }
     }
@@ -60,12 +64,16 @@ static Arena take_arena(u64 page_bytes) {
 }
 
 static void give_back(const Shadow& s) {
-    if (s.page_bytes <= SMALL && !s.spoiled) {
+    if (!s.spoiled && s.page_bytes <= SPARE / 4) {
         std::lock_guard<std::mutex> guard(process_lock);
-        if (spare_arenas.size() < 64) {
-            spare_arenas.push_back({s.arena, s.pages, s.arena_bytes, s.page_bytes});
-            return;
+        spare_arenas.push_back({s.arena, s.pages, s.arena_bytes, s.page_bytes});
+        spare_bytes += s.page_bytes;
+        while (spare_arenas.size() > 64 || spare_bytes > SPARE) {  // the oldest goes
+            munmap(spare_arenas[0].start, spare_arenas[0].bytes);
+            spare_bytes -= spare_arenas[0].page_bytes;
+            spare_arenas.erase(spare_arenas.begin());
         }
+        return;
     }
     munmap(s.arena, s.arena_bytes);
 }
@@ -76,8 +84,8 @@ static void place(Shadow& s, const Arena& arena) {
 
 // ---------------------------------------------------------------------------------------------- a kernel's malloc
 
-// Kernels have a heap of their own, so that no stray index of theirs meets the process's. It is empty again when all that
-// was allocated has been freed.
+// Kernels have a heap of their own, so that their stray indices do not meet the heap of the process. The heap is empty
+// again when the kernels have freed all of their memory.
 constexpr u64 HEAP = 4ull << 30;
 static char* heap = nullptr;
 static std::atomic<u64> heap_used{0}, live_allocations{0};
@@ -103,7 +111,7 @@ static bool deallocate(void* p) {
 
 // ---------------------------------------------------------------------------------------------- shared memory
 
-// Of the largest possible dynamic part, what this launch has not.
+// Protect the rest of the largest possible dynamic part, or allow access to it again.
 static void allow_rest(const Launch& launch, const Shadow& s, int protection) {
     if (launch.dynamic_offset < 0) return;
     u64 first = up(launch.dynamic_offset + launch.dynamic_bytes, PAGE);
@@ -154,9 +162,10 @@ static void release_block(const Job& job, Block& b, bool keep) {
 // ---------------------------------------------------------------------------------------------- tensors
 
 // A launch works on copies of its tensors, with empty space round each copy, so that a stray index meets nothing. When the
-// launch ends, the elements that it has changed are copied back. All others keep what other threads have stored meanwhile.
-// Two kinds of tensors stay where they are: large ones that a plain launch does not write, for copying them can take longer
-// than the launch, and tensors that the kernel also reaches by a pointer in a struct or in another tensor.
+// launch ends, the elements that it has changed are copied back. Other elements keep the values that other threads of the
+// process have stored meanwhile. Two kinds of tensors stay where they are. A plain launch does not copy a large tensor that
+// it only reads: the copy can take longer than the launch. A tensor also stays if the kernel reaches it by a pointer in a
+// struct, in a variable or in another tensor.
 
 static thread_local sigjmp_buf* volatile copying = nullptr;  // where a fault of the copying continues
 
@@ -192,16 +201,26 @@ static bool is_intact(const char* from, const char* to) {
     return from == to || ((u8)*from == CANARY && memcmp(from, from + 1, (size_t)(to - from - 1)) == 0);
 }
 
+// The address in the caller's memory, if `value` is an address in a copy or the end of a copy.
+static u64 as_original(const Job& job, u64 value) {
+    if (value < job.first_copy || value > job.last_copy) return value;
+    for (const Shadow& s : job.tensors)
+        if (s.arena && value - (u64)s.start <= s.bytes) return value - (u64)s.start + (u64)s.original;
+    return value;
+}
+
 // Store in `to` the elements of `from` that differ from `was`.
 template <class Element>
-static void copy_changes(char* to, const char* from, const char* was, u64 bytes) {
+static void copy_changes(const Job& job, char* to, const char* from, const char* was, u64 bytes) {
     for (u64 piece = 0; piece < bytes; piece += PAGE) {
         u64 length = std::min(PAGE, bytes - piece);
         if (memcmp(from + piece, was + piece, length) == 0) continue;
         u64 end = piece + length, i = piece;
         for (Element now, then; i + sizeof(Element) <= end; i += sizeof(Element)) {
             memcpy(&now, from + i, sizeof(now)), memcpy(&then, was + i, sizeof(then));
-            if (now != then) memcpy(to + i, &now, sizeof(now));
+            if (now == then) continue;
+            if (sizeof(now) == 8) now = (Element)as_original(job, now);
+            memcpy(to + i, &now, sizeof(now));
         }
         for (; i < end; ++i)
             if (from[i] != was[i]) to[i] = from[i];
@@ -209,13 +228,13 @@ static void copy_changes(char* to, const char* from, const char* was, u64 bytes)
 }
 
 // Take the results back.
-static FindingKind unmap_tensor(Shadow& s) {
+static FindingKind unmap_tensor(const Job& job, Shadow& s) {
     char* end = s.start + s.bytes;
     auto copy = s.granule % 8 == 0   ? copy_changes<u64>
                 : s.granule % 4 == 0 ? copy_changes<u32>
                 : s.granule % 2 == 0 ? copy_changes<u16>
                                      : copy_changes<u8>;
-    FindingKind found = survives([&] { copy(s.original, s.start, s.snapshot(), s.bytes); }) ? NOTHING : READ_ONLY;
+    FindingKind found = survives([&] { copy(job, s.original, s.start, s.snapshot(), s.bytes); }) ? NOTHING : READ_ONLY;
     if (!is_intact(s.pages, s.start) || !is_intact(end, s.pages + s.page_bytes)) found = OVERRUN;
     give_back(s);
     return found;
@@ -249,22 +268,38 @@ static void wait_for_turn(Job& job) {
         in_use.push_back({&job, s.original, s.original + s.bytes, plain && s.constant, me});
 }
 
-// A tensor whose address is an element of another one stays where it is.
+template <class Function>
+static void for_each_word(char* words, u64 bytes, Function function) {
+    u64 value;
+    for (u64 i = 0; i + 8 <= bytes; i += 8) memcpy(&value, words + i, 8), function(value, words + i);
+}
+
+// A tensor stays where it is if its address is in a variable or in another tensor.
 static void find_pointers(Job& job) {
     u64 lowest = ~0ull, highest = 0;
     for (const Shadow& s : job.tensors)
         lowest = std::min(lowest, (u64)s.original), highest = std::max(highest, (u64)s.original + s.bytes);
-    for (const Shadow& table : job.tensors) {
-        if (table.granule != 8) continue;
-        survives([&] {
-            for (u64 i = 0; i + 8 <= table.bytes; i += 8) {
-                u64 value;
-                memcpy(&value, table.original + i, 8);
-                if (value < lowest || value >= highest) continue;
-                for (Shadow& s : job.tensors) s.stays |= value - (u64)s.original < s.bytes;
-            }
-        });
-    }
+    auto look = [&](u64 value, char*) {
+        if (value < lowest || value >= highest) return;
+        for (Shadow& s : job.tensors) s.stays |= value - (u64)s.original < s.bytes;
+    };
+    for (u32 i = 0; i < job.launch.num_variables; ++i)
+        for_each_word((char*)job.launch.variables[i].offset, job.launch.variables[i].bytes, look);
+    for (const Shadow& table : job.tensors)
+        if (table.granule == 8) survives([&] { for_each_word(table.original, table.bytes, look); });
+}
+
+// The kernel may have stored the address of a copy where it stays. The copy is about to end.
+static void return_pointers(Job& job) {
+    auto restore = [&](u64 value, char* at) {
+        u64 address = as_original(job, value);
+        if (address != value) memcpy(at, &address, 8);
+    };
+    for (u32 i = 0; i < job.launch.num_variables; ++i)
+        for_each_word((char*)job.launch.variables[i].offset, job.launch.variables[i].bytes, restore);
+    for (const Shadow& table : job.tensors)
+        if (table.granule == 8 && !table.arena && !table.constant)
+            survives([&] { for_each_word(table.original, table.bytes, restore); });
 }
 
 static void map_tensors(Job& job) {
@@ -287,7 +322,11 @@ static void map_tensors(Job& job) {
     find_pointers(job);
     for (u32 i = 0; i < launch.num_regions && !job.failed; ++i) {
         Shadow& s = job.tensors[i];
-        if (s.stays || map_tensor(s, plain)) continue;
+        if (s.stays || map_tensor(s, plain)) {
+            if (s.arena) job.first_copy = std::min(job.first_copy, (u64)s.start);
+            if (s.arena) job.last_copy = std::max(job.last_copy, (u64)s.start + s.bytes);
+            continue;
+        }
         Error error{};
         error.finding = UNREADABLE, error.region = (int)i, error.count = 1;
         job.found.push_back({0, error});
@@ -299,13 +338,14 @@ static void map_tensors(Job& job) {
     }
 }
 
-// What came to light about the tensors: of the first, if there is any.
+// Copy the results back. Return what is wrong with the first tensor that has an error.
 static Error unmap_tensors(Job& job) {
     Error error{};
+    return_pointers(job);
     for (u32 i = 0; i < job.tensors.size(); ++i) {
         Shadow& s = job.tensors[i];
         if (s.cells) munmap(s.cells, s.cell_bytes);
-        FindingKind found = s.arena ? unmap_tensor(s) : NOTHING;
+        FindingKind found = s.arena ? unmap_tensor(job, s) : NOTHING;
         if (found && !error.finding) error.finding = found, error.region = (int)i, error.count = 1;
     }
     std::lock_guard<std::mutex> guard(process_lock);
@@ -326,7 +366,7 @@ static bool is_local(const Block& b, const void* p) {
     return p >= b.stacks.start && p < b.stacks.start + STACK * b.stacks.threads;
 }
 
-// __constant__ and __device__ variables lie in the compiled file.
+// __constant__ and __device__ variables are in the compiled file.
 static bool in_module(Job& job, const char* p) {
     if ((u64)p >> 12 == job.module_page) return true;
     Dl_info info;

@@ -9,7 +9,8 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
     Block& b = *w.block;
     Thread& me = *w.current;
     if (id >= 16 || threads % 32)
-        return raise_argument(w, CALLER, "comes to barrier %u for %u threads: there are 16, for whole warps", id, threads);
+        return raise_argument(
+            w, CALLER, "arrives at barrier %u for %u threads: a barrier is 0 to 15, for whole warps", id, threads);
     if (!threads || threads > w.job->num_threads) threads = w.job->num_threads;
     NumberedBarrier& barrier = b.numbered_barriers[id];
     if (w.job->launch.mode == CHECK) release_all(barrier.known, b, me);

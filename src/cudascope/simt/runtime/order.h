@@ -1,6 +1,7 @@
-// What happens before what: program order; a barrier within a thread block, or the grid; __syncwarp within a warp; and a
-// flag: what a thread did before its __threadfence happens before what follows an atomic, or a volatile read, that
-// comes after the fencing thread's atomic, or volatile write, to the same address.
+// One access happens before another by program order, by a barrier of the thread block or the grid, by __syncwarp within a
+// warp, or by a flag. A flag is an address that a thread writes, by an atomic or a volatile store, after __threadfence().
+// Another thread reads the flag by an atomic or a volatile load. The accesses of the first thread before its fence then
+// happen before the later accesses of the second.
 #pragma once
 
 #include "block.h"
@@ -24,7 +25,7 @@ static bool happened_before(const Job& job, const Block& b, const Stamp& s, cons
     return me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock);
 }
 
-// Whether `s`, an atomic that follows a fence, has been acquired itself: whoever reads a flag comes after its writing.
+// Whether `me` has acquired `s`, an atomic that follows a fence: a thread that reads a flag comes after its writer.
 static bool handed_over(const Stamp& s, const Thread& me) {
     return s.atomic && me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock - 1);
 }
@@ -60,7 +61,7 @@ static void share_acquired(Thread* const* threads, u32 number) {
 
 static void fence(Thread& me) { me.fenced = ++me.clock; }
 
-// What `me` did before its last fence, and all that it knows to have happened before.
+// The accesses of `me` before its last fence, and all accesses that `me` knows to have happened before.
 static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me) {
     auto clocks = std::make_shared<std::vector<u32>>(b.barrier_clock);
     const Warp& warp = b.warps[me.id / 32];
@@ -72,7 +73,7 @@ static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me
     return known;
 }
 
-// All that `me` did until now becomes known, as if by a fence, though it is none for the flags that follow.
+// All accesses of `me` until now become known, as if by a fence. Flags that follow still need a fence of their own.
 static void release_all(std::shared_ptr<const Acquired>& known, const Block& b, Thread& me) {
     u32 fenced = me.fenced;
     fence(me);
@@ -91,7 +92,8 @@ static void pass_flag(Worker& w, const void* address, bool reads, bool writes) {
     if (writes && me.fenced) acquire(releases[(u64)address], known_to(*w.block, me));
 }
 
-// An atomic at `address` follows volatile stores, and no fence: whoever sees it knows of them, and they are not ordered.
+// An atomic at `address` follows volatile stores without a fence: a thread that reads the atomic's value expects these
+// stores, and nothing orders them.
 static void pass_unfenced(Worker& w, const void* address) {
     Job& job = *w.job;
     u32 block = w.block->number;

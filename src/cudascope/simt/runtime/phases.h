@@ -1,13 +1,13 @@
-// Barriers that a kernel makes itself (cuda::barrier): threads arrive, and go on; others, or they, wait for the end of
-// the phase. What a thread did before it arrived happens before what follows the wait. Copies can take part: a phase
-// does not end before they have landed, which they do here when all the others have arrived.
+// Barriers that a kernel makes itself (cuda::barrier). Threads arrive and go on. The same or other threads wait for the end
+// of the phase. The accesses of a thread before its arrival happen before the accesses after a wait. A phase can include
+// asynchronous copies: they land here when all threads have arrived, and then the phase ends.
 #pragma once
 
 #include "async_copies.h"
 
 static Phases& phases_at(Worker& w, void* at, void* site) {
     auto found = w.block->phases.find((u64)at);
-    if (found == w.block->phases.end()) raise_argument(w, site, "uses a barrier that nobody has initialised");
+    if (found == w.block->phases.end()) raise_argument(w, site, "uses a barrier that no thread has initialised");
     return found->second;
 }
 
@@ -31,7 +31,7 @@ static void end_phase(Worker& w, void* at, Phases& p) {
     w.progress++;
 }
 
-// Of a thread block that has ended.
+// Report copies that have not landed when a thread block has ended.
 static void check_landed(Worker& w, const Block& b) {
     for (const auto& [at, p] : b.phases)
         if (!p.copies.empty() && w.job->launch.mode == CHECK) {
@@ -55,7 +55,7 @@ u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
     accessed(at, 8, ATOMIC, CALLER, 8);
     Phases& p = phases_at(w, at, CALLER);
     if (arrivals > p.pending)
-        raise_argument(w, CALLER, "arrives %u times at a barrier at which %u more are expected", arrivals, p.pending);
+        raise_argument(w, CALLER, "arrives %u times at a barrier that expects %u more arrivals", arrivals, p.pending);
     release(w, p);
     if (p.pending == p.expected) count(w, CALLER, BARRIER);
     u64 number = p.number;

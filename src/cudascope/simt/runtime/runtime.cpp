@@ -1,13 +1,13 @@
-// Runs a CUDA kernel on the CPU: threads as fibers, a thread block on one OS thread, thread blocks spread over cores.
+// Runs a CUDA kernel on the CPU. Threads are fibers, an OS thread runs a thread block, and all cores share the grid.
 //
-//   scheduling  a fiber runs until it waits (barrier, warp function) or ends; whoever arrives last frees the others.
-//               One that runs on without an end makes room for the others: it may wait for what they store. A thread block
-//               that only waits steps aside for the next one. When nobody can run and somebody waits, that is a deadlock,
-//               reported with what each waits for; so is a launch in which for a time nobody gets on.
-//   observing   the compiler's hooks (__tsan_*) tell every access before it happens; the lanes of a warp are matched
-//               into one request by (instruction, how many times this lane has executed it).
-//   checking    every access is held against the launch's tensors and shared arrays, and against the last accesses to
-//               the same bytes: two of them race unless one happens before the other (order.h).
+//   scheduling  A fiber runs until it waits (barrier, warp function) or ends. The last thread to arrive frees the others.
+//               A fiber that runs for long loses its turn: it may wait for a store of another thread. A thread block that
+//               only waits steps aside for the next one. If all threads wait, the launch ends with a deadlock that lists
+//               the waits. A launch without progress for some time ends in the same way.
+//   observing   The compiler's hooks (__tsan_*) announce every access. Lanes of a warp that execute an instruction for the
+//               n-th time form one request.
+//   checking    Every access is compared with the launch's tensors and shared arrays, and with the last accesses to the
+//               same bytes. Two accesses race unless one happens before the other (order.h).
 //
 // Observed and checked launches run on one OS thread. simt/build.py compiles this file once and calls simt_launch.
 #include <numeric>

@@ -1,5 +1,5 @@
-// Who runs next: the threads of a thread block as fibers that take turns; the next thread block where one has ended, or
-// has nothing left but to wait for what another one does.
+// The scheduler. The threads of a thread block are fibers that take turns. The next thread block starts when one has ended,
+// or when all threads of one wait for another thread block.
 #pragma once
 
 #include "collectives.h"
@@ -26,7 +26,7 @@ static void leave_kernel(Worker& w) {
     bool somebody_waits = --own.live > own.ready;
     for (u32 lane = 0; somebody_waits && lane < own.size && !w.job->failed; ++lane) {
         Thread& t = b.threads[warp * 32 + lane];
-        if (t.state == AT_COLLECTIVE && t.mask >> me.lane & 1) complete_collective(w, b, warp, t.mask, t.collective);
+        if (t.state == AT_COLLECTIVE && t.mask >> me.lane & 1) complete_meeting(w, b, t);
     }
     w.current = &me;
 }
@@ -44,23 +44,30 @@ static void start_thread() {
     simt_exit();
 }
 
-// Who waits where, of the thread blocks in flight.
+// An error that lists where the threads of `blocks` wait.
 static Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& blocks) {
     Error e = new_error(w, finding, nullptr);
     for (Block* b : blocks)
         for (Thread& t : b->threads) {
             if (t.state == GONE) continue;
             u32 k = 0, running = t.state == READY, line = running ? 0 : (u32)t.line;
+            bool polls = running && t.site && t.site == t.poll_site;
+            if (!e.site || (polls && !e.address)) {
+                e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                if (polls) {
+                    Place place = place_of(*w.job, *b, t.polled);
+                    e.address = (u64)t.polled, e.bytes = t.polled_bytes, e.access = t.polls_volatile ? READ : ATOMIC;
+                    e.space = place.space, e.region = place.region, e.offset = place.offset;
+                }
+            }
             auto same = [&](const Waiter& w) {
                 return w.site == (u64)t.site && w.line == line && w.running == running && w.collective == t.collective &&
                        w.mask == t.mask;
             };
             while (k < e.num_waiters && !same(e.waiters[k])) ++k;
             if (k == 8) continue;
-            if (k == e.num_waiters) {
-                if (!e.site) e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+            if (k == e.num_waiters)
                 e.waiters[e.num_waiters++] = Waiter{(u64)t.site, t.collective, t.mask, 0, running, line, t.index};
-            }
             e.waiters[k].count++;
         }
     return e;
@@ -109,7 +116,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
         t.atomics = t.spins = t.progress = t.batches = 0;
-        t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr, t.read_at = nullptr;
+        t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);
@@ -165,7 +172,7 @@ static void finish_block(Worker& w, Block& b) {
     w.idle.push_back(&b);
 }
 
-// All that is in flight has spun for long, or waits for a grid barrier, and nothing else can start.
+// All threads in flight have spun for long or wait for a grid barrier, and no other thread block can start.
 static bool nobody_can_go_on(Worker& w) {
     if (w.job->launch.workers > 1) return false;
     for (Block* b : w.waiting)

@@ -1,12 +1,15 @@
 """Serve a model to OpenAI's clients: python -m pagewise.engine.serve --model FOLDER_OR_HUB_ID (lesson 9)."""
 
 import argparse
+import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 
 import torch
 
 from pagewise.engine.command_line import add_engine_options, take_engine_options
+from pagewise.engine.followers import GroupLost
 from pagewise.engine.llm import LLM
 from pagewise.models.load import TINY
 
@@ -14,7 +17,8 @@ from pagewise.models.load import TINY
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM. Then refuse new requests, and end when the running requests have ended.
 
-    If the command cannot be done, print one line on stderr that says why, and return exit status 2.
+    If the command cannot be done, print one line on stderr that says why, and return exit status 2. If a process of
+    tensor parallelism ends, answer all requests with an error, and return 1.
     """
     asked = vars(_parser().parse_args(arguments))
     name, max_queue = asked.pop("name") or asked["model"] or "tiny", asked.pop("max_queue")
@@ -28,15 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from pagewise.engine.serve.app import make_app
 
         options = take_engine_options(asked)
-        app = make_app(LLM(model, **options, **asked), name=name, max_queue=max_queue)
+        llm = LLM(model, **options, **asked)
+        app = make_app(llm, name=name, max_queue=max_queue)
     except ModuleNotFoundError as error:
         print(f"error: the server needs {error.name}: pip install 'pagewise[serve]'", file=sys.stderr)
         return 2
-    except (ImportError, OSError, TypeError, ValueError) as error:
+    except (GroupLost, ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    uvicorn.run(app, **address, access_log=False, timeout_graceful_shutdown=grace)
-    return 0
+    server = uvicorn.Server(uvicorn.Config(app, **address, access_log=False, timeout_graceful_shutdown=grace))
+    engine = app.state.engine
+    engine.when_lost = lambda: setattr(server, "should_exit", True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has ended
+    with llm, contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    return 1 if engine.lost else 0
 
 
 def _parser() -> argparse.ArgumentParser:

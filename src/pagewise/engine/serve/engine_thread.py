@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from pagewise.engine import LLM, Output
+from pagewise.engine.followers import GroupLost
 from pagewise.engine.sequence import Piece, Request
 from pagewise.engine.serve.metrics import Metrics
 
@@ -67,12 +68,14 @@ class EngineThread:
     """Runs `llm.step()` while there is something to compute, and sleeps otherwise.
 
     Invariant: apart from jobs that still wait in the inbox, a request is in `llm` only while its answer is open (`with
-    engine.answer(...)`). An exception in a step fails only the requests that ran in this step.
+    engine.answer(...)`). An exception in a step fails only the requests that ran in this step. GroupLost fails every
+    request, and `when_lost` is called, which should end the server.
     """
 
     def __init__(self, llm: LLM, *, max_queue: int) -> None:
         self.llm, self.max_queue = llm, max_queue
         self.metrics = Metrics(llm)
+        self.lost, self.when_lost = False, lambda: None
         self.num_held = 0  # requests of open answers; the event loop's
         self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
         self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's own, like the next
@@ -157,7 +160,10 @@ class EngineThread:
         try:
             self._events += ((output.request_id, output) for output in self.llm.step())
         except Exception as error:
-            logger.exception("a step failed, and with it the requests that ran in it")
+            if isinstance(error, GroupLost):
+                self._lose(error)
+            else:
+                logger.exception("a step failed, and with it the requests that ran in it")
             # if the step failed before it had any request, fail the oldest waiting one, or this would go on for ever
             waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
             for request_id in self.llm.failed_ids or waiting:
@@ -173,6 +179,12 @@ class EngineThread:
                 self.metrics.end(request_id, event.finish_reason if answered else "error", answered=answered)
         self.metrics.update()
         self._loop.call_soon_threadsafe(_deliver, heard)
+
+    def _lose(self, error: GroupLost) -> None:
+        if not self.lost:
+            logger.error("the server ends: %s", error)
+            self.lost = True
+            self.when_lost()
 
 
 def _do(future: Future, work: Callable[[], object]) -> None:

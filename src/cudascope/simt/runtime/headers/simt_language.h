@@ -73,7 +73,7 @@
 namespace simt {
 template <class T>
 SIMT_INLINE uint64_t bits(const T& value) {
-    static_assert(sizeof(T) <= 8 && sizeof(T) != 3, "a shuffle moves a type of 4 or 8 bytes (or a half or bfloat16)");
+    static_assert(sizeof(T) <= 8 && sizeof(T) != 3, "a function of a warp and an atomic take a value of 4 or 8 bytes, a half or a bfloat16");
     uint64_t out = 0;
     __builtin_memcpy(&out, &value, sizeof(T));
     return out;

@@ -33,8 +33,8 @@ SIMT_INLINE u32 vote_ballot(bool predicate, u32 mask) { return __ballot_sync(mas
 SIMT_INLINE bool vote_any(bool predicate, u32 mask) { return __any_sync(mask, predicate); }
 SIMT_INLINE bool vote_all(bool predicate, u32 mask) { return __all_sync(mask, predicate); }
 SIMT_INLINE bool vote_uni(bool predicate, u32 mask) {
-    unsigned lanes, set = simt::ballot(mask, predicate, &lanes);
-    return set == 0 || set == lanes;
+    Votes votes = simt_vote(mask, predicate);
+    return !votes.yes || !votes.no;
 }
 template <class T>
 SIMT_INLINE u32 match_any(T value, u32 mask) { return __match_any_sync(mask, value); }

@@ -1,4 +1,4 @@
-// What a thread asks the runtime for: who it is, barriers and fences, printf and assert.
+// The functions by which a thread asks the runtime for its indices, barriers and fences, printf and assert.
 #pragma once
 
 #include "../kinds.h"
@@ -13,8 +13,10 @@ unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
 void simt_grid_sync(int line);
-// values[lane] receives what that lane brought (of a shuffle: values[source] only); returns the lanes that took part.
-unsigned simt_collective(simt::Collective collective, unsigned mask, uint64_t value, int source, uint64_t* values);
+uint64_t simt_shuffle(unsigned mask, uint64_t value, unsigned source);
+simt::Votes simt_vote(unsigned mask, bool predicate);
+unsigned simt_match(unsigned mask, uint64_t value);  // the lanes that brought this value
+void simt_syncwarp(unsigned mask);
 // A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
 // of a lane that is not there) before any of them goes on. Lanes that name another function or another line of the
 // kernel have not come to the same meeting. PRODUCT and MATRIX need all 32 lanes. Orders no memory; returns the lanes.
@@ -38,7 +40,8 @@ long long simt_clock();
 void simt_atomic(const volatile void* address, int bytes);
 void simt_atomic_if(const volatile void* address, int bytes, uint64_t compare);
 bool simt_exchange_if(volatile void* address, int bytes, uint64_t* expected, uint64_t desired);
-// This thread's asynchronous copies (async_copies.h). Of `bytes` (4, 8, 16) to shared memory the last `zeros` become 0.
+// This thread's asynchronous copies (async_copies.h). A copy moves `bytes` (4, 8, 16) to shared memory. The last `zeros`
+// of the bytes become 0.
 void simt_copy_async(void* to, const void* from, unsigned bytes, unsigned zeros);
 bool simt_copies_async(const void* to, const void* from);  // whether these are shared and global memory
 void simt_copies_commit();

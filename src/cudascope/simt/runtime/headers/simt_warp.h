@@ -6,27 +6,28 @@
 namespace simt {
 template <class T>
 SIMT_INLINE T shuffle(unsigned mask, const T& value, int source) {
-    uint64_t values[32];
-    simt_collective(SHFL, mask, bits(value), source, values);
-    return from_bits<T>(values[source]);
+    return from_bits<T>(simt_shuffle(mask, bits(value), source));
 }
 template <class T, class Op>
+struct Reduction {
+    T value;
+    Op op;
+    SIMT_UNSEEN static void complete(void** lanes) {
+        Reduction* first = nullptr;
+        for (int lane = 0; lane < 32; ++lane) {
+            Reduction* mine = (Reduction*)lanes[lane];
+            if (mine && first) first->value = first->op(first->value, mine->value);
+            else if (mine) first = mine;
+        }
+        for (int lane = 0; lane < 32; ++lane)
+            if (lanes[lane]) ((Reduction*)lanes[lane])->value = first->value;
+    }
+};
+template <class T, class Op>
 SIMT_INLINE T reduce(unsigned mask, T value, Op op) {
-    uint64_t values[32];
-    unsigned lanes = simt_collective(REDUCE, mask, bits(value), -1, values);
-    int first = __builtin_ctz(lanes);
-    T total = from_bits<T>(values[first]);
-    for (int lane = first + 1; lane < 32; ++lane)
-        if (lanes >> lane & 1) total = op(total, from_bits<T>(values[lane]));
-    return total;
-}
-SIMT_INLINE unsigned ballot(unsigned mask, int predicate, unsigned* lanes) {
-    uint64_t values[32];
-    *lanes = simt_collective(VOTE, mask, predicate != 0, -1, values);
-    unsigned set = 0;
-    for (int lane = 0; lane < 32; ++lane)
-        if (*lanes >> lane & 1 && values[lane]) set |= 1u << lane;
-    return set;
+    Reduction<T, Op> mine{value, op};
+    simt_meet(REDUCE, mask, &mine, Reduction<T, Op>::complete, 0);
+    return mine.value;
 }
 }  // namespace simt
 
@@ -52,27 +53,13 @@ SIMT_INLINE T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width =
     return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
 }
 
-SIMT_INLINE void __syncwarp(unsigned mask = 0xffffffff) {
-    simt_collective(simt::SYNCWARP, mask, 0, -1, nullptr);
-}
+SIMT_INLINE void __syncwarp(unsigned mask = 0xffffffff) { simt_syncwarp(mask); }
 SIMT_INLINE unsigned __activemask() { return simt_activemask(); }
-SIMT_INLINE unsigned __ballot_sync(unsigned mask, int predicate) {
-    unsigned lanes;
-    return simt::ballot(mask, predicate, &lanes);
-}
-SIMT_INLINE int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-SIMT_INLINE int __all_sync(unsigned mask, int predicate) {
-    unsigned lanes, set = simt::ballot(mask, predicate, &lanes);
-    return set == lanes;
-}
+SIMT_INLINE unsigned __ballot_sync(unsigned mask, int predicate) { return simt_vote(mask, predicate).yes; }
+SIMT_INLINE int __any_sync(unsigned mask, int predicate) { return simt_vote(mask, predicate).yes != 0; }
+SIMT_INLINE int __all_sync(unsigned mask, int predicate) { return simt_vote(mask, predicate).no == 0; }
 template <class T>
-SIMT_INLINE unsigned __match_any_sync(unsigned mask, T value) {
-    uint64_t values[32];
-    unsigned lanes = simt_collective(simt::MATCH, mask, simt::bits(value), -1, values), same = 0;
-    for (int lane = 0; lane < 32; ++lane)
-        if (lanes >> lane & 1 && values[lane] == simt::bits(value)) same |= 1u << lane;
-    return same;
-}
+SIMT_INLINE unsigned __match_any_sync(unsigned mask, T value) { return simt_match(mask, simt::bits(value)); }
 template <class T>
 SIMT_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all) {
     *all = __match_any_sync(mask, value) == mask;

@@ -1,0 +1,107 @@
+"""All-to-all attention, known as Ulysses: processes exchange heads for tokens (lesson 10).
+
+Before attention, a process has all H heads of its T / n tokens. Attention needs all tokens of a head, but its heads do
+not need each other. So the processes exchange:
+
+    [B, H, T/n, D]  →  all-to-all  →  [B, H/n, T, D]  →  attention  →  [B, H/n, T, D]  →  all-to-all  →  [B, H, T/n, D]
+
+An exchange moves numbers and does not change them, so its gradient is the opposite exchange. Jacobs et al. 2023.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pagewise.distributed.communication import Group, all_to_all, compare, rank_and_size
+from pagewise.distributed.sequence import checked_lengths
+from pagewise.flash_attention import flash_attention
+from pagewise.options import ScoreOptions
+from pagewise.tools.checks import check_qkv
+from pagewise.tools.device import wants_gradient
+
+
+def all_to_all_attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    *,
+    group: Group,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Float[Tensor, "B H T D"]:
+    """Compute `flash_attention` of a sequence whose tokens are spread over the processes of a group.
+
+    Every process passes its *contiguous* share of q and of k and v, as `shard_sequence(..., order="contiguous")` cuts
+    them, and gets its share of out. Each process computes whole sequences, so causal makes no process wait. The result
+    is differentiable once in q, k and v. All processes must call this function, and all must call `backward` if any
+    does.
+
+    Args:
+        group: a group of torch.distributed with n processes. None: all processes. n must divide Hkv.
+        causal, scale: as in `attention`. Positions are those of the whole sequence.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit in this process or in another process. Every process raises an
+            exception before any heads travel.
+        RuntimeError: no group was started.
+    """
+    rank, count = rank_and_size(group)
+
+    def describe() -> dict[str, object]:
+        check_qkv(q, k, v)
+        options = ScoreOptions(scale, causal).checked(q, k.shape[2])
+        (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
+        if Hkv % count:
+            raise ValueError(
+                f"k has Hkv = {Hkv} heads, and {count} processes cannot share them equally: "
+                f"use ring_attention, which takes any number of heads, or a group whose size divides {Hkv}"
+            )
+        sizes = {"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype}
+        needs = {"the need for a gradient": wants_gradient(q, k, v)}
+        return sizes | needs | {"causal": causal, "scale": options.scale_for(D)}
+
+    everyone = compare(group, describe, may_differ=["T", "S"])
+    of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")
+    of_keys = checked_lengths("k and v", [theirs["S"] for theirs in everyone], "contiguous")
+    q = _Exchange.apply(q, heads_to_tokens, tokens_to_heads, of_queries, group, "q")
+    k = _Exchange.apply(k, heads_to_tokens, tokens_to_heads, of_keys, group, "k")
+    v = _Exchange.apply(v, heads_to_tokens, tokens_to_heads, of_keys, group, "v")
+    out = flash_attention(q, k, v, causal=causal, scale=everyone[rank]["scale"])
+    return _Exchange.apply(out, tokens_to_heads, heads_to_tokens, of_queries, group, "out")
+
+
+def heads_to_tokens(
+    x: Float[Tensor, "B H share D"], lengths: list[int], group: Group, name: str
+) -> Float[Tensor, "B heads T D"]:
+    """Give away all heads but H / n, for the other processes' tokens of these heads."""
+    _, count = rank_and_size(group)
+    pieces = x.chunk(count, dim=1)
+    shapes = [(*pieces[0].shape[:2], length, x.shape[3]) for length in lengths]
+    return torch.cat(all_to_all(pieces, shapes, group, name), dim=2)
+
+
+def tokens_to_heads(
+    x: Float[Tensor, "B heads T D"], lengths: list[int], group: Group, name: str
+) -> Float[Tensor, "B H share D"]:
+    """Give away all tokens but this process's share, for the other heads of that share."""
+    rank, _ = rank_and_size(group)
+    pieces = x.split(lengths, dim=2)
+    shapes = [pieces[rank].shape] * len(pieces)
+    return torch.cat(all_to_all(pieces, shapes, group, name), dim=1)
+
+
+class _Exchange(torch.autograd.Function):
+    """`there(x, …)`, with the gradient `back(gradient, …)`."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, there: Callable, back: Callable, lengths: list[int], group: Group, name: str) -> Tensor:
+        ctx.there, ctx.back, ctx.rest = there, back, (lengths, group, name)
+        return there(x, *ctx.rest)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        lengths, group, name = ctx.rest
+        x = _Exchange.apply(gradient, ctx.back, ctx.there, lengths, group, f"gradient of {name}")
+        return x, None, None, None, None, None

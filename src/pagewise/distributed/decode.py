@@ -1,0 +1,120 @@
+"""Decode over keys that are spread over processes: results travel, keys do not (lesson 10).
+
+A decode step has few queries and many keys. Each process attends to its own keys, and the results (out, lse) of all
+processes are merged, as lesson 7 merges the splits of one GPU. A result is D + 1 numbers for a query and head, however
+long the context is.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int32
+from torch import Tensor
+
+from pagewise.distributed.communication import Group, all_gather, compare, rank_and_size
+from pagewise.flash_decoding import flash_decoding
+from pagewise.online_softmax import merge_attention
+from pagewise.tools.checks import FLOATS, check_flag, check_qkv, check_same, check_shape
+from pagewise.tools.device import looks, wants_gradient
+
+
+def decode_attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    *,
+    group: Group,
+    seq_lens: Int32[Tensor, " B"] | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    check: bool | None = None,
+) -> Float[Tensor, "B H T D"] | tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """Attend with few queries (T from 1 to about 16) to the keys of all processes of a group.
+
+    Every process passes the same q and its own keys and values, any number of them. Every process gets the same out,
+    bit for bit. The result has no gradient. For a paged cache, call `merge_over_processes` with the result of
+    `paged_attention(..., return_lse=True)`.
+
+    Args:
+        group: a group of torch.distributed. None: all processes.
+        seq_lens: sequence b has that many keys in this process, from 0 to S. Default: S each.
+        scale: as in `attention`.
+        return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
+        check: let the processes compare their arguments first. By default this is done on the CPU, and not on a GPU,
+            where the comparison takes longer than the step. Unchecked, shapes that differ can make processes wait
+            forever. `check` is also that of `flash_decoding`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
+        RuntimeError: no group was started.
+    """
+    rank_and_size(group)
+    results = []
+
+    def describe() -> dict[str, object]:
+        check_qkv(q, k, v)
+        check_flag("return_lse", return_lse)
+        _refuse_gradient(q, k, v)
+        results[:] = flash_decoding(q, k, v, seq_lens=seq_lens, scale=scale, return_lse=True, check=check)
+        return {"the shape of q": [*q.shape], "the dtype": q.dtype, "scale": scale}
+
+    _compare_or_check(group, describe, check, q)
+    out, lse = _merged(*results, group)
+    return (out, lse) if return_lse else out
+
+
+def merge_over_processes(
+    out: Float[Tensor, "*rows D"], lse: Float[Tensor, "*rows"], *, group: Group, check: bool | None = None
+) -> tuple[Float[Tensor, "*rows D"], Float[Tensor, "*rows"]]:
+    """Merge what each process computed over its own keys. Every process gets the same (out, lse), bit for bit.
+
+    One all-gather carries out and lse of every process in one tensor. `merge_attention` merges them in the order of the
+    ranks. A process without keys passes lse = −inf, and its out is not used. The result has no gradient.
+
+    Args:
+        group, check: as in `decode_attention`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
+        RuntimeError: no group was started.
+    """
+    rank_and_size(group)
+
+    def describe() -> dict[str, object]:
+        _check_floats("out", out, (*FLOATS, torch.float64))
+        _check_floats("lse", lse, (torch.float32, torch.float64))
+        check_shape("lse", lse, out.shape[:-1], "...")
+        check_same("device", out=out, lse=lse)
+        _refuse_gradient(out, lse)
+        return {"the shape of out": [*out.shape], "the dtype of out": out.dtype, "the dtype of lse": lse.dtype}
+
+    _compare_or_check(group, describe, check, out)
+    return _merged(out, lse, group)
+
+
+def _check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in dtypes:
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"{name} must be a tensor of {' or '.join(map(str, dtypes))}, got {got}")
+
+
+def _compare_or_check(group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object) -> None:
+    if looks(check, x.device if isinstance(x, Tensor) else torch.device("cpu")):
+        compare(group, describe, may_differ=[])
+    else:
+        describe()
+
+
+def _merged(out: Tensor, lse: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(out.dtype, lse.dtype)
+    packed = torch.cat((out.to(wide), lse.to(wide)[..., None]), dim=-1)  # [..., D + 1]
+    gathered = all_gather(packed, group, "out and lse")  # [n, ..., D + 1]
+    merged, merged_lse = merge_attention(gathered[..., :-1], gathered[..., -1])
+    return merged.to(out.dtype), merged_lse.to(lse.dtype)
+
+
+def _refuse_gradient(*tensors: Tensor) -> None:
+    if wants_gradient(*tensors):
+        raise ValueError(
+            "decode has no gradient, and a tensor requires one: call it under torch.no_grad(), or use ring_attention"
+        )

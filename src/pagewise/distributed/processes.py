@@ -1,0 +1,133 @@
+"""Run a function on n processes that form one group of torch.distributed (lesson 10).
+
+`torchrun` starts a script n times. `Processes` does the same for a notebook cell. It imports torch only once for all
+processes and cells: a server process imports torch, and the n processes are forks of the server. The processes use
+gloo, and NCCL for tensors on GPUs if each process can have a GPU of its own.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from pagewise.distributed.worker import serve
+from pagewise.tools.checks import check_count, check_number
+
+IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
+STARTING = 120.0  # seconds that new processes have for their imports, and to find each other
+OTHERS = 0.3  # seconds that the other processes have to report their errors after the first error
+
+
+class Processes(contextlib.AbstractContextManager):
+    """A group of `count` processes for `torch.distributed`. Each process computes with one thread.
+
+        with Processes(3) as processes:
+            ranks = processes.run(torch.distributed.get_rank)  # [0, 1, 2]
+
+    The first `run` starts the processes, and later calls use the same processes. A failure ends all processes, because
+    the others may wait for the process that failed. The next `run` then starts new processes. The processes end with
+    the `with` block, and also when the process that started them ends for any reason.
+    """
+
+    def __init__(self, count: int, *, timeout: float = 120.0) -> None:
+        """Prepare `count` processes. Each call of `run` may take `timeout` seconds."""
+        check_count("count", count)
+        check_number("timeout", timeout, low=0.0)
+        self.count, self.timeout = count, timeout
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+
+    def run(self, function: Callable, *args: object) -> list[Any]:
+        """Call `function(*args)` in every process and return the results in the order of the ranks.
+
+        The function travels by cloudpickle, so a notebook cell may define it. Its printed lines appear after the call.
+
+        Raises:
+            RuntimeError: the function raised an exception in a process, or a process ended. The message names the
+                rank of the process and contains the traceback.
+            TimeoutError: a process did not return in time. The message shows the line at which the process waits.
+        """
+        task = cloudpickle.dumps((function, args))
+        try:
+            if not self._workers:
+                self._start()
+            for _, pipe in self._workers:
+                with contextlib.suppress(OSError):  # the process ended: `_results` says so
+                    pipe.send_bytes(task)
+            return self._results(self.timeout)
+        except BaseException:  # Ctrl-C, too
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes."""
+        for process, pipe in self._workers:
+            process.kill()
+            process.join()
+            pipe.close()
+        if self._workers:
+            self._folder.cleanup()
+        self._workers = []
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="pagewise-")  # where the processes meet, and their logs
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        caller = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # the caller's script must not run again
+        try:
+            for rank in range(self.count):
+                ours, theirs = context.Pipe()
+                args = (theirs, rank, self.count, self._log(rank))
+                process = context.Process(target=serve, args=args, daemon=True)
+                process.start()
+                theirs.close()
+                self._workers.append((process, ours))
+        finally:
+            sys.modules["__main__"] = caller
+        self._results(STARTING)
+
+    def _results(self, limit: float) -> list[Any]:
+        """Wait for a result of each process. Raise the error of a process that ended, else of the lowest rank."""
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers)}
+        results, printed, errors, deadline = {}, {}, {}, time.monotonic() + limit
+        while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    results[rank], printed[rank], error = cloudpickle.loads(pipe.recv_bytes())
+                    errors |= {(1, rank): f"raised {error}"} if error else {}
+                except (EOFError, OSError):
+                    process, _ = self._workers[rank]
+                    process.join()
+                    code = process.exitcode
+                    status = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                    errors[0, rank] = f"ended with {status}\n\n{self._log(rank).read_text()}"
+            deadline = min(deadline, time.monotonic() + OTHERS) if errors else deadline
+        for rank, text in sorted(printed.items()):
+            print("".join(f"process {rank}: {line}\n" for line in text.splitlines()), end="")
+        for (_, rank), error in sorted(errors.items()):
+            raise RuntimeError(f"process {rank} of {self.count} {error.strip()}")
+        if waiting:
+            for rank in waiting.values():
+                os.kill(self._workers[rank][0].pid, signal.SIGUSR1)  # the process writes its stack into its log
+            time.sleep(OTHERS)
+            stacks = "".join(f"\n\nprocess {rank}:\n{self._log(rank).read_text()}" for rank in waiting.values())
+            raise TimeoutError(f"{len(waiting)} of {self.count} processes gave no result within {limit:g} s{stacks}")
+        return [results[rank] for rank in range(self.count)]
+
+    def _log(self, rank: int) -> Path:
+        return Path(self._folder.name, f"log of {rank}")

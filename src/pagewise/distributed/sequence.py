@@ -1,0 +1,160 @@
+"""Shares of a sequence: which tokens each process holds (lesson 10).
+
+n processes cut a sequence of T tokens into pieces that differ by at most one token; the longer pieces come first.
+
+    contiguous   n pieces. Process r holds piece r.
+    zigzag       2n pieces. Process r holds pieces r and 2n − 1 − r, in this order.
+
+A causal query sees all tokens before it. With contiguous shares, the last process sees the most keys and the first
+process sees the fewest. A zigzag share has one piece from each half of the sequence, so every process has the same
+number of visible pairs of query and key. Llama 3 was trained with zigzag shares (Grattafiori et al. 2024). Striped
+attention interleaves single tokens for the same purpose (Brandon et al. 2023).
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from pagewise.distributed.communication import Group, all_gather, all_to_all, compare, rank_and_size
+from pagewise.tools.checks import check_count, check_counts
+
+Order = Literal["zigzag", "contiguous"]
+
+
+def pieces(length: int, count: int, rank: int, order: Order = "zigzag") -> list[range]:
+    """Return the positions that process `rank` of `count` holds of a sequence, as ascending ranges (some are empty).
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+    """
+    check_counts(minimum=0, length=length, rank=rank)
+    check_count("count", count)
+    check_order(order)
+    if rank >= count:
+        raise ValueError(f"rank must be below count = {count}, got {rank}")
+    if order == "contiguous":
+        return [_piece(length, count, rank)]
+    return [_piece(length, 2 * count, rank), _piece(length, 2 * count, 2 * count - 1 - rank)]
+
+
+def share_lengths(length: int, count: int, order: Order = "zigzag") -> list[int]:
+    """Return how many tokens each of `count` processes holds of a sequence."""
+    return [sum(map(len, pieces(length, count, rank, order))) for rank in range(count)]
+
+
+def shard_sequence(x: Tensor, group: Group, *, dim: int, order: Order = "zigzag") -> Tensor:
+    """Return this process's share of x, a copy. Every process passes the whole x, and nothing travels.
+
+    Args:
+        dim: the dimension of x that counts tokens. Its length does not have to be a multiple of n.
+        order: "zigzag" or "contiguous"; see this module.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it.
+    """
+    rank, count = rank_and_size(group)
+    dim = _checked_dim("x", x, dim)
+    parts = [x.narrow(dim, part.start, len(part)) for part in pieces(x.shape[dim], count, rank, order)]
+    return torch.cat(parts, dim)
+
+
+def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "zigzag") -> Tensor:
+    """Return the whole tensor, in every process, from the share of each process. It undoes `shard_sequence`.
+
+    Every process passes a gradient of the whole tensor back. The gradient of a share is the sum over all processes, so
+    it is the gradient of the sum of their losses. If all processes compute the same loss, divide the loss by n.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit, or the shares are not those of `shard_sequence`. Every process
+            raises an exception.
+    """
+    rank_and_size(group)
+
+    def describe() -> dict[str, object]:
+        at = _checked_dim("share", share, dim)
+        check_order(order)
+        others = [*share.shape[:at], "tokens", *share.shape[at + 1 :]]
+        gradient = torch.is_grad_enabled() and share.requires_grad
+        return {
+            "dim": at,
+            "order": order,
+            "the other dimensions of share": others,
+            "the dtype of share": share.dtype,
+            "share.requires_grad": gradient,
+            "tokens": share.shape[at],
+        }
+
+    everyone = compare(group, describe, may_differ=["tokens"])
+    lengths = checked_lengths("share", [theirs["tokens"] for theirs in everyone], order)
+    return _Unshard.apply(share, group, everyone[0]["dim"], order, lengths)
+
+
+def checked_lengths(name: str, lengths: list[int], order: Order) -> list[int]:
+    """Return `lengths`, if they are those of shares in this order.
+
+    Raises:
+        ValueError: they are not.
+    """
+    expected = share_lengths(sum(lengths), len(lengths), order)
+    if lengths != expected:
+        raise ValueError(
+            f'{name} must hold the shares that shard_sequence(..., order="{order}") gives: {expected} tokens of '
+            f"{sum(lengths)}, got {lengths}"
+        )
+    return lengths
+
+
+def check_order(order: object) -> None:
+    """`order` must be "zigzag" or "contiguous"."""
+    if order not in ("zigzag", "contiguous"):
+        raise ValueError(f'order must be "zigzag" or "contiguous", got {order!r}')
+
+
+def positions(length: int, count: int, rank: int, order: Order) -> Int64[Tensor, " tokens"]:
+    """Return the positions that process `rank` holds, ascending, as a tensor on the CPU."""
+    return torch.cat([torch.arange(part.start, part.stop) for part in pieces(length, count, rank, order)])
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, share, group, dim, order, lengths):
+        ctx.group, ctx.dim, ctx.order, ctx.lengths = group, dim, order, lengths
+        tokens_first = share.movedim(dim, 0)
+        padded = tokens_first.new_zeros(max(lengths), *tokens_first.shape[1:])  # all_gather takes equal shapes
+        padded[: len(tokens_first)] = tokens_first
+        gathered = all_gather(padded, group, "unshard")
+        whole = tokens_first.new_empty(sum(lengths), *tokens_first.shape[1:])
+        for rank, length in enumerate(lengths):
+            whole[positions(len(whole), len(lengths), rank, order).to(whole.device)] = gathered[rank, :length]
+        return whole.movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient, lengths = gradient.movedim(ctx.dim, 0), ctx.lengths
+        of_each = [
+            gradient[positions(sum(lengths), len(lengths), rank, ctx.order).to(gradient.device)]
+            for rank in range(len(lengths))
+        ]
+        mine = of_each[rank_and_size(ctx.group)[0]]
+        shapes = [mine.shape] * len(lengths)
+        total = torch.stack(all_to_all(of_each, shapes, ctx.group, "gradient of unshard")).sum(dim=0)
+        return total.movedim(0, ctx.dim), None, None, None, None
+
+
+def _piece(length: int, count: int, index: int) -> range:
+    """Return piece `index` of `count`: the first length % count pieces are one token longer than the others."""
+    short, longer = divmod(length, count)
+    start = index * short + min(index, longer)
+    return range(start, start + short + (index < longer))
+
+
+def _checked_dim(name: str, x: object, dim: int) -> int:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"dim must be from {-x.dim()} to {x.dim() - 1} for {name} of shape {list(x.shape)}, got {dim}")
+    return dim % x.dim()

@@ -1,0 +1,196 @@
+"""A follower of tensor parallelism: a process that computes the steps of process 0 (lesson 10).
+
+`followers` describes both sides. A follower does not decide anything. It loads the model, keeps its share of the
+weights, and makes the cache of its KV heads. Then it computes one step after the other until process 0 closes its
+engine.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pagewise.distributed.tensor_parallel import tensor_parallel
+from pagewise.engine.batch import Batch
+from pagewise.engine.model_runner import make_runner
+from pagewise.flash_decoding_plus_plus import Dataflow
+from pagewise.models import load_model
+from pagewise.tools.device import best_device
+from pagewise.tools.worker import described
+
+TIMEOUT = timedelta(minutes=5)  # for one all-reduce
+CLOSING = 5.0  # seconds that a follower has to end
+OTHERS = 0.3  # seconds to learn why a connection was lost, after the first sign of it
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+READY, CLOSE = "ready", b""  # a follower is ready; the last message to a follower
+
+
+class Plan(NamedTuple):
+    """The model of which every process computes a share."""
+
+    model: str | Path | nn.Module
+    dtype: torch.dtype
+    device: str  # "cpu" or "cuda"
+    dataflow: Dataflow | None
+
+    @classmethod
+    def of(cls, model: str | Path | nn.Module, whole: nn.Module, device: Any, dataflow: Dataflow | None) -> "Plan":
+        """Return the plan for `model`, which process 0 has loaded as `whole`."""
+        weight = next(whole.parameters())
+        if device is None:
+            device = weight.device if whole is model else best_device()
+        return cls(model, weight.dtype, torch.device(device).type, dataflow)
+
+    def share(self, whole: nn.Module, group: Any) -> nn.Module:
+        """Return the share of this process, on its device."""
+        device = torch.device(self.device, _gpu(group.rank())) if self.device == "cuda" else "cpu"
+        return tensor_parallel(whole, group).to(device)
+
+
+def follow_torchrun(count: int) -> None:
+    """Return in process 0, and where torchrun does not run. In all other processes, follow process 0 and then exit.
+
+    Raises:
+        ValueError: the number of processes is not `count`.
+    """
+    if not launched():
+        return
+    number = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
+    if number != count:
+        raise ValueError(
+            f"tensor_parallel = {count} must be the number of processes, and there are {number}: give "
+            f"tensor_parallel={number}, or start torchrun --nproc-per-node {count}"
+        )
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    if (rank := dist.get_rank()) > 0:
+        # torchrun passes both signals to all processes, and process 0 decides when the engine ends
+        with _ignored(signal.SIGINT, signal.SIGTERM):
+            _follow(_connect(), rank, lambda device: dist.group.WORLD)
+        raise SystemExit
+
+
+def launched() -> bool:
+    """Return whether this process already belongs to a group, as under torchrun."""
+    return dist.is_initialized() or {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+
+
+def _connect() -> Connection:
+    """Return a connection to process 0."""
+    found = [None]
+    dist.broadcast_object_list(found)
+    address, key = found[0]
+    connection = Client(address, authkey=key)
+    connection.send(dist.get_rank())
+    return connection
+
+
+def started(fd: int, rank: int, count: int, folder: str, threads: int) -> None:
+    """Follow in a process that `Followers` started."""
+    torch.set_num_threads(threads)
+    _follow(Connection(fd), rank, lambda device: new_group(folder, rank, count, device))
+
+
+def new_group(folder: str, rank: int, count: int, device: str) -> Any:
+    """Return a group of its own, so that an engine leaves the default group of torch.distributed alone."""
+    store = dist.FileStore(f"{folder}/store", count)
+    if device == "cuda":
+        return dist.ProcessGroupNCCL(store, rank, count, timeout=TIMEOUT)
+    usual = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = usual or LOOPBACK  # without it, gloo looks up the name of this machine
+    try:
+        return dist.ProcessGroupGloo(store, rank, count, TIMEOUT)
+    finally:
+        if usual is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def _follow(connection: Connection, rank: int, group_for: Callable[[str], Any]) -> None:
+    """Compute the steps of process 0 until it closes its engine. An exception or a lost connection ends the process."""
+    inbox, ended = SimpleQueue(), threading.Event()
+    reader = threading.Thread(target=_receive, args=(connection, inbox, ended, rank), daemon=True)
+    reader.start()
+    try:
+        _steps(map(pickle.loads, iter(inbox.get, CLOSE)), lambda: connection.send(READY), group_for)
+    except StopIteration:  # the engine was closed before the first step
+        pass
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            connection.send(described(error))
+        reader.join(OTHERS)  # if process 0 has ended, the reader says so
+        os._exit(1)
+    ended.set()
+    connection.close()
+
+
+def _steps(messages: Iterator[Any], ready: Callable[[], None], group_for: Callable[[str], Any]) -> None:
+    """Do what process 0 says: load the model, make the memory, compute steps."""
+    plan = next(messages)
+    whole = plan.model if isinstance(plan.model, nn.Module) else load_model(plan.model, dtype=plan.dtype)[0]
+    ready()
+    group = group_for(plan.device)
+    ready()
+    model = plan.share(whole, group)
+    del whole
+    runner = make_runner(model, "paged", next(messages), plan.dataflow)
+    ready()
+    with torch.inference_mode():
+        for copies, arrays in messages:
+            runner.memory.cache.copy_blocks(copies)
+            runner.forward(_received(arrays, runner.device))
+
+
+def _receive(connection: Connection, inbox: SimpleQueue, ended: threading.Event, rank: int) -> None:
+    """Pass the messages of process 0 to the thread that computes. End the process if that thread waits in vain."""
+    try:
+        while message := connection.recv_bytes():
+            inbox.put(message)
+    except (EOFError, OSError):
+        if ended.is_set():
+            return
+        print(f"process {rank} of tensor parallelism ends, because process 0 has ended", file=sys.stderr, flush=True)
+        os._exit(1)
+    inbox.put(CLOSE)
+    if not ended.wait(CLOSING):  # process 0 has given up a step
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _ignored(*signals: signal.Signals) -> Iterator[None]:
+    """Ignore signals. Only the main thread can enter."""
+    usual = [(one, signal.signal(one, signal.SIG_IGN)) for one in signals]
+    try:
+        yield
+    finally:
+        for one, handler in usual:
+            signal.signal(one, handler)
+
+
+def _gpu(rank: int) -> int:
+    """Return the number of this process's GPU, and make it the current one."""
+    number = int(os.environ.get("LOCAL_RANK", rank))
+    torch.cuda.set_device(number)
+    return number
+
+
+def sent(batch: Batch) -> tuple[Tensor, ...]:
+    """Return what a follower needs of a batch: neither the requests nor the tokens whose logits are wanted."""
+    return batch.token_ids, batch.positions, batch.slots, batch.block_tables, batch.seq_lens, batch.cu_seqlens_q
+
+
+def _received(arrays: list[np.ndarray], device: torch.device) -> Batch:
+    token_ids, positions, *others = (torch.from_numpy(array).to(device) for array in arrays)
+    return Batch([], token_ids, positions, token_ids[:0], *others)

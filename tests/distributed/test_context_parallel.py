@@ -1,0 +1,382 @@
+"""Ring attention, all-to-all attention and decode over 1 to 4 processes: exact, and without a process that waits."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed_cases import (
+    Case,
+    DecodeCase,
+    events_of,
+    owned,
+    pairs_computed,
+    refusal,
+    run_case,
+    run_cases,
+    run_decode,
+    run_late,
+    run_torchs_ring,
+    sent_in,
+    sent_in_decode,
+)
+
+from conftest import assert_as_accurate_as_naive
+from pagewise.distributed import (
+    Processes,
+    all_to_all_attention,
+    decode_attention,
+    merge_over_processes,
+    ring_attention,
+    shard_sequence,
+    unshard_sequence,
+)
+from pagewise.distributed.counted import (
+    all_to_all_backward_bytes,
+    all_to_all_bytes,
+    decode_bytes,
+    ring_backward_bytes,
+    ring_bytes,
+    visible_pairs,
+)
+from pagewise.flash_attention import flash_attention
+from pagewise.naive_attention import attention
+
+COUNTS = [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """{n: a group of n processes}, started once for all tests here."""
+    found = {count: Processes(count, timeout=60.0) for count in COUNTS}
+    yield found
+    for pool in found.values():
+        pool.close()
+
+
+def whole(shares, dim, length, order):
+    """The whole tensor from the share of each process."""
+    out = shares[0].new_full((*shares[0].shape[:dim], length, *shares[0].shape[dim + 1 :]), torch.nan)
+    for rank, share in enumerate(shares):
+        out.index_copy_(dim, owned(length, len(shares), rank, order), share)
+    return out
+
+
+def expected(case, dtype):
+    """(out, lse, dq, dk, dv) of naive attention in a dtype. A row that sees no key has lse −∞ and no gradient."""
+    tensors, d_lse = case.inputs()
+    *qkv, d_out = (x.to(dtype) for x in tensors)
+    qkv = [x.requires_grad_() for x in qkv]
+    out, lse = attention(*qkv, causal=case.causal, scale=case.scale, return_lse=True)
+    results, gradients = ((out,), (d_out,)) if case.order is None else ((out, lse), (d_out, d_lse.to(lse.dtype)))
+    gradients = torch.autograd.grad(results, qkv, gradients)
+    return [x.detach() for x in (*results, *gradients)]
+
+
+def assert_right(cases, by_rank):
+    for i, case in enumerate(cases):
+        exact, naive = expected(case, torch.float64), expected(case, case.dtype)
+        names = ("out", "dq", "dk", "dv") if case.order is None else ("out", "lse", "dq", "dk", "dv")
+        for name, right, near, *shares in zip(names, exact, naive, *(results[i] for results in by_rank), strict=True):
+            got = whole(shares, 2, case.S if name in ("dk", "dv") else case.T, case.order)
+            if name == "lse":
+                hidden = right == -torch.inf
+                assert got[hidden].eq(-torch.inf).all(), (case, name)
+                got, right, near = (x.masked_fill(hidden, 0.0) for x in (got, right, near))
+            try:
+                if case.dtype == torch.float64:
+                    torch.testing.assert_close(got, right, rtol=1e-11, atol=1e-12)
+                else:
+                    assert_as_accurate_as_naive(got, right, near, factor=3.0 if name.startswith("d") else 2.0)
+            except AssertionError as error:
+                raise AssertionError(f"{name} of {case}: {error}") from None
+
+
+LENGTHS = [(16, 16), (13, 13), (1, 1), (3, 3), (5, 17), (17, 5), (40, 41), (0, 4), (4, 0)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_ring_attention_and_its_gradients_match_attention(count, pools):
+    cases = [
+        Case(T, S, causal=causal, order=order)
+        for T, S in LENGTHS
+        for causal in (False, True)
+        for order in ("zigzag", "contiguous")
+    ]
+    cases += [Case(9, 9, H, Hkv, True, scale=-0.3) for H, Hkv in ((1, 1), (8, 1), (3, 3))]
+    cases += [Case(300, 300, causal=True, B=1)]  # several tiles of flash_attention
+    assert_right(cases, pools[count].run(run_cases, cases))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_ring_attention_is_as_accurate_as_attention(dtype, pools):
+    cases = [Case(33, 33, causal=causal, dtype=dtype, D=32) for causal in (False, True)]
+    cases += [Case(7, 90, dtype=dtype, D=32, growth=growth) for growth in (1.0, 3.0)]
+    assert_right(cases, pools[3].run(run_cases, cases))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_all_to_all_attention_and_its_gradients_match_attention(count, pools):
+    heads = [(count, count), (4 * count, 2 * count), (2 * count, count)]
+    cases = [
+        Case(T, S, H, Hkv, causal, None) for T, S in LENGTHS for causal in (False, True) for H, Hkv in heads[T % 3 :]
+    ]
+    assert_right(cases, pools[count].run(run_cases, cases))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_all_to_all_attention_gives_the_bits_of_flash_attention(dtype, pools):
+    case = Case(33, 33, 6, 3, True, None, dtype, D=32, scale=0.5)
+    (*qkv, d_out), _ = case.inputs()
+    qkv = [x.requires_grad_() for x in qkv]
+    out = flash_attention(*qkv, causal=True, scale=0.5)
+    by_rank = pools[3].run(run_case, case)
+    for right, *shares in zip((out.detach(), *torch.autograd.grad(out, qkv, d_out)), *by_rank, strict=True):
+        assert whole(shares, 2, 33, None).equal(right)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_decode_over_all_keys_matches_attention_with_the_same_bits_everywhere(count, pools):
+    lens = [((7, 0, 3), (1, 0, 40), (0, 0, 9), (5, 0, 0)), ((0, 0, 0),) * 4, ((300, 2, 1), (0, 0, 0)) * 2]
+    cases = [DecodeCase(each[:count], T) for each in lens for T in (1, 3)]
+    cases += [DecodeCase(lens[0][:count], H=H, Hkv=Hkv, dtype=torch.bfloat16) for H, Hkv in ((4, 4), (8, 1))]
+    by_rank = pools[count].run(run_decode, cases)
+    for i, case in enumerate(cases):
+        out, lse = by_rank[0][i]
+        for results in by_rank:
+            assert results[i][0].equal(out)
+            assert results[i][1].equal(lse)
+        q, keys = case.inputs()
+        for b in range(len(q)):
+            k, v = (
+                torch.cat(
+                    [pair[which][b, None, :, : each[b]] for pair, each in zip(keys, case.seq_lens, strict=True)], 2
+                )
+                for which in (0, 1)
+            )
+            exact, exact_lse = attention(*(x.double() for x in (q[b, None], k, v)), return_lse=True)
+            naive = attention(q[b, None], k, v)
+            if case.dtype == torch.float64:
+                torch.testing.assert_close((out[b, None], lse[b, None]), (exact, exact_lse), rtol=1e-11, atol=1e-12)
+            else:
+                assert_as_accurate_as_naive(out[b, None], exact, naive)
+                torch.testing.assert_close(lse[b, None].double(), exact_lse, rtol=1e-5, atol=0)
+
+
+def test_keys_in_pages_are_merged_too(pools):
+    def merged():
+        from pagewise.paged_attention import paged_attention
+
+        rank = dist.get_rank()
+        generator = torch.Generator().manual_seed(5)
+        q = torch.randn(2, 4, 8, generator=generator)
+        caches = torch.randn(3, 2, 6, 4, 2, 8, generator=generator)  # of 3 processes: k and v, 6 blocks of 4 slots
+        tables = torch.tensor([[[3, 1], [0, 5]], [[2, 2], [4, 0]], [[1, 0], [3, 5]]], dtype=torch.int32)
+        lens = torch.tensor([[5, 0], [8, 0], [3, 1]], dtype=torch.int32)
+        local = paged_attention(q, *caches[rank], tables[rank], lens[rank], return_lse=True)
+        right = []
+        for b in range(2):
+            keys = [caches[r, :, tables[r, b]].flatten(1, 2)[:, : lens[r, b]] for r in range(3)]
+            k, v = torch.cat(keys, dim=1).transpose(1, 2)[:, None].double()
+            right.append(attention(q[b, None, :, None].double(), k, v)[0, :, 0])
+        return merge_over_processes(*local, group=None)[0], torch.stack(right)
+
+    for out, right in pools[3].run(merged):
+        torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("causal", "order"), [(False, "contiguous"), (True, "contiguous"), (True, "zigzag")])
+def test_torchs_own_context_parallelism_gives_the_same(causal, order, pools):
+    case = Case(24, 24, 4, 4, causal, order, lse_gradient=False)
+    ours, theirs = (pools[3].run(run, case) for run in (run_case, run_torchs_ring))
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------ what travels
+
+
+def test_transfers_are_waited_for_before_their_buffers_are_used(pools):
+    cases = [Case(11, 14, causal=causal, order=order) for causal in (False, True) for order in ("zigzag", "contiguous")]
+    for count in (2, 3):
+        assert_right(cases, pools[count].run(run_late, cases))
+
+
+def test_the_next_keys_travel_while_a_block_is_computed(pools):
+    for events in pools[3].run(events_of, Case(12, 12)):
+        assert events == ["start", "compute", "wait"] * 2 + ["compute"]
+
+
+def test_equal_inputs_give_equal_bits(pools):
+    cases = [Case(50, 50, causal=True, dtype=torch.float32), Case(50, 50, 8, 4, True, None, torch.float32)]
+    first, second = (pools[4].run(run_cases, cases) for _ in range(2))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_bytes_that_travel_are_those_of_the_formulas(count, pools):
+    for order in ("zigzag", "contiguous"):
+        case = Case(13, 18, order=order, dtype=torch.bfloat16)
+        for rank, (forward, backward) in enumerate(pools[count].run(sent_in, case)):
+            assert forward == ring_bytes(case.sizes, count, rank, order)
+            assert backward == ring_backward_bytes(case.sizes, count, rank, order)
+    case = Case(13, 18, 4 * count, 2 * count, order=None, dtype=torch.float32)
+    for rank, (forward, backward) in enumerate(pools[count].run(sent_in, case)):
+        assert forward == all_to_all_bytes(case.sizes, count, rank)
+        assert sorted(backward) == sorted(all_to_all_backward_bytes(case.sizes, count, rank))
+    case = DecodeCase(((3, 9),) * count, T=2, dtype=torch.float16)
+    sizes = Case(2, 9, case.H, case.Hkv, dtype=torch.float16).sizes
+    assert pools[count].run(sent_in_decode, case) == [decode_bytes(sizes, count)] * count
+
+
+def test_formulas_for_equal_shares():
+    sizes = Case(64, 128, 8, 4, dtype=torch.float16, B=3, D=16).sizes
+    share = 2 * 3 * 4 * 32 * 16  # elements of k and v of one process of 4
+    assert [sent.bytes for sent in ring_bytes(sizes, 4, 1)] == [2 * share] * 3
+    assert sum(sent.bytes for sent in ring_backward_bytes(sizes, 4, 1)) == 3 * 2 * share + 4 * 4 * share
+    assert sum(sent.bytes for sent in all_to_all_bytes(sizes, 4, 1)) == 3 * 3 * (2 * 8 * 16 + 2 * 4 * 32) * 16 * 2 // 4
+    assert sum(sent.bytes for sent in decode_bytes(sizes, 4)) == 3 * 3 * 8 * 64 * 17 * 4
+
+
+def test_each_visible_pair_is_computed_once_and_no_other(pools):
+    for T, S, causal in ((12, 12, True), (13, 13, True), (5, 17, True), (17, 5, True), (9, 4, False)):
+        for order in ("zigzag", "contiguous"):
+            case = Case(T, S, causal=causal, order=order)
+            table = visible_pairs(T, S, 3, causal=causal, order=order)
+            assert pools[3].run(pairs_computed, case) == table
+            assert sum(map(sum, table)) == (int(torch.ones(T, S).tril(S - T).sum()) if causal else T * S)
+
+
+def test_zigzag_shares_have_equal_work_and_contiguous_shares_do_not():
+    n, piece = 4, 6
+    T = 2 * n * piece
+    zigzag, contiguous = (visible_pairs(T, T, n, order=order) for order in ("zigzag", "contiguous"))
+    diagonal = 2 * piece * (2 * piece + 1) // 2
+    assert zigzag == [[diagonal] + [2 * piece * piece] * (n - 1)] * n
+    assert contiguous == [[diagonal] + [4 * piece * piece] * rank + [0] * (n - 1 - rank) for rank in range(n)]
+
+
+# ------------------------------------------------------------------------------------------------ groups and refusals
+
+
+def test_a_group_may_be_a_part_of_the_processes(pools):
+    case = Case(9, 9, causal=True)
+
+    def in_part():
+        group = dist.new_group([0, 2])
+        if dist.get_rank() == 1:
+            q = torch.zeros(1, 1, 1, 8)
+            return refusal(lambda rank: ring_attention(q, q, q, group=group))
+        results = run_case(case, group)
+        return (refusal(lambda rank: None), results)[1]
+
+    first, outside, last = pools[3].run(in_part)
+    assert_right([case], [[first], [last]])
+    assert outside[0] is TypeError
+    assert "group must be None or a torch.distributed.ProcessGroup that this process belongs to" in outside[1]
+
+
+def test_without_a_group_the_message_says_how_to_start_processes():
+    q = torch.zeros(1, 1, 1, 8)
+    for call in (ring_attention, all_to_all_attention, decode_attention):
+        with pytest.raises(RuntimeError, match=r"start the program with torchrun.* or use pagewise\.distributed"):
+            call(q, q, q, group=None)
+
+
+def test_one_process_needs_no_other_program(tmp_path):
+    """In the process of the tests, where annotations of shapes are checked."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        for case in (Case(9, 9, causal=True), Case(9, 9, causal=True, order=None)):
+            assert_right([case], [[run_case(case)]])
+        ((out, _),) = run_decode([DecodeCase(((3, 4),))])
+        assert out.isfinite().all()
+        x = torch.arange(6.0, requires_grad=True)
+        unshard_sequence(shard_sequence(x, None, dim=0), None, dim=0).sum().backward()
+        assert x.grad.equal(torch.ones(6))
+    finally:
+        dist.destroy_process_group()
+
+
+def zeros(*shape, **options):
+    return torch.zeros(shape, **options)
+
+
+def call_of(function, rank, *, of_one=None, **of_all):
+    """Call with zeros, with other arguments in all processes (`of_all`) and in process 1 (`of_one`)."""
+    if function is merge_over_processes:
+        arguments = {"out": zeros(1, 2, 1, 8), "lse": zeros(1, 2, 1), "group": None}
+    else:
+        arguments = {"q": zeros(1, 2, 3, 8), "k": zeros(1, 2, 3, 8), "v": zeros(1, 2, 3, 8), "group": None}
+    function(**arguments | of_all | (of_one or {} if rank == 1 else {}))
+
+
+OTHER_HEADS = {name: zeros(1, 4, 3, 8) for name in "qkv"}
+WIDE = {name: zeros(1, 2, 3, 8, dtype=torch.float64) for name in "qkv"}
+GRADIENT = {"q": zeros(1, 2, 3, 8, requires_grad=True)}
+REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of process 1
+    (ring_attention, {"order": "zag"}, 'order must be "zigzag" or "contiguous", got \'zag\'', None),
+    (ring_attention, {"k": zeros(1, 2, 3, 9)}, "k must be", None),
+    (ring_attention, {"of_one": {"k": None}}, "process 1 refuses its arguments: k must be a torch.Tensor", "k must be"),
+    (ring_attention, {"of_one": OTHER_HEADS}, "H must be the same in every process, got 2, 4 in the order", None),
+    (
+        ring_attention,
+        {"of_one": WIDE},
+        "the dtype must be the same in every process, got torch.float32, torch.fl",
+        None,
+    ),
+    (ring_attention, {"of_one": {"causal": True}}, "causal must be the same in every process, got False, True", None),
+    (ring_attention, {"of_one": {"order": "contiguous"}}, "order must be the same in every process", None),
+    (ring_attention, {"of_one": {"scale": 0.5}}, "scale must be the same in every process", None),
+    (ring_attention, {"of_one": GRADIENT}, "the need for a gradient must be the same in every process", None),
+    (
+        ring_attention,
+        {"of_one": {"q": zeros(1, 2, 5, 8)}},
+        'q must hold the shares that shard_sequence(..., order="zigzag") gives: [4, 4] tokens of 8, got [3, 5]',
+        None,
+    ),
+    (
+        ring_attention,
+        {"of_one": {"k": zeros(1, 2, 5, 8), "v": zeros(1, 2, 5, 8)}},
+        "k and v must hold the shares",
+        None,
+    ),
+    (all_to_all_attention, {"k": zeros(1, 1, 3, 8), "v": zeros(1, 1, 3, 8)}, "use ring_attention", None),
+    (all_to_all_attention, {"of_one": {"causal": 1}}, "process 1 refuses its arguments: causal", "causal must be True"),
+    (all_to_all_attention, {"of_one": {"q": zeros(1, 2, 9, 8)}}, "[6, 6] tokens of 12, got [3, 9]", None),
+    (decode_attention, GRADIENT, "decode has no gradient", None),
+    (decode_attention, {"of_one": {"q": zeros(1, 2, 1, 8)}}, "the shape of q must be the same in every process", None),
+    (
+        decode_attention,
+        {"of_one": {"seq_lens": torch.tensor([4], dtype=torch.int32)}},
+        "process 1 refuses its arguments: seq_lens must be from 0 to S = 3",
+        "seq_lens must be from 0 to S = 3",
+    ),
+    (merge_over_processes, {"lse": zeros(1, 2)}, "lse must be", None),
+    (merge_over_processes, {"of_one": {"out": 3}}, "process 1 refuses its arguments: out must be", "out must be"),
+]
+
+
+def test_arguments_that_do_not_fit_are_refused_in_every_process_and_no_process_waits(pools):
+    def refusals():
+        return [refusal(partial(call_of, function, **wrong)) for function, wrong, *_ in REFUSALS]
+
+    zero, one = pools[2].run(refusals)
+    for (function, wrong, of_zero, of_one), (error, message), (error_of_one, message_of_one) in zip(
+        REFUSALS, zero, one, strict=True
+    ):
+        assert issubclass(error, ValueError | TypeError), (function, wrong)
+        assert issubclass(error_of_one, ValueError | TypeError), (function, wrong)
+        assert of_zero in message
+        assert (of_one or of_zero) in message_of_one
+
+
+def test_a_second_derivative_is_refused(pools):
+    def twice():
+        q = torch.ones(1, 1, 2, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad((ring_attention(q, q, q, group=None) ** 2).sum(), q, create_graph=True)
+        gradient.sum().backward()
+
+    (found,) = pools[1].run(refusal, lambda rank: twice())
+    assert found[0] is RuntimeError
+    assert "differentiate twice" in found[1]

@@ -1,0 +1,43 @@
+"""The work of the processes of test_followers.py. They import this module, so it imports no test."""
+
+from torch import nn
+
+from pagewise.engine import LLM, follow
+
+
+def tokens_of(llm, prompts, sampling):
+    """The tokens of each choice of each prompt."""
+    return [[choice.token_ids for choice in output.choices] for output in llm.generate(prompts, sampling)]
+
+
+def serve(jobs, prompts, sampling):
+    """Serve one engine after the other in a group of two processes. `jobs`: (model, options) of each engine.
+
+    Returns what this process has of each engine: tokens, counts, and the bytes of its weights and cache.
+    """
+    results, runners = [], []
+    make_runner = follow.make_runner
+    follow.make_runner = lambda *args: runners.append(make_runner(*args)) or runners[-1]
+    for model, options in jobs:
+        try:
+            with LLM(model, tensor_parallel=2, **options) as llm:
+                outputs = llm.generate(prompts, sampling)
+                results.append(
+                    {
+                        "tokens": [[choice.token_ids for choice in output.choices] for output in outputs],
+                        "cached": max(output.num_cached_tokens for output in outputs),
+                        "preemptions": llm.scheduler.num_preemptions,
+                        "accepted": llm.scheduler.num_accepted,
+                        **held(llm.runner),
+                    }
+                )
+        except SystemExit:  # a follower ends when process 0 closes its engine
+            results.append(held(runners[-1]))
+    follow.make_runner = make_runner
+    return results
+
+
+def held(runner):
+    """The bytes that a process holds."""
+    weights = runner.model.parameters() if isinstance(runner.model, nn.Module) else []
+    return {"cache": runner.memory.nbytes, "weights": sum(weight.nbytes for weight in weights)}
