@@ -16,20 +16,32 @@
     reading, signature, parameters, variables   the parameters of a kernel and the variables of its file
     device_code, statements                     the part of a source that a kernel needs
     build, nvrtc, gpu                           compiled for a GPU and launched there
+    ptx_kernel, ptx_module                      an entry of a PTX file, executed on the CPU
     simt                                        the same source on the CPU
     command_line, given, outputs                the command `cudascope`
     pytest                                      the plugin for tests
     reach                                       memory besides the arguments
+    triton_launches, triton_compiler, triton_source, triton_worker, triton_arguments
+                                                Triton kernels compiled for a GPU, executed on the CPU
 
 The package imports nothing of the course. A GPU run needs torch; a run on the CPU needs numpy alone.
 """
 
 from cudascope.build import CompileError
 from cudascope.kernel import CudaKernel
+from cudascope.ptx_kernel import PtxKernel
 from cudascope.reach import reachable
 from cudascope.simt.errors import Finding
 from cudascope.simt.launch import check, observe, schedule, time_limit
 from cudascope.simt.report import Report
+
+
+def __getattr__(name: str) -> object:
+    if name == "triton_compiled":  # imported when it is needed: few launches of Triton kernels need it
+        from cudascope.triton_launches import triton_compiled
+
+        return triton_compiled
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load_ipython_extension(shell: object) -> None:

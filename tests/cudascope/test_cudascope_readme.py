@@ -37,7 +37,7 @@ def test_the_command_prints_what_the_readme_shows(capsys):
 
 
 def test_the_python_example_runs(capsys):
-    example, _, _ = blocks("python")
+    example, *_ = blocks("python")
     exec(compile(example, "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.startswith("race, ")
@@ -46,13 +46,23 @@ def test_the_python_example_runs(capsys):
 
 
 def test_the_example_of_a_struct_has_no_findings(capsys):
-    _, example, _ = blocks("python")
+    _, example, *_ = blocks("python")
     exec(compile(example, "README.md", "exec"), {})
     assert capsys.readouterr().out == "1 launch checked, nothing found\n"
 
 
+def test_the_example_of_a_triton_kernel_has_no_findings(capsys, tmp_path):
+    _, _, example, _ = blocks("python")
+    file = tmp_path / "row_sums.py"
+    file.write_text(example)
+    exec(compile(example, file, "exec"), {"__name__": "row_sums"})
+    shown = capsys.readouterr().out
+    assert "row_sums, 4 thread blocks of 128 threads\n" in shown
+    assert "tl.store(out + tl.program_id(0), tl.sum(values, 0))" in shown
+
+
 def test_the_example_of_a_test_passes(tmp_path):
-    _, _, example = blocks("python")
+    *_, example = blocks("python")
     (tmp_path / "test_scale.py").write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cudascope", "-p", "cudascope.pytest", "-p", "no:nbval"]
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagewise.distributed import pieces
+from pagewise.distributed.blocks import blocks_of_ring
+from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.sampling import Row, sample
@@ -19,6 +22,7 @@ from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
 from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
+from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
 from pagewise.paged_blocks import BlockManager
 from pagewise.tools.roofline import GPUS, AttentionCost
@@ -166,7 +170,7 @@ def test_progress_names_what_is_done():
     judge("causal_mask", solutions["causal_mask"])
     judge("merge", lambda a, b: None)
     lines = repr(check.progress()).splitlines()
-    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 10)]
+    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 11)]
     assert "✓ causal_mask" in lines[0]
     assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
 
@@ -316,3 +320,35 @@ def test_lesson_9_draws_from_the_engines_distribution(kind):
     shares = torch.bincount(torch.tensor([pick.token for pick in picks]), minlength=5) / 2000
     assert (shares > 0).tolist() == (p > 0).tolist()
     torch.testing.assert_close(shares, p, atol=0.04, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------ lesson 10's processes
+
+
+def test_lesson_10_has_the_packages_zigzag_order():
+    for n in (1, 2, 3, 5):
+        theirs = [[position for piece in pieces(4 * n, n, r, "zigzag") for position in piece] for r in range(n)]
+        assert solutions["zigzag_positions"](4 * n, n) == theirs
+
+
+def test_lesson_10_counts_the_bytes_of_the_package():
+    for n, S, H, Hkv, D in [(2, 8, 4, 2, 8), (4, 64, 8, 4, 32), (8, 64, 16, 8, 16)]:
+        prompt, token = Sizes(1, H, Hkv, S, S, D, 2), Sizes(1, H, Hkv, 1, S, D, 2)
+        sent = {
+            "ring": ring_bytes(prompt, n, 1),
+            "all-to-all": all_to_all_bytes(prompt, n, 1),
+            "decode": decode_bytes(token, n),
+        }
+        totals = {name: sum(transfer.bytes for transfer in transfers) for name, transfers in sent.items()}
+        assert solutions["sent_bytes"](n, S, H, Hkv, D) == totals
+
+
+def test_lesson_10_computes_causal_attention_in_the_steps_of_the_packages_ring():
+    q, k, v = torch.randn(3, 2, 24, 8, generator=torch.Generator().manual_seed(0))
+    out, lses = solutions["causal_ring"](q, k, v, 3)
+    torch.testing.assert_close(out, attention(q[None], k[None], v[None], causal=True)[0])
+    for step in range(3):
+        for r in range(3):
+            seen = lses[step, 0, solutions["zigzag_positions"](24, 3)[r]] > -torch.inf
+            blocks = blocks_of_ring((24, 24), 3, r, causal=True, order="zigzag")[solutions["ring_step"](r, step, 3)[0]]
+            assert int(seen.sum()) == sum(block.rows.stop - block.rows.start for block in blocks)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from browser import BROWSER, probe
 
-from pagewise.figures.calculators import cache_calculator, roofline_calculator, written
+from pagewise.exercises import solutions
+from pagewise.figures.calculators import LINKS, cache_calculator, link_calculator, roofline_calculator, written
 from pagewise.kv_cache import kv_cache_bytes
-from pagewise.tools.roofline import GPUS, AttentionCost
+from pagewise.tools.roofline import GPUS, H100, AttentionCost
 
 PAGE = "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
 MODELS = {"LLaMA-13B": (40, 40, 128, 26.0e9), "Llama-3-8B": (32, 8, 128, 16.1e9)}
@@ -47,7 +48,31 @@ def python_roofline(v):
     }
 
 
-CALCULATORS = {"cache": (cache, python_cache), "roofline": (roofline_calculator, python_roofline)}
+SHAPES = {"Llama-3-8B": (32, 32, 8, 128), "Llama-2-7B": (32, 32, 32, 128)}
+
+
+def links():
+    return link_calculator(solutions["sent_bytes"], SHAPES)
+
+
+def python_links(v):
+    (layers, H, Hkv, D), n, S = SHAPES[v["model"]], v["n"], v["S"]
+    sent = solutions["sent_bytes"](n, S, H, Hkv, D)
+    return {
+        "held": kv_cache_bytes(S // n, num_layers=layers, num_kv_heads=Hkv, head_size=D, dtype=torch.float16),
+        "ring": sent["ring"],
+        "all_to_all": sent["all-to-all"] if n <= Hkv else "too few KV heads",
+        "decode": sent["decode"],
+        "compute": AttentionCost(1, H, Hkv, S, S, D, causal=True).flops / n**2 / H100.peak_flops,
+        "send": sent["ring"] / (n - 1) / LINKS[v["link"]],
+    }
+
+
+CALCULATORS = {
+    "cache": (cache, python_cache),
+    "roofline": (roofline_calculator, python_roofline),
+    "links": (links, python_links),
+}
 
 
 def inputs(markup):
@@ -81,11 +106,19 @@ def test_without_scripts_the_table_stands_and_says_at_which_settings():
     assert "one sequence 1.68 GB" in repr(cache())
 
 
+def test_the_bytes_of_the_first_settings_are_those_of_python():
+    shown = dict(re.findall(r'data-result="(\w+)">([^<]*)<', links()._repr_html_()))
+    expected = python_links({"model": "Llama-3-8B", "n": 8, "S": 2**20, "link": next(iter(LINKS))})
+    assert shown == {
+        name: written(value, "s" if name in ("compute", "send") else "B") for name, value in expected.items()
+    }
+
+
 def test_every_input_has_a_label():
     for make, _ in CALCULATORS.values():
         markup = make()._repr_html_()
         labelled = re.findall(r"<label><span>[^<]+</span><(?:input|select) ", markup)
-        assert len(labelled) == len(re.findall(r"<(?:input|select) ", markup)) > 4
+        assert len(labelled) == len(re.findall(r"<(?:input|select) ", markup)) > 3
 
 
 if BROWSER:
@@ -133,7 +166,7 @@ if BROWSER:
                 key: written(result, units[key]) for key, result in expected.items()
             }
             for key, (raw, _) in seen.items():
-                if key != "limit":
+                if not isinstance(expected[key], str):
                     assert float(raw) == pytest.approx(expected[key], rel=1e-12)
         at_start = {key: text for key, (_, text) in found["seen"][0].items()}
         assert at_start == dict(re.findall(r'data-result="(\w+)">([^<]*)<', markup))

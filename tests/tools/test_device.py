@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from conftest import needs_interpreter
+from cudascope import observe, triton_compiled
+from pagewise.online_softmax import online_softmax
 from pagewise.tools import device as device_module
+from pagewise.tools.architecture import CPU, SHARED_BYTES, Architecture, architecture
 from pagewise.tools.device import banner, best_device, check_triton_device, choose_triton_mode, triton_mode
 
 
@@ -213,3 +216,25 @@ def test_banner_names_the_gpu(monkeypatch):
 def test_banner_says_when_triton_is_missing(monkeypatch):
     without_triton(monkeypatch)
     assert banner().endswith("no triton")
+
+
+# ------------------------------------------------------------------------------------------------ triton_compiled
+
+
+def test_inside_triton_compiled_kernels_are_compiled_for_that_gpu_and_take_cpu_tensors():
+    cpu = torch.device("cpu")
+    outside = triton_mode()
+    with triton_compiled("sm_86"):
+        assert triton_mode() == "compiled"
+        assert architecture(cpu) == Architecture(86, SHARED_BYTES[86], 82)
+        check_triton_device(cpu)
+    assert architecture(cpu) is CPU
+    assert triton_mode() == outside
+
+
+def test_a_compiled_kernel_reads_bfloat16_where_the_interpreter_gets_copies_in_float32():
+    x = torch.randn(2, 64).bfloat16()
+    with triton_compiled("sm_80"), observe() as report:
+        out = online_softmax(x, 64, backend="triton")
+    assert report.count("write", "global").bytes == 2 * x.numel()
+    torch.testing.assert_close(out, x.float().softmax(-1).bfloat16())

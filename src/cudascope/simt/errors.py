@@ -1,7 +1,7 @@
 """The findings of the runtime in a kernel, in words."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cudascope.simt.abi import ERROR, WAITER, Access, Collective, FindingKind, Space
 from cudascope.simt.library import Library, SharedArray
@@ -95,8 +95,9 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 def error_of(
     kernel: str,
-    source_lines: list[str],
     error: ERROR,
+    located: Callable[[Library, Iterable[int]], dict[int, tuple[str, int]]],
+    code_of: Callable[[Library, int, str, int], str],
     library: Library,
     memory: Memory,
     shared: list[SharedArray],
@@ -105,7 +106,7 @@ def error_of(
     """Describe a finding in a launch of `kernel`, in words."""
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
-    lines = {0: ("", 0)} | library.lines([error.site, error.other_site, *(w.site for w in waiters)])
+    lines = {0: ("", 0)} | located(library, [error.site, error.other_site, *(w.site for w in waiters)])
     hint = ""
     if error.space == Space.GLOBAL:
         moved = memory.moved_from(error.address)
@@ -147,8 +148,8 @@ def error_of(
     did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     # A thread may be stopped in a call stub, which belongs to no line.
     sites = [error.site, *(w.site for w in waiters)]
-    file, line = next((lines[site] for site in sites if lines[site][1]), lines[error.site])
-    code = source_lines[line - 1].strip() if file == library.source_name and 0 < line <= len(source_lines) else ""
+    site = next((site for site in sites if lines[site][1]), error.site)
+    file, line = lines[site]
     return Finding(
         f"thread {thread} of thread block {block} {did}",
         kernel=kernel,
@@ -156,7 +157,7 @@ def error_of(
         rule=rule.name,
         file=file,
         line=line,
-        code=code,
+        code=code_of(library, site, file, line),
         other_file=other_file,
         other_line=other_line,
         thread_block=block,

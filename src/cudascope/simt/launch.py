@@ -16,7 +16,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -135,6 +135,7 @@ class CpuKernel:
     def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
         self.source, self.name, self.parameters = source, name, tuple(parameters)
         self._lines = source.text.split("\n")
+        self._symbol = entry_symbol(name)
         self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
 
     @functools.cached_property
@@ -209,7 +210,7 @@ class CpuKernel:
         memory = Memory(arrays, watched, reached(self.name, arrays))
 
         request = LAUNCH()
-        request.entry = ctypes.cast(getattr(library.handle, entry_symbol(self.name)), ctypes.c_void_p)
+        request.entry = ctypes.cast(getattr(library.handle, self._symbol), ctypes.c_void_p)
         request.arguments = arguments
         request.grid[:], request.block[:], request.mode = grid, block, run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
@@ -240,8 +241,8 @@ class CpuKernel:
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             checked = run.mode == Mode.CHECK
-            context = library, memory, shared, checked
-            found = [error_of(self.name, self._lines, e, *context) for e in request.errors[: request.num_errors]]
+            context = self._located, self._code, library, memory, shared, checked
+            found = [error_of(self.name, error, *context) for error in request.errors[: request.num_errors]]
             if found and run.stop:
                 raise found[0]
             if checked:
@@ -253,11 +254,19 @@ class CpuKernel:
 
     # ------------------------------------------------------------------------------------------------ reports
 
+    def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """File and line of each return address."""
+        return library.lines(sites)
+
+    def _code(self, library: Library, site: int, file: str, line: int) -> str:
+        """What stands there, if it is of the kernel's own file."""
+        return self._lines[line - 1].strip() if file == library.source_name and 0 < line <= len(self._lines) else ""
+
     def _observed(self, request, library, memory, shared, grid, block) -> Launch:
         counts = request.counts[: request.num_counts]
         events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
         sites, site_of = np.unique(events["site"], return_inverse=True)
-        lines = library.lines([*(c.site for c in counts), *(int(site) for site in sites)])
+        lines = self._located(library, [*(c.site for c in counts), *(int(site) for site in sites)])
         trace = np.empty(len(events), TRACE)
         trace["thread_block"], trace["thread"] = events["block"], events["thread"]
         trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32

@@ -124,8 +124,15 @@ RULES = {
         "race",
         "copy in flight",
         "The memory of an asynchronous copy is touched before a wait for it.",
-        "{verb} {place} while the asynchronous copy that thread {other}{other_block} began in line {other_line} may "
-        "still {other_access} it: no wait for that copy lies between",
+        "{verb} {place} while the asynchronous copy or matrix product that thread {other}{other_block} began in line "
+        "{other_line} may still {other_access} it: no wait for it lies between",
+    ),
+    FindingKind.NO_PROXY_FENCE: Rule(
+        "race",
+        "no proxy fence",
+        "A matrix product or a bulk copy reads shared memory that was stored without a fence.proxy.async.",
+        "{verb} {place} through the async proxy, which thread {other} has written in line {other_line} with no "
+        "fence.proxy.async between",
     ),
     FindingKind.COPY_PENDING: Rule(
         "copy",

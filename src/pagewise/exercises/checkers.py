@@ -17,6 +17,7 @@ from pagewise.exercises import (
     lesson_9,
     lesson_9_batch,
     lesson_9_engine,
+    lesson_10,
 )
 from pagewise.exercises.exercise import Exercise
 
@@ -30,6 +31,7 @@ LESSONS: dict[int, list[Exercise]] = {
     7: lesson_7.EXERCISES,
     8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
     9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES, *lesson_9_engine.EXERCISES],
+    10: lesson_10.EXERCISES,
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
 

@@ -1,7 +1,7 @@
-"""Two calculators with sliders: the size of a KV cache, and the place of an attention step under the roofline.
+"""Calculators with sliders: the size of a KV cache, an attention step under the roofline, one sequence on many GPUs.
 
-The page computes the same as `kv_cache_bytes`, `AttentionCost` and `Gpu`. It gets every constant from here as JSON.
-Without scripts, the page shows the table of the first settings.
+The page computes the same as `kv_cache_bytes`, `AttentionCost`, `Gpu` and `sent_bytes`. It gets every constant from
+here as JSON. Without scripts, the page shows the table of the first settings.
 """
 
 import html
@@ -15,13 +15,14 @@ import torch
 
 from pagewise.figures.palette import INK, ORANGE, PALETTE
 from pagewise.figures.steps import Embedded, fill, tag
-from pagewise.tools.roofline import GPUS, AttentionCost
+from pagewise.tools.roofline import GPUS, H100, AttentionCost
 
 Values = dict[str, Any]  # of the inputs, by their names
 
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}  # bytes of a number
 THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)  # as the script's toPrecision(3)
 POWERS = [2**i for i in range(18)]
+LINKS = {"NVLink, 450 GB/s": 450e9, "network, 50 GB/s": 50e9}  # bytes/s that a GPU can send
 
 # The drawing of the roofline: its size, the place of its axes, and their ranges.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 48, 398, 10, 220
@@ -119,6 +120,38 @@ def roofline_calculator() -> Embedded:
     drawing = _roofline_svg((cost.intensity, attainable))
     title = "Where does a step of attention sit under the roof?"
     return _calculator("roofline.js", inputs, results, title, drawing)
+
+
+def link_calculator(sent_bytes: Callable[..., dict[str, float]], models: Mapping[str, tuple[int, ...]]) -> Embedded:
+    """Return a calculator of one long causal sequence on several H100: the bytes that a layer sends, and their time.
+
+    Args:
+        sent_bytes: lesson 10's function. Tests compare the numbers of the page with it.
+        models: name → (layers, query heads, KV heads, head size). The calculator starts with the first.
+    """
+    names = ("num_layers", "H", "Hkv", "D")
+    presets = {model: dict(zip(names, numbers, strict=True)) for model, numbers in models.items()}
+    links = {name: {"link_bandwidth": link, "peak_flops": H100.peak_flops} for name, link in LINKS.items()}
+    inputs = [
+        Choice("model", "model", presets, next(iter(presets))),
+        Slider("n", "GPUs", POWERS[1:8], 8),
+        Slider("S", "context S (tokens)", [2**i for i in range(10, 24)], 2**20),
+        Choice("link", "link", links, next(iter(LINKS))),
+    ]
+
+    v = _start(inputs)
+    n, S, H, Hkv, D = (v[name] for name in ("n", "S", "H", "Hkv", "D"))
+    sent = sent_bytes(n, S, H, Hkv, D)
+    flops = AttentionCost(1, H, Hkv, S, S, D, causal=True).flops / n**2  # of a GPU in a step of the ring
+    results = [
+        Result("held", "K and V of all layers, on each GPU", 4 * v["num_layers"] * S // n * Hkv * D, "B"),
+        Result("ring", "a GPU sends per layer: ring", sent["ring"], "B"),
+        Result("all_to_all", "all-to-all", sent["all-to-all"] if n <= Hkv else "too few KV heads", "B"),
+        Result("decode", "split decode, one token", sent["decode"], "B"),
+        Result("compute", "a step of the ring: to compute", flops / H100.peak_flops, "s"),
+        Result("send", "to send", sent["ring"] / (n - 1) / v["link_bandwidth"], "s"),
+    ]
+    return _calculator("many_gpus.js", inputs, results, "One sequence on many GPUs: which method sends how much?")
 
 
 def _calculator(

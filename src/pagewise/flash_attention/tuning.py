@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from pagewise.tools.architecture import Architecture
+from pagewise.tools.architecture import Architecture, compiled_for
 from pagewise.tools.device import triton_mode
 from pagewise.tools.sizes import cdiv
 
@@ -131,7 +131,7 @@ def fastest(choices: tuple[Tiles, ...], operations: int, variant: Hashable, laun
         variant: what the speed of the tiles depends on: kernel, device, dtype, head size and options.
         launch: launches the kernel with some tiles. Launching again must write the same.
     """
-    if triton_mode() != "compiled" or len(choices) == 1 or operations <= WORTH_TIMING:
+    if triton_mode() != "compiled" or len(choices) == 1 or operations <= WORTH_TIMING or compiled_for():
         return choices[0]
     if (variant, choices) not in _fastest:
         if torch.cuda.is_current_stream_capturing():

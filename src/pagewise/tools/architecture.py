@@ -30,11 +30,25 @@ CPU = Architecture(sm=0, shared_bytes=2**31 - 1, num_sms=1)
 SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 
 
-@functools.cache
+# The multiprocessors of a GPU of each compute capability: T4, A100, RTX 3090, L4, H200, B200, RTX 5090.
+NUM_SMS = {75: 40, 80: 108, 86: 82, 89: 58, 90: 132, 100: 148, 120: 170}
+
+
 def architecture(device: torch.device) -> Architecture:
-    """Return the architecture of `device`."""
-    if device.type != "cuda":
-        return CPU
+    """Return the architecture of `device`. On the CPU, `cudascope.triton_compiled` may name a GPU instead."""
+    return _of_gpu(device) if device.type == "cuda" else compiled_for() or CPU
+
+
+def compiled_for() -> Architecture | None:
+    """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for; None outside of it."""
+    from cudascope.triton_launches import triton_target
+
+    target = triton_target()
+    return Architecture(target.sm, SHARED_BYTES[target.sm], NUM_SMS[target.sm]) if target else None
+
+
+@functools.cache
+def _of_gpu(device: torch.device) -> Architecture:
     properties = torch.cuda.get_device_properties(device)
     sm = 10 * properties.major + properties.minor
     return Architecture(sm, properties.shared_memory_per_block_optin, properties.multi_processor_count)

@@ -27,6 +27,14 @@ SOURCES = {
     "FA": "Dao et al., “FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness”, 2022",
     "F2": "Dao, “FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning”, 2023",
     "DC": "Dao, Haziza, Massa and Sizov, “Flash-Decoding for long-context inference”, 2023",
+    "RA": "Liu, Zaharia and Abbeel, “Ring Attention with Blockwise Transformers for Near-Infinite Context”, 2023",
+    "UL": "Jacobs et al., “DeepSpeed Ulysses: System Optimizations for Enabling Training of "
+    "Extreme Long Sequence Transformer Models”, 2023",
+    "SA": "Brandon et al., “Striped Attention: Faster Ring Attention for Causal Transformers”, 2023",
+    "ML": "Shoeybi et al., “Megatron-LM: Training Multi-Billion Parameter "
+    "Language Models Using Model Parallelism”, 2019",
+    "L3": "Llama Team, “The Llama 3 Herd of Models”, 2024",
+    "CP": "Yang et al., “Context Parallelism for Scalable Million-Token Inference”, 2024",
 }
 """The texts that the course tests, by the short names it calls them; lessons/bibliography.md has them all."""
 

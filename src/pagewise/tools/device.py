@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pagewise.tools.architecture import Architecture, architecture
+from pagewise.tools.architecture import Architecture, architecture, compiled_for
 from pagewise.tools.triton_interpreter import spare_the_interpreter
 
 _interpreter = threading.RLock()
@@ -47,9 +47,11 @@ def choose_triton_mode() -> None:
 
 
 def triton_mode() -> str:
-    """How Triton kernels run in this process: "compiled", "interpreted", or "unavailable"."""
+    """How Triton kernels run here: "compiled", "interpreted", or "unavailable"."""
     if importlib.util.find_spec("triton") is None:
         return "unavailable"
+    if compiled_for():
+        return "compiled"
     return "interpreted" if os.environ.get("TRITON_INTERPRET") == "1" else "compiled"
 
 
@@ -62,6 +64,8 @@ def check_triton_device(device: torch.device) -> None:
             work with the installed numpy.
     """
     mode = triton_mode()
+    if compiled_for() and device.type == "cpu":
+        return
     if mode == "unavailable":
         raise ValueError('backend="triton" needs the triton package: install it, or use backend="torch"')
     if mode == "compiled" and device.type != "cuda":
@@ -139,9 +143,11 @@ def triton_launch(device: torch.device) -> Iterator[None]:
     """Hold what a launch of Triton kernels on `device` needs. `tools.launch.launch` is the way to launch a kernel.
 
     On a GPU, `device` is made the current one, because Triton launches on that. In the interpreter, one thread at a
-    time may launch.
+    time may launch. `cudascope.triton_compiled` needs nothing.
     """
-    if triton_mode() == "interpreted":
+    if compiled_for():
+        yield
+    elif triton_mode() == "interpreted":
         with _interpreter:
             spare_the_interpreter()
             yield

@@ -37,7 +37,7 @@ def run_plainly(path: Path) -> int:
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     os.environ.setdefault("MPLBACKEND", "Agg")
     os.chdir(path.parent)
-    lesson = sys.modules["lesson"] = ModuleType("lesson")
+    lesson = sys.modules["__main__"] = ModuleType("__main__")  # as in a notebook: other processes get its functions
     shell = Shell(vars(lesson))
     sys.modules["IPython"] = SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))  # which matplotlib asks
     sys.modules["IPython.display"] = SimpleNamespace(Markdown=str)

@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 
 from cudascope.simt.ptx.arithmetic import ARITHMETIC, compute
+from cudascope.simt.ptx.bulk import BULK
 from cudascope.simt.ptx.matrix import MATRIX
 from cudascope.simt.ptx.memory import MEMORY
 from cudascope.simt.ptx.scope import Malformed, Scope, Unknown
 from cudascope.simt.ptx.threads import THREADS
 
-_INSTRUCTIONS = ARITHMETIC | MEMORY | THREADS | MATRIX
+_INSTRUCTIONS = BULK | ARITHMETIC | MEMORY | THREADS | MATRIX
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PIECE = re.compile(r"\s*(?:([{}])|([A-Za-z_$][\w$]*)\s*:(?!:)|([^\s;{}][^;]*);?|;)")
 _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.DOTALL)
@@ -57,6 +58,40 @@ def _instruction(text: str, scope: Scope) -> str:
         statement = _INSTRUCTIONS.get(first, compute)(name, words, _split(operands), scope)
     except Unknown as error:
         statement = stop(str(error))
+    return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
+
+
+def declared_registers(text: str, scope: Scope) -> str:
+    """The variables of a `.reg` directive."""
+    match = _REGISTERS.fullmatch(text)
+    if not match:
+        raise Malformed("a .reg that declares nothing")
+    before = len(scope.declared)
+    scope.declare(match[1], match[2])
+    return " ".join(scope.declared[before:])
+
+
+def translated(text: str, scope: Scope, targets: Mapping[str, list[str]]) -> str:
+    """One instruction of a kernel. `targets`: the labels of each list that a `brx.idx` chooses from.
+
+    Raises:
+        Unknown: the CPU runner does not have the instruction.
+        Malformed: no assembler would take it.
+    """
+    match = _INSTRUCTION.fullmatch(text)
+    if not match:
+        raise Malformed("no instruction")
+    negated, predicate, name, operands = match.groups()
+    first, *words = name.split(".")
+    if name in ("ret", "ret.uni"):
+        statement = "return;"
+    elif first == "brx":
+        index, labels = _split(operands)
+        cases = " ".join(f"case {i}: goto {scope.label(each)};" for i, each in enumerate(targets[labels]))
+        statement = f"switch ((uint32_t){scope.value(index)}) {{ {cases} }}"
+    else:
+        words = [word for word in words if word != "uni"] if first == "bra" else words
+        statement = _INSTRUCTIONS.get(first, compute)(name, words, _split(operands), scope)
     return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
 
 

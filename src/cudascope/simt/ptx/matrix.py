@@ -2,7 +2,7 @@
 
 import re
 
-from cudascope.simt.ptx.calls import Instruction, assign, call, expect, flags, names, vector
+from cudascope.simt.ptx.calls import Instruction, assign, call, elements, expect, flags, names, vector
 from cudascope.simt.ptx.scope import P, Scope, Unknown
 
 _INTEGERS = names("s8 u8 s4 u4")
@@ -69,4 +69,99 @@ def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     return assign(operands[0], f"{P}movmatrix({scope.value(operands[1])})", scope)
 
 
-MATRIX: dict[str, Instruction] = {"mma": multiply, "ldmatrix": load, "stmatrix": store, "movmatrix": move}
+_WMMA = names("m16n16k16 m32n8k16 m8n32k16")
+
+
+def whole_warp(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`wmma.load.a.sync.aligned.row.m16n16k16.shared.f16`, `wmma.mma`, `wmma.store.d`, of 16-bit elements."""
+    step, words = words[0], [word for word in words[1:] if word not in ("sync", "aligned")]
+    shape = next((word for word in words if word in _WMMA), None)
+    if shape is None:
+        raise Unknown(name)
+    m, n, k = re.findall(r"\d+", shape)
+    if step == "mma":
+        kinds = words[words.index(shape) + 1 :]
+        if kinds in (["f32", "f32"], ["f16", "f16"], ["f32", "f16"], ["f16", "f32"]):
+            result, factors, start = kinds[0], "f16", kinds[1]
+        elif kinds == ["f32", "bf16", "bf16", "f32"]:
+            result, factors, start = "f32", "bf16", "f32"
+        else:
+            raise Unknown(name)
+        expect(name, operands, 4)
+        fragments = [vector("b32", each, scope) for each in operands[1:]]
+        value = call("wmma_mma", [m, n, k, P + result, P + factors, P + start], fragments)
+        return assign(operands[0], value, scope)
+    which, layout, *rest = words
+    kind = rest[-1]
+    spaces = [word for word in rest if word not in (shape, kind)]
+    if step not in ("load", "store") or layout not in ("row", "col") or kind not in ("f16", "bf16", "f32"):
+        raise Unknown(name)
+    if spaces not in ([], ["global"], ["shared"], ["shared::cta"]):
+        raise Unknown(name)
+    rows, columns = {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[which]
+    place, fragment = (operands[1], operands[0]) if step == "load" else (operands[0], operands[1])
+    register, offset = scope.address(place)
+    address = f"{P}{'shared' if spaces and spaces[0].startswith('shared') else 'generic'}_address({register}, {offset})"
+    stride = scope.value(operands[2]) if operands[2:] else columns if layout == "row" else rows
+    arguments = [rows, columns, "true" if layout == "row" else "false", P + kind, str(len(elements(fragment)))]
+    if step == "load":
+        return assign(fragment, call("wmma_load", arguments, [address, stride]), scope)
+    return call("wmma_store", arguments, [address, vector("b32", fragment, scope), stride]) + ";"
+
+
+_WGMMA_TYPES = {**dict.fromkeys(("f16", "bf16"), 16), "tf32": 8, **dict.fromkeys(("e4m3", "e5m2", "s8", "u8"), 32)}
+
+
+def multiply_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {d, …}, a, b, p, 1, 1, 0, 1;`, its fence, commit and wait."""
+    if words == ["fence", "sync", "aligned"]:
+        return "simt_products_fence();"
+    if words == ["commit_group", "sync", "aligned"]:
+        return "simt_products_commit();"
+    if words == ["wait_group", "sync", "aligned"]:
+        expect(name, operands, 1)
+        return f"simt_products_wait({scope.value(operands[0])}, __LINE__);"
+    match = re.fullmatch(r"m64n(\d+)k(\d+)", words[3]) if len(words) in (7, 8) else None
+    if not match or words[:3] != ["mma_async", "sync", "aligned"] or words[7:] not in ([], ["satfinite"]):
+        raise Unknown(name)
+    result, a, b = words[4:7]
+    n, k = map(int, match.groups())
+    sums = {"s32"} if a in ("s8", "u8") else {"f32", "f16"} if a not in ("bf16", "tf32") else {"f32"}
+    if _WGMMA_TYPES.get(a) != k or b not in names(_PARTNERS.get(a, a)) or result not in sums or n % 8 or n > 256:
+        raise Unknown(name)
+    in_registers = operands[1].startswith("{")
+    turns = 0 if k != 16 else 1 if in_registers else 2
+    expect(name, operands, 4 + (0 if result == "s32" else 2) + turns)
+    out = elements(operands[0])
+    fields = [f".a_in_registers = {str(in_registers).lower()}", f".keeps = (bool){_flag(operands[3], scope)}"]
+    flags = [int(each) for each in operands[4:]]
+    if result != "s32":
+        fields += [f".negated_a = {str(flags[0] < 0).lower()}", f".negated_b = {str(flags[1] < 0).lower()}"]
+    if turns:
+        transposed = dict(zip(("b",) if in_registers else ("a", "b"), flags[2:], strict=True))
+        fields += [f".transposed_{which} = {'true' if turned else 'false'}" for which, turned in transposed.items()]
+    lines = ["simt::Product product{};", f"product.num_out = {len(out)};"]
+    lines += [f"product.out[{i}] = &{scope.variable(each)};" for i, each in enumerate(out)]
+    if in_registers:
+        lines += [f"product.fragment[{i}] = {scope.variable(each)};" for i, each in enumerate(elements(operands[1]))]
+    else:
+        lines.append(f"product.a = {scope.variable(operands[1])};")
+    lines.append(f"product.b = {scope.variable(operands[2])};")
+    lines += [f"product{each};" for each in fields]
+    if words[7:]:
+        lines.append("product.saturates = true;")
+    return "{ " + " ".join(lines) + f" {P}wgmma<{n}, {P}{result}, {P}{a}, {P}{b}>(product); }}"
+
+
+def _flag(written: str, scope: Scope) -> str:
+    return written if written in ("0", "1") else scope.variable(written)
+
+
+MATRIX: dict[str, Instruction] = {
+    "mma": multiply,
+    "ldmatrix": load,
+    "stmatrix": store,
+    "movmatrix": move,
+    "wgmma": multiply_async,
+    "wmma": whole_warp,
+}

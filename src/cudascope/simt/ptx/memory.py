@@ -3,6 +3,7 @@
 ld.global.nc.v4.f32 {a, b, c, d}, [p + 16];
 """
 
+from cudascope.simt.ptx.bulk import copy_bulk
 from cudascope.simt.ptx.calls import HALVES, SCALARS, Instruction, assign, call, elements, expect, names, vector
 from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
 
@@ -37,7 +38,8 @@ def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
         raise Malformed(f"{name} has 2 operands, got {len(operands)}")
     kind, target = words[-1], operands[0]
     function = "load_strong" if _STRONG & set(words) else "load"
-    value = call(function, [P + kind, str(len(elements(target)))], [_address(words, operands[1], scope)])
+    arguments = [P + kind, str(len(elements(target))), *["true"] * ("volatile" in words)]
+    value = call(function, arguments, [_address(words, operands[1], scope)])
     return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
 
 
@@ -49,7 +51,8 @@ def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str
     kind, source = words[-1], operands[1]
     function = "store_strong" if _STRONG & set(words) else "store"
     sources = [_address(words, operands[0], scope), vector(kind, source, scope)]
-    return _fenced(words, call(function, [P + kind, str(len(elements(source)))], sources) + ";")
+    arguments = [P + kind, str(len(elements(source))), *["true"] * ("volatile" in words)]
+    return _fenced(words, call(function, arguments, sources) + ";")
 
 
 def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -73,9 +76,9 @@ def convert_address(name: str, words: list[str], operands: list[str], scope: Sco
     """`cvta.to.shared.u64 d, a;`, and back without `.to`."""
     expect(name, operands, 2)
     *direction, space, size = words if len(words) > 1 else ("", "")
-    if space not in _SPACES or size not in ("u32", "u64") or direction not in ([], ["to"]):
+    if space not in _SPACES | {"param": "generic"} or size not in ("u32", "u64") or direction not in ([], ["to"]):
         raise Unknown(name)
-    function = f"cvta{'_to' * len(direction)}_shared" if _SPACES[space] == "shared" else "cvta_global"
+    function = f"cvta{'_to' * len(direction)}_shared" if _SPACES.get(space) == "shared" else "cvta_global"
     return assign(operands[0], f"{P}{function}({scope.value(operands[1])})", scope)
 
 
@@ -91,6 +94,11 @@ def is_space(name: str, words: list[str], operands: list[str], scope: Scope) -> 
 
 def copy_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`cp.async.cg.shared.global [to], [from], 16, bytes;`, where bytes past `bytes` become 0; and its waits."""
+    if words[:2] == ["async", "bulk"]:
+        return copy_bulk(name, words, operands, scope)
+    if words == ["async", "mbarrier", "arrive", "noinc", "shared", "b64"]:
+        at = _address(["shared"], operands[0], scope)
+        return f"simt_phases_await_copies({at}); simt_mbarrier_arrive({at}, 1);"
     if words == ["async", "commit_group"]:
         return "simt_copies_commit();"
     if words == ["async", "wait_all"]:

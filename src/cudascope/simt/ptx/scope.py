@@ -61,6 +61,8 @@ class Scope:
 
     def __init__(self, names: dict[str, str], number: int) -> None:
         self.names, self.number = names, number
+        self.addresses: dict[str, str] = {}  # of variables
+        self.labels: dict[str, str] = {}  # of an enclosing kernel's blocks
         self.declared: list[str] = []
         self.statements: list[str] = []
 
@@ -81,7 +83,7 @@ class Scope:
                 self.declared.append(f"{bits} {self.names[each]}{{}};")
 
     def label(self, name: str) -> str:
-        return f"simt_{name.replace('$', '_')}_{self.number}"
+        return self.labels.get(name) or f"simt_{name.replace('$', '_')}_{self.number}"
 
     # ------------------------------------------------------------------------------------------ operands
 
@@ -97,6 +99,8 @@ class Scope:
             return f"{P}in(!{self.variable(written[1:].strip())})"
         if written in self.names:
             return f"{P}in({self.names[written]})"
+        if written in self.addresses:
+            return f"{P}in({self.addresses[written]})"
         if written in SPECIAL_REGISTERS:
             return f"{P}in({SPECIAL_REGISTERS[written]})"
         if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})", written):

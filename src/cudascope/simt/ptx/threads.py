@@ -77,9 +77,10 @@ def barrier(name: str, words: list[str], operands: list[str], scope: Scope) -> s
 
 
 def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    if {"proxy", "mbarrier_init"} & set(words) or any(word.startswith("proxy") for word in words):
+    kinds = ("async", "async::generic", "alias", "tensormap::generic")
+    if words[:1] == ["proxy"] and words[1:2] and words[1] not in kinds:
         raise Unknown(name)
-    return "simt_fence();"
+    return "simt_proxy_fence();" if words[:2] == ["proxy", "async"] else "simt_fence();"
 
 
 def sleep(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

@@ -43,6 +43,22 @@ struct Copy {
     void* site;
 };
 
+// A bulk copy under way.
+struct Bulk : simt::BulkCopy { void* site; u16 thread; u64 batch; };
+
+struct MatrixPiece { const char* address; u64 batch; void* site; };  // 16 bytes that a product of this batch reads
+
+// The bulk copies and the products of matrices of a thread.
+struct Asynchronous {
+    std::vector<Bulk> bulk_stores;  // under way, in their order
+    u64 bulk_batches = 0;  // that it has committed
+    std::shared_ptr<const std::vector<u32>> covered;  // how far each thread had come, as far as it knew at its proxy fence
+    std::vector<simt::Product> products;  // under way, in their order
+    std::deque<MatrixPiece> operands;  // of a checked launch
+    u64 product_batches = 0;
+    bool products_fenced = false;
+};
+
 struct Thread {
     Context context;
     Dim index;
@@ -60,6 +76,8 @@ struct Thread {
     void (*complete)(void** payloads);
     std::vector<Copy> copies;  // under way, in their order
     u64 batches;  // of copies that it has committed
+    std::unique_ptr<Asynchronous> asynchronous;  // of a thread that has begun anything of the kind
+    u32 proxy_fenced;  // its clock at its last fence.proxy.async
     u64 atomics, spins, progress;  // spins: atomics and yields since any thread's progress
     const char* polled;  // the address of its last atomic, or of its last access if that is a volatile read
     void* poll_site;  // where the thread polls, if it still does
@@ -78,6 +96,8 @@ struct Phases {
     u64 number;  // phases that have ended
     std::shared_ptr<const Acquired> arriving, arrived;  // what happened before the arrivals; before those of ended phases
     std::vector<std::pair<const Thread*, Copy>> copies;  // that the phase waits for
+    std::vector<Bulk> bulk;
+    int64_t bytes = 0;  // that shall land in bulk
 };
 
 struct Warp {
@@ -94,6 +114,7 @@ struct Stamp {  // block 0: no access yet
     u32 clock, block;
     u16 thread : 11, wrote : 1, atomic : 1, is_volatile : 1;
     u16 swaps : 1, is_flag : 1;  // an atomicCAS; a volatile store that need not be ordered
+    u16 is_async : 1;  // of the async proxy
     u16 site;
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
@@ -129,6 +150,7 @@ struct Block {  // a thread block in flight
     std::vector<Warp> warps;
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
+    std::vector<u32> covered;  // how far the stores of each thread may be read through the async proxy, by the last barrier
     std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
     std::unordered_map<u64, Phases> phases;  // by address
     std::vector<Event> events;

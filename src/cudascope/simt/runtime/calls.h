@@ -87,6 +87,9 @@ void simt_refuse(u32 lane, const char* message) {
     __builtin_unreachable();
 }
 
+void simt_touch(const volatile void* address, u32 bytes, Access access, bool is_volatile) {
+    announce({(const char*)address, bytes, access, is_volatile, false, CALLER}, bytes);
+}
 void simt_access(const volatile void* address, u32 bytes, Access access) {
     announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
 }

@@ -24,6 +24,7 @@ struct Announced {
     bool is_volatile, in_range;  // part of a copy of many bytes, or of a matrix
     void* site;
     bool swaps = false;  // an atomicCAS
+    bool is_async = false;  // through the async proxy: a bulk copy, or a product of matrices
 };
 
 [[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
@@ -80,17 +81,24 @@ static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block)
     return written ? ~0ull : first;
 }
 
+// Whether what `s` has stored may be read through the async proxy: a fence.proxy.async comes after it.
+static bool is_covered(const Block& b, const Thread& me, const Stamp& s) {
+    if (!s.block || s.is_async || s.clock < b.threads[s.thread].proxy_fenced) return true;
+    const auto& own = me.asynchronous ? me.asynchronous->covered : nullptr;
+    return (own && s.clock < (*own)[s.thread]) || (!b.covered.empty() && s.clock < b.covered[s.thread]);
+}
+
 static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced& a, bool expect_written, u8* written) {
     Block& b = *w.block;
     Thread& me = *w.current;
     Access access = a.access;
     bool is_shared = place.space == SHARED;
     u16 number = site_number(*w.job, a.site);
-    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, a.swaps, false, number};
+    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, a.swaps, false, a.is_async, number};
     me.read_at = access == READ && !a.is_volatile ? a.p : nullptr, me.read_site = a.site;
     u64 first = (u64)(a.p - shadow.start) / shadow.granule, last = (u64)(a.p - shadow.start + a.bytes - 1) / shadow.granule;
     u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
-    bool raced = false;
+    bool raced = false, unfenced = false;
     Cell earlier_cell{};
     for (u64 i = first; i <= last; ++i) {
         Cell& cell = shadow.cells[i];
@@ -114,6 +122,12 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
         }
         auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
         bool after_write = before_me(cell.write);
+        if (a.is_async && access == READ && is_shared && !unfenced && !is_covered(b, me, cell.write)) {
+            unfenced = true;
+            Error e = access_error(w, NO_PROXY_FENCE, a.site, a.p, a.bytes, access, at);
+            e.other_thread = index_at(w.job->size, cell.write.thread), e.other_site = w.job->sites[cell.write.site];
+            raise_error(w, e);
+        }
         if (!after_write && !raced && (!may_meet(*w.job, cell.write, mine, is_shared) || is_stale(cell.write, mine, me)))
             raise_race(w, cell.write, a, at), raced = true;
         for (Stamp& read : cell.read)

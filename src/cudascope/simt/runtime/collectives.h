@@ -36,6 +36,13 @@ static void join_clocks(Worker& w, Block& b) {
     for (u32 i = 0; i < w.job->num_threads; ++i)
         for (u32 lane = 0; lane < b.warps[i / 32].size; ++lane)
             b.warps[i / 32].known[i % 32][lane] = b.barrier_clock[i / 32 * 32 + lane];
+    for (Thread& t : b.threads) {  // a fence.proxy.async of one is one for all that come after the barrier
+        if (!t.asynchronous || !t.asynchronous->covered) continue;
+        const auto& covered = *t.asynchronous->covered;
+        b.covered.resize(covered.size());
+        for (size_t i = 0; i < covered.size(); ++i) b.covered[i] = std::max(b.covered[i], covered[i]);
+        t.asynchronous->covered = nullptr;
+    }
     std::vector<Thread*> all;
     for (Thread& t : b.threads) all.push_back(&t);
     share_acquired(all.data(), (u32)all.size());

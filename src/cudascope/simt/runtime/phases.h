@@ -4,6 +4,9 @@
 #pragma once
 
 #include "async_copies.h"
+#include "collectives.h"
+
+static void let_go(Worker& w, const Bulk& c);
 
 static Phases& phases_at(Worker& w, void* at, void* site) {
     auto found = w.block->phases.find((u64)at);
@@ -34,7 +37,13 @@ static void end_phase(Worker& w, void* at, Phases& p) {
 // Report copies that have not landed when a thread block has ended.
 static void check_landed(Worker& w, const Block& b) {
     for (const auto& [at, p] : b.phases)
-        if (!p.copies.empty() && w.job->launch.mode == CHECK) {
+        if (!p.bulk.empty() && w.job->launch.mode == CHECK) {
+            const Bulk& c = p.bulk.front();
+            Error e = access_error(w, COPY_PENDING, c.site, c.shared, 16, WRITE, place_of(*w.job, b, c.shared));
+            e.thread = b.threads[c.thread].index;
+            for (const Bulk& each : p.bulk) let_go(w, each);
+            raise_error(w, e);
+        } else if (!p.copies.empty() && w.job->launch.mode == CHECK) {
             const auto& [thread, copy] = p.copies.front();
             Place place = place_of(*w.job, b, copy.to);
             Error e = access_error(w, COPY_PENDING, copy.site, copy.to, copy.bytes, WRITE, place);
@@ -48,7 +57,7 @@ extern "C" {
 void simt_phases_init(void* at, u32 expected) {
     accessed(at, 8, WRITE, CALLER, 8);
     *(u64*)at = expected;
-    worker->block->phases[(u64)at] = {expected, expected, 0, {}, {}, {}};
+    worker->block->phases[(u64)at] = {expected, expected, 0, {}, {}, {}, {}, 0};
 }
 u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
     Worker& w = *worker;

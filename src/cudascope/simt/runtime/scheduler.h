@@ -7,13 +7,16 @@
 #include "numbered_barriers.h"
 #include "observe.h"
 #include "phases.h"
+#include "products.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);
     Block& b = *w.block;
     Thread& me = *w.current;
     abandon_copies(w);
+    if (me.asynchronous) abandon_bulk_stores(w);
     me.state = GONE;
+    if (me.asynchronous) release_operands(w, ~0ull);
     b.live--;
     w.progress++;
     w.milestones++, w.ends++;
@@ -105,6 +108,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.stores_volatile = false;
     b.numbered_barriers.clear();
     b.phases.clear();
+    b.covered.clear();
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
@@ -114,7 +118,8 @@ static Block& start_block(Worker& w, u32 rank) {
     for (u32 i = 0; i < job.num_threads; ++i) {
         Thread& t = b.threads[i];
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
-        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = 0;
+        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = t.proxy_fenced = 0;
+        t.asynchronous = nullptr;
         t.atomics = t.spins = t.progress = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
         t.site = nullptr;

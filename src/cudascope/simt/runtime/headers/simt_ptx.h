@@ -5,3 +5,5 @@
 #include "simt_ptx_matrix.h"
 #include "simt_ptx_memory.h"
 #include "simt_ptx_warp.h"
+#include "simt_ptx_wgmma.h"
+#include "simt_ptx_wmma.h"

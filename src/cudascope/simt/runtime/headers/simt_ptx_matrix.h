@@ -17,6 +17,8 @@ struct e4m3 {};
 struct e5m2 {};
 
 template <class T> constexpr int bits_of = 8 * sizeof(T);
+template <> constexpr int bits_of<e4m3> = 8;
+template <> constexpr int bits_of<e5m2> = 8;
 template <> constexpr int bits_of<s4> = 4;
 template <> constexpr int bits_of<u4> = 4;
 
@@ -106,7 +108,7 @@ SIMT_UNSEEN void distribute(void** lanes) {
 template <int count, bool transposed>
 SIMT_INLINE Vector<u32, count> ldmatrix(const char* address, int line = __builtin_LINE()) {
     Matrices<count> own;
-    if (simt_lane() < 8 * count) own.row = *(const Vector<u16, 8>*)address;
+    if (simt_lane() < 8 * count) own.row = read<Vector<u16, 8>>(address);
     simt_meet(simt::MATRIX, ~0u, &own, distribute<count, transposed, true>, line);
     return own.held;
 }
@@ -114,7 +116,7 @@ template <int count, bool transposed>
 SIMT_INLINE void stmatrix(char* address, Vector<u32, count> held, int line = __builtin_LINE()) {
     Matrices<count> own{{}, held};
     simt_meet(simt::MATRIX, ~0u, &own, distribute<count, transposed, false>, line);
-    if (simt_lane() < 8 * count) *(Vector<u16, 8>*)address = own.row;
+    if (simt_lane() < 8 * count) write<Vector<u16, 8>>(address, own.row);
 }
 
 struct Transposition { u32 in, out; };

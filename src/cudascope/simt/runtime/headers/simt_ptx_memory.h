@@ -4,6 +4,7 @@
 #include "simt_addresses.h"
 #include "simt_atomics.h"
 #include "simt_ptx_operands.h"
+#include "simt_warp.h"
 
 namespace simt::ptx {
 
@@ -18,20 +19,30 @@ SIMT_INLINE u64 cvta_global(u64 address) { return address; }
 SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
 SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
 
+// The parameters of a kernel, which no thread stores to.
+template <int size, int alignment>
+struct alignas(alignment) Bytes { char bytes[size]; };
+template <class T>
+SIMT_INLINE T parameter(const char* address) {
+    T value;
+    __builtin_memcpy(&value, address, sizeof(T));
+    return value;
+}
+
 // An access happens as often as it is written: a thread may wait for what another one stores.
 SIMT_INLINE void as_written() {
 #ifndef SIMT_INSTRUMENTED  // there a hook stands before every access
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 #endif
 }
-template <class T, int N>
+template <class T, int N, bool is_volatile = false>
 SIMT_INLINE Vector<T, N> load(const char* address) {
     as_written();
-    return *(const Vector<T, N>*)address;
+    return read<Vector<T, N>, is_volatile>(address);
 }
-template <class T, int N>
+template <class T, int N, bool is_volatile = false>
 SIMT_INLINE void store(char* address, Vector<T, N> value) {
-    *(Vector<T, N>*)address = value;
+    write<Vector<T, N>, is_volatile>(address, value);
     as_written();
 }
 
@@ -65,6 +76,28 @@ SIMT_INLINE Vector<T, N> atom(char* address, Vector<T, N> value, Vector<T, N> ot
         else out.x[i] = atomicCAS(p, v, other.x[i]);
     }
     return out;
+}
+
+// A tensor map. In shared memory its address may have 64 bits, of which the lower half counts.
+SIMT_INLINE char* map_address(u64 address, int64_t offset) {
+    return address >> 32 ? (char*)address + offset : shared_address((u32)address, offset);
+}
+template <class Field>
+SIMT_INLINE void set_field(Field* field, u64 value) { write<Field>((char*)field, (Field)value); }
+SIMT_INLINE void publish_map(char* to, const char* from) {  // by all lanes of a warp, which take four bytes each
+    u32 lane = simt_lane();
+    __syncwarp();
+    write<u32>(to + 4 * lane, read<u32>(from + 4 * lane));
+    simt_fence();
+    __syncwarp();
+}
+SIMT_INLINE simt::TensorMap map_at(u64 address) {
+    simt::TensorMap map;
+    for (u32 i = 0; i < sizeof(map); i += 8) {
+        u64 word = read<u64>((const char*)address + i);
+        __builtin_memcpy((char*)&map + i, &word, 8);
+    }
+    return map;
 }
 
 SIMT_INLINE void copy_async(char* to, const char* from, u32 bytes, u32 from_source) {

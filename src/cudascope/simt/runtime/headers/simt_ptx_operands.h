@@ -84,4 +84,21 @@ SIMT_INLINE void output(T& value, const R& reg) { value = cast_bits<std::remove_
 
 template <class T, int N>
 struct __align__(sizeof(T) * N) Vector { T x[N]; };
+
+// The accesses of a kernel of PTX. SIMT_PTX: its build has no hook that the compiler puts before each access.
+SIMT_INLINE void touch(const char* address, unsigned bytes, simt::Access access, bool is_volatile = false) {
+#if defined(SIMT_PTX) && defined(SIMT_INSTRUMENTED)
+    simt_touch(address, bytes, access, is_volatile);
+#endif
+}
+template <class T, bool is_volatile = false>
+SIMT_INLINE T read(const char* address) {
+    touch(address, sizeof(T), simt::READ, is_volatile);
+    return *(const T*)address;
+}
+template <class T, bool is_volatile = false>
+SIMT_INLINE void write(char* address, const T& value) {
+    touch(address, sizeof(T), simt::WRITE, is_volatile);
+    *(T*)address = value;
+}
 }  // namespace simt::ptx

@@ -24,6 +24,7 @@ unsigned simt_meet(
     simt::Collective collective, unsigned mask, void* payload, void (*complete)(void** payloads), int line);
 [[noreturn]] void simt_refuse(unsigned lane, const char* message);  // what a lane of this warp has asked for
 void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
+void simt_touch(const volatile void* address, unsigned bytes, simt::Access access, bool is_volatile);  // and is aligned
 uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
 void* simt_shared_base();
@@ -53,6 +54,23 @@ uint64_t simt_phases_arrive(void* at, unsigned arrivals, unsigned dropped);  // 
 void simt_phases_wait(void* at, uint64_t phase);
 bool simt_phases_ended(void* at, uint64_t phase);
 void simt_phases_await_copies(void* at);  // what this thread has begun since its last commit belongs to the phase
+// The barriers and bulk copies of PTX (bulk_copies.h).
+void simt_mbarrier_invalidate(void* at);
+void simt_mbarrier_expect(void* at, unsigned bytes);
+uint64_t simt_mbarrier_arrive(void* at, unsigned arrivals);
+void simt_mbarrier_wait(void* at, unsigned parity);
+bool simt_mbarrier_test(void* at, unsigned parity);
+void simt_bulk_load(const simt::BulkCopy* copy, void* at);
+void simt_bulk_store(const simt::BulkCopy* copy);
+void simt_bulk_commit();
+void simt_bulk_wait(unsigned newest);
+void simt_proxy_fence();
+// Asynchronous products of matrices (products.h).
+void simt_product_reads(const char* address, bool share);
+void simt_product(const simt::Product* product);
+void simt_products_fence();
+void simt_products_commit();
+void simt_products_wait(unsigned newest, int line);
 int simt_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void simt_fail(const char* message);
 [[noreturn]] void simt_lacks(const char* message);  // what the runner does not have, and the kernel reached

@@ -1,0 +1,170 @@
+"""`PtxKernel`: an entry of a PTX file, executed on the CPU.
+
+    kernel = PtxKernel("softmax.ptx")
+    kernel[grid, block, shared_bytes](x, out, 128)
+
+PTX is the text that NVRTC and Triton compile kernels to. The CPU executes it instruction by instruction: g++ compiles
+each instruction to what the PTX manual says, and threads run as fibers. Launches run under `observe`, `check`,
+`schedule` and `time_limit` as those of a `CudaKernel` do. Findings and counts name the line of the source if the PTX
+has `.loc` lines, as Triton writes them, and the line of the PTX otherwise.
+
+Asynchronous instructions are done as late as the waits allow: copies (cp.async, cp.async.bulk) land at the wait that
+completes them, and products of matrices (wgmma) are computed there. Their targets hold NaNs until then. So a kernel
+with a missing wait gives wrong results in every run.
+"""
+
+import ctypes
+import functools
+import linecache
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cudascope.arrays import Array, as_array
+from cudascope.build import Source
+from cudascope.limits import LaunchShape, read_launch
+from cudascope.parameters import Parameter as Declared
+from cudascope.ptx_module import Parameter, read_module
+from cudascope.simt.launch import CpuKernel
+from cudascope.simt.library import Library
+from cudascope.simt.ptx.build import build_entry
+from cudascope.simt.ptx.entry import entry_source
+
+
+class PtxKernel:
+    """An entry of a PTX module.
+
+    Args:
+        source: a file, or the PTX text itself.
+        name: the entry. It may be left out if the module has one entry.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the text is no PTX, it has no such entry, or the entry has an instruction that the CPU runner does
+            not execute. The message names the instruction and its line.
+    """
+
+    def __init__(self, source: str | Path, name: str | None = None) -> None:
+        is_text = isinstance(source, str) and "\n" in source
+        self.text = source if is_text else Path(source).read_text()
+        self.module = read_module(self.text)
+        names = list(self.module.entries)
+        if name is None and len(names) == 1:
+            name = names[0]
+        if name not in names:
+            raise ValueError(f"name must be an entry of the module ({', '.join(names) or 'it has none'}), got {name!r}")
+        self.name, self.entry = name, self.module.entries[name]
+        self.filename = f"{name}.ptx" if is_text else str(source)
+        cpp = entry_source(self.module, self.entry, self.filename)
+        self._source = Source(cpp, self.filename, None, (), ())
+        self._kernels: dict[tuple[bool, ...], _OnCpu] = {}  # by which of the parameters are arrays
+        self._build = functools.cache(lambda instrumented: build_entry(cpp, self.filename, instrumented=instrumented))
+
+    def __repr__(self) -> str:
+        return f"PtxKernel({self.filename!r}, {self.name!r})"
+
+    def __getitem__(self, launch: Any) -> Callable[..., None]:
+        """`kernel[grid, block]` or `kernel[grid, block, shared_bytes]`: a function of the kernel's arguments.
+
+        An array is passed for a parameter of 64 bits, and None for a null pointer. An integer parameter takes an int,
+        signed or not. `.b8 name[n]` takes bytes or a ctypes.Structure of n bytes.
+        """
+        shape = read_launch(self.name, launch, self.entry.max_threads)
+        if self.entry.threads and shape.block != self.entry.threads:
+            raise ValueError(
+                f"kernel {self.name}: block must be {self.entry.threads}, for which the PTX was compiled (.reqntid), "
+                f"got {shape.block}"
+            )
+
+        def run(*args: object) -> None:
+            self._launch(shape, args)
+
+        return run
+
+    def _launch(self, shape: LaunchShape, args: Sequence[object]) -> None:
+        parameters = self.entry.parameters
+        if len(args) != len(parameters):
+            takes = ", ".join(f".{each.type} {each.name}" for each in parameters)
+            raise TypeError(f"kernel {self.name} takes {len(parameters)} arguments ({takes}), got {len(args)}")
+        given = [_given(self.name, parameter, arg) for parameter, arg in zip(parameters, args, strict=True)]
+        is_array = tuple(isinstance(each, Array) for each in given)
+        if is_array not in self._kernels:
+            declared = [
+                Declared(parameter.name, parameter.type, pointer, const=False)
+                for parameter, pointer in zip(parameters, is_array, strict=True)
+            ]
+            self._kernels[is_array] = _OnCpu(self, declared)
+        arrays = {each.name: array for each, array in zip(parameters, given, strict=True) if isinstance(array, Array)}
+        values = [each.address if isinstance(each, Array) else each for each in given]
+        self._kernels[is_array].launch(*shape, values, arrays=arrays)
+
+    def compile(self) -> None:
+        """Build, or find in the cache, what a launch here and now will need."""
+        _OnCpu(self, ()).compile()
+
+
+class _OnCpu(CpuKernel):
+    """An entry with arrays for some of its parameters. Its places are those of the source that the PTX came from."""
+
+    def __init__(self, kernel: PtxKernel, parameters: Sequence[Declared]) -> None:
+        super().__init__(kernel._source, kernel.name, parameters)
+        self.library, self._symbol, self._may_return = kernel._build, "simt_entry", False
+        self._places, self._text = kernel.module.places, kernel.text.split("\n")
+        self._lines = _lines_of(kernel) or self._text
+
+    def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
+        found = library.lines(sites)
+        return {
+            site: tuple(self._places.get(line, (file, line))) if file == library.source_name else (file, line)
+            for site, (file, line) in found.items()
+        }
+
+    def _code(self, library: Library, site: int, file: str, line: int) -> str:
+        """The instruction, which the line of the source does not tell."""
+        ((_, at),) = library.lines([site]).values() if site else [("", 0)]
+        code = self._text[at - 1].strip().rstrip(";") if at else ""
+        return code if len(code) <= _LONGEST else f"{code[:_LONGEST]}…"
+
+
+_LONGEST = 100  # characters of an instruction in a message
+
+
+def _lines_of(kernel: PtxKernel) -> list[str]:
+    """The file that most of the kernel's instructions come from, if it is there."""
+    files = [kernel.module.places[each.line].file for each in kernel.entry.body if each.line in kernel.module.places]
+    file = max(set(files), key=files.count) if files else ""
+    return linecache.getlines(file)  # a cell of a notebook has lines there, too
+
+
+_INTEGERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+
+
+def _given(kernel: str, parameter: Parameter, arg: object) -> object:
+    """An argument as the launch takes it: an array, or a ctypes value of the parameter's size."""
+
+    def refuse(wanted: str) -> TypeError:
+        return TypeError(f"kernel {kernel}: {parameter.name} must be {wanted}, got {type(arg).__name__}")
+
+    if parameter.count:
+        if not isinstance(arg, (bytes, ctypes.Structure)) or len(bytes(arg)) != parameter.bytes:
+            raise refuse(f"{parameter.bytes} bytes, or a ctypes.Structure of as many")
+        return (ctypes.c_char * parameter.bytes).from_buffer_copy(bytes(arg))
+    if parameter.type in ("f32", "f64"):
+        if not isinstance(arg, (int, float)) or isinstance(arg, bool):
+            raise refuse("a float")
+        return (ctypes.c_float if parameter.type == "f32" else ctypes.c_double)(arg)
+    if isinstance(arg, int):
+        bits = 8 * parameter.bytes
+        if not -(1 << bits - 1) <= arg < 1 << bits:
+            raise ValueError(f"kernel {kernel}: {parameter.name} must fit into {bits} bits, got {arg}")
+        return _INTEGERS[parameter.bytes](arg)
+    if parameter.bytes < 8:
+        raise refuse(f"an int of {8 * parameter.bytes} bits")
+    array = None if arg is None else as_array(arg)
+    if arg is not None and array is None:
+        raise refuse("an array, None or an int")
+    if array is not None and array.device != "cpu":
+        raise ValueError(
+            f"kernel {kernel}: {parameter.name} must be on the CPU, where PTX is executed, got {array.device}"
+        )
+    return ctypes.c_uint64(0) if array is None else array

@@ -1,0 +1,42 @@
+"""The figures of exchanges: who holds which heads of which tokens, and when data are under way."""
+
+from typing import NamedTuple
+
+import pytest
+from matplotlib.colors import to_rgb
+
+from pagewise.figures import all_to_all, process_timelines
+from pagewise.figures.exchanges import PROCESSES, SPANS
+
+
+class Span(NamedTuple):
+    name: str
+    start: float
+    seconds: float
+
+
+def test_rows_become_columns_and_frames_mark_what_one_process_sends(shown):
+    all_to_all(2, 4, marked=1, title="Who sends what?")
+    boxes = [p for p in shown[0].axes[0].patches if p.get_width() == 1]
+    right = max(p.get_x() for p in boxes) - 3
+    held = {(p.get_x() - right, p.get_y()): p.get_facecolor()[:3] for p in boxes if p.get_x() >= right}
+    assert all(held[head, piece] == to_rgb(PROCESSES[head // 2]) for head in range(4) for piece in range(2))
+    before = {(p.get_x(), p.get_y()): p.get_facecolor()[:3] for p in boxes if p.get_x() < right}
+    assert all(before[head, piece] == to_rgb(PROCESSES[piece]) for head in range(4) for piece in range(2))
+    frames = [(round(p.get_x() - 0.07, 6), round(p.get_y() - 0.07)) for p in shown[0].axes[0].patches if p not in boxes]
+    assert frames == [(0, 1), (right, 1), (1, 1), (right + 1, 1)]  # of tokens 1, the heads that are not its own
+
+
+@pytest.mark.parametrize(("processes", "heads"), [(3, 4), (5, 5)])
+def test_heads_that_cannot_be_shared_out_are_refused(processes, heads):
+    with pytest.raises(ValueError, match=f"num_heads must be a multiple of num_processes.*{heads} and {processes}"):
+        all_to_all(processes, heads, marked=0, title="Who sends what?")
+
+
+def test_a_transfer_is_drawn_below_the_computing_of_its_process(shown):
+    spans = [Span("compute", 0.0, 0.004), Span("send", 0.001, 0.002)]
+    process_timelines({"ring": [spans, spans[:1]]}, title="When?")
+    (ax,) = shown[0].axes
+    bars = [(patch.get_x(), patch.get_y() // 0.5, patch.get_width(), patch.get_hatch()) for patch in ax.patches]
+    assert bars == [(0, 0, 4, None), (1, 1, 2, SPANS["send"]["hatch"]), (0, 2, 4, None)]
+    assert ax.get_title(loc="left") == "ring: 4 ms"
