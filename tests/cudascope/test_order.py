@@ -295,7 +295,7 @@ def test_memory_that_is_freed_twice_ends_the_launch(free):
     kernel, out = CudaKernel(source, "twice"), integers(1)
     kernel[1, 1](out, 1)
     assert out.item() == 1
-    with pytest.raises(RuntimeError, match="what was freed before"):
+    with pytest.raises(RuntimeError, match="that was freed before"):
         kernel[1, 1](out, 2)
     assert found(source, "twice", (1, 1), out, 1) == []
     assert found(source, "twice", (1, 1), out, 2) == [("assertion", None)]
