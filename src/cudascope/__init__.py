@@ -31,8 +31,8 @@ from cudascope.build import CompileError
 from cudascope.kernel import CudaKernel
 from cudascope.ptx_kernel import PtxKernel
 from cudascope.reach import reachable
+from cudascope.simt.contexts import check, observe, schedule, time_limit
 from cudascope.simt.errors import Finding
-from cudascope.simt.launch import check, observe, schedule, time_limit
 from cudascope.simt.report import Report
 
 

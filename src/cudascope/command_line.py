@@ -21,8 +21,8 @@ from cudascope.kernel import CudaKernel, source_path
 from cudascope.outputs import described
 from cudascope.parameters import Parameter, spelled
 from cudascope.reading import declared_kernels
+from cudascope.simt.contexts import check, observe, time_limit
 from cudascope.simt.errors import Finding, merged
-from cudascope.simt.launch import check, observe, time_limit
 from cudascope.simt.report import Report
 from cudascope.simt.rules import RULES
 from cudascope.simt.sarif import sarif_log, uri

@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterator, Sequence
 
 import pytest
 
-from cudascope.simt.launch import check, observe
+from cudascope.simt.contexts import check, observe
 from cudascope.simt.report import Report
 
 _SCHEDULE = "cudascope_schedule"  # the parameter that a marked test gets

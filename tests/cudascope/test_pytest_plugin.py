@@ -73,18 +73,18 @@ def test_it():
 
 def test_schedules_multiply_other_parameters_and_reach_the_launch(run_tests):
     done = run_tests("""
-from cudascope.simt.launch import _run
+from cudascope.simt.contexts import current_run
 seen = []
 
 @pytest.mark.cudascope(schedules=2)
 @pytest.mark.parametrize("n", [1, 2])
 def test_it(n):
-    seen.append((n, _run.get().seed, _run.get().mode.name))
+    seen.append((n, current_run.get().seed, current_run.get().mode.name))
     run()
 
 def test_seen():
     assert sorted(seen, key=str) == [(n, seed, "CHECK") for n in (1, 2) for seed in (0, None)]
-    assert _run.get().mode.name == "PLAIN"
+    assert current_run.get().mode.name == "PLAIN"
 """)  # fmt: skip
     done.assert_outcomes(passed=5)
 
@@ -198,8 +198,8 @@ def test_it(cudascope_observe):
     assert cudascope_observe.count("read", "global").lanes == 128
 
 def test_afterwards():
-    from cudascope.simt.launch import _run
-    assert _run.get().mode.name == "PLAIN"
+    from cudascope.simt.contexts import current_run
+    assert current_run.get().mode.name == "PLAIN"
 """)  # fmt: skip
     done.assert_outcomes(passed=2)
 

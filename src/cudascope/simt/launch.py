@@ -1,11 +1,4 @@
-"""CUDA kernels on the CPU: run them, observe them, check them.
-
-    with cudascope.observe() as report:          # counts and a trace, without a change to the kernel
-        kernel[grid, block](x, out)
-    print(report)
-
-    with cudascope.check(outputs=[out]):         # raises Finding that names line, thread, tensor and element
-        kernel[grid, block](x, out)
+"""One kernel on the CPU: its builds, its variables, its launches, and the reports of watched launches.
 
 A core runs one thread block after another. The threads of a thread block are fibers that take turns where they wait for
 each other. The order is the same each time, and `schedule=seed` gives another one. runtime/runtime.cpp does the work.
@@ -17,8 +10,6 @@ import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextvars import ContextVar
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,96 +20,14 @@ from cudascope.reach import reached
 from cudascope.signature import base_name
 from cudascope.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
 from cudascope.simt.build import build, entry_symbol
+from cudascope.simt.contexts import current_run
 from cudascope.simt.errors import error_of
 from cudascope.simt.library import Library, ParameterType, SharedArray, Variable
 from cudascope.simt.limits import blocks_at_once, check_grid, check_shared
 from cudascope.simt.memory import Memory
-from cudascope.simt.report import TRACE, Launch, LineCount, Report
-from cudascope.simt.rules import declares_return, ignored
+from cudascope.simt.report import TRACE, Launch, LineCount
+from cudascope.simt.rules import declares_return
 from cudascope.variables import as_declared, may_hold_pointers
-
-# ------------------------------------------------------------------------------------------------ observing, checking
-
-
-class _Run(NamedTuple):
-    mode: Mode = Mode.PLAIN
-    seed: int | None = None
-    report: Report | None = None
-    outputs: Sequence[Array] = ()
-    trace_limit: int = 0
-    stop: bool = True
-    ignored: int = 0  # findings, bit by bit
-    time_limit: float = 30.0
-
-
-_run: ContextVar[_Run] = ContextVar("cudascope_run", default=_Run())  # noqa: B039  a NamedTuple is immutable
-
-
-@contextlib.contextmanager
-def _within(run: _Run) -> Iterator[Report | None]:
-    outer = _run.get().mode
-    if Mode.PLAIN != outer != run.mode:
-        raise RuntimeError("cudascope.observe() and cudascope.check() cannot be nested: use one after the other")
-    token = _run.set(run)
-    try:
-        yield run.report
-    finally:
-        _run.reset(token)
-
-
-def _watching(mode: Mode, seed: int | None) -> _Run:
-    """A run whose seed, unless given, and whose time limit are those of the context around it."""
-    outer = _run.get()
-    return _Run(mode, outer.seed if seed is None else seed, Report(), time_limit=outer.time_limit)
-
-
-def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
-    """End a launch inside if no thread has ended or passed a barrier for `seconds`, or has ended for 10 × `seconds`."""
-    if not seconds > 0:
-        raise ValueError(f"seconds must be more than 0, got {seconds}")
-    return _within(_run.get()._replace(time_limit=seconds))
-
-
-def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
-    """Run the threads and the thread blocks of launches inside in the order that `seed` gives."""
-    return _within(_run.get()._replace(seed=seed))
-
-
-def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
-    """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
-    return _within(_watching(Mode.OBSERVE, schedule)._replace(trace_limit=trace_limit))
-
-
-def check(
-    *,
-    outputs: Sequence[object] = (),
-    schedule: int | None = None,
-    stop: bool = True,
-    ignore: Sequence[str] = (),
-    also: Sequence[str] = (),
-) -> contextlib.AbstractContextManager[Report]:
-    """Hold every access of CPU launches inside against the rules; the first that breaks one raises Finding.
-
-    With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
-    of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
-    that shall find nothing, `also` those that are off unless asked for (rules.py).
-
-    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
-    its tensors, each with empty space round it. When a launch ends or fails, the changed elements are copied back.
-    `report.unwritten(tensor)` lists the elements that were never written.
-
-    Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
-    than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
-    what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
-    """
-    arrays = tuple(map(as_array, outputs))
-    if None in arrays:
-        raise TypeError(f"outputs must be tensors or arrays, got {type(outputs[arrays.index(None)]).__name__}")
-    run = _watching(Mode.CHECK, schedule)
-    return _within(run._replace(outputs=arrays, stop=stop, ignored=ignored(ignore, also)))
-
-
-# ------------------------------------------------------------------------------------------------ compile and launch
 
 
 def _memory(variable: Variable) -> np.ndarray:
@@ -144,7 +53,7 @@ class CpuKernel:
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
-        self.library(_run.get().mode != Mode.PLAIN)
+        self.library(current_run.get().mode != Mode.PLAIN)
 
     def variable(self, name: str) -> np.ndarray:
         """The bytes of variable `name`, in place.
@@ -201,7 +110,7 @@ class CpuKernel:
 
         `arrays` are the memory that the kernel may touch, by parameter name.
         """
-        run = _run.get()
+        run = current_run.get()
         library = self.library(run.mode != Mode.PLAIN)
         check_shared(self.name, library, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]

@@ -57,10 +57,17 @@ def mbarrier(name: str, words: list[str], operands: list[str], scope: Scope) -> 
 
 
 _FIELDS = {
-    "global_address": "address", "rank": "last_dim", "elemtype": "type", "box_dim": "box", "global_dim": "size",
-    "global_stride": "stride", "element_stride": "element_stride", "swizzle_mode": "swizzle",
-    "interleave_layout": "interleave", "fill_mode": "fill",
-}  # fmt: skip
+    "global_address": "address",
+    "rank": "last_dim",
+    "elemtype": "type",
+    "box_dim": "box",
+    "global_dim": "size",
+    "global_stride": "stride",
+    "element_stride": "element_stride",
+    "swizzle_mode": "swizzle",
+    "interleave_layout": "interleave",
+    "fill_mode": "fill",
+}
 
 
 def tensormap(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
