@@ -100,7 +100,7 @@ def test_nvrtc_takes_the_same_file():
 
 
 def test_an_error_of_the_compiler_names_the_callers_line_alone():
-    source = '#include <THC/THCAtomics.cuh>\nstruct S {};\n__global__ void k(float* x) {\n    gpuAtomicAdd(x, S{});\n}'
+    source = "#include <THC/THCAtomics.cuh>\nstruct S {};\n__global__ void k(float* x) {\n    gpuAtomicAdd(x, S{});\n}"
     with pytest.raises(CompileError) as caught:
         CudaKernel(source, "k")[1, 1](torch.ones(1))
     assert ":4:17: error: no matching function" in str(caught.value)
