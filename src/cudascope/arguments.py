@@ -7,6 +7,7 @@
 | bool | bool |
 | float4, uint2, dim3, … | a tuple of as many numbers |
 | a struct, a class | a ctypes.Structure or bytes of exactly its size |
+| torch's PackedTensorAccessor and TensorInfo | also an array of T's dtype |
 | T* | an array of T's dtype, aligned as T is, or None for a null pointer |
 | float4*, __half2*, … | an array of the element's dtype, aligned as the vector is |
 | a pointer to structs | an array of any dtype that holds a whole number of them, aligned as they are |
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from cudascope.arrays import Array
 from cudascope.parameters import Parameter, spelled
 from cudascope.tokens import evaluate, tokens_of
-from cudascope.values import is_struct, rule_for, size_of
+from cudascope.values import Accessor, is_struct, rule_for, size_of
 
 
 class Bound(NamedTuple):
@@ -58,18 +59,19 @@ class Binder:
         values, arrays, device, first = [], {}, None, ""
         for parameter, rule, arg in zip(self.parameters, self._rules, args, strict=True):
             value = rule(arg)
-            if isinstance(value, Array):
-                arrays[parameter.name] = value
+            array = value.array if isinstance(value, Accessor) else value
+            if isinstance(array, Array):
+                arrays[parameter.name] = array
                 if device is None:
-                    device, first = value.device, parameter.name
+                    device, first = array.device, parameter.name
                     if device != "cpu" and not device.startswith("cuda"):
                         raise ValueError(f"kernel {self._function}: {first} must be on the CPU or a GPU, got {device}")
-                elif value.device != device:
+                elif array.device != device:
                     raise ValueError(
                         f"kernel {self._function}: {parameter.name} must be on {device} as {first} is, "
-                        f"got {value.device}"
+                        f"got {array.device}"
                     )
-                value = value.address
+                value = value.content if isinstance(value, Accessor) else array.address
             values.append(0 if value is None else value)
         return Bound(values, arrays, device)
 

@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 from cudascope.file import File, read
 
+STAND_INS = Path(__file__).parent / "stand_ins"  # the device side of other libraries' headers
+OF_TORCH = re.compile(r"(?:ATen|c10|torch|THC)/")  # headers for which cudascope_torch.h is the stand-in
+
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"].*$', re.MULTILINE)
 
 
@@ -116,7 +119,9 @@ class Source(NamedTuple):
 
     @property
     def include_path(self) -> list[Path]:
-        return [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
+        """The folders of -I but torch's own, whose headers bring in host code: a stand-in takes their place."""
+        folders = [Path(option[2:].strip()) for option in self.options if option.startswith("-I")]
+        return [folder for folder in folders if not _is_torchs(folder)]
 
     def included(self) -> list[tuple[Path, str]]:
         """Every file that the source includes, directly or not, and its text, in order of first inclusion.
@@ -129,7 +134,8 @@ class Source(NamedTuple):
         """The source with the files put in that it includes, each of them once, and these files.
 
         Found are quoted includes beside the including file, and any in the source's folder and on `include_path`. An
-        include of another file stays if it `is_elsewhere`: it belongs to a compiler or to NVIDIA.
+        include of another file stays if it `is_elsewhere`: it belongs to a compiler or to NVIDIA. A stand-in takes the
+        place of torch's headers.
         """
         files: dict[Path, tuple[Path, str]] = {}
         own = [self.folder or Path(), *self.include_path]
@@ -140,7 +146,9 @@ class Source(NamedTuple):
                 places = [beside, *own] if quote == '"' else own
                 found = next((place / name for place in places if (place / name).is_file()), None)
                 if found is None:
-                    return match[0] if is_elsewhere(name) else ""
+                    if is_elsewhere(name):
+                        return match[0]
+                    return "#include <cudascope_torch.h>" if OF_TORCH.match(name) else ""
                 if found.resolve() in files:
                     return ""
                 content = read_source(found)
@@ -156,3 +164,9 @@ class Source(NamedTuple):
         """The source and, before it, the files that it includes."""
         headers = "".join(f"{text}\n" for _, text in self.included())
         return read(headers + self.text, self.defines, len(headers))
+
+
+def _is_torchs(folder: Path) -> bool:
+    """Whether a folder has torch's headers alone, as torch/include has."""
+    has_headers = any((folder / header).exists() for header in ("c10/macros/Macros.h", "torch/torch.h"))
+    return has_headers and not {"torch", "libtorch"}.isdisjoint(folder.resolve().parts)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cudascope.build import CompileError, Source, cache_dir, digest, nvidia_headers, publish
+from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers, publish
 from cudascope.device_code import device_text
 from cudascope.signature import address_of
 from cudascope.variables import plain_variables
@@ -21,6 +21,7 @@ _HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
 # those of NVIDIA's headers that declare int64_t as long long, for NVRTC only
 _LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|cuda_(pipeline|awbarrier))')
+_CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
 
 _OPTIONS: dict[str, tuple[str, type]] = {
     "std": ("std", str),
@@ -91,15 +92,21 @@ def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
             device = source._replace(text=device_text(source, name, _folders()))
             cubin = _compile(device, name, arch, settings)
         except CompileError as error:
-            lacks_cccl = _LONG_LONG.search(source.text) and not (nvidia_headers() / "cccl").exists()
-            hint = (
-                "\nit includes headers of CCCL, which are not there: pip install nvidia-cuda-cccl" if lacks_cccl else ""
-            )
-            raise CompileError(f"{error}{hint}") from None
+            raise CompileError(f"{error}{_lacking(source.text)}") from None
     about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
     about["variables"] = cubin.variables
     publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
     return cubin
+
+
+def _lacking(text: str) -> str:
+    """Say which wheels of NVIDIA's `text` needs, if they are not installed."""
+    wheels = ((_LONG_LONG, "CCCL", "cccl", "nvidia-cuda-cccl"), (_CURAND, "cuRAND", "curand_kernel.h", "nvidia-curand"))
+    return "".join(
+        f"\nit includes headers of {name}, which are not there: pip install {wheel}"
+        for includes, name, place, wheel in wheels
+        if includes.search(text) and not (nvidia_headers() / place).exists()
+    )
 
 
 def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:
@@ -135,7 +142,12 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> 
 
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
-    return [_HEADERS, nvidia_headers(), nvidia_headers() / "cccl"]  # cooperative groups include what lies in cccl
+    return [
+        _HEADERS,
+        STAND_INS,
+        nvidia_headers(),
+        nvidia_headers() / "cccl",
+    ]  # cooperative groups include what lies in cccl
 
 
 class _Log:
@@ -212,6 +224,10 @@ def _environment() -> tuple[str, ...]:
     header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
     cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
-    ours = [part for file in sorted(_HEADERS.iterdir()) for part in (file.name, file.read_text())]
+    ours = [
+        part
+        for file in sorted([*_HEADERS.iterdir(), *STAND_INS.rglob("*.*")])
+        for part in (file.name, file.read_text())
+    ]
     theirs = (version[1] if version else digest(header), digest(cccl.read_text()) if cccl.exists() else "")
     return f"{major}.{minor}", *theirs, digest(*ours)

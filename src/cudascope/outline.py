@@ -12,6 +12,7 @@ DEVICE_WORDS = {"__device__", "__global__", "constexpr", "consteval"}
 CONSTANT_WORDS = {"__constant__", "__shared__", "__managed__", "const", "concept"}
 ATTRIBUTES = {"__launch_bounds__", "__maxnreg__", "__cluster_dims__", "__block_size__", "__attribute__", "alignas"}
 _WITH_BRACKETS = ATTRIBUTES | {"__declspec", "decltype", "noexcept", "explicit", "__align__"}
+_WITH_BRACKETS |= {"C10_LAUNCH_BOUNDS_1", "C10_LAUNCH_BOUNDS_2"}  # torch's, in a text whose macros stay
 _STAY_IN_CLASS = {"virtual", "override", "default", "delete", "using", "typedef", "static_assert"}
 _CLASS_KEYS = {"struct", "class", "union", "enum"}
 _AFTER_PARAMETERS = {"const", "volatile", "noexcept", "override", "final", "try", "requires", "throw"} | _WITH_BRACKETS

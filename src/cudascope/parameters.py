@@ -41,6 +41,13 @@ _SAME = {
     "cudaSurfaceObject_t": "unsigned long long",
 }
 
+_TORCHS = {
+    "Half": "__half",
+    "BFloat16": "__nv_bfloat16",
+    "Float8_e4m3fn": "__nv_fp8_e4m3",
+    "Float8_e5m2": "__nv_fp8_e5m2",
+}
+
 
 class Parameter(NamedTuple):
     """A parameter of a kernel as the source declares it."""
@@ -123,6 +130,8 @@ def canonical_type(tokens: Tokens) -> str | None:
         name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
         name = f"{name} int".strip() if name in ("", "unsigned") else name
         return name if name in _PLAIN else None
+    if tokens[:-1] in (["c10", "::"], ["at", "::"], ["torch", "::"]) and tokens[-1] in _TORCHS:
+        return _TORCHS[tokens[-1]]
     if len(tokens) == 1 and tokens[0].isidentifier():
         return _SAME.get(tokens[0], tokens[0])
     return None

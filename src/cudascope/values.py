@@ -2,14 +2,17 @@
 
 import ctypes
 import math
+import re
+import struct
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cudascope.arrays import LARGEST, Array, as_array, bits_of
-from cudascope.parameters import Parameter, spelled
+from cudascope.parameters import Parameter, spelled, type_of
+from cudascope.tokens import tokens_of
 from cudascope.types import C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
 
 
@@ -28,7 +31,8 @@ def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
     if parameter.ctype in C_TYPES:
         return _scalar_rule(function, parameter)
     if is_struct(parameter):
-        return _struct_rule(function, parameter)
+        rule = _struct_rule(function, parameter)
+        return _accessor_rule(function, parameter, rule) if _accessor(parameter) else rule
     raise ValueError(
         f"kernel {function}: {parameter.name} is declared `{parameter.ctype}` and passed by value, "
         f"which is not understood"
@@ -57,7 +61,7 @@ def _struct_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
     number = _scalar_rule(function, parameter._replace(ctype=element)) if element else None
     wanted = f"a tuple of {lanes} numbers, a ctypes.Structure" if element else "a ctypes.Structure"
 
-    def struct(value: object) -> Any:
+    def whole(value: object) -> Any:
         if number and isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
             if len(value) != lanes:
                 raise ValueError(f"{what} must be {lanes} numbers (declared `{parameter.ctype}`), got {len(value)}")
@@ -75,7 +79,57 @@ def _struct_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
         aligned[:] = content
         return aligned
 
-    return struct
+    return whole
+
+
+class Accessor(NamedTuple):
+    """An array as one of torch's structs for it: address, sizes and strides."""
+
+    content: Any
+    array: Array
+
+
+# torch's structs in the compiler's spelling: element, number of sizes, index
+_PACKED = re.compile(r"at::GenericPackedTensorAccessor<(.*), ?(\d+), ?at::\w+, ?([\w ]+)>")
+_INFO = re.compile(r"at::cuda::detail::TensorInfo<(.*), ?([\w ]+)>")
+_INFO_SIZES = 25
+
+
+def _accessor(parameter: Parameter) -> tuple[str, int, str] | None:
+    """Return element, number of sizes and index of a struct of torch's; None for another type."""
+    if packed := _PACKED.fullmatch(parameter.ctype):
+        return packed[1], int(packed[2]), packed[3]
+    info = _INFO.fullmatch(parameter.ctype)
+    return info and (info[1], _INFO_SIZES, info[2])
+
+
+def _accessor_rule(function: str, parameter: Parameter, whole: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    element, dims, index = _accessor(parameter)
+    ctype, _, const = type_of(tokens_of(element))
+    is_info = dims == _INFO_SIZES and "TensorInfo" in parameter.ctype
+    pointed = parameter._replace(ctype=ctype, pointer=True, const=const, bytes=0)
+    pointer = _pointer_rule(function, pointed) if is_understood(pointed) else as_array
+    form = "q" if "long" in index else "i"
+
+    def accessor(value: object) -> Any:
+        if isinstance(value, bytes | bytearray | ctypes.Structure | ctypes.Array):
+            return whole(value)
+        array = pointer(value)
+        if array is None:
+            return whole(value)
+        given = len(array.shape)
+        if given > dims or (given < dims and not is_info):
+            raise ValueError(
+                f"kernel {function}: {parameter.name} must have {dims} dimensions (declared `{parameter.ctype}`), "
+                f"got {given}"
+            )
+        rest = (0,) * (dims - given)
+        content = struct.pack(f"P{2 * dims}{form}", array.address, *array.shape, *rest, *array.strides, *rest)
+        if is_info:
+            content += struct.pack("i", given)
+        return Accessor(whole(content.ljust(parameter.bytes, b"\0")), array)
+
+    return accessor
 
 
 def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array | None]:

@@ -105,9 +105,46 @@ REFUSED = {
     ),
     "a name that the stand-in for cub lacks": (
         "#include <cub/cub.cuh>\n__global__ void k(long* x) {\n"
-        "    using Sort = cub::BlockRadixSort<float, 32, 1>;\n    __shared__ typename Sort::TempStorage storage;\n}",
+        "    using Shuffle = cub::BlockShuffle<float, 32>;\n    __shared__ typename Shuffle::TempStorage storage;\n}",
         "k",
-        r"k.cu:3: error: cudascope has a stand-in of its own for cub, and BlockRadixSort is not in it",
+        r"k.cu:3: error: cudascope has a stand-in of its own for cub, and BlockShuffle is not in it",
+    ),
+    "a part of cuRAND": (
+        "#include <curand_kernel.h>\n__global__ void k(long* x) {\n    curandState s;\n"
+        "    x[0] = curand_poisson(&s, 3.0);\n}",
+        "k",
+        "k.cu:4: error: curand_poisson is not in cudascope's cuRAND, which has XORWOW",
+    ),
+    "a part of torch": (
+        "#include <ATen/ATen.h>\n__global__ void k(long* x) { x[0] = at::native::make_offsets(3); }",
+        "k",
+        "k.cu:2: error: ‘make_offsets’ .* cudascope has the device side of torch's headers, and this name is not in it",
+    ),
+    "a part of thrust": (
+        "#include <thrust/sort.h>\n__global__ void k(long* x) { thrust::sort(thrust::seq, x, x + 4); }",
+        "k",
+        "k.cu:2: error: .*thrust.* from <thrust/sort.h>.* cudascope has parts of thrust",
+    ),
+    "CUTLASS": (
+        "#include <cutlass/array.h>\n__global__ void k(long* x) { x[0] = cutlass::Array<long, 2>()[0]; }",
+        "k",
+        "k.cu:2: error: ‘cutlass’ .* cudascope does not run CUTLASS",
+    ),
+    "a kernel that waits for kernels": (
+        "__global__ void k(long* x) { cudaDeviceSynchronize(); }",
+        "k",
+        "k.cu:1: error: cudaDeviceSynchronize in a kernel runs on a GPU only",
+    ),
+    "an #error about a name": (
+        "#ifndef TILE\n#error how large?\n#endif\n__global__ void k(long* x) { x[0] = TILE; }",
+        "k",
+        r'^k.cu:2: error: #error how large\?: define TILE, as in defines=\["TILE=1"\] or --define TILE=1$',
+    ),
+    "an #error after other choices": (
+        "#ifdef A\n#endif\n#if defined(B)\n#elif C > 2 && !defined(B)\n#else\n#  error choose\n#endif\n"
+        "__global__ void k(long* x) {}",
+        "k",
+        r"k.cu:6: error: #error choose: define B or C, as in",
     ),
     "a thread block cluster": (
         "#include <cooperative_groups.h>\n__global__ void __cluster_dims__(2) k(long* x) {\n"
@@ -137,6 +174,35 @@ def test_a_header_that_the_compiler_refuses_is_named_with_the_line_that_includes
     )
     with pytest.raises(CompileError, match=rf"^k.cu:2: error: this line includes {tmp_path}/library.h, which"):
         kernel.compile()
+
+
+def test_an_error_in_an_included_file_is_told_from_its_guard(tmp_path):
+    (tmp_path / "tile.h").write_text("#ifndef TILE_H\n#define TILE_H\n#if TILE < 2\n#error small\n#endif\n#endif\n")
+    kernel = CudaKernel('#include "tile.h"\n__global__ void k(long* x) {}', "k", options=[f"-I{tmp_path}"])
+    with pytest.raises(CompileError, match=rf"^{tmp_path}/tile.h:4: error: #error small: define TILE, as in"):
+        kernel.compile()
+
+
+def test_a_note_about_a_header_does_not_make_the_header_guilty():
+    source = """#include <cub/cub.cuh>
+    __global__ void k(float* x) {
+        __shared__ typename cub::WarpReduce<float>::TempStorage temp;
+        x[0] = cub::WarpReduce<float>(temp).Sum();
+    }"""
+    with pytest.raises(CompileError, match=r"^g\+\+ cannot compile .*\n(.*\n)?k.cu:4:\d+: error: no matching function"):
+        CudaKernel(source, "k").compile()
+
+
+CAST = """
+template <class T> struct Cast { template <int N> __device__ static T times(T x) { return N * x; } };
+template <class T> __device__ T three_times(T x) { return Cast<T>::times<3>(x); }
+__global__ void k(long* x) { x[0] = three_times(7l); }
+"""
+
+
+@pytest.mark.parametrize("host", ["", HOST], ids=["whole", "cut"])
+def test_the_word_template_may_be_missing_as_nvcc_allows(host):
+    assert run(CAST + host)[0] == 21
 
 
 @pytest.mark.parametrize("include", ["assert.h", "cassert"])

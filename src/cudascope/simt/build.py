@@ -15,12 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError, Source, cache_dir, digest, nvidia_headers
+from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers
 from cudascope.limits import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.signature import address_of
 from cudascope.simt.assembly import changed, has_empty_loop
-from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
+from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler, with_conditions
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
+from cudascope.simt.missing import with_template_keywords
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
 from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
@@ -64,6 +65,7 @@ _TRANSLATORS = (
     "preprocess.py",
     "missing.py",
     "shifts.py",
+    "../build.py",
     "../conditions.py",
     "../device_code.py",
     "../file.py",
@@ -77,6 +79,15 @@ _TRANSLATORS = (
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
 )
+
+# Headers of CCCL for which simt_cuda_std.h is the stand-in.
+_OF_STD = (
+    "algorithm array bit bitset cassert cfloat chrono climits cmath complex concepts cstddef cstdint cstdlib cstring "
+    "functional initializer_list iterator limits numeric optional ratio span string_view tuple type_traits utility "
+    "variant version"
+)
+_IN_STD = [f"cuda/std/{name}" for name in _OF_STD.split()] + ["cuda/cmath", "cuda/utility", "cuda/type_traits"]
+_IN_STD += [f"thrust/{name}.h" for name in ("complex", "extrema", "functional", "pair", "swap", "tuple")]
 
 # With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
 _ASSIGN_RAW = re.compile(
@@ -109,9 +120,12 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
                 translation = as_it_stands(written(source) + _epilogue(entries), file)
                 _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
-            translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
             try:
-                _compile(translation, flags, cut, gaps=instrumented, foreign=foreign)
+                translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
+            except CompileError as error:
+                raise with_conditions(error, source.filename, source.text) from None
+            try:
+                _compile_cut(translation, flags, cut, instrumented, foreign)
             except CompileError as error:
                 raise in_words(error, source.filename, name) from None
     runtime()
@@ -127,7 +141,7 @@ def own_text(source: Source) -> str:
 def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
     """The compiler's flags, and the folders of headers that are not the user's."""
     compiler, _ = find_compiler()
-    foreign = [_header_folder(), HEADERS, nvidia_headers()]
+    foreign = [_header_folder(), HEADERS, STAND_INS, nvidia_headers()]
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
     clang = "clang" in compiler[0]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
@@ -135,7 +149,8 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
         flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
-    flags += [f"-I{folder}" for folder in (*foreign[:2], source.folder or Path(), *source.include_path, foreign[2])]
+    own = [source.folder or Path(), *source.include_path]
+    flags += [f"-I{folder}" for folder in (*foreign[:-1], *own, foreign[-1])]
     return flags, foreign
 
 
@@ -149,15 +164,17 @@ def entry_symbol(name: str) -> str:
 
 @functools.cache
 def _header_folder() -> Path:
-    """A folder of those of NVIDIA's headers that need a word changed."""
+    """A folder of those of NVIDIA's headers that need a word changed, or that one stand-in replaces."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
     headers = {
         name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
     }
+    headers |= {name: '#include "simt_cuda_std.h"\n' for name in _IN_STD}
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))
         for name, text in headers.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
             (made / name).write_text(text)
         try:
             made.rename(folder)
@@ -172,7 +189,11 @@ def _header_folder() -> Path:
 def _own_sources() -> str:
     here = Path(__file__).parent
     translators = [*_TRANSLATORS, *here.glob("ptx/*.py")]
-    files = sorted(path for path in (*RUNTIME.rglob("*"), *(here / name for name in translators)) if path.is_file())
+    files = sorted(
+        path
+        for path in (*RUNTIME.rglob("*"), *STAND_INS.rglob("*"), *(here / name for name in translators))
+        if path.is_file()
+    )
     return digest(*(path.read_text() for path in files))
 
 
@@ -219,6 +240,19 @@ def _compile(
             Path(assembly).write_text(changed(Path(assembly).read_text(**BYTES), gaps=gaps), **BYTES)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
+
+
+def _compile_cut(source: str, flags: list[str], path: Path, instrumented: bool, foreign: Sequence[Path]) -> None:
+    """Compile what is left of a file; if the compiler wants the word template at some places, with it there."""
+    try:
+        _compile(source, flags, path, gaps=instrumented, foreign=foreign)
+    except CompileError as error:
+        if "template" not in str(error):
+            raise
+        completed = with_template_keywords(source, [*find_compiler()[0], *flags, "-include", str(precompiled(flags))])
+        if completed == source:
+            raise
+        _compile(completed, flags, path, gaps=instrumented, foreign=foreign)
 
 
 def _epilogue(entries: Sequence[str]) -> str:

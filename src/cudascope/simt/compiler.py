@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError
+from cudascope.build import CompileError, read_source
 from cudascope.simt.machine import machine_options
 
 # Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
@@ -53,6 +53,34 @@ _LACKS = re.compile(  # g++ and clang++
 _STAND_INS = {"cub", "cuda", "cuda::std", "cooperative_groups", "nvcuda", "nvcuda::wmma"}
 
 
+_CHAIN = re.compile(r"^(?:In file included| +) ?from ([^\n]+):(\d+):\n([^\n:]+):", re.MULTILINE)
+_WANTS = re.compile(r"^(\S+?):(\d+):\d+: error: #error ?(.*)$", re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b((?:\\\n|[^\n])*)", re.MULTILINE)
+
+
+def with_conditions(error: CompileError, file: str, text: str) -> CompileError:
+    """`error`, or a sentence: an #error is reached, and which names decide that. `text` is that of `file`."""
+    wants = _WANTS.search(str(error))
+    if not wants:
+        return error
+    if wants[1] != file:
+        text = read_source(Path(wants[1])) if Path(wants[1]).is_file() else ""
+    before = "".join(text.splitlines(keepends=True)[: int(wants[2]) - 1])
+    opened: list[list[str]] = []  # of each #if that is open, its conditions so far
+    for word, rest in _CONDITION.findall(before):
+        if word.startswith("if"):
+            opened.append([rest])
+        elif opened and word == "endif":
+            opened.pop()
+        elif opened:
+            opened[-1].append(rest)
+    innermost = opened[-1] if opened else []
+    names = [name for rest in innermost for name in re.findall(r"\b[A-Za-z_]\w*", rest)]
+    names = [name for name in dict.fromkeys(names) if name != "defined"]
+    remedy = f': define {" or ".join(names)}, as in defines=["{names[0]}=1"] or --define {names[0]}=1' if names else ""
+    return CompileError(f"{wants[1]}:{wants[2]}: error: #error {wants[3]}{remedy}")
+
+
 def in_words(error: CompileError, file: str, name: str) -> CompileError:
     """`error`, or a sentence: the library lacks a name, or the compiler refuses nothing but the name of the kernel."""
     for place, *names in _LACKS.findall(str(error)):
@@ -60,8 +88,11 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
         if library in _STAND_INS:
             why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
             return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
-    chain = re.search(r"^(?:In file included| +) ?from ([^\n]+):(\d+):\n([^\n:]+):", str(error), re.MULTILINE)
-    if chain and chain[1] == file and Path(chain[3]).parent != Path(file).parent:
+    said = str(error)
+    first = re.search(r"^(\S+?):\d+:\d+: (?:fatal )?error: ", said, re.MULTILINE)
+    before = said[: first.end()] if first else ""  # a note after the error may show other headers
+    chain = next(reversed([*_CHAIN.finditer(before)]), None)
+    if chain and chain[1] == file and chain[3] == first[1] and Path(first[1]).parent != Path(file).parent:
         return CompileError(
             f"{file}:{chain[2]}: error: this line includes {chain[3]}, which the compiler refuses. If the kernel does "
             f"without it, put the line under #ifndef CUDASCOPE; else declare here what it needs\n{error}"
@@ -75,7 +106,7 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
 
 
 _CONTEXT = re.compile(r": In (static |member )*(function|instantiation|substitution|lambda)|:  +required (from|by) ")
-_OWN = re.compile(r"/simt/runtime/headers/|/(?:precompiled|headers)-\w+/|^<cudascope>")
+_OWN = re.compile(r"/simt/runtime/headers/|/cudascope/stand_ins/|/(?:precompiled|headers)-\w+/|^<cudascope>")
 
 
 def without_own_headers(said: str, file: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cudascope.build import CompileError, nvidia_headers, publish
+from cudascope.build import STAND_INS, CompileError, nvidia_headers, publish
 from cudascope.simt.compiler import run_tool
 
 RUNTIME = Path(__file__).parent / "runtime"  # the C++ side of the runner
@@ -182,7 +182,7 @@ def _located(path: Path, source_name: str, offsets: Sequence[int]) -> dict[int, 
 
 
 def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
-    not_the_kernel = (f"{HEADERS}/", "<cudascope>", str(nvidia_headers()), "/usr/", "??")
+    not_the_kernel = (f"{HEADERS}/", f"{STAND_INS}/", "<cudascope>", str(nvidia_headers()), "/usr/", "??")
     for frame in frames:
         file, _, line = frame.partition(" (")[0].rpartition(":")
         if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):

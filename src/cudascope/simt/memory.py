@@ -19,6 +19,7 @@ class Memory:
         named = arrays | reached
         variables = {f"::{name}" if name in named else name: array for name, array in variables.items()}
         self._variables, self._reached = frozenset(variables), frozenset(reached)
+        self._staying: set[str] = set()  # at their address, because a struct or a table leads there
         self.arrays = {name: array for name, array in (named | variables).items() if array.size}
         self.names = tuple(self.arrays)
         self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
@@ -46,6 +47,8 @@ class Memory:
             region.start, region.bytes, region.granule = start, end - start, granule
             # A kernel that has two ways to a tensor, one by a pointer in a struct, would see a copy by one way alone.
             stays = bool(self._reached.intersection(names)) or any(start <= word < end for word in words)
+            if stays:
+                self._staying.update(names)
             region.in_place = 1 if self._variables.intersection(names) else 2 * stays
             region.constant = not region.in_place and written_to.isdisjoint(names)
             if run.mode == Mode.CHECK:
@@ -72,12 +75,12 @@ class Memory:
         return regions, pointers, pointer_regions, places, guard_places, variable_places
 
     def region_beside(self, address: int) -> int:
-        """Return the region of reachable memory that `address` misses by less than 16 bytes; -1 if there is none.
+        """Return the region at its own address that `address` misses by less than 16 bytes; -1 if there is none.
 
         Allocators keep so many bytes between two arrays. An address farther away may belong to anything.
         """
         for r, (start, end, _, names) in enumerate(self.regions):
-            if start - 16 <= address < end + 16 and self._reached.intersection(names):
+            if start - 16 <= address < end + 16 and self._staying.intersection(names):
                 return r
         return -1
 

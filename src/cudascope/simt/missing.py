@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from cudascope.build import CompileError
+from cudascope.build import OF_TORCH, CompileError
 from cudascope.device_code import replaced
 from cudascope.file import File
 from cudascope.outline import Piece
@@ -22,6 +22,9 @@ from cudascope.tokens import NAME
 
 _ROUNDS = 8  # what is left out leaves others without a declaration
 _ERROR = re.compile(r"^<stdin>:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
+_NO_TEMPLATE = re.compile(
+    r"^<stdin>:(\d+):(\d+): (?:warning: expected|error: use) (.template. keyword).*$", re.MULTILINE
+)
 _UNKNOWN = re.compile(
     "not declared|not been declared|does not name|is not a member|is not a class|is not a template|undeclared"
     "|incomplete type|not a namespace|no type named"
@@ -47,8 +50,7 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
             if number == 0 and not (headers and _UNKNOWN.search(message)):
                 continue  # the user's own mistake. In later rounds it follows from what was left out
             if (found := _change(code, place)) is not None:
-                what, where = message.partition(";")[0], " or ".join(headers)
-                said = f"{what}: it may come from {where}, which is missing, or from `defines`"
+                said = f"{message.partition(';')[0]}: {_origin(headers)}"
                 why = next((whys[name] for name in names if name in whys), said)
                 if found.is_reached:
                     file, line = line_at(text, place)
@@ -63,6 +65,12 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
     return text
 
 
+def with_template_keywords(text: str, command: Sequence[str]) -> str:
+    """`text` with the word template where `command` lacks it and nvcc does not: `Cast<T>::template to<4>(x)`."""
+    places = {place for place, _ in _errors(text, command, _NO_TEMPLATE)}
+    return replaced(text, [(place, place, "template ") for place in places])
+
+
 def _names(message: str) -> list[str]:
     return [name for quoted in re.findall("[‘'](.*?)[’']", message) for name in NAME.findall(quoted)]
 
@@ -75,13 +83,32 @@ def _headers(names: Sequence[str], missing: Sequence[str]) -> list[str]:
     return [f"<{header}>" for header in alike or [h for h in missing if h not in for_host][:3]]
 
 
-def _errors(text: str, command: Sequence[str]) -> list[tuple[int, str]]:
+_LIBRARIES = {
+    OF_TORCH: "cudascope has the device side of torch's headers, and this name is not in it",
+    re.compile(r"(?:thrust|cub|cuda)/"): (
+        "cudascope has parts of thrust, cub and cuda::std (README: which features run), and this name is not in them"
+    ),
+    re.compile(r"(?:cutlass|cute)/"): "cudascope does not run CUTLASS and CuTe: give the kernel a plain C++ path",
+}
+
+
+def _origin(headers: Sequence[str]) -> str:
+    """Say where a name may come from, and what to do about it."""
+    where = " or ".join(headers)
+    for of_library, why in _LIBRARIES.items():
+        if all(of_library.match(header, 1) for header in headers):
+            return f"it may come from {where}, or from `defines`; {why}"
+    return f"it may come from {where}, which is missing, or from `defines`; -I<folder> in `options` names a folder"
+
+
+def _errors(text: str, command: Sequence[str], said: re.Pattern = _ERROR) -> list[tuple[int, str]]:
     """Where the compiler refuses `text`, and what it says."""
     by_line = _MARKER.sub("", text)  # then lines are those of the text itself
-    flags = ("-fsyntax-only", "-w", "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
+    quiet = ("-w",) if said is _ERROR else ()
+    flags = ("-fsyntax-only", *quiet, "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
     done = subprocess.run([*command, *flags], input=by_line, capture_output=True, **BYTES)
     lines = [0, *(match.end() for match in re.finditer("\n", text))]
-    return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in _ERROR.findall(done.stderr)]
+    return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in said.findall(done.stderr)]
 
 
 class _Change(NamedTuple):
@@ -106,6 +133,8 @@ def _change(code: File, place: int) -> _Change | None:
     statements = Statements(code.tokens, code.close)
     start, end = statements.around(piece.body, at)
     words = code.tokens[start:end]
+    if not words:
+        return None
     does = words[0] not in ("using", "typedef") and any(word == "return" or word[-1] in "(={" for word in words)
     return _Change((start, end), does, does and is_kernel and statements.is_always_reached(piece.body, start))
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError
+from cudascope.build import OF_TORCH, CompileError
 from cudascope.file import File
 from cudascope.simt.compiler import run_compiler
 from cudascope.tokens import lexemes_of
@@ -41,9 +41,10 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
         with tempfile.TemporaryDirectory() as folder:
             inside = Path(folder, *"abcdefgh")  # deep enough for every ../
             inside.mkdir(parents=True)
-            for stand_in in (Path(os.path.normpath(inside / name)) for name in missing):
+            for name in missing:
+                stand_in = Path(os.path.normpath(inside / name))
                 stand_in.parent.mkdir(parents=True, exist_ok=True)
-                stand_in.touch()
+                stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "")
             text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
     _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
     return parts, missing

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError, Source
+from cudascope.build import OF_TORCH, CompileError, Source
 from cudascope.device_code import needed_by, only
 from cudascope.file import File
 from cudascope.limits import MAX_SHARED_BYTES
@@ -18,6 +18,7 @@ from cudascope.simt.preprocess import Part, file_of, line_at, parts_of, preproce
 from cudascope.simt.ptx import translate
 from cudascope.variables import Variable, plain_variables, variables_in
 
+_TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MULTILINE)
 _PTX = {"asm", "__asm", "__asm__"}
 _INTEGER = re.compile(r"int|unsigned|auto|\w+_t")
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
@@ -29,6 +30,12 @@ _UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
+_GPU_ONLY |= {name: f"{name} in a kernel" for name in ("cudaDeviceSynchronize", "cudaGetParameterBuffer")}
+_SOBOL = [
+    f"curandState{scrambled}Sobol{bits}{t}" for scrambled in ("", "Scrambled") for bits in (32, 64) for t in ("", "_t")
+]
+_NOT_IN_CURAND = {*_SOBOL, "curandStateMtgp32", "curandStateMtgp32_t", "curand_poisson", "curand_poisson4"}
+_NOT_IN_CURAND |= {"curand_discrete", "curand_discrete4"}
 
 
 def written(source: Source) -> str:
@@ -55,7 +62,8 @@ def must_be_cut(file: File) -> bool:
     own = bisect.bisect_left(file.places, file.own)
     launches = any(file.tokens[i : i + 3] == ["<", "<", "<"] for i, token in enumerate(file.tokens) if token == "<")
     ptx_in_macro = any(macro.place >= file.own and not _PTX.isdisjoint(macro.body) for macro in file.macros)
-    return launches or ptx_in_macro or not _PTX.isdisjoint(file.tokens[:own])
+    of_torch = _TORCH.search(file.text)
+    return bool(launches or ptx_in_macro or of_torch or not _PTX.isdisjoint(file.tokens[:own]))
 
 
 def as_it_stands(source: str, file: File) -> str:
@@ -116,6 +124,12 @@ def _refuse(file: File, pieces: Sequence[Piece]) -> None:
             if why := "a kernel launches another (<<<…>>>), which" if launch else _GPU_ONLY.get(token):
                 where, line = line_at(file.text, file.places[piece.start + i])
                 raise CompileError(f"{where}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
+            if token in _NOT_IN_CURAND:
+                where, line = line_at(file.text, file.places[piece.start + i])
+                raise CompileError(
+                    f"{where}:{line}: error: {token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and "
+                    f"MRG32k3a with uniform, normal and log-normal numbers: give the kernel a plain C++ path"
+                )
 
 
 def _dynamic(text: str) -> str:

@@ -62,7 +62,7 @@ private:
     }
     template <class Out, class From, class To, class Meet>
     SIMT_METHOD void move(const T (&in)[N], Out (&out)[N], From from, To to, Meet meet) {
-        for (int i = 0; i < N; ++i) temp.items[from(i)] = in[i];
+        for (int i = 0; i < N; ++i) temp.items.put(from(i), in[i]);
         meet();
         for (int i = 0; i < N; ++i) out[i] = temp.items[to(i)];
     }

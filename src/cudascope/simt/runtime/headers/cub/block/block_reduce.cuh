@@ -26,7 +26,7 @@ public:
     SIMT_METHOD T Reduce(T input, Op op, int num_valid = threads, Line line = {__builtin_LINE()}) {
         int rank = thread_rank(), warp = rank / 32;
         T result = Gathered<T, 32>(input, line).reduced(num_valid - 32 * warp, op);
-        if (rank % 32 == 0) temp.of_warp[warp] = result;
+        if (rank % 32 == 0) temp.of_warp.put(warp, result);
         __syncthreads(line.number);
         if (rank == 0)
             for (int other = 1; other < warps && 32 * other < num_valid; ++other)

@@ -39,7 +39,7 @@ private:
         int rank = thread_rank(), warp = rank / 32;
         Gathered<T, 32> all(input, line);
         all.scan(op);
-        if (all.lane == all.there - 1) temp.of_warp[warp] = all.values_here[all.lane];
+        if (all.lane == all.there - 1) temp.of_warp.put(warp, all.values_here[all.lane]);
         __syncthreads(line.number);
         T earlier = temp.of_warp[0], total = earlier;
         for (int other = 1; other < warps; ++other) {
@@ -55,7 +55,7 @@ private:
     SIMT_METHOD T asked(Prefix& prefix, const T& total, Line line) {
         if (thread_rank() < 32) {
             T start = prefix(total);
-            if (thread_rank() == 0) temp.prefix[0] = start;
+            if (thread_rank() == 0) temp.prefix.put(0, start);
         }
         __syncthreads(line.number);
         return temp.prefix[0];
