@@ -12,8 +12,9 @@ from pagewise.online_softmax import merge_attention
 def ring_step(rank: int, step: int, n: int) -> tuple[int, int, int]:
     """Return (block, to, source) of process `rank` in a step of a ring of n processes.
 
-    Process r starts with block r of K and V: in step 0 it attends to its own block. After each step, every process
-    passes its block on to the process with the next higher rank. The last process passes it on to process 0.
+    Process r starts with block r of K and V: in step 0 it attends to its own block. After each step but
+    the last, every process passes its block on to the process with the next higher rank. The last process passes it on
+    to process 0.
 
     `block` is the block that the process attends to in this step. `to` is the process to which it then sends the block.
     `source` is the process from which it receives the next block.
@@ -38,8 +39,12 @@ RING_STEP = python_exercise(
         ("(rank - step) % n", "(rank + step) % n"),
         "no circle: Process 0 receives from the last process. Take every rank modulo n.",
         ("(rank - step) % n, (rank + 1) % n, (rank - 1) % n", "rank - step, rank + 1, rank - 1"),
-        "its own block: That is the block of step 0. In each later step, the process has the block of a lower rank.",
+        "its own block: That is the block of step 0. In each later step, the process has the block that the process of "
+        "the next lower rank had before. Below rank 0, the ring goes on with the last rank.",
         ("(rank - step) % n", "rank"),
+        "no circle for the neighbours: The ring is closed. Process 0 receives from the last process, and the last "
+        "process sends to process 0. Take `to` and `source` modulo n.",
+        ("(rank + 1) % n, (rank - 1) % n", "rank + 1, rank - 1"),
         "one step ahead: That is the block of the next step. In step 0, a process attends to its own block.",
         ("(rank - step) % n", "(rank - step - 1) % n"),
         "to and source exchanged: The process sends to the next higher rank, and receives from the next lower rank.",
@@ -106,7 +111,7 @@ def sent_bytes(n: int, S: int, H: int, Hkv: int, D: int) -> dict[str, float]:
 SENT_BYTES = python_exercise(
     sent_bytes,
     [
-        call(4, 4, 1, 1, 1),
+        call(2, 2, 2, 2, 1),
         call(2, 8, 2, 1, 4),
         call(4, 64, 8, 4, 8),
         call(8, 2**20, 32, 8, 128),

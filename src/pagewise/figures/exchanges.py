@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.patheffects import withStroke
+
 from pagewise.figures.drawing import arrow, box, colour_key, diagram, rectangle, subplots
 from pagewise.figures.moving_rings import PROCESSES
 from pagewise.figures.palette import INK
@@ -36,10 +38,12 @@ def all_to_all(num_processes: int, num_heads: int, *, marked: int, title: str, a
             for head in range(num_heads):
                 for left, holder in ((0.0, piece), (right, head // share)):
                     box(ax, left + head, piece, 1, 1, f"{holder}", fill=PROCESSES[holder])
+        on_dark_boxes = [withStroke(linewidth=5.0, foreground="white")]
         for head in range(num_heads):
             if head // share != marked:
                 for left in (0.0, right):
-                    rectangle(ax, left + head + 0.07, marked + 0.07, 0.86, 0.86, "none", ec=INK, lw=2.6)
+                    frame = {"ec": INK, "lw": 2.6, "path_effects": on_dark_boxes}
+                    rectangle(ax, left + head + 0.07, marked + 0.07, 0.86, 0.86, "none", **frame)
         middle = num_processes / 2
         arrow(ax, (num_heads + 0.3, middle), (right - 0.3, middle), lw=2)
 
