@@ -11,7 +11,7 @@
     with reachable(table=t), check():           # pointers in a struct or in a table lead to t
         kernel[grid, block](pointers, n)
 
-    kernel, arguments, arrays, values, types, limits    what is launched, with what, and what a launch may ask for
+    kernel, arguments, arrays, values, types, limits    launches: kernels, arguments and limits
     tokens, conditions, outline, file           a source read once: its tokens, live branches, declarations, kernels
     reading, signature, parameters, variables   the parameters of a kernel and the variables of its file
     device_code, statements                     the part of a source that a kernel needs
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> object:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """What `%load_ext cudascope` calls: the notebook gets `%%cuda`."""
+    """Give the notebook `%%cuda`. `%load_ext cudascope` calls this function."""
     from cudascope.magic import load_ipython_extension
 
     load_ipython_extension(shell)

@@ -1,4 +1,4 @@
-"""What a build of CUDA C++ is made from, what it is called, and how a finished one is published.
+"""A build of CUDA C++: its source, its name in the cache, and how a finished build is published.
 
 A build is found again by a digest of everything that went into it, so a changed header or option is a new build and
 nothing is ever invalidated.

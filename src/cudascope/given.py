@@ -18,7 +18,7 @@ _SHAPED = re.compile(r"(\w+)\[([\d, ]*)\]")
 
 
 class GivenTensor(NamedTuple):
-    """What stands after `--tensor name=`. Each `make` is a tensor of its own with the same contents."""
+    """The tensor that `--tensor name=` describes. Each `make` is a tensor of its own with the same contents."""
 
     name: str
     initial: np.ndarray | None

@@ -4,14 +4,14 @@
     scale[grid, block, shared_bytes](x, n, 0.5)                # tensors, ints, floats, … (arguments.py has the list)
     scale.variable("weights").copy_(w)                         # a __constant__ or __device__ variable
 
-The source may be a file as people write it, with `main`, `<<<…>>>` and torch's headers: of a file that a compiler does
-not take as it stands, only what the kernel needs is compiled, and host code never is. A line that needs a header which
-is not there stops the kernel where it is reached.
+The source may have `main`, `<<<…>>>` and torch's headers. Host code is never compiled. If a compiler refuses the whole
+file, the compiler gets only the part that the kernel needs. A line that needs a missing header stops the kernel at that
+line.
 
-On a GPU the source is compiled by NVRTC at the first launch and kept on disk (`CUDASCOPE_CACHE` moves it); on the CPU
-the same text is compiled by the host's C++ compiler and its threads run as fibers (`cuda/simt`). On a GPU a launch
-goes to torch's current stream, allocates nothing and waits for nothing, so it can be captured in a CUDA graph: capture
-after one ordinary launch or `.compile(device)`, since the first one loads the code.
+On a GPU, NVRTC compiles the source at the first launch, and the result is kept on disk (`CUDASCOPE_CACHE` moves it). On
+the CPU, the host's C++ compiler compiles the same text, and threads run as fibers (`cudascope.simt`). A launch on a GPU
+goes to torch's current stream, allocates nothing and waits for nothing. So a CUDA graph can capture the launch. The
+first launch loads the code: capture after one ordinary launch, or after `.compile(device)`.
 
 A kernel without an array argument runs on the device of the memory that `reachable` names. Without such memory, the
 kernel runs on torch's current GPU, or on the CPU if there is no GPU.

@@ -1,4 +1,4 @@
-"""What CUDA allows a launch, and the one check of it. The numbers are an H100's; on the CPU they are kept too."""
+"""The limits of a launch, and their check. The numbers are an H100's, and they hold on the CPU too."""
 
 import operator
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class LaunchShape(NamedTuple):
 
 
 def read_launch(function: str, written: Any, max_threads: int | None) -> LaunchShape:
-    """What stands in the brackets of `kernel[grid, block, shared_bytes]`. `max_threads`: its __launch_bounds__.
+    """Read the brackets of `kernel[grid, block, shared_bytes]`. `max_threads`: the kernel's __launch_bounds__.
 
     Raises:
         TypeError, ValueError: it is no launch, or none that CUDA allows. Shared memory is held against the machine's

@@ -35,5 +35,5 @@ def cuda(line: str, cell: str) -> None:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """What `%load_ext cudascope` calls."""
+    """Register `%%cuda`. `%load_ext cudascope` calls this function."""
     shell.register_magic_function(cuda, "cell")

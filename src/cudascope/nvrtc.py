@@ -16,7 +16,7 @@ from cudascope.device_code import device_text
 from cudascope.signature import address_of
 from cudascope.variables import plain_variables
 
-# What a plain .cu file includes for the host compiler's sake, and NVRTC has built in or lacks.
+# The headers that a .cu file includes for the host's compiler. NVRTC has their content built in, or lacks it.
 _HEADERS = Path(__file__).parent / "headers"
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
 # those of NVIDIA's headers that declare int64_t as long long, for NVRTC only

@@ -3,10 +3,10 @@
     kernel = PtxKernel("softmax.ptx")
     kernel[grid, block, shared_bytes](x, out, 128)
 
-PTX is the text that NVRTC and Triton compile kernels to. The CPU executes it instruction by instruction: g++ compiles
-each instruction to what the PTX manual says, and threads run as fibers. Launches run under `observe`, `check`,
-`schedule` and `time_limit` as those of a `CudaKernel` do. Findings and counts name the line of the source if the PTX
-has `.loc` lines, as Triton writes them, and the line of the PTX otherwise.
+PTX is the text that NVRTC and Triton compile kernels to. The CPU executes this text instruction by instruction: g++
+compiles each instruction as the PTX manual defines it, and threads run as fibers. Launches run under `observe`,
+`check`, `schedule` and `time_limit` as those of a `CudaKernel` do. Findings and counts name the line of the source if
+the PTX has `.loc` lines, as Triton writes them, and the line of the PTX otherwise.
 
 Asynchronous instructions are done as late as the waits allow: copies (cp.async, cp.async.bulk) land at the wait that
 completes them, and products of matrices (wgmma) are computed there. Their targets hold NaNs until then. So a kernel

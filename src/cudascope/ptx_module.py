@@ -237,7 +237,10 @@ def _statements(code: str, start: int, end: int, line) -> Iterator[Statement]:
 
 
 def _places(text: str) -> dict[int, Place]:
-    """The source line of each line of the text. Of functions that were inlined, the innermost that is not Triton's."""
+    """The source line of each line of the text.
+
+    An instruction of an inlined function has several lines. The innermost one outside of Triton's own files counts.
+    """
     files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE)}
     by_name = {PurePath(name).name: name for name in files.values()}
     places, now = {}, None

@@ -1,4 +1,4 @@
-"""What a launch may pass for a parameter, by its type: a function that checks a value and converts it."""
+"""The values that a launch may pass for a parameter: for each type, a function that checks and converts a value."""
 
 import ctypes
 import math
@@ -25,7 +25,7 @@ def is_understood(parameter: Parameter) -> bool:
 
 
 def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
-    """What checks and converts a value for `parameter`, or ValueError if there can be none."""
+    """Return the function that checks and converts a value for `parameter`. Raise ValueError if no value fits."""
     if parameter.pointer:
         return _pointer_rule(function, parameter)
     if parameter.ctype in C_TYPES:

@@ -137,7 +137,7 @@ def without_own_headers(said: str, file: str) -> str:
 
 
 def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:
-    """What `nm` or `addr2line` prints, given `lines`."""
+    """Return the output of `nm` or `addr2line` for the input `lines`."""
     command = [_tool(name), *arguments]
     return subprocess.run(command, input="\n".join(lines), capture_output=True, check=True, **BYTES).stdout
 

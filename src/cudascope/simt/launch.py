@@ -168,7 +168,7 @@ class CpuKernel:
         return library.lines(sites)
 
     def _code(self, library: Library, site: int, file: str, line: int) -> str:
-        """What stands there, if it is of the kernel's own file."""
+        """Return the text of the line if the line is in the kernel's own file, and "" otherwise."""
         return self._lines[line - 1].strip() if file == library.source_name and 0 < line <= len(self._lines) else ""
 
     def _observed(self, request, library, memory, shared, grid, block) -> Launch:

@@ -1,4 +1,4 @@
-"""What a GPU would refuse of a launch where the kernel's own shared memory is known: refused on the CPU too."""
+"""The limits that depend on a kernel's own shared memory. The CPU refuses the launches that a GPU would refuse."""
 
 import functools
 import re

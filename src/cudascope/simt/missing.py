@@ -1,8 +1,8 @@
-"""What a kernel uses of headers that are missing: a trap where it is reached, and no error where it is not.
+"""Missing headers: a statement that needs one becomes a trap, so a kernel that does not reach the trap still runs.
 
-The compiler says which names nobody has declared. A statement with such a name becomes a call that stops the kernel and
-names the header; a declaration with one is left out, and so is what needs that in turn. A statement that stands in the
-kernel itself under no condition is reached for certain: that is an error at once.
+The compiler lists the names without a declaration. A statement with such a name becomes a call that stops the kernel
+and names the header. A declaration with such a name is left out, and so are the declarations that need this one. A
+statement of the kernel itself under no condition is always reached, so such a statement is an error at once.
 """
 
 import json
@@ -20,7 +20,7 @@ from cudascope.simt.preprocess import line_at
 from cudascope.statements import Statements
 from cudascope.tokens import NAME
 
-_ROUNDS = 8  # what is left out leaves others without a declaration
+_ROUNDS = 8  # each round may leave other names without a declaration
 _ERROR = re.compile(r"^<stdin>:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
 _NO_TEMPLATE = re.compile(
     r"^<stdin>:(\d+):(\d+): (?:warning: expected|error: use) (.template. keyword).*$", re.MULTILINE
@@ -120,7 +120,7 @@ class _Change(NamedTuple):
 
 
 def _change(code: File, place: int) -> _Change | None:
-    """What is to be left out for an error at `place`; None if nothing can be."""
+    """Return the part to leave out for an error at `place`; None if no part can be left out."""
     at = max((i for i, begins in enumerate(code.places) if begins <= place), default=-1)
     piece = _innermost(code.pieces, at)
     while piece is not None and (member := _innermost(piece.members, at)) is not None:

@@ -30,7 +30,7 @@ def precompiled(flags: Sequence[str]) -> Path:
     compiler, identity = find_compiler()
     if "clang" in compiler[0]:
         return plain
-    # what the user defines and where his own headers lie is no matter to it
+    # the user's definitions and folders do not change it
     folders = tuple(f"-I{folder}" for folder in (HEADERS, cache_dir() / "headers-", nvidia_headers()))
     flags = [flag for flag in flags if flag[:2] not in ("-D", "-I") or flag.startswith(("-DSIMT", *folders))]
     folder = cache_dir() / f"precompiled-{digest(identity, str(HEADERS), *flags, _headers())}"

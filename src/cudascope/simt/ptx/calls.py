@@ -1,4 +1,4 @@
-"""What the translation of every PTX instruction is made of: its operands, and calls of C++ with them."""
+"""The parts of the translation of a PTX instruction: its operands, and a call of a C++ function with them."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -47,7 +47,7 @@ def flags(words: Iterable[str]) -> str:
 
 
 def elements(written: str) -> list[str]:
-    """Of `{a, b}`, or of `a` alone."""
+    """Return the elements of `{a, b}`, or `a` alone."""
     return [part.strip() for part in written.strip("{} \n").split(",")]
 
 
