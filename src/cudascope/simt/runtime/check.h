@@ -142,6 +142,9 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             if (!slot && cell.read[1].thread / 32 == cell.read[0].thread / 32) slot = &cell.read[1];
             if (slot) *slot = mine;
             if (mine.is_volatile) cell.write.is_flag = 1;
+        } else if (is_plain(mine)) {
+            cell.write = mine, cell.read[0] = cell.read[1] = Stamp{};
+            if (written) written[i] = 1;
         } else {
             Stamp earlier = cell.write, (&read)[2] = cell.read;
             if (mine.is_volatile)
@@ -149,8 +152,8 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             cell.write = mine;
             auto over = [&](const Stamp& s) { return is_shared && s.clock < b.barrier_clock[s.thread]; };
             for (Stamp& kept : read)  // a plain access may race with atomics that follow this one
-                if (is_plain(mine) || !is_plain(kept) || over(kept)) kept = Stamp{};
-            if (!is_plain(mine) && (is_plain(earlier) ? !over(earlier) : !after_write && !handed_over(earlier, me)))
+                if (!is_plain(kept) || over(kept)) kept = Stamp{};
+            if (is_plain(earlier) ? !over(earlier) : !after_write && !handed_over(earlier, me))
                 (read[0].block ? read[1] : read[0]) = earlier;  // and an earlier atomic races with plain accesses
             if (written) written[i] = 1;
         }

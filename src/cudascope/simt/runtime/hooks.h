@@ -39,7 +39,9 @@ static void take_turns(Worker& w, Access access, void* site) {
     if (mode == PLAIN) return;
     if (mode == CHECK) settle(*w);
     if (w->job->launch.num_guards && is_guard(*w->job, b, a.p)) return;
-    if (a.access != ATOMIC) note_poll(*w->current, a.p, a.bytes, true, a.is_volatile && a.access == READ ? a.site : nullptr);
+    Thread& me = *w->current;
+    if (a.is_volatile && a.access == READ) note_poll(me, a.p, a.bytes, true, a.site);
+    else if (a.access != ATOMIC && me.poll_site) me.poll_site = nullptr;
     take_turns(*w, a.access, a.site);
     if (mode == CHECK) check(*w, a, alignment);
     else observe(*w, a.p, a.bytes, a.access, a.site);
