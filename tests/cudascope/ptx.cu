@@ -300,7 +300,7 @@ __global__ void transposes(const unsigned short* x, unsigned short* out) {  // [
 
 __global__ void knows_most(int* out, int use_what_is_not_known) {
     __shared__ unsigned long long barrier;
-    if (use_what_is_not_known) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(&barrier)));
+    if (use_what_is_not_known) asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(shared_address(&barrier)));
     out[threadIdx.x] = 1;
 }
 __global__ void no_barrier(const float* x, float* out) {

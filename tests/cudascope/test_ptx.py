@@ -152,7 +152,7 @@ def test_unknown_instruction_stops_the_kernel_where_it_is_reached():
     out = torch.zeros(4, dtype=torch.int32)
     run("knows_most", (1, 4), out, 0)
     assert out.tolist() == [1] * 4
-    with pytest.raises(cudascope.Finding, match=r"does not know mbarrier\.init\.shared\.b64"):
+    with pytest.raises(cudascope.Finding, match=r"does not know cp\.async\.mbarrier\.arrive\.shared\.b64"):
         run("knows_most", (1, 4), out, 1)
 
 

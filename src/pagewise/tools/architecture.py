@@ -40,7 +40,9 @@ def architecture(device: torch.device) -> Architecture:
 
 
 def compiled_for() -> Architecture | None:
-    """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for; None outside of it."""
+    """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for. Outside of it, return None."""
+    if torch.compiler.is_compiling():  # torch.compile cannot trace a context variable
+        return None
     from cudascope.triton_launches import triton_target
 
     target = triton_target()
