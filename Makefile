@@ -37,7 +37,7 @@ test: environment
 	$(PY) -m ruff format --check .
 	$(NOTEBOOKS) check lessons
 	$(SPHINX) lessons build/book
-	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 3 -p no:nbval
+	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 3 --dist worksteal -p no:nbval
 	$(PY) -m pagewise.exercises.solved lessons build/solved
 	OMP_NUM_THREADS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope --no-loadscope-reorder \
 		$$(ls -r build/solved/*.ipynb)
