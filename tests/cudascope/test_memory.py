@@ -241,13 +241,18 @@ def test_ctrl_c_reaches_the_first_thread_while_another_one_launches(size):
         x = np.zeros({size}, np.float32)
         add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
         add.compile()
+        # The system may give a signal to any thread: Ctrl-C is pressed again after 5 seconds.
         for waits in (lambda: time.sleep(20), lambda: add[1, 1](x)):
             with Waiting(x):
-                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+                presses = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)) for after in (0.3, 5, 10)]
                 start = time.monotonic()
                 try:
+                    for press in presses:
+                        press.start()
                     waits()
                 except KeyboardInterrupt:
+                    for press in presses:
+                        press.cancel()
                     print(time.monotonic() - start < 15)
         print(x[:4].tolist())
     """)
