@@ -110,7 +110,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     flags, foreign = _flags(source, instrumented=instrumented)
 
     def path(*entries: str) -> Path:
-        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], _own_sources())
+        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], own_sources())
         return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
 
     whole, cut = path(*entries), path("only", name)
@@ -118,7 +118,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
         with contextlib.suppress(CompileError):
             if not must_be_cut(file):
                 translation = as_it_stands(written(source) + _epilogue(entries), file)
-                _compile(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
+                compile_library(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
         if not whole.exists():
             try:
                 translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
@@ -141,7 +141,7 @@ def own_text(source: Source) -> str:
 def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
     """The compiler's flags, and the folders of headers that are not the user's."""
     compiler, _ = find_compiler()
-    foreign = [_header_folder(), HEADERS, STAND_INS, nvidia_headers()]
+    foreign = [header_folder(), HEADERS, STAND_INS, nvidia_headers()]
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
     clang = "clang" in compiler[0]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
@@ -163,7 +163,7 @@ def entry_symbol(name: str) -> str:
 
 
 @functools.cache
-def _header_folder() -> Path:
+def header_folder() -> Path:
     """A folder of those of NVIDIA's headers that need a word changed, or that one stand-in replaces."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
     headers = {
@@ -186,7 +186,7 @@ def _header_folder() -> Path:
 
 
 @functools.cache
-def _own_sources() -> str:
+def own_sources() -> str:
     here = Path(__file__).parent
     translators = [*_TRANSLATORS, *here.glob("ptx/*.py")]
     files = sorted(
@@ -204,13 +204,13 @@ def runtime() -> ctypes.PyDLL:
     source = (RUNTIME / "runtime.cpp").read_text()
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
     flags = ["-std=c++17", "-O3", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
-    path = cache_dir() / f"simt_runtime-{digest(_own_sources(), *limits, identity)}.so"
+    path = cache_dir() / f"simt_runtime-{digest(own_sources(), *limits, identity)}.so"
     if not path.exists():
-        _compile(source, flags, path, kernel=False)
+        compile_library(source, flags, path, kernel=False)
     return ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # simt_launch lets go of Python's lock itself
 
 
-def _compile(
+def compile_library(
     source: str,
     flags: list[str],
     path: Path,
@@ -245,14 +245,14 @@ def _compile(
 def _compile_cut(source: str, flags: list[str], path: Path, instrumented: bool, foreign: Sequence[Path]) -> None:
     """Compile what is left of a file; if the compiler wants the word template at some places, with it there."""
     try:
-        _compile(source, flags, path, gaps=instrumented, foreign=foreign)
+        compile_library(source, flags, path, gaps=instrumented, foreign=foreign)
     except CompileError as error:
         if "template" not in str(error):
             raise
         completed = with_template_keywords(source, [*find_compiler()[0], *flags, "-include", str(precompiled(flags))])
         if completed == source:
             raise
-        _compile(completed, flags, path, gaps=instrumented, foreign=foreign)
+        compile_library(completed, flags, path, gaps=instrumented, foreign=foreign)
 
 
 def _epilogue(entries: Sequence[str]) -> str:

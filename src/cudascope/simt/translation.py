@@ -132,16 +132,24 @@ def _refuse(file: File, pieces: Sequence[Piece]) -> None:
                 )
 
 
+# The memory of all `extern __shared__` arrays, as much as a thread block may have.
+DYNAMIC_MEMORY = (
+    f'extern "C" {{ __attribute__((used, aligned(1024))) thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}\n'
+)
+
+
 def _dynamic(text: str) -> str:
     """The memory of `extern __shared__` arrays, which `build` gives out, if there are any."""
-    if not _DYNAMIC.search(text):
-        return ""
-    aligned = "__attribute__((used, aligned(1024)))"
-    return f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}\n'
+    return DYNAMIC_MEMORY if _DYNAMIC.search(text) else ""
 
 
 def _table(variables: Iterable[Variable]) -> str:
     """Where the variables lie, for `Library.variables`. Since they are listed, none is folded into the code."""
-    rows = [f'{{"{each.name}", (void*)&::{each.name}, sizeof(::{each.name})}}, ' for each in variables]
+    return table_of((each.name, f"::{each.name}") for each in variables)
+
+
+def table_of(variables: Iterable[tuple[str, str]]) -> str:
+    """The table of variables by their name and by their expression in C++."""
+    rows = [f'{{"{name}", (void*)&{cpp}, sizeof({cpp})}}, ' for name, cpp in variables]
     row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
     return f'extern "C" {{ {row} simt_variables[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}\n'

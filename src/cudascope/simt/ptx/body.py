@@ -6,7 +6,7 @@ A register is a variable in C++'s block; a branch is a goto.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cudascope.simt.ptx.arithmetic import ARITHMETIC, compute
 from cudascope.simt.ptx.bulk import BULK
@@ -49,15 +49,23 @@ def body(template: str, names: Mapping[str, str], number: int) -> str:
 
 
 def _instruction(text: str, scope: Scope) -> str:
-    match = _INSTRUCTION.fullmatch(text)
-    if not match:
+    """One instruction of an asm statement. One that is not known stops the kernel where it gets there."""
+    if not _INSTRUCTION.fullmatch(text):
         return stop(text)
-    negated, predicate, name, operands = match.groups()
-    try:
-        first, *words = name.split(".")
-        statement = _INSTRUCTIONS.get(first, compute)(name, words, _split(operands), scope)
-    except Unknown as error:
-        statement = stop(str(error))
+
+    def known_or_stop(name: str, words: list[str], operands: list[str]) -> str:
+        try:
+            return _INSTRUCTIONS.get(name.partition(".")[0], compute)(name, words, operands, scope)
+        except Unknown as error:
+            return stop(str(error))
+
+    return _under_predicate(text, scope, known_or_stop)
+
+
+def _under_predicate(text: str, scope: Scope, translate: Callable[[str, list[str], list[str]], str]) -> str:
+    """`@p name operands` as C++; `translate` gets the name, its words after the first, and the operands."""
+    negated, predicate, name, operands = _INSTRUCTION.fullmatch(text).groups()
+    statement = translate(name, name.split(".")[1:], _split(operands))
     return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
 
 
@@ -78,21 +86,21 @@ def translated(text: str, scope: Scope, targets: Mapping[str, list[str]]) -> str
         Unknown: the CPU runner does not have the instruction.
         Malformed: no assembler would take it.
     """
-    match = _INSTRUCTION.fullmatch(text)
-    if not match:
+    if not _INSTRUCTION.fullmatch(text):
         raise Malformed("no instruction")
-    negated, predicate, name, operands = match.groups()
-    first, *words = name.split(".")
-    if name in ("ret", "ret.uni"):
-        statement = "return;"
-    elif first == "brx":
-        index, labels = _split(operands)
-        cases = " ".join(f"case {i}: goto {scope.label(each)};" for i, each in enumerate(targets[labels]))
-        statement = f"switch ((uint32_t){scope.value(index)}) {{ {cases} }}"
-    else:
+
+    def one(name: str, words: list[str], operands: list[str]) -> str:
+        first = name.partition(".")[0]
+        if name in ("ret", "ret.uni"):
+            return "return;"
+        if first == "brx":
+            index, labels = operands
+            cases = " ".join(f"case {i}: goto {scope.label(each)};" for i, each in enumerate(targets[labels]))
+            return f"switch ((uint32_t){scope.value(index)}) {{ {cases} }}"
         words = [word for word in words if word != "uni"] if first == "bra" else words
-        statement = _INSTRUCTIONS.get(first, compute)(name, words, _split(operands), scope)
-    return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
+        return _INSTRUCTIONS.get(first, compute)(name, words, operands, scope)
+
+    return _under_predicate(text, scope, one)
 
 
 def stop(what: str) -> str:

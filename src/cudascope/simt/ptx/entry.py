@@ -5,10 +5,10 @@ The lines of the C++ are numbered as those of the PTX, so a finding in the C++ h
 
 import re
 
-from cudascope.limits import MAX_SHARED_BYTES
 from cudascope.ptx_module import Entry, Module, Parameter, PtxError, Statement, Variable
 from cudascope.simt.ptx.body import declared_registers, translated
 from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
+from cudascope.simt.translation import DYNAMIC_MEMORY, table_of
 
 _INTEGERS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 _LABELS = re.compile(r"\.branchtargets\s+(.*)")
@@ -28,14 +28,10 @@ def entry_source(module: Module, entry: Entry, file: str) -> str:
     declared = ", ".join(f"{_type(each)} {_cpp(each.name)}" for each in entry.parameters)
     lines = [*outside, f'extern "C" __global__ void {_cpp(entry.name)}({declared}) {{']
     lines += _body(entry, scope, file)
-    kept = [each for each in module.variables if each.space in ("global", "const") and each.bytes]
-    rows = [f'{{"{each.name}", (void*){_cpp(each.name)}, {each.bytes}}}, ' for each in kept]
-    row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
-    table = f"simt_variables[] = {{{''.join(rows)}{{nullptr, nullptr, 0}}}};"
-    lines += ["}", '#line 1 "<cudascope>"', f'extern "C" {{ {row} {table} }}']
+    kept = [each.name for each in module.variables if each.space in ("global", "const") and each.bytes]
+    lines += ["}", '#line 1 "<cudascope>"', table_of((name, _cpp(name)) for name in kept)]
     if any(each.space == "shared" and each.bytes is None for each in module.variables):
-        aligned = "__attribute__((used, aligned(1024)))"
-        lines.append(f'extern "C" {{ {aligned} thread_local char simt_dynamic[{MAX_SHARED_BYTES}]; }}')
+        lines.append(DYNAMIC_MEMORY)
     lines += [f"SIMT_ENTRY(simt_entry, &::{_cpp(entry.name)})", 'extern "C" { void simt_base() {} }']
     return "\n".join(lines) + "\n"
 

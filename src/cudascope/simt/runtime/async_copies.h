@@ -8,25 +8,28 @@
 
 #include "hooks.h"
 
-// No thread may touch both ends of `c` until the copy has landed. The key is the address divided by 16: a copy is
-// aligned to its size, so 16 aligned bytes hold all of it.
-static void take_off(Worker& w, const Thread& thread, const Copy& c) {
-    auto add = [&](const char* end, u32 bytes, Access access) {
-        if (bytes) w.job->in_flight.insert({(u64)end / 16, {end, bytes, access, w.block->number, thread.id, c.site}});
+// The bytes at `start` are in use by what `thread` of this thread block has begun at `site`, until it ends. The key is the
+// address divided by 16: no piece crosses a multiple of 16 bytes.
+static void begin_flight(Worker& w, const char* start, u32 bytes, Access access, u16 thread, void* site) {
+    if (bytes) w.job->in_flight.insert({(u64)start / 16, {start, bytes, access, w.block->number, thread, site}});
+}
+static void end_flight(Worker& w, const char* start, u16 thread, void* site) {
+    auto [at, last] = w.job->in_flight.equal_range((u64)start / 16);
+    auto own = [&](auto& entry) {
+        const Flight& f = entry.second;
+        return f.start == start && f.site == site && f.thread == thread && f.block == w.block->number;
     };
-    add(c.to, c.bytes, WRITE);
-    add(c.from, c.bytes - c.zeros, READ);
+    auto found = std::find_if(at, last, own);
+    if (found != last) w.job->in_flight.erase(found);
+}
+
+// No thread may touch both ends of `c` until the copy has landed.
+static void take_off(Worker& w, const Thread& thread, const Copy& c) {
+    begin_flight(w, c.to, c.bytes, WRITE, thread.id, c.site);
+    begin_flight(w, c.from, c.bytes - c.zeros, READ, thread.id, c.site);
 }
 static void touch_down(Worker& w, const Thread& thread, const Copy& c) {
-    for (const char* end : {(const char*)c.to, c.from}) {
-        auto [at, last] = w.job->in_flight.equal_range((u64)end / 16);
-        auto own = [&](auto& entry) {
-            const Flight& f = entry.second;
-            return f.start == end && f.site == c.site && f.thread == thread.id && f.block == w.block->number;
-        };
-        auto found = std::find_if(at, last, own);
-        if (found != last) w.job->in_flight.erase(found);
-    }
+    for (const char* end : {(const char*)c.to, c.from}) end_flight(w, end, thread.id, c.site);
 }
 
 static void land(Worker& w, const Copy& c) {

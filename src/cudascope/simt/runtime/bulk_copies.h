@@ -47,20 +47,10 @@ static void each_piece(const Bulk& c, F f) {
     }
 }
 
-static void hold(Worker& w, const Bulk& c, const char* p, u32 bytes, Access access) {
-    w.job->in_flight.insert({(u64)p / 16, {p, bytes, access, w.block->number, c.thread, c.site}});
-}
 static void let_go(Worker& w, const Bulk& c) {
     each_piece(c, [&](char* global, char* shared, u32) {
-        for (char* p : {global, shared}) {
-            if (!p) continue;
-            auto [at, last] = w.job->in_flight.equal_range((u64)p / 16);
-            for (; at != last; ++at)
-                if (at->second.start == p && at->second.site == c.site && at->second.thread == c.thread) {
-                    w.job->in_flight.erase(at);
-                    break;
-                }
-        }
+        if (global) end_flight(w, global, c.thread, c.site);
+        end_flight(w, shared, c.thread, c.site);
     });
 }
 
@@ -100,8 +90,8 @@ static void begin_bulk(Worker& w, const Bulk& c) {
             if (to_shared || global) announce_piece(w, c, shared, bytes, to_shared ? WRITE : READ);
             announce_piece(w, c, global, bytes, to_shared ? READ : WRITE);
             if (w.job->launch.mode != CHECK) return;
-            hold(w, c, shared, bytes, to_shared ? WRITE : READ);
-            if (global) hold(w, c, global, bytes, to_shared ? READ : WRITE);
+            begin_flight(w, shared, bytes, to_shared ? WRITE : READ, c.thread, c.site);
+            if (global) begin_flight(w, global, bytes, to_shared ? READ : WRITE, c.thread, c.site);
         });
     if (to_shared) each_piece(c, [&](char*, char* shared, u32 bytes) { memset(shared, 0xFF, bytes); });
 }

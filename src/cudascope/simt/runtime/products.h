@@ -58,10 +58,7 @@ static void release_operands(Worker& w, u64 batch) {
     while (!operands.empty() && operands.front().batch < batch) {
         const MatrixPiece piece = operands.front();
         operands.pop_front();
-        auto [at, last] = w.job->in_flight.equal_range((u64)piece.address / 16);
-        auto own = [&](auto& entry) { return entry.second.thread == me.id && entry.second.block == w.block->number; };
-        auto found = std::find_if(at, last, own);
-        if (found != last) w.job->in_flight.erase(found);
+        end_flight(w, piece.address, me.id, piece.site);
         if (me.state != GONE) check(w, {piece.address, 16, READ, false, true, piece.site, false, true}, 1);
     }
 }
@@ -76,7 +73,7 @@ void simt_product_reads(const char* address, bool share) {
     if (!is_shared(*w.block, address)) return raise_argument(w, CALLER, "multiplies a matrix that is not in shared memory");
     announce({address, 16, READ, false, false, CALLER, false, true}, 16);
     if (w.job->launch.mode != CHECK) return;
-    w.job->in_flight.insert({(u64)address / 16, {address, 16, READ, w.block->number, me.id, CALLER}});
+    begin_flight(w, address, 16, READ, me.id, CALLER);
     Asynchronous& own = asynchronous(me);
     own.operands.push_back({address, own.product_batches, CALLER});
 }
