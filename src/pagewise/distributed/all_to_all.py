@@ -14,12 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.distributed.communication import Group, all_to_all, compare, rank_and_size
+from pagewise.distributed.communication import Group, all_to_all, compare, describe_qkv, rank_and_size
 from pagewise.distributed.sequence import checked_lengths
 from pagewise.flash_attention import flash_attention
-from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_qkv
-from pagewise.tools.device import wants_gradient
 
 
 def all_to_all_attention(
@@ -50,17 +47,14 @@ def all_to_all_attention(
     rank, count = rank_and_size(group)
 
     def describe() -> dict[str, object]:
-        check_qkv(q, k, v)
-        options = ScoreOptions(scale, causal).checked(q, k.shape[2])
-        (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
+        described = describe_qkv(q, k, v, causal=causal, scale=scale)
+        Hkv = k.shape[1]
         if Hkv % count:
             raise ValueError(
                 f"k has Hkv = {Hkv} heads, and {count} processes cannot share them equally: "
                 f"use ring_attention, which takes any number of heads, or a group whose size divides {Hkv}"
             )
-        sizes = {"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype}
-        needs = {"the need for a gradient": wants_gradient(q, k, v)}
-        return sizes | needs | {"causal": causal, "scale": options.scale_for(D)}
+        return described
 
     everyone = compare(group, describe, may_differ=["T", "S"])
     of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")

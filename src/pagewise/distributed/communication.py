@@ -18,6 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pagewise.options import ScoreOptions
+from pagewise.tools.checks import check_qkv
+from pagewise.tools.device import wants_gradient
+
 Group = dist.ProcessGroup | None  # None: all processes
 
 
@@ -90,6 +94,16 @@ def compare(group: Group, describe: Callable[[], dict[str, Any]], may_differ: Se
             shown = ", ".join(f"{value}" for value in values)
             raise ValueError(f"{name} must be the same in every process, got {shown} in the order of the ranks")
     return everyone
+
+
+def describe_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None) -> dict[str, Any]:
+    """Check q, k, v, causal and scale, and return the description of them for `compare`."""
+    check_qkv(q, k, v)
+    options = ScoreOptions(scale, causal).checked(q, k.shape[2])
+    (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
+    sizes = {"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype}
+    needs = {"the need for a gradient": wants_gradient(q, k, v)}
+    return sizes | needs | {"causal": causal, "scale": options.scale_for(D)}
 
 
 def send_to_next(outgoing: Tensor, incoming: Tensor, group: Group, name: str) -> Callable[[], Tensor]:

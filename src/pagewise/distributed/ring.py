@@ -19,14 +19,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pagewise.distributed.blocks import Block, blocks_of_ring
-from pagewise.distributed.communication import Group, compare, rank_and_size, send_to_next
+from pagewise.distributed.communication import Group, compare, describe_qkv, rank_and_size, send_to_next
 from pagewise.distributed.sequence import Order, check_order, checked_lengths
 from pagewise.flash_attention import flash_attention, in_triton
 from pagewise.flash_attention.ops import FlashInputs
 from pagewise.online_softmax import Partial
-from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_flag, check_qkv
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.checks import check_flag
+from pagewise.tools.device import choose_backend
 
 
 def ring_attention(
@@ -66,14 +65,10 @@ def ring_attention(
     rank, count = rank_and_size(group)
 
     def describe() -> dict[str, object]:
-        check_qkv(q, k, v)
+        described = describe_qkv(q, k, v, causal=causal, scale=scale)
         check_flag("return_lse", return_lse)
         check_order(order)
-        options = ScoreOptions(scale, causal).checked(q, k.shape[2])
-        (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-        sizes = {"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype}
-        needs = {"the need for a gradient": wants_gradient(q, k, v)}
-        return sizes | needs | {"causal": causal, "scale": options.scale_for(D), "order": order}
+        return described | {"order": order}
 
     everyone = compare(group, describe, may_differ=["T", "S"])
     T = sum(checked_lengths("q", [theirs["T"] for theirs in everyone], order))

@@ -109,13 +109,13 @@ def new_group(folder: str, rank: int, count: int, device: str) -> Any:
     store = dist.FileStore(f"{folder}/store", count)
     if device == "cuda":
         return dist.ProcessGroupNCCL(store, rank, count, timeout=TIMEOUT)
-    usual = os.environ.get("GLOO_SOCKET_IFNAME")
-    os.environ["GLOO_SOCKET_IFNAME"] = usual or LOOPBACK  # without it, gloo looks up the name of this machine
-    try:
-        return dist.ProcessGroupGloo(store, rank, count, TIMEOUT)
-    finally:
-        if usual is None:
-            del os.environ["GLOO_SOCKET_IFNAME"]
+    gloo = dist.ProcessGroupGloo
+    interfaces = os.environ.get("GLOO_SOCKET_IFNAME") or LOOPBACK  # by default, gloo looks up the name of this machine
+    options = gloo._Options()
+    options._devices = [gloo.create_device(interface=interface) for interface in interfaces.split(",")]
+    options._threads = 2 * len(options._devices)
+    options._timeout = TIMEOUT
+    return gloo(store, rank, count, options)
 
 
 def _follow(connection: Connection, rank: int, group_for: Callable[[str], Any]) -> None:
