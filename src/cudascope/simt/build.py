@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers
@@ -22,6 +23,7 @@ from cudascope.simt.assembly import changed, has_empty_loop
 from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler, with_conditions
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.missing import with_template_keywords
+from cudascope.simt.own_sources import own_sources
 from cudascope.simt.precompiled import precompiled
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
 from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
@@ -56,25 +58,6 @@ INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment
 GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
 CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
-# These settings and the runtime's own headers decide the result of a compilation.
-_TRANSLATORS = (
-    "assembly.py",
-    "build.py",
-    "machine.py",
-    "translation.py",
-    "preprocess.py",
-    "missing.py",
-    "shifts.py",
-    "../build.py",
-    "../conditions.py",
-    "../device_code.py",
-    "../file.py",
-    "../outline.py",
-    "../statements.py",
-    "../tokens.py",
-    "../variables.py",
-)
-
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
@@ -107,7 +90,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     file = source.read()
     together = file.plain_kernels
     entries = together if name in together else [name]
-    flags, foreign = _flags(source, instrumented=instrumented)
+    flags, _ = _flags(source, instrumented=instrumented)
 
     def path(*entries: str) -> Path:
         key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], own_sources())
@@ -115,21 +98,28 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
 
     whole, cut = path(*entries), path("only", name)
     if not whole.exists() and not cut.exists():
-        with contextlib.suppress(CompileError):
-            if not must_be_cut(file):
-                translation = as_it_stands(written(source) + _epilogue(entries), file)
-                compile_library(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
-        if not whole.exists():
-            try:
-                translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
-            except CompileError as error:
-                raise with_conditions(error, source.filename, source.text) from None
-            try:
-                _compile_cut(translation, flags, cut, instrumented, foreign)
-            except CompileError as error:
-                raise in_words(error, source.filename, name) from None
+        with runtime_built_meanwhile():
+            _compile(source, name, entries, whole, cut, instrumented)
     runtime()
     return load(whole if whole.exists() else cut, source.filename)
+
+
+def _compile(source: Source, name: str, entries: list[str], whole: Path, cut: Path, instrumented: bool) -> None:
+    """Compile the whole file to `whole`. If the compiler does not accept it, compile to `cut` what `name` needs."""
+    file = source.read()
+    flags, foreign = _flags(source, instrumented=instrumented)
+    if not must_be_cut(file):
+        with contextlib.suppress(CompileError):
+            translation = as_it_stands(written(source) + _epilogue(entries), file)
+            return compile_library(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
+    try:
+        translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
+    except CompileError as error:
+        raise with_conditions(error, source.filename, source.text) from None
+    try:
+        _compile_cut(translation, flags, cut, instrumented, foreign)
+    except CompileError as error:
+        raise in_words(error, source.filename, name) from None
 
 
 def own_text(source: Source) -> str:
@@ -186,20 +176,13 @@ def header_folder() -> Path:
 
 
 @functools.cache
-def own_sources() -> str:
-    here = Path(__file__).parent
-    translators = [*_TRANSLATORS, *here.glob("ptx/*.py")]
-    files = sorted(
-        path
-        for path in (*RUNTIME.rglob("*"), *STAND_INS.rglob("*"), *(here / name for name in translators))
-        if path.is_file()
-    )
-    return digest(*(path.read_text() for path in files))
+def runtime() -> ctypes.PyDLL:
+    """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
+    return ctypes.PyDLL(str(_runtime_file()), mode=ctypes.RTLD_GLOBAL)  # simt_launch lets go of Python's lock itself
 
 
 @functools.cache
-def runtime() -> ctypes.PyDLL:
-    """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
+def _runtime_file() -> Path:
     _, identity = find_compiler()
     source = (RUNTIME / "runtime.cpp").read_text()
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
@@ -207,7 +190,16 @@ def runtime() -> ctypes.PyDLL:
     path = cache_dir() / f"simt_runtime-{digest(own_sources(), *limits, identity)}.so"
     if not path.exists():
         compile_library(source, flags, path, kernel=False)
-    return ctypes.PyDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # simt_launch lets go of Python's lock itself
+    return path
+
+
+@contextlib.contextmanager
+def runtime_built_meanwhile() -> Iterator[None]:
+    """Compile the runtime, if it is not in the cache, on another core while the `with` block compiles a kernel."""
+    with ThreadPoolExecutor(1) as pool:
+        built = pool.submit(_runtime_file)
+        yield
+    built.result()
 
 
 def compile_library(

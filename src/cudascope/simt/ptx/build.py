@@ -3,9 +3,17 @@
 from pathlib import Path
 
 from cudascope.build import cache_dir, digest, nvidia_headers
-from cudascope.simt.build import COMMON_FLAGS, GCC_FLAGS, compile_library, header_folder, own_sources, runtime
+from cudascope.simt.build import (
+    COMMON_FLAGS,
+    GCC_FLAGS,
+    compile_library,
+    header_folder,
+    runtime,
+    runtime_built_meanwhile,
+)
 from cudascope.simt.compiler import find_compiler
 from cudascope.simt.library import HEADERS, Library, load
+from cudascope.simt.own_sources import own_sources
 
 
 def build_entry(text: str, filename: str, *, instrumented: bool) -> Library:
@@ -18,6 +26,7 @@ def build_entry(text: str, filename: str, *, instrumented: bool) -> Library:
     key = digest(text, *flags, identity, own_sources())
     path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
     if not path.exists():
-        compile_library(text, flags, path, gaps=instrumented)
+        with runtime_built_meanwhile():
+            compile_library(text, flags, path, gaps=instrumented)
     runtime()
     return load(path, filename)

@@ -94,9 +94,10 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
     Access access = a.access;
     bool is_shared = place.space == SHARED;
     u16 number = site_number(*w.job, a.site);
-    Stamp mine{me.clock, b.number + 1, me.id, access != READ, access == ATOMIC, a.is_volatile, a.swaps, false, a.is_async, number};
+    u64 mark = Stamp::marked(me.id, number, access != READ, access == ATOMIC, a.is_volatile, a.swaps, a.is_async);
+    Stamp mine{me.clock, b.number + 1, {mark}};
     me.read_at = access == READ && !a.is_volatile ? a.p : nullptr, me.read_site = a.site;
-    u64 first = (u64)(a.p - shadow.start) / shadow.granule, last = (u64)(a.p - shadow.start + a.bytes - 1) / shadow.granule;
+    u64 offset = a.p - shadow.start, first = shadow.cell_at(offset), last = shadow.cell_at(offset + a.bytes - 1);
     u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
     bool raced = false, unfenced = false;
     Cell earlier_cell{};
@@ -107,7 +108,7 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             if (written && access != READ) written[i] = 1;
             continue;
         }
-        earlier_cell = cell;
+        if (i < last) earlier_cell = cell;
         Place at = place;
         at.offset += (int64_t)((i - first) * shadow.granule);
         if (is_shared) {

@@ -11,7 +11,7 @@ static bool has_acquired(const Acquired& acquired, u32 block, u32 thread, u32 cl
     return found != acquired.end() && clock < (*found->second)[thread];
 }
 
-static bool happened_before(const Job& job, const Block& b, const Stamp& s, const Thread& me) {
+[[gnu::always_inline]] static inline bool happened_before(const Job& job, const Block& b, const Stamp& s, const Thread& me) {
     if (!s.block) return true;
     if (s.block == b.number + 1) {
         if (s.thread == me.id) return true;
