@@ -16,6 +16,7 @@
     reading, signature, parameters, variables   the parameters of a kernel and the variables of its file
     device_code, statements                     the part of a source that a kernel needs
     build, nvrtc, gpu                           compiled for a GPU and launched there
+    gpus, least_time, ptxas                     the figures of GPUs, and the least time of an observed launch
     ptx_kernel, ptx_module                      an entry of a PTX file, executed on the CPU
     simt                                        the same source on the CPU
     command_line, given, outputs                the command `cudascope`

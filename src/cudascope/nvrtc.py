@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers, publish
 from cudascope.device_code import device_text
+from cudascope.gpus import H100, thread_blocks_per_sm
 from cudascope.signature import address_of
 from cudascope.variables import plain_variables
 
@@ -44,16 +45,9 @@ class Resources(NamedTuple):
     spilled_bytes: int  # per thread: stores into local memory for want of registers
 
     def thread_blocks_per_sm(self, threads: int) -> int:
-        """Thread blocks of `threads` that an SM of 65536 registers and 2048 threads holds (A100, H100), by these two.
-
-        Registers are given out by the warp, in units of 256.
-        """
-        per_warp = 256 * _cdiv(32 * self.registers, 256)
-        return min(2048 // threads, 65536 // (per_warp * _cdiv(threads, 32)))
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
+        """Thread blocks of `threads` that an SM of an H100 (or A100) holds by its registers and its threads."""
+        fits = thread_blocks_per_sm(H100, threads, self.registers, 0)
+        return min(fits["threads"], fits["registers"])
 
 
 class Cubin(NamedTuple):

@@ -25,9 +25,12 @@ from cudascope.build import Source
 from cudascope.limits import LaunchShape, read_launch
 from cudascope.parameters import Parameter as Declared
 from cudascope.ptx_module import Parameter, read_module
+from cudascope.ptxas import PtxText
+from cudascope.simt.abi import Mode
 from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import Library
 from cudascope.simt.ptx.build import build_entry
+from cudascope.simt.ptx.costs import Counters
 from cudascope.simt.ptx.entry import entry_source
 
 
@@ -59,6 +62,14 @@ class PtxKernel:
         self._source = Source(cpp, self.filename, None, (), ())
         self._kernels: dict[tuple[bool, ...], _OnCpu] = {}  # by which of the parameters are arrays
         self._build = functools.cache(lambda instrumented: build_entry(cpp, self.filename, instrumented=instrumented))
+        self.target = self.module.target.split(",")[0].strip()  # sm_90a
+
+    @functools.cached_property
+    def _counted(self) -> tuple[Library, list[dict]]:
+        """The build for `observe`, which counts the instructions that are executed, and the costs of what it counts."""
+        counters = Counters()
+        cpp = entry_source(self.module, self.entry, self.filename, counters)
+        return build_entry(cpp, self.filename, instrumented=True), counters.costs
 
     def __repr__(self) -> str:
         return f"PtxKernel({self.filename!r}, {self.name!r})"
@@ -111,6 +122,16 @@ class _OnCpu(CpuKernel):
         self.library, self._symbol, self._may_return = kernel._build, "simt_entry", False
         self._places, self._text = kernel.module.places, kernel.text.split("\n")
         self._lines = _lines_of(kernel) or self._text
+        self._kernel, self.ptx = kernel, PtxText(kernel.text, kernel.name, kernel.target)
+
+    def _built_for(self, mode: Mode) -> Library:
+        if mode != Mode.OBSERVE:
+            return super()._built_for(mode)
+        library, self.costs = self._kernel._counted
+        return library
+
+    def _instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
+        return {site: self._text[line - 1].strip() if line else "" for site, (_, line) in library.lines(sites).items()}
 
     def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
         found = library.lines(sites)

@@ -16,12 +16,10 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from cudascope.gpus import SHARED_BYTES
 from cudascope.reach import reachable
 from cudascope.triton_arguments import behind_maps, passed
 from cudascope.triton_compiler import Compiled, compiled_kernel, specialised
-
-# Shared memory of a thread block, at most (CUDA C++ Programming Guide, technical specifications).
-SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 
 
 class Target(NamedTuple):

@@ -83,7 +83,7 @@ COUNT = _structure(
     ("site", u64),
     ("access", u32),
     ("space", u32),
-    *((name, u64) for name in ("requests", "lanes", "bytes", "sectors", "conflicts")),
+    *((name, u64) for name in ("requests", "lanes", "bytes", "sectors", "conflicts", "wavefronts")),
 )
 EVENT = np.dtype(
     [
@@ -129,6 +129,8 @@ LAUNCH = _structure(
     ("num_events", u64),
     ("output", pointer),
     ("num_output", u64),
+    ("executed", ctypes.POINTER(u64)),
+    *((name, u64) for name in ("num_executed", "sectors_read", "sectors_read_first", "sectors_written")),
 )
 
 

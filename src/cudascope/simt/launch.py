@@ -7,15 +7,17 @@ each other. The order is the same each time, and `schedule=seed` gives another o
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from cudascope.arrays import Array, as_array
 from cudascope.build import Source
 from cudascope.parameters import Parameter
+from cudascope.ptxas import PtxText
 from cudascope.reach import reached
 from cudascope.signature import base_name
 from cudascope.simt.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
@@ -27,6 +29,7 @@ from cudascope.simt.limits import blocks_at_once, check_grid, check_shared
 from cudascope.simt.memory import Memory
 from cudascope.simt.report import TRACE, Launch, LineCount
 from cudascope.simt.rules import declares_return
+from cudascope.simt.work import work_of
 from cudascope.variables import as_declared, may_hold_pointers
 
 
@@ -53,7 +56,10 @@ class CpuKernel:
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
-        self.library(current_run.get().mode != Mode.PLAIN)
+        self._built_for(current_run.get().mode)
+
+    def _built_for(self, mode: Mode) -> Library:
+        return self.library(mode != Mode.PLAIN)
 
     def variable(self, name: str) -> np.ndarray:
         """The bytes of variable `name`, in place.
@@ -111,7 +117,7 @@ class CpuKernel:
         `arrays` are the memory that the kernel may touch, by parameter name.
         """
         run = current_run.get()
-        library = self.library(run.mode != Mode.PLAIN)
+        library = self._built_for(run.mode)
         check_shared(self.name, library, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -163,6 +169,13 @@ class CpuKernel:
 
     # ------------------------------------------------------------------------------------------------ reports
 
+    ptx: PtxText | None = None  # what is executed, if that is PTX
+    costs: Sequence[Mapping] | None = None  # of the parts of the PTX that the observed build counts
+
+    def _instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
+        """The PTX instruction of each return address, if PTX is executed."""
+        return {}
+
     def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
         """File and line of each return address."""
         return library.lines(sites)
@@ -189,4 +202,8 @@ class CpuKernel:
             space = SPACES[c.space] * (c.access < Access.BARRIER)
             numbers = (c.requests, c.lanes, c.bytes, c.sectors, c.conflicts)
             line_counts.append(LineCount(lines[c.site][1], ACCESSES[c.access], space, *numbers))
-        return Launch(self.name, grid, block, line_counts, trace, memory.names, [a.name for a in shared], self._lines)
+        names = memory.names, [array.name for array in shared]
+        code = self._instructions(library, [c.site for c in counts])
+        work = work_of(math.prod(grid), request, code, self.costs)
+        shared_bytes = sum(array.bytes for array in shared)
+        return Launch(self.name, grid, block, line_counts, trace, *names, self._lines, work, shared_bytes, self.ptx)

@@ -3,18 +3,17 @@
 import functools
 import re
 
+from cudascope.gpus import H100, thread_blocks_per_sm
 from cudascope.limits import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, Shape
 from cudascope.signature import base_name
 from cudascope.simt.library import Library
 
-_SMS, _THREADS_PER_SM, _BLOCKS_PER_SM, _SHARED_PER_SM = 132, 2048, 32, 228 * 1024  # an H100's
-
 
 def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
-    """How many thread blocks of `block` an H100 holds at once, by threads and shared memory; 1 KB of it is CUDA's."""
-    threads = -(-block[0] * block[1] * block[2] // 32) * 32
-    shared = sum(array.bytes for array in library.shared) + shared_bytes + 1024
-    return _SMS * max(1, min(_BLOCKS_PER_SM, _THREADS_PER_SM // threads, _SHARED_PER_SM // shared))
+    """How many thread blocks of `block` an H100 holds at once, by threads and shared memory."""
+    shared = sum(array.bytes for array in library.shared) + shared_bytes
+    fits = thread_blocks_per_sm(H100, block[0] * block[1] * block[2], 1, shared)
+    return H100.num_sms * max(1, min(fits.values()))
 
 
 def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:

@@ -12,7 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from cudascope.arrays import as_array
+from cudascope.gpus import gpu_named
+from cudascope.least_time import Limits, limits
+from cudascope.ptxas import PtxText
 from cudascope.simt.errors import Finding, merged
+from cudascope.simt.work import Work
 
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
 # `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
@@ -63,10 +67,16 @@ class Launch:
         tensors: Sequence[str],
         shared: Sequence[str],
         source: Sequence[str],
+        work: Work,
+        shared_bytes: int,
+        ptx: PtxText | None,
     ) -> None:
         self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
         self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
         self._source = source
+        self.work = work  # by the units of a GPU, at least
+        self.shared_bytes = shared_bytes  # of a thread block
+        self._ptx = ptx
         merged: dict[tuple[int, str, str], LineCount] = {}
         for line in lines:
             merged[line[:3]] = merged[line[:3]] + line if line[:3] in merged else line
@@ -79,6 +89,18 @@ class Launch:
             if access in (None, each.access) and space in (None, each.space) and line in (None, each.line):
                 total = total + each
         return total
+
+    def limits(self, gpu: str = "H100", *, registers: int | None = None) -> Limits:
+        """Return the least time that this launch can take on `gpu`, by the units of the GPU; see `Limits`.
+
+        Args:
+            gpu: "T4", "A100", "RTX 4090", "H100", "H200" or "B200".
+            registers: registers per thread. Without it ptxas is asked, if PTX was executed and Triton is installed.
+
+        Raises:
+            ValueError: `gpu` is unknown, or the launch uses a type of number that its tensor cores do not have.
+        """
+        return limits(self, gpu_named(gpu), self._ptx, registers)
 
     @property
     def barriers(self) -> int:
@@ -132,6 +154,20 @@ class Report:
         for launch in self.launches:
             total = total + launch.count(access, space, line)
         return total
+
+    def limits(self, gpu: str = "H100", *, registers: int | None = None) -> Limits:
+        """Return the least time that the only launch of the report can take on `gpu`; see `Launch.limits`.
+
+        Raises:
+            ValueError: there is another number of launches. Times of several launches do not add up in this way,
+                because a launch may find in L2 what an earlier launch has left there.
+        """
+        if len(self.launches) != 1:
+            raise ValueError(
+                f"limits() needs a report of one launch, got {len(self.launches)}: "
+                "use report.launches[i].limits(...) for each of them"
+            )
+        return self.launches[0].limits(gpu, registers=registers)
 
     @property
     def trace(self) -> np.ndarray:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from cudascope.gpus import A100, B200, H200, SHARED_BYTES, T4
+
 
 class Architecture(NamedTuple):
     """The properties of a GPU that decide how kernels are launched on it."""
@@ -26,12 +28,8 @@ class Architecture(NamedTuple):
 
 CPU = Architecture(sm=0, shared_bytes=2**31 - 1, num_sms=1)
 
-# Shared memory per thread block by compute capability (CUDA C++ Programming Guide, technical specifications).
-SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-
-
-# The multiprocessors of a GPU of each compute capability: T4, A100, RTX 3090, L4, H200, B200, RTX 5090.
-NUM_SMS = {75: 40, 80: 108, 86: 82, 89: 58, 90: 132, 100: 148, 120: 170}
+# The multiprocessors of a GPU of each compute capability: T4, A100, H200, B200, and RTX 3090, L4, RTX 5090.
+NUM_SMS = {gpu.sm: gpu.num_sms for gpu in (T4, A100, H200, B200)} | {86: 82, 89: 58, 120: 170}
 
 
 def architecture(device: torch.device) -> Architecture:

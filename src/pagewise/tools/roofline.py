@@ -7,6 +7,8 @@ Williams, Waterman & Patterson 2009.
 
 from dataclasses import dataclass
 
+from cudascope import gpus
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -32,9 +34,9 @@ class Gpu:
         return max(flops / self.peak_flops, bytes_moved / self.bandwidth)
 
 
-A100 = Gpu("A100 SXM 80 GB", 312e12, 2.039e12, 108, 80e9)
-H100 = Gpu("H100 SXM", 989e12, 3.35e12, 132, 80e9)
-H200 = Gpu("H200", 989e12, 4.8e12, 132, 141e9)
+A100 = Gpu("A100 SXM 80 GB", 312e12, 2.039e12, gpus.A100.num_sms, 80e9)
+H100 = Gpu("H100 SXM", 989e12, 3.35e12, gpus.H100.num_sms, 80e9)
+H200 = Gpu("H200", 989e12, 4.8e12, gpus.H200.num_sms, 141e9)
 GPUS = (A100, H100, H200)
 
 

@@ -69,6 +69,12 @@ def _under_predicate(text: str, scope: Scope, translate: Callable[[str, list[str
     return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
 
 
+def predicate_of(text: str, scope: Scope) -> str:
+    """Return the C++ condition under which `@p instruction` is executed. Without a predicate, return ""."""
+    negated, predicate, *_ = _INSTRUCTION.fullmatch(text).groups()
+    return f"{negated}{scope.variable(predicate)}" if predicate else ""
+
+
 def declared_registers(text: str, scope: Scope) -> str:
     """The variables of a `.reg` directive."""
     match = _REGISTERS.fullmatch(text)

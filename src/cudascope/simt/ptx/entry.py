@@ -6,7 +6,8 @@ The lines of the C++ are numbered as those of the PTX, so a finding in the C++ h
 import re
 
 from cudascope.ptx_module import Entry, Module, Parameter, PtxError, Statement, Variable
-from cudascope.simt.ptx.body import declared_registers, translated
+from cudascope.simt.ptx.body import declared_registers, predicate_of, translated
+from cudascope.simt.ptx.costs import Counters
 from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
 from cudascope.simt.translation import DYNAMIC_MEMORY, table_of
 
@@ -17,8 +18,8 @@ _PARAMETER = re.compile(
 )
 
 
-def entry_source(module: Module, entry: Entry, file: str) -> str:
-    """Return the C++ of `entry`, with what it needs of the module.
+def entry_source(module: Module, entry: Entry, file: str, counters: Counters | None = None) -> str:
+    """Return the C++ of `entry`, with what it needs of the module. With `counters`, the C++ counts what is executed.
 
     Raises:
         PtxError: it has an instruction that the CPU runner does not know; the message has its line.
@@ -27,7 +28,11 @@ def entry_source(module: Module, entry: Entry, file: str) -> str:
     outside = [_outside(each, scope, file) for each in module.variables]
     declared = ", ".join(f"{_type(each)} {_cpp(each.name)}" for each in entry.parameters)
     lines = [*outside, f'extern "C" __global__ void {_cpp(entry.name)}({declared}) {{']
-    lines += _body(entry, scope, file)
+    body = _body(entry, scope, file, counters)
+    if counters:
+        lines.insert(0, 'extern "C" unsigned* simt_executions(unsigned);')
+        lines.append(f"unsigned* const simt_executed = simt_executions({len(counters.costs)});")
+    lines += body
     kept = [each.name for each in module.variables if each.space in ("global", "const") and each.bytes]
     lines += ["}", '#line 1 "<cudascope>"', table_of((name, _cpp(name)) for name in kept)]
     if any(each.space == "shared" and each.bytes is None for each in module.variables):
@@ -62,7 +67,7 @@ def _address(space: str, name: str) -> str:
     return f"(uint32_t)__cvta_generic_to_shared({name})" if space == "shared" else f"(uint64_t){name}"
 
 
-def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
+def _body(entry: Entry, scope: Scope, file: str, counters: Counters | None) -> list[str]:
     parameters = {each.name: each for each in entry.parameters}
     # a kernel takes the address of a tensor map, or of another struct
     scope.addresses |= {name: f"(uint64_t)&{_cpp(name)}" for name, each in parameters.items() if each.count}
@@ -78,6 +83,8 @@ def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
             line = statement.line
             lines.append(f'#line {line} "{file}"')
         try:
+            predicate = predicate_of(text, here) if text.startswith("@") else ""
+            count = counters.before(statement, predicate) if counters else ""
             if text == "{":
                 scopes.append(_inner(here, entry.body[position + 1 :], position))
                 lines.append("{")
@@ -95,7 +102,7 @@ def _body(entry: Entry, scope: Scope, file: str) -> list[str]:
             elif (parameter := _PARAMETER.fullmatch(text)) and parameter[5] in parameters:
                 lines.append(_load_parameter(parameter, parameters, here))
             else:
-                lines.append(translated(text, here, targets))
+                lines.append(count + translated(text, here, targets))
         except Unknown as error:
             raise PtxError(f"line {line}: the CPU runner does not know {error}: {text}") from None
         except Malformed as error:

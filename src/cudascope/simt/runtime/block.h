@@ -168,6 +168,7 @@ struct Block {  // a thread block in flight
     std::unordered_map<u64, Phases> phases;  // by address
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
+    std::vector<u32> executed;  // [thread][counted part of the kernel]
     bool stores_volatile = false;  // to global memory
     std::string output;
     std::mt19937_64 random;
@@ -217,6 +218,8 @@ struct Job {
     std::unordered_map<u64, u16> site_numbers;
     Site recent_sites[256]{};  // some of them, found at once
     std::vector<Event> trace;
+    std::vector<u64> executed;  // [counted part of the kernel], by warps
+    std::vector<std::vector<u8>> touched;  // [tensor][sector], in bits of Touched
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;
     std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag

@@ -39,7 +39,7 @@ struct Error {
     u64 count;  // how often it was found, with other threads or elements
 };
 
-struct Count { u64 site; u32 access, space; u64 requests, lanes, bytes, sectors, conflicts; };
+struct Count { u64 site; u32 access, space; u64 requests, lanes, bytes, sectors, conflicts, wavefronts; };
 
 struct Event {
     u64 site, order;
@@ -78,4 +78,7 @@ struct Launch {
     u64 num_events;
     char* output;
     u64 num_output;
+    // of an observed launch: how often the warps executed each counted part of the kernel, and the sectors of tensors
+    u64* executed;
+    u64 num_executed, sectors_read, sectors_read_first, sectors_written;  // each sector once; first: before any write
 };

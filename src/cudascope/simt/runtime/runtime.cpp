@@ -61,6 +61,13 @@ static void hand_over(Job& job) {
         counts.push_back(c);
     }
     launch.counts = hand_over(counts), launch.num_counts = counts.size();
+    launch.executed = hand_over(job.executed), launch.num_executed = job.executed.size();
+    for (const auto& sectors : job.touched)
+        for (u8 bits : sectors) {
+            launch.sectors_read += (bits & TOUCHED_READ) > 0;
+            launch.sectors_read_first += (bits & TOUCHED_READ_FIRST) > 0;
+            launch.sectors_written += (bits & TOUCHED_WRITTEN) > 0;
+        }
     launch.events = hand_over(job.trace), launch.num_events = job.trace.size();
     std::string output;
     if (job.order.empty())
@@ -106,7 +113,7 @@ extern "C" void simt_launch(Launch* launch) {
 }
 
 extern "C" void simt_free(Launch* launch) {
-    free(launch->errors), free(launch->counts), free(launch->events), free(launch->output);
+    free(launch->errors), free(launch->counts), free(launch->events), free(launch->output), free(launch->executed);
 }
 
 extern "C" u64 simt_sizeof_launch() { return sizeof(Launch); }

@@ -1,0 +1,163 @@
+"""The figures of some GPUs: what each unit of the chip can do in a clock cycle, and how fast the clock can be.
+
+    GPUS["H100"].num_sms
+
+The figures are peaks, so a time computed from them is a lower bound. They come from NVIDIA's white papers of Turing
+(TU102), Ampere (GA100), Ada (AD102) and Hopper (GH100), from the data sheet of HGX B200, and from two sections of the
+CUDA C++ Programming Guide: "Arithmetic Instructions" (results per clock cycle and SM) and "Compute Capabilities"
+(registers, threads and shared memory).
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+# Shared memory of a thread block, at most, by compute capability (CUDA C++ Programming Guide).
+SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+
+# These are the same on all GPUs of the table.
+SPECIAL_PER_CLOCK = 16  # results of reciprocals, roots, exponentials, logarithms, sines per clock and SM (the guide)
+BANK_BYTES_PER_CLOCK = 4  # of each of the 32 banks of shared memory (the guide)
+LOADS_PER_CLOCK = (
+    32  # lanes of loads and stores per clock and SM: 32 units on the A100 and the H100, elsewhere 16 or 32
+)
+REGISTERS_PER_QUARTER = 16384  # an SM has four quarters, and each of them runs its own warps
+REGISTER_UNIT = 256  # registers are given to a warp in this unit
+
+
+class Gpu(NamedTuple):
+    """One GPU. Rates are per clock cycle and SM unless their name says otherwise."""
+
+    name: str
+    sm: int  # compute capability · 10
+    num_sms: int
+    clock: float  # the highest, in Hz. Data sheets state peaks at a lower clock
+    fp32_lanes: int  # additions, multiplications or fused multiply-adds
+    # FLOPs (a multiply-add is two) by the type of A; "f16.f32" where a sum in float32 has a rate of its own
+    tensor_flops: Mapping[str, int]
+    dram_bandwidth: float  # bytes per second, from the clock and the width of the memory
+    l2_bytes: int
+    l2_bytes_per_clock: int | None  # of the whole GPU; None: NVIDIA does not publish it
+    threads_per_sm: int
+    blocks_per_sm: int
+    shared_bytes_per_sm: int
+    reserved_shared_bytes: int  # of each thread block, for CUDA itself
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a thread block, at most."""
+        return SHARED_BYTES[self.sm]
+
+    def tensor_rate(self, a: str, result: str) -> int | None:
+        """FLOPs per clock cycle and SM of products whose A has type `a`, summed in `result`. None: not on this GPU."""
+        return self.tensor_flops.get(f"{a}.{result}") or self.tensor_flops.get(a)
+
+
+def _dense(f16: int, **others: int) -> dict[str, int]:
+    """Return FLOPs per clock cycle and SM. 8-bit integers have twice the rate of f16, and tf32 has half of it."""
+    rates = {"f16": f16, "bf16": f16, "tf32": f16 // 2, "s8": 2 * f16, "u8": 2 * f16} | others
+    return rates | ({"e5m2": rates["e4m3"]} if "e4m3" in rates else {})
+
+
+T4 = Gpu(
+    name="T4",
+    sm=75,
+    num_sms=40,
+    clock=1.59e9,
+    fp32_lanes=64,
+    tensor_flops={"f16": 1024, "s8": 2048, "u8": 2048, "s4": 4096, "u4": 4096},
+    dram_bandwidth=320e9,
+    l2_bytes=4 << 20,
+    l2_bytes_per_clock=None,
+    threads_per_sm=1024,
+    blocks_per_sm=16,
+    shared_bytes_per_sm=64 << 10,
+    reserved_shared_bytes=0,
+)
+A100 = Gpu(  # the SXM module with 80 GB
+    name="A100",
+    sm=80,
+    num_sms=108,
+    clock=1.41e9,
+    fp32_lanes=64,
+    tensor_flops=_dense(2048, f64=128, s4=8192, u4=8192),
+    dram_bandwidth=2.039e12,
+    l2_bytes=40 << 20,
+    l2_bytes_per_clock=5120,
+    threads_per_sm=2048,
+    blocks_per_sm=32,
+    shared_bytes_per_sm=164 << 10,
+    reserved_shared_bytes=1024,
+)
+RTX_4090 = Gpu(
+    name="RTX 4090",
+    sm=89,
+    num_sms=128,
+    clock=3.105e9,  # boards exceed the 2.52 GHz of the white paper: 2.82 GHz was reported (club-3090 #697)
+    fp32_lanes=128,
+    tensor_flops=_dense(1024, e4m3=2048, s4=4096, u4=4096)
+    | {"f16.f32": 512, "bf16": 512, "tf32": 256, "e4m3.f32": 1024, "e5m2.f32": 1024},
+    dram_bandwidth=1.008e12,
+    l2_bytes=72 << 20,
+    l2_bytes_per_clock=None,
+    threads_per_sm=1536,
+    blocks_per_sm=24,
+    shared_bytes_per_sm=100 << 10,
+    reserved_shared_bytes=1024,
+)
+H100 = Gpu(  # the SXM module
+    name="H100",
+    sm=90,
+    num_sms=132,
+    clock=1.98e9,  # of the data sheet's 67 TFLOP/s in float32; its 989 on tensor cores are at 1.83 GHz
+    fp32_lanes=128,
+    tensor_flops=_dense(4096, f64=256, e4m3=8192),
+    dram_bandwidth=3.352e12,
+    l2_bytes=50 << 20,
+    l2_bytes_per_clock=None,
+    threads_per_sm=2048,
+    blocks_per_sm=32,
+    shared_bytes_per_sm=228 << 10,
+    reserved_shared_bytes=1024,
+)
+H200 = H100._replace(name="H200", dram_bandwidth=4.814e12)  # 2 · 3.201 GHz · 6016 bits
+B200 = H100._replace(
+    name="B200",
+    sm=100,
+    num_sms=148,
+    clock=1.98e9,  # of the data sheet's 75 TFLOP/s in float32; its 2250 on tensor cores are at 1.86 GHz
+    tensor_flops=_dense(8192, f64=128, e4m3=16384),
+    dram_bandwidth=8.2e12,  # 8 TB/s in the data sheet, which rounds
+    l2_bytes=126 << 20,
+)
+
+GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in (T4, A100, RTX_4090, H100, H200, B200)}
+
+
+def gpu_named(name: str) -> Gpu:
+    """Return the GPU with this name.
+
+    Raises:
+        ValueError: the table does not have it.
+    """
+    if name not in GPUS:
+        raise ValueError(f"gpu must be one of {', '.join(GPUS)}, got {name!r}")
+    return GPUS[name]
+
+
+def thread_blocks_per_sm(gpu: Gpu, threads: int, registers: int, shared_bytes: int) -> dict[str, int]:
+    """Thread blocks that an SM holds at once, as each resource allows. The least of them counts.
+
+    Args:
+        threads: of a thread block. registers: per thread, at least 1.
+        shared_bytes: of a thread block, static and dynamic.
+    """
+    warps = -(-threads // 32)
+    per_warp = REGISTER_UNIT * -(-32 * registers // REGISTER_UNIT)
+    warps_by_registers = 4 * (REGISTERS_PER_QUARTER // per_warp)
+    shared = shared_bytes + gpu.reserved_shared_bytes
+    return {
+        "thread blocks": gpu.blocks_per_sm,
+        "threads": gpu.threads_per_sm // (32 * warps),
+        "registers": warps_by_registers // warps,
+        "shared memory": gpu.shared_bytes_per_sm // shared if shared else gpu.blocks_per_sm,
+    }
