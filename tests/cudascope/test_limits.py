@@ -5,11 +5,13 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from test_ptx_kernel import BULK, HEADER
 
 from cudascope import CudaKernel, PtxKernel, check, observe, triton_compiled
 from cudascope.gpus import GPUS, thread_blocks_per_sm
 from cudascope.ptx_module import read_module
 from cudascope.ptxas import registers_of
+from cudascope.simt.abi import Mode
 from cudascope.simt.ptx.costs import cost
 from cudascope.simt.ptx.entry import entry_source
 
@@ -57,8 +59,8 @@ FUSED:
     ret;
 SPECIAL:
     ex2.approx.ftz.f32 %f1, %f1;
+    rcp.approx.f32 %f2, %f3;
     div.full.f32 %f2, %f1, %f3;
-    div.full.f32 %f2, %f1, 0f40000000;
     add.u32 %r5, %r5, 1;
     setp.lt.u32 %p1, %r5, %r2;
     @%p1 bra SPECIAL;
@@ -110,9 +112,11 @@ ONE_LANE:
     ret;
 TRIANGLE:
     fma.rn.f32 %f1, %f1, %f2, %f3;
+ROUND:
+    fma.rn.f32 %f1, %f1, %f2, %f3;
     add.u32 %r5, %r5, 1;
     setp.lt.u32 %p1, %r5, %r4;
-    @%p1 bra TRIANGLE;
+    @%p1 bra ROUND;
     ret;
 }
 """
@@ -153,7 +157,7 @@ NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
     [
         (TENSOR, 5, 64, {"tensor_flops": {("f16", "f32"): 2 * 5 * 2 * 16 * 8 * 16}}),  # 2 warps, 5 times
         (FUSED, 7, 32, {"fp32": 32 * (2 * 7 + 1)}),
-        (SPECIAL, 3, 96, {"special": 3 * 32 * 3 * 2}),  # the division by 2 becomes a product
+        (SPECIAL, 3, 96, {"special": 3 * 32 * 3 * 2}),  # the division may use the reciprocal
         (SUMS, 1, 32, {"fp32": 32 * 3}),  # of three products one may be fused with the sum
         (SHARED, 1, 32, {"moves": 1, "wavefronts": 1}),
         (SHARED, 2, 64, {"moves": 2, "wavefronts": 4}),  # a stride of 2 words: 2 conflicting words in each bank
@@ -165,7 +169,7 @@ NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
         (BACK, 1, 32, {"moves": 4, "l2_bytes": 3 * 128, "dram_written_bytes": 128}),
         (SIDES, 1, 32, {"fp32": 32 * 3}),  # the warp takes both sides, one after the other
         (ONE_LANE, 1, 64, {"fp32": 2 * 32, "special": 2 * 32}),  # any lane makes the warp execute; none: nothing
-        (TRIANGLE, 1, 32, {"fp32": 32 * 31}),  # lane 31 goes round 31 times
+        (TRIANGLE, 1, 32, {"fp32": 32 * (1 + 31)}),  # lane 31 goes round 31 times
     ],
 )
 def test_work_is_the_number_counted_by_hand(observed, mode, n, block, work):
@@ -238,7 +242,7 @@ def test_written_bytes_count_only_beyond_the_l2(observed):
         ("rcp.approx.f32 %f1, 0f40000000", {}),
         ("rsqrt.approx.f64 %fd1, %fd2", {}),
         ("tanh.approx.f16x2 a, b", {"special": 1}),
-        ("div.rn.f32 %f1, 0f3F800000, %f2", {"special": 1}),
+        ("div.rn.f32 %f1, %f3, %f2", {}),
         ("ld.param.u64 %rd1, [x]", {}),
         ("ld.local.b32 %r1, [%rd1]", {}),
         ("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r5]", {"moves": 1}),
@@ -260,8 +264,19 @@ def test_only_the_observed_build_counts(units, observed):
     assert units._source.text == entry_source(module, module.entries["units"], units.filename)
     with check():
         units[1, 32](aligned(128), aligned(128), FUSED, 1)
-    libraries = {units._build(instrumented).path for instrumented in (False, True)}
-    assert units._counted[0].path not in libraries
+    (kernel,) = units._kernels.values()
+    assert kernel._built_for(Mode.PLAIN) is units._build(False)
+    assert kernel._built_for(Mode.CHECK) is units._build(True)
+    assert kernel._built_for(Mode.OBSERVE) is units._counted[0]
+
+
+def test_a_bulk_copy_needs_the_time_of_its_bytes():
+    x, y = aligned(256), aligned(256)
+    with observe() as report:
+        PtxKernel(HEADER + BULK)[1, 64](x, y)
+    work = report.launches[0].work
+    assert work.wavefronts == 1024 // 128 + 2 * 4  # the copy, and two warps that load 16 bytes per lane
+    assert (work.moves, work.l2_bytes, work.dram_read_bytes) == (4, 2048, 1024)
 
 
 def test_the_lines_of_the_counts_are_those_of_the_ptx(observed):

@@ -3,7 +3,8 @@
 Each number is the least that the executed instructions can need on any GPU:
 
 - **Instructions** are those of the PTX (simt/ptx/costs.py), by warps. A warp executes an instruction at least as often
-  as the lane that executes it most.
+  as the lane that executes it most. One case is not covered: ptxas may remove instructions whose results are never
+  used, for example because a mask is false for a whole tile.
 - **Shared memory** serves one word of each bank in a clock cycle. Asynchronous units (wgmma, bulk copies) move at most
   128 bytes in a clock cycle, so their bytes count, not their conflicts.
 - **L2** gets each store and each atomic operation, and each load that goes past L1 (cp.async.cg, cp.async.bulk, ld.cg).

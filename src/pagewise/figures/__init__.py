@@ -14,6 +14,7 @@ from pagewise.figures.drawing import show
 from pagewise.figures.exchanges import all_to_all, process_timelines
 from pagewise.figures.flat_step import flat_step
 from pagewise.figures.latencies import latencies
+from pagewise.figures.limits import unit_times
 from pagewise.figures.merges import merge_trees, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps

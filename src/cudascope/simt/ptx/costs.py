@@ -6,8 +6,8 @@ A cost is that of one warp. It is what the machine code needs at least, for ptxa
 
 - A product and a sum without a rounding word (mul.f32, add.f32) may become one fused multiply-add. They are counted
   apart, and only the larger of the two numbers counts in the end (PTX ISA, 9.7.3: mul and add without .rn).
-- A division or a special function of constants alone is computed by the compiler, and a division by a constant may
-  become a product. They cost nothing here.
+- A division costs nothing here: several divisions by one number need one reciprocal of that number.
+- A special function of a constant costs nothing, because ptxas computes the result.
 - Registers of a thread may replace `.local` memory, and parameters are constants: their loads cost nothing.
 """
 
@@ -40,8 +40,6 @@ def cost(text: str) -> Mapping[str, int]:
         return {"fma" if rounds else "product" if first == "mul" else "sum": 1}
     if first in _SPECIAL and words[-1] != "f64":
         return {} if _NUMBER.fullmatch(operands.partition(",")[2].strip()) else {"special": 1}
-    if first == "div" and words[-1] == "f32":
-        return {} if _NUMBER.fullmatch(operands.rpartition(",")[2].strip()) else {"special": 1}
     if first in _MOVES:
         return {} if {"param", "local"} & set(words) else {"moves": 1}
     if first == "cp":
