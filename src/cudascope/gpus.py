@@ -16,10 +16,7 @@ SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 
 
 # These are the same on all GPUs of the table.
 SPECIAL_PER_CLOCK = 16  # results of reciprocals, roots, exponentials, logarithms, sines per clock and SM (the guide)
-BANK_BYTES_PER_CLOCK = 4  # of each of the 32 banks of shared memory (the guide)
-LOADS_PER_CLOCK = (
-    32  # lanes of loads and stores per clock and SM: 32 units on the A100 and the H100, elsewhere 16 or 32
-)
+LOADS_PER_CLOCK = 32  # lanes of loads and stores per clock and SM: the A100 and the H100 have 32 units, others 16 or 32
 REGISTERS_PER_QUARTER = 16384  # an SM has four quarters, and each of them runs its own warps
 REGISTER_UNIT = 256  # registers are given to a warp in this unit
 
@@ -41,11 +38,6 @@ class Gpu(NamedTuple):
     blocks_per_sm: int
     shared_bytes_per_sm: int
     reserved_shared_bytes: int  # of each thread block, for CUDA itself
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a thread block, at most."""
-        return SHARED_BYTES[self.sm]
 
     def tensor_rate(self, a: str, result: str) -> int | None:
         """FLOPs per clock cycle and SM of products whose A has type `a`, summed in `result`. None: not on this GPU."""

@@ -2,9 +2,8 @@
 
     time of a unit = its work / (its work per clock cycle · the highest clock)
 
-simt/work.py says how the work is counted, and gpus.py what a unit does in a clock cycle. The largest of the times is a
-lower bound of the launch's time. The units work at the same time at best, none ever waits, and no launch is without
-start and end: a real launch takes longer.
+simt/work.py counts the work, and gpus.py has the rates of the units. The largest of the times is a lower bound of the
+launch's time. At best all units work at the same time and none of them ever waits, so a real launch takes longer.
 """
 
 from collections.abc import Mapping

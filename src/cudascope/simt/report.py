@@ -164,8 +164,8 @@ class Report:
         """
         if len(self.launches) != 1:
             raise ValueError(
-                f"limits() needs a report of one launch, got {len(self.launches)}: "
-                "use report.launches[i].limits(...) for each of them"
+                f"limits() needs a report of one observed launch, got {len(self.launches)}: "
+                "use report.launches[i].limits(...) for each of several launches"
             )
         return self.launches[0].limits(gpu, registers=registers)
 

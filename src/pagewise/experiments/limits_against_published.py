@@ -12,7 +12,8 @@ The published shapes are too large for a CPU, so small launches are observed and
 
 Most of the published kernels are not ours, so their instructions are not ours either. Only the units whose work is that
 of every kernel for the task count for their bounds: tensor cores and DRAM. The last column is the bound of our kernel,
-with all its units. No published time may be below its bound.
+with all its units. No published time may be below its bound. The bound of DRAM holds for an empty L2. vLLM's benchmark
+repeats one launch, so L2 may hold a small cache from the launch before. Its times are far above the bound even so.
 """
 
 from collections.abc import Sequence
@@ -140,7 +141,7 @@ class FlashWork:
 
 
 def decode_work(row: Published) -> Work:
-    """Return the counted work of one sequence, times the batch. Of version 2, the first of its two kernels."""
+    """Return the counted work of one sequence, times the batch. Version 2 has two kernels; the first is counted."""
     blocks = row.tokens // BLOCK_SIZE
     caches = torch.randn(2, blocks, BLOCK_SIZE, row.num_kv_heads, row.head_size).half()
     tables, lengths = torch.arange(blocks, dtype=torch.int32)[None], torch.tensor([row.tokens], dtype=torch.int32)

@@ -95,9 +95,9 @@ static void finish_block_events(Worker& w, Block& b) {
                 for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
                 c.conflicts += most ? most - 1 : 0;
                 one_by_one += most;
-                all_words.insert(all_words.end(), words.begin(), words.end());
+                if (lanes_per_phase < 32) all_words.insert(all_words.end(), words.begin(), words.end());
             }
-            c.wavefronts += wavefronts_of(all_words, (u32)(last - first), one_by_one);
+            c.wavefronts += lanes_per_phase == 32 ? one_by_one : wavefronts_of(all_words, (u32)(last - first), one_by_one);
         }
     }
     if (!b.executed.empty()) add_executions(job, b);
