@@ -8,7 +8,7 @@ from typing import Any
 
 from cudascope.build import CompileError
 from cudascope.limits import MAX_STATIC_SHARED_BYTES, Shape
-from cudascope.nvrtc import Cubin, cuda_core
+from cudascope.nvrtc import Cubin
 
 _thread = threading.local()
 
@@ -23,7 +23,7 @@ class GpuKernel:
         import torch
         from cuda.bindings import driver
 
-        self._torch, self._driver, self._core = torch, driver, cuda_core()
+        self._torch, self._driver, self._core = torch, driver, _cuda_core()
         self._function, self._index = function, device
         self._symbols, self._has_structs = cubin.variables, has_structs
         self._static_bytes = cubin.resources.shared_bytes
@@ -140,3 +140,12 @@ class GpuKernel:
         if status != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"kernel {self._function}: {name} on GPU {self._index}: {status.name}")
         return value
+
+
+def _cuda_core() -> Any:
+    """The cuda.core module, or a RuntimeError that says how to install it."""
+    try:
+        import cuda.core
+    except ImportError as error:
+        raise RuntimeError(f"a launch on a GPU needs cuda-core ({error}): pip install 'pagewise[cuda]'") from error
+    return cuda.core

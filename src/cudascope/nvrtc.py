@@ -1,12 +1,12 @@
-"""CUDA C++ to machine code with NVRTC: no nvcc, no GPU and no driver needed, only NVIDIA's wheels (`pagewise[cuda]`).
+"""CUDA C++ to machine code or PTX with NVRTC, which needs NVIDIA's wheels (`pagewise[cuda]`), and no GPU or driver.
 
-One cubin per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with the cubin.
+One file per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with a cubin.
 """
 
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,17 +24,18 @@ _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
 _LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|cuda_(pipeline|awbarrier))')
 _CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
 
-_OPTIONS: dict[str, tuple[str, type]] = {
-    "std": ("std", str),
-    "maxrregcount": ("max_register_count", int),
-    "use_fast_math": ("use_fast_math", bool),
-    "ftz": ("ftz", bool),
-    "prec-sqrt": ("prec_sqrt", bool),
-    "prec-div": ("prec_div", bool),
-    "fmad": ("fma", bool),
-    "extra-device-vectorization": ("extra_device_vectorization", bool),
-    "restrict": ("restrict", bool),
+_OPTIONS = {
+    "std": str,
+    "maxrregcount": int,
+    "use_fast_math": bool,
+    "ftz": bool,
+    "prec-sqrt": bool,
+    "prec-div": bool,
+    "fmad": bool,
+    "extra-device-vectorization": bool,
+    "restrict": bool,
 }
+_WITHOUT_VALUE = ("use_fast_math", "extra-device-vectorization", "restrict")
 
 
 class Resources(NamedTuple):
@@ -59,38 +60,58 @@ class Cubin(NamedTuple):
     variables: dict[str, str]  # the mangled names of the source's variables, by their own
 
 
+class Ptx(NamedTuple):
+    """A kernel as PTX: the text, the kernel's entry in the text, and the names of the variables as in a `Cubin`."""
+
+    text: str
+    symbol: str
+    variables: dict[str, str]
+
+
 def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
     """Kernel `name` of `source` for `arch` ("sm_90").
 
     Raises:
         CompileError: the source does not compile; the message is NVRTC's log.
         ValueError: an option that is not known here.
-        RuntimeError: cuda-core or NVRTC is not installed.
+        RuntimeError: cuda-bindings or NVRTC is not installed.
     """
+    code, about = _compiled(source, name, arch, "cubin")
+    return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
+
+
+def compile_ptx(source: Source, name: str, arch: str) -> Ptx:
+    """The PTX of kernel `name` of `source` for `arch` ("sm_90"). Raises what `compile_cubin` raises."""
+    code, about = _compiled(source, name, arch, "ptx")
+    return Ptx(code.decode(), about["symbol"], about["variables"])
+
+
+def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, dict[str, Any]]:
+    """Return a "cubin" or "ptx" from the cache or from NVRTC, and what is known about it."""
     settings = _settings(source.options)
     included = [part for path, text in source.included() for part in (str(path), text)]
     how = ("\0".join(source.defines), "\0".join(source.options), *_environment())
     key = digest(arch, name, source.filename, source.text, *how, *included)
-    path = cache_dir() / "cubin" / f"{key}.cubin"
+    path = cache_dir() / form / f"{key}.{form}"
     try:
         header, code = path.read_bytes().split(b"\n", 1)
         about = json.loads(header)
-        return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
-    except (FileNotFoundError, KeyError, ValueError):  # not built yet, not whole, or by an earlier version
+        if {"symbol", "resources", "variables"} <= about.keys():
+            return code, about
+    except (FileNotFoundError, ValueError):  # not built yet, not whole, or by an earlier version
         pass
-    cubin = None
+    compiled = None
     with contextlib.suppress(CompileError):
-        cubin = _compile(source, name, arch, settings)
-    if cubin is None:  # because of its host code, perhaps
+        compiled = _compile(source, name, arch, settings, form)
+    if compiled is None:  # because of its host code, perhaps
         try:
             device = source._replace(text=device_text(source, name, _folders()))
-            cubin = _compile(device, name, arch, settings)
+            compiled = _compile(device, name, arch, settings, form)
         except CompileError as error:
             raise CompileError(f"{error}{_lacking(source.text)}") from None
-    about = {"kernel": name, "arch": arch, "symbol": cubin.symbol, "resources": cubin.resources}
-    about["variables"] = cubin.variables
-    publish(path, json.dumps(about).encode() + b"\n" + cubin.code)
-    return cubin
+    code, about = compiled
+    publish(path, json.dumps({"kernel": name, "arch": arch, **about}).encode() + b"\n" + code)
+    return code, about
 
 
 def _lacking(text: str) -> str:
@@ -103,52 +124,64 @@ def _lacking(text: str) -> str:
     )
 
 
-def _compile(source: Source, name: str, arch: str, settings: dict[str, Any]) -> Cubin:
-    core = cuda_core()
+def _compile(source: Source, name: str, arch: str, settings: dict[str, Any], form: str) -> tuple[bytes, dict[str, Any]]:
+    nvrtc = _nvrtc()
     folders = [*([source.folder] if source.folder else []), *source.include_path, *_folders()]
     texts = [source.text, *(text for _, text in source.included())]
     defines = [*source.defines, *(["CUDASCOPE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
-    program_options = core.ProgramOptions(
-        name=source.filename,
-        arch=arch,
-        include_path=[str(place) for place in folders],
-        pre_include=list(_ALWAYS),
-        define_macro=[tuple(each.split("=", 1)) if "=" in each else each for each in defines] or None,
-        ptxas_options=["-v"],
-        lineinfo=True,  # costs nothing at run time, and profilers and compute-sanitizer then name the source line
-        **{"std": "c++17", **settings},
-    )
-    log = _Log()
+    options = [
+        f"--gpu-architecture={arch if form == 'cubin' else arch.replace('sm_', 'compute_')}",
+        "--generate-line-info",  # costs nothing at run time: profilers and findings then name the source line
+        *(f"--include-path={place}" for place in folders),
+        *(f"--pre-include={header}" for header in _ALWAYS),
+        *(f"--define-macro={each}" for each in defines),
+        *(["--ptxas-options=-v"] if form == "cubin" else []),
+        *_flags({"std": "c++17", **settings}),
+    ]
     expression = address_of(name)
     addresses = {f"&{each.name}": each.name for each in plain_variables(source.read())}
+    program = _done(nvrtc.nvrtcCreateProgram(source.text.encode(), source.filename.encode(), 0, None, None))
     try:
-        program = core.Program(source.text, "c++", program_options)
-        result = program.compile("cubin", name_expressions=(expression, *addresses), logs=log)
-    except Exception as error:
-        if type(error).__name__ != "NVRTCError":
-            raise
-        message = re.sub(r"^.*?compilation log:\s*", "", str(error), flags=re.DOTALL).strip()
-        raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}") from None
-    symbols = {key: s.decode() if isinstance(s, bytes) else s for key, s in result.symbol_mapping.items()}
-    variables = {variable: symbols[address] for address, variable in addresses.items()}
-    return Cubin(bytes(result.code), symbols[expression], _read_resources(log.text, symbols[expression]), variables)
+        for each in (expression, *addresses):
+            _done(nvrtc.nvrtcAddNameExpression(program, each.encode()))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
+        if status:
+            message = log.rstrip("\0").strip() or status.name
+            raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}")
+        symbols = {each: _done(nvrtc.nvrtcGetLoweredName(program, each.encode())) for each in (expression, *addresses)}
+        if form == "cubin":
+            code = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        else:
+            code = _bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0")
+            # NVRTC puts the current folder before a name without a folder
+            code = code.replace(f'"{Path.cwd() / source.filename}"'.encode(), f'"{source.filename}"'.encode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    symbol, *others = (each.decode() for each in symbols.values())
+    about = {"symbol": symbol, "resources": _read_resources(log, symbol) if form == "cubin" else None}
+    about["variables"] = dict(zip(addresses.values(), others, strict=True))
+    return code, about
+
+
+def _done(answer: tuple) -> Any:
+    """The value that a call of NVRTC returns. Raise CompileError if the call failed."""
+    status, *values = answer
+    if status:
+        raise CompileError(f"NVRTC failed: {status.name}")
+    return values[0] if values else None
+
+
+def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
+    content = bytes(_done(size(program)))
+    _done(read(program, content))
+    return content
 
 
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
-    return [
-        _HEADERS,
-        STAND_INS,
-        nvidia_headers(),
-        nvidia_headers() / "cccl",
-    ]  # cooperative groups include what lies in cccl
-
-
-class _Log:
-    text = ""
-
-    def write(self, text: str | bytes) -> None:
-        self.text += text.decode() if isinstance(text, bytes) else text
+    # cooperative groups include what lies in cccl
+    return [_HEADERS, STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
 
 
 def _read_resources(log: str, symbol: str) -> Resources:
@@ -173,7 +206,7 @@ def check_options(options: Sequence[str]) -> None:
 
 
 def _settings(options: Sequence[str]) -> dict[str, Any]:
-    """Command-line options other than -I, which `Source.include_path` reads, as cuda-core takes them."""
+    """Command-line options other than -I, which `Source.include_path` reads, by their names."""
     settings = {}
     for option in options:
         if option.startswith("-I"):
@@ -182,33 +215,40 @@ def _settings(options: Sequence[str]) -> dict[str, Any]:
         if name not in _OPTIONS or not option.startswith("-"):
             known = ", ".join(["-I<folder>", *(f"--{name}" for name in _OPTIONS)])
             raise ValueError(f"options: {option!r} is not known here; known are {known}")
-        field, kind = _OPTIONS[name]
+        kind = _OPTIONS[name]
         if kind is not bool and (not value or (kind is int and not value.isdigit())):
             raise ValueError(f"options: {option!r} lacks its value, as in --{name}={'64' if kind is int else 'c++17'}")
-        settings[field] = value != "false" if kind is bool else kind(value)
+        settings[name] = value != "false" if kind is bool else kind(value)
     return settings
+
+
+def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The options of a command line that have these settings."""
+    for name, value in settings.items():
+        if name not in _WITHOUT_VALUE:
+            yield f"--{name}={str(value).lower()}"
+        elif value:
+            yield f"--{name}"
 
 
 # ------------------------------------------------------------------------------------------------ what is installed
 
 
-def cuda_core() -> Any:
-    """The cuda.core module, or a RuntimeError that says how to install it."""
+def _nvrtc() -> Any:
+    """The bindings of NVRTC, or a RuntimeError that says how to install them."""
     try:
-        import cuda.core
+        from cuda.bindings import nvrtc
     except ImportError as error:
         raise RuntimeError(
-            f"compiling CUDA C++ for a GPU needs cuda-core and NVRTC ({error}): pip install 'pagewise[cuda]'"
+            f"compiling CUDA C++ with NVRTC needs cuda-bindings ({error}): pip install 'pagewise[cuda]'"
         ) from error
-    return cuda.core
+    return nvrtc
 
 
 @cache
 def _environment() -> tuple[str, ...]:
     """Return the inputs besides the source: the versions of NVRTC and of NVIDIA's headers, and our headers."""
-    cuda_core()
-    from cuda.bindings import nvrtc
-
+    nvrtc = _nvrtc()
     try:
         _, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # cuda-pathfinder's own class, by which it says where it looked
