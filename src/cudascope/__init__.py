@@ -17,7 +17,8 @@
     device_code, statements                     the part of a source that a kernel needs
     build, nvrtc, gpu                           compiled for a GPU and launched there
     gpus, least_time, ptxas                     the figures of GPUs, and the least time of an observed launch
-    ptx_kernel, ptx_module                      an entry of a PTX file, executed on the CPU
+    ptx_kernel, ptx_module, ptx_places          an entry of a PTX file, executed on the CPU
+    through_ptx                                 NVRTC's PTX of a CUDA kernel, executed on the CPU
     simt                                        the same source on the CPU
     command_line, given, outputs                the command `cudascope`
     pytest                                      the plugin for tests

@@ -34,6 +34,7 @@ from cudascope.reach import reached_device
 from cudascope.reading import completed, read_kernel
 from cudascope.signature import base_name
 from cudascope.simt.launch import CpuKernel
+from cudascope.through_ptx import CudaThroughPtx
 from cudascope.variables import as_declared
 
 
@@ -45,22 +46,36 @@ class CudaKernel:
         name: the function, an instantiation of its template, or one of several of its name: "scale",
             "softmax<float, 128>", "scale(float*, int)".
         defines: "NAME" or "NAME=VALUE", as after the compiler's -D.
-        options: "-I<folder>", "--std=c++20"; and for the GPU "--use_fast_math", "--maxrregcount=64", …
+        options: "-I<folder>", "--std=c++20"; and for NVRTC "--use_fast_math", "--maxrregcount=64", …
+        through: what the CPU executes. "c++" is the host compiler's code for the source. "ptx" is NVRTC's PTX of the
+            kernel, with its fused multiply-adds, approximate functions and order of accesses.
+        arch: the GPU for which NVRTC compiles this PTX.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option is not
-            known.
+        ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option or
+            `through` is not known.
+        CompileError: through="ptx", and NVRTC refuses the source, or the CPU runner does not execute an instruction.
+        RuntimeError: through="ptx", and cuda-bindings or NVRTC is not installed.
     """
 
     def __init__(
-        self, source: str | Path, name: str, *, defines: Sequence[str] = (), options: Sequence[str] = ()
+        self,
+        source: str | Path,
+        name: str,
+        *,
+        defines: Sequence[str] = (),
+        options: Sequence[str] = (),
+        through: str = "c++",
+        arch: str = "sm_80",
     ) -> None:
         _check_strings("defines", defines)
         _check_strings("options", options)
         check_options(options)
         if not isinstance(name, str):
             raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
+        if through not in ("c++", "ptx"):
+            raise ValueError(f'through must be "c++" or "ptx", got {through!r}')
         path = source_path(source)
         text = read_source(path) if path else str(source).removeprefix("\ufeff")
         written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
@@ -70,6 +85,9 @@ class CudaKernel:
         self.function = self._signature.function
         self._on_gpu: dict[int, GpuKernel] = {}  # by the index of the GPU
         self._launches: dict[Any, Callable[..., None]] = {}
+        self._through, self._arch = through, arch
+        if through == "ptx":  # refuse now what cannot be executed
+            _ = self._on_cpu
 
     def __repr__(self) -> str:
         return f"CudaKernel({self.source.filename!r}, {self.name!r})"
@@ -162,6 +180,8 @@ class CudaKernel:
 
     @cached_property
     def _on_cpu(self) -> CpuKernel:
+        if self._through == "ptx":
+            return CudaThroughPtx(self.source, self.name, self.parameters, self._arch)
         return CpuKernel(self.source, self.name, self.parameters)
 
     def _load(self, device: str) -> GpuKernel:

@@ -16,7 +16,7 @@ with a missing wait gives wrong results in every run.
 import ctypes
 import functools
 import linecache
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from cudascope.arrays import Array, as_array
 from cudascope.build import Source
 from cudascope.limits import LaunchShape, read_launch
 from cudascope.parameters import Parameter as Declared
-from cudascope.ptx_module import Parameter, read_module
+from cudascope.ptx_module import Entry, Module, Parameter, read_module
 from cudascope.ptxas import PtxText
 from cudascope.simt.abi import Mode
 from cudascope.simt.launch import CpuKernel
@@ -58,18 +58,9 @@ class PtxKernel:
             raise ValueError(f"name must be an entry of the module ({', '.join(names) or 'it has none'}), got {name!r}")
         self.name, self.entry = name, self.module.entries[name]
         self.filename = f"{name}.ptx" if is_text else str(source)
-        cpp = entry_source(self.module, self.entry, self.filename)
-        self._source = Source(cpp, self.filename, None, (), ())
-        self._kernels: dict[tuple[bool, ...], _OnCpu] = {}  # by which of the parameters are arrays
-        self._build = functools.cache(lambda instrumented: build_entry(cpp, self.filename, instrumented=instrumented))
-        self.target = self.module.target.split(",")[0].strip()  # sm_90a
-
-    @functools.cached_property
-    def _counted(self) -> tuple[Library, list[dict]]:
-        """The build for `observe`, which counts the instructions that are executed, and the costs of what it counts."""
-        counters = Counters()
-        cpp = entry_source(self.module, self.entry, self.filename, counters)
-        return build_entry(cpp, self.filename, instrumented=True), counters.costs
+        self._code = Code(self.text, self.module, self.entry, self.filename)
+        self._source = Source(self._code.cpp, self.filename, None, (), ())
+        self._kernels: dict[tuple[bool, ...], EntryOnCpu] = {}  # by which of the parameters are arrays
 
     def __repr__(self) -> str:
         return f"PtxKernel({self.filename!r}, {self.name!r})"
@@ -104,30 +95,66 @@ class PtxKernel:
                 Declared(parameter.name, parameter.type, pointer, const=False)
                 for parameter, pointer in zip(parameters, is_array, strict=True)
             ]
-            self._kernels[is_array] = _OnCpu(self, declared)
+            self._kernels[is_array] = self._on_cpu(declared)
         arrays = {each.name: array for each, array in zip(parameters, given, strict=True) if isinstance(array, Array)}
         values = [each.address if isinstance(each, Array) else each for each in given]
         self._kernels[is_array].launch(*shape, values, arrays=arrays)
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
-        _OnCpu(self, ()).compile()
+        self._on_cpu(()).compile()
+
+    def _on_cpu(self, parameters: Sequence[Declared]) -> "EntryOnCpu":
+        return EntryOnCpu(self._source, self.name, parameters, self._code)
 
 
-class _OnCpu(CpuKernel):
+class Code:
+    """An entry of a PTX text as C++, and its builds. `names` are the variables' names in the source.
+
+    Raises:
+        PtxError: the entry has an instruction that the CPU runner does not execute.
+    """
+
+    def __init__(
+        self, text: str, module: Module, entry: Entry, filename: str, names: Mapping[str, str] | None = None
+    ) -> None:
+        self.text, self.module, self.entry, self.filename = text, module, entry, filename
+        self.names = names or {}
+        self.cpp = entry_source(module, entry, filename, self.names)
+        self.target = module.target.split(",")[0].strip()  # sm_90a
+        self.build = functools.cache(lambda instrumented: build_entry(self.cpp, filename, instrumented=instrumented))
+
+    @functools.cached_property
+    def counted(self) -> tuple[Library, list[dict]]:
+        """The build for `observe`, which counts the instructions that are executed, and the costs of what it counts."""
+        counters = Counters()
+        cpp = entry_source(self.module, self.entry, self.filename, self.names, counters)
+        return build_entry(cpp, self.filename, instrumented=True), counters.costs
+
+
+class EntryOnCpu(CpuKernel):
     """An entry with arrays for some of its parameters. Its places are those of the source that the PTX came from."""
 
-    def __init__(self, kernel: PtxKernel, parameters: Sequence[Declared]) -> None:
-        super().__init__(kernel._source, kernel.name, parameters)
-        self.library, self._symbol, self._may_return = kernel._build, "simt_entry", False
-        self._places, self._text = kernel.module.places, kernel.text.split("\n")
-        self._lines = _lines_of(kernel) or self._text
-        self._kernel, self.ptx = kernel, PtxText(kernel.text, kernel.name, kernel.target)
+    def __init__(self, source: Source, name: str, parameters: Sequence[Declared], code: Code) -> None:
+        super().__init__(source, name, parameters)
+        self.library = functools.cache(lambda instrumented: self._named(code.build(instrumented)))
+        self._symbol, self._may_return = "simt_entry", False
+        self._places, self._text = code.module.places, code.text.split("\n")
+        self._lines = _lines_of(code) or self._text
+        self._compiled, self.ptx = code, PtxText(code.text, code.entry.name, code.target)
+
+    def _named(self, library: Library) -> Library:
+        return library
+
+    @functools.cached_property
+    def _counted(self) -> tuple[Library, list[dict]]:
+        library, costs = self._compiled.counted
+        return self._named(library), costs
 
     def _built_for(self, mode: Mode) -> Library:
         if mode != Mode.OBSERVE:
             return super()._built_for(mode)
-        library, self.costs = self._kernel._counted
+        library, self.costs = self._counted
         return library
 
     def _instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
@@ -150,9 +177,10 @@ class _OnCpu(CpuKernel):
 _LONGEST = 100  # characters of an instruction in a message
 
 
-def _lines_of(kernel: PtxKernel) -> list[str]:
+def _lines_of(code: Code) -> list[str]:
     """The file that most of the kernel's instructions come from, if it is there."""
-    files = [kernel.module.places[each.line].file for each in kernel.entry.body if each.line in kernel.module.places]
+    places = code.module.places
+    files = [places[each.line].file for each in code.entry.body if each.line in places]
     file = max(set(files), key=files.count) if files else ""
     return linecache.getlines(file)  # a cell of a notebook has lines there, too
 

@@ -9,8 +9,9 @@ The text is what NVRTC and Triton write: PTX ISA 9.0, sections 4.2 to 5.4 and 11
 import bisect
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 from typing import NamedTuple
+
+from cudascope.ptx_places import Place, places_of
 
 TYPES = {"pred": 1, "b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "f16": 2, "b32": 4, "u32": 4, "s32": 4}
 TYPES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}
@@ -34,13 +35,17 @@ class Parameter(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A variable in `.global`, `.const`, `.shared` or `.local` memory. `bytes` is None for `name[]`."""
+    """A variable in `.global`, `.const`, `.shared` or `.local` memory. `bytes` is None for `name[]`.
+
+    `addresses` tells, for each offset that holds an address at first, the name of its variable and the bytes to add.
+    """
 
     space: str
     name: str
     alignment: int
     bytes: int | None
-    contents: bytes | Mapping[int, str]  # its first bytes
+    contents: bytes  # its first bytes
+    addresses: Mapping[int, tuple[str, int]]
     line: int
 
 
@@ -48,6 +53,15 @@ class Statement(NamedTuple):
     """An instruction or a directive without its semicolon, a `label:`, `{` or `}`."""
 
     text: str
+    line: int
+
+
+class Function(NamedTuple):
+    """A device function. `parameters` begin with its results."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    body: tuple[Statement, ...]
     line: int
 
 
@@ -62,19 +76,13 @@ class Entry(NamedTuple):
     line: int
 
 
-class Place(NamedTuple):
-    """A line of the source that the PTX was compiled from."""
-
-    file: str
-    line: int
-
-
 class Module(NamedTuple):
     """A PTX file. `places` tells the source line of each line of the text that has one."""
 
     version: str
     target: str
     entries: Mapping[str, Entry]
+    functions: Mapping[str, Function]
     variables: tuple[Variable, ...]
     places: Mapping[int, Place]
 
@@ -82,7 +90,7 @@ class Module(NamedTuple):
 _HEADER = re.compile(r"\.(version|target|address_size)\s+([^\n]+)")
 _LINKAGE = re.compile(r"(?:\.(?:visible|extern|weak|common)\b\s*)*")
 _ENTRY = re.compile(r"\.entry\s+([\w$.]+)\s*(?:\(([^)]*)\))?")
-_FUNCTION = re.compile(r"\.func\b")
+_FUNCTION = re.compile(r"\.func\s*(?:\(([^)]*)\))?\s*([\w$.]+)\s*(?:\(([^)]*)\))?([^;{]*)")
 _VARIABLE = re.compile(
     r"\.(global|const|shared|local)\b(?P<attributes>(?:\s*\.(?:align\s+\d+|attribute\([^)]*\)|managed))*)"
     r"\s*\.(?P<type>\w+)\s+(?P<name>[\w$.]+)\s*(?P<sizes>(?:\[\s*\d*\s*\])*)\s*(?:=\s*(?P<contents>[^;]*))?;"
@@ -98,7 +106,7 @@ def read_module(text: str) -> Module:
     Raises:
         PtxError: it is not PTX, or uses a directive that is not known; the message has the line.
     """
-    places = _places(text)
+    places = places_of(text)
     code = re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
     code = re.sub(r"//[^\n]*", "", code)
     code = re.sub(r"^[ \t]*\.(?:loc|file)\b[^\n]*", "", code, flags=re.MULTILINE)
@@ -107,7 +115,7 @@ def read_module(text: str) -> Module:
     def line(position: int) -> int:
         return bisect.bisect_right(starts, position) + 1
 
-    header, entries, variables, position = {}, {}, [], 0
+    header, entries, functions, variables, position = {}, {}, {}, [], 0
     while position < len(code.rstrip()):
         position = re.compile(r"\s*").match(code, position).end()
         if match := _HEADER.match(code, position):
@@ -128,20 +136,29 @@ def read_module(text: str) -> Module:
                 attributes = code[match.end() : brace]
                 body = tuple(_statements(code, brace + 1, end - 1, line))
                 entries[match[1]] = Entry(
-                    match[1], _parameters(match[2] or "", line(start)), *_threads(attributes), body, line(start)
+                    match[1], read_parameters(match[2] or "", line(start)), *_threads(attributes), body, line(start)
                 )
                 position = end
-            elif _FUNCTION.match(code, start):
-                brace, semicolon = code.find("{", start), code.find(";", start)
-                is_declaration = brace < 0 or 0 <= semicolon < brace
-                position = semicolon + 1 if is_declaration else _after_braces(code, brace, line)
+            elif match := _FUNCTION.match(code, start):
+                position = match.end() + 1
+                if code[match.end() : position] == "{":  # else it is declared only
+                    position = _after_braces(code, match.end(), line)
+                    parameters = read_parameters(f"{match[1] or ''},{match[3] or ''}", line(start))
+                    body = tuple(_statements(code, match.end() + 1, position - 1, line))
+                    functions[match[2]] = Function(match[2], parameters, body, line(start))
             else:
                 raise PtxError(
                     f"line {line(position)}: {_excerpt(code, position)} is no directive of PTX that is known"
                 )
     if "version" not in header or "target" not in header:
         raise PtxError("the text has no .version and no .target: it is no PTX")
-    return Module(header["version"], header["target"], entries, tuple(variables), places)
+    return Module(header["version"], header["target"], entries, functions, tuple(variables), places)
+
+
+def read_variable(text: str, line: int) -> Variable | None:
+    """The variable that a statement of a body declares; None for another statement."""
+    match = _VARIABLE.fullmatch(f"{text};")
+    return match and _variable(match, line)
 
 
 def _excerpt(code: str, position: int) -> str:
@@ -158,7 +175,8 @@ def _after_braces(code: str, start: int, line) -> int:
     raise PtxError(f"line {line(start)}: a {{ without its }}")
 
 
-def _parameters(written: str, line: int) -> tuple[Parameter, ...]:
+def read_parameters(written: str, line: int) -> tuple[Parameter, ...]:
+    """Read a list of parameters, `.param .b32 a, .param .align 8 .b8 b[24]`."""
     found = []
     for each in filter(str.strip, written.split(",")):
         match = re.fullmatch(
@@ -196,7 +214,7 @@ def _variable(match: re.Match, line: int) -> Variable:
     count: int | None = 1
     for size in sizes:
         count = None if not size or count is None else count * int(size)
-    contents = _contents(match["contents"], match["type"], line)
+    contents, addresses = _contents(match["contents"], match["type"], line)
     if count is None and contents:
         count = len(contents) // each
     return Variable(
@@ -205,20 +223,31 @@ def _variable(match: re.Match, line: int) -> Variable:
         int(aligned[1]) if aligned else each,
         None if count is None else count * each,
         contents,
+        addresses,
         line,
     )
 
 
-def _contents(written: str | None, kind: str, line: int) -> bytes:
-    size, found = TYPES[kind], b""
-    for each in re.findall(r"[^\s{},]+", written or ""):
+_NUMBER = re.compile(r"-?\d\w*")
+_PLACE = re.compile(r"(?:generic\s*\(\s*([\w$]+)\s*\)|([\w$]+))(?:\s*\+\s*(\d+))?")
+
+
+def _contents(written: str | None, kind: str, line: int) -> tuple[bytes, dict[int, tuple[str, int]]]:
+    """The first bytes of a variable, and the addresses in them by offset."""
+    size, found, addresses = TYPES[kind], b"", {}
+    for each in filter(None, map(str.strip, re.split(r"[{},]", written or ""))):
+        value = 0
         try:
-            is_float = each[:2].lower() in ("0f", "0d")
-            value = int(each[2:], 16) if is_float else int(each.rstrip("U"), 0)
+            if _NUMBER.fullmatch(each):
+                value = int(each[2:], 16) if each[:2].lower() in ("0f", "0d") else int(each.rstrip("U"), 0)
+            elif size == 8 and (place := _PLACE.fullmatch(each)):
+                addresses[len(found)] = place[1] or place[2], int(place[3] or 0)
+            else:
+                raise ValueError
         except ValueError:
             raise PtxError(f"line {line}: the initial value {each} is not understood") from None
         found += (value % (1 << 8 * size)).to_bytes(size, "little")
-    return found
+    return found, addresses
 
 
 def _statements(code: str, start: int, end: int, line) -> Iterator[Statement]:
@@ -234,33 +263,3 @@ def _statements(code: str, start: int, end: int, line) -> Iterator[Statement]:
             at = line(match.start(1 if brace else 2 if label else 3))
             yield Statement(brace or (label and f"{label}:") or " ".join(text.split()), at)
         position = match.end()
-
-
-def _places(text: str) -> dict[int, Place]:
-    """The source line of each line of the text.
-
-    An instruction of an inlined function has several lines. The innermost one outside of Triton's own files counts.
-    """
-    files = {int(n): name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE)}
-    by_name = {PurePath(name).name: name for name in files.values()}
-    places, now = {}, None
-    for number, row in enumerate(text.split("\n"), 1):
-        match = re.match(r"\s*\.loc\s+(\d+)\s+(\d+)\s+\d+([^/]*)(?://(.*))?", row)
-        if not match:
-            if now and row.strip() and not row.lstrip().startswith((".", "//", "$", "}")):
-                places[number] = now
-            elif row.startswith("}"):
-                now = None
-            continue
-        frames = [
-            Place(by_name.get(file, file), int(at))
-            for file, at in re.findall(r"([^\s\[\]@:]+):(\d+):\d+", match[4] or "")
-        ]
-        if not frames:
-            frames = [Place(files.get(int(match[1]), match[1]), int(match[2]))]
-            if inlined := re.search(r"inlined_at\s+(\d+)\s+(\d+)", match[3]):
-                frames.append(Place(files.get(int(inlined[1]), inlined[1]), int(inlined[2])))
-        frames = [frame for frame in frames if frame.line]
-        own = [frame for frame in frames if "/triton/language/" not in frame.file]
-        now = (own or frames or [now])[0]
-    return places

@@ -26,7 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from triton_helpers import FACTOR, scaled
 
 from conftest import ROOT
-from cudascope import check, observe, triton_compiled, triton_compiler, triton_launches
+from cudascope import Finding, check, observe, triton_compiled, triton_compiler, triton_launches
 from cudascope.build import CompileError
 from cudascope.triton_compiler import specialised
 from cudascope.triton_worker import Reader
@@ -156,6 +156,31 @@ def test_an_instruction_left_out_of_the_ptx_is_found_at_a_line_of_the_kernel(ins
     loads = line_of("x = tl.load(a_tile, mask=in_a, other=0.0)"), line_of("y = tl.load(b_tile, mask=in_b, other=0.0)")
     assert {(f.rule, f.line) for f in report.findings} == {(rule, line) for line in loads}
     assert re.search(r"ldmatrix|cp\.async", str(report.findings[0]))
+
+
+@triton.jit(noinline=True)
+def next_but_one(n):
+    return n + 2
+
+
+@triton.jit
+def talking_kernel(x, out, n, SIZE: tl.constexpr):
+    cols = tl.arange(0, SIZE)
+    values = tl.load(x + cols)
+    tl.device_assert(n > 3, "n is small")
+    tl.device_print("value", values)
+    tl.store(out + cols, values + next_but_one(n))
+
+
+def test_a_kernel_calls_a_function_prints_and_asserts(capsys):
+    x, out = torch.arange(32), torch.zeros(32, dtype=torch.int64)
+    with triton_compiled("sm_80"):
+        talking_kernel[(1,)](x, out, 5, SIZE=32, num_warps=1, debug=True)
+        assert out.equal(x + 7)
+        assert "pid (0, 0, 0) idx (31) value: 31\n" in capsys.readouterr().out
+        with pytest.raises(Finding, match="assertion failed: n is small") as found:
+            talking_kernel[(1,)](x, out, 2, SIZE=32, num_warps=1, debug=True)
+    assert found.value.line == line_of('tl.device_assert(n > 3, "n is small")')
 
 
 @triton.autotune([triton.Config({"SIZE": 256}, num_warps=2), triton.Config({"SIZE": 64}, num_warps=1)], key=["n"])

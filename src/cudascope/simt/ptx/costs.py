@@ -19,7 +19,7 @@ from cudascope.ptx_module import Statement
 _INSTRUCTION = re.compile(r"(?:@\s*!?\s*[\w%$]+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _SPECIAL = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"}
 _MOVES = {"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"}
-_JUMPS = {"bra", "brx", "ret", "exit", "trap"}
+_JUMPS = {"bra", "brx", "call", "ret", "exit", "trap"}
 _NUMBER = re.compile(r"-?\d[\w.]*")
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 
@@ -59,7 +59,7 @@ def _product(first: str, words: list[str]) -> Mapping[str, int]:
 
 
 class Counters:
-    """Counters of an entry: a region is a run of instructions that a thread executes one after another.
+    """Counters of an entry and its functions. A region is a run of instructions that one thread executes in turn.
 
     `costs` are those of one execution by a warp. Each thread counts its own executions in `simt_executed`, and a warp
     has executed a region at least as often as the lane that executed it most.
@@ -68,6 +68,10 @@ class Counters:
     def __init__(self) -> None:
         self.costs: list[dict] = []
         self._region: dict | None = None
+
+    def begin(self) -> None:
+        """Begin a new region: the next instruction is the first of an entry or a function."""
+        self._region = None
 
     def before(self, statement: Statement, predicate: str) -> str:
         """Return the C++ that counts, to stand before the instruction. `predicate`: what C++ tests for it, or ""."""

@@ -1,47 +1,92 @@
 """A kernel of a PTX file as CUDA C++: registers become variables, a branch becomes a goto.
 
 The lines of the C++ are numbered as those of the PTX, so a finding in the C++ has its place in the PTX.
+
+A device function gets the addresses of its results and of its parameters. So a call through a pointer needs no
+prototype.
 """
 
 import re
+from collections.abc import Iterable, Mapping
 
-from cudascope.ptx_module import Entry, Module, Parameter, PtxError, Statement, Variable
+from cudascope.ptx_module import (
+    Entry,
+    Function,
+    Module,
+    Parameter,
+    PtxError,
+    Statement,
+    Variable,
+    read_parameters,
+    read_variable,
+)
 from cudascope.simt.ptx.body import declared_registers, predicate_of, translated
 from cudascope.simt.ptx.costs import Counters
-from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
+from cudascope.simt.ptx.scope import Malformed, Scope, Unknown
 from cudascope.simt.translation import DYNAMIC_MEMORY, table_of
 
 _INTEGERS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 _LABELS = re.compile(r"\.branchtargets\s+(.*)")
-_PARAMETER = re.compile(
-    r"(@\s*!?\s*[\w%$]+\s+)?ld\.param((?:\.\w+)*)\.(\w+)\s+([^,{]+|\{[^}]*\})\s*,\s*\[\s*([\w$.]+)\s*(?:\+\s*(\d+))?\s*\]"
-)
+_PASSED = "simt_passed"  # in a device function: the addresses of its results and parameters
 
 
-def entry_source(module: Module, entry: Entry, file: str, counters: Counters | None = None) -> str:
-    """Return the C++ of `entry`, with what it needs of the module. With `counters`, the C++ counts what is executed.
+def entry_source(
+    module: Module, entry: Entry, file: str, names: Mapping[str, str], counters: Counters | None = None
+) -> str:
+    """Return the C++ of `entry` and of the functions that it calls. `names` are the variables' names in the source.
+
+    With `counters`, the C++ counts what is executed.
 
     Raises:
-        PtxError: it has an instruction that the CPU runner does not know; the message has its line.
+        PtxError: it has an instruction that the CPU runner does not know, or calls a function that the module lacks;
+            the message has its line.
     """
-    scope = Scope({}, 0)
-    outside = [_outside(each, scope, file) for each in module.variables]
-    declared = ", ".join(f"{_type(each)} {_cpp(each.name)}" for each in entry.parameters)
-    lines = [*outside, f'extern "C" __global__ void {_cpp(entry.name)}({declared}) {{']
-    body = _body(entry, scope, file, counters)
+    functions = _called(module, entry)
+    known = {each.name: f"(uint64_t)&{cpp_name(each.name)}" for each in functions}
+    known |= {each.name: _address(each.space, cpp_name(each.name)) for each in module.variables}
+    bodies = []
+    for each in functions:
+        places = {parameter.name: f"(uint64_t){_PASSED}[{i}]" for i, parameter in enumerate(each.parameters)}
+        head = f"static void {cpp_name(each.name)}(char* const* {_PASSED}) {{"
+        bodies.append((head, _body(each.body, known | places, file, counters)))
+    places = {each.name: f"(uint64_t)&{cpp_name(each.name)}" for each in entry.parameters}
+    declared = ", ".join(f"{_type(each)} {cpp_name(each.name)}" for each in entry.parameters)
+    head = f'extern "C" __global__ void {cpp_name(entry.name)}({declared}) {{'
+    bodies.append((head, _body(entry.body, known | places, file, counters)))
+    lines = [f'#line {each.line} "{file}"\n{_declared(each)}' for each in module.variables]
+    lines += [f"static SIMT_NOINLINE void {cpp_name(each.name)}(char* const*);" for each in functions]
+    lines.append(_filled_in(module.variables, known))
+    count = []
     if counters:
-        lines.insert(0, 'extern "C" unsigned* simt_executions(unsigned);')
-        lines.append(f"unsigned* const simt_executed = simt_executions({len(counters.costs)});")
-    lines += body
+        lines.append('extern "C" unsigned* simt_executions(unsigned);')
+        count = [f"unsigned* const simt_executed = simt_executions({len(counters.costs)});"]
+    for head, body in bodies:
+        lines += [head, *count, *body, "}"]
     kept = [each.name for each in module.variables if each.space in ("global", "const") and each.bytes]
-    lines += ["}", '#line 1 "<cudascope>"', table_of((name, _cpp(name)) for name in kept)]
+    lines += ['#line 1 "<cudascope>"', table_of((names.get(name, name), cpp_name(name)) for name in kept)]
     if any(each.space == "shared" and each.bytes is None for each in module.variables):
         lines.append(DYNAMIC_MEMORY)
-    lines += [f"SIMT_ENTRY(simt_entry, &::{_cpp(entry.name)})", 'extern "C" { void simt_base() {} }']
+    lines += [f"SIMT_ENTRY(simt_entry, &::{cpp_name(entry.name)})", 'extern "C" { void simt_base() {} }']
     return "\n".join(lines) + "\n"
 
 
-def _cpp(name: str) -> str:
+def _called(module: Module, entry: Entry) -> list[Function]:
+    """The device functions that the entry may call, itself, through another function, or through a variable."""
+    words = {name for each in module.variables for name, _ in each.addresses.values()}
+    words.update(_words(entry.body))
+    found: dict[str, Function] = {}
+    while new := [module.functions[word] for word in words if word in module.functions and word not in found]:
+        found |= {each.name: each for each in new}
+        words = {word for each in new for word in _words(each.body)}
+    return [each for name, each in module.functions.items() if name in found]
+
+
+def _words(body: Iterable[Statement]) -> Iterable[str]:
+    return (word for statement in body for word in re.findall(r"[\w$]+", statement.text))
+
+
+def cpp_name(name: str) -> str:
+    """The name in C++ of a kernel, a function, a variable or a parameter."""
     return "ptx_" + re.sub(r"\W", "_", name.replace("$", "_S"))
 
 
@@ -51,33 +96,41 @@ def _type(parameter: Parameter) -> str:
     return {"f32": "float", "f64": "double"}.get(parameter.type, _INTEGERS[parameter.bytes])
 
 
-def _outside(variable: Variable, scope: Scope, file: str) -> str:
-    """The declaration of a variable of the module. Its name is its address, of 32 bits in shared memory."""
-    name = _cpp(variable.name)
-    words = {"global": "__device__", "const": "__constant__", "shared": "__shared__"}[variable.space]
+def _declared(variable: Variable) -> str:
+    """The declaration of a variable."""
+    words = {"global": "__device__", "const": "__constant__", "shared": "__shared__", "local": ""}[variable.space]
     size = "" if variable.bytes is None else variable.bytes
-    contents = f" = {{{', '.join(map(str, variable.contents))}}}" if variable.contents else ""
-    scope.addresses[variable.name] = _address(variable.space, name)
+    contents = f" = {{{', '.join(map(str, variable.contents))}}}" if any(variable.contents) else ""
     extern = "extern " * (variable.bytes is None)
-    aligned = f"__align__({variable.alignment}) unsigned char"
-    return f'#line {variable.line} "{file}"\n{extern}{words} {aligned} {name}[{size}]{contents};'
+    return f"{extern}{words} __align__({variable.alignment}) unsigned char {cpp_name(variable.name)}[{size}]{contents};"
+
+
+def _filled_in(variables: Iterable[Variable], known: Mapping[str, str]) -> str:
+    """A function that stores the addresses that variables hold when the library is loaded."""
+    stores = []
+    for variable in variables:
+        for offset, (name, more) in variable.addresses.items():
+            if name in known:
+                place = f"{cpp_name(variable.name)} + {offset}"
+                stores.append(f"{{ uint64_t at = {known[name]} + {more}; __builtin_memcpy({place}, &at, 8); }}")
+    return f"__attribute__((constructor)) static void simt_fill_in() {{ {' '.join(stores)} }}" if stores else ""
 
 
 def _address(space: str, name: str) -> str:
     return f"(uint32_t)__cvta_generic_to_shared({name})" if space == "shared" else f"(uint64_t){name}"
 
 
-def _body(entry: Entry, scope: Scope, file: str, counters: Counters | None) -> list[str]:
-    parameters = {each.name: each for each in entry.parameters}
-    # a kernel takes the address of a tensor map, or of another struct
-    scope.addresses |= {name: f"(uint64_t)&{_cpp(name)}" for name, each in parameters.items() if each.count}
+def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, counters: Counters | None) -> list[str]:
+    scope = Scope({}, 0)
+    scope.addresses |= addresses
+    if counters:
+        counters.begin()
     targets = {}  # of brx.idx
     lines, scopes, line = [], [scope], 0
-    for i, statement in enumerate(entry.body):
-        text, here = statement.text, scopes[-1]
-        if text.startswith(".branchtargets"):
-            targets[entry.body[i - 1].text.rstrip(":")] = re.split(r"\s*,\s*", _LABELS.fullmatch(text)[1])
-    for position, statement in enumerate(entry.body):
+    for i, statement in enumerate(body):
+        if statement.text.startswith(".branchtargets"):
+            targets[body[i - 1].text.rstrip(":")] = re.split(r"\s*,\s*", _LABELS.fullmatch(statement.text)[1])
+    for position, statement in enumerate(body):
         text, here = statement.text, scopes[-1]
         if statement.line != line:
             line = statement.line
@@ -86,21 +139,19 @@ def _body(entry: Entry, scope: Scope, file: str, counters: Counters | None) -> l
             predicate = predicate_of(text, here) if text.startswith("@") else ""
             count = counters.before(statement, predicate) if counters else ""
             if text == "{":
-                scopes.append(_inner(here, entry.body[position + 1 :], position))
+                scopes.append(_inner(here, body[position + 1 :], position))
                 lines.append("{")
             elif text == "}":
                 scopes.pop()
                 lines.append("}")
             elif text.endswith(":"):
                 lines.append(f"{here.label(text[:-1])}:;")
-            elif text.startswith((".branchtargets", ".pragma")):
+            elif text.startswith((".branchtargets", ".callprototype", ".pragma")):
                 pass
             elif text.startswith(".reg"):
                 lines.append(declared_registers(text, here))
             elif text.startswith("."):
-                lines.append(_local(text, here))
-            elif (parameter := _PARAMETER.fullmatch(text)) and parameter[5] in parameters:
-                lines.append(_load_parameter(parameter, parameters, here))
+                lines.append(_local(text, line, here))
             else:
                 lines.append(count + translated(text, here, targets))
         except Unknown as error:
@@ -124,23 +175,14 @@ def _inner(outer: Scope, body: tuple[Statement, ...], number: int) -> Scope:
     raise Malformed("a { without its }")
 
 
-def _local(text: str, scope: Scope) -> str:
-    match = re.fullmatch(r"\.(local|shared)\s*(?:\.align\s+(\d+))?\s*\.b8\s+([\w$.]+)\[(\d+)\]", text)
-    if not match:
+def _local(text: str, line: int, scope: Scope) -> str:
+    """What a body declares: a variable, or the memory of a parameter that it passes."""
+    if text.startswith(".param"):
+        (passed,) = read_parameters(text, line)
+        variable = Variable("local", passed.name, passed.alignment, passed.bytes, b"", {}, line)
+    else:
+        variable = read_variable(text, line)
+    if not variable or variable.space not in ("local", "shared"):
         raise Unknown(text)
-    space, alignment, name, size = match.groups()
-    scope.addresses[name] = _address(space, _cpp(name))
-    word = "__shared__ " if space == "shared" else ""
-    return f"{word}__align__({alignment or 1}) unsigned char {_cpp(name)}[{size}];"
-
-
-def _load_parameter(match: re.Match, parameters: dict[str, Parameter], scope: Scope) -> str:
-    predicate, vector, kind, target, name, offset = match.groups()
-    if predicate or any(word not in ("v2", "v4") for word in vector.split(".") if word):
-        raise Unknown("this load of a parameter")
-    names = [each.strip() for each in target.strip("{} ").split(",")]
-    loads = []
-    for i, each in enumerate(names):
-        at = f"(const char*)&{_cpp(name)} + {int(offset or 0)} + {i} * sizeof({P}{kind})"
-        loads.append(f"{P}out({scope.variable(each)}, {P}parameter<{P}{kind}>({at}));")
-    return " ".join(loads)
+    scope.addresses[variable.name] = _address(variable.space, cpp_name(variable.name))
+    return _declared(variable)

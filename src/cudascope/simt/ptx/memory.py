@@ -7,17 +7,19 @@ from cudascope.simt.ptx.bulk import copy_bulk
 from cudascope.simt.ptx.calls import HALVES, SCALARS, Instruction, assign, call, elements, expect, names, vector
 from cudascope.simt.ptx.scope import Malformed, P, Scope, Unknown
 
-_SPACES = {"global": "generic", "const": "generic", "local": "generic", "shared": "shared", "shared::cta": "shared"}
+_SPACES = {"global": "generic", "const": "generic", "local": "local", "shared": "shared", "shared::cta": "shared"}
 _STRONG = names("relaxed acquire release acq_rel mmio")
 _HINTS = _STRONG | names("weak volatile nc ca cg cs lu cv wb wt cta cluster gpu sys noftz v2 v4 v8")
 _TYPES = names(f"b8 u8 s8 b128 {SCALARS} {HALVES}")
+_PARAMETERS = names("param param::entry param::func")
 _ATOMICS = names("add min max inc dec and or xor exch cas")
 
 
 def _address(words: list[str], written: str, scope: Scope) -> str:
     space = next((_SPACES[word] for word in words if word in _SPACES), "generic")
     register, offset = scope.address(written)
-    return f"{P}{space}_address({register}, {offset})"
+    near = ", __builtin_frame_address(0)" * (space == "local")
+    return f"{P}{space}_address({register}, {offset}{near})"
 
 
 def _check(name: str, words: list[str], allowed: frozenset[str] = frozenset()) -> None:
@@ -33,10 +35,14 @@ def _fenced(words: list[str], statement: str) -> str:
 
 def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`ld.global.v2.f32 {a, b}, [p];`; a cache policy may follow."""
-    _check(name, words)
+    _check(name, words, _PARAMETERS)
     if len(operands) not in (2, 3):
         raise Malformed(f"{name} has 2 operands, got {len(operands)}")
     kind, target = words[-1], operands[0]
+    if _PARAMETERS & set(words):  # no access to memory that is watched
+        values = f"{P}Vector<{P}{kind}, {len(elements(target))}>"
+        value = f"{P}parameter<{values}>({_address(words, operands[1], scope)})"
+        return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
     function = "load_strong" if _STRONG & set(words) else "load"
     arguments = [P + kind, str(len(elements(target))), *["true"] * ("volatile" in words)]
     value = call(function, arguments, [_address(words, operands[1], scope)])
@@ -45,10 +51,12 @@ def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
 
 def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`st.shared.v2.b32 [p], {a, b};`"""
-    _check(name, words)
+    _check(name, words, _PARAMETERS)
     if len(operands) not in (2, 3):
         raise Malformed(f"{name} has 2 operands, got {len(operands)}")
     kind, source = words[-1], operands[1]
+    if _PARAMETERS & set(words):
+        return f"{P}set_parameter({_address(words, operands[0], scope)}, {vector(kind, source, scope)});"
     function = "store_strong" if _STRONG & set(words) else "store"
     sources = [_address(words, operands[0], scope), vector(kind, source, scope)]
     arguments = [P + kind, str(len(elements(source))), *["true"] * ("volatile" in words)]
@@ -78,6 +86,8 @@ def convert_address(name: str, words: list[str], operands: list[str], scope: Sco
     *direction, space, size = words if len(words) > 1 else ("", "")
     if space not in _SPACES | {"param": "generic"} or size not in ("u32", "u64") or direction not in ([], ["to"]):
         raise Unknown(name)
+    if space == "local" and not direction:
+        return assign(operands[0], f"(uint64_t){_address(['local'], f'[{operands[1]}]', scope)}", scope)
     function = f"cvta{'_to' * len(direction)}_shared" if _SPACES.get(space) == "shared" else "cvta_global"
     return assign(operands[0], f"{P}{function}({scope.value(operands[1])})", scope)
 

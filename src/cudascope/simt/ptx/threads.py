@@ -1,5 +1,7 @@
 """PTX instructions about threads: who they are, where they wait for each other, what the lanes of a warp exchange."""
 
+import re
+
 from cudascope.simt.ptx.calls import Instruction, assign, call, expect
 from cudascope.simt.ptx.scope import P, Scope, Unknown
 
@@ -108,6 +110,23 @@ def _one(target: str, value: str) -> str:
     return value if "|" in target or target == "_" else f"{value}.value"
 
 
+def call_function(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`call.uni (result), function, (a, b);`, and `call (result), register, (a, b), prototype;`"""
+    result = operands.pop(0) if operands[:1] and operands[0].startswith("(") else "()"
+    function, passed = operands[0], operands[1] if len(operands) > 1 else "()"
+    if function in _LIBRARY:
+        called = f"{P}device_{function.lstrip('_')}"
+    elif function in scope.addresses or function in scope.names:
+        called = f"(({P}Function*)(uint64_t){scope.value(function)})"
+    else:
+        raise Unknown(f"the function {function}")
+    places = [f"(char*)({scope.addresses[each]})" for each in re.findall(r"[\w$]+", f"{result} {passed}")]
+    return f"{{ char* const passed[] = {{{', '.join([*places, 'nullptr'])}}}; {called}(passed); }}"
+
+
+_LIBRARY = ("vprintf", "__assertfail", "malloc", "free")  # functions of every CUDA program
+
+
 THREADS: dict[str, Instruction] = {
     "shfl": shuffle,
     "vote": vote,
@@ -121,6 +140,7 @@ THREADS: dict[str, Instruction] = {
     "fence": fence,
     "nanosleep": sleep,
     "bra": branch,
+    "call": call_function,
     "trap": trap,
     "exit": leave,
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simt_ptx_floats.h"
+#include "simt_ptx_functions.h"
 #include "simt_ptx_matrix.h"
 #include "simt_ptx_memory.h"
 #include "simt_ptx_warp.h"

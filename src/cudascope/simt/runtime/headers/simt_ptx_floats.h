@@ -196,6 +196,14 @@ SIMT_INLINE tf32 to_tf32(float x, bool to_even) {  // 10 bits of mantissa; ties 
     return {cast_bits<float>(bits & ~0x1fffu)};
 }
 
+// A kernel has many of these conversions, and each is long: inlined, they would take minutes to compile.
+template <class From>
+inline SIMT_NOINLINE __half2 of_fp8(From a) { return __half2(__nv_cvt_fp8x2_to_halfraw2(a.bits, From::kind)); }
+template <class To>
+inline SIMT_NOINLINE To to_fp8(float low, float high) {
+    return {__nv_cvt_float2_to_fp8x2(float2{low, high}, __NV_SATFINITE, To::kind)};
+}
+
 // Two numbers into one register: the first becomes the upper half.
 template <class To, class From, unsigned F = 0>
 SIMT_INLINE To cvt(From high, From low) {
@@ -203,14 +211,14 @@ SIMT_INLINE To cvt(From high, From low) {
         using H = decltype(To{}.x);
         return To(narrow<H, F>(low), narrow<H, F>(high));
     } else {
-        return {__nv_cvt_float2_to_fp8x2(float2{limited<F>(low), limited<F>(high)}, __NV_SATFINITE, To::kind)};
+        return to_fp8<To>(limited<F>(low), limited<F>(high));
     }
 }
 template <class To, class From, unsigned F = 0>
 SIMT_INLINE To cvt(From a) {
     if constexpr (is_pair<From>) return cvt<To, float, F>((float)a.y, (float)a.x);
-    else if constexpr (is_pair<To>)
-        return compute<To, F & RELU>([](auto x) { return x; }, To(__nv_cvt_fp8x2_to_halfraw2(a.bits, From::kind)));
+    else if constexpr (is_pair<To> && F & RELU) return compute<To, RELU>([](auto x) { return x; }, of_fp8(a));
+    else if constexpr (is_pair<To>) return of_fp8(a);
     else if constexpr (is_half<From> && !is_half<To>) return cvt<To, float, F>((float)a);
     else if constexpr (is_integer<From> && is_integer<To>) {
         if constexpr (F & SAT) return saturated<To>((__int128)a);

@@ -13,13 +13,17 @@ SIMT_INLINE char* generic_address(u64 address, int64_t offset) { return (char*)a
 SIMT_INLINE char* shared_address(u32 address, int64_t offset) {
     return (char*)__cvta_shared_to_generic(address) + offset;
 }
+// Triton keeps the lower half of an address of local memory. All of the memory lies near the stack's frame.
+SIMT_INLINE char* local_address(u32 address, int64_t offset, void* near) {
+    return (char*)near + (s32)(address - (u32)(u64)near) + offset;
+}
 SIMT_INLINE u64 cvta_to_shared(u64 address) { return __cvta_generic_to_shared((void*)address); }
 SIMT_INLINE u64 cvta_shared(u32 address) { return (u64)__cvta_shared_to_generic(address); }
 SIMT_INLINE u64 cvta_global(u64 address) { return address; }
 SIMT_INLINE bool is_shared(u64 address) { return __isShared((const void*)address); }
 SIMT_INLINE bool is_global(u64 address) { return __isGlobal((const void*)address); }
 
-// The parameters of a kernel, which no thread stores to.
+// The parameters of kernels and of functions. Each belongs to one thread.
 template <int size, int alignment>
 struct alignas(alignment) Bytes { char bytes[size]; };
 template <class T>
@@ -28,6 +32,8 @@ SIMT_INLINE T parameter(const char* address) {
     __builtin_memcpy(&value, address, sizeof(T));
     return value;
 }
+template <class T>
+SIMT_INLINE void set_parameter(char* address, const T& value) { __builtin_memcpy(address, &value, sizeof(T)); }
 
 // An access happens as often as it is written: a thread may wait for what another one stores.
 SIMT_INLINE void as_written() {
