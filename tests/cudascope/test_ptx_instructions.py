@@ -252,6 +252,17 @@ SINGLE = [  # instruction, constraints, bits of the operands, bits of the result
     ("mul.ftz.f16x2", "rrr", (0x00013C00, 0x3C003C00), 0x00003C00),  # the least subnormal
     ("fma.rn.relu.f16x2", "rrrr", (0xBC003C00, 0x3C003C00, 0x00003C00), 0x00004000),
     ("fma.rn.bf16x2", "rrrr", (0x3F804000, 0x40003F80, 0x3F803F80), 0x40404040),
+    ("fma.rn.bf16", "hhhh", (0x3FC0, 0x3F81, 0x8D80), 0x3FC1),  # 1.5 (1 + 2^-7), between two numbers, less 2^-100
+    ("fma.rn.bf16", "hhhh", (0x3FC0, 0x3F81, 0x0D80), 0x3FC2),
+    ("fma.rn.bf16x2", "rrrr", (0x3FC03FC0, 0x3F813F81, 0x8D800D80), 0x3FC13FC2),
+    ("cvt.rn.satfinite.f16.f32", "hf", (0x7F800000,), 0x7BFF),
+    ("cvt.rn.satfinite.bf16x2.f32", "rff", (0xFF800000, 0x7F7FFFFF), 0xFF7F7F7F),
+    ("cvt.rz.bf16.f64", "hd", (0x7E37E43C8800759C,), 0x7F7F),  # 1e300
+    ("cvt.rp.f16.s32", "hr", (2049,), 0x6801),
+    ("cvt.rz.f16.f64", "hd", (0x3FF003FFFFFFFFFF,), 0x3C00),
+    ("cvt.rz.tf32.f32", "rf", (0x3F801FFF,), 0x3F800000),
+    ("cvt.rn.tf32.f32", "rf", (0x3F801000,), 0x3F800000),
+    ("cvt.rn.relu.tf32.f32", "rf", (0xBF801000,), 0),
     ("cvt.rni.s32.f32", "rf", (0x40200000,), 2),  # 2.5
     ("cvt.rzi.s32.f32", "rf", (0xC0200000,), -2 % 2**32),
     ("cvt.rmi.s32.f32", "rf", (0xC0200000,), -3 % 2**32),

@@ -8,7 +8,7 @@
     SIMT_INLINE H##2_ h2##name(H##2_ a) { return H##2_(h##name(a.x), h##name(a.y)); }
 #define SIMT_FMA(H, suffix, limit)                                                                           \
     SIMT_INLINE H __hfma##suffix(H a, H b, H c) {  /* products of two halves are exact in double */          \
-        double x = (double)(float)a * (double)(float)b + (double)(float)c;                                   \
+        double x = simt::odd_fma((double)(float)a, (double)(float)b, (double)(float)c);                      \
         return H(limit);                                                                                     \
     }                                                                                                        \
     SIMT_INLINE H##2_ __hfma2##suffix(H##2_ a, H##2_ b, H##2_ c) {                                           \

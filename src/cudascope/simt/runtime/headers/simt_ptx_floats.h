@@ -41,7 +41,11 @@ struct product_of<T, F, true> { using type = wider<T>; };
 
 template <class T, unsigned F = 0>
 SIMT_INLINE T fma(T a, T b, T c) {
-    return compute<T, F>([](auto x, auto y, auto z) { return std::fma(x, y, z); }, a, b, c);
+    constexpr bool in_double = is_half<T> || is_pair<T>;
+    return compute<T, F>([](auto x, auto y, auto z) {
+        if constexpr (in_double) return simt::odd_fma(x, y, z);
+        else return std::fma(x, y, z);
+    }, a, b, c);
 }
 template <class T, unsigned F = 0>
 SIMT_INLINE T add(T a, T b) {
@@ -145,7 +149,8 @@ SIMT_INLINE bool compare(T a, T b) {
         if constexpr (C >= Compare::lo && C <= Compare::hs) return holds<C, std::make_unsigned_t<T>>(a, b);
         else return holds<C>(a, b);
     } else if constexpr (is_half<T>) {
-        return compare<C, float>((float)a, (float)b);
+        constexpr float least = std::is_same_v<T, f16> ? 0x1p-14f : 0x1p-126f;
+        return compare<C, float>(flushed<F>((float)a, least), flushed<F>((float)b, least));
     } else {
         if (std::isnan(a) || std::isnan(b)) return C >= Compare::equ && C != Compare::num;
         return C != Compare::nan && holds<C>(flushed<F>(a), flushed<F>(b));
@@ -165,6 +170,16 @@ SIMT_INLINE D set(T a, T b) {
         return truth<u32, true>(compare<C>(a.x, b.x)) | truth<u32, true>(compare<C>(a.y, b.y)) << 16;
     else return truth<D>(compare<C, T, F>(a, b));
 }
+#define SIMT_PTX_TEST(property, expression) \
+    template <class T>                      \
+    SIMT_INLINE bool is_##property(T x) { return expression; }
+SIMT_PTX_TEST(finite, std::isfinite(x))
+SIMT_PTX_TEST(infinite, std::isinf(x))
+SIMT_PTX_TEST(number, !std::isnan(x))
+SIMT_PTX_TEST(notanumber, std::isnan(x))
+SIMT_PTX_TEST(normal, std::isnormal(x) || x == 0)
+SIMT_PTX_TEST(subnormal, std::fpclassify(x) == FP_SUBNORMAL)
+#undef SIMT_PTX_TEST
 template <class T, unsigned F = 0>
 SIMT_INLINE T selp(T a, T b, bool first) { return first ? a : b; }
 template <class T, class S, unsigned F = 0>
@@ -174,7 +189,11 @@ SIMT_INLINE T slct(T a, T b, S c) { return flushed<F>(c) >= 0 ? a : b; }
 
 template <class H, unsigned F>
 SIMT_INLINE H narrow(float x) {
-    x = limited<F>(x);
+    x = limited<F>(flushed<F>(x));
+    if constexpr (F & SATFINITE) {
+        constexpr float most = std::is_same_v<H, f16> ? 65504.0f : 0x1.fep127f;
+        x = x > most ? most : x < -most ? -most : x;
+    }
     if constexpr (std::is_same_v<H, f16>)
         return F & RZ ? __float2half_rz(x) : F & RM ? __float2half_rd(x)
             : F & RP ? __float2half_ru(x) : __float2half_rn(x);
@@ -190,10 +209,20 @@ SIMT_INLINE T to_integral(T x) {
     else if constexpr (F & RPI) return std::ceil(x);
     else return F & RNI ? std::nearbyint(x) : x;
 }
-SIMT_INLINE tf32 to_tf32(float x, bool to_even) {  // 10 bits of mantissa; ties to even, or away from zero
-    u32 bits = cast_bits<u32>(x);
-    if (std::isfinite(x)) bits += to_even ? 0xfff + (bits >> 13 & 1) : 0x1000;
+template <unsigned F>
+SIMT_INLINE tf32 to_tf32(float x) {  // 10 bits of mantissa
+    u32 bits = cast_bits<u32>(limited<F>(x));
+    if (std::isnan(x)) return {cast_bits<float>(0x7fffffffu)};
+    if (std::isfinite(x)) bits += F & RNA ? 0x1000 : F & RN ? 0xfff + (bits >> 13 & 1) : 0;
+    if ((F & SATFINITE) && (bits & 0x7fffffff) >= 0x7f800000) bits = (bits & 0x80000000) | 0x7f7fe000;
     return {cast_bits<float>(bits & ~0x1fffu)};
+}
+// A number of any type as a float that a half is rounded from.
+template <class T>
+SIMT_INLINE float odd_float(T x) {
+    double nearest = (double)x;
+    if constexpr (is_integer<T> && sizeof(T) == 8) nearest = simt::to_odd(nearest, (double)((__int128)x - (__int128)nearest));
+    return simt::to_odd_float(nearest);
 }
 
 // A kernel has many of these conversions, and each is long: inlined, they would take minutes to compile.
@@ -224,12 +253,12 @@ SIMT_INLINE To cvt(From a) {
         if constexpr (F & SAT) return saturated<To>((__int128)a);
         else return (To)a;
     } else if constexpr (is_integer<To>) return to_integer<To>(to_integral<F>(flushed<F>(a)));
-    else if constexpr (std::is_same_v<To, tf32>) return to_tf32(a, F & RN);
+    else if constexpr (std::is_same_v<To, tf32>) return to_tf32<F>(a);
     else if constexpr (is_half<To>) {
         if constexpr (std::is_same_v<From, To>) return To(limited<F>(to_integral<F>((float)a)));
         else if constexpr (is_half<From>) return narrow<To, F>((float)a);
         else if constexpr (std::is_same_v<From, float>) return narrow<To, F>(a);
-        else return To((double)a);
+        else return narrow<To, F>(odd_float(a));
     } else {
         auto narrowed = [](auto x) { return (To)x; };
         return limited<F>(flushed<F>(rounded<mode_of(F)>(narrowed, to_integral<F>(flushed<F>(a)))));

@@ -24,6 +24,27 @@ SIMT_INLINE auto rounded(Op op, T... x) {
     }
 }
 
+// x rounded to odd: of the two nearest numbers the one whose last bit is 1, if x lies between them by `error`. A later
+// rounding to fewer bits, in any mode, then gives what one rounding of the exact number gives.
+SIMT_INLINE double to_odd(double x, double error) {
+    uint64_t pattern = bits(x);
+    if (error == 0 || !std::isfinite(x) || pattern & 1) return x;
+    return from_bits<double>((error > 0) == (x > 0) ? pattern + 1 : pattern - 1);
+}
+SIMT_INLINE float to_odd_float(double x) {
+    constexpr float largest = std::numeric_limits<float>::max();
+    if (std::isfinite(x) && std::fabs(x) > largest) return std::copysign(largest, (float)x);
+    float nearest = (float)x;
+    if (!std::isfinite(nearest)) return nearest;
+    uint32_t pattern = bits(nearest);
+    if ((double)nearest == x || pattern & 1) return nearest;
+    return from_bits<float>(std::fabs((double)nearest) < std::fabs(x) ? pattern + 1 : pattern - 1);
+}
+SIMT_INLINE double odd_fma(double x, double y, double z) {  // of numbers whose product is exact
+    double product = x * y, sum = product + z, more = sum - product;
+    return to_odd(sum, product - (sum - more) + (z - more));
+}
+
 // Saturates. NaN gives 0, and where 64 bits are on either side the pattern 0x80….
 template <class To, class From>
 SIMT_INLINE To to_integer(From x) {
