@@ -4,8 +4,8 @@ ptxas, which comes with Triton, computes an instruction with constant operands i
 executes the same instruction with the same operands in memory. The bits must be equal, except that any NaN equals any
 other. ptxas leaves some instructions as they are, and these results are passed over.
 
-Three constants of ptxas contradict the PTX manual, and the operands leave them out. sub.sat.s32 of the least integer adds
-this integer. slct.s32 takes its third operand for a float. bfe and bfi of 64 bits do not reduce a place above 255.
+Three constants of ptxas contradict the PTX manual, and the operands leave them out. sub.sat.s32 of the least integer
+adds this integer. slct.s32 takes its third operand for a float. bfe and bfi of 64 bits do not reduce a place above 255.
 """
 
 import re
