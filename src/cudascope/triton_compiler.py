@@ -41,7 +41,8 @@ class Compiled:
             raise CompileError(f"kernel {launch.name}: num_ctas must be 1, got {answer['num_ctas']}: no clusters here")
         self.name, self.shared, self.num_warps = answer["name"], answer["shared"] or 0, answer["num_warps"]
         self.scratch = tuple(answer[f"{kind}_scratch_size"] or 0 for kind in ("global", "profile"))
-        self.leaves, self.ptx = leaves(launch.signature, answer["tensordesc_meta"] or ()), answer["ptx"]
+        self.leaves = leaves(launch.signature, answer["tensordesc_meta"] or ())
+        self.ptx = without_unused_strings(answer["ptx"])
         for position, name in pointer_names(self.leaves).items():
             self.ptx = re.sub(rf"\b{self.name}_param_{position}\b", name, self.ptx)
         self._executables: dict[str, PtxKernel] = {}
@@ -52,6 +53,21 @@ class Compiled:
         if ptx not in self._executables:
             self._executables[ptx] = PtxKernel(ptx, self.name)
         return self._executables[ptx]
+
+
+_STRING = re.compile(r"^\.global \.align 1 \.b8 ([\w$]+)\[\d+\] = \{[^}]*\};$", re.MULTILINE)
+
+
+def without_unused_strings(ptx: str) -> str:
+    """Return the PTX without the strings that nothing in it names, each replaced by an empty line.
+
+    Functions of libdevice, such as exp, leave the string "__CUDA_FTZ". A kernel without variables needs one build to be
+    checked. A kernel with variables needs two builds: one of them keeps the values of the variables.
+    """
+    for string in _STRING.finditer(ptx):
+        if len(re.findall(rf"(?<![\w$]){re.escape(string[1])}(?![\w$])", ptx)) == 1:
+            ptx = ptx.replace(string[0], "", 1)
+    return ptx
 
 
 class _View:

@@ -28,6 +28,7 @@ from triton_helpers import FACTOR, scaled
 from conftest import ROOT
 from cudascope import Finding, check, observe, triton_compiled, triton_compiler, triton_launches
 from cudascope.build import CompileError
+from cudascope.ptx_module import read_module
 from cudascope.triton_compiler import specialised
 from cudascope.triton_worker import Reader
 
@@ -380,6 +381,25 @@ def test_a_second_run_needs_no_second_process(monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     monkeypatch.setattr(triton_compiler, "_compiled", {})
     assert run().tolist() == [6.0] * 64
+
+
+@triton.jit
+def logarithm_kernel(x, SIZE: tl.constexpr):
+    cols = tl.arange(0, SIZE)
+    tl.store(x + cols, tl.log(tl.load(x + cols)))
+
+
+def test_the_string_that_libdevice_leaves_is_no_variable_of_the_kernel():
+    """A kernel with variables is built twice to be checked."""
+    with triton_compiled("sm_80"):
+        compiled = logarithm_kernel.warmup(torch.ones(32), 32, num_warps=1, grid=(1,))
+    assert {each.space for each in read_module(compiled.ptx).variables} <= {"shared"}
+
+
+def test_a_string_that_an_instruction_names_stays_and_lines_keep_their_numbers():
+    unused, used = (f".global .align 1 .b8 {name}[2] = {{95, 0}};" for name in ("_$_str", "_$_str_$_1"))
+    rest = "mov.u64 %rd1, _$_str_$_1;"
+    assert triton_compiler.without_unused_strings(f"{unused}\n{used}\n{rest}") == f"\n{used}\n{rest}"
 
 
 # ------------------------------------------------------------------------------------------------ contexts and errors
