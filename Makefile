@@ -44,7 +44,7 @@ test: environment
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \
-		tests/paged_attention_varlen tests/flash_decoding_plus_plus
+		tests/paged_attention_varlen tests/flash_decoding_plus_plus tests/test_triton_compiled_kernels.py
 
 bench: environment
 	@$(PY) -m pagewise.experiments.cpu_speed
@@ -56,7 +56,11 @@ TESTS ?= tests/rehearsal/checks.py tests/cudascope/test_kernel.py tests/paged_at
 REHEARSE = STUB_CC=$(SM) OMP_NUM_THREADS=1
 SITE = $(CURDIR)/build/rehearsal
 
+# Triton kernels are interpreted, except in the launches of every kernel: there, their PTX is executed.
+COMPILED = tests/rehearsal/checks.py -k "runs_on or run_on or captured"
+
 rehearse: environment
+	$(REHEARSE) STUB_TRITON=compiled PYTHONPATH=src:tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(COMPILED)
 	$(REHEARSE) PYTHONPATH=src:tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
 	@mkdir -p $(SITE)
 	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(SITE)/sitecustomize.py
