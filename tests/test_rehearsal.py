@@ -16,20 +16,28 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("capability", PARTS)
-def test_the_gpu_paths_are_rehearsed(capability):
+def rehearsed(*tests, **settings):
+    """What pytest prints for tests that pass on a machine whose GPU is a stand-in."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PYTEST"))}
-    environment |= {
-        "PYTEST_PLUGINS": "rehearsal.plugin",
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}",
-        "STUB_CC": capability,
-    }
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *PARTS[capability]]
+    environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **settings}
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    rehearsed = re.search(r"rehearsed for sm_(\d+): (\d+) CUDA and (\d+) Triton launches", done.stdout)
-    assert rehearsed[1] == capability.replace(".", "")
-    assert int(rehearsed[2]) >= 5
-    assert int(rehearsed[3]) >= 10
-    ran = re.search(r"kernels executed \(compiled\): (.*)", done.stdout)[1]
+    return done.stdout
+
+
+@pytest.mark.parametrize("capability", PARTS)
+def test_the_gpu_paths_are_rehearsed(capability):
+    printed = rehearsed(*PARTS[capability], STUB_CC=capability)
+    launches = re.search(r"rehearsed for sm_(\d+): (\d+) CUDA and (\d+) Triton launches", printed)
+    assert launches[1] == capability.replace(".", "")
+    assert int(launches[2]) >= 5
+    assert int(launches[3]) >= 10
+    ran = re.search(r"kernels executed \(compiled\): (.*)", printed)[1]
     assert [name for name in all_kernels() if name not in ran] == []
+
+
+def test_a_captured_step_is_rehearsed_with_the_ptx_that_triton_compiled():
+    printed = rehearsed("tests/rehearsal/checks.py", "-k", "captured_step", STUB_CC="8.0", STUB_TRITON="compiled")
+    assert "Triton's executed as PTX" in printed
+    assert "2 passed" in printed

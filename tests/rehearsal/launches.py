@@ -1,12 +1,16 @@
 """Launches that reach the stub driver: held against what the caller passed, then given their effect on the host.
 
-A CUDA kernel runs as fibers on the CPU, with the very bytes that the driver got; a Triton kernel, compiled for the GPU
-and launched by Triton's own launcher, runs in Triton's interpreter.
+A CUDA kernel runs as fibers on the CPU, with the very bytes that the driver got. A Triton kernel, compiled for the GPU
+and launched by Triton's own launcher, runs in Triton's interpreter. With STUB_TRITON=compiled, cudascope executes the
+PTX of the kernel instead, with the bytes that the driver got.
 """
 
 import contextlib
 import ctypes
+import functools
 import inspect
+import os
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +24,9 @@ from rehearsal import driver, machine
 
 counted: Counter[str] = Counter()
 """Launches that were compared and run: "CUDA", "Triton"."""
+
+
+EXECUTES_PTX = os.environ.get("STUB_TRITON") == "compiled"
 
 
 class Built(NamedTuple):
@@ -134,12 +141,33 @@ def watch_triton() -> None:
                 compiled.metadata.shared,
                 " ".join(f"{n}={value}" for n, value in (types | constants).items()),
             )
-            machine.happens(got.stream, partial(_interpret, self, got.grid, bound.arguments))
+            effect = partial(_execute, compiled, got) if EXECUTES_PTX else partial(_interpret, self, got.grid)
+            machine.happens(got.stream, partial(effect, bound.arguments))
             counted["Triton"] += 1
         return compiled
 
     JITFunction.run = run
     JITFunction.__call__ = _call
+
+
+def _execute(compiled: Any, launch: driver.Launch, _: dict[str, Any]) -> None:
+    """Execute the PTX of a Triton kernel on the memory of its tensors, which are on the host in truth.
+
+    A captured graph keeps the arguments, and with them this memory.
+    """
+    kernel = _ptx_kernel(compiled.asm["ptx"])
+    given = [
+        struct.unpack("f", raw)[0] if parameter.type == "f32" else int.from_bytes(raw, "little")
+        for parameter, raw in zip(kernel.entry.parameters, launch.parameters, strict=True)
+    ]
+    kernel[launch.grid, launch.block, launch.shared](*given)
+
+
+@functools.cache
+def _ptx_kernel(text: str) -> Any:
+    from cudascope import PtxKernel  # not sooner: conftest.py first says how modules are to be imported
+
+    return PtxKernel(text)
 
 
 def _leaves(signature: dict[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -218,8 +246,9 @@ def summary() -> str:
     """Summarise the launches of this process and of the processes that reported their counts."""
     major, minor = driver.CAPABILITY
     registers, spilled, shared = (max((b[i] for b in built.values()), default=0) for i in range(3))
+    ran = "executed as PTX" if EXECUTES_PTX else "interpreted"
     return (
         f"rehearsed for sm_{major}{minor}: {counted['CUDA']} CUDA and {counted['Triton']} Triton launches compared and "
-        f"run; {len(built)} kernels built by Triton, at most {registers} registers, {shared} shared and {spilled} "
-        f"spilled bytes"
+        f"run, Triton's {ran}; {len(built)} kernels built by Triton, at most {registers} registers, {shared} shared "
+        f"and {spilled} spilled bytes"
     )
