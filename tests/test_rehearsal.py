@@ -17,7 +17,7 @@ PARTS = {
 
 
 def rehearsed(*tests, **settings):
-    """What pytest prints for tests that pass on a machine whose GPU is a stand-in."""
+    """Run tests on a machine whose GPU is a stand-in. Return the output of pytest, which must pass."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PYTEST"))}
     environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **settings}
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *tests]
