@@ -102,6 +102,35 @@ WAIT:
 }
 """
 
+# 64 threads store 256 floats in shared memory, and thread 0 copies them to y in bulk.
+BULK_STORE = """
+.visible .entry bulk_store(.param .u64 x, .param .u64 y)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<5>;
+    .reg .b32 %v<4>;
+    .shared .align 128 .b8 tile[1024];
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, tile;
+    shl.b32 %r3, %r1, 4;
+    add.s32 %r4, %r2, %r3;
+    mul.wide.u32 %rd3, %r1, 16;
+    add.s64 %rd4, %rd1, %rd3;
+    ld.global.v4.b32 {%v0, %v1, %v2, %v3}, [%rd4];
+    st.shared.v4.b32 [%r4], {%v0, %v1, %v2, %v3};
+    bar.sync 1, 64;
+    setp.eq.u32 %p1, %r1, 0;
+    fence.proxy.async;
+    @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r2], 1024;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    ret;
+}
+"""
+
 
 def without(text: str, instruction: str, instead: str = "") -> str:
     """`text` without the only line that starts with `instruction`."""
@@ -164,7 +193,8 @@ def test_a_bulk_copy_lands_at_the_wait_for_its_mbarrier():
 
 
 def test_without_the_wait_a_bulk_copy_gives_nans_and_is_found():
-    x, y = np.arange(1000, 1256, dtype=np.float32), np.zeros(256, np.float32)  # no earlier launch has left these
+    # not the values of other tests: a thread that is early reads what another launch has left in shared memory
+    x, y = np.arange(1000, 1256, dtype=np.float32), np.zeros(256, np.float32)
     kernel = PtxKernel(HEADER + without(BULK, "mbarrier.try_wait", "mov.pred %p2, 1;"))
     kernel[1, 64](x, y)
     assert np.isnan(y).any()
@@ -172,6 +202,38 @@ def test_without_the_wait_a_bulk_copy_gives_nans_and_is_found():
     with cudascope.check(stop=False) as report:
         kernel[1, 64](x, y)
     assert {"copy in flight", "pending copy"} <= {each.rule for each in report.findings}
+
+
+def test_a_bulk_copy_over_what_a_thread_has_stored_needs_a_proxy_fence():
+    x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+    fill = "st.shared.v4.b32 [%r2], {%r1, %r1, %r1, %r1}; "
+    stored = BULK.replace("bar.sync", f"@%p1 {fill} bar.sync")
+    for source, rules in ((stored, ["no proxy fence"]), (stored.replace("bar.sync", f"{FENCE} bar.sync"), [])):
+        with cudascope.check(stop=False) as report:
+            PtxKernel(HEADER + source)[1, 64](x, y)
+        assert [each.rule for each in report.findings] == rules
+        assert np.array_equal(x, y)
+
+
+def test_a_proxy_fence_covers_the_stores_that_its_thread_knows_through_a_numbered_barrier():
+    x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+    fenced_by_one = BULK_STORE.replace("fence.proxy.async", "@%p1 fence.proxy.async")
+    for source, rules in ((fenced_by_one, set()), (without(BULK_STORE, "fence.proxy.async"), {"no proxy fence"})):
+        with cudascope.check(stop=False) as report:
+            PtxKernel(HEADER + source)[1, 64](x, y)
+        assert {each.rule for each in report.findings} == rules
+        assert np.array_equal(x, y)
+
+
+def test_two_bulk_copies_of_the_same_values_to_one_place_store_the_same_value():
+    x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+    by_two_warps = BULK_STORE.replace("%p1, %r1, 0", "%p1, %r3, 0").replace("setp", "and.b32 %r3, %r1, 31; setp")
+    other_values = by_two_warps.replace("[%r2], 1024", "[%r5], 512").replace("setp", "add.s32 %r5, %r2, %r1; setp")
+    other_values = other_values.replace("add.s32 %r5, %r2, %r1", "mad.lo.s32 %r5, %r1, 8, %r2")
+    for source, rule in ((by_two_warps, "same value"), (other_values, "race")):
+        with cudascope.check(stop=False) as report:
+            PtxKernel(HEADER + source)[1, 64](x, y)
+        assert {each.rule for each in report.findings} == {rule}
 
 
 def test_too_few_bytes_for_a_phase_hang():

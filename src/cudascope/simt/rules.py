@@ -130,7 +130,7 @@ RULES = {
     FindingKind.NO_PROXY_FENCE: Rule(
         "race",
         "no proxy fence",
-        "A matrix product or a bulk copy reads shared memory that was stored without a fence.proxy.async.",
+        "A matrix product or a bulk copy uses shared memory that was stored without a fence.proxy.async.",
         "{verb} {place} through the async proxy, which thread {other} has written in line {other_line} with no "
         "fence.proxy.async between",
     ),

@@ -3,7 +3,8 @@
 //
 // A copy to shared memory lands when somebody waits for the mbarrier that it names, and a copy to global memory when its
 // thread waits for its batch. Until then the target in shared memory holds NaNs, and a checked launch reports whoever
-// touches either end. Bulk copies are of the async proxy: what a thread has stored is theirs only after a fence.proxy.async.
+// touches either end. Bulk copies are of the async proxy: they may read or overwrite what a thread has stored only after
+// a fence.proxy.async.
 #pragma once
 
 #include "phases.h"
@@ -78,8 +79,8 @@ static u32 tile_bytes(const Bulk& c) {
     return bytes;
 }
 
-static void announce_piece(Worker& w, const Bulk& c, const char* p, u32 bytes, Access access) {
-    if (p) announce({p, bytes, access, false, true, c.site, false, true}, 1);
+static void announce_piece(const Bulk& c, const char* p, u32 bytes, Access access, const char* source = nullptr) {
+    if (p) announce({p, bytes, access, false, true, c.site, false, true, source}, 1);
 }
 
 // The copy's ends, as the access that they will be.
@@ -87,8 +88,8 @@ static void begin_bulk(Worker& w, const Bulk& c) {
     bool to_shared = !c.to_global;
     if (w.job->launch.mode != PLAIN)
         each_piece(c, [&](char* global, char* shared, u32 bytes) {
-            if (to_shared || global) announce_piece(w, c, shared, bytes, to_shared ? WRITE : READ);
-            announce_piece(w, c, global, bytes, to_shared ? READ : WRITE);
+            if (to_shared || global) announce_piece(c, shared, bytes, to_shared ? WRITE : READ);
+            announce_piece(c, global, bytes, to_shared ? READ : WRITE, to_shared ? nullptr : shared);
             if (w.job->launch.mode != CHECK) return;
             begin_flight(w, shared, bytes, to_shared ? WRITE : READ, c.thread, c.site);
             if (global) begin_flight(w, global, bytes, to_shared ? READ : WRITE, c.thread, c.site);
@@ -126,7 +127,7 @@ static bool is_waited_for(const Block& b, const void* at) {
 }
 
 static Phases& mbarrier_at(Worker& w, void* at, void* site) {
-    accessed(at, 8, ATOMIC, site, 8);
+    barrier_accessed(at, site);
     return phases_at(w, at, site);
 }
 
@@ -223,6 +224,9 @@ void simt_proxy_fence() {
         u32& own = (*covered)[me.id / 32 * 32 + lane];
         own = std::max(own, warp.known[me.lane][lane]);
     }
+    if (me.acquired)
+        if (auto found = me.acquired->find(b.number); found != me.acquired->end())
+            for (size_t i = 0; i < covered->size(); ++i) (*covered)[i] = std::max((*covered)[i], (*found->second)[i]);
     (*covered)[me.id] = me.proxy_fenced = ++me.clock;
     asynchronous(me).covered = covered;
 }

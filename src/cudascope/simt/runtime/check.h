@@ -25,6 +25,8 @@ struct Announced {
     void* site;
     bool swaps = false;  // an atomicCAS
     bool is_async = false;  // through the async proxy: a bulk copy, or a product of matrices
+    const char* source = nullptr;  // of a copy to global memory, which stores later: where the value is now
+    bool is_barrier = false;  // an arrival or a wait: its phase tells what it orders, and the word itself is no flag
 };
 
 [[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
@@ -33,6 +35,7 @@ struct Announced {
     e.other_thread = index_at(w.job->size, s.thread);
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
+    if (a.source && e.other_access == WRITE && memcmp(a.p, a.source, a.bytes) == 0) e.finding = SAME_VALUE;
     bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
     bool first_read = a.access == READ && s.swaps;
     if (!both_store && !first_read) return raise_error(w, e);
@@ -81,7 +84,7 @@ static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block)
     return written ? ~0ull : first;
 }
 
-// Whether what `s` has stored may be read through the async proxy: a fence.proxy.async comes after it.
+// Whether the async proxy may read or overwrite what `s` has stored: a fence.proxy.async comes after the store.
 static bool is_covered(const Block& b, const Thread& me, const Stamp& s) {
     if (!s.block || s.is_async || s.clock < b.threads[s.thread].proxy_fenced) return true;
     const auto& own = me.asynchronous ? me.asynchronous->covered : nullptr;
@@ -123,7 +126,7 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
         }
         auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
         bool after_write = before_me(cell.write);
-        if (a.is_async && access == READ && is_shared && !unfenced && !is_covered(b, me, cell.write)) {
+        if (a.is_async && is_shared && !unfenced && !is_covered(b, me, cell.write)) {
             unfenced = true;
             Error e = access_error(w, NO_PROXY_FENCE, a.site, a.p, a.bytes, access, at);
             e.other_thread = index_at(w.job->size, cell.write.thread), e.other_site = w.job->sites[cell.write.site];
@@ -219,7 +222,7 @@ static Place nearest_variable(const Job& job, const char* p, Place place) {
 
 static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
-    bool is_flag = a.is_volatile || a.access == ATOMIC;
+    bool is_flag = a.is_volatile || (a.access == ATOMIC && !a.is_barrier);
     if (is_flag) pass_flag(w, a.p, a.access != WRITE, false);
     Block& b = *w.block;
     Place place = place_of(job, b, a.p);

@@ -14,6 +14,12 @@ static Phases& phases_at(Worker& w, void* at, void* site) {
     return found->second;
 }
 
+static void barrier_accessed(void* at, void* site) {
+    Announced a{(const char*)at, 8, ATOMIC, false, false, site};
+    a.is_barrier = true;
+    announce(a, 8);
+}
+
 static void release(Worker& w, Phases& p) {
     if (w.job->launch.mode == CHECK) release_all(p.arriving, *w.block, *w.current);
 }
@@ -56,12 +62,15 @@ static void check_landed(Worker& w, const Block& b) {
 extern "C" {
 void simt_phases_init(void* at, u32 expected) {
     accessed(at, 8, WRITE, CALLER, 8);
+    Shadow& shadow = worker->block->shared;  // both proxies use a barrier, so a bulk copy to its place needs no proxy fence
+    if (worker->job->launch.mode == CHECK && is_shared(*worker->block, at))
+        for (u64 i = 0; i < 8; ++i) shadow.cells[((u64)((char*)at - shadow.start) + i) / shadow.granule].write.is_async = 1;
     *(u64*)at = expected;
     worker->block->phases[(u64)at] = {expected, expected, 0, {}, {}, {}, {}, 0};
 }
 u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
     Worker& w = *worker;
-    accessed(at, 8, ATOMIC, CALLER, 8);
+    barrier_accessed(at, CALLER);
     Phases& p = phases_at(w, at, CALLER);
     if (arrivals > p.pending)
         raise_argument(w, CALLER, "arrives %u times at a barrier that expects %u more arrivals", arrivals, p.pending);
@@ -75,7 +84,7 @@ u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
 void simt_phases_wait(void* at, u64 number) {
     Worker& w = *worker;
     Thread& me = *w.current;
-    accessed(at, 8, ATOMIC, CALLER, 8);
+    barrier_accessed(at, CALLER);
     Phases& p = phases_at(w, at, CALLER);
     while (p.number <= number) {
         me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
@@ -87,7 +96,7 @@ void simt_phases_wait(void* at, u64 number) {
 }
 bool simt_phases_ended(void* at, u64 number) {
     Worker& w = *worker;
-    accessed(at, 8, ATOMIC, CALLER, 8);
+    barrier_accessed(at, CALLER);
     Phases& p = phases_at(w, at, CALLER);
     bool ended = p.number > number;
     if (ended && w.job->launch.mode == CHECK) acquire(w.current->acquired, p.arrived);
