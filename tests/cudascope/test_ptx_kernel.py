@@ -7,6 +7,8 @@ import pytest
 
 import cudascope
 from cudascope import PtxKernel
+from cudascope.ptx_module import read_module
+from cudascope.simt.ptx.uses import loads_for_stores
 
 HEADER = ".version 8.4\n.target sm_90a\n.address_size 64\n"
 
@@ -451,3 +453,25 @@ def test_a_struct_is_passed_by_its_bytes():
     assert y[0] == -7
     with pytest.raises(TypeError, match="s must be 16 bytes"):
         PtxKernel(source)[1, 1](b"1234", y)
+
+
+@pytest.mark.parametrize(
+    ("middle", "loads", "stores"),
+    [
+        ("", {0: 1}, {1: 1}),
+        ("mul.f32 %f2, %f1, %f1; mov.f32 %f1, %f2;", {0: 1}, {3: 1}),
+        ("setp.lt.f32 %p2, %f1, %f3; selp.f32 %f1, %f1, %f3, %p2;", {0: 1}, {3: 1}),
+        ("ld.global.f32 %f2, [%rd1]; add.f32 %f1, %f1, %f2;", {0: 1, 1: 2}, {3: 3}),
+        ("st.global.f32 [%rd3], %f1;", {0: 1}, {1: 1, 2: 1}),
+        ("setp.lt.f32 %p2, %f1, %f3; @%p2 bra $DONE;", {}, {}),
+        ("setp.lt.f32 %p1, %f1, %f3;", {}, {}),
+        ("shfl.sync.bfly.b32 %f1, %f1, 1, 31, -1;", {}, {}),
+        ("mov.b32 %r1, %f1; st.shared.b32 [%r2], %r1;", {}, {}),
+        ("cvt.u64.u32 %rd4, %f1; add.s64 %rd2, %rd2, %rd4;", {}, {}),
+        ("@%p3 mov.f32 %f4, %f1; red.global.add.f32 [%rd3], %f4;", {}, {}),
+    ],
+)
+def test_the_loads_whose_values_only_stores_use_are_known(middle, loads, stores):
+    code = f"ld.global.nc.f32 %f1, [%rd1]; {middle} @%p1 st.global.f32 [%rd2 + 4], %f1; $DONE: ret;"
+    (entry,) = read_module(f"{HEADER}.visible .entry k() {{ {code} }}").entries.values()
+    assert loads_for_stores(entry.body) == (loads, stores)

@@ -281,6 +281,35 @@ def test_a_kernel_with_named_tuples_functions_as_arguments_and_the_name_of_a_typ
     torch.testing.assert_close(out, expected)
 
 
+@triton.jit
+def in_place_kernel(x, out, TILE: tl.constexpr, FIRST: tl.constexpr):
+    cols = tl.arange(0, TILE)
+    if FIRST:
+        first = tl.load(x)
+        tl.store(out + cols, first + cols)
+        tl.store(x, first + 1)
+    else:
+        tl.store(x + cols, 2 * tl.load(x + cols))
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_late_load_of_a_thread_that_stores_nothing_is_no_race(seed):
+    x = torch.ones(64)  # 128 threads: two load each element, one of them stores
+    with triton_compiled("sm_80"), check(schedule=seed, ignore=("same value",)):
+        in_place_kernel[1,](x, x, 64, False)
+    assert x.tolist() == [2.0] * 64
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_late_load_of_a_thread_that_stores_what_it_has_loaded_is_a_race(seed):
+    x, out = torch.ones(1), torch.zeros(128)
+    with triton_compiled("sm_80"), check(schedule=seed, stop=False, ignore=("same value",)) as report:
+        in_place_kernel[1,](x, out, 128, True)
+    load, store = line_of("first = tl.load(x)"), line_of("tl.store(x, first + 1)")
+    assert {(f.rule, f.tensor, f.line) for f in report.findings} <= {("race", "x", load), ("race", "x", store)}
+    assert report.findings
+
+
 # ------------------------------------------------------------------------------------------------ specialisation
 
 

@@ -19,7 +19,7 @@ _INSTRUCTIONS = BULK | ARITHMETIC | MEMORY | THREADS | MATRIX
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _PIECE = re.compile(r"\s*(?:([{}])|([A-Za-z_$][\w$]*)\s*:(?!:)|([^\s;{}][^;]*);?|;)")
 _REGISTERS = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.DOTALL)
-_INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w%$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+INSTRUCTION = re.compile(r"(?:@\s*(!?)\s*([\w%$]+)\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 
 
 def body(template: str, names: Mapping[str, str], number: int) -> str:
@@ -50,7 +50,7 @@ def body(template: str, names: Mapping[str, str], number: int) -> str:
 
 def _instruction(text: str, scope: Scope) -> str:
     """One instruction of an asm statement. One that is not known stops the kernel where it gets there."""
-    if not _INSTRUCTION.fullmatch(text):
+    if not INSTRUCTION.fullmatch(text):
         return stop(text)
 
     def known_or_stop(name: str, words: list[str], operands: list[str]) -> str:
@@ -64,8 +64,8 @@ def _instruction(text: str, scope: Scope) -> str:
 
 def _under_predicate(text: str, scope: Scope, translate: Callable[[str, list[str], list[str]], str]) -> str:
     """`@p name operands` as C++; `translate` gets the name, its words after the first, and the operands."""
-    negated, predicate, name, operands = _INSTRUCTION.fullmatch(text).groups()
-    statement = translate(name, name.split(".")[1:], _split(operands))
+    negated, predicate, name, operands = INSTRUCTION.fullmatch(text).groups()
+    statement = translate(name, name.split(".")[1:], split_operands(operands))
     return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
 
 
@@ -92,7 +92,7 @@ def translated(text: str, scope: Scope, targets: Mapping[str, list[str]]) -> str
         Unknown: the CPU runner does not have the instruction.
         Malformed: no assembler would take it.
     """
-    if not _INSTRUCTION.fullmatch(text):
+    if not INSTRUCTION.fullmatch(text):
         raise Malformed("no instruction")
 
     def one(name: str, words: list[str], operands: list[str]) -> str:
@@ -115,7 +115,7 @@ def stop(what: str) -> str:
     return f'simt_lacks("inline PTX: the CPU runner does not know {written}");'
 
 
-def _split(operands: str) -> list[str]:
+def split_operands(operands: str) -> list[str]:
     """At the commas outside brackets."""
     parts, depth = [""], 0
     for character in operands:

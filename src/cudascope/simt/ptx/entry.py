@@ -23,6 +23,7 @@ from cudascope.ptx_module import (
 from cudascope.simt.ptx.body import declared_registers, predicate_of, translated
 from cudascope.simt.ptx.costs import Counters
 from cudascope.simt.ptx.scope import Malformed, Scope, Unknown
+from cudascope.simt.ptx.uses import loads_for_stores
 from cudascope.simt.translation import DYNAMIC_MEMORY, table_of
 
 _INTEGERS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
@@ -126,6 +127,7 @@ def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, 
     if counters:
         counters.begin()
     targets = {}  # of brx.idx
+    loads, stores = loads_for_stores(body)
     lines, scopes, line = [], [scope], 0
     for i, statement in enumerate(body):
         if statement.text.startswith(".branchtargets"):
@@ -153,7 +155,13 @@ def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, 
             elif text.startswith("."):
                 lines.append(_local(text, line, here))
             else:
-                lines.append(count + translated(text, here, targets))
+                cpp = count + translated(text, here, targets)
+                if position in loads:
+                    cpp = f"SIMT_LOADS({loads[position]}); {cpp} SIMT_LOADS(0);"
+                elif position in stores:
+                    condition = f"if ({predicate}) " * bool(predicate)
+                    cpp = f"{condition}{{ SIMT_STORES({stores[position]:#x}ull); }} {cpp}"
+                lines.append(cpp)
         except Unknown as error:
             raise PtxError(f"line {line}: the CPU runner does not know {error}: {text}") from None
         except Malformed as error:

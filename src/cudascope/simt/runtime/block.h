@@ -88,6 +88,8 @@ struct Thread {
     const char* read_at;  // of a checked launch: its last access, if it was a plain read; and the line of that read
     void* read_site;
     std::shared_ptr<const Acquired> acquired;
+    u8 loads;  // the number of the load under way, if its value is used by stores only
+    u64 stored;  // the bits of such loads whose values it has stored
 };
 
 // A barrier that the kernel has made itself: as many arrivals as are expected end a phase of it.
@@ -172,6 +174,7 @@ struct Block {  // a thread block in flight
     bool stores_volatile = false;  // to global memory
     std::string output;
     std::mt19937_64 random;
+    std::map<std::pair<u16, u8>, Error> unused;  // races with loads: the first of each thread and number, until it stores
     Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
     Stacks stacks{};
     Shadow shared;
@@ -224,6 +227,7 @@ struct Job {
     std::map<std::tuple<u64, u32, u32>, Count> counts;
     std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // by the address of a flag
     Clocks no_clocks;  // of a thread block that was seen, and of which nothing is ordered
+    std::vector<u8> loads;  // by site: the number of a load whose value is used by stores only
     std::set<u64> first_reads;  // the sites of plain reads whose values an atomicCAS then compared
     std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet

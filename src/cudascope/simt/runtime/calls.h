@@ -26,6 +26,11 @@ void simt_fence() {
     if (worker->job->launch.mode == CHECK) fence(*worker->current);
 }
 
+void simt_loads(u32 number) { worker->current->loads = (u8)number; }
+void simt_stores(u64 bits) {
+    if (worker->job->launch.mode == CHECK) use(*worker, bits);
+}
+
 // Kernels call it where a compiler would ask for the address of a thread-local variable: simt/assembly.py sees to that.
 struct ThreadLocal { u64 module, offset; };
 void* simt_shared_at(const ThreadLocal* variable) { return worker->block->shared.start + variable->offset; }

@@ -29,7 +29,36 @@ struct Announced {
     bool is_barrier = false;  // an arrival or a wait: its phase tells what it orders, and the word itself is no flag
 };
 
-[[gnu::noinline]] static void raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
+// Several threads may load one element though only one of them stores a result (simt/ptx/uses.py). A race with a load of
+// another thread is kept until that thread stores what it has loaded.
+static bool is_unused(Worker& w, const Stamp& s, const Announced& a, const Error& race) {
+    Block& b = *w.block;
+    bool i_read = a.access == READ;
+    if (s.block != b.number + 1 || i_read != (bool)s.wrote) return false;
+    const auto& loads = w.job->loads;
+    Thread& reader = i_read ? *w.current : b.threads[s.thread];
+    u8 number = i_read ? reader.loads : s.site < loads.size() ? loads[s.site] : 0;
+    if (!number || reader.stored >> (number - 1) & 1) return false;
+    b.unused.try_emplace({reader.id, number}, race);
+    return true;
+}
+
+// The thread stores what its loads of these numbers have loaded.
+static void use(Worker& w, u64 bits) {
+    Thread& me = *w.current;
+    me.stored |= bits;
+    auto& unused = w.block->unused;
+    for (u8 number = 1; number <= 64 && !unused.empty(); ++number) {
+        auto race = bits >> (number - 1) & 1 ? unused.find({me.id, number}) : unused.end();
+        if (race == unused.end()) continue;
+        Error e = race->second;
+        unused.erase(race);
+        raise_error(w, e);
+    }
+}
+
+// Whether it is one: false if nothing has come of what the reader has read.
+[[gnu::noinline]] static bool raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
     Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
     e.other_block = index_at(w.job->grid, s.block - 1);
     e.other_thread = index_at(w.job->size, s.thread);
@@ -38,11 +67,13 @@ struct Announced {
     if (a.source && e.other_access == WRITE && memcmp(a.p, a.source, a.bytes) == 0) e.finding = SAME_VALUE;
     bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
     bool first_read = a.access == READ && s.swaps;
-    if (!both_store && !first_read) return raise_error(w, e);
+    if (is_unused(w, s, a, e)) return false;
+    if (!both_store && !first_read) return raise_error(w, e), true;
     Pending& pending = w.pending;
     pending.address = (char*)a.p, pending.bytes = a.bytes, pending.drop = false, pending.first_read = first_read;
     pending.race = e;
     if (both_store) memcpy(pending.before, a.p, a.bytes);
+    return true;
 }
 
 // Before the first atomicCAS of a loop, a thread reads the old value, mostly by a plain load (programming guide, atomic
@@ -99,6 +130,11 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
     u16 number = site_number(*w.job, a.site);
     u64 mark = Stamp::marked(me.id, number, access != READ, access == ATOMIC, a.is_volatile, a.swaps, a.is_async);
     Stamp mine{me.clock, b.number + 1, {mark}};
+    if (me.loads) {
+        auto& loads = w.job->loads;
+        if (loads.size() <= number) loads.resize(number + 1);
+        loads[number] = me.loads;
+    }
     me.read_at = access == READ && !a.is_volatile ? a.p : nullptr, me.read_site = a.site;
     u64 offset = a.p - shadow.start, first = shadow.cell_at(offset), last = shadow.cell_at(offset + a.bytes - 1);
     u64 unwritten = is_shared && access != WRITE ? first_unwritten(shadow, first, last, mine.block) : ~0ull;
@@ -133,10 +169,10 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             raise_error(w, e);
         }
         if (!after_write && !raced && (!may_meet(*w.job, cell.write, mine, is_shared) || is_stale(cell.write, mine, me)))
-            raise_race(w, cell.write, a, at), raced = true;
+            raced = raise_race(w, cell.write, a, at);
         for (Stamp& read : cell.read)
             if (!raced && !before_me(read) && (read.wrote || access != READ) && !may_meet(*w.job, read, mine, is_shared))
-                raise_race(w, read, a, at), raced = true;
+                raced = raise_race(w, read, a, at);
         if (access == READ) {
             Stamp* slot = nullptr;
             for (Stamp& read : cell.read)

@@ -106,6 +106,7 @@ static Block& start_block(Worker& w, u32 rank) {
     b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
     b.unwritten_read.finding = NOTHING;
     b.stores_volatile = false;
+    b.unused.clear();
     b.numbered_barriers.clear();
     b.phases.clear();
     b.covered.clear();
@@ -122,6 +123,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.asynchronous = nullptr;
         t.atomics = t.spins = t.progress = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
+        t.loads = 0, t.stored = 0;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);

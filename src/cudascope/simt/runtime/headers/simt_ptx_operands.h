@@ -91,6 +91,14 @@ SIMT_INLINE void touch(const char* address, unsigned bytes, simt::Access access,
     simt_touch(address, bytes, access, is_volatile);
 #endif
 }
+// Around a load of this number, whose value is used by stores only; before a store of what loads of these bits loaded.
+#if defined(SIMT_PTX) && defined(SIMT_INSTRUMENTED)
+#define SIMT_LOADS(number) simt_loads(number)
+#define SIMT_STORES(bits) simt_stores(bits)
+#else
+#define SIMT_LOADS(number)
+#define SIMT_STORES(bits)
+#endif
 template <class T, bool is_volatile = false>
 SIMT_INLINE T read(const char* address) {
     touch(address, sizeof(T), simt::READ, is_volatile);

@@ -25,6 +25,8 @@ unsigned simt_meet(
 [[noreturn]] void simt_refuse(unsigned lane, const char* message);  // what a lane of this warp has asked for
 void simt_access(const volatile void* address, unsigned bytes, simt::Access access);  // tells of one that no hook sees
 void simt_touch(const volatile void* address, unsigned bytes, simt::Access access, bool is_volatile);  // and is aligned
+void simt_loads(unsigned number);  // the accesses that follow: a load whose value is used by stores only; 0: any access
+void simt_stores(uint64_t bits);  // this thread stores what its loads of these numbers have loaded
 uint64_t simt_seed();  // of the schedule; 0 without one
 unsigned simt_activemask();
 void* simt_shared_base();
