@@ -47,6 +47,12 @@ class Compiled:
             self.ptx = re.sub(rf"\b{self.name}_param_{position}\b", name, self.ptx)
         self._executables: dict[str, PtxKernel] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"kernel {self.name} was compiled by triton_compiled, which knows its ptx, its shared memory (shared) and "
+            f"num_warps, but not {name}: launch the kernel itself"
+        )
+
     def executable(self, edit: Callable[[str], str] | None) -> PtxKernel:
         """Return the kernel that executes the PTX, after `edit` if there is one."""
         ptx = self.ptx if edit is None else edit(self.ptx)

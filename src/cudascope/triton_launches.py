@@ -20,6 +20,7 @@ from cudascope.gpus import SHARED_BYTES
 from cudascope.reach import reachable
 from cudascope.triton_arguments import behind_maps, passed
 from cudascope.triton_compiler import Compiled, compiled_kernel, specialised
+from cudascope.triton_driver import Driver
 
 
 class Target(NamedTuple):
@@ -46,7 +47,8 @@ def triton_compiled(arch: str = "sm_80", *, edit: Callable[[str], str] | None = 
     """Compile the Triton kernels that this thread launches inside for `arch`, and execute their PTX on the CPU.
 
     An autotuned kernel takes the configuration that its cache has for such arguments, or else the first one that fits
-    the GPU. Nothing is timed.
+    the GPU. Nothing is timed. `triton.runtime.driver.active` describes a GPU of the architecture, with the CPU as its
+    device.
 
     Args:
         arch: "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
@@ -74,7 +76,7 @@ def triton_compiled(arch: str = "sm_80", *, edit: Callable[[str], str] | None = 
 
 _lock = threading.Lock()
 _contexts = 0  # of all threads
-_originals: list[tuple[type, Callable, Callable]] = []
+_originals: list[tuple[type, str, Any, Any]] = []
 
 
 @contextlib.contextmanager
@@ -96,19 +98,22 @@ def _patched() -> Iterator[None]:
 
 def _replace() -> None:
     from triton.runtime.autotuner import Autotuner
+    from triton.runtime.driver import DriverConfig
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     for owner, launch in ((JITFunction, _run), (InterpretedFunction, _run), (Autotuner, _run_autotuned)):
-        real = owner.run
-        owner.run = _instead(real, launch)
-        _originals.append((owner, real, owner.run))
+        _originals.append((owner, "run", owner.run, _instead(owner.run, launch)))
+    active = property(_instead(DriverConfig.active.fget, lambda target, _: Driver(target.sm)))
+    _originals.append((DriverConfig, "active", DriverConfig.active, active))
+    for owner, name, _, ours in _originals:
+        setattr(owner, name, ours)
 
 
 def _restore() -> None:
-    for owner, real, ours in _originals:
-        if owner.run is ours:  # else someone has wrapped it since; ours does what it did
-            owner.run = real
+    for owner, name, real, ours in _originals:
+        if getattr(owner, name) is ours:  # else someone has wrapped it since; ours does what it did
+            setattr(owner, name, real)
     _originals.clear()
 
 

@@ -35,8 +35,11 @@ class Description:
         import triton.language as tl
         from triton.runtime.jit import ConstexprFunction
 
-        if value is None or (isinstance(value, bool | int | float | str) and type(value).__module__ == "builtins"):
+        if value is None or isinstance(value, bool):
             return value
+        for plain in (int, float, str):  # also of a subclass, such as an IntEnum
+            if isinstance(value, plain):
+                return plain.__str__(value) if plain is str else plain(value)
         again = functools.partial(self.value, runs_in_python=runs_in_python)
         if isinstance(value, tl.constexpr):
             return ["constexpr", again(value.value)]
@@ -48,7 +51,8 @@ class Description:
             return ["namedtuple", type(value).__name__, list(value._fields), list(map(again, value))]
         if isinstance(value, tuple | list | dict):
             items = value.items() if isinstance(value, dict) else value
-            return [type(value).__name__, list(map(again, items))]
+            kind = next(each for each in (tuple, list, dict) if isinstance(value, each))  # torch.Size is a tuple
+            return [kind.__name__, list(map(again, items))]
         if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
             return ["namedtuple class", value.__name__, list(value._fields)]
         function = function_of(value)
@@ -58,7 +62,7 @@ class Description:
             return self._function(value.fn, "constexpr_function", value)
         if function is not None:
             return self._function(function, "jit", value)
-        return _imported(value) if runs_in_python else ["opaque", type(value).__name__]
+        return _imported(value) if runs_in_python else ["opaque", type(value).__name__, {}]
 
     def _function(self, function: types.FunctionType, kind: str, owner: Any) -> list[Any]:
         if id(function) not in self._index:
@@ -89,12 +93,17 @@ class Description:
         }
 
     def _add(self, found: dict, name: str, value: Any, attributes: CHAIN, *, runs_in_python: bool) -> None:
-        """Describe `value.a.b`. A name describes a module of Triton or of Python, its used members any other module."""
+        """Describe `value.a.b`.
+
+        A name describes a module of Triton or of Python. Its used members describe any other module, and an object that
+        only the default of a parameter may use (`def kernel(x, MOST=info.max)`).
+        """
         own = isinstance(value, types.ModuleType) and not runs_in_python and not _is_known_module(value)
-        if not own:
-            found[name] = self.value(value, runs_in_python=runs_in_python)
+        described = ["module of", value.__name__, {}] if own else self.value(value, runs_in_python=runs_in_python)
+        found.setdefault(name, described)
+        if not own and described != ["opaque", type(value).__name__, {}]:
             return
-        _, _, members = found.setdefault(name, ["module of", value.__name__, {}])
+        members = found[name][2]
         if attributes and hasattr(value, attributes[0]):
             member = getattr(value, attributes[0])
             self._add(members, attributes[0], member, attributes[1:], runs_in_python=False)
@@ -156,4 +165,4 @@ def _imported(value: Any) -> list[Any]:
     if isinstance(value, types.ModuleType):
         return ["import", value.__name__, ""]
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return ["import", module, name] if module and name else ["opaque", type(value).__name__]
+    return ["import", module, name] if module and name else ["opaque", type(value).__name__, {}]

@@ -24,10 +24,14 @@ _sources: dict[Any, tuple[list[str], int]] = {}
 
 
 class Opaque:
-    """A value that no kernel can use. Triton refuses it in its own words if a kernel does."""
+    """A value that no kernel can use. Triton refuses it in its own words if a kernel does.
 
-    def __init__(self, kind: str) -> None:
+    The default of a parameter may use its members.
+    """
+
+    def __init__(self, kind: str, members: dict[str, Any]) -> None:
         self.kind = kind
+        vars(self).update(members)
 
     def __repr__(self) -> str:
         return f"<{self.kind}>"
@@ -78,14 +82,14 @@ class Reader:
     def _namedtuple_class(self, name: str, fields: list[str]) -> type:
         return _namedtuple_class(name, tuple(fields))
 
-    def _opaque(self, kind: str) -> Opaque:
-        return Opaque(kind)
+    def _opaque(self, kind: str, members: dict[str, Any]) -> Opaque:
+        return Opaque(kind, {name: self.value(value) for name, value in members.items()})
 
     def _import(self, module: str, name: str) -> Any:
         try:
             return pkgutil.resolve_name(f"{module}:{name}")
         except (ImportError, AttributeError):
-            return Opaque(f"{module}.{name}")
+            return Opaque(f"{module}.{name}", {})
 
     def _module_of(self, name: str, members: dict[str, Any]) -> types.ModuleType:
         module = types.ModuleType(name)

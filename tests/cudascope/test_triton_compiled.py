@@ -1,6 +1,7 @@
 """Triton kernels compiled for a GPU and executed on the CPU: `triton_compiled`."""
 
 import contextlib
+import enum
 import json
 import linecache
 import math
@@ -17,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 import triton_helpers
+from triton.backends.compiler import GPUTarget
 from triton.language import constexpr
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
@@ -266,17 +268,35 @@ def square(x):
     return x * x
 
 
+HALVES = torch.finfo(torch.float16)
+
+
+class Mode(enum.IntEnum):
+    PLAIN = 0
+    SQUARE = 1
+
+
 @triton.jit
-def double(vector, out, f: tl.constexpr, half: tl.float16, SIZE: constexpr):
+def halved(x, LEAST: constexpr = HALVES.min, half=HALVES.eps * 512):
+    return tl.maximum(x * half, LEAST)
+
+
+@triton.jit
+def double(
+    vector, out, f: tl.constexpr, half: tl.float16, SHAPE: constexpr, MODE: constexpr, MOST: constexpr = HALVES.max
+):
+    SIZE: constexpr = SHAPE[0]
     cols = tl.arange(0, SIZE)
     values = tl.load(vector.ptr + cols, mask=cols < vector.length, other=0.0)
-    tl.store(out + cols, tl.cumsum(f(values) + log_2(SIZE), 0) + half)
+    if MODE >= 1:
+        values = 2 * halved(tl.minimum(f(values), MOST))
+    tl.store(out + cols, tl.cumsum(values + log_2(SIZE), 0) + half)
 
 
-def test_a_kernel_with_named_tuples_functions_as_arguments_and_the_name_of_a_type_of_cpp():
+def test_a_kernel_with_named_tuples_functions_shapes_and_enums_as_arguments_and_the_name_of_a_type_of_cpp():
     x, out = torch.randn(40), torch.empty(64)
     with triton_compiled("sm_75"), check(outputs=[out], ignore=("same value",)):
-        double[1,](Vector(x, 40), out, square, 0.3, 64, num_warps=1)
+        double[1,](Vector(x, 40), out, square, 0.3, out.shape, Mode.SQUARE, num_warps=1)
     expected = torch.cat([x * x, torch.zeros(24)]).add(6).cumsum(0) + torch.tensor(0.3).half().item()
     torch.testing.assert_close(out, expected)
 
@@ -473,6 +493,19 @@ def test_contexts_nest_and_outside_of_them_triton_does_what_it_did(launches):
     assert launch() == "interpreted"
 
 
+def test_inside_the_active_driver_describes_a_gpu_of_the_architecture():
+    before = triton.runtime.driver.__class__.active
+    for sm, shared in ((80, 166912), (90, 232448)):
+        with triton_compiled(f"sm_{sm}"):
+            active = triton.runtime.driver.active
+            assert active.get_current_target() == GPUTarget("cuda", sm, 32)
+            assert active.get_active_torch_device() == torch.zeros(1).device
+            assert active.utils.get_device_properties(active.get_current_device())["max_shared_mem"] == shared
+            with pytest.raises(AttributeError, match=r"has no GPU: .* utils, but not get_current_stream"):
+                active.get_current_stream(0)
+    assert triton.runtime.driver.__class__.active is before
+
+
 def test_another_thread_is_not_concerned_and_may_stay_inside_for_longer(launches):
     is_inside, may_leave, found = threading.Event(), threading.Event(), []
 
@@ -532,6 +565,7 @@ def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused_as_o
         (lambda: one_kernel[1,](torch.zeros(1), num_warp=4), KeyError, "num_warp was specified but unrecognised"),
         (lambda: one_kernel[1,](), TypeError, "missing 1 required positional argument: 'out'"),
         (lambda: wrong_kernel[1,](torch.zeros(8), SIZE=8), CompileError, r"(?s)wrong_kernel .* sm_80.*missing is not"),
+        (lambda: one_kernel.warmup(torch.zeros(1), grid=(1,)).n_regs, AttributeError, "one_kernel was .* not n_regs"),
         (lambda: one_kernel[1,](torch.zeros(1), num_ctas=2), ValueError, "num_ctas > 1 requires NVIDIA SM90"),
     ],
 )
