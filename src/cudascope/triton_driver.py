@@ -9,12 +9,12 @@ from typing import Any
 
 from cudascope.gpus import SHARED_BYTES
 
-# Of a T4, an A100, an RTX 3090, an RTX 4090, an H100, a B200 and an RTX 5090 (NVIDIA's data sheets).
+# The SMs of a T4, an A100, an RTX 3090, an RTX 4090, an H100, a B200 and an RTX 5090 (NVIDIA's data sheets).
 _SMS = {75: 40, 80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
 
 
 class Driver:
-    """What a Triton program may ask of the active driver. There is one device, the CPU."""
+    """The answers to a Triton program that asks for the active driver. There is one device, the CPU."""
 
     def __init__(self, sm: int) -> None:
         self._sm, self.utils = sm, _Utils(sm)
