@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 import signal
 from collections import Counter
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ if importlib.util.find_spec("beartype"):
         return call
 
     jaxtyping.jaxtyped = _jaxtyped
+
+    def _get_code(self, name):
+        """Compile a checked module from its source. jaxtyping's loader renames the cached bytecode of its module.
+
+        The new name holds while the module runs, so everything that the module imports would be compiled, too: a
+        thousand modules of torch and sympy, which take seven seconds.
+        """
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    _loader = jaxtyping._import_hook._JaxtypingLoader
+    _loader.get_code, _loader.exec_module = _get_code, SourceFileLoader.exec_module
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
     jaxtyping.install_import_hook(_checked, "conftest.typechecker")
 

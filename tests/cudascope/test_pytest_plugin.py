@@ -21,6 +21,8 @@ PLUGIN = (
     "no:nbval",
     "-p",
     "no:cacheprovider",
+    "-p",
+    "no:hypothesispytest",  # its summary imports hypothesis, and pytest rewrites all assertions of hypothesis each time
     "--strict-markers",
 )
 KERNELS = '''

@@ -37,10 +37,13 @@ def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
     return without_bfloat16(q.dtype, gpu)
 
 
-@torch.compiler.assume_constant_result
 def gpu_of(device: torch.device) -> Architecture:
     """`architecture` for the public functions: torch.compile does not see through its cache."""
     return architecture(device)
+
+
+# The effect of torch.compiler.assume_constant_result, which would import the whole compiler: two seconds.
+gpu_of._dynamo_marked_constant = True
 
 
 def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
