@@ -20,7 +20,9 @@ def rehearsed(*tests, **settings):
     """Run tests on a machine whose GPU is a stand-in. Return the output of pytest, which must pass."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PYTEST"))}
     environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **settings}
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *tests]
+    # these plugins have nothing to do here, and it takes seconds to import them
+    options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:nbval", "-p", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
