@@ -64,7 +64,8 @@ def test_the_example_of_a_triton_kernel_has_no_findings(capsys, tmp_path):
 def test_the_example_of_a_test_passes(tmp_path):
     *_, example = blocks("python")
     (tmp_path / "test_scale.py").write_text(example)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cudascope", "-p", "cudascope.pytest", "-p", "no:nbval"]
+    plugins = ["no:cudascope", "cudascope.pytest", "no:nbval", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", "-q", *(word for plugin in plugins for word in ("-p", plugin))]
     done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 

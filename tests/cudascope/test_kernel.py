@@ -601,7 +601,7 @@ def test_resources_are_those_of_the_one_kernel_asked_for(empty_cache):
 
 
 @pytest.mark.parametrize("as_file", [False, True], ids=["text", "file"])
-def test_a_syntax_error_is_shown_with_file_and_line(tmp_path, empty_cache, as_file):
+def test_a_syntax_error_is_shown_with_file_and_line(tmp_path, as_file):
     broken = SCALE.replace("if (i < n)", "if (i < n")
     line = 1 + broken[: broken.index("if (i < n")].count("\n")
     path = tmp_path / "broken.cu"

@@ -8,6 +8,9 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from cudascope.build import CompileError, Source
 from cudascope.file import read
 from cudascope.parameters import Parameter
 from cudascope.simt import abi as simt_abi
+from cudascope.simt import build as simt_build
 from cudascope.simt.build import runtime
 from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import RUNTIME
@@ -466,15 +470,32 @@ def test_kernels_of_a_file_are_built_together():
 
 def test_two_processes_may_compile_at_once(tmp_path):
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nimport test_simt, torch\nx = torch.zeros(1)\n"
-        "test_simt.run('__global__ void k(float* x) { x[0] += 1; }', 'k', 1, 1, x=x)\nprint(x.item())"
+        "import numpy\nfrom cudascope import CudaKernel\nx = numpy.zeros(1, numpy.float32)\n"
+        "CudaKernel('__global__ void k(float* x) { x[0] += 1; }', 'k')[1, 1](x)\nprint(x.item())"
     )
     environment = {**os.environ, "CUDASCOPE_CACHE": str(tmp_path)}
     shutil.copy(runtime()._name, tmp_path)  # which takes longest of all
-    command = [sys.executable, "-c", program, os.path.dirname(__file__)]
+    command = [sys.executable, "-c", program]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
     assert [process.communicate()[0] for process in both] == ["1.0\n", "1.0\n"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("tmp", "."))]
+
+
+def test_the_runtime_is_compiled_once_though_two_ask_for_it(tmp_path, monkeypatch):
+    compiled = shutil.copy(runtime()._name, tmp_path / "compiled")
+    calls = []
+
+    def compile_slowly(source, flags, path, **options):
+        calls.append(path)
+        time.sleep(0.3)
+        shutil.copy(compiled, path)
+
+    monkeypatch.setenv("CUDASCOPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(simt_build, "compile_library", compile_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: runtime.__wrapped__()._name, range(2)))
+    assert calls == [Path(both[0])]
+    assert both[0] == both[1]
 
 
 # ------------------------------------------------------------------------------------------------ observing

@@ -1,5 +1,6 @@
 """A process per task list: what hangs, crashes or raises costs its own task, and the next one gets a new process."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -57,6 +58,17 @@ def test_tasks_are_done_in_one_other_process_that_keeps_its_state(worker):
     assert worker("count", limit=60)[0] == "desk"
 
 
+@pytest.fixture(scope="module")
+def forked():
+    """A worker whose processes are forked from one process that has imported torch. Most tests start many of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["pagewise.tools.worker"])
+        patch.setattr(multiprocessing, "get_context", lambda method: server)
+        with Worker(Desk, "desk") as worker:
+            yield worker
+
+
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
@@ -67,7 +79,8 @@ def test_tasks_are_done_in_one_other_process_that_keeps_its_state(worker):
         (("unpicklable",), "pickle"),
     ],
 )
-def test_a_failure_costs_its_own_task_only(worker, task, reason):
+def test_a_failure_costs_its_own_task_only(forked, task, reason):
+    worker = forked
     before = worker("pid", limit=60)
     with pytest.raises(Failed, match=reason):
         worker(*task, limit=0.3 if task == ("hang",) else 60)

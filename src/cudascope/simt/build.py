@@ -189,7 +189,12 @@ def _runtime_file() -> Path:
     flags = ["-std=c++17", "-O3", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
     path = cache_dir() / f"simt_runtime-{digest(own_sources(), *limits, identity)}.so"
     if not path.exists():
-        compile_library(source, flags, path, kernel=False)
+        import fcntl  # Windows does not have it, and has no compiler that gets here
+
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # compiling takes long: a second process waits for the first
+            if not path.exists():
+                compile_library(source, flags, path, kernel=False)
     return path
 
 
