@@ -8,7 +8,7 @@ import pytest
 import torch
 from flash_cases import as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
-from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen
+from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen, in_triton
 from pagewise.naive_attention import attention
 from pagewise.tools.work import count_work
 
@@ -260,6 +260,13 @@ def test_compiles_without_a_break():
     warnings = ("-W", "error", "-W", of_triton_3_6)
     done = subprocess.run([sys.executable, *warnings, "-c", COMPILED], capture_output=True, text=True)
     assert done.stdout == "equal\n", done.stderr
+
+
+def test_torch_compile_takes_the_gpu_as_a_constant():
+    """Importing torch._dynamo only for this mark would take a second or two in each process."""
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(marked)
+    assert vars(marked).items() <= vars(in_triton.gpu_of).items()
 
 
 def test_a_second_derivative_is_refused():

@@ -221,10 +221,10 @@ def test_missing_packages_name_the_remedy(tmp_path, monkeypatch):
         load_model(tmp_path)
 
 
-def test_importing_models_is_light():
+def test_importing_models_and_the_engine_is_light():
     code = (
-        "import sys, pagewise.models, pagewise.models.load; pagewise.models.load.tiny_model(); "
-        "print([m for m in ('transformers', 'huggingface_hub', 'triton') if m in sys.modules])"
+        "import sys, pagewise.engine.serve, pagewise.models.load; pagewise.models.load.tiny_model(); "
+        "print([m for m in ('transformers', 'huggingface_hub', 'triton', 'torch._dynamo') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

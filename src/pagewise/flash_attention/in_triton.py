@@ -42,7 +42,7 @@ def gpu_of(device: torch.device) -> Architecture:
     return architecture(device)
 
 
-# The effect of torch.compiler.assume_constant_result, which would import the whole compiler: two seconds.
+# `torch.compiler.assume_constant_result` does the same, but first imports torch._dynamo, which takes a second or two.
 gpu_of._dynamo_marked_constant = True
 
 
