@@ -133,6 +133,12 @@ def shown(monkeypatch):
     plt.close("all")
 
 
+@pytest.fixture
+def unrendered(monkeypatch):
+    """Let steppers draw each figure but not render it, which takes most of the time. Another test renders it."""
+    monkeypatch.setattr("pagewise.figures.steps._png", lambda figure: b"")
+
+
 # ------------------------------------------------------------------------------------------------ tolerance
 
 ROW_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

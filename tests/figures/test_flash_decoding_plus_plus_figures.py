@@ -36,7 +36,7 @@ def test_only_the_synchronised_scheme_shrinks_when_the_maximum_rises():
     assert "shrink" not in captions(SCORES.flip(0))[2]
 
 
-def test_a_row_whose_largest_score_leaves_the_band_is_recomputed():
+def test_a_row_whose_largest_score_leaves_the_band_is_recomputed(unrendered):
     assert captions()[-1].endswith("The row is outside, so the rule recomputes it.")
     assert captions(band=(-3.0, 3.1))[-1].endswith("The row is inside.")
     assert captions(phi=13.0, band=(-3.0, 3.0))[-1].endswith("recomputes it.")

@@ -60,7 +60,7 @@ def test_later_steps_are_white_and_not_empty_seats(monkeypatch):
         plt.close(figure)
 
 
-def test_fewer_steps_may_be_shown_and_preemptions_and_the_last_always_are():
+def test_fewer_steps_may_be_shown_and_preemptions_and_the_last_always_are(unrendered):
     assert [text.split(".")[0] for text in captions(every=9)] == ["Step 0", "Step 3", "Step 4"]
 
 

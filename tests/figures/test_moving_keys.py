@@ -28,7 +28,7 @@ def test_the_steps_reach_the_end_of_both_cuts():
 
 
 @pytest.fixture
-def pictures(monkeypatch):
+def pictures(monkeypatch, unrendered):
     """Return the states of keys and SMs that `draw` shows at each step, by figure."""
     drawn, right = [], moving_keys.stepper
 

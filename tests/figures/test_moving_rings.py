@@ -42,7 +42,7 @@ def test_the_captions_say_who_has_what_and_who_works():
 
 
 @pytest.fixture
-def figures(monkeypatch):
+def figures(monkeypatch, unrendered):
     """Return a function that returns the figure of each step of a stepper."""
 
     def drawn(make, *args):

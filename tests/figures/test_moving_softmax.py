@@ -35,7 +35,7 @@ def test_a_rise_of_the_maximum_first_shrinks_then_adds():
     assert len(said) == 1 + 6 + len(rises) + 1
 
 
-def test_masked_keys_and_a_piece_of_nothing_else():
+def test_masked_keys_and_a_piece_of_nothing_else(unrendered):
     said = captions(pieces=[2, 1, 1, 1, 1, 2])
     assert said[1] == "Keys 0 and 1 are masked, so their weight is 0. m stays −∞."
     assert "Key 5 is masked, so its weight is 0. Nothing changes." in said
@@ -43,7 +43,7 @@ def test_masked_keys_and_a_piece_of_nothing_else():
 
 
 @pytest.mark.parametrize("pieces", [[1] * 8, [8], [2, 3, 3]])
-def test_the_end_is_attention(pieces):
+def test_the_end_is_attention(pieces, unrendered):
     out = torch.softmax(SCORES, dim=0) @ VALUES
     assert captions(pieces=pieces)[-1] == f"All keys seen. Divide once, at the end: acc / l = {out:.3f}."
 

@@ -67,7 +67,7 @@ def test_captions_say_what_moves_and_the_end_counts_all_of_it():
     assert said[-1] == f"Done. Numbers read and written: Keys outside {keys:,}, Queries outside {queries:,}."
 
 
-def test_a_shorter_loop_waits_at_its_end():
+def test_a_shorter_loop_waits_at_its_end(unrendered):
     steps = loop_steps({"long": KEYS_OUTSIDE, "short": QUERIES_OUTSIDE[:8]}, title="?", alt="Tiles.")
     said = html.unescape(re.findall(r'data-caption="([^"]*)"', steps._repr_html_())[3])
     assert said.endswith("short is done.")

@@ -30,13 +30,13 @@ def test_nothing_comes_from_elsewhere():
     assert [src[:22] for src in re.findall(r' src="([^"]*)"', markup)] == ["data:image/png;base64,"] * 4
 
 
-def test_each_picture_says_what_it_shows_and_which_step_it_is():
+def test_each_picture_says_what_it_shows_and_which_step_it_is(unrendered):
     alts = re.findall(r' alt="([^"]*)"', bars()._repr_html_())
     assert alts[2] == "Bars, each higher than the last. Step 3 of 4: 2 bars &amp; more"
 
 
 @pytest.mark.parametrize(("options", "still"), [({}, 3), ({"still": 1}, 1)])
-def test_without_scripts_one_picture_stays_and_no_control(options, still):
+def test_without_scripts_one_picture_stays_and_no_control(options, still, unrendered):
     markup = bars(**options)._repr_html_()
     assert [" hidden" in image for image in re.findall(r"<img[^>]*>", markup)] == [i != still for i in range(4)]
     assert f'aria-live="polite">{still} bars &amp; more</p>' in markup
