@@ -11,6 +11,8 @@ from pagewise.engine.sampling import Row, SamplingParams, sample
 END = 7  # the model's end token
 VOCAB = 50
 _D = 8
+_COLUMNS = torch.arange(VOCAB)
+_WEIGHTS = torch.tensor([8191 ** (d % 4) + d for d in range(_D)])
 
 
 class ExactModel(nn.Module):
@@ -36,14 +38,14 @@ class ExactModel(nn.Module):
     def forward(self, token_ids: Tensor, positions: Tensor, attend, *, logits_for: Tensor | None = None) -> Tensor:
         seen = positions[:, :, None] + 1  # [B, T, 1]
         state = token_ids * 1009 + positions * 9176
+        q = torch.zeros(len(token_ids), 2, token_ids.shape[1], _D)
         for layer in range(2):
-            values = _drawn(state[:, :, None] * 31 + torch.arange(_D) + layer, bits=7).float()
-            q = torch.zeros(len(token_ids), 2, token_ids.shape[1], _D)
-            out = attend(layer, q, torch.zeros_like(q[:, :1]), values[:, None])[:, 1]  # [B, T, D]
+            values = _drawn(state[:, :, None] * 31 + _COLUMNS[:_D] + layer, bits=7).float()
+            out = attend(layer, q, q[:, :1], values[:, None])[:, 1]  # [B, T, D]
             sums = (out * seen).round().long()
-            state = (sums * torch.tensor([8191 ** (d % 4) + d for d in range(_D)])).sum(dim=-1)
+            state = (sums * _WEIGHTS).sum(dim=-1)
         state = state if logits_for is None else state[:, logits_for]
-        return _drawn(state[:, :, None] * 31 + torch.arange(VOCAB), bits=20).float() / 2**18
+        return _drawn(state[:, :, None] * 31 + _COLUMNS, bits=20).float() / 2**18
 
 
 def _drawn(x: Tensor, bits: int) -> Tensor:

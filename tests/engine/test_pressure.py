@@ -82,7 +82,7 @@ def assert_right(outputs, sampling):
         assert [(c.token_ids, c.finish_reason) for c in output.choices] == expected[output.request_id]
 
 
-# ------------------------------------------------------------------------------------------ a thousand requests
+# ------------------------------------------------------------------------------------------ hundreds of requests
 
 
 def requests(number, seed=0):
@@ -102,9 +102,9 @@ def requests(number, seed=0):
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_a_thousand_requests_through_64_blocks(prefix_cache):
-    llm = engine(prefix_cache=prefix_cache, max_num_seqs=32, max_num_batched_tokens=64)
-    drawn = requests(1000)
+def test_hundreds_of_requests_through_40_blocks(prefix_cache):
+    llm = engine(40, prefix_cache=prefix_cache, max_num_seqs=32, max_num_batched_tokens=64)
+    drawn = requests(1000 if FULL else 300)
     ids = {llm.add_request(*one): one[1] for one in drawn}
     outputs, steps = [], 0
     while llm.has_unfinished:
@@ -115,7 +115,7 @@ def test_a_thousand_requests_through_64_blocks(prefix_cache):
     assert_empty(llm)
     assert sorted(output.request_id for output in outputs) == sorted(ids)
     assert_right(outputs, ids)
-    assert llm.scheduler.num_preemptions > 50
+    assert llm.scheduler.num_preemptions > 30
     assert (sum(output.num_cached_tokens for output in outputs) > 1000) == prefix_cache
 
 
@@ -149,7 +149,7 @@ NARROW = {
 @pytest.mark.parametrize("options", NARROW.values(), ids=NARROW)
 def test_narrow_places_change_no_token(options):
     llm = engine(**options)
-    ids = {llm.add_request(*one): one[1] for one in requests(40, seed=1)}
+    ids = {llm.add_request(*one): one[1] for one in requests(24, seed=1)}
     outputs = finished(llm)
     assert [output.request_id for output in outputs] == sorted(ids)
     assert_right(outputs, ids)

@@ -1,6 +1,7 @@
 """Speculation: the same tokens in fewer steps, whatever the drafts, the memory and the way to serve."""
 
 import contextlib
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -62,25 +63,22 @@ class Planned:
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Let sequences be drafted for with the tokens that they will have, wrong ones among them: {request: sampling}."""
+    """Let sequences of [(prompt, sampling)] be drafted for with the tokens that they will have, some of them wrong."""
     monkeypatch.setattr("pagewise.engine.scheduler.Drafter", Planned)
     monkeypatch.setattr(Planned, "known", {})
     monkeypatch.setattr(Planned, "numbers", itertools.count())
 
-    def expect(prompt, sampling):
-        jobs = [Job(tuple(prompt), sampling, choice) for choice in range(sampling.n)]
+    def expect(drawn):
+        jobs = [Job(tuple(prompt), sampling, choice) for prompt, sampling in drawn for choice in range(sampling.n)]
         for job, (ids, _) in zip(jobs, continued(MODEL, jobs), strict=True):
-            Planned.known[(*prompt, *ids[:1], job.choice)] = [*prompt, *ids]
+            Planned.known[(*job.prompt, *ids[:1], job.choice)] = [*job.prompt, *ids]
 
     return expect
 
 
 def serve(llm, drawn, expect):
-    ids = {}
-    for prompt, sampling in drawn:
-        expect(prompt, sampling)
-        ids[llm.add_request(prompt, sampling)] = sampling
-    return ids
+    expect(drawn)
+    return {llm.add_request(prompt, sampling): sampling for prompt, sampling in drawn}
 
 
 # ------------------------------------------------------------------------------------------ drafts
@@ -155,18 +153,19 @@ WAYS = {
 }
 
 
+@functools.cache
+def written(sampling, way, speculate):
+    """Return the sampling and the outputs of two prompts."""
+    params = SamplingParams(max_tokens=20, **SAMPLINGS[sampling])
+    llm = LLM(TINY, tokenizer=TOKENIZER, **({"num_blocks": 64} | WAYS[way]), speculate=speculate)
+    return params, llm.generate([REPETITIVE, "def f(x):\n    return x\n\ndef g(x):\n"], params, progress=False)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_text_of_the_tiny_model_is_the_same(sampling, way):
-    params = SamplingParams(max_tokens=30, **SAMPLINGS[sampling])
-    prompts = [REPETITIVE, "def f(x):\n    return x\n\ndef g(x):\n"]
-    expected, outputs = (
-        LLM(TINY, tokenizer=TOKENIZER, **({"num_blocks": 64} | WAYS[way]), speculate=speculate).generate(
-            prompts, params, progress=False
-        )
-        for speculate in (0, 3)
-    )
-    for one, other in zip(expected, outputs, strict=True):
+    params, outputs = written(sampling, way, speculate=3)
+    for one, other in zip(written(sampling, "paged", speculate=0)[1], outputs, strict=True):
         assert [c[:3] for c in other.choices] == [c[:3] for c in one.choices]
         assert [c.score for c in other.choices] == pytest.approx([c.score for c in one.choices], abs=1e-4)
         if params.logprobs is not None:
@@ -216,7 +215,7 @@ def test_hundreds_of_requests_under_pressure(prefix_cache, planned):
 @pytest.mark.parametrize("options", NARROW.values(), ids=NARROW)
 def test_narrow_places_change_no_token(options, planned):
     llm = engine(**options)
-    ids = serve(llm, requests(40, seed=1), planned)
+    ids = serve(llm, requests(24, seed=1), planned)
     assert_right(finished(llm), ids)
     assert_empty(llm)
     if options.get("max_num_batched_tokens", 64) > 5:  # else the budget leaves next to nothing
@@ -392,7 +391,7 @@ def test_an_end_token_among_right_drafts_ends_the_sequence(planned):
     for end in whole:
         llm, heard = engine(speculate=6), []
         sampling = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop=end)
-        planned([1, 2, 3], params)  # which knows the tokens after the end, too
+        planned([([1, 2, 3], params)])  # which knows the tokens after the end, too
         llm.add_request([1, 2, 3], sampling, listener=heard.append)
         (output,) = finished(llm)
         assert output.token_ids == whole[: whole.index(end) + 1]
@@ -406,7 +405,7 @@ def test_a_stop_string_that_right_drafts_complete_ends_the_text(planned):
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     ((ids, _),) = continued(MODEL, [Job((0, 1, 2), params)])
     text = letters.decode(ids)
-    planned([0, 1, 2], params)
+    planned([([0, 1, 2], params)])
     for at in range(15):
         heard, llm = [], engine(speculate=6, tokenizer=letters)
         stop = text[at : at + 3]
@@ -422,7 +421,7 @@ def test_a_stop_string_that_right_drafts_complete_ends_the_text(planned):
 def test_a_step_tells_of_all_its_tokens_of_a_choice_in_one_piece(planned):
     llm, heard = engine(tokenizer=Letters()), []
     params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, logprobs=1)
-    planned([1, 2, 3], params)
+    planned([([1, 2, 3], params)])
     llm.add_request([1, 2, 3], params, listener=heard.append)
     outputs, steps = [], 0
     while llm.has_unfinished:
@@ -440,7 +439,7 @@ def test_a_tokenizer_that_fails_once_costs_no_letter(planned):
     llm, ids = engine(block_size=4, tokenizer=letters), {}
     for i in range(4):
         prompt, params = [i, 1, 2], SamplingParams(max_tokens=16, seed=i, ignore_eos=True, n=1 + i % 2)
-        planned(prompt, params)
+        planned([(prompt, params)])
 
         def listen(piece):
             shown[piece.request_id, piece.choice] += piece.text
@@ -464,7 +463,7 @@ def test_a_tokenizer_that_fails_once_costs_no_letter(planned):
 def test_logits_that_are_not_finite_after_a_right_draft_end_the_sequence_there(planned, monkeypatch):
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     ((whole, _),) = continued(MODEL, [Job((1, 2, 3), params)])
-    planned([1, 2, 3], params)
+    planned([([1, 2, 3], params)])
     usual = ExactModel.forward
 
     def forward(self, token_ids, positions, attend, *, logits_for=None):
