@@ -47,7 +47,7 @@ def nothing_is_held(llm):
 
 @pytest.mark.parametrize("scheduler", ["naive", "static", "continuous"])
 @pytest.mark.parametrize("attention", ["dense", "paged", "block_tensors"])
-def test_every_way_to_serve_gives_the_tokens_of_each_prompt_alone(scheduler, attention):
+def test_every_way_to_serve_gives_the_tokens_of_each_prompt_alone(scheduler, attention, shapes_unchecked):
     limits = {"block_size": 2, "num_blocks": 100, "max_num_batched_tokens": 9, "max_num_seqs": 3}
     llm = engine(scheduler=scheduler, attention=attention, **limits)
     outputs = llm.generate(PROMPTS, GREEDY)
@@ -93,7 +93,7 @@ def test_a_stream_that_is_left_or_never_begun_holds_nothing():
     assert nothing_is_held(llm)
 
 
-def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_a_preemption():
+def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_a_preemption(shapes_unchecked):
     params = [SamplingParams(max_tokens=16, seed=seed, top_p=0.95) for seed in range(4)]
     prompts = [PROMPTS[0]] * 4
     alone = [engine().generate(prompts[:1], [one])[0].token_ids for one in params]
@@ -193,7 +193,7 @@ def test_what_was_in_the_memory_of_a_dense_batch_before_does_not_matter():
     assert [output.token_ids for output in outputs] == [unserved(prompt) for prompt in PROMPTS[:2]]
 
 
-def test_samples_do_not_depend_on_how_they_are_served():
+def test_samples_do_not_depend_on_how_they_are_served(shapes_unchecked):
     params = SamplingParams(max_tokens=10, n=3, seed=3)
     ways = [{}, {"attention": "dense"}, {"num_blocks": 22, "block_size": 4}, {"max_num_batched_tokens": 5}]
     found = []
