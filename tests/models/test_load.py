@@ -288,7 +288,7 @@ def test_tiny_model_has_learnt_english():
     assert loss < 3.0, f"{loss:.2f} nats per byte"
 
 
-def test_tiny_model_writes_words_of_this_repository():
+def test_tiny_model_writes_words_of_this_repository(shapes_unchecked):
     texts = documents(ROOT)
     known = set(re.findall(r"[a-z]+", " ".join(paragraph for text in texts for paragraph in text).lower()))
     model, tokenizer = tiny_model()

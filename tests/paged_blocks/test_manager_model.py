@@ -329,7 +329,7 @@ class BlockManagerModel(RuleBasedStateMachine):
         assert self.manager.stats().used == 0
 
 
-def test_random_calls_against_a_model():
+def test_random_calls_against_a_model(shapes_unchecked):
     """Rounds of examples from fixed seeds, or random ones if a number of steps is asked for, until all are made."""
     BlockManagerModel.steps, BlockManagerModel.events = 0, {}
     first = random.randrange(2**32) if ASKED else 0
