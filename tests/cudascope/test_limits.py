@@ -260,13 +260,13 @@ def test_cost_of_one_instruction(text, needs):
 def test_only_the_observed_build_counts(units, observed):
     observed(FUSED)
     module = read_module(UNITS)
-    assert "simt_executed" not in entry_source(module, module.entries["units"], "units.ptx")
-    assert units._source.text == entry_source(module, module.entries["units"], units.filename)
+    assert "simt_executed" not in entry_source(module, module.entries["units"], "units.ptx", {})
+    assert units._source.text == entry_source(module, module.entries["units"], units.filename, {})
     with check():
         units[1, 32](aligned(128), aligned(128), FUSED, 1)
     (kernel,) = units._kernels.values()
-    assert kernel._built_for(Mode.PLAIN) is units._build(False)
-    assert kernel._built_for(Mode.CHECK) is units._build(True)
+    assert kernel._built_for(Mode.PLAIN) is units._code.build(False)
+    assert kernel._built_for(Mode.CHECK) is units._code.build(True)
     assert kernel._built_for(Mode.OBSERVE) is units._counted[0]
 
 

@@ -71,7 +71,7 @@ def _under_predicate(text: str, scope: Scope, translate: Callable[[str, list[str
 
 def predicate_of(text: str, scope: Scope) -> str:
     """Return the C++ condition under which `@p instruction` is executed. Without a predicate, return ""."""
-    negated, predicate, *_ = _INSTRUCTION.fullmatch(text).groups()
+    negated, predicate, *_ = INSTRUCTION.fullmatch(text).groups()
     return f"{negated}{scope.variable(predicate)}" if predicate else ""
 
 
