@@ -267,7 +267,7 @@ def test_only_the_observed_build_counts(units, observed):
     (kernel,) = units._kernels.values()
     assert kernel._built_for(Mode.PLAIN) is units._code.build(False)
     assert kernel._built_for(Mode.CHECK) is units._code.build(True)
-    assert kernel._built_for(Mode.OBSERVE) is units._counted[0]
+    assert kernel._built_for(Mode.OBSERVE) is units._code.counted[0]
 
 
 def test_a_bulk_copy_needs_the_time_of_its_bytes():
@@ -400,3 +400,20 @@ def test_ptxas_tells_the_registers_and_none_if_it_does_not_compile(units):
     assert 8 < registers_of(ptx, 80) < 64
     assert registers_of(ptx, 75) == registers_of(ptx, 80)  # compiled for sm_80, which sm_75 cannot run
     assert registers_of(ptx._replace(text=UNITS.replace("ret;", "nonsense;")), 80) is None
+
+
+def test_a_cuda_kernel_through_ptx_counts_instructions_in_the_functions_that_it_calls():
+    source = """
+    __device__ __noinline__ float often(float x, int n) {
+        for (int i = 0; i < n; i++) x = fmaf(x, x, 1.0f);
+        return x;
+    }
+    __global__ void k(float* x, int n) {
+        float y = fmaf(x[threadIdx.x], 2.0f, 3.0f);
+        x[threadIdx.x] = fmaf(often(y, n), 4.0f, 5.0f);
+    }
+    """
+    for n in (10, 30):
+        with observe() as report:
+            CudaKernel(source, "k", through="ptx")[1, 64](torch.zeros(64), n)
+        assert report.limits("A100").seconds["FP32 lanes"] == pytest.approx((2 + n) * 64 / 64 / 1.41e9)  # on one SM
