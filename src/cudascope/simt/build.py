@@ -186,7 +186,7 @@ def _runtime_file() -> Path:
     _, identity = find_compiler()
     source = (RUNTIME / "runtime.cpp").read_text()
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
-    flags = ["-std=c++17", "-O3", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
     path = cache_dir() / f"simt_runtime-{digest(own_sources(), *limits, identity)}.so"
     if not path.exists():
         import fcntl  # Windows does not have it, and has no compiler that gets here

@@ -6,6 +6,8 @@
 #include "check.h"
 #include "observe.h"
 
+#pragma GCC push_options
+#pragma GCC optimize("O3")
 // A guard says whether the constructor of a __shared__ array has run. The kernel itself does not access guards.
 static bool is_guard(const Job& job, const Block& b, const char* p) {
     for (u32 i = 0; i < job.launch.num_guards; ++i) {
@@ -37,7 +39,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     if (is_local(b, a.p)) return;
     Mode mode = (Mode)w->job->launch.mode;
     if (mode == PLAIN) return;
-    if (mode == CHECK) settle(*w);
+    if (mode == CHECK && w->pending.bytes) settle(*w);
     if (w->job->launch.num_guards && is_guard(*w->job, b, a.p)) return;
     Thread& me = *w->current;
     if (a.is_volatile && a.access == READ) note_poll(me, a.p, a.bytes, true, a.site);
@@ -92,6 +94,9 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_init() {}
 
+}
+#pragma GCC pop_options
+extern "C" {
 // -fsanitize=alignment calls this function before an access to `p` that is misaligned for its type. With an alignment of
 // 1, -fsanitize=object-size calls it before an access past the ends of a variable that the compiler knows.
 struct Mismatch { const char* file; u32 line, column; void* type; u8 log_alignment, kind; };
