@@ -5,6 +5,7 @@ weights, and makes the cache of its KV heads. Then it computes one step after th
 engine.
 """
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -76,11 +77,18 @@ def follow_torchrun(count: int) -> None:
         )
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+        atexit.register(_leave)
     if (rank := dist.get_rank()) > 0:
         # torchrun passes both signals to all processes, and process 0 decides when the engine ends
         with _ignored(signal.SIGINT, signal.SIGTERM):
             _follow(_connect(), rank, lambda device: dist.group.WORLD)
         raise SystemExit
+
+
+def _leave() -> None:
+    """Leave the default group. If its threads still run when Python has ended, C++ may abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def launched() -> bool:

@@ -75,9 +75,7 @@ class Followers:
             self.tell(plan)
             self.wait()
             self.model = plan.share(whole, self._met(plan.device))
-            if (
-                plan.device == "cpu"
-            ):  # gloo has connected all processes; NCCL needs the folder until its first all-reduce
+            if plan.device == "cpu":  # gloo has met. NCCL needs the folder until its first all-reduce
                 self._folder.cleanup()
         except BaseException:
             self._end()
