@@ -1,4 +1,4 @@
-"""What every test shares: checked shapes, devices, the one tolerance policy, and the count of kernels executed."""
+"""Shared by all tests: checked shapes, devices, the one tolerance policy, and the count of executed kernels."""
 
 import functools
 import gc

@@ -31,7 +31,7 @@ def cache_dir() -> Path:
     """Where compiled kernels are kept: $CUDASCOPE_CACHE, or ~/.cache/cudascope.
 
     Raises:
-        CompileError: it is no folder that can be written.
+        CompileError: this folder cannot be written.
     """
     path = Path(os.environ.get("CUDASCOPE_CACHE") or "~/.cache/cudascope")
     try:

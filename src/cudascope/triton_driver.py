@@ -7,10 +7,10 @@ device of their tensors, for the number of SMs. They get the answers of a common
 from collections.abc import Mapping
 from typing import Any
 
-from cudascope.gpus import SHARED_BYTES
+from cudascope.gpus import GPUS, SHARED_BYTES
 
-# The SMs of a T4, an A100, an RTX 3090, an RTX 4090, an H100, a B200 and an RTX 5090 (NVIDIA's data sheets).
-_SMS = {75: 40, 80: 108, 86: 82, 89: 128, 90: 132, 100: 148, 120: 170}
+# By architecture. GPUS has neither an RTX 3090 (sm_86) nor an RTX 5090 (sm_120).
+_SMS = {86: 82, 120: 170} | {gpu.sm: gpu.num_sms for gpu in GPUS.values()}
 
 
 class Driver:

@@ -184,7 +184,7 @@ def _inner(outer: Scope, body: tuple[Statement, ...], number: int) -> Scope:
 
 
 def _local(text: str, line: int, scope: Scope) -> str:
-    """What a body declares: a variable, or the memory of a parameter that it passes."""
+    """Return the declaration of a variable, or of the memory of a parameter that the body passes on."""
     if text.startswith(".param"):
         (passed,) = read_parameters(text, line)
         variable = Variable("local", passed.name, passed.alignment, passed.bytes, b"", {}, line)

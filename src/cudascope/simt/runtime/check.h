@@ -57,7 +57,7 @@ static void use(Worker& w, u64 bits) {
     }
 }
 
-// Whether it is one: false if nothing has come of what the reader has read.
+// Report a race, and return true. Return false if the reading thread has not stored the value that it read.
 [[gnu::noinline]] static bool raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
     Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
     e.other_block = index_at(w.job->grid, s.block - 1);
