@@ -59,6 +59,15 @@ if importlib.util.find_spec("beartype"):
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
     jaxtyping.install_import_hook(_checked, "conftest.typechecker")
 
+    _met: set[str] = set()
+
+    def pytest_runtest_setup(item: pytest.Item) -> None:
+        """Check shapes in one case of each test. Checks in all cases cost a seventh of the tests' own time."""
+        test = item.nodeid.partition("[")[0]
+        jaxtyping.config.update("jaxtyping_disable", test in _met)
+        _met.add(test)
+
+
 # A shell starts background jobs with SIGINT ignored, and tests send it. Processes that tests start inherit this, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

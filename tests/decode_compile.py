@@ -3,6 +3,7 @@
 import inspect
 
 import torch
+from covering import covering
 from triton_compile import compile_triton
 
 from pagewise.kernels.flash_decoding import flash_decoding_kernel, merge_plan_kernel
@@ -34,6 +35,19 @@ INTEGERS = {
     "programs_ptr", "splits_ptr", "items_ptr", "seq_lens_ptr", "cu_seqlens_q_ptr", "chunk_seqs_ptr",
 }  # fmt: skip
 FLOATS = {"scale", "softcap", "v_scale", "phi", "low", "high", "smallest", "threshold"}
+
+
+# GPUs that get code of their own. sm_86 has the instructions of sm_80 and the shared memory of sm_89.
+TENSOR_CORES = [80, 89, 90, 100, 120]
+
+
+def for_every_gpu(axes, allowed=lambda case: True):
+    """Cases with every pair of values of `axes` and of the GPUs, and one case for sm_75.
+
+    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile.
+    """
+    for_sm_75 = (case for case in covering(axes | {"sm": [75]}, allowed) if case["dtype"] == torch.float16)
+    return [*covering(axes | {"sm": TENSOR_CORES}, allowed), next(for_sm_75)]
 
 
 def compile_decode(

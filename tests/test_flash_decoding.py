@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 import torch
 from covering import covering
-from decode_compile import E4M3, POINTERS, assert_fits, compile_decode, compile_merge
+from decode_compile import E4M3, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_cases import paged_inputs
@@ -575,16 +575,15 @@ COMPILED_FOR = {
     "options": [False, True],
     "split": [False, True],
     "paged": [False, True],
-    "sm": [75, 80, 86, 89, 90, 100, 120],
 }
 
 
 def exists(case):
-    """Float8 is for paged caches only, and sm_75 has no bfloat16."""
-    return (case["cache"] is None or case["paged"]) and (case["sm"] >= 80 or case["dtype"] != torch.bfloat16)
+    """Float8 is for paged caches only."""
+    return case["cache"] is None or case["paged"]
 
 
-@pytest.mark.parametrize("case", covering(COMPILED_FOR, exists), ids=name)
+@pytest.mark.parametrize("case", for_every_gpu(COMPILED_FOR, exists), ids=name)
 def test_decode_kernel_compiles_for_every_gpu(case, record_property):
     assert_fits("decode", record_property, **case)
 

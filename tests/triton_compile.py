@@ -68,7 +68,7 @@ def _ask(**question: Any) -> dict[str, Any]:
 
 @functools.cache
 def _worker() -> subprocess.Popen:
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
 
@@ -78,14 +78,12 @@ def _worker() -> subprocess.Popen:
 
 def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, options: dict) -> dict[str, Any]:
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types, constants, aligned = (
-        {},
-        {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs},
-        {},
-    )
+    from cudascope.triton_worker import ptx_of
+
+    constants = {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs}
+    types, aligned = {}, {}
     for i, (argument, kinds) in enumerate(signature.items()):
         found = []
         for j, kind in enumerate(kinds if isinstance(kinds, list) else [kinds]):
@@ -97,9 +95,8 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
             found.append(kind.removesuffix(":16"))
         types[argument] = tuple(found) if isinstance(kinds, list) else found[0]
     source = ASTSource(getattr(_module(path), name), types, constants, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
-    ptx = compiled.asm["ptx"]
-    return {"ptx": ptx, "shared_bytes": compiled.metadata.shared, **_resources(ptx, Path(triton.__file__).parent)}
+    ptx, metadata = ptx_of(source, sm, options)
+    return {"ptx": ptx, "shared_bytes": metadata["shared"], **_resources(ptx, Path(triton.__file__).parent)}
 
 
 @functools.cache

@@ -134,19 +134,28 @@ def _namedtuple_class(name: str, fields: tuple[str, ...]) -> type:
 
 
 def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the PTX of a kernel and its resources. Triton's stages run up to PTX: a cubin needs no one here."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
+    """Return the PTX of a kernel and its resources."""
+    from triton.compiler import ASTSource
 
     real = inspect.getsourcelines
     inspect.getsourcelines = lambda function: _sources.get(function) or real(function)
     reader = Reader(request["functions"])
     kernel, signature, constants, attributes, options = map(reader.value, request["kernel"])
-    target = GPUTarget("cuda", request["sm"], 32)
+    ptx, metadata = ptx_of(ASTSource(kernel, signature, constants, attributes), request["sm"], options)
+    kept = ("name", "shared", "num_warps", "num_ctas", "global_scratch_size", "global_scratch_align")
+    kept += ("profile_scratch_size", "profile_scratch_align", "tensordesc_meta")
+    return {"ptx": ptx, **{name: metadata.get(name) for name in kept}}
+
+
+def ptx_of(source: Any, sm: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the PTX of an `ASTSource` and Triton's metadata. Triton's stages run up to PTX: no one needs a cubin."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    target = GPUTarget("cuda", sm, 32)
     backend = make_backend(target)
     options = backend.parse_options(options)
-    source = ASTSource(kernel, signature, constants, attributes)
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
     context = ir.context()
@@ -157,9 +166,7 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     metadata = {"target": target, **vars(options)}
     for stage in list(stages)[list(stages).index("ttir") : list(stages).index("ptx") + 1]:
         module = stages[stage](module, metadata)
-    kept = ("name", "shared", "num_warps", "num_ctas", "global_scratch_size", "global_scratch_align")
-    kept += ("profile_scratch_size", "profile_scratch_align", "tensordesc_meta")
-    return {"ptx": module, **{name: metadata.get(name) for name in kept}}
+    return module, metadata
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from covering import covering
-from decode_compile import POINTERS, assert_fits, compile_merge
+from decode_compile import POINTERS, assert_fits, compile_merge, for_every_gpu
 from flash_cases import name, random_qkv
 from triton_compile import compile_triton
 
@@ -21,7 +20,6 @@ COMPILED = {
     "rows": [(1, 1), (2, 3), (8, 3)],  # query heads per KV head, queries
     "options": [False, True],
     "wide": [False, True],
-    "sm": [75, 80, 86, 89, 90, 100, 120],
 }
 
 
@@ -44,11 +42,7 @@ def test_ops_take_queries_with_a_tokens_heads_side_by_side(kernel_device):
     torch.testing.assert_close(out, attention(q, k, v, causal=True))
 
 
-def fits_the_gpu(case):
-    return case["sm"] >= 80 or case["dtype"] != torch.bfloat16
-
-
-@pytest.mark.parametrize("case", covering(COMPILED, fits_the_gpu), ids=name)
+@pytest.mark.parametrize("case", for_every_gpu(COMPILED), ids=name)
 def test_kernels_compile_for_every_gpu(case, record_property):
     case = dict(case)
     group, queries = case.pop("rows")

@@ -222,14 +222,13 @@ MISTAKES_OF_GROUPED = {
     "every head written as the first": ("num_heads + first_head + h;", "num_heads + first_head;"),
     "only warp 0 writes": ("        write_rows<W>(acc", "        if (threadIdx.x < WARP_SIZE) write_rows<W>(acc"),
 }  # fmt: skip
-# v1 and v2 run the same shared stages with the same sizes, so these mistakes take turns.
-OF_BOTH = [*(SHARED_MISTAKES | MISTAKES_OF_V1_AND_V2).items()]
-PLANTED = [
-    *((name, *each) for each, name in in_turns(OF_BOTH, ("v1", "v2"))),
+PLANTED = [  # the kernels run the same shared stages, so the mistakes in these stages take turns
+    *((name, *each) for each, name in in_turns([*SHARED_MISTAKES.items()], ("v1", "v2", "grouped"))),
+    *((name, *each) for each, name in in_turns([*MISTAKES_OF_V1_AND_V2.items()], ("v1", "v2"))),
     *(("v1", *each) for each in MISTAKES_OF_V1.items()),
     *(("v2", *each) for each in MISTAKES_OF_V2.items()),
     *(("merge", *each) for each in MISTAKES_OF_MERGE.items()),
-    *(("grouped", *each) for each in (SHARED_MISTAKES | MISTAKES_OF_GROUPED).items()),
+    *(("grouped", *each) for each in MISTAKES_OF_GROUPED.items()),
 ]
 MISTAKEN = {"head_size": 64, "block_size": 8, "dtype": torch.float16, "cache": torch.float8_e4m3fn, "alibi": True,
             "heads": (8, 2)}  # fmt: skip

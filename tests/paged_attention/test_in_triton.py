@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 from covering import covering
-from decode_compile import E4M3, E5M2, POINTERS, assert_fits, compile_decode, compile_merge
+from decode_compile import E4M3, E5M2, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
 from paged_cases import assert_matches_dense, paged_inputs
 from triton_compile import compile_triton
 
@@ -293,15 +293,10 @@ COMPILED = {
     "group": [1, 4, 8, 32],
     "options": [False, True],
     "split": [False, True],
-    "sm": [75, 80, 86, 89, 90, 100, 120],
 }
 
 
-def fits_the_gpu(case):
-    return case["sm"] >= 80 or case["dtype"] != torch.bfloat16
-
-
-@pytest.mark.parametrize("case", covering(COMPILED, fits_the_gpu), ids=name)
+@pytest.mark.parametrize("case", for_every_gpu(COMPILED), ids=name)
 def test_paged_attention_kernel_compiles_for_every_gpu(case, record_property):
     assert_fits("paged", record_property, **case)
 

@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 import torch
-from covering import covering
-from decode_compile import E4M3, POINTERS, assert_fits, compile_decode
+from decode_compile import E4M3, POINTERS, assert_fits, compile_decode, for_every_gpu
 from packed_cases import assert_packed_matches_dense, packed_inputs
 
 from conftest import executed
@@ -23,7 +22,6 @@ COMPILED = {
     "group": [1, 4],
     "options": [False, True],
     "split": [False, True],
-    "sm": [75, 80, 86, 89, 90, 100, 120],
 }
 
 
@@ -31,11 +29,7 @@ def name(case):
     return "-".join(str(value).removeprefix("torch.") for value in case.values())
 
 
-def fits_the_gpu(case):
-    return case["sm"] >= 80 or case["dtype"] != torch.bfloat16
-
-
-@pytest.mark.parametrize("case", covering(COMPILED, fits_the_gpu), ids=name)
+@pytest.mark.parametrize("case", for_every_gpu(COMPILED), ids=name)
 def test_varlen_kernel_compiles_for_every_gpu(case, record_property):
     assert_fits("varlen", record_property, **case)
 

@@ -72,6 +72,13 @@ def test_rounds_go_on_until_the_seconds_have_passed(clock):
     assert taken == {"a": [0.5] * 6}
 
 
+def test_a_test_of_the_lessons_takes_one_round(clock, monkeypatch):
+    monkeypatch.setenv("PAGEWISE_ROUNDS", "1")
+    assert in_turns({"a": clock.takes("a", [0.5] * 9)}, timing.host_seconds, seconds=3.0) == {"a": [0.5]}
+    ratios = compare({"a": clock.takes("a", [1.0] * 9), "b": clock.takes("b", [2.0] * 9)})
+    assert ratios["b"] == Spread(2.0, 2.0, 2.0)
+
+
 # ------------------------------------------------------------------------------------------------ compare
 
 
