@@ -7,10 +7,11 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons test test-full bench rehearse gpu-check lab refresh book clean
+.PHONY: help environment lessons quick test test-full bench rehearse gpu-check lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
+	@echo "make quick      lint, and one case of each test that is not slow, in two minutes"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
 	@echo "make bench      what things cost on a CPU, as ratios of one run"
@@ -43,6 +44,11 @@ test: environment
 	$(PY) -m pagewise.exercises.solved lessons build/solved
 	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope --no-loadscope-reorder \
 		$$(ls -r build/solved/*.ipynb)
+
+quick: environment
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pytest -q --quick -n 3 --dist worksteal -p no:nbval
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \

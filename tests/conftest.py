@@ -86,6 +86,25 @@ def pytest_collection_finish():
 ROOT = Path(__file__).parent.parent
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
+# ------------------------------------------------------------------------------------------------ a quick run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="the first case of each test that is not marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.quick:
+        return
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            first.setdefault(item.nodeid.partition("[")[0], item)
+    kept = set(first.values())
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = first.values()
+
+
 # ------------------------------------------------------------------------------------------------ devices
 
 
@@ -263,7 +282,7 @@ _count_triton_launches()
 
 def _is_whole_run(config: pytest.Config) -> bool:
     chosen = config.option
-    selected = chosen.keyword or chosen.markexpr or chosen.collectonly or getattr(chosen, "lf", False)
+    selected = chosen.quick or chosen.keyword or chosen.markexpr or chosen.collectonly or getattr(chosen, "lf", False)
     return config.args_source == pytest.Config.ArgsSource.TESTPATHS and not selected
 
 

@@ -17,6 +17,8 @@ from pagewise.paged_attention import in_cuda as paged
 from pagewise.paged_attention import paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
 
+pytestmark = pytest.mark.slow
+
 flat = importlib.import_module("pagewise.flash_decoding_plus_plus.flat_gemm")
 
 KERNELS = {

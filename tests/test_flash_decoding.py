@@ -594,6 +594,7 @@ def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, rows, sm):
     assert compile_merge("plan", head_size, torch.bfloat16, sm, rows=rows).spilled_bytes == 0
 
 
+@pytest.mark.slow
 def test_keys_are_on_their_way_early():
     """16 bytes per thread and load, fetched ahead of use by cp.async."""
     for paged in (False, True):
@@ -718,6 +719,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_compiles_without_a_break():
     """In a process of its own: torch.compile does not see through the shape checks of the tests.
 

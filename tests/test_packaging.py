@@ -127,6 +127,7 @@ def test_version_is_the_package_version():
     assert PROJECT["project"]["version"] == pagewise.__version__
 
 
+@pytest.mark.slow
 def test_tests_are_collected_without_what_only_lessons_and_the_book_need():
     """As on a machine with a GPU whose packages are fixed."""
     missing = ("nbformat", "nbclient", "nbval", "IPython", "sphinx", "myst_nb", "beartype")
@@ -139,6 +140,7 @@ def test_tests_are_collected_without_what_only_lessons_and_the_book_need():
 # ------------------------------------------------------------------------------------------------ the wheel
 
 
+@pytest.mark.slow
 def test_wheel_has_every_python_file(wheel):
     expected = {
         "/".join([package.replace(".", "/"), *file.relative_to(folder).parts])
@@ -174,6 +176,7 @@ def test_wheel_has_nothing_but_the_package(wheel):
     assert {name.split("/")[0] for name in names_in(wheel)} == {"cudascope", "pagewise", info}
 
 
+@pytest.mark.slow
 @needs_interpreter
 def test_wheel_works_outside_the_checkout(wheel, venv, tmp_path):
     offline_install(venv, wheel, cwd=tmp_path)
@@ -182,6 +185,7 @@ def test_wheel_works_outside_the_checkout(wheel, venv, tmp_path):
     assert [file for file in files if not Path(file).is_relative_to(tmp_path / "venv")] == []
 
 
+@pytest.mark.slow
 @needs_interpreter
 def test_editable_install_without_network_works_and_follows_the_checkout(checkout, venv, tmp_path):
     offline_install(venv, "-e", checkout, cwd=tmp_path)

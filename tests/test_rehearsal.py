@@ -5,7 +5,11 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from conftest import ROOT, all_kernels
+
+pytestmark = pytest.mark.slow
 
 CUDA_TESTS = "same_object or without_tensors or torchs_current_stream or 48_kb or compiler_saw"
 PART = ["tests/rehearsal/checks.py", "tests/cudascope/test_kernel.py", "-k", f"checks or {CUDA_TESTS}"]

@@ -51,6 +51,7 @@ def cases():
     return [{"arch": arch, **variant._asdict()} for variant, arch in CHOSEN]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=name)
 def test_compiled_kernels_are_as_accurate_as_naive_and_have_no_findings(case):
     arch, variant = case["arch"], Variant(**{field: case[field] for field in Variant._fields})

@@ -47,6 +47,7 @@ def test_the_command_line_needs_no_torch(command, status, shown):
     assert shown in alone(f"from cudascope.command_line import main; print(main({words}) == {status})")
 
 
+@pytest.mark.slow
 def test_a_kernel_takes_numpy_arrays_without_torch():
     code = f"""
 import numpy as np
@@ -66,6 +67,7 @@ print(type(w).__name__, out[:4].tolist())
     assert alone(code) == "True 0\nndarray [1.0, 2.0, 3.0, 4.0]\n"
 
 
+@pytest.mark.slow
 def test_strided_numpy_arrays_and_dlpack_objects_are_used_in_place():
     class Foreign:
         def __init__(self, array):

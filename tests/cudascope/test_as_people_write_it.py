@@ -108,6 +108,7 @@ def test_the_smallest_statement_round_a_token_is_found(target, statement):
 # ------------------------------------------------------------------------------------------------ kernels of a file
 
 
+@pytest.mark.slow
 def test_an_untouched_file_runs_and_is_checked():
     x, out = torch.arange(100.0), torch.zeros(1)
     kernel = CudaKernel(FILE, "reduce<float>")
@@ -205,6 +206,7 @@ def test_the_architecture_is_that_of_an_h100():
 # ------------------------------------------------------------------------------------------------ variables
 
 
+@pytest.mark.slow
 def test_variables_are_set_and_read_and_the_same_in_every_mode():
     kernel, x, out = CudaKernel(FILE, "filter::convolve"), torch.arange(6.0), torch.zeros(4)
     taps = kernel.variable("filter::taps")

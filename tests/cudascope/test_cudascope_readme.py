@@ -51,6 +51,7 @@ def test_the_example_of_a_struct_has_no_findings(capsys):
     assert capsys.readouterr().out == "1 launch checked, nothing found\n"
 
 
+@pytest.mark.slow
 def test_the_example_of_a_triton_kernel_has_no_findings(capsys, tmp_path):
     _, _, example, _ = blocks("python")
     file = tmp_path / "row_sums.py"
@@ -61,6 +62,7 @@ def test_the_example_of_a_triton_kernel_has_no_findings(capsys, tmp_path):
     assert "tl.store(out + tl.program_id(0), tl.sum(values, 0))" in shown
 
 
+@pytest.mark.slow
 def test_the_example_of_a_test_passes(tmp_path):
     *_, example = blocks("python")
     (tmp_path / "test_scale.py").write_text(example)

@@ -141,6 +141,7 @@ def test_the_correct_twin_is_clean_under_any_schedule(name):
     assert_twin_is_clean(FILE, name, BUGS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_the_kernels_are_cuda_too(arch):
     assert CudaKernel(FILE, "any_group").resources(arch).shared_bytes == 4 * THREADS

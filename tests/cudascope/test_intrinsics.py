@@ -97,6 +97,7 @@ def run(file: Path, name: str, *inputs: torch.Tensor, dtype: torch.dtype = torch
     return out
 
 
+@pytest.mark.slow
 def test_words_of_bytes_and_halves_lane_by_lane(file):
     low, high = np.divmod(np.arange(2**16), 256)  # every pair of bytes in the lowest lane, others elsewhere
     a = low | (high ^ 0x5A) << 8 | (255 - low) << 16 | (low * 7 + high & 255) << 24

@@ -10,6 +10,7 @@ from cudascope import CudaKernel, check
 FILE = Path(__file__).parent / "libraries.cu"
 
 
+@pytest.mark.slow
 def test_cuda_std_and_thrust():
     triple = np.dtype({"names": "abc", "formats": ["i1", "f4", "i2"], "offsets": [0, 4, 8], "itemsize": 12})
     given, changed = np.array([(1, 2, 3), (4, 5.5, 6)], triple), np.zeros(2, triple)

@@ -257,6 +257,7 @@ def test_cost_of_one_instruction(text, needs):
     assert cost(text) == needs
 
 
+@pytest.mark.slow
 def test_only_the_observed_build_counts(units, observed):
     observed(FUSED)
     module = read_module(UNITS)

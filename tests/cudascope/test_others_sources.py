@@ -75,6 +75,7 @@ __global__ void numbers(long* x, int n) { x[0] = (n + ... + N); }
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["", HOST.replace("k<", "values<")], ids=["whole", "cut"])
 def test_a_pack_of_parameters_has_one_for_each_argument_of_the_template(host):
     source = VARIADIC + host

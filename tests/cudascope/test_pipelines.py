@@ -53,6 +53,7 @@ def test_who_waits_at_a_barrier_for_ever_is_told():
         CudaKernel(FILE, "one_too_few")[1, THREADS](*args, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_the_kernels_are_cuda_too(arch):
     # two stages of floats, and two barriers of 8 bytes for each

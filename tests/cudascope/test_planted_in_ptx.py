@@ -52,6 +52,7 @@ def with_roles():
     return run, mistakes, edit
 
 
+@pytest.mark.slow
 def test_a_product_with_roles_for_warps_is_right_and_has_no_findings(with_roles):
     run, _, _ = with_roles
     assert run.is_right
@@ -65,6 +66,7 @@ def test_every_wait_for_an_mbarrier_is_needed(with_roles):
     assert {each.findings[0].rule for each in seen.values()} == {"race"}
 
 
+@pytest.mark.slow
 def test_a_barrier_before_an_arrival_for_all_warps_is_needed_and_another_is_not(with_roles):
     run, mistakes, edit = with_roles
     lines = edit.ptx.split("\n")
@@ -107,6 +109,7 @@ def test_wrong_descriptors_give_another_result():
     assert not any(each.is_right for each in seen.values())
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_a_ring_of_copies_and_in_fragments_is_seen():
     mistakes = []
     edit = planting(lambda ptx: removals(ptx) + wrong_operands(ptx), mistakes)

@@ -29,6 +29,7 @@ def bits(patterns: torch.Tensor) -> list[int]:
     return [x % 2**32 for x in patterns.flatten().tolist()]
 
 
+@pytest.mark.slow
 def test_special_registers():
     out = torch.zeros(2 * 12 * 6, 8, dtype=torch.int32)
     run("who_am_i", (2, (12, 6)), out)
@@ -119,6 +120,7 @@ def test_released_flag_orders_what_was_written_before(schedule):
     assert out.tolist() == list(range(10, 18))
 
 
+@pytest.mark.slow
 def test_load_in_a_loop_sees_what_another_thread_block_stores():
     ready, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     CudaKernel(FILE, "volatile_flag")[2, 1](ready, out)

@@ -23,6 +23,8 @@ from cudascope import PtxKernel
 from cudascope.build import nvidia_headers
 from cudascope.simt.compiler import find_compiler
 
+pytestmark = pytest.mark.slow
+
 triton = pytest.importorskip("triton")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 ARCH = "sm_90"

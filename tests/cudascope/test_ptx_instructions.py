@@ -9,9 +9,12 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 
 from cudascope import CudaKernel
+
+pytestmark = pytest.mark.slow
 
 # ------------------------------------------------------------------------------------------------ integers
 

@@ -392,6 +392,7 @@ def test_a_product_without_its_wait_gives_nans():
     assert np.isnan(multiplied(product("f32.f16.f16", 64, 16, wait=""), a, b)).all()
 
 
+@pytest.mark.slow
 def test_a_product_without_its_fences_is_found():
     a = b = np.ones((64, 16), np.float16)
     rules = []

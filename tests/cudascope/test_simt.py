@@ -248,6 +248,7 @@ def test_dynamic_shared_memory_of_two_types_in_one_file():
     assert torch.equal(out, (torch.arange(50) + 1) % 50 / 2)
 
 
+@pytest.mark.slow
 def test_template_with_shared_memory():
     for dtype, name in ((torch.float32, "float, 8"), (torch.float64, "double, 8")):
         out = zeros(8, 8, dtype=dtype)
@@ -335,6 +336,7 @@ def test_number_types_round_as_torch_rounds():
     torch.testing.assert_close(out, torch.stack([*expected, half[other] + bf16[other]], 1), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_constant_memory_and_device_variables():
     out = zeros(3)
     for context in (cudascope.schedule(None), cudascope.observe(), cudascope.check()):
@@ -467,6 +469,7 @@ def test_kernels_of_a_file_are_built_together():
     assert read(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();").plain_kernels == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_two_processes_may_compile_at_once(tmp_path):
     program = (
         "import numpy\nfrom cudascope import CudaKernel\nx = numpy.zeros(1, numpy.float32)\n"

@@ -57,6 +57,7 @@ def test_tiles_of_a_larger_product_are_scaled_element_by_element():
         assert torch.equal(d, 0.5 * (a.float() @ b.float()) + c)
 
 
+@pytest.mark.slow
 def test_a_half_sum_is_rounded_once_per_product():
     # 2048 + 16 · 3/16 = 2051, halfway between its neighbours 2050 and 2052; each 3/16 alone would be lost
     a, b = torch.ones(8, 16).half(), torch.full((16, 32), 3 / 16).half()

@@ -68,6 +68,7 @@ def kernels_through_ptx(monkeypatch):
     return choose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arch", "run", "tolerance"), OURS, ids=[f"{name}-{arch}" for name, arch, *_ in OURS])
 def test_our_kernels_give_what_their_cpp_gives_and_a_check_finds_nothing(
     name, arch, run, tolerance, kernels_through_ptx
@@ -100,6 +101,7 @@ def computed(x: np.ndarray, **how) -> list[np.ndarray]:
     return out
 
 
+@pytest.mark.slow
 def test_a_product_and_a_sum_become_one_fma():
     x = np.array([1 + 2**-12], np.float32)  # the square is 1 + 2⁻¹¹ + 2⁻²⁴, whose last bit one product rounds away
     once, twice = np.float32(2**-11 + 2**-24), np.float32(2**-11)
@@ -175,6 +177,7 @@ class Pair(ctypes.Structure):
     _fields_ = (("x", ctypes.c_double), ("y", ctypes.c_int))
 
 
+@pytest.mark.slow
 def test_calls_variables_printing_and_the_heap_are_as_in_cpp(capsys):
     results = []
     for through in ("c++", "ptx"):

@@ -29,6 +29,7 @@ def warps_data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, torch.zeros(3, 43, dtype=torch.float16), torch.arange(10, 22).view(3, 4)[:, 1]
 
 
+@pytest.mark.slow
 def test_warp_functions_atomics_and_tensors_by_value():
     x, out, index = warps_data()
     with check():

@@ -137,6 +137,7 @@ def matmul(arch="sm_80", tile=32, edit=None):
     return out, a.float() @ b.float(), compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "tile", "instruction"), [("sm_80", 32, "mma.sync"), ("sm_90", 64, "wgmma.mma_async")])
 def test_a_product_on_tensor_cores_equals_torchs_and_has_no_findings(arch, tile, instruction):
     with check(stop=False, ignore=("same value",)) as report:
@@ -407,6 +408,7 @@ def test_a_kernel_of_a_text_and_functions_that_need_each_other():
     assert "<cell 5>" in compiled[0].ptx
 
 
+@pytest.mark.slow
 def test_a_kernel_is_executed_in_the_same_way_where_triton_is_not_interpreted():
     code = "import test_triton_compiled as t; print(type(t.add_kernel).__name__); t." + (
         "test_a_kernel_gets_ints_floats_bools_tuples_constants_and_helpers_of_another_file()"

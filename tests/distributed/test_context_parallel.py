@@ -95,6 +95,7 @@ def assert_right(cases, by_rank):
 LENGTHS = [(16, 16), (13, 13), (1, 1), (3, 3), (5, 17), (17, 5), (40, 41), (0, 4), (4, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_ring_attention_and_its_gradients_match_attention(count, pools):
     cases = [

@@ -103,6 +103,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_failure_names_its_process_and_ends_all_in_time():
     with Processes(2) as processes:
         for function, error, message in FAILURES:
@@ -131,6 +132,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_no_process_remains_after_an_interrupt_or_when_the_program_is_killed():
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as program:
         try:

@@ -38,6 +38,7 @@ def test_zigzag_takes_one_piece_from_each_end():
     assert pieces(16, 2, 1, "contiguous") == [range(8, 16)]
 
 
+@pytest.mark.slow
 def test_gathering_undoes_sharing_in_any_dimension_and_dtype(three):
     def there_and_back():
         for order in ORDERS:

@@ -116,6 +116,7 @@ def test_ctrl_c_ends_it_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().out == "The\n"
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_module():
     command = (sys.executable, "-m", "pagewise.engine", "The", *CPU, "--max-tokens", "3", "--seed", "1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

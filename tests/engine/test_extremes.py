@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pagewise.engine import LLM, SamplingParams
 from pagewise.models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 QUICK = {
     "deadline": None,

@@ -107,6 +107,7 @@ def test_each_process_holds_its_share_of_weights_and_cache_and_no_more(both, fol
         assert process["weights"] == expected
 
 
+@pytest.mark.slow
 def test_options_that_process_0_decides_alone_change_no_token(two, folders):
     """Drafts, and a float8 cache. A table of products runs the model once before the first step, in every process."""
     model, _ = load_model(folders["llama-3"])
@@ -147,6 +148,7 @@ def in_threads(monkeypatch):
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_model_of_the_caller_is_shared_by_any_number_that_divides_its_heads(count, in_threads):
     model = llama(qkv_bias=True)
@@ -276,6 +278,7 @@ def alone():
     return [output.text for output in outputs]
 
 
+@pytest.mark.slow
 def test_an_engine_starts_its_follower_and_gives_the_same_texts(served, alone):
     assert [output.text for output in served.generate(TEXTS, SHORT)] == alone
     assert "".join(served.stream(TEXTS[2], SHORT)) == alone[2]
@@ -318,6 +321,7 @@ def test_followers_keep_in_step_after(trouble, error, served, alone):
     assert [output.text for output in served.generate(TEXTS, SHORT)] == alone
 
 
+@pytest.mark.slow
 def test_torchrun_runs_the_command_on_two_processes(capsys):
     flags = ["The block table", "--device", "cpu", "--num-blocks", "32", "--max-tokens", "12", "--temperature", "0"]
     assert main(flags) == 0
@@ -341,6 +345,7 @@ def test_a_follower_that_is_killed_ends_the_engine_with_its_rank(served):
     assert served.memory.manager.num_free_blocks == 256
 
 
+@pytest.mark.slow
 def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
     """Process 0 is a fork of this process, which is killed in the middle of a step."""
     log = tmp_path / "log"
@@ -360,6 +365,7 @@ def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
     assert list(tmp_path.glob("pagewise-*")) == []
 
 
+@pytest.mark.slow
 def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():
     """One client reads a stream, another one waits for a whole answer."""
     httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")

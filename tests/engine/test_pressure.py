@@ -101,6 +101,7 @@ def requests(number, seed=0):
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_hundreds_of_requests_through_40_blocks(prefix_cache):
     llm = engine(40, prefix_cache=prefix_cache, max_num_seqs=32, max_num_batched_tokens=64)
@@ -459,6 +460,7 @@ class AnyOrder(RuleBasedStateMachine):
         AnyOrder.num_preemptions += self.llm.scheduler.num_preemptions
 
 
+@pytest.mark.slow
 def test_any_order_of_requests_steps_failures_and_aborts():
     chances = (
         {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 40, "stateful_step_count": 30}
@@ -516,6 +518,7 @@ def served_with(presses, speculate):
     return interrupted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculate", [0, 2])
 def test_ctrl_c_at_any_line_of_a_step_costs_a_step_and_no_more(speculate):
     served_with(counting := Presses(), speculate)

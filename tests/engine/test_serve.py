@@ -513,6 +513,7 @@ def test_a_command_that_cannot_be_done_says_why(arguments, why, capsys):
     assert re.fullmatch(f"error: .*{why}.*\n", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_the_command_serves_and_ends_when_what_runs_has_ended():
     command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "64", "--max-queue", "4"]
     with subprocess.Popen(

@@ -105,6 +105,7 @@ def test_latencies_are_those_that_a_client_measures(server, monkeypatch):
     assert latency - parts < 0.05
 
 
+@pytest.mark.slow
 def test_an_answer_is_counted_before_its_client_has_it(server, monkeypatch):
     update = server.engine.metrics.update
     monkeypatch.setattr(server.engine.metrics, "update", lambda: time.sleep(0.2) or update())

@@ -21,6 +21,8 @@ from serving import serving
 from pagewise.engine import LLM, SamplingParams
 from pagewise.models import tiny_model
 
+pytestmark = pytest.mark.slow
+
 SECONDS = float(os.environ.get("PAGEWISE_STORM_SECONDS", 10))
 NUM_CLIENTS, MAX_QUEUE = 64, 48  # so that some are told to come back later
 

@@ -173,6 +173,7 @@ def test_text_of_the_tiny_model_is_the_same(sampling, way):
                 assert now == pytest.approx(was, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["paged", "dense"])
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 def test_kernels_give_the_same_tokens(backend, attention):

@@ -81,6 +81,7 @@ def test_an_exception_is_reported_with_the_line_it_came_from(name, error):
     assert "in line 2 of theirs: raise error" in message
 
 
+@pytest.mark.slow
 def test_a_wrong_number_of_parameters_is_reported():
     assert "TypeError" in judge("causal_mask", lambda T: 0).message
     assert "kernel warp_sum takes 1 arguments" in judge("warp_sum", "__global__ void warp_sum(float* x) {}").message
@@ -148,12 +149,14 @@ def test_an_endless_interpreted_kernel_meets_a_time_limit(impatient):
     assert judge("one_pass_kernel", solutions["one_pass_kernel"]).right  # the interpreter is free again
 
 
+@pytest.mark.slow
 def test_an_endless_cuda_kernel_meets_a_time_limit_and_the_next_is_judged(impatient):
     theirs = kernel_with("warp_sum", "volatile int zero = 0; while (zero == 0) {}")
     assert "no answer within 1 s" in judge("warp_sum", theirs).message
     assert judge("warp_sum", solutions["warp_sum"]).right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["safe_softmax", "warp_sum"])
 def test_the_users_own_interrupt_gets_through(name):
     theirs = endless if name in PYTHON else kernel_with(name, "volatile int zero = 0; while (zero == 0) {}")
@@ -184,6 +187,7 @@ def test_what_a_kernel_prints_is_printed_here(capsys):
 # ------------------------------------------------------------------------------------------------ the package
 
 
+@pytest.mark.slow
 def test_importing_the_exercises_is_light():
     loaded = (
         "sorted({'IPython', 'matplotlib', 'triton', 'pagewise.figures', 'pagewise.experiments'} & set(sys.modules))"

@@ -11,6 +11,8 @@ from cudascope import CudaKernel
 from pagewise.exercises import solutions
 from pagewise.exercises.checkers import BY_NAME
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(pagewise.exercises.device_code.__file__).parent
 _THREE = ["*fp32", "i32", "i32", 1]
 _FOUR = ["*fp32", "i32", "i32", "i32", 1]

@@ -21,6 +21,7 @@ def records_of_smallest():
     return [list(records(shape._replace(num_processes=2), None, **OPTIONS)) for shape in SMALLEST]
 
 
+@pytest.mark.slow
 def test_every_method_is_right_and_timed(two):
     found = two.run(records_of_smallest)
     for attention, decode in found:

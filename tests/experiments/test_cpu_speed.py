@@ -15,6 +15,7 @@ def _short_and_with_as_many_threads_as_before(monkeypatch):
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_every_way_is_right_and_in_the_table(capsys):
     cpu_speed.main(seconds=0.0, repeats=1)
     out = capsys.readouterr().out

@@ -109,6 +109,7 @@ def test_objectives_come_from_requests_that_are_served_alone():
     assert objectives == pytest.approx((3.0, 1.0))
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_draws_a_plot(tmp_path, capsys):
     torch.manual_seed(0)
     sizes = ["--requests", "3", "--prompt-tokens", "16", "--new-tokens", "8", "--rates", "40", "80"]

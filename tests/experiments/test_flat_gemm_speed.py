@@ -31,6 +31,7 @@ def trials(kernel_device):
     return Trials(kernel_device, {"repeats": 1, "warmup": 0})
 
 
+@pytest.mark.slow
 def test_every_method_is_right_and_timed(trials):
     assert set(METHODS) >= {"gemv", "flat_gemm", "matmul", "flat_gemm, 2 stages", "flat_gemm, 8 stages"}
     for method in METHODS:

@@ -17,6 +17,7 @@ from pagewise.flash_attention.tuning import Tiles
 SMALL = Tiles(16, 16, 1, 2)
 
 
+@pytest.mark.slow
 def test_the_scaled_work_of_a_program_is_the_work_of_a_grid():
     scaled, direct = FlashWork(16, SMALL, "sm_80").of(2, 64), forward_work(2, (64, 64), 16, SMALL, "sm_80")
     assert scaled.l2_bytes <= direct.l2_bytes

@@ -37,6 +37,7 @@ def in_process(monkeypatch):
 # ------------------------------------------------------------------------------------------------ trials
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [TINY, paged(1, 48, 2, 2, head_size=64)], ids=str)
 def test_every_method_of_ours_is_right_and_timed(shape, trials):
     assert set(trials.methods(trials.device, shape)) >= OURS
@@ -161,6 +162,7 @@ class Planted(speed.Trials):
         return Timing(Spread(1.0, 1.0, 1.0), "planted")
 
 
+@pytest.mark.slow
 def test_a_method_that_hangs_or_crashes_in_its_process_is_a_row():
     with contextlib.closing(speed.records(Planted, [TINY], device=torch.device("cpu"), limit=4.0)) as rows:
         found = [(r.refused, r.seconds) for r in rows]
@@ -217,6 +219,7 @@ def test_the_command_prints_a_table(in_process, monkeypatch, capsys):
     assert all(out.count(f"\n{method} ") == 1 for method in OURS)
 
 
+@pytest.mark.slow
 def test_a_copy_that_fails_costs_the_fractions_and_nothing_else(capsys):
     nowhere = torch.device("cuda", 99)  # its process finds no such GPU
     assert speed.limit_rate("copy", nowhere, limit=60.0) is None

@@ -29,6 +29,7 @@ def captions(scores=SCORES, band=(-3.0, 3.0), phi=6.0):
     return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
 
 
+@pytest.mark.slow
 def test_only_the_synchronised_scheme_shrinks_when_the_maximum_rises():
     said = captions()
     assert "Synchronised: m = 5. Unified: adds." in said[1]

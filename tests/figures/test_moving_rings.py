@@ -31,6 +31,7 @@ def test_a_causal_tile_counts_what_is_visible():
     assert [works[1, column] for column in range(3)] == [1.0, 0.5, 0.0]
 
 
+@pytest.mark.slow
 def test_the_captions_say_who_has_what_and_who_works():
     steps = captions(ring_steps(CONTIGUOUS, title="Who has what?", alt="A ring."))
     held = "process 0 attends to K, V 2, process 1 attends to K, V 0, process 2 attends to K, V 1"

@@ -22,6 +22,7 @@ def captions(scores=SCORES, values=VALUES, **options):
     return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
 
 
+@pytest.mark.slow
 def test_a_rise_of_the_maximum_first_shrinks_then_adds():
     said = captions(pieces=[2, 1, 1, 1, 1, 2])
     rises = [i for i, caption in enumerate(said) if "m rises" in caption]

@@ -12,6 +12,8 @@ from pagewise.figures.moving_warps import _steps, warp_steps
 from pagewise.paged_attention import paged_attention_v1
 from pagewise.paged_blocks import to_vllm_layout
 
+pytestmark = pytest.mark.slow
+
 D, P, TABLE = 32, 16, [7, 1, 4, 0, 8, 3]
 
 

@@ -19,6 +19,7 @@ def bars(**options):
     return stepper(frames, draw, title="How <many> bars?", alt="Bars, each higher than the last.", **options)
 
 
+@pytest.mark.slow
 def test_same_frames_give_the_same_bytes():
     assert bars()._repr_html_() == bars()._repr_html_()
     assert repr(bars()) == "How <many> bars? 4 steps. Bars, each higher than the last."

@@ -208,6 +208,7 @@ def test_what_a_backend_cannot_take_is_refused():
 # ------------------------------------------------------------------------------------------------ the op
 
 
+@pytest.mark.slow
 @each_backend
 def test_opcheck(backend, kernel_device):
     q, k, v = (x.requires_grad_() for x in random_qkv(9, 12, 16, (4, 2), 1, torch.float32, kernel_device))
@@ -254,6 +255,7 @@ print("equal")
 """
 
 
+@pytest.mark.slow
 def test_compiles_without_a_break():
     """In a process of its own: torch.compile does not see through the shape checks of the tests."""
     of_triton_3_6 = "ignore:Conversion of an array with ndim:DeprecationWarning"  # its interpreter, of numpy

@@ -27,6 +27,8 @@ from pagewise.flash_attention import attention, flash_attention, flash_attention
 from pagewise.tools.architecture import SHARED_BYTES
 from pagewise.tools.sizes import padded
 
+pytestmark = pytest.mark.slow
+
 FULL = os.environ.get("PAGEWISE_FULL") == "1"
 LIGHT = [kind for kind in KINDS if not heavy(kind)]
 TOGETHER, HEAVY = "causal, window, softcap, alibi", "mask, dropout"

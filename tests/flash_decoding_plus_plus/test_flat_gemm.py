@@ -209,6 +209,7 @@ def multiply(kernel, x, w):
     return module.on_tensor_cores(x, w, num_stages=3) if kernel == "flat_gemm_kernel" else module.on_cuda_cores(x, w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "dtype", "layouts"),
     [

@@ -221,6 +221,7 @@ def test_missing_packages_name_the_remedy(tmp_path, monkeypatch):
         load_model(tmp_path)
 
 
+@pytest.mark.slow
 def test_importing_models_and_the_engine_is_light():
     code = (
         "import sys, pagewise.engine.serve, pagewise.models.load; pagewise.models.load.tiny_model(); "
@@ -288,6 +289,7 @@ def test_tiny_model_has_learnt_english():
     assert loss < 3.0, f"{loss:.2f} nats per byte"
 
 
+@pytest.mark.slow
 def test_tiny_model_writes_words_of_this_repository(shapes_unchecked):
     texts = documents(ROOT)
     known = set(re.findall(r"[a-z]+", " ".join(paragraph for text in texts for paragraph in text).lower()))

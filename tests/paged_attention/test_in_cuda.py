@@ -356,6 +356,7 @@ def test_scores_that_overflow_are_left_out(version, scale, kernel_device):
     assert (lse[1] == -torch.inf).all()
 
 
+@pytest.mark.slow
 def test_groups_of_any_size(kernel_device):
     assert query_heads_per_thread_block(0) == 1
     for H, Hkv, heads in ((6, 2, 3), (7, 1, 7), (11, 1, 1), (12, 1, 6), (16, 1, 8)):
@@ -575,6 +576,7 @@ def test_v1_or_v2_is_chosen_as_vllm_chose(num_seqs, num_heads, max_seq_len, chos
     assert (chosen == "v1") == (max_seq_len <= 8192 and (num_partitions <= 1 or num_seqs * num_heads > 512))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alibi", [False, True])
 def test_custom_ops_pass_opcheck(alibi, kernel_device):
     case = PLAIN | {"alibi": alibi, "block_size": 8, "head_size": 32}

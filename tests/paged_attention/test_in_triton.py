@@ -159,6 +159,7 @@ def test_the_first_rung_matches_dense_attention(heads, block_size, head_size, dt
     assert_matches_dense(first_rung, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 def test_the_first_rung_compiles_for_gpus_without_spilling(sm):
     cache = ["*fp16", "i32:16", "i32:16", "i32:16", 1]

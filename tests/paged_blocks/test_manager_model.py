@@ -12,6 +12,7 @@ import random
 import zlib
 from array import array
 
+import pytest
 import torch
 from block_cases import check_invariants, snapshot
 from hypothesis import HealthCheck, seed, settings
@@ -26,6 +27,8 @@ from hypothesis.stateful import (
 )
 
 from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
+
+pytestmark = pytest.mark.slow
 
 ASKED = "PAGEWISE_MODEL_STEPS" in os.environ
 NUM_STEPS = int(os.environ.get("PAGEWISE_MODEL_STEPS", "10000"))

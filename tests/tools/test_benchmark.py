@@ -25,6 +25,7 @@ def steps(count):
 # ------------------------------------------------------------------------------------------------ ratios
 
 
+@pytest.mark.slow
 def test_a_slowdown_of_two_is_reported_as_two_within_a_tenth():
     found = ratios({"once": steps(5_000), "twice": steps(10_000)}, seconds=2.0)
     assert found["twice"].median == pytest.approx(2.0, rel=0.1)

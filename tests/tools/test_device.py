@@ -40,6 +40,7 @@ def after_import():
     )
 
 
+@pytest.mark.slow
 def test_import_is_quick(after_import):
     assert float(after_import[0]) < 0.3
 
@@ -73,6 +74,7 @@ print(child.stdout or child.stderr.replace(" ", "_"))
 """)
 
 
+@pytest.mark.slow
 def test_triton_imported_too_early_is_an_error_that_says_what_to_do(triton_first):
     assert triton_first[1:3] == ["True", "True"]
 

@@ -74,12 +74,14 @@ def test_a_part_over_its_limit_ends_with_all_that_it_started(tmp_path, monkeypat
     assert_ends(int(hung.note))
 
 
+@pytest.mark.slow
 def test_a_part_over_its_limit_may_say_how_far_it_came(tmp_path):
     script = "import time\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('3 of 7')"
     (result,) = check([Part("slow", (sys.executable, "-c", script), 2.0)], tmp_path, 60)
     assert (result.status, result.note) == ("timed out", "3 of 7")
 
 
+@pytest.mark.slow
 def test_a_part_whose_time_is_gone_is_not_reached(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "GRACE", 0.0)
     monkeypatch.setattr(gpu_check, "SHORTEST", 1.0)
@@ -106,6 +108,7 @@ def started(out, *scripts):
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_stopped_half_way_it_keeps_what_it_has(tmp_path, sent):
     hangs = f"{STUBBORN.replace('echo $!', f'echo $! > {tmp_path}/pid')}"
@@ -148,6 +151,7 @@ def test_the_parts_exist():
 # ------------------------------------------------------------------------------------------------ repeated launches
 
 
+@pytest.mark.slow
 def test_every_kernel_is_launched_and_gives_the_same_bits(monkeypatch):
     """Each kernel in one of its types, which take turns. The tests of the kernels launch all types."""
     monkeypatch.setattr(conftest, "executed", launched := Counter())

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CELLS = [
     "import torch, inspect\nfrom IPython.display import Markdown\nfrom pathlib import Path",
     "def twice(x):\n    return 2 * x",

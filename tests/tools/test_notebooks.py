@@ -90,6 +90,7 @@ def test_run_executes_into_another_folder_and_leaves_the_source_alone(tmp_path):
     assert path.read_text() == before
 
 
+@pytest.mark.slow
 @needs_a_kernel
 def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(tmp_path):
     save(tmp_path, code("fine = 1"), code("surprise = fine / 0"), name="bad.ipynb")
@@ -105,6 +106,7 @@ def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(t
     assert (tmp_path / "out" / "good.ipynb").exists()
 
 
+@pytest.mark.slow
 @needs_a_kernel
 def test_second_refresh_changes_nothing(tmp_path):
     path = save(
@@ -120,6 +122,7 @@ def test_second_refresh_changes_nothing(tmp_path):
     assert path.read_text() != first
 
 
+@pytest.mark.slow
 @needs_a_kernel
 def test_refresh_measures_again_when_code_changed(tmp_path):
     timing = code("print(time.perf_counter())", tags=("nbval-ignore-output",), count=None)

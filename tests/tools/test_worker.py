@@ -51,6 +51,7 @@ def worker():
         yield worker
 
 
+@pytest.mark.slow
 def test_tasks_are_done_in_one_other_process_that_keeps_its_state(worker):
     pid = worker("pid", limit=60)
     assert pid not in (os.getpid(), None)
@@ -108,6 +109,7 @@ def test_an_error_is_described_in_one_line():
     assert described(AssertionError()) == "AssertionError: no message"
 
 
+@pytest.mark.slow
 def test_the_callers_script_does_not_run_again(tmp_path):
     script = tmp_path / "unguarded.py"
     script.write_text(
