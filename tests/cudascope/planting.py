@@ -72,30 +72,34 @@ def planted(ptx: str, mistakes: Sequence[Mistake]) -> str:
     by_start: dict[int, list[tuple[int, Mistake]]] = {}
     for number, each in enumerate(mistakes, 1):
         by_start.setdefault(each.start, []).append((number, each))
-    marks = {each.start: number for number, each in enumerate(meetings(ptx), 1)}
-    for start, here in sorted(by_start.items()):
-        end = here[0][1].end
-        predicate = re.match(r"@(%\w+)", here[0][1].instruction)
-        executed = f"and.pred %is_lane, %is_lane, {predicate[1]}; " if predicate else ""
-        store = f"@%is_lane st.global.b32 [%at_mistake+{4 * marks.get(start, 0)}], 0; "
-        mark = f"setp.eq.b32 %is_lane, %mistake, {MARK}; {executed}{store}"
-        is_wait = "wait" in here[0][1].instruction
-        pieces += [ptx[at:start], mark * (start in marks and not is_wait)]
-        for number, each in here:
+    marked = meetings(ptx)
+    marks = {each.start: number for number, each in enumerate(marked, 1)}
+    ends = {each.start: each.end for each in [*mistakes, *marked]}
+    for start, end in sorted(ends.items()):
+        mark = stored_mark(marks[start], ptx[start:end]) if start in marks else ""
+        is_wait = "wait" in ptx[start:end]
+        pieces += [ptx[at:start], mark * (not is_wait)]
+        for number, each in by_start.get(start, []):
             pieces.append(f"setp.ne.b32 %is_right, %mistake, {number}; @%is_right bra $RIGHT_{number}; ")
             pieces.append(f"{each.instead}; bra $END_{start}; $RIGHT_{number}: ")
-        pieces += [f"{ptx[start:end]} $END_{start}: ", mark * (start in marks and is_wait)]
+        pieces += [f"{ptx[start:end]} $END_{start}: ", mark * is_wait]
         at = end
     return "".join([*pieces, ptx[at:]])
 
 
+def stored_mark(number: int, instruction: str) -> str:
+    """Store to element `number` of the memory if the thread executes `instruction`."""
+    predicate = re.match(r"@(%\w+)", instruction)
+    executed = f"and.pred %is_lane, %is_lane, {predicate[1]}; " if predicate else ""
+    store = f"@%is_lane st.global.b32 [%at_mistake+{4 * number}], 0; "
+    return f"setp.eq.b32 %is_lane, %mistake, {MARK}; {executed}{store}"
+
+
 def meetings(ptx: str) -> list[Mistake]:
-    """The instructions that `planted` marks: barriers, arrivals at an mbarrier, commits, and waits."""
-    return changed(
-        ptx,
-        r"bar\.sync|bar\.warp\.sync|barrier\.sync|mbarrier\.arrive|mbarrier\.try_wait|cp\.async\.commit_group|cp\.async\.wait_group|cp\.async\.wait_all",
-        "removed",
-    )
+    """The instructions that `planted` marks: barriers, arrivals at an mbarrier, copies, commits, and waits."""
+    barriers = r"bar\.sync|bar\.warp\.sync|barrier\.sync|mbarrier\.arrive|mbarrier\.try_wait"
+    copies = r"cp\.async\.c[ag]|cp\.async\.commit_group|cp\.async\.wait_group|cp\.async\.wait_all"
+    return changed(ptx, f"{barriers}|{copies}", "removed")
 
 
 @contextlib.contextmanager

@@ -135,9 +135,9 @@ def unordered(report: Report, meetings: Sequence[str], without: int | None = Non
     """Count the accesses that nothing orders after an earlier access of another thread to the same place.
 
     Each thread has a vector clock. Each place keeps the last read, write and atomic of every thread, so no access is
-    forgotten. Some accesses count even in a right kernel, because the trace does not tell when a bulk copy lands. A
-    kernel needs a barrier if the count without the barrier is larger. A cp.async counts where it begins and at the wait
-    that completes it. A product (wgmma) counts where it begins.
+    forgotten. Some accesses count even in a right kernel: the trace does not tell when a bulk copy lands, and several
+    threads may store the same value. A kernel needs a barrier if the count without the barrier is larger. A cp.async
+    counts where it begins and at the wait that completes it. A product (wgmma) counts where it begins.
 
     Args:
         report: of `observe`, with marks (planting.py).
@@ -159,10 +159,12 @@ def _unordered(launch: Launch, meetings: Sequence[str], without: int | None) -> 
             if access == "write" and element - 1 != without:
                 clocks.meet(thread, meetings[element - 1])
         elif space in ("shared", "global"):
-            for word in range(size // 4 if space == "shared" and access != "atomic" and size > 4 else 1):
-                clocks.touch(thread, (space, tensor, element + word), access)
-                if space == "shared" and access == "write":
-                    clocks.stored[thread][-1].append((space, tensor, element + word))
+            words = range(size // 4 if space == "shared" and access != "atomic" and size > 4 else 1)
+            places = [(space, tensor, element + word) for word in words]
+            for place in places:
+                clocks.touch(thread, place, access)
+            if space == "shared" and access == "write":
+                clocks.copy(thread, places)
     return sum(clocks.count for clocks in blocks.values())
 
 
@@ -177,7 +179,8 @@ class Clocks:
             lambda: [0] * num_threads
         )  # of each mbarrier: what the threads that have arrived know
         self.last_atomic, self.arrives = {}, set()
-        self.stored = [[[]] for _ in range(num_threads)]  # places in shared memory, by group of cp.async
+        self.copies = set()
+        self.copied = [[[]] for _ in range(num_threads)]  # places in shared memory, by group of cp.async
         self.last = {kind: defaultdict(dict) for kind in ("read", "write", "atomic")}
         self.count = 0
 
@@ -186,9 +189,14 @@ class Clocks:
         if "mbarrier.arrive" in name:
             self.arrives.add(thread)  # with its next atomic
         elif "commit" in name:
-            self.stored[thread].append([])
+            self.copied[thread].append([])
+        elif "cp.async.wait_all" in name:
+            self.copied[thread].append([])  # it waits for copies without a commit, too
+            self.land(thread, 0)
+        elif "cp.async.wait_group" in name:
+            self.land(thread, int(operands))
         elif "cp.async" in name:
-            self.land(thread, int(operands or 0))
+            self.copies.add(thread)  # with its next store to shared memory
         elif "mbarrier" in name:
             self.known[thread] = later(self.known[thread], self.phases[self.last_atomic[thread]])
         else:
@@ -199,13 +207,19 @@ class Clocks:
             if len(self.coming[key]) == size:
                 self.join(self.coming.pop(key))
 
+    def copy(self, thread: int, places: list[tuple]) -> None:
+        """Keep what the thread stores to shared memory for `land` if it stores by a copy."""
+        if thread in self.copies:
+            self.copies.remove(thread)
+            self.copied[thread][-1] += places
+
     def land(self, thread: int, newest: int) -> None:
-        """Store again what the thread has stored before its last groups. Plain stores count as copies."""
-        groups = self.stored[thread]
-        landing = len(groups) - 1 - newest
-        for place in [place for group in groups[: max(0, landing)] for place in group]:
+        """Store again what the thread has copied in all its groups but the last `newest`."""
+        groups = self.copied[thread]
+        landing = max(0, len(groups) - 1 - newest)
+        for place in [place for group in groups[:landing] for place in group]:
             self.touch(thread, place, "write")
-        self.stored[thread] = [*groups[max(0, landing) : -1], groups[-1]]
+        self.copied[thread] = groups[landing:]
 
     def join(self, threads: list[int]) -> None:
         joined = later(*{id(self.known[each]): self.known[each] for each in threads}.values())
