@@ -3,7 +3,7 @@
 Triton or NVRTC compiles each kernel to PTX. planting.py removes every barrier, wait, fence, commit and arrival in turn,
 and makes operands wrong. Each mistake runs under `check` with two schedules. The table says for each mistake whether
 `check` found it, whether the result was wrong, or why the kernel does not need the instruction. second_arguments.py
-computes the reasons from the text and from the trace of a run.
+and replay.py compute the reasons, from the text and from the trace of a run.
 """
 
 import argparse
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from cuda.bindings import nvrtc as bindings
 from planting import MARK, Mistake, Outcome, meetings, mistake, outcome, planted, removals, wrong_operands
-from second_arguments import FAMILIES, Paths, unordered
+from replay import unordered
+from second_arguments import FAMILIES, Paths
 from triton_helpers import product
 
 from cudascope import CudaKernel, PtxKernel, check, nvrtc, observe, triton_compiled
@@ -167,7 +168,7 @@ def tried(case: Case) -> Tried:
 
 
 def reason(wrong: Mistake, tried: Tried, paths: Paths, orders: Callable[[int | None], int]) -> str | None:
-    """Why the kernel does not need what `wrong` changes, by an argument of second_arguments.py."""
+    """Why the kernel does not need what `wrong` changes, by an argument of second_arguments.py or replay.py."""
     line, family = wrong.line(tried.ptx), wrong.instruction.partition("commit_group")[0].partition("wait_group")[0]
     family = re.sub(r"^@\S+ ", "", family)
     if "_group" in wrong.instruction:

@@ -96,10 +96,11 @@ def stored_mark(number: int, instruction: str) -> str:
 
 
 def meetings(ptx: str) -> list[Mistake]:
-    """The instructions that `planted` marks: barriers, arrivals at an mbarrier, copies, commits, and waits."""
+    """The instructions that `planted` marks: barriers, arrivals at an mbarrier, copies, products, commits and waits."""
     barriers = r"bar\.sync|bar\.warp\.sync|barrier\.sync|mbarrier\.arrive|mbarrier\.try_wait"
     copies = r"cp\.async\.c[ag]|cp\.async\.commit_group|cp\.async\.wait_group|cp\.async\.wait_all"
-    return changed(ptx, f"{barriers}|{copies}", "removed")
+    products = r"wgmma\.mma_async|wgmma\.commit_group|wgmma\.wait_group"
+    return changed(ptx, f"{barriers}|{copies}|{products}", "removed")
 
 
 @contextlib.contextmanager
