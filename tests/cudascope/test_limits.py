@@ -250,6 +250,8 @@ def test_written_bytes_count_only_beyond_the_l2(observed):
         ("cp.async.cg.shared.global [%r1], [%rd1], 16", {"moves": 1}),
         ("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 1024, [%r3]", {}),
         ("cp.async.wait_group 0", {}),
+        ("fma.rn.f32x2 %rd1, %rd2, %rd3, %rd4", {"fma": 2}),
+        ("add.f32x2 %rd1, %rd2, %rd3", {"sum": 2}),
         ("$L1:", {}),
     ],
 )  # fmt: skip

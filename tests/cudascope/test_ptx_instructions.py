@@ -299,6 +299,18 @@ SINGLE = [  # instruction, constraints, bits of the operands, bits of the result
     ("set.lt.s32.s32", "rrr", (1, 0xFFFFFFFF), 0),
     ("copysign.f32", "fff", (0xBF800000, 0x40400000), 0xC0400000),
 ]  # fmt: skip
+TWO, THREE = 0x40000000, 0x40400000
+NEWER = [  # sm_100 and later
+    ("max.f32", "ffff", (ONE, NAN, 0x40000000), 0x40000000),
+    ("max.NaN.f32", "ffff", (ONE, NAN, 0x40000000), NAN),
+    ("min.ftz.f32", "ffff", (ONE, 0x40000000, 0x80000001), 0x80000000),
+    ("add.f32x2", "lll", (ONE << 32 | TWO, TWO << 32 | ONE), THREE << 32 | THREE),
+    ("sub.rn.f32x2", "lll", (TWO << 32 | THREE, ONE << 32 | TWO), ONE << 32 | ONE),
+    ("mul.rn.ftz.f32x2", "lll", (ONE << 32 | 1, THREE << 32 | ONE), THREE << 32),  # the least subnormal
+    ("fma.rn.f32x2", "llll", (ONE << 32 | TWO, ONE << 32 | ONE, ONE << 32 | ONE), TWO << 32 | THREE),
+    ("fma.rz.f32x2", "llll", (0x3F800001 << 32 | ONE, 0x3F800001 << 32 | ONE, 0), 0x3F800002 << 32 | ONE),
+    ("fma.rp.f32x2", "llll", (0x3F800001 << 32 | ONE, 0x3F800001 << 32 | ONE, 0), 0x3F800003 << 32 | ONE),
+]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ all in one kernel
 
@@ -335,10 +347,11 @@ def rows() -> list[Row]:
 
         constraints = real.forms.replace("e", "h").replace("b", "h")
         found.append(Row(real.instruction, constraints, patterns, is_rounded))
-    found += [
-        Row(name, kinds, [x], lambda _, y, expected=expected: y == expected) for name, kinds, x, expected in SINGLE
-    ]
-    return found
+    return found + single_rows(SINGLE)
+
+
+def single_rows(table: list[tuple]) -> list[Row]:
+    return [Row(name, kinds, [x], lambda _, y, expected=expected: y == expected) for name, kinds, x, expected in table]
 
 
 TYPES = {"h": "unsigned short", "r": "unsigned", "l": "unsigned long long", "f": "float", "d": "double"}
@@ -368,8 +381,9 @@ def source_of(rows: list[Row]) -> str:
 """
 
 
-def test_every_instruction_does_what_it_is_defined_to_do():
-    table = rows()
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_every_instruction_does_what_it_is_defined_to_do(arch):
+    table = rows() if arch == "sm_90" else single_rows(NEWER)
     most = max(len(row.operands) for row in table)
     x = np.zeros((len(table), most, 4), np.uint64)
     for row, into in zip(table, x, strict=True):
@@ -386,7 +400,7 @@ def test_every_instruction_does_what_it_is_defined_to_do():
         if not row.agrees(tuple(x % 2 ** bits[k] for x, k in zip(operands, row.constraints[1:], strict=True)), result)
     ]
     assert not wrong, "\n".join([*wrong[:20], f"{len(wrong)} in all"])
-    kernel.resources("sm_90")
+    kernel.resources(arch)
 
 
 # ------------------------------------------------------------------------------------------------ shapes of products

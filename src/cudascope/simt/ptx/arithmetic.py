@@ -43,14 +43,15 @@ def _forms(table: str) -> dict[str, _Form]:
 
 
 _FORMS = _forms(f"""
-add sub | rn rz rm rp ftz sat | {INTEGERS} f32 f64 {HALVES} | 2
-mul | hi lo wide rn rz rm rp ftz sat | {INTEGERS} f32 f64 {HALVES} | 2
+add sub | rn rz rm rp ftz sat | {INTEGERS} f32 f64 {HALVES} f32x2 | 2
+mul | hi lo wide rn rz rm rp ftz sat | {INTEGERS} f32 f64 {HALVES} f32x2 | 2
 mad | hi lo wide rn rz rm rp ftz sat | {INTEGERS} f32 f64 | 3
-fma | rn rz rm rp ftz sat relu | f32 f64 {HALVES} | 3
+fma | rn rz rm rp ftz sat relu | f32 f64 {HALVES} f32x2 | 3
 div | rn rz rm rp ftz approx full | {INTEGERS} f32 f64 | 2
 rem | | {INTEGERS} | 2
 abs neg | ftz | s16 s32 s64 f32 f64 {HALVES} | 1
 min max | ftz NaN xorsign abs relu | {INTEGERS} f32 f64 {HALVES} | 2
+min3 max3 | ftz NaN | f32 | 3
 and or xor | | pred {BITS} | 2
 not | | pred {BITS} | 1
 cnot | | {BITS} | 1
@@ -88,6 +89,8 @@ def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
     first = name.partition(".")[0]
     if first == "shf" and words:
         first, words = f"shf.{words[0]}", words[1:]
+    if first in ("min", "max") and len(operands) == 4:  # from sm_100 on
+        first += "3"
     form = _FORMS.get(first)
     if not form:
         raise Unknown(name)

@@ -33,11 +33,12 @@ def cost(text: str) -> Mapping[str, int]:
     first, *words = name.split(".")
     if first == "mma" or name.startswith(("wmma.mma.", "wgmma.mma_async.")):
         return _product(first, words)
-    if first in ("fma", "mad") and words[-1] == "f32":
-        return {"fma": 1}
-    if first in ("add", "sub", "mul") and words[-1] == "f32":
+    numbers = {"f32": 1, "f32x2": 2}.get(words[-1] if words else "", 0)
+    if first in ("fma", "mad") and numbers:
+        return {"fma": numbers}
+    if first in ("add", "sub", "mul") and numbers:
         rounds = {"rn", "rz", "rm", "rp"} & set(words)
-        return {"fma" if rounds else "product" if first == "mul" else "sum": 1}
+        return {"fma" if rounds else "product" if first == "mul" else "sum": numbers}
     if first in _SPECIAL and words[-1] != "f64":
         return {} if _NUMBER.fullmatch(operands.partition(",")[2].strip()) else {"special": 1}
     if first in _MOVES:

@@ -20,7 +20,7 @@ SIMT_INLINE T limited(T x) {  // .sat: to [0, 1], NaN to 0; .relu: to what is no
     else return x;
 }
 
-// op on numbers of type T: a pair each half for itself; a half in double, where sums and products are exact.
+// op on numbers of type T: a pair each number for itself; a half in double, where sums and products are exact.
 template <class T, unsigned F, class Op, class... A>
 SIMT_INLINE T compute(Op op, A... a) {
     if constexpr (is_pair<T>) {
@@ -41,7 +41,7 @@ struct product_of<T, F, true> { using type = wider<T>; };
 
 template <class T, unsigned F = 0>
 SIMT_INLINE T fma(T a, T b, T c) {
-    constexpr bool in_double = is_half<T> || is_pair<T>;
+    constexpr bool in_double = is_half<T> || (is_pair<T> && !std::is_same_v<T, f32x2>);
     return compute<T, F>([](auto x, auto y, auto z) {
         if constexpr (in_double) return simt::odd_fma(x, y, z);
         else return std::fma(x, y, z);
@@ -109,6 +109,11 @@ SIMT_INLINE T max(T a, T b) {
         }, a, b);
     else return compute<T, F>([](auto x, auto y) { return -smaller<F>(-x, -y); }, a, b);
 }
+
+template <class T, unsigned F = 0>
+SIMT_INLINE T min3(T a, T b, T c) { return min<T, F>(min<T, F>(a, b), c); }
+template <class T, unsigned F = 0>
+SIMT_INLINE T max3(T a, T b, T c) { return max<T, F>(max<T, F>(a, b), c); }
 
 #define SIMT_PTX_OF_ONE(name, expression) \
     template <class T, unsigned F = 0>    \

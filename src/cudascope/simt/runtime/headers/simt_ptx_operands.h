@@ -13,6 +13,11 @@ using s8 = int8_t; using s16 = int16_t; using s32 = int32_t; using s64 = int64_t
 using f16 = __half; using f16x2 = __half2; using bf16 = __nv_bfloat16; using bf16x2 = __nv_bfloat162;
 using f32 = float; using f64 = double;
 struct tf32 { float value; };
+struct f32x2 {  // sm_100 and later
+    float x, y;
+    f32x2() = default;
+    SIMT_METHOD f32x2(float x, float y) : x(x), y(y) {}
+};
 template <__nv_fp8_interpretation_t of>
 struct fp8x2 {
     static constexpr auto kind = of;
@@ -27,7 +32,7 @@ enum Flag : unsigned {  // the modifiers of an instruction
 };
 
 template <class T>
-constexpr bool is_pair = std::is_same_v<T, f16x2> || std::is_same_v<T, bf16x2>;
+constexpr bool is_pair = std::is_same_v<T, f16x2> || std::is_same_v<T, bf16x2> || std::is_same_v<T, f32x2>;
 template <class T>
 constexpr bool is_half = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
 template <class T>
