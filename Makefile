@@ -7,7 +7,7 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons quick test test-full bench rehearse gpu-check lab refresh book clean
+.PHONY: help environment lessons lint stored solved quick test test-full bench rehearse gpu-check lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
@@ -32,23 +32,30 @@ lessons: environment
 	@$(SPHINX) build/lessons build/book
 	@echo "the book: open build/book/index.html"
 
-# Three workers for two cores: a fifth of its time a test waits, for a browser, a server or a clock. Bytecode spares a
-# hundred processes the compilation of the package.
+# A fifth of its time a test waits, for a browser, a server or a clock: one worker more than there are cores. Bytecode
+# spares a hundred processes the compilation of the package.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
+
 test: environment
 	$(PY) -m compileall -q --invalidation-mode checked-hash src
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(NOTEBOOKS) check lessons
-	$(SPHINX) lessons build/book
-	PAGEWISE_BOOK=build/book $(PY) -m pytest -n 3 --dist worksteal -p no:nbval
-	$(PY) -m pagewise.exercises.solved lessons build/solved
-	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n 2 --dist loadscope --no-loadscope-reorder \
-		$$(ls -r build/solved/*.ipynb)
+	$(MAKE) --no-print-directory -j 2 lint stored solved book
+	PAGEWISE_BOOK=build/book $(PY) -m pytest -n $(WORKERS) --dist worksteal -p no:nbval
+	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n $(CORES) \
+		--dist loadscope --no-loadscope-reorder $$(ls -r build/solved/*.ipynb)
 
-quick: environment
+lint: environment
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -q --quick -n 3 --dist worksteal -p no:nbval
+
+stored: environment
+	$(NOTEBOOKS) check lessons
+
+solved: environment
+	$(PY) -m pagewise.exercises.solved lessons build/solved
+
+quick: lint
+	$(PY) -m pytest -q --quick -n $(WORKERS) --dist worksteal -p no:nbval
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \

@@ -1,6 +1,7 @@
 """Compiles the decode kernels of lessons 5, 7, 8 and 9 for a GPU that need not be there."""
 
 import inspect
+import os
 
 import torch
 from covering import covering
@@ -37,8 +38,9 @@ INTEGERS = {
 FLOATS = {"scale", "softcap", "v_scale", "phi", "low", "high", "smallest", "threshold"}
 
 
-# GPUs that get code of their own. sm_86 has the instructions of sm_80 and the shared memory of sm_89.
-TENSOR_CORES = [80, 89, 90, 100, 120]
+# A GPU of each assembler and of each size of shared memory. With PAGEWISE_FULL=1, all GPUs.
+FULL = os.environ.get("PAGEWISE_FULL") == "1"
+TENSOR_CORES = [80, 86, 89, 90, 100, 120] if FULL else [80, 90, 120]
 
 
 def for_every_gpu(axes, allowed=lambda case: True):
