@@ -342,6 +342,8 @@ REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of p
         "k and v must hold the shares",
         None,
     ),
+    (ring_attention, {"window": 3}, "unexpected keyword argument 'window'", None),
+    (all_to_all_attention, {"window": 3}, "unexpected keyword argument 'window'", None),
     (all_to_all_attention, {"k": zeros(1, 1, 3, 8), "v": zeros(1, 1, 3, 8)}, "use ring_attention", None),
     (all_to_all_attention, {"of_one": {"causal": 1}}, "process 1 refuses its arguments: causal", "causal must be True"),
     (all_to_all_attention, {"of_one": {"q": zeros(1, 2, 9, 8)}}, "[6, 6] tokens of 12, got [3, 9]", None),

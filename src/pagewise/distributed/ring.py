@@ -5,8 +5,9 @@ Process r holds a share of the queries and a share of the keys. In step i it att
     out_i, lse_i = flash_attention(q, k of r − i, v of r − i)        k and v of r − i − 1 arrive meanwhile
     out, lse     = merge of all (out_i, lse_i)                       lesson 3's formula
 
-A process never holds more than two shares of k and v. In the backward pass, k and v travel once more, and the gradients
-of each share travel behind it. Each process adds its part, and after n steps the sum is back at the owner of the share.
+A process holds its own share of k and v, and at most two others: the share that it computes with and the next one. In
+the backward pass, k and v travel once more, and the gradients of each share travel behind it. Each process adds its
+part, and after n steps the sum is back at the owner of the share.
 Liu, Zaharia & Abbeel 2023.
 """
 
