@@ -59,6 +59,20 @@ def test_findings_of_several_launches_are_merged():
     assert len(report.findings) == 3
 
 
+def test_findings_are_in_the_order_of_the_thread_blocks():
+    kernel = CudaKernel(
+        "__global__ void k(int* first, int* second, int* flag) {\n"
+        "    if (blockIdx.x == 1) { second[1] = 1; atomicExch(flag, 1); return; }\n"
+        "    while (!atomicAdd(flag, 0)) {}  // its thread block finds something after the other one\n"
+        "    first[1] = 1;\n"
+        "}",
+        "k",
+    )
+    with cudascope.check(stop=False) as report:
+        kernel[2, 1](*(torch.zeros(1, dtype=torch.int32) for _ in range(3)))
+    assert [error.tensor for error in report.findings] == ["first", "second"]
+
+
 def test_without_stop_false_the_first_finding_is_raised():
     with pytest.raises(cudascope.Finding) as caught:
         run_three_mistakes()

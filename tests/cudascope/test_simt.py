@@ -486,13 +486,13 @@ def test_two_processes_may_compile_at_once(tmp_path):
 def test_the_runtime_is_compiled_once_though_two_ask_for_it(tmp_path, monkeypatch):
     calls = []
 
-    def compile_slowly(source, flags, path, **options):
+    def compile_slowly(limits, path):
         calls.append(str(path))
         time.sleep(0.3)
         path.touch()
 
     monkeypatch.setenv("CUDASCOPE_CACHE", str(tmp_path))
-    monkeypatch.setattr(simt_build, "compile_library", compile_slowly)
+    monkeypatch.setattr(simt_build, "_compile_runtime", compile_slowly)
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: str(simt_build._runtime_file.__wrapped__()), range(2)))
     assert both == 2 * calls
@@ -1073,6 +1073,8 @@ STRUCTS = r"""
 #include <time.h>
 struct Complex { double re, im; };
 struct Padded { char c; float v; short s; };
+struct __attribute__((packed)) Packed { char c; float v; };
+__global__ void packed(const float* x, float* out, int bad) { ((Packed*)out)->v = ((const Packed*)x)->v; }
 __global__ void copies(const float* x, float* out, int bad) {
     const Complex* from = (const Complex*)(x + 2);
     Complex* to = (Complex*)(out + 2);
@@ -1119,6 +1121,7 @@ __global__ void padding(const float* x, float* out, int bad) {
         ("stores_by_reference", "misaligned"),
         ("members", None),
         ("padding", "uninitialised"),
+        ("packed", None),
     ],
 )
 def test_the_alignment_and_the_padding_of_structs(name, what):

@@ -58,6 +58,9 @@ INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment
 GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
 CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
+# Launches are no faster with what is left out here, and the runtime takes longer to compile.
+_RUNTIME_PARTS = {"runtime.cpp": ["-O1"], "calls.cpp": ["-O2", "-fno-tree-pre", "-fno-gcse", "-fno-tree-vrp"]}
+
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
 _COPY_IN_HALVES = re.compile(
     r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
@@ -177,16 +180,14 @@ def header_folder() -> Path:
 
 @functools.cache
 def runtime() -> ctypes.PyDLL:
-    """The scheduler and the hooks (runtime/runtime.cpp), for all kernels of the process to call."""
+    """The scheduler and the hooks (runtime/runtime.cpp and calls.cpp), for all kernels of the process to call."""
     return ctypes.PyDLL(str(_runtime_file()), mode=ctypes.RTLD_GLOBAL)  # simt_launch lets go of Python's lock itself
 
 
 @functools.cache
 def _runtime_file() -> Path:
-    _, identity = find_compiler()
-    source = (RUNTIME / "runtime.cpp").read_text()
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
-    flags = ["-std=c++17", "-O2", "-fPIC", "-pthread", f"-iquote{RUNTIME}", *limits]
+    _, identity = find_compiler()
     path = cache_dir() / f"simt_runtime-{digest(own_sources(), *limits, identity)}.so"
     if not path.exists():
         import fcntl  # Windows does not have it, and has no compiler that gets here
@@ -194,8 +195,25 @@ def _runtime_file() -> Path:
         with open(path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # compiling takes long: a second process waits for the first
             if not path.exists():
-                compile_library(source, flags, path, kernel=False)
+                _compile_runtime(limits, path)
     return path
+
+
+def _compile_runtime(limits: list[str], path: Path) -> None:
+    """Compile the two parts of the runtime at the same time, and link them."""
+    compiler, _ = find_compiler()
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+
+        def compiled(name: str) -> str:
+            made = f"{folder}/{name}.o"
+            flags = ["-std=c++17", "-fPIC", "-pthread", *_RUNTIME_PARTS[name], *limits]
+            run_compiler([*compiler, *flags, "-c", str(RUNTIME / name), "-o", made])
+            return made
+
+        with ThreadPoolExecutor() as pool:
+            parts = [*pool.map(compiled, _RUNTIME_PARTS)]
+        run_compiler([*compiler, "-shared", *parts, "-o", f"{folder}/runtime.so", "-pthread", "-ldl"])
+        os.replace(f"{folder}/runtime.so", path)
 
 
 @contextlib.contextmanager
@@ -212,19 +230,17 @@ def compile_library(
     flags: list[str],
     path: Path,
     *,
-    kernel: bool = True,
     gaps: bool = False,
     foreign: Sequence[Path] = (),
     may_be_cut: bool = False,
 ) -> None:
     """Compile `source` to the shared library `path`, which appears whole or not at all."""
     compiler, _ = find_compiler()
-    if kernel:
-        flags = [*flags, "-include", str(precompiled(flags))]
+    flags = [*flags, "-include", str(precompiled(flags))]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
         run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if kernel and (places := open_shifts(Path(assembly).read_text(**BYTES), foreign)):
+        if places := open_shifts(Path(assembly).read_text(**BYTES), foreign):
             exact, left = with_exact_shifts(source, places)
             if left and may_be_cut:
                 raise CompileError("a shift is in a macro or a header, which are part of the text once it is cut")
@@ -233,8 +249,7 @@ def compile_library(
                 source, assembly = exact, f"{folder}/exact.s"
         if has_empty_loop(Path(assembly).read_text(**BYTES)):
             run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if kernel:
-            Path(assembly).write_text(changed(Path(assembly).read_text(**BYTES), gaps=gaps), **BYTES)
+        Path(assembly).write_text(changed(Path(assembly).read_text(**BYTES), gaps=gaps), **BYTES)
         run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
         os.replace(library, path)
 

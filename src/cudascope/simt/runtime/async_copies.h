@@ -56,7 +56,7 @@ static void land_before(Worker& w, u64 batch) {
 }
 
 // A thread leaves the kernel without a wait for its copies: they never land.
-static void abandon_copies(Worker& w) {
+void abandon_copies(Worker& w) {
     Thread& me = *w.current;
     if (me.copies.empty()) return;
     if (w.job->launch.mode == CHECK) {

@@ -180,6 +180,7 @@ struct Block {  // a thread block in flight
     Shadow shared;
 };
 
+enum Touched : u8 { TOUCHED_READ = 1, TOUCHED_READ_FIRST = 2, TOUCHED_WRITTEN = 4 };
 struct Found { u32 rank; Error error; };
 struct Site { void* site; u16 number; };
 
@@ -260,7 +261,22 @@ struct Worker {  // an OS thread. It runs thread blocks one after another, or in
     FindingKind fault = FAULT;
 };
 
-static thread_local Worker* worker __attribute__((tls_model("initial-exec"))) = nullptr;
+// runtime.cpp starts and ends launches and thread blocks, and has the memory of a launch. calls.cpp has all that a kernel
+// calls while it runs. They are compiled at the same time, and share these:
+#pragma GCC visibility push(hidden)
+extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
+extern std::mutex process_lock;  // of the data that all launches of the process share
+void leave_ready(Worker& w, Block& b, Thread& t);
+void complete_barrier(Worker& w, Block& b);
+bool complete_meeting(Worker& w, Block& b, const Thread& one);
+void arrive_at_grid(Worker& w, Block& b);
+void complete_grid(Worker& w);
+void abandon_copies(Worker& w);
+void abandon_bulk_stores(Worker& w);
+void release_operands(Worker& w, u64 batch);
+void check_landed(Worker& w, const Block& b);
+void finish_block_events(Worker& w, Block& b);
+#pragma GCC visibility pop
 
 static u16 site_number(Job& job, void* site) {
     Site& recent = job.recent_sites[(u64)site % std::size(job.recent_sites)];

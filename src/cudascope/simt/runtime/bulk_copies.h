@@ -233,7 +233,7 @@ void simt_proxy_fence() {
 }
 
 // A thread that leaves does not wait: its bulk stores never land.
-static void abandon_bulk_stores(Worker& w) {
+void abandon_bulk_stores(Worker& w) {
     auto& stores = asynchronous(*w.current).bulk_stores;
     if (stores.empty()) return;
     Bulk first = stores.front();

@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "heap.h"
 #include "hooks.h"
 
 extern "C" {
@@ -58,7 +59,7 @@ static void begin_atomic(const Announced& a) {
     note_poll(*w.current, a.p, a.bytes, false, a.site);
     spin(w, a.site);
     if (++w.current->atomics % 256 == 0) let_others_run(w);
-    announce(a, a.bytes);
+    announce_at_once(a, a.bytes);
 }
 
 static void stop(FindingKind finding, const char* message, void* site) {
@@ -93,10 +94,10 @@ void simt_refuse(u32 lane, const char* message) {
 }
 
 void simt_touch(const volatile void* address, u32 bytes, Access access, bool is_volatile) {
-    announce({(const char*)address, bytes, access, is_volatile, false, CALLER}, bytes);
+    announce_at_once({(const char*)address, bytes, access, is_volatile, false, CALLER}, bytes);
 }
 void simt_access(const volatile void* address, u32 bytes, Access access) {
-    announce({(const char*)address, bytes, access, false, true, CALLER}, 1);
+    announce_at_once({(const char*)address, bytes, access, false, true, CALLER}, 1);
 }
 
 // Kernels call it in place of exit and its like: simt/assembly.py sees to that.

@@ -1,8 +1,12 @@
 // Checking: compare every access with bounds and alignment, and with the last accesses to the same bytes.
 #pragma once
 
-#include "memory.h"
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "addresses.h"
 #include "order.h"
+#include "pages.h"
 
 static Error access_error(Worker& w, FindingKind finding, void* site, const char* p, u32 bytes, Access access, Place place) {
     Error e = new_error(w, finding, site);
@@ -283,9 +287,10 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
         check_cells(w, b.shared, place, a, false, nullptr);
     } else if (place.region >= 0 && (u64)place.offset + a.bytes <= job.tensors[place.region].bytes) {
         const Region& region = job.launch.regions[place.region];
+        Shadow& tensor = job.tensors[place.region];
         if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
         if (a.bytes >= region.granule)
-            check_cells(w, job.tensors[place.region], place, a, region.expect_written, region.written);
+            check_cells(w, tensor, place, a, region.expect_written, region.written);
     } else {
         if (place.region < 0) {
             for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?

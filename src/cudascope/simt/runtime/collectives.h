@@ -48,7 +48,7 @@ static void join_clocks(Worker& w, Block& b) {
     share_acquired(all.data(), (u32)all.size());
 }
 
-static void complete_barrier(Worker& w, Block& b) {
+void complete_barrier(Worker& w, Block& b) {
     if (w.job->launch.mode == CHECK) {
         check_barrier(w, b);
         if (w.job->failed) return;
@@ -74,7 +74,7 @@ static void complete_barrier(Worker& w, Block& b) {
         if (together >> lane & 1) lanes[lane].lanes = together, wake(w, b, lanes[lane]);
 }
 
-static void leave_ready(Worker& w, Block& b, Thread& t) {
+void leave_ready(Worker& w, Block& b, Thread& t) {
     u32 warp = t.id / 32;
     if (--b.warps[warp].ready == 0) resolve_activemask(w, b, warp);
 }
@@ -101,7 +101,7 @@ extern "C" int simt_barrier(bool predicate, int line) {
 // ---------------------------------------------------------------------------------------------- grid barrier
 
 // If all threads of all thread blocks that have not ended wait here, free them.
-static void complete_grid(Worker& w) {
+void complete_grid(Worker& w) {
     Job& job = *w.job;
     if (job.at_grid + job.ended_blocks < job.num_blocks) return;
     job.at_grid = 0;
@@ -119,7 +119,7 @@ static void complete_grid(Worker& w) {
     w.progress++;
 }
 
-static void arrive_at_grid(Worker& w, Block& b) {
+void arrive_at_grid(Worker& w, Block& b) {
     if (!b.live || b.at_grid != b.live) return;
     if (w.job->launch.mode == CHECK) check_barrier(w, b);
     w.job->at_grid++;
@@ -150,7 +150,7 @@ static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
 }
 
 // If every lane of the mask of `one` that has not left waits where `one` waits, end the meeting and free its lanes.
-static bool complete_meeting(Worker& w, Block& b, const Thread& one) {
+bool complete_meeting(Worker& w, Block& b, const Thread& one) {
     u32 warp = one.id / 32, present = 0;
     Thread* lanes = &b.threads[warp * 32];
     Warp& own = b.warps[warp];

@@ -1,13 +1,8 @@
-// A fiber: a stack and where it stands. switch_to keeps one and goes on with another.
+// A fiber is a stack, and the place on it where its registers are kept while another fiber runs.
 #pragma once
 
 #include "machine.h"
 
 struct Context { void* sp; };
+extern "C" [[gnu::visibility("hidden")]] void simt_switch(void** keep, void* go_on);  // switch.h
 static void switch_to(Context& from, Context& to) { simt_switch(&from.sp, to.sp); }
-static void prepare(Context& context, char* stack, void (*start)()) {
-    void** frame = (void**)(stack + STACK) - FRAME;
-    for (int word = 0; word < FRAME; ++word) frame[word] = nullptr;
-    frame[START] = (void*)start;
-    context.sp = frame;
-}

@@ -32,7 +32,8 @@ static void take_turns(Worker& w, Access access, void* site) {
     }
 }
 
-[[gnu::always_inline]] static inline void announce(const Announced& a, u32 alignment) {
+// The hooks of most accesses contain the code of this function. The other hooks call it: each copy takes time to compile.
+[[gnu::always_inline]] static inline void announce_at_once(const Announced& a, u32 alignment) {
     Worker* w = worker;
     if (!w || !w->current || !a.bytes) return;
     Block& b = *w->block;
@@ -49,8 +50,10 @@ static void take_turns(Worker& w, Access access, void* site) {
     else observe(*w, a.p, a.bytes, a.access, a.site);
 }
 
-static void accessed(const volatile void* address, u32 bytes, Access access, void* site, u32 alignment) {
-    announce({(const char*)address, bytes, access, false, false, site}, alignment);
+[[gnu::noinline]] static void announce(const Announced& a, u32 alignment) { announce_at_once(a, alignment); }
+
+static void accessed(const volatile void* p, u32 bytes, Access access, void* site, u32 alignment, bool is_volatile = false) {
+    announce({(const char*)p, bytes, access, is_volatile, false, site}, alignment);
 }
 
 static void range_accessed(const void* address, size_t bytes, Access access, void* site) {
@@ -61,29 +64,24 @@ static void range_accessed(const void* address, size_t bytes, Access access, voi
 }
 
 extern "C" {
-#define HOOKS_OF(name, n, is_volatile)                                                                                \
-    void __tsan_##name##read##n(void* p) { announce({(const char*)p, n, READ, is_volatile, false, CALLER}, n); }      \
-    void __tsan_##name##write##n(void* p) { announce({(const char*)p, n, WRITE, is_volatile, false, CALLER}, n); }    \
-    void __tsan_unaligned_##name##read##n(void* p) {                                                                  \
-        announce({(const char*)p, n, READ, is_volatile, false, CALLER}, 1);                                           \
-    }                                                                                                                 \
-    void __tsan_unaligned_##name##write##n(void* p) {                                                                 \
-        announce({(const char*)p, n, WRITE, is_volatile, false, CALLER}, 1);                                          \
-    }
-#define HOOKS(n) HOOKS_OF(, n, false) HOOKS_OF(volatile_, n, true)
+#define HOOKS(n)                                                                                                       \
+    void __tsan_read##n(void* p) { announce_at_once({(const char*)p, n, READ, false, false, CALLER}, n); }             \
+    void __tsan_write##n(void* p) { announce_at_once({(const char*)p, n, WRITE, false, false, CALLER}, n); }           \
+    void __tsan_volatile_read##n(void* p) { accessed(p, n, READ, CALLER, n, true); }                                   \
+    void __tsan_volatile_write##n(void* p) { accessed(p, n, WRITE, CALLER, n, true); }                                 \
+    void __tsan_unaligned_read##n(void* p) { accessed(p, n, READ, CALLER, 1); }                                        \
+    void __tsan_unaligned_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1); }                                      \
+    void __tsan_unaligned_volatile_read##n(void* p) { accessed(p, n, READ, CALLER, 1, true); }                         \
+    void __tsan_unaligned_volatile_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1, true); }
 HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8)
 // There is one hook for 16 bytes, whether their type is aligned to 16 or to 8: the alignment sanitizer tells which.
 static u32 alignment_of_16(const void* p) {
     return worker && worker->current && worker->current->misaligned == p && p ? 16 : 8;
 }
-#define HOOKS_16(name, is_volatile)                                                                                   \
-    void __tsan_##name##read16(void* p) {                                                                             \
-        announce({(const char*)p, 16, READ, is_volatile, false, CALLER}, alignment_of_16(p));                         \
-    }                                                                                                                 \
-    void __tsan_##name##write16(void* p) {                                                                            \
-        announce({(const char*)p, 16, WRITE, is_volatile, false, CALLER}, alignment_of_16(p));                        \
-    }
-HOOKS_16(, false) HOOKS_16(volatile_, true)
+void __tsan_read16(void* p) { announce_at_once({(const char*)p, 16, READ, false, false, CALLER}, alignment_of_16(p)); }
+void __tsan_write16(void* p) { announce_at_once({(const char*)p, 16, WRITE, false, false, CALLER}, alignment_of_16(p)); }
+void __tsan_volatile_read16(void* p) { accessed(p, 16, READ, CALLER, alignment_of_16(p), true); }
+void __tsan_volatile_write16(void* p) { accessed(p, 16, WRITE, CALLER, alignment_of_16(p), true); }
 void __tsan_unaligned_read16(void* p) { accessed(p, 16, READ, CALLER, 1); }
 void __tsan_unaligned_write16(void* p) { accessed(p, 16, WRITE, CALLER, 1); }
 void __tsan_read_range(void* p, size_t bytes) { range_accessed(p, bytes, READ, CALLER); }

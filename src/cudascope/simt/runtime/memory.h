@@ -1,30 +1,17 @@
-// The memory of a launch: where its tensors and shared arrays lie while it runs, and what an address belongs to.
+// The memory of a launch: where its tensors and shared arrays lie while it runs.
 #pragma once
-
-#include <dlfcn.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <thread>
 
-#include "block.h"
+#include "pages.h"
 
 constexpr u64 SPACE = 64ull << 30, SMALL = 256 << 10;
 constexpr u8 CANARY = 0xa5;  // round a tensor, as far as its pages go
 
-static char* reserve(u64 bytes, int protection) {
-    void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return p == MAP_FAILED ? nullptr : (char*)p;
-}
-static u64 up(u64 bytes, u64 unit) { return (bytes + unit - 1) / unit * unit; }
-
 // ---------------------------------------------------------------------------------------------- arenas
-
-static std::mutex process_lock;  // of the data that all launches of the process share
 
 // Pages with empty space before and after them, as large as the machine allows. The arena starts with the same number of
 // pages again. They keep a copy of a tensor's values before the launch. Arenas are kept for the next launch, because fresh
@@ -80,33 +67,6 @@ static void give_back(const Shadow& s) {
 
 static void place(Shadow& s, const Arena& arena) {
     s.arena = arena.start, s.arena_bytes = arena.bytes, s.pages = arena.pages, s.page_bytes = arena.page_bytes;
-}
-
-// ---------------------------------------------------------------------------------------------- a kernel's malloc
-
-// Kernels have a heap of their own, so that their stray indices do not meet the heap of the process. The heap is empty
-// again when the kernels have freed all of their memory.
-constexpr u64 HEAP = 4ull << 30;
-static char* heap = nullptr;
-static std::atomic<u64> heap_used{0}, live_allocations{0};
-
-static void* allocate(u64 bytes) {
-    std::lock_guard<std::mutex> guard(process_lock);
-    if (!heap && !(heap = reserve(HEAP, PROT_READ | PROT_WRITE))) return nullptr;
-    if (!live_allocations && heap_used) madvise(heap, up(heap_used, PAGE), MADV_DONTNEED), heap_used = 0;
-    if (bytes > HEAP - heap_used - 32) return nullptr;
-    live_allocations++;
-    char* p = heap + heap_used.fetch_add(up(bytes, 16) + 16) + 16;
-    ((u64*)p)[-1] = (u64)p;  // until it is freed
-    return p;
-}
-static bool is_in_heap(const void* p) { return heap && p >= heap && p < heap + HEAP; }
-// False: `p` is not what allocate() gave, or has been freed before.
-static bool deallocate(void* p) {
-    u64 owner = (u64)p;
-    if ((u64)p % 16 || p == heap || !__atomic_compare_exchange_n((u64*)p - 1, &owner, 0, false, 5, 5)) return false;
-    live_allocations--;
-    return true;
 }
 
 // ---------------------------------------------------------------------------------------------- shared memory
@@ -180,7 +140,8 @@ static bool survives(Copy copy) {
     return true;
 }
 
-static bool map_tensor(Shadow& s, bool plain) {
+static bool map_tensor(Shadow& s, Mode mode) {
+    bool plain = mode == PLAIN;
     // the copy of a plain launch ends as near to the empty space as its alignment lets it
     u64 before = (u64)s.original % (plain ? 16 : PAGE), pages = up(before + s.bytes, PAGE);
     Arena arena = take_arena(pages);
@@ -234,7 +195,8 @@ static FindingKind unmap_tensor(const Job& job, Shadow& s) {
                 : s.granule % 4 == 0 ? copy_changes<u32>
                 : s.granule % 2 == 0 ? copy_changes<u16>
                                      : copy_changes<u8>;
-    FindingKind found = survives([&] { copy(job, s.original, s.start, s.snapshot(), s.bytes); }) ? NOTHING : READ_ONLY;
+    auto copy_back = [&] { copy(job, s.original, s.start, s.snapshot(), s.bytes); };
+    FindingKind found = survives(copy_back) ? NOTHING : READ_ONLY;
     if (!is_intact(s.pages, s.start) || !is_intact(end, s.pages + s.page_bytes)) found = OVERRUN;
     give_back(s);
     return found;
@@ -304,14 +266,13 @@ static void return_pointers(Job& job) {
 
 static void map_tensors(Job& job) {
     Launch& launch = job.launch;
-    bool plain = launch.mode == PLAIN;
     job.tensors = std::vector<Shadow>(launch.num_regions);
     for (u32 i = 0; i < launch.num_regions; ++i) {
         const Region& region = launch.regions[i];
         Shadow& s = job.tensors[i];
         s.start = s.original = (char*)region.start;
         s.bytes = region.bytes, s.granule = region.granule, s.constant = region.constant;
-        s.stays = region.in_place || (plain && s.constant && s.bytes > SMALL);
+        s.stays = region.in_place || (launch.mode == PLAIN && s.constant && s.bytes > SMALL);
         if (launch.mode == CHECK) {
             s.cell_bytes = (region.bytes / region.granule + 1) * sizeof(Cell);
             s.cells = (Cell*)reserve(s.cell_bytes, PROT_READ | PROT_WRITE);
@@ -322,7 +283,7 @@ static void map_tensors(Job& job) {
     find_pointers(job);
     for (u32 i = 0; i < launch.num_regions && !job.failed; ++i) {
         Shadow& s = job.tensors[i];
-        if (s.stays || map_tensor(s, plain)) {
+        if (s.stays || map_tensor(s, (Mode)launch.mode)) {
             if (s.arena) job.first_copy = std::min(job.first_copy, (u64)s.start);
             if (s.arena) job.last_copy = std::max(job.last_copy, (u64)s.start + s.bytes);
             continue;
@@ -352,47 +313,4 @@ static Error unmap_tensors(Job& job) {
     in_use.erase(std::remove_if(in_use.begin(), in_use.end(), [&](const InUse& u) { return u.job == &job; }), in_use.end());
     use_ended.notify_all();
     return error;
-}
-
-// ---------------------------------------------------------------------------------------------- what an address is
-
-struct Place { Space space; int32_t region; int64_t offset; };
-
-static bool is_shared(const Block& b, const void* p) {
-    return p >= b.shared.arena && p < b.shared.arena + b.shared.arena_bytes;
-}
-// Registers and local memory, of any of its threads.
-static bool is_local(const Block& b, const void* p) {
-    return p >= b.stacks.start && p < b.stacks.start + STACK * b.stacks.threads;
-}
-
-// __constant__ and __device__ variables are in the compiled file.
-static bool in_module(Job& job, const char* p) {
-    if ((u64)p >> 12 == job.module_page) return true;
-    Dl_info info;
-    if (!dladdr(p, &info)) return false;
-    job.module_page = (u64)p >> 12;
-    return true;
-}
-
-static bool is_allocated(const Job& job, const char* p, u32 bytes) {
-    auto after = job.heap.upper_bound((u64)p);
-    if (after == job.heap.begin()) return false;
-    auto [start, size] = *--after;
-    return (u64)p + bytes <= start + size;
-}
-
-static Place place_of(const Job& job, const Block& b, const char* p) {
-    if (is_shared(b, p)) {
-        int64_t offset = p - b.shared.start;
-        for (u32 i = 0; i < job.launch.num_shared; ++i) {
-            const SharedArray& a = job.launch.shared[i];
-            if (offset >= a.offset && offset < a.offset + (int64_t)a.bytes) return {SHARED, (int32_t)i, offset - a.offset};
-        }
-        return {SHARED, -1, offset};
-    }
-    for (u32 i = 0; i < job.tensors.size(); ++i)
-        if (p >= job.tensors[i].start && p < job.tensors[i].start + job.tensors[i].bytes)
-            return {GLOBAL, (int32_t)i, p - job.tensors[i].start};
-    return {GLOBAL, -1, (int64_t)p};
 }

@@ -41,7 +41,7 @@ static void end_phase(Worker& w, void* at, Phases& p) {
 }
 
 // Report copies that have not landed when a thread block has ended.
-static void check_landed(Worker& w, const Block& b) {
+void check_landed(Worker& w, const Block& b) {
     for (const auto& [at, p] : b.phases)
         if (!p.bulk.empty() && w.job->launch.mode == CHECK) {
             const Bulk& c = p.bulk.front();

@@ -52,7 +52,7 @@ static void complete_products(void** lanes) {
 }
 
 // The products of the batches before `batch` read no more. Their reads end now, which is when a later store must not race.
-static void release_operands(Worker& w, u64 batch) {
+void release_operands(Worker& w, u64 batch) {
     Thread& me = *w.current;
     auto& operands = asynchronous(me).operands;
     while (!operands.empty() && operands.front().batch < batch) {

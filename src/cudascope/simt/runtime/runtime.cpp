@@ -9,13 +9,15 @@
 //   checking    Every access is compared with the launch's tensors and shared arrays, and with the last accesses to the
 //               same bytes. Two accesses race unless one happens before the other (order.h).
 //
-// Observed and checked launches run on one OS thread. simt/build.py compiles this file once and calls simt_launch.
+// Observed and checked launches run on one OS thread. simt/build.py compiles this file and calls.cpp, and calls simt_launch.
 #include <numeric>
 #include <thread>
 
-#include "calls.h"
 #include "interrupts.h"
 #include "scheduler.h"
+
+__thread Worker* worker = nullptr;
+std::mutex process_lock;
 
 // An OS thread's part of a launch.
 static void work(Job& job) {
@@ -51,7 +53,8 @@ static T* hand_over(const std::vector<T>& values) {
 // The results, and what was found, in the order of the thread blocks.
 static void hand_over(Job& job) {
     Launch& launch = job.launch;
-    std::stable_sort(job.found.begin(), job.found.end(), [](auto& a, auto& b) { return a.rank < b.rank; });
+    for (size_t i = 1; i < job.found.size(); ++i)  // std::stable_sort takes long to compile, and there are few findings
+        for (size_t j = i; j && job.found[j].rank < job.found[j - 1].rank; --j) std::swap(job.found[j], job.found[j - 1]);
     std::vector<Error> errors;
     for (const Found& found : job.found) errors.push_back(found.error);
     launch.errors = hand_over(errors), launch.num_errors = (u32)errors.size();

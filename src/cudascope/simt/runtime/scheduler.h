@@ -2,12 +2,9 @@
 // or when all threads of one wait for another thread block.
 #pragma once
 
-#include "collectives.h"
+#include "addresses.h"
 #include "memory.h"
-#include "numbered_barriers.h"
-#include "observe.h"
-#include "phases.h"
-#include "products.h"
+#include "switch.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);

@@ -1,0 +1,110 @@
+// Observing: when a thread block has ended, its accesses are matched into the requests of its warps and counted.
+#pragma once
+
+#include <algorithm>
+#include <tuple>
+
+#include "block.h"
+
+// Note the sectors of 32 bytes that an access to a tensor touches.
+static void touch_sectors(Job& job, const Event& e) {
+    if (job.touched.empty()) job.touched.resize(job.tensors.size());
+    const Shadow& tensor = job.tensors[(size_t)e.region];
+    u64 before = (u64)tensor.start % 32, first = (before + (u64)e.offset) / 32;
+    auto& sectors = job.touched[(size_t)e.region];
+    if (sectors.empty()) sectors.resize((before + tensor.bytes + 31) / 32);
+    for (u64 s = first; s <= (before + (u64)e.offset + e.bytes - 1) / 32 && s < sectors.size(); ++s) {
+        if (e.access != WRITE) sectors[s] |= TOUCHED_READ | (sectors[s] & TOUCHED_WRITTEN ? 0 : TOUCHED_READ_FIRST);
+        if (e.access != READ) sectors[s] |= TOUCHED_WRITTEN;
+    }
+}
+
+// A warp has executed each counted part of the kernel at least as often as the lane that executed it most.
+static void add_executions(Job& job, Block& b) {
+    size_t parts = b.executed.size() / job.num_threads;
+    if (job.executed.empty()) job.executed.resize(parts);
+    for (u32 warp = 0; warp < job.num_threads; warp += 32)
+        for (size_t part = 0; part < parts; ++part) {
+            u32 most = 0;
+            for (u32 thread = warp; thread < std::min(warp + 32, job.num_threads); ++thread)
+                most = std::max(most, b.executed[thread * parts + part]);
+            job.executed[part] += most;
+        }
+    std::fill(b.executed.begin(), b.executed.end(), 0);
+}
+
+// The least number of clock cycles that shared memory needs for a request: a bank serves one word in a cycle. Phases
+// count one after another only if all lanes take part and no word is shared between phases, for phases may be joined.
+static u64 wavefronts_of(std::vector<u64> words, u32 lanes, u64 one_by_one) {
+    size_t in_phases = words.size();
+    std::sort(words.begin(), words.end());
+    words.erase(std::unique(words.begin(), words.end()), words.end());
+    if (lanes == 32 && words.size() == in_phases) return one_by_one;
+    u32 per_bank[32] = {}, most = 0;
+    for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
+    return most;
+}
+
+// A thread block's accesses, matched into warp requests and counted.
+void finish_block_events(Worker& w, Block& b) {
+    Job& job = *w.job;
+    std::vector<u32> order(b.events.size());
+    for (u32 i = 0; i < order.size(); ++i) order[i] = i;
+    auto key = [&](u32 i) {
+        const Event& e = b.events[i];
+        return std::make_tuple(e.thread / 32, e.site, e.execution, e.access, e.space, e.thread);
+    };
+    std::sort(order.begin(), order.end(), [&](u32 a, u32 b) { return key(a) < key(b); });
+    std::vector<u64> sectors, words, all_words;
+    for (size_t first = 0, last; first < order.size(); first = last) {
+        const Event& head = b.events[order[first]];
+        auto same = [&](const Event& e) {
+            return e.thread / 32 == head.thread / 32 && e.site == head.site && e.execution == head.execution &&
+                   e.access == head.access && e.space == head.space;
+        };
+        for (last = first; last < order.size() && same(b.events[order[last]]); ++last) {}
+        Count& c = job.counts[{job.sites[head.site], head.access, head.space}];
+        c.requests++;
+        c.lanes += last - first;
+        for (size_t i = first; i < last; ++i) c.bytes += b.events[order[i]].bytes;
+        if (head.space == GLOBAL) {  // 32-byte sectors that the request touches
+            sectors.clear();
+            for (size_t i = first; i < last; ++i) {
+                const Event& e = b.events[order[i]];
+                u64 address = e.order;
+                for (u64 s = address / 32; s <= (address + e.bytes - 1) / 32; ++s) sectors.push_back(s);
+            }
+            std::sort(sectors.begin(), sectors.end());
+            c.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
+        } else if (head.space == SHARED) {  // 8 bytes a lane go in halves of a warp, 16 bytes in quarters
+            u64 one_by_one = 0;
+            all_words.clear();
+            u32 lanes_per_phase = head.bytes > 8 ? 8 : head.bytes > 4 ? 16 : 32;
+            for (u32 phase = 0; phase < 32; phase += lanes_per_phase) {
+                words.clear();
+                for (size_t i = first; i < last; ++i) {
+                    const Event& e = b.events[order[i]];
+                    if (e.thread % 32 / lanes_per_phase * lanes_per_phase != phase) continue;
+                    for (u64 word = e.order / 4; word <= (e.order + e.bytes - 1) / 4; ++word) words.push_back(word);
+                }
+                std::sort(words.begin(), words.end());
+                words.erase(std::unique(words.begin(), words.end()), words.end());  // one word for many: a broadcast
+                u32 per_bank[32] = {}, most = 0;
+                for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
+                c.conflicts += most ? most - 1 : 0;
+                one_by_one += most;
+                if (lanes_per_phase < 32) all_words.insert(all_words.end(), words.begin(), words.end());
+            }
+            c.wavefronts += lanes_per_phase == 32 ? one_by_one : wavefronts_of(all_words, (u32)(last - first), one_by_one);
+        }
+    }
+    if (!b.executed.empty()) add_executions(job, b);
+    for (Event e : b.events) {
+        if (e.space == GLOBAL && e.region >= 0) touch_sectors(job, e);
+        e.order = job.num_events++;
+        e.site = job.sites[e.site];
+        if (job.trace.size() < job.launch.max_events) job.trace.push_back(e);
+    }
+    b.events.clear();
+    for (auto& of_thread : b.executions) std::fill(of_thread.begin(), of_thread.end(), 0);
+}
