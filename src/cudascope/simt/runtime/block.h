@@ -143,10 +143,12 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
     char* pages = nullptr;  // what of the arena is memory
     u64 page_bytes = 0;
     bool constant = false, stays = false, spoiled = false;  // spoiled: the empty space became memory
+    bool is_kept = false;  // there is a snapshot
     u64 cell_at(u64 offset) const {  // a shift is faster than a division
         return granule & (granule - 1) ? offset / granule : offset >> __builtin_ctz(granule);
     }
     char* snapshot() const { return arena + (start - pages); }  // what the kernel found there
+    void keep() { memcpy(snapshot(), start, bytes), is_kept = true; }
 };
 
 struct Stacks { char* start; u32 threads, guarded; };  // below each of the first is a page without access

@@ -288,6 +288,7 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
     } else if (place.region >= 0 && (u64)place.offset + a.bytes <= job.tensors[place.region].bytes) {
         const Region& region = job.launch.regions[place.region];
         Shadow& tensor = job.tensors[place.region];
+        if (a.access != READ && tensor.arena && !tensor.is_kept) tensor.keep();
         if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
         if (a.bytes >= region.granule)
             check_cells(w, tensor, place, a, region.expect_written, region.written);
