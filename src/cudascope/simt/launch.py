@@ -129,7 +129,7 @@ class CpuKernel:
         request.arguments = arguments
         request.grid[:], request.block[:], request.mode = grid, block, run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
-        alone = library.has_atomics or library.has_grid_sync
+        alone = library.has_atomics or library.has_grid_sync or math.prod(grid) == 1
         request.workers = 1 if alone else len(os.sched_getaffinity(0))
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)

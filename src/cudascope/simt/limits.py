@@ -12,7 +12,12 @@ from cudascope.simt.library import Library
 def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
     """How many thread blocks of `block` an H100 holds at once, by threads and shared memory."""
     shared = sum(array.bytes for array in library.shared) + shared_bytes
-    fits = thread_blocks_per_sm(H100, block[0] * block[1] * block[2], 1, shared)
+    return _on_h100(block[0] * block[1] * block[2], shared)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_h100(threads: int, shared_bytes: int) -> int:
+    fits = thread_blocks_per_sm(H100, threads, 1, shared_bytes)
     return H100.num_sms * max(1, min(fits.values()))
 
 

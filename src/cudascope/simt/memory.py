@@ -1,11 +1,18 @@
 """The arrays of a CPU launch as the runtime sees them: regions of memory, and the elements in them."""
 
 import ctypes
+import functools
 
 import numpy as np
 
 from cudascope.arrays import Array
 from cudascope.simt.abi import REGION, SHARED_ARRAY, Mode, Space
+
+
+@functools.lru_cache(maxsize=256)
+def _places(arrays: tuple[tuple, ...]) -> ctypes.Array:
+    """Return the offset and the bytes of each array. The runtime only reads them."""
+    return (SHARED_ARRAY * len(arrays))(*(array[1:3] for array in arrays))
 
 
 class Memory:
@@ -64,9 +71,7 @@ class Memory:
         ]
         pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
         pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
-        places, guard_places, variable_places = (
-            (SHARED_ARRAY * len(arrays))(*(array[1:3] for array in arrays)) for arrays in (shared, guards, variables)
-        )
+        places, guard_places, variable_places = (_places(tuple(arrays)) for arrays in (shared, guards, variables))
         request.regions, request.num_regions = regions, len(regions)
         request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
         request.shared, request.num_shared = places, len(shared)
