@@ -28,8 +28,9 @@ from cudascope.arguments import Binder
 from cudascope.build import Source, read_source
 from cudascope.gpu import GpuKernel
 from cudascope.limits import LaunchShape, read_launch
-from cudascope.nvrtc import Cubin, Resources, check_options, compile_cubin
+from cudascope.nvrtc import Cubin, check_options, compile_cubin
 from cudascope.parameters import Parameter
+from cudascope.ptxas import Resources
 from cudascope.reach import reached_device
 from cudascope.reading import completed, read_kernel
 from cudascope.signature import base_name

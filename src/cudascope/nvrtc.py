@@ -1,4 +1,6 @@
-"""CUDA C++ to machine code or PTX with NVRTC, which needs NVIDIA's wheels (`pagewise[cuda]`), and no GPU or driver.
+"""CUDA C++ to machine code or PTX with NVRTC, without a GPU or a driver.
+
+NVRTC needs NVIDIA's wheels: `pip install 'pagewise[cuda]'` brings them.
 
 One file per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with a cubin.
 """
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 
 from cudascope.build import STAND_INS, CompileError, Source, cache_dir, digest, nvidia_headers, publish
 from cudascope.device_code import device_text
-from cudascope.gpus import H100, thread_blocks_per_sm
+from cudascope.ptxas import Resources, read_resources
 from cudascope.signature import address_of
 from cudascope.variables import plain_variables
 
@@ -36,19 +38,6 @@ _OPTIONS = {
     "restrict": bool,
 }
 _WITHOUT_VALUE = ("use_fast_math", "extra-device-vectorization", "restrict")
-
-
-class Resources(NamedTuple):
-    """The resources of one thread block of a compiled kernel, as ptxas reports them."""
-
-    registers: int  # per thread
-    shared_bytes: int  # static shared memory, per thread block
-    spilled_bytes: int  # per thread: stores into local memory for want of registers
-
-    def thread_blocks_per_sm(self, threads: int) -> int:
-        """Thread blocks of `threads` that an SM of an H100 (or A100) holds by its registers and its threads."""
-        fits = thread_blocks_per_sm(H100, threads, self.registers, 0)
-        return min(fits["threads"], fits["registers"])
 
 
 class Cubin(NamedTuple):
@@ -159,7 +148,7 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any], for
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     symbol, *others = (each.decode() for each in symbols.values())
-    about = {"symbol": symbol, "resources": _read_resources(log, symbol) if form == "cubin" else None}
+    about = {"symbol": symbol, "resources": read_resources(log, symbol) if form == "cubin" else None}
     about["variables"] = dict(zip(addresses.values(), others, strict=True))
     return code, about
 
@@ -182,17 +171,6 @@ def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
     # cooperative groups include what lies in cccl
     return [_HEADERS, STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
-
-
-def _read_resources(log: str, symbol: str) -> Resources:
-    """ptxas's report: a paragraph per kernel, that of `symbol` from its "Compiling entry function" to the next."""
-    paragraph = next(part for part in log.split("Compiling entry function") if part.lstrip().startswith(f"'{symbol}'"))
-
-    def count(pattern: str) -> int:
-        match = re.search(pattern, paragraph)
-        return int(match[1]) if match else 0
-
-    return Resources(count(r"Used (\d+) registers"), count(r"(\d+) bytes smem"), count(r"(\d+) bytes spill stores"))
 
 
 def check_options(options: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""The registers that ptxas gives a kernel. Triton's wheel has a ptxas, so neither a GPU nor CUDA is needed."""
+"""The resources that ptxas gives a kernel. Triton's wheel has a ptxas, so neither a GPU nor CUDA is needed."""
 
 import functools
 import importlib.util
@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from cudascope.gpus import H100, thread_blocks_per_sm
+
 
 class PtxText(NamedTuple):
     """The PTX of a kernel. `target` is what it was compiled for, such as "sm_90a"."""
@@ -19,9 +21,22 @@ class PtxText(NamedTuple):
     target: str
 
 
+class Resources(NamedTuple):
+    """The resources of one thread block of a compiled kernel, as ptxas reports them."""
+
+    registers: int  # per thread
+    shared_bytes: int  # static shared memory, per thread block
+    spilled_bytes: int  # per thread: stores into local memory for want of registers
+
+    def thread_blocks_per_sm(self, threads: int) -> int:
+        """Thread blocks of `threads` that an SM of an H100 (or A100) holds by its registers and its threads."""
+        fits = thread_blocks_per_sm(H100, threads, self.registers, 0)
+        return min(fits["threads"], fits["registers"])
+
+
 @functools.lru_cache(maxsize=64)
-def registers_of(ptx: PtxText, sm: int) -> int | None:
-    """Return the registers per thread of the kernel on a GPU of compute capability `sm`.
+def resources_of(ptx: PtxText, sm: int) -> Resources | None:
+    """Return the resources of the kernel on a GPU of compute capability `sm`.
 
     PTX for a GPU with special features ("sm_90a") is compiled for that GPU alone, and PTX for a later GPU than `sm` for
     the later one. The result is None without a ptxas, and for text that ptxas does not compile.
@@ -36,8 +51,26 @@ def registers_of(ptx: PtxText, sm: int) -> int | None:
         file.flush()
         command = [program, "-v", "--gpu-name", target, "--entry", ptx.entry, file.name, "-o", os.devnull]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    used = re.search(r"Used (\d+) registers", done.stderr + done.stdout)
-    return int(used[1]) if used else None
+    return None if done.returncode else read_resources(done.stderr + done.stdout, ptx.entry)
+
+
+def registers_of(ptx: PtxText, sm: int) -> int | None:
+    """Return the registers per thread of the kernel, or None. See `resources_of`."""
+    resources = resources_of(ptx, sm)
+    return resources and resources.registers
+
+
+def read_resources(report: str, symbol: str) -> Resources:
+    """Return the resources of `symbol` from a report of ptxas. The report has a paragraph for each kernel."""
+    paragraph = next(
+        part for part in report.split("Compiling entry function") if part.lstrip().startswith(f"'{symbol}'")
+    )
+
+    def count(pattern: str) -> int:
+        match = re.search(pattern, paragraph)
+        return int(match[1]) if match else 0
+
+    return Resources(count(r"Used (\d+) registers"), count(r"(\d+) bytes smem"), count(r"(\d+) bytes spill stores"))
 
 
 def _ptxas(name: str) -> str | None:

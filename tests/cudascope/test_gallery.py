@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.nvrtc import Resources
+from cudascope.ptxas import Resources
 
 FOLDER = Path(__file__).parent
 SCHEDULES = 20

@@ -16,8 +16,8 @@ from cudascope import limits as cuda_limits
 from cudascope.arguments import Binder
 from cudascope.build import Source, cache_dir
 from cudascope.file import read
-from cudascope.nvrtc import Resources
 from cudascope.parameters import Parameter
+from cudascope.ptxas import Resources
 from cudascope.signature import read_signature
 from cudascope.values import is_understood
 

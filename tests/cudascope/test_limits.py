@@ -10,7 +10,7 @@ from test_ptx_kernel import BULK, HEADER
 from cudascope import CudaKernel, PtxKernel, check, observe, triton_compiled
 from cudascope.gpus import GPUS, thread_blocks_per_sm
 from cudascope.ptx_module import read_module
-from cudascope.ptxas import registers_of
+from cudascope.ptxas import registers_of, resources_of
 from cudascope.simt.abi import Mode
 from cudascope.simt.ptx.costs import cost
 from cudascope.simt.ptx.entry import entry_source
@@ -401,6 +401,7 @@ def test_ptxas_tells_the_registers_and_none_if_it_does_not_compile(units):
 
     ptx = PtxText(UNITS, "units", "sm_80")
     assert 8 < registers_of(ptx, 80) < 64
+    assert resources_of(ptx, 80).spilled_bytes == 0
     assert registers_of(ptx, 75) == registers_of(ptx, 80)  # compiled for sm_80, which sm_75 cannot run
     assert registers_of(ptx._replace(text=UNITS.replace("ret;", "nonsense;")), 80) is None
 
