@@ -7,10 +7,11 @@ NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help environment lessons lint stored solved quick test test-full bench rehearse gpu-check lab refresh book clean
+.PHONY: help environment lessons try lint stored solved quick test test-full bench rehearse gpu-check lab refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
+	@echo "make try        the names of the kernels (K=flat_gemm: that kernel's smallest case, checked, in ten seconds)"
 	@echo "make quick      lint, and one case of each test that is not slow, in two minutes"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
@@ -31,6 +32,9 @@ lessons: environment
 	@$(PY) -m pagewise.tools.claims build/lessons
 	@$(SPHINX) build/lessons build/book
 	@echo "the book: open build/book/index.html"
+
+try: environment
+	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) tests/try_kernel.py $(K)
 
 # A fifth of its time a test waits, for a browser, a server or a clock: one worker more than there are cores. Bytecode
 # spares a hundred processes the compilation of the package.

@@ -206,13 +206,16 @@ def gradients_of(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     return normal(*out.shape, seed=3).to(out.dtype), 8 * normal(*lse.shape, seed=4).to(lse.dtype)
 
 
+def loss_of(out: Tensor, lse: Tensor) -> Tensor:
+    d_out, d_lse = gradients_of(out, lse)
+    return (out * d_out).sum() + (seen(lse)[..., 0] * d_lse).sum()
+
+
 def with_gradients(attend: Callable[..., Tensors], qkv: Iterable[Tensor]) -> Tensors:
     """Return (out, lse, dq, dk, dv)."""
     leaves = [x.detach().requires_grad_() for x in qkv]
     out, lse = attend(*leaves)
-    d_out, d_lse = gradients_of(out, lse)
-    loss = (out * d_out).sum() + (seen(lse)[..., 0] * d_lse).sum()
-    return out.detach(), seen(lse.detach()), *torch.autograd.grad(loss, leaves)
+    return out.detach(), seen(lse.detach()), *torch.autograd.grad(loss_of(out, lse), leaves)
 
 
 def flash(dtype: torch.dtype, D: int, options: bool) -> Case:

@@ -1,0 +1,67 @@
+"""`make try`: it knows every kernel, and it tells a right kernel from a wrong one."""
+
+import pytest
+import torch
+import try_kernel
+from try_kernel import IN_CUDA, IN_TRITON, fault, kernels_of_files, main
+
+from conftest import cuda_kernels, needs_interpreter, triton_kernels
+from pagewise.experiments.kernel_cases import Case
+
+
+def test_every_kernel_has_a_name_and_a_case():
+    listed = kernels_of_files()
+    of = {ending: {k for file, ks in listed.items() if file.endswith(ending) for k in ks} for ending in (".cu", ".py")}
+    assert of[".cu"] == set(IN_CUDA) == {name.removesuffix("_kernel (CUDA)") for name in cuda_kernels()}
+    assert of[".py"] == set(IN_TRITON) == {name.removesuffix("_kernel") for name in triton_kernels()}
+
+
+def test_without_a_name_the_kernels_are_listed_by_file(capsys):
+    assert main([]) == 0
+    assert "flat_gemm.cu                   gemv flat_gemm\n" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_a_sentence(capsys):
+    assert main(["flat_gem"]) == 2
+    assert capsys.readouterr().err == "no kernel is called 'flat_gem': `make try` lists the names\n"
+
+
+@needs_interpreter
+@pytest.mark.parametrize("name", ["gemv", "online_softmax"])
+def test_a_right_kernel_passes_and_shows_its_resources(name, capsys):
+    assert main([name]) == 0
+    *results, resources = capsys.readouterr().out.splitlines()[1:]
+    assert [line.partition(": ")[2] for line in results][-1] == "right, no findings"
+    assert resources.startswith("  sm_80: ")
+    assert "0 bytes spilled" in resources
+
+
+def test_a_wrong_result_is_named():
+    x = torch.randn(2, 8)
+    case = Case(lambda: (x + 1,), lambda dtype: (x.to(dtype),))
+    assert fault(case.run(), case).startswith("result 0 is wrong: largest error")
+
+
+def test_a_case_that_does_not_launch_its_kernel_fails(monkeypatch, capsys):
+    case = Case(lambda: (torch.ones(1, 4),), lambda dtype: (torch.ones(1, 4, dtype=dtype),))
+    monkeypatch.setitem(try_kernel.cuda_cases.CALLS, "gemv", lambda dtype: case)
+    assert main(["gemv"]) == 1
+    assert "right, no findings\n  the kernel was never launched" in capsys.readouterr().out
+
+
+def test_a_finding_fails(monkeypatch, capsys):
+    """The kernel reads x after its end."""
+    from pagewise.flash_decoding_plus_plus.flat_gemm import gemv_kernel
+
+    def case(dtype):
+        x, w, out = torch.ones(1, 8), torch.ones(4, 8), torch.empty(1, 4)
+
+        def run():
+            gemv_kernel(torch.float32, 1, 1)[1, 128](out, x[:, :4], w, 1, 4, 8, 8, 8)
+            return (out,)
+
+        return Case(run, lambda dtype: (torch.full((1, 4), 8.0, dtype=dtype),))
+
+    monkeypatch.setitem(try_kernel.cuda_cases.CALLS, "gemv", case)
+    assert main(["gemv"]) == 1
+    assert "past its end (4 elements)" in capsys.readouterr().out
