@@ -1,6 +1,7 @@
 """What is shipped: a wheel and an editable install, made without network, work outside this checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import pagewise
 from conftest import ROOT, needs_interpreter
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -121,10 +123,10 @@ def test_every_listed_package_exists(package):
     assert (folder / "__init__.py").is_file()
 
 
-def test_version_is_the_package_version():
-    import pagewise
-
-    assert PROJECT["project"]["version"] == pagewise.__version__
+def test_the_changelog_begins_with_the_version_of_the_package():
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert released[0] == pagewise.__version__
+    assert len(released) == len(set(released))
 
 
 @pytest.mark.slow
@@ -174,6 +176,10 @@ def test_wheel_has_the_tiny_model(wheel):
 def test_wheel_has_nothing_but_the_package(wheel):
     info = wheel.name.split("-py3")[0] + ".dist-info"
     assert {name.split("/")[0] for name in names_in(wheel)} == {"cudascope", "pagewise", info}
+
+
+def test_wheel_has_the_name_of_the_distribution_and_the_version_of_the_package(wheel):
+    assert wheel.name.startswith(f"attention_page_by_page-{pagewise.__version__}-py3-")
 
 
 @pytest.mark.slow

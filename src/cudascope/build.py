@@ -60,7 +60,7 @@ def nvidia_headers() -> Path:
     if found is None:
         raise CompileError(
             "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
-            "pip install nvidia-cuda-runtime, or 'pagewise[cuda]'"
+            "pip install nvidia-cuda-runtime, or 'attention-page-by-page[cuda]'"
         )
     return found
 

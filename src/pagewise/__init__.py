@@ -8,5 +8,5 @@ compiles no kernel; it only settles whether Triton kernels will be compiled or i
 
 from pagewise.tools import device as _device
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _device.choose_triton_mode()

@@ -265,5 +265,5 @@ def test_what_cannot_go_through_ptx_is_refused_at_once(monkeypatch):
             call()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     nvrtc._environment.cache_clear()
-    with pytest.raises(RuntimeError, match=r"NVRTC needs cuda-bindings .*pip install 'pagewise\[cuda\]'"):
+    with pytest.raises(RuntimeError, match=r"NVRTC needs cuda-bindings .*pip install 'attention-page-by-page\[cuda\]'"):
         CudaKernel(REVERSE, "reverse", through="ptx")

@@ -291,7 +291,7 @@ def test_without_transformers_the_remedy_is_named(monkeypatch):
     spec = importlib.util.spec_from_file_location("without", in_transformers.__file__)
     without = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(without)  # which needs no transformers yet
-    with pytest.raises(ImportError, match=r"pip install pagewise\[models\]"):
+    with pytest.raises(ImportError, match=r"pip install 'attention-page-by-page\[models\]'"):
         without.register_attention()
 
 

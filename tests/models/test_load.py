@@ -212,12 +212,12 @@ def test_failed_download_says_what_was_tried(monkeypatch):
 def test_missing_packages_name_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=re.escape("huggingface_hub: pip install pagewise[models]")):
+    with pytest.raises(ImportError, match=re.escape("huggingface_hub: pip install 'attention-page-by-page[models]'")):
         load_model("someone/else")
     for path in TINY.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ImportError, match=re.escape("transformers: pip install pagewise[models]")):
+    with pytest.raises(ImportError, match=re.escape("transformers: pip install 'attention-page-by-page[models]'")):
         load_model(tmp_path)
 
 

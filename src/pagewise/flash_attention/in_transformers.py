@@ -47,7 +47,9 @@ def register_attention(name: str = "pagewise") -> None:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
-        raise ImportError("register_attention needs transformers: pip install pagewise[models]") from error
+        raise ImportError(
+            "register_attention needs transformers: pip install 'attention-page-by-page[models]'"
+        ) from error
     registered = AttentionInterface().get(name)
     if name == "eager" or registered not in (None, attend):
         raise ValueError(f"name must not be that of another attention implementation, got {name!r}")

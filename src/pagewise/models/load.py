@@ -167,7 +167,7 @@ def _require_package(package: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f"{what} needs {package}: pip install pagewise[models]") from error
+        raise ImportError(f"{what} needs {package}: pip install 'attention-page-by-page[models]'") from error
 
 
 def build_model(settings: Mapping[str, Any]) -> Llama | GPT2:

@@ -16,7 +16,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 VENV = os.path.join(ROOT, ".venv")
-EXTRAS = "all,pinned"
+NAME, EXTRAS = "attention-page-by-page", "all,pinned"
 
 
 def installed_here():
@@ -68,7 +68,7 @@ def install(python):
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", project]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
-        sys.exit(f"{done.stdout}\npip could not install pagewise[{EXTRAS}]: see its message above")
+        sys.exit(f"{done.stdout}\npip could not install {NAME}[{EXTRAS}]: see its message above")
 
 
 def main():
@@ -83,7 +83,7 @@ def main():
     stamp = os.path.join(os.path.dirname(os.path.dirname(python)), ".pagewise")
     if is_ready(python, stamp) or (uses_itself() and installed_here()):
         return
-    print(f"installing pagewise[{EXTRAS}] into {os.path.dirname(os.path.dirname(python))}: minutes, once …", flush=True)
+    print(f"installing {NAME}[{EXTRAS}] into {os.path.dirname(os.path.dirname(python))}: minutes, once …", flush=True)
     if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
         sys.exit(f"{sys.executable} -m venv failed: see its message above")
     install(python)

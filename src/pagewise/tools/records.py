@@ -57,7 +57,8 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     """Return the fields that all records of a run share: device, driver, versions, date, commit."""
     on_gpu = device.type == "cuda"
     versions = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    versions |= {name: _version(name) for name in ("pagewise", "torch", "triton", "numpy", "cuda-core")}
+    versions |= {"pagewise": _version("attention-page-by-page")}
+    versions |= {name: _version(name) for name in ("torch", "triton", "numpy", "cuda-core")}
     folder = str(Path(__file__).parent)
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         llm = LLM(model, **options, **asked)
         app = make_app(llm, name=name, max_queue=max_queue)
     except ModuleNotFoundError as error:
-        print(f"error: the server needs {error.name}: pip install 'pagewise[serve]'", file=sys.stderr)
+        print(f"error: the server needs {error.name}: pip install 'attention-page-by-page[serve]'", file=sys.stderr)
         return 2
     except (GroupLost, ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
