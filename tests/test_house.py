@@ -299,3 +299,17 @@ def test_a_run_that_finds_no_kernels_fails(monkeypatch):
     assert conftest.missing_kernels() == set()
     monkeypatch.setattr(conftest, "cuda_kernels", set)
     assert conftest.missing_kernels() == {"any in CUDA"}
+
+
+def test_pre_commit_lints_with_the_pinned_version():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    pinned = re.search(r'"(ruff==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert set(re.findall(r"ruff==[\d.]+", hooks)) == {pinned}
+
+
+def test_actions_are_named_by_their_commits():
+    """A tag can be moved, and a commit cannot."""
+    files = [path for folder in ("workflows", "actions") for path in (ROOT / ".github" / folder).rglob("*.yml")]
+    used = [name for path in files for name in re.findall(r"uses: (\S+)", path.read_text()) if name[:2] != "./"]
+    assert len(used) > 5
+    assert [name for name in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", name)] == []

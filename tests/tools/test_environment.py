@@ -1,5 +1,6 @@
 """`make` on a machine that lacks something says so in one sentence; the environment script knows what to use."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -116,3 +117,13 @@ def test_pins_cover_every_direct_dependency():
 
 def test_compiler_is_on_this_machine():
     assert shutil.which("g++") or shutil.which("clang++")
+
+
+def test_the_lock_has_the_pinned_versions_from_the_public_indexes():
+    """`uv lock` makes it anew after a pin has changed."""
+    lock = (ROOT / "uv.lock").read_text()
+    locked = {(package["name"], package.get("version")) for package in tomllib.loads(lock)["package"]}
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["pinned"]
+    assert {tuple(pin.partition(";")[0].strip().split("==")) for pin in pins} <= locked
+    hosts = set(re.findall(r'"https?://([^/"]*)', lock))
+    assert hosts <= {"pypi.org", "files.pythonhosted.org", "download.pytorch.org"}
