@@ -1,0 +1,23 @@
+# JupyterLab with the lessons, in one command:
+#
+#     docker run --rm -p 8888:8888 "$(docker build -q .)"
+#
+# Open the address that it prints. With a GPU and NVIDIA's container toolkit, build with TORCH_INDEX= (an empty value) and
+# run with --gpus all.
+FROM python:3.12-slim-bookworm
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends g++ git make \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 reader \
+    && install -d -o reader /pagewise
+WORKDIR /pagewise
+COPY --chown=reader . .
+# torch for CPUs has 0.2 GB. The one of the default index brings the libraries of CUDA, 3 GB.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN PIP_EXTRA_INDEX_URL="$TORCH_INDEX" pip install --no-cache-dir -e ".[all,pinned]"
+USER 1000
+# make uses this interpreter and makes no .venv.
+ENV PYTHON=/usr/local/bin/python
+EXPOSE 8888
+CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser", "lessons"]
