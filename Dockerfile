@@ -2,8 +2,8 @@
 #
 #     docker run --rm -p 8888:8888 "$(docker build -q .)"
 #
-# Open the address that it prints. With a GPU and NVIDIA's container toolkit, build with TORCH_INDEX= (an empty value) and
-# run with --gpus all.
+# Open the address that it prints. On a GPU with NVIDIA's container toolkit, add --build-arg TORCH_INDEX= (an empty
+# value) to the build and --gpus all to the run.
 FROM python:3.12-slim-bookworm
 # hadolint ignore=DL3008
 RUN apt-get update \

@@ -26,6 +26,7 @@ def test_an_unknown_name_is_a_sentence(capsys):
     assert capsys.readouterr().err == "no kernel is called 'flat_gem': `make try` lists the names\n"
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize("name", ["gemv", "online_softmax"])
 def test_a_right_kernel_passes_and_shows_its_resources(name, capsys):
@@ -49,6 +50,7 @@ def test_a_case_that_does_not_launch_its_kernel_fails(monkeypatch, capsys):
     assert "right, no findings\n  the kernel was never launched" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_finding_fails(monkeypatch, capsys):
     """The kernel reads x after its end."""
     from pagewise.flash_decoding_plus_plus.flat_gemm import gemv_kernel
