@@ -1,19 +1,52 @@
-"""The README: its files exist, its picture is a lesson's, its table has every lesson."""
+"""README and CONTRIBUTING: files, commands and modules exist, the picture is a lesson's, the table has every lesson."""
 
 import base64
+import importlib.util
 import json
 import re
+
+import pytest
+from try_kernel import IN_CUDA, IN_TRITON
 
 from conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+each_page = pytest.mark.parametrize("page", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 
 
-def test_every_link_leads_to_a_file():
-    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+@each_page
+def test_every_link_leads_to_a_file(page):
+    prose = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", prose)
-    assert len(links) > 10
     assert [link for link in links if not (ROOT / link).exists()] == []
+    assert page is CONTRIBUTING or len(links) > 10
+
+
+@each_page
+def test_every_file_that_code_names_exists(page):
+    named = re.findall(r"(?<![\w/.])(?:src|tests|kernels|lessons)/[\w./-]*[\w/]", " ".join(spans(page)))
+    to_be_written = ("lessons/NN_", "lessons/11_", "src/pagewise/exercises/lesson_11.py")
+    assert [path for path in named if not (ROOT / path).exists() and not path.startswith(to_be_written)] == []
+    assert len(named) > (30 if page is CONTRIBUTING else 0)
+
+
+@each_page
+def test_every_command_exists(page):
+    targets = re.findall(r"\bmake ([a-z-]+)", " ".join(spans(page)))
+    makefile = (ROOT / "Makefile").read_text()
+    assert [name for name in targets if not re.search(rf"^{name}:", makefile, flags=re.MULTILINE)] == []
+    modules = set(re.findall(r"-m ((?:pagewise|cudascope)[\w.]*)", page))
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+    assert targets
+    assert modules
+    assert set(re.findall(r"make try K=(\w+)", page)) <= IN_CUDA.keys() | IN_TRITON.keys()
+
+
+def spans(page):
+    """Return the code of a page: its blocks and what stands between backticks."""
+    return re.findall(r"```.*?```|`[^`\n]+`", page, flags=re.DOTALL)
 
 
 def test_table_has_every_lesson_with_its_module_and_test():
