@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import pkgutil
 import signal
+import sys
 from collections import Counter
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -15,6 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+
+# For scripts in tests/, where the folder tests/cudascope hides the package of this name.
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import pagewise  # before triton: decides whether kernels are interpreted
 

@@ -1,11 +1,15 @@
 """`make try`: it knows every kernel, and it tells a right kernel from a wrong one."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import try_kernel
 from try_kernel import IN_CUDA, IN_TRITON, fault, kernels_of_files, main
 
-from conftest import cuda_kernels, needs_interpreter, triton_kernels
+from conftest import ROOT, cuda_kernels, needs_interpreter, triton_kernels
 from pagewise.experiments.kernel_cases import Case
 
 
@@ -19,6 +23,16 @@ def test_every_kernel_has_a_name_and_a_case():
 def test_without_a_name_the_kernels_are_listed_by_file(capsys):
     assert main([]) == 0
     assert "flat_gemm.cu                   gemv flat_gemm\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["try_kernel.py", "repeat_launches.py --help"])
+def test_scripts_find_the_packages_of_this_checkout(script, tmp_path):
+    """`tests/cudascope`, beside the scripts, has the name of a package."""
+    command = [sys.executable, *f"{ROOT}/tests/{script}".split()]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_name_is_a_sentence(capsys):
