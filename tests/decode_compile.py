@@ -44,12 +44,14 @@ TENSOR_CORES = [80, 86, 89, 90, 100, 120] if FULL else [80, 90, 120]
 
 
 def for_every_gpu(axes, allowed=lambda case: True):
-    """Cases with every pair of values of `axes` and of the GPUs, and one case for sm_75.
+    """Cases with every pair of values of `axes` and of the GPUs, and two cases for sm_75.
 
-    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile.
+    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile. One case has
+    the first value of each axis, and the other case has the second value. Both sides of each option are therefore
+    compiled for a GPU that lacks instructions.
     """
-    for_sm_75 = (case for case in covering(axes | {"sm": [75]}, allowed) if case["dtype"] == torch.float16)
-    return [*covering(axes | {"sm": TENSOR_CORES}, allowed), next(for_sm_75)]
+    for_sm_75 = ({name: values[i] for name, values in axes.items()} | {"sm": 75} for i in (0, 1))
+    return [*covering(axes | {"sm": TENSOR_CORES}, allowed), *for_sm_75]
 
 
 def compile_decode(
