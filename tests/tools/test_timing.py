@@ -79,6 +79,13 @@ def test_a_test_of_the_lessons_takes_one_round(clock, monkeypatch):
     assert ratios["b"] == Spread(2.0, 2.0, 2.0)
 
 
+def test_the_environment_does_not_raise_the_number_of_rounds(clock, monkeypatch):
+    for most in ("3", "0", ""):
+        monkeypatch.setenv("PAGEWISE_ROUNDS", most)
+        taken = in_turns({"a": clock.takes("a", [0.5] * 4)}, timing.host_seconds, repeats=2)
+        assert taken == {"a": [0.5] * 2}
+
+
 # ------------------------------------------------------------------------------------------------ compare
 
 
