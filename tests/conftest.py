@@ -63,13 +63,18 @@ if importlib.util.find_spec("beartype"):
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
     jaxtyping.install_import_hook(_checked, "conftest.typechecker")
 
-    _met: set[str] = set()
+    _met: set[tuple[str, str]] = set()
 
     def pytest_runtest_setup(item: pytest.Item) -> None:
-        """Check shapes in one case of each test. Checks in all cases cost a seventh of the tests' own time."""
-        test = item.nodeid.partition("[")[0]
-        jaxtyping.config.update("jaxtyping_disable", test in _met)
-        _met.add(test)
+        """Check shapes in the first case of each test, and in a case whose name has a word that no earlier case has.
+
+        Each option of a test is therefore checked once. Checks in all cases cost a seventh of the tests' own time.
+        """
+        test, _, case = item.nodeid.removesuffix("]").partition("[")
+        words = [part for part in case.split("-") if part.isidentifier()]
+        parts = {(test, word) for word in ["", *words]}
+        jaxtyping.config.update("jaxtyping_disable", parts <= _met)
+        _met.update(parts)
 
 
 # A shell starts background jobs with SIGINT ignored, and tests send it. Processes that tests start inherit this, too.
