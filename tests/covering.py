@@ -64,6 +64,11 @@ def covering_or_all(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
+def one_in_three(cases: Sequence) -> list:
+    """Every third case, and all of them with PAGEWISE_FULL=1. It is for mistakes, which test the tests."""
+    return list(cases if os.environ.get("PAGEWISE_FULL") == "1" else cases[::3])
+
+
 def in_turns(cases: Sequence, others: Sequence) -> list[tuple[Any, Any]]:
     """(case, other): each case with one of the others, which take turns; with PAGEWISE_FULL=1 with all of them."""
     if os.environ.get("PAGEWISE_FULL") == "1":

@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from covering import covering
+from covering import covering, in_turns
 from planted import SCHEDULES
 
 import cudascope
@@ -306,8 +306,7 @@ MISSING = {  # of waits and barriers; and the lines of which the race that is fo
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISSING)
-@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize(("name", "seed"), in_turns([*MISSING], [None, 0, 1]))
 def test_a_missing_wait_or_barrier_is_found_on_its_line(name, seed, monkeypatch):
     right, wrong, texts = MISSING[name]
     lines = with_source(monkeypatch, right, wrong)

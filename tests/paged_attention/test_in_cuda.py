@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from covering import covering, in_turns
+from covering import covering, in_turns, one_in_three
 from paged_cases import dense, paged_inputs
 
 import cudascope
@@ -252,8 +252,8 @@ def plant(monkeypatch, name, right, wrong):
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [(name, change) for name, _, change in PLANTED],
-    ids=[f"{name}-{mistake}" for name, mistake, _ in PLANTED],
+    [(name, change) for name, _, change in one_in_three(PLANTED)],
+    ids=[f"{name}-{mistake}" for name, mistake, _ in one_in_three(PLANTED)],
 )
 def test_planted_mistakes_are_caught(name, change, monkeypatch):
     plant(monkeypatch, name, *change)
@@ -516,7 +516,9 @@ def instantiation(case):
     return v2_kernel(*sizes, 512) if heads == 1 else grouped_kernel(*sizes, 512, heads)
 
 
-INSTANTIATIONS = sorted({instantiation(case) for case in (CASES if FULL else FEW)}, key=lambda k: k.name)
+# of the largest head size that must not spill, and of the largest that is no multiple of 16
+LARGE = [case for case in FEW if case["head_size"] in (120, 128)]
+INSTANTIATIONS = sorted({instantiation(case) for case in (CASES if FULL else LARGE)}, key=lambda k: k.name)
 
 
 @pytest.mark.parametrize(
