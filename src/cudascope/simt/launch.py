@@ -38,6 +38,12 @@ def _memory(variable: Variable) -> np.ndarray:
     return np.frombuffer((ctypes.c_ubyte * variable.bytes).from_address(variable.address), dtype=np.uint8)
 
 
+@functools.cache
+def _address(handle: ctypes.CDLL, symbol: str) -> int:
+    """The address of a function. Each call of `ctypes.cast` leaves a cycle of references for the garbage collector."""
+    return ctypes.cast(getattr(handle, symbol), ctypes.c_void_p).value
+
+
 class CpuKernel:
     """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
 
@@ -125,7 +131,7 @@ class CpuKernel:
         memory = Memory(arrays, watched, reached(self.name, arrays))
 
         request = LAUNCH()
-        request.entry = ctypes.cast(getattr(library.handle, self._symbol), ctypes.c_void_p)
+        request.entry = _address(library.handle, self._symbol)
         request.arguments = arguments
         request.grid[:], request.block[:], request.mode = grid, block, run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
