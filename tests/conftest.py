@@ -83,7 +83,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)
 
-# What is imported while tests are collected stays: to look for garbage in it, then or later, costs a fifth of the time.
+# Modules that are imported while tests are collected stay. Looking for garbage in them costs a fifth of the time.
 gc.disable()
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,9 +76,9 @@ def _worker() -> subprocess.Popen:
 
 
 def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, options: dict) -> dict[str, Any]:
-    import triton
     from triton.compiler import ASTSource
 
+    from cudascope.ptxas import PtxText, resources_of
     from cudascope.triton_worker import ptx_of
 
     constants = {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs}
@@ -96,7 +95,15 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
         types[argument] = tuple(found) if isinstance(kinds, list) else found[0]
     source = ASTSource(getattr(_module(path), name), types, constants, aligned)
     ptx, metadata = ptx_of(source, sm, options)
-    return {"ptx": ptx, "shared_bytes": metadata["shared"], **_resources(ptx, Path(triton.__file__).parent)}
+    target = re.search(r"\.target (sm_\w+)", ptx)[1]
+    resources = resources_of(PtxText(ptx, metadata["name"], target), sm)
+    assert resources, "ptxas does not compile the PTX"
+    return {
+        "registers": resources.registers,
+        "spilled_bytes": resources.spilled_bytes,
+        "shared_bytes": metadata["shared"],
+        "ptx": ptx,
+    }
 
 
 @functools.cache
@@ -107,21 +114,6 @@ def _module(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _resources(ptx: str, triton_folder: Path) -> dict[str, int]:
-    """Return the resources of one kernel, as Triton's own ptxas reports them."""
-    arch = re.search(r"\.target (sm_\w+)", ptx)[1]
-    ptxas = triton_folder / "backends/nvidia/bin" / ("ptxas-blackwell" if arch.startswith("sm_1") else "ptxas")
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [ptxas, "-v", "--gpu-name", arch, file.name, "-o", os.devnull]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    return {
-        "registers": int(re.search(r"Used (\d+) registers", report)[1]),
-        "spilled_bytes": int(re.search(r"(\d+) bytes spill stores", report)[1]),
-    }
 
 
 def _serve() -> None:

@@ -90,10 +90,8 @@ def test_operands_of_an_asynchronous_copy_are_found(with_roles):
     assert [each.seen for each in seen.values()] == ["found"] * 6
 
 
-def test_wrong_descriptors_give_another_result():
-    """Without a swizzle, every field of a descriptor counts."""
-    source = entries.product("f32.f16.f16", 64, 16)
-    mistakes = wrong_operands(source)
+def product_of(source, mistakes):
+    """Return a function that launches the product of `source`, with mistakes planted, of two random matrices."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((64, 16)).astype(np.float16) for _ in range(2))
     kernel = PtxKernel(planted(source, mistakes))
@@ -104,7 +102,14 @@ def test_wrong_descriptors_give_another_result():
         kernel[1, 128](left, right, held, da, db)
         return [held]
 
-    seen = verdicts(run, mistakes, lambda each: "wrong" in each.name)
+    return run
+
+
+def test_wrong_descriptors_give_another_result():
+    """Without a swizzle, every field of a descriptor counts."""
+    source = entries.product("f32.f16.f16", 64, 16)
+    mistakes = wrong_operands(source)
+    seen = verdicts(product_of(source, mistakes), mistakes, lambda each: "wrong" in each.name)
     names = {f"wrong {field} of {which}" for field in ("swizzle", "stride offset", "leading offset") for which in "AB"}
     assert {name for name, _, _ in seen} == names
     assert not any(each.is_right for each in seen.values())

@@ -4,7 +4,7 @@ import numpy as np
 import test_ptx_kernel as entries
 from planting import MARK, meetings, mistake, planted, removals
 from replay import unordered
-from test_planted_in_ptx import verdicts
+from test_planted_in_ptx import product_of, verdicts
 
 from cudascope import PtxKernel, observe
 
@@ -86,16 +86,7 @@ def test_a_replay_counts_the_reads_of_a_product_until_its_wait():
     st.shared.b32 [%r9], %r1;"""
     source = entries.product("f32.f16.f16", 64, 16, wait=after)
     mistakes, marked = removals(source), meetings(source)
-    kernel = PtxKernel(planted(source, mistakes))
-    random = np.random.default_rng(0)
-    a, b = (random.standard_normal((64, 16)).astype(np.float16) for _ in range(2))
-    (left, da), (right, db) = entries.laid_out(a, 0, 0, 8192), entries.laid_out(b, 0, 0, 16384)
-
-    def run():
-        held = np.zeros((128, 32), np.float32)
-        kernel[1, 128](left, right, held, da, db)
-        return [held]
-
+    run = product_of(source, mistakes)
     seen = verdicts(run, mistakes, lambda each: "bar.sync" in each.instruction)
     assert [each.seen for each in seen.values()] == ["found", "survived", "found"]
     with mistake(MARK), observe() as trace:

@@ -37,7 +37,7 @@ def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
 
 @functools.cache
 def _own_arrays(name: str) -> re.Pattern:
-    """The symbols of a kernel's shared arrays. What belongs to the functions it calls is not counted."""
+    """The symbols of a kernel's shared arrays. Arrays of the functions that it calls are not counted."""
     function = base_name(name)
     return re.compile(rf"_ZZ(N.*)?{len(function)}{function}")
 
