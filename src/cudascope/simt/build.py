@@ -24,7 +24,7 @@ from cudascope.simt.compiler import BYTES, find_compiler, in_words, run_compiler
 from cudascope.simt.library import HEADERS, RUNTIME, Library, load
 from cudascope.simt.missing import with_template_keywords
 from cudascope.simt.own_sources import own_sources
-from cudascope.simt.precompiled import precompiled
+from cudascope.simt.precompiled import precompiled, without_std
 from cudascope.simt.shifts import open_shifts, with_exact_shifts
 from cudascope.simt.translation import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
 
@@ -135,7 +135,7 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
     """The compiler's flags, and the folders of headers that are not the user's."""
     compiler, _ = find_compiler()
     foreign = [header_folder(), HEADERS, STAND_INS, nvidia_headers()]
-    flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS)]
+    flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), *without_std(source)]
     clang = "clang" in compiler[0]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
     if instrumented:

@@ -6,22 +6,36 @@ precompiled of it, and reads the header itself where that does not fit its flags
 
 import functools
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.build import CompileError, cache_dir, digest, nvidia_headers
+from cudascope.build import CompileError, Source, cache_dir, digest, nvidia_headers
 from cudascope.simt.compiler import find_compiler, run_compiler
 from cudascope.simt.library import HEADERS
 
 _KEPT = 24 * 3600  # seconds that one may lie unused
 
+# The word std, or a header that may need more of the standard library than these do.
+_STD = re.compile(
+    r"\bstd\b|^[ \t]*#[ \t]*include\b"
+    r'(?![ \t]*[<"](?:cooperative_groups|cuda_(?:bf16|fp16|fp8|runtime)|float|math|mma|stdint|stdio)\.h[>"])',
+    re.MULTILINE,
+)
+
 
 @functools.cache
 def _headers() -> str:
     return digest(*(path.read_text() for path in sorted(HEADERS.rglob("*")) if path.is_file()))
+
+
+def without_std(source: Source) -> list[str]:
+    """Return a flag if `source` does without <iostream>, <string> and <chrono>: simt.h is a third smaller then."""
+    uses_std = any(_STD.search(text) for text in (source.text, *source.defines, *source.options))
+    return [] if uses_std else ["-DSIMT_WITHOUT_STD"]
 
 
 def precompiled(flags: Sequence[str]) -> Path:

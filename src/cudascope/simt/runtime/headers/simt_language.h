@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cfloat>
-#include <chrono>
 #include <climits>
 #include <cmath>
 #include <cstddef>
@@ -12,11 +11,14 @@
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <iostream>
 #include <limits>
-#include <string>
 #include <type_traits>
 #include <utility>
+#ifndef SIMT_WITHOUT_STD  // the source may use them, and the macros below would break them
+#include <chrono>
+#include <iostream>
+#include <string>
+#endif
 
 #ifdef SIMT_PREPROCESS  // the words stay in a text that is going to be cut (simt/preprocess.py), and #ifdef knows them
 #define __global__ __global__
