@@ -5,6 +5,7 @@ Notebooks are rendered from their stored outputs. Links from a lesson to the pac
 """
 
 import html
+import os
 import re
 from pathlib import Path
 
@@ -41,6 +42,14 @@ html_theme_options = {
     "home_page_in_toc": False,
     "navbar_persistent": [],
 }
+# GitHub names the repository. There, each lesson has a button that opens it on Colab. The
+# workflow of the book writes the branch colab with pagewise/tools/colab.py.
+if "GITHUB_REPOSITORY" in os.environ:
+    html_theme_options |= {
+        "repository_url": f"https://github.com/{os.environ['GITHUB_REPOSITORY']}",
+        "repository_branch": "colab",
+        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
+    }
 
 _LINK = re.compile(r"\[([^\]\n]+)\]\(\.\./((?:src|kernels|tests)/[\w./-]+)\)")
 _linked: set[str] = set()
