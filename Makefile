@@ -1,7 +1,9 @@
 # Two commands do everything: `make lessons` and `make test`. PYTHON=… names another interpreter or environment.
 PYTHON ?= python3
-ENVIRONMENT = $(PYTHON) src/pagewise/tools/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
-PY = $(shell $(ENVIRONMENT) --which)
+# A path may have a space. A ~ is expanded here, because quotes keep it.
+INTERPRETER = "$(patsubst ~/%,$(HOME)/%,$(PYTHON))"
+ENVIRONMENT = $(INTERPRETER) src/pagewise/tools/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
+PY = "$(shell $(ENVIRONMENT) --which)"
 NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 # In a terminal Sphinx shows how far it is. Elsewhere it prints only warnings.
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
@@ -24,7 +26,7 @@ help:
 	@echo "make clean      remove build/ and .venv/"
 
 environment:
-	@$(PYTHON) -c "" 2>/dev/null || { echo "$(PYTHON) does not run: install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(INTERPRETER) -c "" 2>/dev/null || { echo $(INTERPRETER) "does not run: install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(ENVIRONMENT)
 
 lessons: environment
@@ -82,9 +84,9 @@ COMPILED = tests/rehearsal/checks.py -k "runs_on or run_on or captured"
 rehearse: environment
 	$(REHEARSE) STUB_TRITON=compiled PYTHONPATH=src:tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(COMPILED)
 	$(REHEARSE) PYTHONPATH=src:tests PYTEST_PLUGINS=rehearsal.plugin $(PY) -m pytest -n 2 $(TESTS)
-	@mkdir -p $(SITE)
-	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > $(SITE)/sitecustomize.py
-	$(REHEARSE) PYTHONPATH=$(SITE):$(CURDIR)/src:$(CURDIR)/tests $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
+	@mkdir -p "$(SITE)"
+	@echo "import rehearsal; rehearsal.install(); rehearsal.launches.watch_cuda()" > "$(SITE)/sitecustomize.py"
+	$(REHEARSE) PYTHONPATH="$(SITE):$(CURDIR)/src:$(CURDIR)/tests" $(PY) -m pytest --nbval -n 2 --dist loadscope lessons
 
 MINUTES ?= 10
 

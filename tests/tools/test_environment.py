@@ -1,5 +1,6 @@
 """`make` on a machine that lacks something says so in one sentence; the environment script knows what to use."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -36,6 +37,31 @@ def test_interpreter_that_does_not_run_is_one_sentence():
     assert done.returncode != 0
     assert "/nowhere/python3 does not run: install Python" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_every_target_runs_in_a_folder_whose_name_has_a_space(tmp_path):
+    """In a copy of the Makefile whose interpreter only notes its arguments."""
+    folder = tmp_path / "page wise"
+    script = folder / SCRIPT.relative_to(ROOT)
+    script.parent.mkdir(parents=True)
+    for file in (ROOT / "Makefile", ROOT / "pyproject.toml", SCRIPT):
+        shutil.copy(file, folder / file.relative_to(ROOT))
+    interpreter, notes = folder / ".venv" / "bin" / "python", folder / "notes"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text(f'#!/bin/sh\necho "$@" >> "{notes}"\n')
+    interpreter.chmod(0o755)
+    (folder / ".venv" / ".pagewise").write_text(str(folder))
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(sys.executable)
+    path = os.pathsep.join([str(folder / "bin"), "/usr/local/bin:/usr/bin:/bin"])
+    targets = re.search(r"^\.PHONY: help environment (.*) clean$", (folder / "Makefile").read_text(), re.MULTILINE)[1]
+    command = ["make", "-C", str(folder), *targets.split()]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
+    assert done.returncode == 0, done.stderr
+    ran = notes.read_text()
+    for part in ("-m ruff", "-m pytest", "-m sphinx", "-m pagewise.tools.notebooks run", "tests/try_kernel.py"):
+        assert part in ran
 
 
 def run_with(tmp_path: Path, lines: str, **environment: str) -> subprocess.CompletedProcess:
@@ -89,8 +115,6 @@ def test_ready_means_made_from_this_checkout_after_the_project_changed(tmp_path)
     stamp.write_text("/another/checkout")
     assert not script["is_ready"](python, stamp)
     stamp.write_text(script["ROOT"])
-    import os
-
     os.utime(stamp, (0, 0))  # older than pyproject.toml
     assert not script["is_ready"](python, stamp)
 
