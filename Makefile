@@ -1,13 +1,19 @@
 # Two commands do everything: `make lessons` and `make test`. PYTHON=… names another interpreter or environment.
 PYTHON ?= python3
 # A path may have a space. A ~ is expanded here, because quotes keep it.
-INTERPRETER = "$(patsubst ~/%,$(HOME)/%,$(PYTHON))"
+INTERPRETER := "$(patsubst ~/%,$(HOME)/%,$(PYTHON))"
 ENVIRONMENT = $(INTERPRETER) src/pagewise/tools/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
 PY = "$(shell $(ENVIRONMENT) --which)"
 NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
 # In a terminal Sphinx shows how far it is. Elsewhere it prints only warnings.
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
+# Sources and messages are UTF-8 in every locale.
+export PYTHONUTF8 := 1
+# Kernels, fonts and Jupyter's files are kept in the home folder. If it cannot be written, build/home takes its place.
+ifneq ($(shell test -w "$$HOME" && echo writable),writable)
+export HOME := $(shell mkdir -p build/home)$(CURDIR)/build/home
+endif
 
 .PHONY: help environment lessons try lint stored solved quick test test-full bench rehearse gpu-check lab refresh book clean
 
@@ -40,7 +46,7 @@ try: environment
 
 # A fifth of its time a test waits, for a browser, a server or a clock: one worker more than there are cores. Bytecode
 # spares a hundred processes the compilation of the package.
-CORES := $(shell nproc 2>/dev/null || echo 2)
+CORES := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 
 test: environment

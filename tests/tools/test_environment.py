@@ -39,29 +39,54 @@ def test_interpreter_that_does_not_run_is_one_sentence():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_every_target_runs_in_a_folder_whose_name_has_a_space(tmp_path):
-    """In a copy of the Makefile whose interpreter only notes its arguments."""
+@pytest.fixture
+def make_and_note(tmp_path):
+    """Run make in a folder whose name has a space. Return what its interpreter noted: its home and its arguments."""
     folder = tmp_path / "page wise"
-    script = folder / SCRIPT.relative_to(ROOT)
-    script.parent.mkdir(parents=True)
+    interpreter, notes, path = folder / ".venv" / "bin" / "python", folder / "notes", folder / "bin"
     for file in (ROOT / "Makefile", ROOT / "pyproject.toml", SCRIPT):
+        (folder / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / file.relative_to(ROOT))
-    interpreter, notes = folder / ".venv" / "bin" / "python", folder / "notes"
     interpreter.parent.mkdir(parents=True)
-    interpreter.write_text(f'#!/bin/sh\necho "$@" >> "{notes}"\n')
+    interpreter.write_text(f'#!/bin/sh\necho "HOME=$HOME UTF8=$PYTHONUTF8 $@" >> "{notes}"\n')
     interpreter.chmod(0o755)
     (folder / ".venv" / ".pagewise").write_text(str(folder))
-    (folder / "bin").mkdir()
-    (folder / "bin" / "python3").symlink_to(sys.executable)
-    path = os.pathsep.join([str(folder / "bin"), "/usr/local/bin:/usr/bin:/bin"])
-    targets = re.search(r"^\.PHONY: help environment (.*) clean$", (folder / "Makefile").read_text(), re.MULTILINE)[1]
-    command = ["make", "-C", str(folder), *targets.split()]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
-    assert done.returncode == 0, done.stderr
-    ran = notes.read_text()
+    path.mkdir()
+    (path / "python3").symlink_to(sys.executable)
+
+    def run(*targets: str, **environment: str) -> str:
+        environment["PATH"] = f"{path}:/usr/local/bin:/usr/bin:/bin"
+        command = ["make", "-C", str(folder), *targets]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        return notes.read_text()
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_target_runs_in_a_folder_whose_name_has_a_space(make_and_note):
+    targets = re.search(r"^\.PHONY: help environment (.*) clean$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    ran = make_and_note(*targets.split())
     for part in ("-m ruff", "-m pytest", "-m sphinx", "-m pagewise.tools.notebooks run", "tests/try_kernel.py"):
         assert part in ran
+
+
+@pytest.mark.parametrize("kind", ["writable", "absent", "unnamed"])
+def test_a_home_that_cannot_be_written_is_replaced_and_text_is_utf_8(kind, make_and_note, tmp_path):
+    homes = {"writable": {"HOME": str(tmp_path)}, "absent": {"HOME": "/proc/no home"}, "unnamed": {}}
+    noted = make_and_note("try", LC_ALL="C", PYTHONUTF8="0", **homes[kind])
+    expected = tmp_path if kind == "writable" else tmp_path / "page wise" / "build" / "home"
+    assert noted.startswith(f"HOME={expected} UTF8=1 tests/try_kernel.py")
+    assert expected.is_dir()
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, ["2", "1"]), (4, ["5", "4"]), (16, ["8", "8"])])
+def test_the_number_of_test_workers_follows_the_cores_up_to_eight(cores, workers, tmp_path):
+    (tmp_path / "nproc").write_text(f"#!/bin/sh\necho {cores}\n")
+    (tmp_path / "nproc").chmod(0o755)
+    commands = make("-n", "test", PATH=f"{tmp_path}:/usr/local/bin:/usr/bin:/bin").stdout
+    assert re.findall(r"pytest .*-n (\d+)", commands) == workers
 
 
 def run_with(tmp_path: Path, lines: str, **environment: str) -> subprocess.CompletedProcess:
