@@ -233,13 +233,16 @@ def _environment() -> tuple[str, ...]:
         raise RuntimeError(
             f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'attention-page-by-page[cuda]' ({error})"
         ) from error
-    header = (nvidia_headers() / "cuda_runtime_api.h").read_text(errors="replace")
+    header = (nvidia_headers() / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
     cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
     ours = [
         part
         for file in sorted([*_HEADERS.iterdir(), *STAND_INS.rglob("*.*")])
-        for part in (file.name, file.read_text())
+        for part in (file.name, file.read_text(encoding="utf-8"))
     ]
-    theirs = (version[1] if version else digest(header), digest(cccl.read_text()) if cccl.exists() else "")
+    theirs = (
+        version[1] if version else digest(header),
+        digest(cccl.read_text(encoding="utf-8")) if cccl.exists() else "",
+    )
     return f"{major}.{minor}", *theirs, digest(*ours)

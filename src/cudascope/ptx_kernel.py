@@ -49,7 +49,7 @@ class PtxKernel:
 
     def __init__(self, source: str | Path, name: str | None = None) -> None:
         is_text = isinstance(source, str) and "\n" in source
-        self.text = source if is_text else Path(source).read_text()
+        self.text = source if is_text else Path(source).read_text(encoding="utf-8")
         self.module = read_module(self.text)
         names = list(self.module.entries)
         if name is None and len(names) == 1:

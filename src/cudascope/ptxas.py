@@ -46,7 +46,7 @@ def resources_of(ptx: PtxText, sm: int) -> Resources | None:
     program = _ptxas("ptxas-blackwell" if target.startswith("sm_1") else "ptxas")
     if program is None:
         return None
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".ptx") as file:
         file.write(ptx.text)
         file.flush()
         command = [program, "-v", "--gpu-name", target, "--entry", ptx.entry, file.name, "-o", os.devnull]

@@ -151,10 +151,10 @@ def compiled_kernel(launch: Launch) -> Compiled:
         CompileError: it does not compile; the message is Triton's.
     """
     if launch.request not in _compiled:
-        path = cache_dir() / f"{launch.name}-{digest(launch.request, WORKER.read_text())}.triton.json"
+        path = cache_dir() / f"{launch.name}-{digest(launch.request, WORKER.read_text(encoding='utf-8'))}.triton.json"
         if not path.exists():
             publish(path, json.dumps(_ask(launch.name, launch.request)).encode())
-        answer = json.loads(path.read_text())
+        answer = json.loads(path.read_text(encoding="utf-8"))
         _compiled[launch.request] = Compiled(launch, answer)
     return _compiled[launch.request]
 
@@ -177,7 +177,7 @@ def _ask(name: str, request: str) -> dict[str, Any]:
         )
         sys.stdout.write(done.stdout)  # of tl.static_print
         found = (
-            json.loads(answer.read_text())
+            json.loads(answer.read_text(encoding="utf-8"))
             if answer.exists()
             else {"error": f"the compiler ended with {done.returncode}"}
         )

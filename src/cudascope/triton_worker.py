@@ -181,7 +181,7 @@ def main() -> None:
         while (error := error.__cause__) is not None:
             causes.append(f"{type(error).__name__}: {error}")
         answer["error"] = "\n".join([answer["error"], *causes])
-    with open(sys.argv[1], "w") as file:
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(answer, file)
 
 

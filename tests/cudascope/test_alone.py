@@ -1,5 +1,6 @@
 """cudascope without torch and without the course: the package and its command line need numpy alone."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ BLOCKED = "import sys; sys.modules.update(torch=None, pagewise=None, triton=None
 SCALE = "__global__ void scale(const float* x, float* out, float a) { out[threadIdx.x] = a * x[threadIdx.x]; }"
 
 
-def alone(code):
+def alone(code, **environment):
     """Run code in a process that can import neither torch nor the course. Return what it prints."""
-    done = subprocess.run([sys.executable, "-c", BLOCKED + code], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", BLOCKED + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -45,6 +47,14 @@ def test_the_command_line_needs_no_torch(command, status, shown):
         words += ["--block", "64", "--scalar", "n=64"]
         words += [word for each in ("a", "b", "out") for word in ("--tensor", f"{each}=float32[64]")]
     assert shown in alone(f"from cudascope.command_line import main; print(main({words}) == {status})")
+
+
+def test_sources_are_utf_8_in_every_locale(tmp_path):
+    (tmp_path / "scale.cu").write_text(f"// α·x\n{SCALE}", encoding="utf-8")
+    words = ["check", str(tmp_path / "scale.cu"), "scale", "--block", "64", "--scalar", "a=2"]
+    words += [word for each in ("x", "out") for word in ("--tensor", f"{each}=float32[64]")]
+    code = f"from cudascope.command_line import main; main({words})"
+    assert "no findings in 1 schedule" in alone(code, LC_ALL="C", PYTHONUTF8="0")
 
 
 @pytest.mark.slow

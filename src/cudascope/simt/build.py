@@ -159,16 +159,15 @@ def entry_symbol(name: str) -> str:
 def header_folder() -> Path:
     """A folder of those of NVIDIA's headers that need a word changed, or that one stand-in replaces."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    headers = {
-        name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", (nvidia_headers() / name).read_text())) for name in names
-    }
+    texts = {name: (nvidia_headers() / name).read_text(**BYTES) for name in names}
+    headers = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
     headers |= {name: '#include "simt_cuda_std.h"\n' for name in _IN_STD}
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir()))
         for name, text in headers.items():
             (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_text(text)
+            (made / name).write_text(text, **BYTES)
         try:
             made.rename(folder)
         except OSError:  # another process was first
@@ -192,7 +191,7 @@ def _runtime_file() -> Path:
     if not path.exists():
         import fcntl  # Windows does not have it, and has no compiler that gets here
 
-        with open(path.with_suffix(".lock"), "w") as lock:
+        with open(path.with_suffix(".lock"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # compiling takes long: a second process waits for the first
             if not path.exists():
                 _compile_runtime(limits, path)

@@ -162,7 +162,7 @@ def _symbols(path: Path) -> list[_Symbol]:
             for (symbol, value, _, kind, size, *_), name in zip(rows, names, strict=True)
         ]
         publish(kept, json.dumps(found).encode())
-    return [_Symbol(*each) for each in json.loads(kept.read_text())]
+    return [_Symbol(*each) for each in json.loads(kept.read_text(encoding="utf-8"))]
 
 
 # ------------------------------------------------------------------------------------------------ source lines

@@ -35,4 +35,4 @@ def own_sources() -> str:
         for path in (*RUNTIME.rglob("*"), *STAND_INS.rglob("*"), *(here / name for name in translators))
         if path.is_file()
     )
-    return digest(*(path.read_text() for path in files))
+    return digest(*(path.read_text(encoding="utf-8") for path in files))

@@ -29,7 +29,7 @@ _STD = re.compile(
 
 @functools.cache
 def _headers() -> str:
-    return digest(*(path.read_text() for path in sorted(HEADERS.rglob("*")) if path.is_file()))
+    return digest(*(path.read_text(encoding="utf-8") for path in sorted(HEADERS.rglob("*")) if path.is_file()))
 
 
 def without_std(source: Source) -> list[str]:
@@ -63,7 +63,7 @@ def precompiled(flags: Sequence[str]) -> Path:
         return plain  # another process is at it
     try:
         with tempfile.TemporaryDirectory(dir=cache_dir()) as beside:
-            made.write_text(f'#include "{plain}"\n')
+            made.write_text(f'#include "{plain}"\n', encoding="utf-8")
             run_compiler([*compiler, *flags, "-x", "c++-header", str(made), "-o", f"{beside}/made"])
             os.replace(f"{beside}/made", made.with_suffix(".h.gch"))
     except (CompileError, OSError):

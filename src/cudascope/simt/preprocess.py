@@ -44,7 +44,7 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
             for name in missing:
                 stand_in = Path(os.path.normpath(inside / name))
                 stand_in.parent.mkdir(parents=True, exist_ok=True)
-                stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "")
+                stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "", encoding="utf-8")
             text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
     _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
     return parts, missing

@@ -16,7 +16,7 @@ class Gap(NamedTuple):
 
 def device_code(file: str) -> str:
     """Return the text of a file in `device_code`."""
-    return (Path(__file__).parent / "device_code" / file).read_text().rstrip()
+    return (Path(__file__).parent / "device_code" / file).read_text(encoding="utf-8").rstrip()
 
 
 def with_gaps(source: str, *gaps: Gap) -> str:

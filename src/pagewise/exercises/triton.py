@@ -48,7 +48,7 @@ class TritonExercise(Exercise):
 
 def kernel_text(module: str, name: str, imports: str = "") -> str:
     """Return the live source of a kernel of `pagewise.kernels`, below the imports of Triton and these lines."""
-    text = Path(importlib.util.find_spec(f"pagewise.kernels.{module}").origin).read_text()
+    text = Path(importlib.util.find_spec(f"pagewise.kernels.{module}").origin).read_text(encoding="utf-8")
     (function,) = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
     lines = text.splitlines()[function.decorator_list[0].lineno - 1 : function.end_lineno]
     return "\n".join(["import triton", "import triton.language as tl", *imports.splitlines(), "", "", *lines])

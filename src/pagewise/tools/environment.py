@@ -58,7 +58,7 @@ def is_ready(python, stamp):
     """Return whether the environment was made from this checkout, after pyproject.toml last changed."""
     if not (os.path.exists(python) and os.path.exists(stamp)):
         return False
-    with open(stamp) as f:
+    with open(stamp, encoding="utf-8") as f:
         return f.read() == ROOT and os.path.getmtime(stamp) >= os.path.getmtime(os.path.join(ROOT, "pyproject.toml"))
 
 
@@ -89,7 +89,7 @@ def main():
     install(python)
     # matplotlib writes to stderr while it builds its font cache, so no lesson may be the first to import it
     subprocess.run([python, "-c", "import matplotlib.font_manager"], stderr=subprocess.DEVNULL)
-    with open(stamp, "w") as f:
+    with open(stamp, "w", encoding="utf-8") as f:
         f.write(ROOT)
 
 

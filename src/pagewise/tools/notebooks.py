@@ -100,7 +100,7 @@ def _digest(notebook: NotebookNode) -> str:
 
 def write(notebook: NotebookNode, path: Path) -> None:
     """Write the canonical form: fixed metadata, numbered cells, nothing about the machine that ran it."""
-    path.write_text(canonical(notebook))
+    path.write_text(canonical(notebook), encoding="utf-8")
 
 
 def canonical(notebook: NotebookNode) -> str:
@@ -153,7 +153,7 @@ def check_notebook(path: Path) -> list[str]:
             text = json.dumps({k: v for k, v in output.get("data", {}).items() if not k.startswith("image/")})
             if found := MACHINE_PATH.search(text + output.get("text", "")):
                 problems.append(f"{where} shows a path of a machine: {found.group()}…")
-    if path.read_text() != canonical(notebook):
+    if path.read_text(encoding="utf-8") != canonical(notebook):
         problems.append("not in canonical form: run make refresh")
     return problems
 

@@ -22,13 +22,13 @@ def show_part(obj: Callable, first: str, last: str) -> Markdown:
 
 def show_cuda(path: Path, *names: str) -> Markdown:
     """Return the source of functions of a CUDA file, each with the comment above it, as one code block."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     return Markdown("```cpp\n" + "\n\n".join(cuda_source(text, name) for name in names) + "\n```")
 
 
 def show_cuda_part(path: Path, name: str, first: str, last: str) -> Markdown:
     """Return a part of a CUDA function: from its line with `first` to the next with `last`, or raise ValueError."""
-    text = cuda_source(path.read_text(), name)
+    text = cuda_source(path.read_text(encoding="utf-8"), name)
     text = "\n".join(line for line in text.splitlines() if not line.startswith("#pragma"))
     return Markdown(f"```cpp\n{_part(text, name, first, last)}\n```")
 
