@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,31 @@ def test_the_number_of_test_workers_follows_the_cores_up_to_eight(cores, workers
     assert re.findall(r"pytest .*-n (\d+)", commands) == workers
 
 
+@pytest.mark.parametrize("uv_status", [0, 2, None])
+def test_uv_installs_from_the_indexes_of_pip_and_pip_does_it_if_uv_cannot(uv_status, tmp_path, monkeypatch):
+    """Without uv, and where uv fails, pip installs."""
+    settings = """global.extra-index-url='https://a\\nhttps://b'
+global.find-links='/global'
+:env:.find-links='/c /d'
+:env:.timeout='180'"""
+    python, uv = tmp_path / "python", tmp_path / "uv"
+    python.write_text(
+        f'#!/bin/sh\ncase "$3" in config) cat <<"E"\n{settings}\nE\n;; *) touch "{tmp_path}/pip";; esac\n'
+    )
+    python.chmod(0o755)
+    if uv_status is not None:
+        uv.write_text(f'#!/bin/sh\n(echo "$@"; env | grep ^UV_ | sort) > "{tmp_path}/noted"\nexit {uv_status}\n')
+        uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")  # the user's own setting wins
+    runpy.run_path(str(SCRIPT))["install"](str(python))
+    assert (tmp_path / "pip").exists() == (uv_status != 0)
+    if uv_status is not None:
+        command, *variables = (tmp_path / "noted").read_text().splitlines()
+        assert command == f"pip install --quiet --python {python} -e {ROOT}[all,pinned]"
+        assert variables == ["UV_FIND_LINKS=/c,/d", "UV_INDEX=https://a https://b", "UV_INDEX_STRATEGY=first-index"]
+
+
 def run_with(tmp_path: Path, lines: str, **environment: str) -> subprocess.CompletedProcess:
     """environment.main() after `lines` have changed what it sees; it must stop before it makes anything."""
     start = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
@@ -129,8 +155,6 @@ def test_unnamed_interpreter_gets_a_venv_and_a_named_environment_is_used_itself(
 
 
 def test_ready_means_made_from_this_checkout_after_the_project_changed(tmp_path):
-    import runpy
-
     script = runpy.run_path(str(SCRIPT))
     python, stamp = tmp_path / "python", tmp_path / "stamp"
     assert not script["is_ready"](python, stamp)

@@ -8,6 +8,7 @@ interpreter was named in PYTHON=…. If it belongs to a virtual or conda environ
 `make` uses it directly.
 """
 
+import ast
 import importlib.util
 import os
 import shutil
@@ -17,6 +18,12 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 VENV = os.path.join(ROOT, ".venv")
 NAME, EXTRAS = "attention-page-by-page", "all,pinned"
+UV_VARIABLES = {  # by pip's name of the option
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+}
 
 
 def installed_here():
@@ -62,11 +69,29 @@ def is_ready(python, stamp):
         return f.read() == ROOT and os.path.getmtime(stamp) >= os.path.getmtime(os.path.join(ROOT, "pyproject.toml"))
 
 
+def settings_of_pip(python):
+    """Return the variables that make uv use the indexes of pip, because uv does not read pip's settings."""
+    listed = subprocess.run([python, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True).stdout
+    options = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as in pip, the best version wins, whichever index has it
+    for section in ("global", "install", ":env:"):  # a later section wins
+        for option, variable in UV_VARIABLES.items():
+            if value := options.get(f"{section}.{option}"):
+                comma_or_space = "," if option == "find-links" else " "
+                variables[variable] = comma_or_space.join(ast.literal_eval(value).split())
+    return variables | os.environ
+
+
 def install(python):
-    """Install the project with everything that it needs. Show pip's messages only if it fails."""
+    """Install the project with everything that it needs, with uv if it is there. Show messages only if pip fails."""
     project = f"{ROOT}[{EXTRAS}]"
+    uv = shutil.which("uv")
+    command = [uv, "pip", "install", "--quiet", "--python", python, "-e", project]
+    messages = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    if uv and subprocess.run(command, env=settings_of_pip(python), **messages).returncode == 0:
+        return
     command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", project]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, **messages)
     if done.returncode:
         sys.exit(f"{done.stdout}\npip could not install {NAME}[{EXTRAS}]: see its message above")
 
