@@ -24,6 +24,7 @@ from cudascope.parameters import Parameter
 from cudascope.simt import abi as simt_abi
 from cudascope.simt import build as simt_build
 from cudascope.simt.build import runtime
+from cudascope.simt.compiler import without_own_headers
 from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import RUNTIME
 
@@ -447,6 +448,23 @@ def test_an_error_in_a_function_of_cuda_is_at_the_users_line_and_names_no_header
     for line, why in ((2, "static assertion failed"), (5, "no matching"), (6, "ambiguous"), (7, "to ‘float’")):
         assert re.search(rf"test.cu:{line}:\d+: error: .*{why}", message), message
     assert not re.search(r"simt|<cudascope>", message), message
+
+
+def test_messages_about_own_headers_go_in_a_folder_whose_name_has_a_space():
+    headers = "/my course/src/cudascope/simt/runtime/headers"
+    said = f"""\
+/my course/my kernel.cu: In function ‘void k(float*)’:
+my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&, const char [2])’
+{headers}/simt_atomics.h:36:13: note: candidate: ‘T atomicAdd(T*, value_of<T>)’
+   36 | SIMT_ATOMIC(atomicAdd, old + value)
+{headers}/simt_warp.h: In instantiation of ‘uint64_t bits(const T&)’:
+/my course/my kernel.cu:6:22:   required from here
+{headers}/simt_warp.h:76:29: error: static assertion failed"""
+    assert without_own_headers(said, "my kernel.cu").splitlines() == [
+        "/my course/my kernel.cu: In function ‘void k(float*)’:",
+        "my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&, const char [2])’",
+        "/my course/my kernel.cu:6:22: error: static assertion failed",
+    ]
 
 
 def test_no_compiler_is_one_clear_error(monkeypatch):

@@ -46,7 +46,7 @@ def run_compiler(command: Sequence[str], source: str | None = None) -> str:
 
 
 _LACKS = re.compile(  # g++ and clang++
-    r"^(\S+?:\d+):\d+: error: (?:‘(\w+)’ (?:in namespace|is not a member of) ‘([\w:]+)’"
+    r"^(\S.*?:\d+):\d+: error: (?:‘(\w+)’ (?:in namespace|is not a member of) ‘([\w:]+)’"
     r"|no (?:template|type|member) named '(\w+)' in namespace '([\w:]+)')",
     re.MULTILINE,
 )
@@ -54,7 +54,7 @@ _STAND_INS = {"cub", "cuda", "cuda::std", "cooperative_groups", "nvcuda", "nvcud
 
 
 _CHAIN = re.compile(r"^(?:In file included| +) ?from ([^\n]+):(\d+):\n([^\n:]+):", re.MULTILINE)
-_WANTS = re.compile(r"^(\S+?):(\d+):\d+: error: #error ?(.*)$", re.MULTILINE)
+_WANTS = re.compile(r"^(\S.*?):(\d+):\d+: error: #error ?(.*)$", re.MULTILINE)
 _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b((?:\\\n|[^\n])*)", re.MULTILINE)
 
 
@@ -89,7 +89,7 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
             why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
             return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
     said = str(error)
-    first = re.search(r"^(\S+?):\d+:\d+: (?:fatal )?error: ", said, re.MULTILINE)
+    first = re.search(r"^(\S.*?):\d+:\d+: (?:fatal )?error: ", said, re.MULTILINE)
     before = said[: first.end()] if first else ""  # a note after the error may show other headers
     chain = next(reversed([*_CHAIN.finditer(before)]), None)
     if chain and chain[1] == file and chain[3] == first[1] and Path(first[1]).parent != Path(file).parent:
@@ -97,7 +97,7 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
             f"{file}:{chain[2]}: error: this line includes {chain[3]}, which the compiler refuses. If the kernel does "
             f"without it, put the line under #ifndef CUDASCOPE; else declare here what it needs\n{error}"
         )
-    refused = re.findall(r"^(\S+?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
+    refused = re.findall(r"^(\S.*?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
     if not refused or {place for place, _ in refused} != {"<cudascope>"}:
         return CompileError(without_own_headers(str(error), file))
     whys = [what for _, what in refused if not re.search("overloaded function|no matches converting|simt", what)]
@@ -106,6 +106,7 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
 
 
 _CONTEXT = re.compile(r": In (static |member )*(function|instantiation|substitution|lambda)|:  +required (from|by) ")
+_PLACE = re.compile(r"(?:/.*?|\S+?)(?::\d+)*: |\S.*?(?::\d+)+: ")  # a path may have a space
 _OWN = re.compile(r"/simt/runtime/headers/|/cudascope/stand_ins/|/(?:precompiled|headers)-\w+/|^<cudascope>")
 
 
@@ -115,7 +116,7 @@ def without_own_headers(said: str, file: str) -> str:
     context: list[str] = []  # lines that introduce the next error
     caller, is_own = file, False
     for line in said.split("\n"):
-        place = re.match(r"(\S+?)(:\d+)*: ", line)
+        place = _PLACE.match(line)
         if re.match("In file included from| +from ", line):
             context += [] if _OWN.search(line) else [line]
         elif place is None:  # the text of a source line
