@@ -23,6 +23,9 @@ PLUGIN = (
     "no:cacheprovider",
     "-p",
     "no:hypothesispytest",  # its summary imports hypothesis, and pytest rewrites all assertions of hypothesis each time
+    # Where the package is installed, pytest says so once in a process that it cannot rewrite assertions of cudascope.
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
     "--strict-markers",
 )
 KERNELS = '''
