@@ -24,7 +24,7 @@ from cudascope.parameters import Parameter
 from cudascope.simt import abi as simt_abi
 from cudascope.simt import build as simt_build
 from cudascope.simt.build import runtime
-from cudascope.simt.compiler import without_own_headers
+from cudascope.simt.compiler import run_compiler, without_own_headers
 from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import RUNTIME
 
@@ -465,6 +465,13 @@ my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&,
         "my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&, const char [2])’",
         "/my course/my kernel.cu:6:22: error: static assertion failed",
     ]
+
+
+def test_the_compiler_speaks_english_in_every_locale(monkeypatch):
+    """A header is missing where the compiler says so, and in German it says: Datei oder Verzeichnis nicht gefunden."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setenv("LANGUAGE", "de")
+    assert run_compiler(["sh", "-c", "echo $LC_ALL $LANGUAGE"]) == "C.UTF-8\n"
 
 
 def test_no_compiler_is_one_clear_error(monkeypatch):

@@ -35,9 +35,15 @@ def find_compiler() -> tuple[list[str], str]:
     return [path, *machine_options(path), *command[1:]], identity
 
 
+def result_of_compiler(command: Sequence[str], source: str | None = None) -> subprocess.CompletedProcess:
+    """Run the compiler. Its messages are in English in every locale, because cudascope reads them."""
+    environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
+    return subprocess.run(command, input=source, capture_output=True, env=environment, **BYTES)
+
+
 def run_compiler(command: Sequence[str], source: str | None = None) -> str:
     """Return the output of the compiler. Raises CompileError with its messages."""
-    done = subprocess.run(command, input=source, capture_output=True, **BYTES)
+    done = result_of_compiler(command, source)
     if done.returncode:
         compiler = Path(command[0]).name
         said = done.stderr.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding

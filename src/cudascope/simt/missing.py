@@ -7,7 +7,6 @@ statement of the kernel itself under no condition is always reached, so such a s
 
 import json
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from cudascope.build import OF_TORCH, CompileError
 from cudascope.device_code import replaced
 from cudascope.file import File
 from cudascope.outline import Piece
-from cudascope.simt.compiler import BYTES
+from cudascope.simt.compiler import result_of_compiler
 from cudascope.simt.preprocess import line_at
 from cudascope.statements import Statements
 from cudascope.tokens import NAME
@@ -106,7 +105,7 @@ def _errors(text: str, command: Sequence[str], said: re.Pattern = _ERROR) -> lis
     by_line = _MARKER.sub("", text)  # then lines are those of the text itself
     quiet = ("-w",) if said is _ERROR else ()
     flags = ("-fsyntax-only", *quiet, "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
-    done = subprocess.run([*command, *flags], input=by_line, capture_output=True, **BYTES)
+    done = result_of_compiler([*command, *flags], by_line)
     lines = [0, *(match.end() for match in re.finditer("\n", text))]
     return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in said.findall(done.stderr)]
 
