@@ -103,7 +103,9 @@ global.find-links='/global'
     )
     python.chmod(0o755)
     if uv_status is not None:
-        uv.write_text(f'#!/bin/sh\n(echo "$@"; env | grep ^UV_ | sort) > "{tmp_path}/noted"\nexit {uv_status}\n')
+        uv.write_text(
+            f'#!/bin/sh\n(echo "$@"; env | grep -E "^(UV_|LC_ALL)" | sort) > "{tmp_path}/noted"\nexit {uv_status}\n'
+        )
         uv.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("UV_INDEX_STRATEGY", "first-index")  # the user's own setting wins
@@ -112,7 +114,12 @@ global.find-links='/global'
     if uv_status is not None:
         command, *variables = (tmp_path / "noted").read_text().splitlines()
         assert command == f"pip install --quiet --python {python} -e {ROOT}[all,pinned]"
-        assert variables == ["UV_FIND_LINKS=/c,/d", "UV_INDEX=https://a https://b", "UV_INDEX_STRATEGY=first-index"]
+        assert variables == [
+            "LC_ALL=C.UTF-8",
+            "UV_FIND_LINKS=/c,/d",
+            "UV_INDEX=https://a https://b",
+            "UV_INDEX_STRATEGY=first-index",
+        ]
 
 
 def run_with(tmp_path: Path, lines: str, **environment: str) -> subprocess.CompletedProcess:

@@ -79,7 +79,8 @@ def settings_of_pip(python):
             if value := options.get(f"{section}.{option}"):
                 comma_or_space = "," if option == "find-links" else " "
                 variables[variable] = comma_or_space.join(ast.literal_eval(value).split())
-    return variables | os.environ
+    # uv asks Python where the environment is, in UTF-8
+    return variables | os.environ | {"LC_ALL": "C.UTF-8"}
 
 
 def install(python):
