@@ -78,8 +78,9 @@ bench: environment
 	@$(PY) -m pagewise.experiments.cpu_speed
 
 SM ?= 9.0
-TESTS ?= tests/rehearsal/checks.py tests/cudascope/test_kernel.py tests/paged_attention tests/flash_attention \
-         tests/test_flash_decoding.py tests/flash_decoding_plus_plus tests/paged_attention_varlen tests/paged_blocks/test_write.py \
+TESTS ?= tests/rehearsal/checks.py tests/cudascope/test_kernel.py tests/test_attention_contract.py \
+         tests/paged_attention tests/flash_attention tests/test_flash_decoding.py tests/flash_decoding_plus_plus \
+         tests/paged_attention_varlen tests/paged_blocks/test_write.py \
          tests/test_online_softmax.py tests/tools/test_benchmark.py tests/tools/test_work.py
 REHEARSE = STUB_CC=$(SM) OMP_NUM_THREADS=1
 SITE = $(CURDIR)/build/rehearsal

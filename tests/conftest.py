@@ -212,6 +212,53 @@ def assert_as_accurate_as_naive(out: Tensor, exact: Tensor, naive: Tensor, *, fa
     assert excess[row] <= 0, f"row {row}: error {error[row]:.2e} of {size[row]:.2e}, allowed {row_allowed[row]:.2e}"
 
 
+def assert_results(found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], naive: tuple[Tensor, Tensor]) -> None:
+    """Compare (out, lse) by the policy. Rows that see no key must be 0 and −∞."""
+    (out, lse), (exact_out, exact_lse), (naive_out, naive_lse) = found, exact, naive
+    assert_as_accurate_as_naive(out, exact_out, naive_out)
+    empty = exact_lse == -torch.inf
+    assert (lse == -torch.inf).equal(empty)
+    assert (out[empty] == 0).all()
+    assert_as_accurate_as_naive(lse[~empty], exact_lse[~empty], naive_lse[~empty])
+
+
+# ------------------------------------------------------------------------------------------------ canaries
+
+CANARY = -123.0
+
+
+@pytest.fixture
+def canaries(monkeypatch):
+    """Surround every tensor of floats that is made without values by canaries, and fill it with NaN.
+
+    The fixture is a function that fails if one of the canaries was written, and returns the number of such tensors.
+    """
+    buffers = []
+
+    def surrounded(make):
+        def call(*args, **options):
+            like = make(*args, **options)
+            if not like.is_floating_point():
+                return like
+            buffer = torch.full((like.numel() + 128,), CANARY, dtype=like.dtype, device=like.device)
+            buffers.append(buffer)
+            return buffer.as_strided(like.shape, like.stride(), 64).fill_(torch.nan)
+
+        return call
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, surrounded(getattr(owner, name)))
+
+    def check() -> int:
+        ends = torch.cat(
+            [end.cpu().float() for buffer in buffers for end in (buffer[:64], buffer[-64:])] or [torch.ones(0)]
+        )
+        assert (ends == CANARY).all(), "memory outside of a tensor was written"
+        return len(buffers)
+
+    return check
+
+
 # ------------------------------------------------------------------------------------------------ kernels executed
 
 executed: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 import torch
 
-from conftest import assert_as_accurate_as_naive
+from conftest import assert_results
 from pagewise.naive_attention import attention
 
 
@@ -48,15 +48,6 @@ def dense(q, k_cache, v_cache, tables, seq_lens, *, dtype, k_scale=1.0, v_scale=
 
 
 def assert_matches_dense(path, inputs, **options):
-    q = inputs[0]
-    out, lse = path(*inputs, **options)
-    exact, exact_lse = dense(*inputs, dtype=torch.float64, **options)
-    naive, naive_lse = dense(*inputs, dtype=q.dtype, **options)
-    assert_as_accurate_as_naive(out, exact, naive)
-    empty = inputs[4] == 0
-    assert (out[empty] == 0).all()
-    assert (lse[empty] == -torch.inf).all()
-    assert lse.dtype == (torch.float64 if q.dtype == torch.float64 else torch.float32)
-    if (~empty).any():
-        assert_as_accurate_as_naive(lse[~empty], exact_lse[~empty], naive_lse[~empty])
-    return out, lse
+    found = path(*inputs, **options)
+    assert_results(found, *(dense(*inputs, dtype=dtype, **options) for dtype in (torch.float64, inputs[0].dtype)))
+    return found

@@ -13,7 +13,7 @@ import torch
 from covering import covering, in_turns
 
 import cudascope
-from conftest import assert_as_accurate_as_naive
+from conftest import assert_results
 from cudascope import CudaKernel
 from pagewise.flash_attention import in_cuda
 from pagewise.flash_attention.dropout import Dropout
@@ -72,33 +72,8 @@ def random_qkv(T, S, H, Hkv, D, dtype=torch.float32, device="cpu", B=1):
 
 
 def assert_matches(out, lse, q, k, v, **options):
-    exact, exact_lse = attention(q.double(), k.double(), v.double(), **options, return_lse=True)
-    naive, naive_lse = attention(q, k, v, **options, return_lse=True)
-    assert_as_accurate_as_naive(out, exact, naive)
-    blind = exact_lse == -torch.inf
-    assert (lse == -torch.inf).equal(blind)
-    assert (out[blind] == 0).all()
-    assert_as_accurate_as_naive(lse[~blind], exact_lse[~blind], naive_lse[~blind])
-
-
-CANARY = -123.0
-
-
-@pytest.fixture
-def canaries(monkeypatch):
-    """Outputs get room before and after them, full of canaries; returns a function that says whether all live."""
-    rooms = []
-
-    def guarded(q):
-        outs = []
-        for shape, dtype in ((q.shape, q.dtype), (q.shape[:3], torch.float32)):
-            room = torch.full((shape.numel() + 128,), CANARY, dtype=dtype, device=q.device)
-            rooms.append(room)
-            outs.append(room[64:-64].view(shape).fill_(torch.nan))
-        return tuple(outs)
-
-    monkeypatch.setattr(in_cuda, "_outputs", guarded)
-    return lambda: bool(rooms) and all((room[:64] == CANARY).all() and (room[-64:] == CANARY).all() for room in rooms)
+    exact = attention(q.double(), k.double(), v.double(), **options, return_lse=True)
+    assert_results((out, lse), exact, attention(q, k, v, **options, return_lse=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)
@@ -107,15 +82,6 @@ def test_matches_the_oracle(case, kernel_device, canaries):
     q, k, v = random_qkv(T, S, H, Hkv, case["head_size"], case["dtype"], kernel_device)
     out, lse = in_cuda.forward(q, k, v, ScoreOptions(causal=case["causal"]))
     assert_matches(out, lse, q, k, v, causal=case["causal"])
-    assert canaries()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("T", "S"), [(1, 1), (130, 71), (64, 100)])
-def test_split_k_gives_the_same(T, S, causal, kernel_device, canaries):
-    q, k, v = random_qkv(T, S, 4, 2, 32, device=kernel_device, B=2)
-    out, lse = in_cuda.split_k_forward(q, k, v, ScoreOptions(0.3, causal))
-    assert_matches(out, lse, q, k, v, scale=0.3, causal=causal)
     assert canaries()
 
 
@@ -292,42 +258,13 @@ def test_what_no_query_of_a_tile_sees_does_no_harm(forward, kernel_device):
     assert lse_again[..., -1].isnan().all()
 
 
-@pytest.mark.parametrize(("dtype", "head_size", "B"), [(torch.float32, 32, 4), (torch.float16, 64, 1)])
-def test_extreme_logits(dtype, head_size, B, kernel_device):
-    """Many rows are compared together: in a single row where two keys nearly tie, luck in rounding would decide."""
-    q, k, v = random_qkv(257, 129, 6, 6, head_size, dtype, kernel_device, B)
-    scale = 1e5 / (q.float() @ k.float().mT).abs().amax().item()
-    out, lse = in_cuda.forward(q, k, v, ScoreOptions(scale))
-    assert_matches(out, lse, q, k, v, scale=scale)
-
-
-def test_scores_that_overflow_are_left_out(forward, kernel_device):
-    """Products of −∞ weigh nothing beside others, and alone give 0 and −∞, as in torch."""
-    q, k, v = random_qkv(3, 50, 2, 1, 32, device=kernel_device)
-    q[..., 0], k[..., 0] = 1e20, -1e20
-    k[..., 40:, 0] = 0
-    out, lse = forward(q, k, v, ScoreOptions(causal=True))
-    torch.testing.assert_close(out, attention(q, k[:, :, 40:], v[:, :, 40:], causal=True))
-    k[..., 0] = -1e20
-    out, lse = forward(q, k, v, ScoreOptions())
-    assert out.equal(torch.zeros_like(out))
-    assert (lse == -torch.inf).all()
-
-
-@pytest.mark.parametrize(("T", "S", "heads"), [(0, 5, 2), (5, 0, 2), (0, 0, 2), (5, 5, 0)])
-def test_nothing_to_do(T, S, heads, forward, kernel_device):
-    q, k, v = random_qkv(T, S, heads, heads, 32, device=kernel_device)
-    out, lse = forward(q, k, v, ScoreOptions())
-    assert out.equal(torch.zeros(1, heads, T, 32, device=kernel_device))
-    assert lse.equal(torch.full((1, heads, T), -torch.inf, device=kernel_device))
-
-
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_tensors_that_do_not_lie_in_vecs_are_read_right(name, kernel_device):
+def test_tensors_that_do_not_lie_in_vecs_are_read_right(name, kernel_device, monkeypatch):
     """At an odd address, rows apart by an odd number, columns apart: copied, all else is read in place."""
     inputs = dict(zip("qkv", random_qkv(20, 30, 2, 1, 32, device=kernel_device), strict=True))
-    expected = in_cuda.forward(*inputs.values(), ScoreOptions())[0]
-    assert all(in_cuda._in_vecs(x) is x for x in inputs.values())
+    with monkeypatch.context() as without_copies:
+        without_copies.setattr(torch.Tensor, "clone", None)
+        expected = in_cuda.forward(*inputs.values(), ScoreOptions())[0]
     x = inputs[name]
     odd = torch.zeros(x.numel() + 1, device=kernel_device)[1:].view(x.shape)
     rows = torch.zeros(*x.shape[:-1], 33, device=kernel_device)[..., :32]
@@ -337,7 +274,7 @@ def test_tensors_that_do_not_lie_in_vecs_are_read_right(name, kernel_device):
 
 
 @pytest.mark.parametrize(("name", "dim"), [("q", 0), ("k", 1), ("v", 2), ("k", 2)])
-def test_offsets_are_64_bit(name, dim, kernel_device):
+def test_offsets_are_64_bit(name, dim, kernel_device, monkeypatch):
     """The second batch, head or row lies 2³¹ elements on; what is between is never touched and needs no memory."""
     inputs = dict(zip("qkv", random_qkv(2, 2, 2, 2, 64, torch.float16, kernel_device, B=2), strict=True))
     expected = in_cuda.forward(*inputs.values(), ScoreOptions())[0]
@@ -345,7 +282,7 @@ def test_offsets_are_64_bit(name, dim, kernel_device):
     strides = list(x.stride())
     strides[dim] = 2**31
     far = torch.empty(2**31 + x.numel(), dtype=x.dtype, device=kernel_device).as_strided(x.shape, strides).copy_(x)
-    assert in_cuda._in_vecs(far) is far
+    monkeypatch.setattr(torch.Tensor, "clone", None)  # it is not copied
     assert in_cuda.forward(*(inputs | {name: far}).values(), ScoreOptions())[0].equal(expected)
 
 
@@ -359,13 +296,6 @@ def test_out_lies_as_q_does(forward, kernel_device):
         expected = forward(other.clone(), k, v, ScoreOptions())[0]
         assert forward(other, k, v, ScoreOptions())[0].equal(expected)
     assert forward(columns_apart, k, v, ScoreOptions())[0].equal(out)
-
-
-def test_inputs_are_left_alone(forward, kernel_device):
-    inputs = random_qkv(20, 30, 2, 1, 32, device=kernel_device)
-    before = [t.clone() for t in inputs]
-    forward(*inputs, ScoreOptions())
-    assert all(t.equal(old) for t, old in zip(inputs, before, strict=True))
 
 
 # ------------------------------------------------------------------------------------------ compiled, without a GPU

@@ -276,7 +276,6 @@ def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch):
     monkeypatch.setattr(tuning, "forward_tiles", lambda *gpu, heavy: choices)
     monkeypatch.setattr(tuning, "triton_mode", lambda: "compiled")
     monkeypatch.setattr(tuning, "WORTH_TIMING", 1000)
-    monkeypatch.setattr(tuning, "_fastest", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(triton.testing, "do_bench", clock)
     q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32, kernel_device)
@@ -284,16 +283,19 @@ def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch):
         out, *_ = forward(inputs_of(q, k, v, causal=True))
         torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
         assert timed == [0, 1]
-    assert [*tuning._fastest.values()] == [choices[1]]
+    launched = []
+    assert tuning.fastest(choices, 2000, "of no kernel", launched.append) == choices[1]
+    assert launched == [*choices]
+    assert timed == [*range(4)]
     forward(inputs_of(*random_qkv(4, 5, 16, (1, 1), 1, torch.float32, kernel_device)))  # too small to be timed
-    assert timed == [0, 1]
+    assert timed == [*range(4)]
     for others in (inputs_of(q, k, v), inputs_of(q.half(), k.half(), v.half(), causal=True)):
         forward(others)
-    assert timed == [*range(6)]
+    assert timed == [*range(8)]
     # a captured launch is not timed, and takes the tiles that an equal launch has taken before
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     forward(inputs_of(q, k, v, dropout_p=0.5, dropout_seed=1))
-    assert timed == [*range(6)]
+    assert timed == [*range(8)]
     before = out
     out, *_ = forward(inputs_of(q, k, v, causal=True))
     assert out.equal(before)

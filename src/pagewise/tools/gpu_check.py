@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MEASURED = ("paged_attention", "flash_attention", "flash_decoding", "flat_gemm", "engine")
 KERNEL_TESTS = ("paged_attention", "flash_attention", "flash_decoding_plus_plus", "paged_attention_varlen")
 KERNEL_TESTS += (
+    "test_attention_contract.py",
     "test_flash_decoding.py",
     "test_online_softmax.py",
     "cudascope/test_kernel.py",

@@ -1,0 +1,298 @@
+"""What every attention function promises, whatever its backend and however its keys are stored.
+
+The tests of a function itself have its sizes, its options and its backends. Here is what all functions have in common.
+"""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention_functions import FUNCTIONS
+
+from conftest import assert_as_accurate_as_naive, assert_results
+from pagewise.naive_attention import attention
+
+H, HKV, D = 8, 2, 32
+INF = torch.inf
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+each_function = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def cases(sizes):
+    """Each function with all sizes that it takes. Dtypes take turns, but each one is another build of a CUDA kernel."""
+    for name, each in FUNCTIONS.items():
+        for number, (T, S, causal) in enumerate(size for size in sizes if each.takes(*size)):
+            yield name, T, S, causal, DTYPES[0 if each.cuda else number % 3]
+
+
+def random_qkv(T, S, *, B=2, dtype=torch.float32, device="cpu"):
+    generator = torch.Generator().manual_seed(T + 3 * S)
+    sizes = ((B, H, T, D), (B, HKV, S, D), (B, HKV, S, D))
+    return [torch.randn(size, generator=generator).to(device, dtype) for size in sizes]
+
+
+def oracle(q, k, v, **options):
+    """(out, lse) in float64, and in the dtype of q."""
+    exact = attention(q.double(), k.double(), v.double(), **options, return_lse=True)
+    return exact, attention(q, k, v, **options, return_lse=True)
+
+
+def assert_right(name, found, q, k, v, **options):
+    exact, naive = oracle(q, k, v, **options)
+    if FUNCTIONS[name].has_lse:
+        assert_results(found, exact, naive)
+    else:
+        assert_as_accurate_as_naive(found[0], exact[0], naive[0])
+        assert (found[0][exact[1] == -INF] == 0).all()
+
+
+# T, S, causal: a query sees no key where T > S and the mask is causal
+SIZES = [(1, 1, False), (5, 67, True), (7, 3, True), (1, 130, False)]
+
+
+@pytest.mark.parametrize(("name", "T", "S", "causal", "dtype"), list(cases(SIZES)))
+def test_is_attention_and_changes_nothing_else(name, T, S, causal, dtype, kernel_device, canaries):
+    """A second call, without lse, gives the same bits. Neither an input nor memory around a result is written."""
+    inputs = random_qkv(T, S, dtype=dtype, device=kernel_device)
+    before = [x.clone() for x in inputs]
+    attend = FUNCTIONS[name].attend
+    out, lse = attend(*inputs, causal=causal, return_lse=True)
+    assert_right(name, (out, lse), *inputs, causal=causal)
+    alone = attend(*inputs, causal=causal)
+    assert isinstance(alone, torch.Tensor)
+    if name == "varlen torch":  # it takes another way without lse
+        assert_as_accurate_as_naive(alone, *(x[0] for x in oracle(*inputs, causal=causal)))
+    else:
+        assert alone.equal(out)
+    assert all(x.equal(old) for x, old in zip(inputs, before, strict=True)), "an input was written"
+    assert out.untyped_storage().data_ptr() not in {x.untyped_storage().data_ptr() for x in inputs}
+    canaries()
+
+
+@each_function
+def test_a_scale_may_have_any_sign_and_size(name, kernel_device):
+    """With scores of ±10⁵ one key has nearly all the weight. In a single row, luck in rounding would decide."""
+    q, k, v = random_qkv(1, 40, B=4, device=kernel_device)
+    largest = 1e5 / (q.view(4, HKV, -1, D) @ k.mT).abs().max().item()
+    for scale in (-0.7, 0.0, largest):
+        found = FUNCTIONS[name].attend(q, k, v, scale=scale, return_lse=True)
+        assert_right(name, found, q, k, v, scale=scale)
+
+
+@each_function
+def test_scores_may_be_far_below_any_stand_in_for_minus_infinity(name, kernel_device):
+    q, k, v = random_qkv(1, 40, device=kernel_device)
+    q, k = q.abs(), -k.abs()
+    found = FUNCTIONS[name].attend(q, k, v, scale=1e6, return_lse=True)
+    assert_right(name, found, q, k, v, scale=1e6)
+
+
+@each_function
+@pytest.mark.parametrize(("B", "T", "S"), [(2, 1, 0), (0, 1, 5), (2, 0, 5), (0, 0, 0), (2, 4, 0)])
+def test_nothing_to_see(name, B, T, S, kernel_device):
+    """Without keys out is 0 and lse is −∞, and so are all gradients."""
+    function = FUNCTIONS[name]
+    q, k, v = (x.requires_grad_(function.differentiable) for x in random_qkv(T, S, B=B, device=kernel_device))
+    if not function.takes(T, S, causal=False):
+        return
+    out, lse = function.attend(q, k, v, return_lse=True)
+    assert out.equal(torch.zeros_like(q))
+    assert not function.has_lse or lse.equal(torch.full((B, H, T), -INF, device=kernel_device))
+    if function.differentiable and name != "online":  # without keys, its result depends on no input
+        for gradient, x in zip(torch.autograd.grad(out.sum(), (q, k, v)), (q, k, v), strict=True):
+            assert gradient.equal(torch.zeros_like(x))
+
+
+def beside_nan(x, dim):
+    """x with as many elements again after it in this dimension, all of which are NaN."""
+    return torch.cat((x, torch.full_like(x, torch.nan)), dim).narrow(dim, 0, x.shape[dim])
+
+
+def every_second(x):
+    return torch.stack((x, torch.full_like(x, torch.nan)), 3).flatten(2, 3)[:, :, ::2]
+
+
+LAYOUTS = {  # of q, k and v
+    "tokens first": [lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)] * 3,
+    "fused, every second, one for all": [
+        lambda x: beside_nan(x, 1), every_second, lambda x: x[:, :1].expand_as(x),
+    ],
+    "wide rows, one for all, fused": [
+        lambda x: beside_nan(x, 3), lambda x: x[:, :1].expand_as(x), lambda x: beside_nan(x, 1),
+    ],
+    "transposed": [lambda x: x.mT.contiguous().mT] * 3,
+}  # fmt: skip
+# Other kernels read the strides in the same way, and those in Triton refuse q whose last dimension is not contiguous.
+IN_EVERY_LAYOUT = ["naive", "online", "FlashAttention", "FlashAttention-2", "flash torch", "flash triton", "flash cuda"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [(name, layout) for layout in LAYOUTS for name in FUNCTIONS if "every second" in layout or name in IN_EVERY_LAYOUT],
+)
+def test_inputs_may_have_any_strides(name, layout, kernel_device):
+    """The gradient of a sum has strides of 0."""
+    function, T = FUNCTIONS[name], 1 if FUNCTIONS[name].one_query else 3
+    results = []
+    qkv = random_qkv(T, 33, device=kernel_device)
+    inputs = [lay(x) for lay, x in zip(LAYOUTS[layout], qkv, strict=True)]
+    for strided in (inputs, [x.clone(memory_format=torch.contiguous_format) for x in inputs]):
+        strided = [x.detach().requires_grad_(function.differentiable) for x in strided]
+        found = function.attend(*strided, causal=True, return_lse=True)
+        found += torch.autograd.grad(found[0].sum(), strided) if function.differentiable else ()
+        results.append([x for x in found if x is not None])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+@each_function
+def test_what_is_not_a_number_stays_in_its_row(name, kernel_device):
+    """NaN in a query reaches only that row of out. NaN in a value reaches only that column of its KV head."""
+    q, k, v = random_qkv(1, 37, device=kernel_device)
+    attend = FUNCTIONS[name].attend
+    right = attend(q, k, v)
+    q[1, 5, 0, 3] = torch.nan
+    out = attend(q, k, v)
+    assert out[1, 5].isnan().all()
+    out[1, 5] = right[1, 5]
+    assert out.equal(right)
+
+
+@each_function
+def test_products_of_minus_infinity_are_left_out(name, kernel_device):
+    """A product that overflows to −∞ weighs nothing beside others, and alone it gives 0 and −∞."""
+    q, k, v = random_qkv(1, 50, device=kernel_device)
+    q[..., 0], k[..., 0] = 1e20, -1e20
+    k[0, :, 40:, 0] = 0
+    attend = FUNCTIONS[name].attend
+    out, lse = attend(q, k, v, return_lse=True)
+    torch.testing.assert_close(out[:1], attention(q[:1], k[:1, :, 40:], v[:1, :, 40:]), rtol=1e-4, atol=1e-5)
+    assert out[1].equal(torch.zeros_like(out[1]))
+    assert lse is None or (lse[1] == -INF).all()
+
+
+# ------------------------------------------------------------------------------------------ gradients
+
+
+@pytest.mark.parametrize("name", [name for name, each in FUNCTIONS.items() if each.differentiable])
+def test_a_row_that_sees_nothing_has_no_gradient(name, kernel_device):
+    """The backward of FlashAttention gives none even if the gradient of its lse, which is −∞, is not a number."""
+    q, k, v = (x.requires_grad_() for x in random_qkv(9, 5, device=kernel_device))
+    out, lse = FUNCTIONS[name].attend(q, k, v, causal=True, return_lse=True)
+    sees = lse > -INF
+    assert not sees[:, :, :4].any()
+    of_nothing = 0.0 if name in ("naive", "online") else torch.nan
+    weights = torch.where(sees, lse.detach().cos(), of_nothing)
+    gradients = torch.autograd.grad((out, lse), (q, k, v), (torch.ones_like(out), weights))
+    expected = attention(q, k, v, causal=True, return_lse=True)
+    loss = expected[0].sum() + (torch.where(sees, expected[1] * weights, 0.0)).sum()
+    for got, right in zip(gradients, torch.autograd.grad(loss, (q, k, v)), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=2e-5)
+    assert (gradients[0][:, :, :4] == 0).all()
+
+
+# ------------------------------------------------------------------------------------------ torch.compile
+
+COMPILED = """
+import torch
+import pagewise
+from pagewise.flash_attention import flash_attention, flash_attention_varlen
+from pagewise.flash_decoding import flash_decoding
+from pagewise.paged_attention import paged_attention
+from pagewise.paged_attention_varlen import paged_attention_varlen
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+def assert_compiles(function, *inputs, grad=False):
+    results = []
+    for call in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        leaves = [x.clone().requires_grad_() if grad and isinstance(x, torch.Tensor) else x for x in inputs]
+        torch.manual_seed(3)
+        value = call(*leaves)
+        gradients = torch.autograd.grad(value, [x for x in leaves if isinstance(x, torch.Tensor)]) if grad else ()
+        results.append((*(value if isinstance(value, tuple) else (value,)), *gradients))
+    torch.testing.assert_close(*results)
+
+q, k, v = (torch.randn(1, n, 20, 16, device=device) for n in (4, 2, 2))
+sums = torch.tensor([0, 5, 20], dtype=torch.int32, device=device)
+options = {"causal": True, "window": 7, "softcap": 2.0, "alibi_slopes": torch.rand(4, device=device), "dropout_p": 0.2}
+mask = torch.rand(20, 20, device=device) < 0.8
+
+def dense(q, k, v, backend, seed):
+    more = {"attn_mask": mask, "dropout_seed": seed, "return_lse": True, "backend": backend}
+    out, lse = flash_attention(q * 2, k, v, **options, **more)
+    return (out * 3).sum() + torch.where(lse.isinf(), 0.0, lse).sum()
+
+def packed(q, k, v, backend):
+    rows = (x[0].transpose(0, 1) for x in (q, k, v))
+    return flash_attention_varlen(*rows, sums, sums, **options, dropout_seed=5, backend=backend).square().sum()
+
+for backend, seed in (("torch", 5), ("triton", None)):
+    assert_compiles(dense, q, k, v, backend, seed, grad=True)
+    assert_compiles(packed, q, k, v, backend, grad=True)
+
+q, k, v = (torch.randn(2, h, n, 16, device=device) for h, n in ((4, 2), (2, 70), (2, 70)))
+lens = torch.tensor([70, 5], dtype=torch.int32, device=device)
+caches = torch.randn(2, 8, 16, 2, 16, device=device)
+tables = torch.randint(8, (2, 5), dtype=torch.int32, device=device)
+ends = torch.arange(3, dtype=torch.int32, device=device)
+
+def decode(q, k, v, lens):
+    options = {"num_splits": 2, "window": 30, "return_lse": True, "backend": "triton"}
+    results = flash_decoding(q * 2, k, v, seq_lens=lens, causal=True, **options)
+    results += paged_attention(q[:, :, 0], caches[0], caches[1], tables, lens, **options)
+    return results + paged_attention_varlen(q[:, :, 0], caches[0], caches[1], tables, lens, ends, **options)
+
+assert_compiles(decode, q, k, v, lens)
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_compiles_without_a_break():
+    """In a process of its own: torch.compile does not see through the shape checks of the tests.
+
+    By default nothing looks at lengths and tables under torch.compile, also on the CPU.
+    """
+    of_triton_3_6 = "ignore:Conversion of an array with ndim:DeprecationWarning"  # its interpreter, of numpy
+    warnings = ("-W", "error", "-W", of_triton_3_6)
+    done = subprocess.run([sys.executable, *warnings, "-c", COMPILED], capture_output=True, text=True)
+    assert done.stdout == "equal\n", done.stderr
+
+
+# ------------------------------------------------------------------------------------------ refusals
+
+Q, K = torch.zeros(2, 4, 3, 8), torch.zeros(2, 2, 5, 8)
+REFUSED = {
+    "q of rank 3": ({"q": Q[0]}, ValueError, "q must have 4 dimensions"),
+    "no tensor": ({"q": [1.0]}, TypeError, "q must be a torch.Tensor.* got list"),
+    "dtype of q": ({"q": Q.double()}, TypeError, "k must have the dtype of q: float64, got float32"),
+    "integers": ({"q": Q.int()}, TypeError, "q must be .*int32"),
+    "device": ({"k": K.to("meta")}, ValueError, "k must have the device of q"),
+    "keys and values": ({"v": K[:, :, 1:]}, ValueError, "v must be .*5, 8.*got .*4, 8"),
+    "heads": ({"q": Q[:, :3]}, ValueError, "H must be a multiple of Hkv"),
+    "scale": ({"scale": torch.nan}, ValueError, "scale must be"),
+    "causal": ({"causal": 1}, TypeError, "causal must be True or False"),
+    "backend": ({"backend": "numpy"}, ValueError, "backend must be"),
+    "window alone": ({"window": 2}, ValueError, "window = 2 needs causal=True"),
+    "window": ({"window": 0, "causal": True}, ValueError, "window must be at least 1"),
+    "softcap": ({"softcap": -1.0}, ValueError, "softcap must be"),
+    "slopes": ({"alibi_slopes": torch.ones(2)}, ValueError, "alibi_slopes must be"),
+}
+WITHOUT_BACKEND = ["naive", "online", "FlashAttention", "FlashAttention-2"]
+WITHOUT_OPTIONS = ["lazy torch", "unified torch"]
+DENSE = [*WITHOUT_BACKEND, "flash torch", "decode torch", *WITHOUT_OPTIONS]
+WITHOUT = dict.fromkeys(("window alone", "window", "softcap", "slopes"), tuple(WITHOUT_OPTIONS))
+WITHOUT["backend"] = tuple(WITHOUT_BACKEND)
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for case in REFUSED for name in DENSE if name not in WITHOUT.get(case, ())]
+)
+def test_bad_input_is_refused_by_name(name, case, shapes_unchecked):
+    change, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        FUNCTIONS[name].attend(**({"q": Q, "k": K, "v": K} | change))
