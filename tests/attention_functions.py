@@ -80,12 +80,17 @@ def paged(call, q, k, v, *, causal=False, vllm=False, packed=False, **options):
     tokens = torch.arange(S, device=device)
     caches[:, tables[:, tokens // BLOCK_SIZE].long(), tokens % BLOCK_SIZE] = torch.stack((k, v)).transpose(2, 3)
     caches = to_vllm_layout(*caches) if vllm else caches
-    lens = torch.full((B,), S, dtype=torch.int32, device=device)
+    sequences = [*caches, tables, torch.full((B,), S, dtype=torch.int32, device=device)]
+    before = [x.clone() for x in sequences]
     if packed:
         ends = torch.arange(B + 1, dtype=torch.int32, device=device) * T
-        found = call(q.transpose(1, 2).flatten(0, 1), *caches, tables, lens, ends, **options)
+        found = call(q.transpose(1, 2).flatten(0, 1), *sequences, ends, **options)
+    else:
+        found = call(q[:, :, 0], *sequences, **options)
+    for x, old in zip(sequences, before, strict=True):
+        assert x.nan_to_num().equal(old.nan_to_num()), "the cache, a table or a length was written"
+    if packed:
         return in_batches(found, (B, T, H, D))
-    found = call(q[:, :, 0], *caches, tables, lens, **options)
     return tuple(x[:, :, None] for x in found) if isinstance(found, tuple) else found[:, :, None]
 
 

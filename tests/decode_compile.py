@@ -44,13 +44,13 @@ TENSOR_CORES = [80, 86, 89, 90, 100, 120] if FULL else [80, 90, 120]
 
 
 def for_every_gpu(axes, allowed=lambda case: True):
-    """Cases with every pair of values of `axes` and of the GPUs, and two cases for sm_75.
+    """Cases with every pair of values of `axes` and of the GPUs, and one case for sm_75.
 
-    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile. One case has
-    the first value of each axis, and the other case has the second value. Both sides of each option are therefore
-    compiled for a GPU that lacks instructions.
+    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile. The case has
+    the second value of each axis, with which options are compiled for a GPU that lacks instructions. With
+    PAGEWISE_FULL=1, another case has the first values.
     """
-    for_sm_75 = ({name: values[i] for name, values in axes.items()} | {"sm": 75} for i in (0, 1))
+    for_sm_75 = ({name: values[i] for name, values in axes.items()} | {"sm": 75} for i in ((1, 0) if FULL else (1,)))
     return [*covering(axes | {"sm": TENSOR_CORES}, allowed), *for_sm_75]
 
 

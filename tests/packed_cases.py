@@ -41,14 +41,12 @@ def dense(q, k_cache, v_cache, tables, seq_lens, ends, *, dtype, k_scale=1.0, v_
 
 
 def assert_packed_matches_dense(path, inputs, **options):
-    """By the one tolerance policy, every row; inputs stay as they are."""
-    q, before = inputs[0], [t.clone() for t in inputs]
+    """By the one tolerance policy, every row."""
+    q = inputs[0]
     out, lse = path(*inputs, **options)
     exact, exact_lse = dense(*inputs, dtype=torch.float64, **options)
     naive, naive_lse = dense(*inputs, dtype=q.dtype, **options)
     assert_as_accurate_as_naive(out, exact, naive)
     if lse is not None:
         assert_as_accurate_as_naive(lse, exact_lse, naive_lse)
-    for t, old in zip(inputs, before, strict=True):
-        assert t.contiguous().view(torch.uint8).equal(old.view(torch.uint8)), "an input was written"
     return out, lse

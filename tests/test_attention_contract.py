@@ -13,6 +13,8 @@ from attention_functions import FUNCTIONS
 from conftest import assert_as_accurate_as_naive, assert_results
 from pagewise.naive_attention import attention
 
+# numpy's, where Triton is interpreted
+pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value|All-NaN slice:RuntimeWarning")
 H, HKV, D = 8, 2, 32
 INF = torch.inf
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -1,22 +1,20 @@
 """Flash-Decoding: its arguments, every way to cut the keys in torch and Triton, work plans, and the first rung."""
 
-import inspect
 import os
 from itertools import pairwise, product
 
 import pytest
 import torch
 from covering import covering
-from decode_compile import E4M3, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
+from decode_compile import POINTERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_cases import paged_inputs
-from triton_compile import compile_triton
 
 from conftest import assert_results
 from pagewise.flash_decoding import Piece, Splits, equal_ranges, flash_decoding, in_triton, num_splits_heuristic
 from pagewise.flash_decoding.work_plan import Items, work_plan
-from pagewise.kernels.flash_decoding import flash_decoding_kernel, merge_plan_kernel, split_decode_kernel
+from pagewise.kernels.flash_decoding import split_decode_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import merge_attention
@@ -130,7 +128,7 @@ def test_several_kv_heads_with_several_chunks_of_rows(window, splits, kernel_dev
 
     With the window, the first query sees keys of tile 0, and the last query only keys of the tiles after it.
     """
-    qkv = random_qkv(2, (12, 2), 16, 130, 32, torch.float16, kernel_device)
+    qkv = random_qkv(1, (12, 2), 16, 130, 32, torch.float16, kernel_device)
     options = {"causal": True, "window": window}
     found = flash_decoding(*qkv, **splits, **options, return_lse=True, backend="triton")
     assert_right(found, *qkv, **options)
@@ -526,66 +524,6 @@ def first_rung(q, k, v, num_splits, D):
 def test_the_first_rung_matches_dense_attention(heads, S, num_splits, dtype, kernel_device):
     q, k, v = random_qkv(2, heads, 1, S, 64, dtype, kernel_device)
     assert_right(first_rung(q[:, :, 0], k, v, num_splits, 64), q, k, v)
-
-
-@pytest.mark.parametrize("sm", [80, 90])
-def test_the_first_rung_compiles_for_gpus_without_spilling(sm):
-    tensor = ["*fp16", "i32:16", "i32:16", "i32:16", 1]
-    signature = {"q": ["*fp16", "i32:16", "i32:16", 1], "k": tensor, "v": tensor}
-    signature |= dict.fromkeys(("m_ptr", "l_ptr", "acc_ptr"), "*fp32") | {
-        "num_heads": "i32",
-        "S": "i32",
-        "scale": "fp32",
-    }
-    constants = {"D": 128, "GROUP": 8, "ROWS": 16, "TILE": 64}
-    assert compile_triton(split_decode_kernel, signature, constants, sm).spilled_bytes == 0
-
-
-# ------------------------------------------------------------------------------------------ code for GPUs
-
-COMPILED_FOR = {
-    "head_size": [64, 80, 128, 256],
-    "dtype": list(POINTERS),
-    "cache": [None, E4M3],
-    "group": [1, 4, 32],
-    "queries": [1, 3, 16],
-    "options": [False, True],
-    "split": [False, True],
-    "paged": [False, True],
-}
-
-
-def exists(case):
-    """Float8 is for paged caches only."""
-    return case["cache"] is None or case["paged"]
-
-
-@pytest.mark.parametrize("case", for_every_gpu(COMPILED_FOR, exists), ids=name)
-def test_decode_kernel_compiles_for_every_gpu(case, record_property):
-    assert_fits("decode", record_property, **case)
-
-
-@pytest.mark.parametrize("sm", [80, 90])
-@pytest.mark.parametrize(("head_size", "rows"), [(80, 16), (256, 64)])
-def test_merge_kernel_compiles_for_gpus_without_spilling(head_size, rows, sm):
-    assert compile_merge("plan", head_size, torch.bfloat16, sm, rows=rows).spilled_bytes == 0
-
-
-@pytest.mark.slow
-def test_keys_are_on_their_way_early():
-    """16 bytes per thread and load, fetched ahead of use by cp.async."""
-    for paged in (False, True):
-        assert "cp.async.cg.shared.global" in compile_decode("decode", 128, torch.bfloat16, 90, paged=paged).ptx
-
-
-def test_no_length_batch_or_number_of_queries_is_compiled_in():
-    """Values that change between steps are not constants of the kernels and are not specialised on."""
-    kernel, merge = (inspect.signature(k.fn).parameters for k in (flash_decoding_kernel, merge_plan_kernel))
-    constants = {n for n, p in (kernel | merge).items() if "constexpr" in str(p.annotation)}
-    assert constants == {"P", "D", "BLOCK_D", "HKV", "GROUP", "ROWS", "TILE", "FLOAT8_BITS", "CAUSAL", "LOADS"}
-    options = flash_decoding_kernel.kwargs if hasattr(flash_decoding_kernel, "kwargs") else None
-    unspecialized = options["do_not_specialize"] if options else flash_decoding_kernel.do_not_specialize
-    assert set(unspecialized) == {"block_tables", "num_queries", "capacity", "window"}
 
 
 # ------------------------------------------------------------------------------------------ bad arguments

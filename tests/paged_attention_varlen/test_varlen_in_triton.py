@@ -1,56 +1,14 @@
-"""The Triton kernels of packed queries: their registration, what is compiled into them, and their code for GPUs."""
-
-import inspect
+"""The Triton kernels of packed queries: their registration, their splits and what they refuse."""
 
 import pytest
 import torch
-from decode_compile import E4M3, POINTERS, assert_fits, compile_decode, for_every_gpu
 from packed_cases import assert_packed_matches_dense, packed_inputs
 
 from conftest import executed
 from pagewise.flash_decoding import Splits
-from pagewise.kernels.paged_attention_varlen import paged_attention_varlen_kernel
 from pagewise.paged_attention import paged_attention_varlen
 from pagewise.paged_attention_varlen import plan
 from pagewise.paged_attention_varlen.in_triton import varlen_plan
-
-COMPILED = {
-    "head_size": [80, 128, 256],
-    "dtype": list(POINTERS),
-    "cache": [None, E4M3],
-    "queries": [2, 1024],
-    "group": [1, 4],
-    "options": [False, True],
-    "split": [False, True],
-}
-
-
-def name(case):
-    return "-".join(str(value).removeprefix("torch.") for value in case.values())
-
-
-@pytest.mark.parametrize("case", for_every_gpu(COMPILED), ids=name)
-def test_varlen_kernel_compiles_for_every_gpu(case, record_property):
-    assert_fits("varlen", record_property, **case)
-
-
-def test_keys_are_on_their_way_early():
-    """Fetched ahead of use by cp.async."""
-    compiled = compile_decode("varlen", 128, torch.bfloat16, 80, group=4, queries=1024, split=False)
-    assert "cp.async.cg.shared.global" in compiled.ptx
-
-
-def test_no_length_batch_or_table_width_is_compiled_in():
-    """Values that change from step to step are neither constants of the kernel nor specialised on."""
-    parameters = inspect.signature(paged_attention_varlen_kernel.fn).parameters
-    constants = {n for n, p in parameters.items() if "constexpr" in str(p.annotation)}
-    assert constants == {"P", "D", "BLOCK_D", "HKV", "GROUP", "ROWS", "TILE", "FLOAT8_BITS"}
-    assert set(not_specialized(paged_attention_varlen_kernel)) == {"block_tables", "capacity", "window"}
-
-
-def not_specialized(kernel):
-    options = kernel.kwargs if hasattr(kernel, "kwargs") else None  # interpreted kernels keep them as given
-    return options["do_not_specialize"] if options else kernel.do_not_specialize
 
 
 @pytest.mark.parametrize("splits", [Splits("num", 1), Splits("size", 16), Splits("share", 3)], ids=str)

@@ -734,18 +734,22 @@ def test_nothing_is_gathered_from_an_empty_sequence():
     assert k.shape == v.shape == (0, 2, 8)
 
 
-def test_impossible_caches_are_refused(shapes_unchecked):
-    with pytest.raises(ValueError, match="num_layers"):
-        PagedKVCache(0, 4, 4, 2, 8)
-    with pytest.raises(ValueError, match="layout"):
-        PagedKVCache(1, 4, 4, 2, 8, layout="hnd")
-    with pytest.raises(TypeError, match="dtype"):
-        PagedKVCache(1, 4, 4, 2, 8, dtype=torch.int8)
-    with pytest.raises(ValueError, match=r'multiple of x = 8.*"nhd"'):
-        PagedKVCache(1, 4, 4, 2, 12, dtype=torch.float16, layout="vllm")
-    with pytest.raises(ValueError, match="multiple of x = 16"):
-        to_vllm_layout(*[torch.zeros(1, 4, 2, 120, dtype=torch.float8_e5m2)] * 2)
-    with pytest.raises(ValueError, match="v_cache"):
-        to_vllm_layout(torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 1, 8))
-    with pytest.raises(ValueError, match="v_cache"):
-        from_vllm_layout(torch.zeros(1, 2, 2, 4, 4), torch.zeros(1, 2, 9, 4))
+def cache_of(*sizes, **options):
+    return lambda: PagedKVCache(*sizes, **options)
+
+
+IMPOSSIBLE = [
+    (cache_of(0, 4, 4, 2, 8), ValueError, "num_layers"),
+    (cache_of(1, 4, 4, 2, 8, layout="hnd"), ValueError, "layout"),
+    (cache_of(1, 4, 4, 2, 8, dtype=torch.int8), TypeError, "dtype"),
+    (cache_of(1, 4, 4, 2, 12, dtype=torch.float16, layout="vllm"), ValueError, r'multiple of x = 8.*"nhd"'),
+    (lambda: to_vllm_layout(*torch.zeros(2, 1, 4, 2, 120).to(DTYPES[-1])), ValueError, "multiple of x = 16"),
+    (lambda: to_vllm_layout(torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 1, 8)), ValueError, "v_cache"),
+    (lambda: from_vllm_layout(torch.zeros(1, 2, 2, 4, 4), torch.zeros(1, 2, 9, 4)), ValueError, "v_cache"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), IMPOSSIBLE)
+def test_impossible_caches_are_refused(make, error, message, shapes_unchecked):
+    with pytest.raises(error, match=message):
+        make()
