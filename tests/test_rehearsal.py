@@ -29,16 +29,7 @@ def rehearsed(*tests, **settings):
 
 def test_the_gpu_paths_are_rehearsed():
     printed = rehearsed(*PART, STUB_CC="9.0")
-    launches = re.search(r"rehearsed for sm_90: (\d+) CUDA and (\d+) Triton launches", printed)
-    assert int(launches[1]) >= 5
-    assert int(launches[2]) >= 10
+    launches = re.search(r"for sm_90: (\d+) CUDA and (\d+) Triton launches .*, (\d+) of them executed as PTX", printed)
+    assert all(int(count) >= least for count, least in zip(launches.groups(), (5, 10, 3), strict=True))
     ran = re.search(r"kernels executed \(compiled\): (.*)", printed)[1]
     assert [name for name in all_kernels() if name not in ran] == []
-
-
-def test_a_captured_step_is_rehearsed_with_the_ptx_that_triton_compiled():
-    printed = rehearsed(
-        "tests/rehearsal/checks.py", "-k", "captured_step and True", STUB_CC="8.0", STUB_TRITON="compiled"
-    )
-    assert "Triton's executed as PTX" in printed
-    assert "1 passed" in printed

@@ -128,9 +128,8 @@ def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(other_gpu, monkeypat
     lens = torch.tensor([17, 160], device=other_gpu).int()
     cache = (k, v, torch.arange(20, device=other_gpu).int().view(2, 10), lens)
     expected = paged_attention_varlen(q, *cache, ends, backend="torch")
-    for num_splits in (1, 3):
-        out = paged_attention_varlen(q, *cache, ends, num_splits=num_splits, backend="triton")
-        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+    out = paged_attention_varlen(q, *cache, ends, num_splits=3, backend="triton")
+    torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
     sizes = ((2, 4, 1, 32), (2, 2, 300, 32), (2, 2, 300, 32))
     q, k, v = (torch.randn(size, device=other_gpu).half() for size in sizes)
     for lens in (None, torch.tensor([300, 17], dtype=torch.int32, device=other_gpu)):  # cut alike, and in equal ranges
@@ -152,9 +151,9 @@ def test_products_with_few_rows_run_on_the_gpu_of_their_tensors_and_are_profiled
 
 def test_first_rungs_and_other_softmaxes_run_on_the_gpu_of_their_tensors(other_gpu, monkeypatch):
     monkeypatch.setattr(repeat_launches, "TYPES", [(torch.float16, None)])
-    wanted = ("First rung", "unified max", "lazy rescale", "grouped", "num_splits 3")
+    wanted = ("First rung", "unified max", "lazy rescale", "grouped")
     chosen = [(name, run) for name, run in repeat_launches.cases(40, other_gpu) if any(w in name for w in wanted)]
-    assert len(chosen) >= 9
+    assert len(chosen) == 8
     for name, run in chosen:
         assert repeat_launches.fault(run, 1) is None, name
 
@@ -180,14 +179,17 @@ def test_every_cuda_kernel_runs_on_the_gpu_of_its_tensors():
         torch.testing.assert_close(version(q, *caches, *tables), expected, rtol=0.01, atol=1e-3)
     q, k, v = torch.randn(3, 1, 2, 20, 32, device="cuda:1").half()
     expected = flash_attention(q, k, v, causal=True, backend="torch")
-    for version in (in_cuda.forward, in_cuda.split_k_forward):
-        out, _ = version(q, k, v, ScoreOptions(causal=True))
-        torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
+    out, _ = in_cuda.forward(q, k, v, ScoreOptions(causal=True))
+    torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)
 
 
 @pytest.mark.parametrize("decodes", [True, False])
-def test_a_captured_step_follows_lengths_that_change(decodes):
-    """The work plan is made by torch's operations on the device, so a replay makes it anew for the new lengths."""
+def test_a_captured_step_follows_lengths_that_change(decodes, monkeypatch):
+    """The work plan is made by torch's operations on the device, so a replay makes it anew for the new lengths.
+
+    A captured decode executes the PTX of its kernels, with the arguments that the graph keeps.
+    """
+    monkeypatch.setattr(launches, "EXECUTES_PTX", decodes or launches.EXECUTES_PTX)
     q, (k, v, tables, lens) = torch.randn(2, 4, 32, device="cuda:0").half(), paged_cache("cuda:0")
     cu_seqlens_q = torch.arange(3, dtype=torch.int32, device="cuda:0")
 

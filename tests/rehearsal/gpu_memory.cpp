@@ -1,9 +1,10 @@
 // Tensors on "cuda:0" and "cuda:1" whose memory is the host's. Every operation of torch on them runs in torch's CPU
 // kernels, on CPU tensors that share their memory. Mixing devices, or generators, fails as it does on a GPU.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/CUDAHooksInterface.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/set_native.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 

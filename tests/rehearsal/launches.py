@@ -23,7 +23,7 @@ from torch import Tensor
 from rehearsal import driver, machine
 
 counted: Counter[str] = Counter()
-"""Launches that were compared and run: "CUDA", "Triton"."""
+"""Launches that were compared and run: "CUDA", "Triton", and of the latter "PTX", whose PTX was executed."""
 
 
 EXECUTES_PTX = os.environ.get("STUB_TRITON") == "compiled"
@@ -161,6 +161,7 @@ def _execute(compiled: Any, launch: driver.Launch, _: dict[str, Any]) -> None:
         for parameter, raw in zip(kernel.entry.parameters, launch.parameters, strict=True)
     ]
     kernel[launch.grid, launch.block, launch.shared](*given)
+    counted["PTX"] += 1
 
 
 @functools.cache
@@ -246,9 +247,8 @@ def summary() -> str:
     """Summarise the launches of this process and of the processes that reported their counts."""
     major, minor = driver.CAPABILITY
     registers, spilled, shared = (max((b[i] for b in built.values()), default=0) for i in range(3))
-    ran = "executed as PTX" if EXECUTES_PTX else "interpreted"
     return (
         f"rehearsed for sm_{major}{minor}: {counted['CUDA']} CUDA and {counted['Triton']} Triton launches compared and "
-        f"run, Triton's {ran}; {len(built)} kernels built by Triton, at most {registers} registers, {shared} shared "
-        f"and {spilled} spilled bytes"
+        f"run, {counted['PTX']} of them executed as PTX; {len(built)} kernels built by Triton, at most {registers} "
+        f"registers, {shared} shared and {spilled} spilled bytes"
     )
