@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,16 +58,6 @@ def test_the_example_of_a_triton_kernel_has_no_findings(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "row_sums, 4 thread blocks of 128 threads\n" in shown
     assert "tl.store(out + tl.program_id(0), tl.sum(values, 0))" in shown
-
-
-@pytest.mark.slow
-def test_the_example_of_a_test_passes(tmp_path):
-    *_, example = blocks("python")
-    (tmp_path / "test_scale.py").write_text(example)
-    plugins = ["no:cudascope", "cudascope.pytest", "no:nbval", "no:hypothesispytest"]
-    command = [sys.executable, "-m", "pytest", "-q", *(word for plugin in plugins for word in ("-p", plugin))]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_every_public_name_and_command_is_in_the_readme():

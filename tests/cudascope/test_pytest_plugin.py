@@ -1,5 +1,6 @@
 """The pytest plugin: a marker that checks the launches of a test, and a fixture that observes them."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,22 +13,10 @@ from cudascope.build import cache_dir
 pytest_plugins = ["pytester"]
 
 # The installed package may have registered the plugin as "cudascope" already.
-PLUGIN = (
-    "-p",
-    "no:cudascope",
-    "-p",
-    "cudascope.pytest",
-    "-p",
-    "no:nbval",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:hypothesispytest",  # its summary imports hypothesis, and pytest rewrites all assertions of hypothesis each time
-    # Where the package is installed, pytest says so once in a process that it cannot rewrite assertions of cudascope.
-    "-W",
-    "ignore::pytest.PytestAssertRewriteWarning",
-    "--strict-markers",
-)
+# hypothesispytest's summary imports hypothesis, and pytest rewrites all assertions of hypothesis each time. Where the
+# package is installed, pytest says so once in a process that it cannot rewrite assertions of cudascope.
+PLUGIN = "-p no:cudascope -p cudascope.pytest -p no:nbval -p no:cacheprovider -p no:hypothesispytest --strict-markers "
+PLUGIN += "-W ignore::pytest.PytestAssertRewriteWarning"
 KERNELS = '''
 import numpy as np
 import pytest
@@ -60,7 +49,7 @@ def run_tests(cache, pytester, monkeypatch):
 
     def run(text, *options):
         pytester.makepyfile(KERNELS + text)
-        return pytester.runpytest_inprocess(*PLUGIN, *options)
+        return pytester.runpytest_inprocess(*PLUGIN.split(), *options)
 
     return run
 
@@ -223,6 +212,11 @@ def test_it(request):
     assert not hasattr(request.node, "callspec")
 """)  # fmt: skip
     done.assert_outcomes(passed=1)
+
+
+def test_the_example_of_the_readme_passes(run_tests):
+    *_, example = re.findall(r"```python\n(.*?)```", (ROOT / "src/cudascope/README.md").read_text(), re.DOTALL)
+    run_tests(example).assert_outcomes(passed=4)
 
 
 def test_the_plugin_imports_neither_torch_nor_the_course():
