@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from source_files import file_of
 from waiting import Waiting, kernel_of
 
 import cudascope
@@ -172,51 +173,51 @@ def test_any_number_of_stray_pages_leaves_the_process_whole():
 # ------------------------------------------------------------------------------------------------ processes, signals
 
 
-@SIZES
-def test_a_child_that_is_forked_during_a_launch_reads_and_launches(size):
+def test_a_child_that_is_forked_during_a_launch_reads_and_launches():
     done = in_a_process(f"""
-        x = np.zeros({size}, np.float32)
         add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
         add.compile()
-        with Waiting(x):
-            queue = threading.Thread(target=lambda: add[1, 1](x))  # it waits for its turn
-            queue.start()
-            time.sleep(0.2)
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)
-                x.numpy().sum()  # torch's own threads do not survive a fork
-                add[1, 1](x)
-                os._exit(int(x[3].item()))
-            status = os.waitpid(child, 0)[1]
-        queue.join()
-        print(os.waitstatus_to_exitcode(status), x[:4].tolist())
+        for size in (1 << 8, {LARGE}):
+            x = np.zeros(size, np.float32)
+            with Waiting(x):
+                queue = threading.Thread(target=lambda: add[1, 1](x))  # it waits for its turn
+                queue.start()
+                time.sleep(0.1)
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(20)
+                    x.sum()
+                    add[1, 1](x)
+                    os._exit(int(x[3].item()))
+                status = os.waitpid(child, 0)[1]
+            queue.join()
+            print(os.waitstatus_to_exitcode(status), x[:4].tolist())
     """)
-    assert done.stdout == "1 [1.0, 2.0, 0.0, 1.0]\n", done
+    assert done.stdout == 2 * "1 [1.0, 2.0, 0.0, 1.0]\n", done
 
 
-@pytest.mark.parametrize("sent", ["SIGINT", "SIGALRM"])
-@pytest.mark.parametrize("mode", ["plain", "observe", "check"])
-def test_a_handler_of_python_runs_during_a_launch_and_may_end_it(mode, sent):
-    done = in_a_process(f"""
+def test_a_handler_of_python_runs_during_a_launch_and_may_end_it():
+    done = in_a_process("""
         class Late(Exception): pass
         def late(*_): raise Late
         signal.signal(signal.SIGALRM, late)
-        x = np.zeros(4, np.float32)
         kernel = CudaKernel(WAITS, "waits")
-        with dict(plain=contextlib.nullcontext, observe=cudascope.observe, check=cudascope.check)[{mode!r}]():
-            kernel.compile()
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.{sent})).start()
-            start = time.monotonic()
-            try:
-                kernel[1, 1](x, 10**12)
-            except BaseException as error:
-                print(type(error).__name__, error.__notes__, time.monotonic() - start < 5)
-        kernel[1, 1](x, 1)
-        print(x[:2].tolist())
+        for mode in (contextlib.nullcontext, cudascope.observe, cudascope.check):
+            for sent in (signal.SIGINT, signal.SIGALRM):
+                x = np.zeros(4, np.float32)
+                with mode():
+                    kernel.compile()
+                    threading.Timer(0.2, os.kill, (os.getpid(), sent)).start()
+                    start = time.monotonic()
+                    try:
+                        kernel[1, 1](x, 10**12)
+                    except BaseException as error:
+                        print(type(error).__name__, error.__notes__, time.monotonic() - start < 5)
+                kernel[1, 1](x, 1)
+                print(x[:2].tolist())
     """)
-    name = "KeyboardInterrupt" if sent == "SIGINT" else "Late"
-    assert done.stdout == f"{name} ['kernel waits was interrupted: its results are not whole'] True\n[1.0, 2.0]\n", done
+    told = "{} ['kernel waits was interrupted: its results are not whole'] True\n[1.0, 2.0]\n"
+    assert done.stdout == 3 * (told.format("KeyboardInterrupt") + told.format("Late")), done
 
 
 def test_a_handler_of_python_may_return_and_may_launch():
@@ -229,23 +230,22 @@ def test_a_handler_of_python_may_return_and_may_launch():
             add[1, 1](x)
             go[...] = 1
         signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         kernel[1, 1](x, 10**12)
         print(x.tolist())
     """)
     assert done.stdout == "[1.0, 2.0, 0.0, 1.0]\n", done
 
 
-@SIZES
-def test_ctrl_c_reaches_the_first_thread_while_another_one_launches(size):
+def test_ctrl_c_reaches_the_first_thread_while_another_one_launches():
     done = in_a_process(f"""
-        x = np.zeros({size}, np.float32)
+        x = np.zeros({LARGE}, np.float32)
         add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")
         add.compile()
         # The system may give a signal to any thread: Ctrl-C is pressed again after 5 seconds.
         for waits in (lambda: time.sleep(20), lambda: add[1, 1](x)):
             with Waiting(x):
-                presses = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)) for after in (0.3, 5, 10)]
+                presses = [threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT)) for after in (0.1, 5, 10)]
                 start = time.monotonic()
                 try:
                     for press in presses:
@@ -339,7 +339,7 @@ def alarm(seconds: int):
 @pytest.mark.parametrize(("name", "blocks"), [("all", 1), ("some_blocks", 4)])
 def test_an_endless_loop_through_a_barrier_ends(name, blocks, mode):
     """A barrier counts as progress, and so does the end of a thread, but neither counts for ever."""
-    kernel, x = CudaKernel(ENDLESS, name), torch.zeros(256, dtype=torch.int32)
+    kernel, x = CudaKernel(file_of(ENDLESS), name), torch.zeros(256, dtype=torch.int32)
     modes = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check": cudascope.check}
     with cudascope.time_limit(0.05), modes[mode]():
         kernel.compile()
