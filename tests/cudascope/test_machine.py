@@ -27,32 +27,28 @@ def numbers(kind: str, *values: int) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------ the compiler
 
 
-def test_a_machine_without_a_runtime_is_refused(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+@pytest.fixture
+def on(monkeypatch):
+    return lambda machine: monkeypatch.setattr(platform, "machine", lambda: machine)
+
+
+def test_a_machine_without_a_runtime_is_refused_and_so_is_clang_on_aarch64(on):
+    on("riscv64")
     with pytest.raises(CompileError, match="needs an x86-64 or aarch64 machine, and this one is riscv64"):
         find_compiler()
-
-
-def test_clang_is_refused_on_aarch64(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    on("aarch64")
     with pytest.raises(CompileError, match=r"needs g\+\+ on aarch64, .* is /usr/bin/clang\+\+: set CXX=g\+\+"):
         machine_options("/usr/bin/clang++")
 
 
-def test_each_machine_has_its_own_options(monkeypatch):
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+def test_each_machine_has_its_own_options_and_builds(on, monkeypatch):
+    monkeypatch.setenv("CXX", "g++")
+    on("x86_64")
     assert machine_options("/usr/bin/g++") == machine_options("/usr/bin/clang++") == ()
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    identity = find_compiler()[1]
+    on("aarch64")
     assert {"-fsigned-char", "-mtls-dialect=trad"} <= set(machine_options("/usr/bin/g++"))
-
-
-def test_the_cache_tells_the_machines_apart(monkeypatch):
-    keys = []
-    for machine in ("x86_64", "aarch64"):
-        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
-        monkeypatch.setenv("CXX", "g++")
-        keys.append(find_compiler()[1])
-    assert keys[0] != keys[1]
+    assert find_compiler()[1] != identity
 
 
 # ------------------------------------------------------------------------------------------------ registers
