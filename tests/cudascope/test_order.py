@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from source_files import file_of
 from torch import Tensor
 
 import cudascope
@@ -14,36 +15,33 @@ def integers(n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.int32)
 
 
-def found(source: str, name: str, shape: tuple[int, int], *args, seed: int | None = None, **defines) -> list[tuple]:
+def found(source: str, name: str, shape: tuple[int, int], *args, seed: int | None = None) -> list[tuple]:
     """Return the rule and the tensor of each finding."""
-    kernel = CudaKernel(source, name, defines=[f"{name}={value}" for name, value in defines.items()])
     with cudascope.check(schedule=seed, stop=False) as report:
-        kernel[shape](*args)
+        CudaKernel(file_of(source), name)[shape](*args)
     return [(finding.rule, finding.tensor) for finding in report.findings]
 
 
 # ------------------------------------------------------------------------------------------------ waits by an atomic
 
-WAITERS = {
-    "atomicAdd": "atomicAdd(arrived, 0)",
-    "atomicCAS": "atomicCAS(arrived, 0, 0)",
-    "ld.acquire": "acquired(arrived)",
-    "volatile": "*(volatile int*)arrived",
-}
+WAITERS = ["atomicAdd", "atomicCAS", "ld.acquire", "volatile"]  # of each `way`
 GRID_BARRIER = r"""
 __device__ int acquired(const int* p) {
     int value;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
     return value;
 }
-__global__ void neighbours(int* arrived, int* data, int* out) {
+__global__ void neighbours(int* arrived, int* data, int* out, int way, bool fence) {
     int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
     data[i] = i;
     __syncthreads();
     if (threadIdx.x == 0) {
-        if (FENCE) __threadfence();
+        if (fence) __threadfence();
         atomicAdd(arrived, 1);
-        while (WAIT < (int)gridDim.x) {}
+        if (way == 0) while (atomicAdd(arrived, 0) < gridDim.x) {}
+        if (way == 1) while (atomicCAS(arrived, 0, 0) < gridDim.x) {}
+        if (way == 2) while (acquired(arrived) < gridDim.x) {}
+        if (way == 3) while (*(volatile int*)arrived < gridDim.x) {}
         __threadfence();
     }
     __syncthreads();
@@ -55,46 +53,45 @@ __global__ void neighbours(int* arrived, int* data, int* out) {
 @pytest.mark.parametrize("wait", WAITERS)
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_whoever_waits_by_an_atomic_comes_after_the_others_even_if_it_began_first(wait, seed):
-    arrived, data, out = integers(1), integers(128), integers(128)
-    assert not found(
-        GRID_BARRIER, "neighbours", (4, 32), arrived, data, out, seed=seed, WAIT=f"({WAITERS[wait]})", FENCE=1
-    )
+    data, out = integers(128), integers(128)
+    args = integers(1), data, out, WAITERS.index(wait), True
+    assert not found(GRID_BARRIER, "neighbours", (4, 32), *args, seed=seed)
     assert torch.equal(out, data.roll(-32))
 
 
 @pytest.mark.parametrize("wait", WAITERS)
 def test_a_barrier_of_the_grid_without_a_fence_orders_nothing(wait):
-    args = integers(1), integers(128), integers(128)
-    assert ("race", "data") in found(GRID_BARRIER, "neighbours", (4, 32), *args, WAIT=f"({WAITERS[wait]})", FENCE=0)
+    args = integers(1), integers(128), integers(128), WAITERS.index(wait), False
+    assert ("race", "data") in found(GRID_BARRIER, "neighbours", (4, 32), *args)
 
 
 # ------------------------------------------------------------------------------------------------ atomic and plain
 
 SET_AND_COUNT = """
-__global__ void set_and_count(int* out) {
+__global__ void set_and_count(int* out, bool barrier) {
     __shared__ int count;
     if (threadIdx.x == 0) count = 0;
-    BARRIER;
+    if (barrier) __syncthreads();
     atomicAdd(&count, 1);
     __syncthreads();
     if (threadIdx.x == 0) out[0] = count;
 }
-__global__ void count_and_wait(int* out) {
+__global__ void count_and_wait(int* out, bool barrier) {
     __shared__ int count;
     if (threadIdx.x == 0) count = 0;
-    BARRIER;
+    if (barrier) __syncthreads();
     if (threadIdx.x == 0 || threadIdx.x >= 32) atomicAdd(&count, 1);
     if (threadIdx.x) return;
     while (*(volatile int*)&count < 33) {}
     out[0] = 64;
 }
-__global__ void count_and_look(int* out) {
+__global__ void count_and_look(int* out, bool barrier) {
     __shared__ int count;
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
     int seen = 0;
     if (threadIdx.x == blockDim.x - 1) seen = count;  // the first to go on after the barrier
-    BARRIER;
+    if (barrier) __syncthreads();
     atomicAdd(&count, 1);
     __syncthreads();
     if (threadIdx.x == 0) out[0] = count + seen;
@@ -107,37 +104,38 @@ __global__ void count_and_look(int* out) {
 def test_a_plain_access_races_with_atomics_after_an_atomic_of_its_own_thread(name, seed):
     """In the default order thread 0 is the first to count: its own atomic hides neither its store nor its load."""
     out = integers(1)
-    assert not found(SET_AND_COUNT, name, (1, 64), out, seed=seed, BARRIER="__syncthreads()")
+    assert not found(SET_AND_COUNT, name, (1, 64), out, True, seed=seed)
     assert out.item() == 64
     with cudascope.time_limit(0.3):  # the store of thread 0 may undo additions, and then the wait has no end
-        findings = found(SET_AND_COUNT, name, (1, 64), out, seed=seed, BARRIER="")
+        findings = found(SET_AND_COUNT, name, (1, 64), out, False, seed=seed)
     assert ("race", "count") in findings or ("uninitialised", "count") in findings
 
 
 def test_a_barrier_that_is_used_before_its_initialisation_is_ordered_is_a_race():
     source = """
         #include <cuda/barrier>
-        __global__ void arrive(int* out) {
+        __global__ void arrive(int* out, bool barrier) {
             __shared__ cuda::barrier<cuda::thread_scope_block> all;
             if (threadIdx.x == 0) init(&all, blockDim.x);
-            BARRIER;
+            if (barrier) __syncthreads();
             all.arrive_and_wait();
             out[threadIdx.x] = 1;
         }
     """
-    assert not found(source, "arrive", (1, 64), integers(64), BARRIER="__syncthreads()")
-    assert found(source, "arrive", (1, 64), integers(64), BARRIER="") == [("race", "all")]
+    assert not found(source, "arrive", (1, 64), integers(64), True)
+    assert found(source, "arrive", (1, 64), integers(64), False) == [("race", "all")]
 
 
 # ------------------------------------------------------------------------------------------------ volatile data
 
 LAST_BLOCK = """
-__global__ void last_block(const float* in, volatile float* parts, unsigned* count, float* out) {
+__global__ void last_block(const float* in, volatile float* parts, unsigned* count, float* out, bool fence,
+                           bool barrier) {
     __shared__ bool is_last;
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     parts[i] = in[i];
-    if (FENCE) __threadfence();
-    if (BARRIER) __syncthreads();
+    if (fence) __threadfence();
+    if (barrier) __syncthreads();
     if (threadIdx.x == 0) is_last = atomicInc(count, gridDim.x) == gridDim.x - 1;
     __syncthreads();
     if (!is_last) return;
@@ -148,12 +146,12 @@ __global__ void last_block(const float* in, volatile float* parts, unsigned* cou
 """
 
 
-@pytest.mark.parametrize(("fence", "barrier"), [(1, 1), (1, 0), (0, 1), (0, 0)])
+@pytest.mark.parametrize(("fence", "barrier"), [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_volatile_parts_that_the_last_thread_block_sums_need_a_fence_and_a_barrier(fence, barrier, seed):
-    args = torch.ones(256), torch.zeros(256), integers(1), torch.zeros(64)
+    args = torch.ones(256), torch.zeros(256), integers(1), torch.zeros(64), fence, barrier
     expected = [] if fence and barrier else [("race", "parts")]
-    assert found(LAST_BLOCK, "last_block", (4, 64), *args, seed=seed, FENCE=fence, BARRIER=barrier) == expected
+    assert found(LAST_BLOCK, "last_block", (4, 64), *args, seed=seed) == expected
 
 
 FLAGS = """
@@ -292,7 +290,7 @@ def test_memory_that_is_freed_twice_ends_the_launch(free):
         out[0] = *(volatile int*)other;
         {free.replace("p", "other")};
     }}"""
-    kernel, out = CudaKernel(source, "twice"), integers(1)
+    kernel, out = CudaKernel(file_of(source), "twice"), integers(1)
     kernel[1, 1](out, 1)
     assert out.item() == 1
     with pytest.raises(RuntimeError, match="that was freed before"):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from source_files import file_of
 
 from cudascope import CudaKernel, Finding, check
 
@@ -45,13 +46,13 @@ __global__ void builtins(int* out) {
 
 def test_the_members_of_cuda_atomic_give_what_was_there():
     out = np.zeros(24, dtype=np.int32)
-    CudaKernel(OPERATIONS, "members")[1, 1](out)
+    CudaKernel(file_of(OPERATIONS), "members")[1, 1](out)
     assert out[:9].tolist() == [27, 14 + 15 + 14, 14 + 16, 16 + 99 + 7, 0, 8, 1, 10, 7]
 
 
 def test_the_builtins_of_nvcc_give_what_was_there():
     out = np.zeros(24, dtype=np.int32)
-    CudaKernel(OPERATIONS, "builtins")[1, 1](out)
+    CudaKernel(file_of(OPERATIONS), "builtins")[1, 1](out)
     assert out[:7].tolist() == [16, 12 + 3, 7 + 5, 13 + 12, 0, 2, 1]
     assert out[20] == 8
 
@@ -85,9 +86,9 @@ def test_release_and_acquire_hand_over_and_relaxed_does_not(name):
     for seed in (None, *range(6)):  # either thread block may be the first
         data, flag, out = (np.zeros(1, dtype=np.int32) for _ in range(3))
         with check(schedule=seed):
-            CudaKernel(ORDERED, name)[2, 1](data, flag, out)
+            CudaKernel(file_of(ORDERED), name)[2, 1](data, flag, out)
         assert out[0] == 7
         flag[0] = 0
         with check(schedule=seed), pytest.raises(Finding, match=r"has (written|read)") as raised:
-            CudaKernel(RELAXED, name)[2, 1](data, flag, out)
+            CudaKernel(file_of(RELAXED), name)[2, 1](data, flag, out)
         assert (raised.value.what, raised.value.tensor) == ("race", "data")

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from source_files import file_of
 
 import cudascope
 from cudascope import CudaKernel
@@ -40,7 +41,7 @@ def line_of(name: str) -> int:
 
 
 def test_a_correct_kernel_is_clean_under_every_schedule():
-    kernel, out = CudaKernel(SOURCE, "correct"), torch.zeros(32)
+    kernel, out = CudaKernel(file_of(SOURCE), "correct"), torch.zeros(32)
     kernel.variable("weights")[:] = torch.tensor([1.0, 2.0, 3.0, 4.0])
     kernel.variable("counter").fill_(5)
     for seed in range(20):
@@ -56,7 +57,7 @@ def test_a_correct_kernel_is_clean_under_every_schedule():
 )
 def test_a_mistake_is_found_on_its_line_with_the_variables_name(name, what, variable):
     with pytest.raises(cudascope.Finding) as caught, cudascope.check():
-        CudaKernel(SOURCE, name)[1, 32](torch.zeros(32), 3)
+        CudaKernel(file_of(SOURCE), name)[1, 32](torch.zeros(32), 3)
     error = caught.value
     assert (error.what, error.tensor) == (what, variable)
     assert line_of(name) in (error.line, error.other_line), error
@@ -89,7 +90,7 @@ MODES = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check":
 @pytest.mark.parametrize("mode", MODES)
 def test_a_variable_or_a_table_that_a_kernel_points_at_an_argument_holds_its_address_after_the_launch(mode):
     x, table = torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
-    keep = CudaKernel(POINTERS, "keep")
+    keep = CudaKernel(file_of(POINTERS), "keep")
     with MODES[mode]():
         keep[1, 1](x, table)
     assert keep.variable("kept").item() == x.data_ptr()
@@ -101,7 +102,7 @@ def test_a_variable_or_a_table_that_a_kernel_points_at_an_argument_holds_its_add
 def test_a_kernel_reaches_an_argument_by_a_variable_as_well(mode):
     """The launch must not copy the argument: the kernel would see the copy by one of the two ways alone."""
     x, out = torch.tensor([5, 0, 0, 0], dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    use = CudaKernel(POINTERS, "use")
+    use = CudaKernel(file_of(POINTERS), "use")
     use.variable("kept").fill_(x.data_ptr())
     use.variable("range").view(torch.int64)[:] = torch.tensor([x.data_ptr(), x.data_ptr() + 16])
     with MODES[mode]():
