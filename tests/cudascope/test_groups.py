@@ -142,6 +142,5 @@ def test_the_correct_twin_is_clean_under_any_schedule(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_the_kernels_are_cuda_too(arch):
-    assert CudaKernel(FILE, "any_group").resources(arch).shared_bytes == 4 * THREADS
+def test_the_kernels_are_cuda_too():
+    assert CudaKernel(FILE, "any_group").resources("sm_80").shared_bytes == 4 * THREADS
