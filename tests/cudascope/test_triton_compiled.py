@@ -242,8 +242,7 @@ def transpose_kernel(x, out, M, N, TILE: tl.constexpr):
     target.store([col, row], source.load([row, col]).T)
 
 
-@pytest.mark.parametrize("from_host", [False, True])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("arch", "from_host"), [("sm_80", False), ("sm_90", True)])
 def test_a_kernel_with_tensor_descriptors(arch, from_host):
     x, out = torch.randn(24, 36), torch.zeros(36 * 24 + 100)
     source = TensorDescriptor.from_tensor(x, [16, 16]) if from_host else x
