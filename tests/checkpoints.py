@@ -8,7 +8,7 @@ asserts both.
 from pathlib import Path
 
 import torch
-import transformers
+from torch import nn
 
 VOCAB = 97
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -20,22 +20,24 @@ _LLAMA = _SIZES | {
 }  # fmt: skip
 _GQA = {"num_attention_heads": 4, "head_dim": 32}
 ARCHITECTURES = {
-    "gpt2": (transformers.GPT2Config, _SIZES | {"n_embd": 64, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 0.01}),
-    "llama-2": (transformers.LlamaConfig, _LLAMA),
+    "gpt2": ("GPT2Config", _SIZES | {"n_embd": 64, "n_layer": 2, "n_head": 2, "layer_norm_epsilon": 0.01}),
+    "llama-2": ("LlamaConfig", _LLAMA),
     "llama-3": (
-        transformers.LlamaConfig,
+        "LlamaConfig",
         _LLAMA | _GQA | {"rope_parameters": _LLAMA3 | {"original_max_position_embeddings": 32}},
     ),
-    "qwen2": (transformers.Qwen2Config, _LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "qwen3": (transformers.Qwen3Config, _LLAMA | _GQA),
+    "qwen2": ("Qwen2Config", _LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", _LLAMA | _GQA),
 }
-"""Head size 32 throughout. Query heads per KV head: 1, 1, 2, 2, 2."""
+"""transformers' configuration and sizes. Head size 32 throughout. Query heads per KV head: 1, 1, 2, 2, 2."""
 
 
-def random_peer(architecture: str, *, seed: int = 2, **options: object) -> transformers.PreTrainedModel:
+def random_peer(architecture: str, *, seed: int = 2, **options: object) -> nn.Module:
     """transformers' model of a random checkpoint, in float32."""
-    make_config, sizes = ARCHITECTURES[architecture]
-    config = make_config(**sizes | options, attn_implementation="eager")
+    import transformers  # takes three seconds, and every worker collects this module
+
+    name, sizes = ARCHITECTURES[architecture]
+    config = getattr(transformers, name)(**sizes | options, attn_implementation="eager")
     peer = transformers.AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, weight in peer.named_parameters():
@@ -51,7 +53,7 @@ def random_peer(architecture: str, *, seed: int = 2, **options: object) -> trans
     return peer
 
 
-def save_random(architecture: str, folder: Path, *, seed: int = 2, **options: object) -> transformers.PreTrainedModel:
+def save_random(architecture: str, folder: Path, *, seed: int = 2, **options: object) -> nn.Module:
     """`random_peer`, saved into `folder`."""
     peer = random_peer(architecture, seed=seed, **options)
     peer.save_pretrained(folder)

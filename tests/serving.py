@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import httpx
-import openai
 import uvicorn
 
 from pagewise.engine import LLM
@@ -27,8 +26,10 @@ class Server:
     http: httpx.Client  # a plain client
 
     @cached_property
-    def client(self) -> openai.OpenAI:
-        """The official client."""
+    def client(self):
+        """OpenAI's official client."""
+        import openai
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http)
 
     def post(self, path: str, body: object, **options) -> httpx.Response:

@@ -155,7 +155,6 @@ BODY = st.builds(
 @pytest.fixture(scope="module")
 def server():
     pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
-    pytest.importorskip("openai", reason="its official client comes with the extra `test`")
     from serving import serving
 
     model, tokenizer = tiny_model()

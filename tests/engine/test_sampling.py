@@ -7,14 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from pagewise.engine import SamplingParams
 from pagewise.engine.sampling import Row, penalised, sample, uniform
@@ -57,17 +49,19 @@ def drawn(logits, **params):
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_tokens_are_drawn_as_transformers_processors_say(params):
     """OpenAI's two penalties, which transformers does not have, follow its repetition penalty as their formula says."""
+    import transformers
+
     params = SamplingParams(**params)
     counts = torch.tensor(TOKENS[-NUM_NEW:]).bincount(minlength=VOCAB)
     penalties = params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
-    processors = LogitsProcessorList(
+    processors = transformers.LogitsProcessorList(
         [
-            RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
+            transformers.RepetitionPenaltyLogitsProcessor(params.repetition_penalty),
             lambda _, scores: scores - penalties,
-            TemperatureLogitsWarper(params.temperature),
-            TopKLogitsWarper(params.top_k or VOCAB),
-            TopPLogitsWarper(params.top_p),
-            MinPLogitsWarper(params.min_p),
+            transformers.TemperatureLogitsWarper(params.temperature),
+            transformers.TopKLogitsWarper(params.top_k or VOCAB),
+            transformers.TopPLogitsWarper(params.top_p),
+            transformers.MinPLogitsWarper(params.min_p),
         ]
     )
     expected = processors(torch.tensor([TOKENS]), LOGITS[None].clone())[0].double().softmax(-1)

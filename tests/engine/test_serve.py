@@ -17,10 +17,8 @@ from contextlib import nullcontext
 import pytest
 
 pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
-pytest.importorskip("openai", reason="its official client comes with the extra `test`")
 
 import httpx
-import openai
 from serving import serving, soon
 
 from pagewise.engine import LLM, SamplingParams
@@ -332,6 +330,8 @@ def test_a_wrong_address_is_refused_in_openais_form(server, method, path, status
 
 
 def test_another_model_is_not_here(server):
+    import openai  # takes half a second, and every worker collects this module
+
     with pytest.raises(openai.NotFoundError, match=r"'gpt'.*'tiny'") as refusal:
         server.client.completions.create(model="gpt", prompt="A")
     assert refusal.value.param == "model"
@@ -465,6 +465,8 @@ def test_a_request_that_ended_in_a_failing_step_is_told_of_in_the_next(server, m
 
 
 def test_a_step_that_fails_ends_a_stream_with_an_error(server, monkeypatch):
+    import openai
+
     run, count = server.llm.runner.run, iter(range(100))
     monkeypatch.setattr(server.llm.runner, "run", lambda chunks: run(chunks) if next(count) != 3 else 1 / 0)
     stream = server.client.completions.create(model="tiny", prompt="A", stream=True, extra_body={"ignore_eos": True})

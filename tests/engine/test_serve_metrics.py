@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
-pytest.importorskip("openai", reason="its official client comes with the extra `test`")
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families

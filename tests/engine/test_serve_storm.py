@@ -13,7 +13,6 @@ from collections import Counter
 import pytest
 
 pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
-pytest.importorskip("openai", reason="its official client comes with the extra `test`")
 
 import httpx
 from serving import serving

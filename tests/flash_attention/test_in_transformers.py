@@ -7,14 +7,6 @@ import sys
 
 import pytest
 import torch
-import transformers
-from transformers import AttentionInterface, DynamicCache, StaticCache
-from transformers.masking_utils import (
-    causal_mask_function,
-    chunked_causal_mask_function,
-    sdpa_mask,
-    sliding_window_causal_mask_function,
-)
 
 from conftest import assert_as_accurate_as_naive
 from pagewise.flash_attention import in_transformers
@@ -31,21 +23,30 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
 CONFIGS = {
-    "llama": transformers.LlamaConfig(**TOKENS, **SIZES),
-    "gpt2": transformers.GPT2Config(
-        **TOKENS, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
-    ),
-    "gemma2": transformers.Gemma2Config(
-        **TOKENS, **SIZES, sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=3
-    ),
-}
+    "llama": ("LlamaConfig", SIZES),
+    "gpt2": ("GPT2Config", {
+        "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }),
+    "gemma2": ("Gemma2Config", SIZES | {
+        "sliding_window": WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 3,
+    }),
+}  # fmt: skip
 LENGTHS = (11, 5, 1)
-register_attention()
+
+
+# All workers of a run collect this module, and transformers takes three seconds: it is imported when a test needs it.
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    register_attention()
 
 
 def model_of(name, **options):
+    import transformers
+
     torch.manual_seed(0)
-    config = copy.deepcopy(CONFIGS[name])
+    make_config, sizes = CONFIGS[name]
+    config = getattr(transformers, make_config)(**TOKENS, **sizes)
     for option, value in options.items():
         setattr(config, option, value)
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
@@ -116,15 +117,17 @@ def test_generation_is_that_of_eager_token_for_token(name, cache):
     assert expected[:, ids.shape[1] :].unique().numel() > 5  # not one token all over
 
 
-@pytest.mark.parametrize("make", [DynamicCache, lambda config: StaticCache(config, max_cache_len=16)])
+@pytest.mark.parametrize(("cache", "sizes"), [("DynamicCache", {}), ("StaticCache", {"max_cache_len": 16})])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_several_tokens_after_those_in_a_cache(name, make):
+def test_several_tokens_after_those_in_a_cache(name, cache, sizes):
     """Queries fewer than keys; with a static cache, keys beyond the last query too, which are no keys yet."""
+    import transformers
+
     ids, _ = batch(None)
 
     def run(model):
-        cache = make(config=model.config)
-        return torch.cat([model(part, past_key_values=cache).logits for part in ids.split((5, 4, 2), dim=1)], dim=1)
+        past = getattr(transformers, cache)(config=model.config, **sizes)
+        return torch.cat([model(part, past_key_values=past).logits for part in ids.split((5, 4, 2), dim=1)], dim=1)
 
     assert_as_accurate_as_naive(*with_each(model_of(name), run))
 
@@ -192,9 +195,9 @@ def test_checkpointing_recomputes_with_the_same_dropout(name, option):
 # ------------------------------------------------------------------------------------------------ the mask
 
 MASKS = {
-    "causal": (causal_mask_function, None),
-    "window": (sliding_window_causal_mask_function(WINDOW), WINDOW),
-    "chunk": (chunked_causal_mask_function(WINDOW, torch.zeros(2, dtype=torch.int64)), WINDOW),
+    "causal": ("causal_mask_function", None),
+    "window": ("sliding_window_causal_mask_function", WINDOW),
+    "chunk": ("chunked_causal_mask_function", WINDOW, torch.zeros(2, dtype=torch.int64)),
 }
 
 
@@ -208,7 +211,11 @@ def written_out(mask, T, S):
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_masks_say_what_those_of_sdpa_say(kind):
-    function, local_size = MASKS[kind]
+    from transformers import masking_utils
+
+    name, local_size, *more = MASKS[kind]
+    function = getattr(masking_utils, name)
+    function = function(local_size, *more) if local_size else function
     forms = set()
     for q_offset, T, kv_offset, free, padded in itertools.product((0, 2, 5), (1, 3), (0, 2), (0, 4), (False, True)):
         S = q_offset + T - kv_offset + free  # free: places of a static cache that no token has taken yet
@@ -219,7 +226,7 @@ def test_masks_say_what_those_of_sdpa_say(kind):
         options = {"mask_function": function, "attention_mask": there, "local_size": local_size}
         where = (2, T, S, q_offset, kv_offset)
         mask = visible_keys(*where, **options)
-        expected = sdpa_mask(*where, **options, allow_is_causal_skip=False).expand(2, 1, T, S)
+        expected = masking_utils.sdpa_mask(*where, **options, allow_is_causal_skip=False).expand(2, 1, T, S)
         assert written_out(mask, T, S).equal(expected), where
         forms.add(None if mask is None else mask.dim())
     assert forms == {None, 2, 4}
@@ -281,6 +288,8 @@ def test_a_name_is_a_string(shapes_unchecked):
 
 
 def test_any_other_name_will_do_and_twice():
+    from transformers import AttentionInterface
+
     for _ in range(2):
         register_attention("by the page")
     assert AttentionInterface()["by the page"] is attend

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from pagewise.kv_cache import KVCache
 from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig, rope_frequencies
@@ -62,8 +61,10 @@ def test_llama3_scaling_is_that_of_transformers():
     torch.testing.assert_close(model(ids, from_zero(ids), naive), peer(ids).logits, rtol=0, atol=1e-4)
 
 
-def as_transformers(model: Llama, **options) -> transformers.LlamaForCausalLM:
+def as_transformers(model: Llama, **options) -> nn.Module:
     """The same weights in transformers' model: parameters have the same names."""
+    import transformers
+
     c = model.config
     config = transformers.LlamaConfig(
         **SIZES, num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_key_value_heads,

@@ -6,10 +6,8 @@ import shutil
 import subprocess
 import sys
 
-import huggingface_hub
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from conftest import ROOT
@@ -24,6 +22,8 @@ SENTENCE = "The cache holds the keys and values of all tokens, one block after t
 
 def saved(folder, *, shard_size="5GB", **options):
     """A random transformers Llama, saved into `folder`."""
+    import transformers
+
     sizes = {
         "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 12, "rms_norm_eps": 0.1, "initializer_range": 0.2,
@@ -194,7 +194,7 @@ def test_hub_id_is_downloaded(tmp_path, monkeypatch):
         saved(tmp_path)
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model, _ = load_model("someone/some-model.v1")
     assert asked == ["someone/some-model.v1"]
     assert model.config.vocab_size == 67
@@ -204,7 +204,7 @@ def test_failed_download_says_what_was_tried(monkeypatch):
     def download(repo_id, allow_patterns):
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(ValueError, match=r"'someone/else' is not a folder and could not be fetched.*no network"):
         load_model("someone/else")
 
@@ -250,11 +250,12 @@ def test_decoding_replaces_broken_bytes_and_drops_special_ids():
 
 def test_tokenizer_files_are_used(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
     saved(tmp_path)
     words = Tokenizer(models.WordLevel({"the": 0, "cache": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path)
     _, tokenizer = load_model(tmp_path)
     assert tokenizer.encode("the cache holds") == [0, 1, 2]
 
@@ -263,6 +264,8 @@ def test_tokenizer_files_are_used(tmp_path):
 
 
 def test_tiny_model_is_a_folder_that_transformers_loads_too():
+    import transformers
+
     model, _ = tiny_model()
     peer = transformers.LlamaForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     ids = torch.tensor([list(SENTENCE.encode())])
