@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudascope import CudaKernel
 from pagewise.distributed import pieces
 from pagewise.distributed.blocks import blocks_of_ring
 from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
@@ -62,11 +63,23 @@ def test_the_solution_is_right(name):
 
 @pytest.mark.parametrize(("name", "title"), ALL_MISTAKES)
 def test_a_natural_mistake_gets_its_own_hint(name, title):
-    theirs, hint = mistakes[name][title]
+    exercise = BY_NAME[name]
+    theirs = exercise.wrong_answers()[[*exercise.mistakes].index(title)]
+    if name in CUDA:  # by its path, so that the compiler translates the file of all mistakes once
+        path, function, *_ = theirs
+        theirs = CudaKernel(path, function)
+        theirs.source = theirs.source._replace(text=path, folder=None)
     verdict = judge(name, theirs)
     assert not verdict.right
-    assert hint in verdict.message
-    assert sum(other in verdict.message for _, other in mistakes[name].values()) == 1
+    assert exercise.mistakes[title].hint in verdict.message
+    assert sum(mistake.hint in verdict.message for mistake in exercise.mistakes.values()) == 1
+
+
+def test_the_mistakes_are_found_by_exercise_and_title():
+    for name in check.names():
+        assert [hint for _, hint in mistakes[name].values()] == [each.hint for each in BY_NAME[name].mistakes.values()]
+    theirs, _ = mistakes["qk_block"][next(iter(mistakes["qk_block"]))]
+    assert not judge("qk_block", theirs).right
 
 
 def zeros_like(value: object) -> object:
