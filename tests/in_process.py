@@ -1,4 +1,19 @@
-"""What the tests of the benchmarks of attention share."""
+"""Stand-ins for a `Worker` that need not import everything in a process of their own."""
+
+import multiprocessing
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def forked_workers():
+    """Let workers fork their processes from one process that has imported torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["pagewise.experiments.speed"])
+        patch.setattr(multiprocessing, "get_context", lambda method: server)
+        yield
 
 
 class InProcess:

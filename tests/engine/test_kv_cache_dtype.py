@@ -1,5 +1,7 @@
 """The engine with a float8 cache: it computes the attention of keys and values that were rounded with its scales."""
 
+import os
+
 import pytest
 import torch
 
@@ -98,6 +100,16 @@ cases = pytest.mark.parametrize(("dtype", "scales"), FLOAT8_AND_SCALES, ids=["e4
 backends = pytest.mark.parametrize("backend", ["torch", "triton", "cuda"])
 
 
+def on_backends(e4m3, e5m2):
+    """All cases in torch, and each dtype with a kernel. With PAGEWISE_FULL=1 all cases on all backends."""
+    rows = [(*case, "torch") for case in FLOAT8_AND_SCALES]
+    if os.environ.get("PAGEWISE_FULL") == "1":
+        rows += [(*case, backend) for case in FLOAT8_AND_SCALES for backend in ("triton", "cuda")]
+    else:
+        rows += [(E4M3, SCALES[E4M3], e4m3), (E5M2, SCALES[E5M2], e5m2)]
+    return pytest.mark.parametrize(("dtype", "scales", "backend"), rows, ids=str)
+
+
 @cases
 def test_the_scales_of_these_tests_change_the_logits_by_much_more_than_the_tolerance(dtype, scales):
     """Otherwise an engine that ignores its scales would pass."""
@@ -114,16 +126,14 @@ def test_the_scales_of_these_tests_change_the_logits_by_much_more_than_the_toler
 # ------------------------------------------------------------------------------------------------ logits
 
 
-@cases
-@backends
+@on_backends("triton", "cuda")
 def test_chunks_of_prompts_and_decode_steps_attend_to_rounded_keys_and_values(dtype, scales, backend):
     llm = engine(dtype, scales, backend=backend, max_num_batched_tokens=12, prefix_cache=False)
     requests = [(prompt(3), greedy(4)), (prompt(29, 1), greedy(3)), (prompt(9, 2), greedy(3))]
     assert_logits_of_reference(llm, requests, dtype, scales)
 
 
-@cases
-@backends
+@on_backends("cuda", "triton")
 def test_a_prefix_from_the_cache_is_read_with_the_scales(dtype, scales, backend):
     llm = engine(dtype, scales, backend=backend)
     common = prompt(72)  # in torch the keys of 64 and more common tokens take a path of their own
@@ -133,8 +143,7 @@ def test_a_prefix_from_the_cache_is_read_with_the_scales(dtype, scales, backend)
     assert [output.num_cached_tokens for output in outputs] == [72, 72]
 
 
-@cases
-@backends
+@on_backends("triton", "cuda")
 def test_preempted_requests_write_the_same_numbers_again(dtype, scales, backend):
     llm = engine(dtype, scales, backend=backend, num_blocks=5, prefix_cache=False)
     assert_logits_of_reference(llm, [(prompt(14, n), greedy(6)) for n in range(2)], dtype, scales)
@@ -149,8 +158,7 @@ def test_samples_that_share_a_block_get_copies_of_its_numbers(dtype, scales):
     assert len({tuple(choice.token_ids) for choice in output.choices}) > 1
 
 
-@cases
-@backends
+@on_backends("cuda", "triton")
 def test_a_model_in_bfloat16_reads_a_float8_cache(dtype, scales, backend):
     """The scales are applied in float32, so that only the model itself rounds to bfloat16."""
     llm = engine(dtype, scales, backend=backend, model=llama(torch.bfloat16), max_num_batched_tokens=12)

@@ -1,6 +1,5 @@
 """A process per task list: what hangs, crashes or raises costs its own task, and the next one gets a new process."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import time
 
 import pytest
+from in_process import forked_workers
 
 from pagewise.tools.worker import Failed, Worker, described
 
@@ -61,13 +61,8 @@ def test_tasks_are_done_in_one_other_process_that_keeps_its_state(worker):
 
 @pytest.fixture(scope="module")
 def forked():
-    """A worker whose processes are forked from one process that has imported torch. Most tests start many of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["pagewise.tools.worker"])
-        patch.setattr(multiprocessing, "get_context", lambda method: server)
-        with Worker(Desk, "desk") as worker:
-            yield worker
+    with forked_workers(), Worker(Desk, "desk") as worker:
+        yield worker
 
 
 @pytest.mark.parametrize(
