@@ -1,5 +1,6 @@
 """Extreme fields and bodies of any kind from one client do not keep other clients from their tokens."""
 
+import functools
 import json
 import math
 from fractions import Fraction
@@ -13,9 +14,7 @@ from hypothesis import strategies as st
 from pagewise.engine import LLM, SamplingParams
 from pagewise.models import tiny_model
 
-pytestmark = pytest.mark.slow
-
-pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shapes_unchecked")]
 QUICK = {
     "deadline": None,
     "database": None,
@@ -66,7 +65,9 @@ def engine():
     return LLM(MODEL, num_blocks=64, block_size=4, max_num_seqs=16)
 
 
-ALONE = [engine().generate([prompt], params)[0].choices for prompt, params in (INNOCENT, INNOCENT_GREEDY)]
+@functools.cache
+def alone():
+    return [engine().generate([prompt], params)[0].choices for prompt, params in (INNOCENT, INNOCENT_GREEDY)]
 
 
 @settings(max_examples=150, **QUICK)
@@ -90,7 +91,7 @@ def test_no_sampling_parameters_change_the_tokens_of_others(fields):
     for _ in range(200):
         outputs |= {output.request_id: output for output in llm.step()}
     assert not llm.has_unfinished
-    assert [outputs[i].choices for i in ids] == ALONE
+    assert [outputs[i].choices for i in ids] == alone()
     if refusal:
         assert any(name in refusal for name in fields), refusal
         return

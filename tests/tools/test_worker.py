@@ -1,10 +1,12 @@
 """A process per task list: what hangs, crashes or raises costs its own task, and the next one gets a new process."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
+from operator import attrgetter
+from types import ModuleType
 
 import pytest
 from in_process import forked_workers
@@ -90,13 +92,14 @@ def raising():
 
 
 def test_a_process_that_cannot_start_is_a_failure_of_the_task():
-    with Worker(raising) as worker, pytest.raises(Failed, match=r"^RuntimeError: no desk$"):
+    with forked_workers(), Worker(raising) as worker, pytest.raises(Failed, match=r"^RuntimeError: no desk$"):
         worker("count", limit=60)
 
 
 def test_nothing_is_started_before_the_first_task():
-    with Worker(Desk, "idle") as worker:
-        assert worker._process is None
+    before = multiprocessing.active_children()
+    with Worker(Desk, "idle"):
+        assert multiprocessing.active_children() == before
 
 
 def test_an_error_is_described_in_one_line():
@@ -104,12 +107,13 @@ def test_an_error_is_described_in_one_line():
     assert described(AssertionError()) == "AssertionError: no message"
 
 
-@pytest.mark.slow
-def test_the_callers_script_does_not_run_again(tmp_path):
-    script = tmp_path / "unguarded.py"
-    script.write_text(
-        "from pagewise.tools.worker import Worker\nfrom operator import attrgetter\n"
-        "print('here')\nwith Worker(attrgetter, 'real') as worker:\n    print(worker(2, limit=60))\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["here", "2"]
+def test_the_callers_script_does_not_run_again(tmp_path, monkeypatch):
+    again, script = tmp_path / "again", tmp_path / "unguarded.py"
+    script.write_text(f"open({str(again)!r}, 'x')\n")
+    caller = ModuleType("__main__")
+    caller.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", caller)
+    with forked_workers(), Worker(attrgetter, "real") as worker:
+        assert worker(2, limit=60) == 2
+        assert sys.modules["__main__"] is caller
+    assert not again.exists()
