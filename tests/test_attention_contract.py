@@ -1,4 +1,4 @@
-"""What every attention function promises, whatever its backend and however its keys are stored.
+"""The promises that all attention functions share, on every backend and with keys in any kind of memory.
 
 The tests of a function itself have its sizes, its options and its backends. Here is what all functions have in common.
 """
