@@ -57,11 +57,24 @@ def covering(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | Non
     return cases
 
 
+def all_cases(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | None = None) -> list[Case]:
+    """Return every combination of values that is allowed."""
+    cases = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return [case for case in cases if allowed is None or allowed(case)]
+
+
 def covering_or_all(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | None = None) -> list[Case]:
     """`covering` cases, or with PAGEWISE_FULL=1 the whole product, those that are not allowed included."""
     if os.environ.get("PAGEWISE_FULL") != "1":
         return covering(axes, allowed)
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return all_cases(axes)
+
+
+def label(case: Case) -> str:
+    """Return the name of a case in the id of its test: its values, those of a tuple or of a dict one by one."""
+    values = (v.items() if isinstance(v, dict) else v if isinstance(v, tuple) else (v,) for v in case.values())
+    parts = (part for value in values for each in value for part in (each if isinstance(each, tuple) else (each,)))
+    return "-".join(str(part).removeprefix("torch.") for part in parts)
 
 
 def one_in_three(cases: Sequence) -> list:

@@ -83,9 +83,3 @@ def assert_matches_naive(attend, q, k, v, options):
     assert_as_accurate_as_naive(*lses)
     for of_x, of_exact, of_naive in zip(of_inputs, exact[1], in_dtype[1], strict=True):
         assert_as_accurate_as_naive(of_x, of_exact, of_naive, factor=3)
-
-
-def name(case):
-    """A test's name: the values of its case."""
-    values = (v if isinstance(v, tuple) else (v,) for v in case.values())
-    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)

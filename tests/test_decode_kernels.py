@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+from covering import label
 from decode_compile import E4M3, E5M2, FULL, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
 from triton_compile import compile_triton
 
@@ -14,12 +15,6 @@ from pagewise.kernels.flash_decoding import flash_decoding_kernel, merge_plan_ke
 from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel, paged_attention_kernel, paged_decode_kernel
 from pagewise.kernels.paged_attention_varlen import paged_attention_varlen_kernel
-
-
-def label(case):
-    values = (v if isinstance(v, tuple) else (v,) for v in case.values())
-    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
-
 
 SIZES = {"head_size": [80, 128, 256, 64] if FULL else [80, 128, 256], "dtype": list(POINTERS)}
 EITHER = {"options": [False, True], "split": [False, True]}

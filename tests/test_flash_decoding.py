@@ -1,11 +1,11 @@
 """Flash-Decoding: its arguments, every way to cut the keys in torch and Triton, work plans, and the first rung."""
 
 import os
-from itertools import pairwise, product
+from itertools import pairwise
 
 import pytest
 import torch
-from covering import covering
+from covering import all_cases, covering, label
 from decode_compile import POINTERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,11 +86,7 @@ def matrix():
     if os.environ.get("PAGEWISE_FULL") != "1":
         return covering(QUICK, quick)
     full = AXES | {"options": ["causal"]}
-    return [dict(zip(full, values, strict=True)) for values in product(*full.values())]
-
-
-def name(case):
-    return "-".join(str(value).removeprefix("torch.") for value in case.values())
+    return all_cases(full)
 
 
 def options_of(kind, heads):
@@ -104,7 +100,7 @@ def options_of(kind, heads):
     return options
 
 
-@pytest.mark.parametrize("case", matrix(), ids=name)
+@pytest.mark.parametrize("case", matrix(), ids=label)
 def test_every_pair_of_sizes_and_splits(case, kernel_device):
     heads = (case["group"], 1)
     qkv = random_qkv(1, heads, case["T"], case["S"], case["D"], case["dtype"], kernel_device)

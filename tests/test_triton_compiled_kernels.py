@@ -11,8 +11,7 @@ from itertools import product
 
 import pytest
 import torch
-from covering import covering
-from flash_cases import name
+from covering import covering, label
 
 from conftest import assert_as_accurate_as_naive, triton_kernels
 from cudascope import triton_compiled, triton_launches
@@ -58,7 +57,7 @@ def cases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(), ids=name)
+@pytest.mark.parametrize("case", cases(), ids=label)
 def test_compiled_kernels_are_as_accurate_as_naive_and_have_no_findings(case):
     arch, variant = case["arch"], Variant(**{field: case[field] for field in Variant._fields})
     found, of = run(variant, arch), variant.case()

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from covering import covering, in_turns, one_in_three
+from covering import all_cases, covering, in_turns, label, one_in_three
 
 import cudascope
 from conftest import assert_results
@@ -40,18 +40,7 @@ def is_quick(case):
     return FULL or case["dtype"] == DTYPES[DTYPE_OF[case["head_size"]]]
 
 
-def product():
-    cases = [{}]
-    for name, values in AXES.items():
-        cases = [case | {name: value} for case in cases for value in values]
-    return cases
-
-
-CASES = product() if FULL and torch.cuda.is_available() else covering(AXES, is_quick)
-
-
-def label(case):
-    return "-".join(str(value).removeprefix("torch.").replace(", ", "/") for value in case.values())
+CASES = all_cases(AXES) if FULL and torch.cuda.is_available() else covering(AXES, is_quick)
 
 
 @pytest.fixture(params=FORWARDS)

@@ -10,8 +10,8 @@ from itertools import product
 
 import pytest
 import torch
-from covering import covering
-from flash_cases import KINDS, as_tokens, assert_matches_naive, name, options_of, random_gradients, random_qkv
+from covering import all_cases, covering, label
+from flash_cases import KINDS, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, tuning
 from pagewise.flash_attention.ops import FlashInputs, outputs
@@ -40,14 +40,14 @@ def cases():
         return covering(SMALL)
     if not torch.cuda.is_available():
         return covering(AXES)
-    return [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+    return all_cases(AXES)
 
 
 def in_kernels(options, **more):
     return lambda q, k, v: flash_attention(q, k, v, **options, **more, return_lse=True, backend="triton")
 
 
-@pytest.mark.parametrize("case", cases(), ids=name)
+@pytest.mark.parametrize("case", cases(), ids=label)
 def test_forward_and_gradients_are_as_accurate_as_naive(case, kernel_device):
     (T, S), batch = case["sizes"], 2 if FULL else 1
     qkv = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device, seed=3)

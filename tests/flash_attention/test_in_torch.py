@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from covering import covering
-from flash_cases import KINDS, SEED, assert_matches_naive, naive, name, options_of, random_qkv, with_gradients
+from covering import covering, label
+from flash_cases import KINDS, SEED, assert_matches_naive, naive, options_of, random_qkv, with_gradients
 
 from pagewise.flash_attention import (
     flash_attention_1,
@@ -44,7 +44,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("case", covering(AXES), ids=name)
+@pytest.mark.parametrize("case", covering(AXES), ids=label)
 def test_forward_and_gradients_are_as_accurate_as_naive(case):
     (T, S), (Br, Bc) = case["sizes"], case["tiles"]
     q, k, v = random_qkv(T, S, case["head_size"], case["heads"], dtype=case["dtype"])

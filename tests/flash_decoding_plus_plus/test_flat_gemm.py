@@ -9,7 +9,7 @@ import os
 
 import pytest
 import torch
-from covering import covering, in_turns, one_in_three
+from covering import covering, in_turns, label, one_in_three
 from planted import SCHEDULES
 
 import cudascope
@@ -76,10 +76,6 @@ def is_quick(case):
     whole = case["shape"][1] % 8 == 0 and case["w_layout"] in ("side by side", "rows apart")
     few = case["dtype"] != torch.float16 and case["M"] in (1, 15, 64)
     return FULL or (case["dtype"] != torch.bfloat16 if whole else few)
-
-
-def label(case):
-    return "-".join(str(value).removeprefix("torch.").replace(", ", "×") for value in case.values())
 
 
 @pytest.mark.parametrize("case", covering(AXES, is_quick), ids=label)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from covering import covering_or_all
-from flash_cases import name, random_qkv
+from covering import covering_or_all, label
+from flash_cases import random_qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def is_small(case):
     return case["T"] * case["heads"][0] * case["D"] <= 2048
 
 
-@pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=name)
+@pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=label)
 def test_every_pair_of_variants(case, backend, kernel_device):
     qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
     qkv[0] *= 8  # scores of some ±30: the maximum grows by more than 8 and by less

@@ -10,8 +10,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from covering import covering_or_all
-from flash_cases import name, random_qkv
+from covering import covering_or_all, label
+from flash_cases import random_qkv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,7 +148,7 @@ def is_small(case):
     return case["T"] * case["heads"][0] * case["D"] <= 2048
 
 
-@pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=name)
+@pytest.mark.parametrize("case", covering_or_all(AXES, is_small), ids=label)
 def test_within_the_band_nothing_is_recomputed(case, backend, kernel_device):
     qkv = random_qkv(case["T"], case["S"], case["D"], case["heads"], dtype=case["dtype"], device=kernel_device)
     _, recomputed = attend(*qkv, causal=case["causal"], num_splits=case["num_splits"], backend=backend)

@@ -11,7 +11,7 @@ import re
 
 import pytest
 import torch
-from covering import covering, in_turns, one_in_three
+from covering import all_cases, covering, in_turns, label, one_in_three
 from paged_cases import dense, paged_inputs
 
 import cudascope
@@ -51,17 +51,6 @@ def is_supported(case):
     return case["cache"] is None or case["head_size"] % 16 == 0
 
 
-def product(axes):
-    cases = [{}]
-    for name, values in axes.items():
-        cases = [case | {name: value} for case in cases for value in values]
-    return [case for case in cases if is_supported(case)]
-
-
-def label(case):
-    return "-".join(str(value).removeprefix("torch.").replace(", ", "/") for value in case.values())
-
-
 SELECTION = covering(AXES, is_supported)
 QUICK = [
     (32, 8, torch.float16, torch.float8_e4m3fn, "v2", True, (8, 2)),
@@ -72,7 +61,7 @@ QUICK = [
     (192, 16, torch.float32, torch.float8_e4m3fn, "v2", True, (4, 4)),
 ]
 QUICK = [dict(zip(AXES, values, strict=True)) for values in QUICK]
-CASES = product(AXES) if FULL else SELECTION if torch.cuda.is_available() else QUICK
+CASES = all_cases(AXES, is_supported) if FULL else SELECTION if torch.cuda.is_available() else QUICK
 
 
 def nine_cases():

@@ -5,11 +5,10 @@ is the whole product of head sizes, block sizes, dtypes, caches and groups.
 """
 
 import os
-from itertools import product
 
 import pytest
 import torch
-from covering import covering
+from covering import all_cases, covering, label
 from decode_compile import E4M3, E5M2, POINTERS
 from paged_cases import assert_matches_dense, paged_inputs
 
@@ -39,15 +38,10 @@ def matrix():
     if os.environ.get("PAGEWISE_FULL") != "1":
         return covering(AXES | {"block_size": [1, 8, 16, 32, 256]})
     full = AXES | {"block_size": [8, 16, 32], "window": [None], "softcap": [0.0], "num_splits": [3]}
-    return [dict(zip(full, values, strict=True)) for values in product(*full.values())]
+    return all_cases(full)
 
 
-def name(case):
-    values = (v if isinstance(v, tuple) else (v,) for v in case.values())
-    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
-
-
-@pytest.mark.parametrize("case", matrix(), ids=name)
+@pytest.mark.parametrize("case", matrix(), ids=label)
 def test_every_pair_of_variants(case, kernel_device):
     heads, kv_heads = case["heads"]
     lengths = [0, 1, 67, 130] if case["block_size"] < 256 else [0, 300]

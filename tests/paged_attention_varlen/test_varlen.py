@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from covering import covering
+from covering import covering, label
 from packed_cases import assert_packed_matches_dense, dense, packed_inputs
 
 from conftest import DEVICES
@@ -60,12 +60,7 @@ def path(request):
     return PATHS[request.param]
 
 
-def name(case):
-    values = (v if isinstance(v, tuple) else v.items() if isinstance(v, dict) else (v,) for v in case.values())
-    return "-".join(str(part).removeprefix("torch.") for value in values for part in value)
-
-
-@pytest.mark.parametrize("case", covering(AXES), ids=name)
+@pytest.mark.parametrize("case", covering(AXES), ids=label)
 def test_every_pair_of_variants(case, kernel_device):
     heads, kv_heads = case["heads"]
     inputs = packed_inputs(
