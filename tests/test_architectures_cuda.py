@@ -1,12 +1,13 @@
 """The CUDA kernels compile for the architectures that learners have, and the shared memory of a launch fits.
 
 A call launches nothing here. A stand-in for each kernel notes the instantiation and the dynamic shared memory of the
-launch, and the test then compiles the kernel for the architecture. The two slower tests take turns: each compiles for
-sm_75, which lacks instructions, and for sm_120, and the others are divided between them. The tests of each kernel
-compile more instantiations for sm_80 and sm_90.
+launch, and the test then compiles the kernel for the architecture. The two slower tests compile for sm_75, which lacks
+instructions, and divide sm_86, sm_100 and sm_120 between them. With PAGEWISE_FULL=1 they compile for all. The tests of
+each kernel compile more instantiations for sm_80 and sm_90.
 """
 
 import importlib
+import os
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from pagewise.paged_attention import paged_attention_grouped, paged_attention_v1
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
 
 pytestmark = pytest.mark.slow
+FULL = os.environ.get("PAGEWISE_FULL") == "1"
 
 flat = importlib.import_module("pagewise.flash_decoding_plus_plus.flat_gemm")
 
@@ -75,7 +77,7 @@ def paged_tensors(dtype, cache_dtype, head_size, block_size):
 HALF, BFLOAT16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("sm", [75, 89, 120])
+@pytest.mark.parametrize("sm", SHARED_BYTES if FULL else [75, 120])
 def test_paged_attention(sm, launches, shapes_unchecked):
     """Also bfloat16 and float8. Where an architecture lacks an instruction, CUDA's headers convert with integers."""
     tensors = paged_tensors(BFLOAT16, BFLOAT16, 64, 16)
@@ -100,7 +102,7 @@ def test_flat_gemm(sm, launches):
     assert {kernel.name.split("<")[0] for kernel, _ in launches} == {"gemv_kernel" if sm < 80 else "flat_gemm_kernel"}
 
 
-@pytest.mark.parametrize("sm", [75, 86, 100, 120])
+@pytest.mark.parametrize("sm", SHARED_BYTES if FULL else [75, 86, 100])
 def test_flash_attention(sm, launches, shapes_unchecked):
     q = torch.zeros(1, 1, 1, 64, dtype=BFLOAT16)
     flash.forward(q, q, q, ScoreOptions())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from checkpoints import ARCHITECTURES, VOCAB, random_peer, save_random
+from covering import in_turns
 from torch import Tensor, nn
 
 from pagewise.engine import LLM, SamplingParams
@@ -96,15 +97,16 @@ def test_log_probabilities_are_those_of_transformers(case, shapes_unchecked):
         assert output.choices[0].score == pytest.approx(float(ours.amax(-1).sum()), abs=1e-3)
 
 
-@pytest.mark.parametrize("attention", ["paged", "dense"])
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
-@pytest.mark.parametrize("architecture", ["gpt2", "llama-3"])
-def test_kernels_write_the_same(architecture, backend, attention, tmp_path, kernel_device):
+KERNELS = [{"backend": b, "attention": a} for b in ("triton", "cuda") for a in ("paged", "dense")]
+
+
+@pytest.mark.parametrize(("kernels", "architecture"), in_turns(KERNELS, ["gpt2", "llama-3"]), ids=str)
+def test_kernels_write_the_same(architecture, kernels, tmp_path, kernel_device):
     """On the CPU kernels are slow: two prompts of a few tokens, the longer one in chunks."""
     peer = save_random(architecture, tmp_path)
     model, _ = load_model(tmp_path, device=kernel_device)
     prompts = random_prompts((11, 3))
-    llm = LLM(model, num_blocks=16, block_size=8, max_num_batched_tokens=8, attention=attention, backend=backend)
+    llm = LLM(model, num_blocks=16, block_size=8, max_num_batched_tokens=8, **kernels)
     outputs = llm.generate(prompts, SamplingParams(max_tokens=5, temperature=0.0))
     assert [output.token_ids for output in outputs] == [written(peer, p, max_new_tokens=5)[0] for p in prompts]
 

@@ -175,8 +175,7 @@ def test_text_of_the_tiny_model_is_the_same(sampling, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["paged", "dense"])
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize(("backend", "attention"), in_turns(["triton", "cuda"], ["dense", "paged"]))
 def test_kernels_give_the_same_tokens(backend, attention):
     """On the CPU they are slow: a few tokens of a short prompt."""
     params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
