@@ -1,8 +1,8 @@
 """`python -m pagewise.engine "prompt"` prints text as it comes, and one line if something is wrong."""
 
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -116,9 +116,10 @@ def test_ctrl_c_ends_it_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().out == "The\n"
 
 
-@pytest.mark.slow
-def test_it_runs_as_a_module():
-    command = (sys.executable, "-m", "pagewise.engine", "The", *CPU, "--max-tokens", "3", "--seed", "1")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.endswith("\n")
-    assert done.stderr == ""
+def test_it_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["engine", "The", *CPU, "--max-tokens", "3", "--seed", "1"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(command_line.__file__, run_name="__main__")
+    out, err = capsys.readouterr()
+    assert out.endswith("\n")
+    assert err == ""

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -183,16 +181,3 @@ def test_what_a_kernel_prints_is_printed_here(capsys):
         "warp_sum", '#include <stdio.h>\n__global__ void warp_sum(const float* x, float* sums) { printf("lane\\n"); }'
     )
     assert "lane" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------------------ the package
-
-
-@pytest.mark.slow
-def test_importing_the_exercises_is_light():
-    loaded = (
-        "sorted({'IPython', 'matplotlib', 'triton', 'pagewise.figures', 'pagewise.experiments'} & set(sys.modules))"
-    )
-    script = f"import sys, pagewise.exercises; print({loaded})"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

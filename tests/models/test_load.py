@@ -222,12 +222,14 @@ def test_missing_packages_name_the_remedy(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_importing_models_and_the_engine_is_light():
+def test_importing_models_the_engine_and_the_exercises_is_light():
     code = (
-        "import sys, pagewise.engine.serve, pagewise.models.load; pagewise.models.load.tiny_model(); "
-        "print([m for m in ('transformers', 'huggingface_hub', 'triton', 'torch._dynamo') if m in sys.modules])"
+        "import sys, pagewise.engine.serve, pagewise.exercises, pagewise.models.load; "
+        "pagewise.models.load.tiny_model(); "
+        "print({'transformers', 'huggingface_hub', 'triton', 'torch._dynamo', 'IPython', 'matplotlib', "
+        "'pagewise.figures', 'pagewise.experiments'} & set(sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 # ------------------------------------------------------------------------------------------------ tokenizers

@@ -1,6 +1,5 @@
 """The notebook runner: what it refuses, what it keeps, and that it says where a lesson failed."""
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,47 +91,39 @@ def test_run_executes_into_another_folder_and_leaves_the_source_alone(tmp_path):
 
 @pytest.mark.slow
 @needs_a_kernel
-def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(tmp_path):
+def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(tmp_path, monkeypatch, capfd):
     save(tmp_path, code("fine = 1"), code("surprise = fine / 0"), name="bad.ipynb")
     save(tmp_path, code("print('good')"), name="good.ipynb")
-    command = [sys.executable, "-m", "pagewise.tools.notebooks", "run", str(tmp_path), str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "bad.ipynb" in done.stderr
-    assert "surprise = fine / 0" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-    assert "bad " in done.stdout
-    assert "FAILED" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["notebooks", "run", str(tmp_path), str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="True"):
+        notebooks.main()
+    out, err = capfd.readouterr()
+    assert "bad.ipynb" in err
+    assert "surprise = fine / 0" in err
+    assert "ZeroDivisionError" in err
+    assert "bad " in out
+    assert "FAILED" in out
     assert (tmp_path / "out" / "good.ipynb").exists()
 
 
 @pytest.mark.slow
 @needs_a_kernel
-def test_second_refresh_changes_nothing(tmp_path):
+def test_refresh_measures_again_only_when_code_changed_or_when_asked(tmp_path):
     path = save(
         tmp_path,
-        code("import time; print(time.perf_counter())", tags=("nbval-ignore-output",), count=None),
+        code("import time", count=None),
+        code("print(time.perf_counter())", tags=("nbval-ignore-output",), count=None),
         code("print('steady')", count=None),
     )
-    assert notebooks.refresh(tmp_path, remeasure=False)
-    first = path.read_text()
-    assert notebooks.refresh(tmp_path, remeasure=False)
-    assert path.read_text() == first
-    assert notebooks.refresh(tmp_path, remeasure=True)
-    assert path.read_text() != first
 
+    def refreshed(*, remeasure: bool = False) -> tuple[str, str]:
+        """Return the file and the time in it."""
+        assert notebooks.refresh(tmp_path, remeasure=remeasure)
+        return path.read_text(), nbformat.read(path, as_version=4).cells[1].outputs[0].text
 
-@pytest.mark.slow
-@needs_a_kernel
-def test_refresh_measures_again_when_code_changed(tmp_path):
-    timing = code("print(time.perf_counter())", tags=("nbval-ignore-output",), count=None)
-    path = save(tmp_path, code("import time", count=None), timing)
-
-    def measured() -> str:
-        assert notebooks.refresh(tmp_path, remeasure=False)
-        return nbformat.read(path, as_version=4).cells[1].outputs[0].text
-
-    first = measured()
-    assert measured() == first
+    first = refreshed()
+    assert refreshed() == first
+    again = refreshed(remeasure=True)
+    assert again[1] != first[1]
     path.write_text(path.read_text().replace("import time", "import time  # changed"))
-    assert measured() != first
+    assert refreshed()[1] != again[1]
