@@ -4,6 +4,7 @@ DESIGN.md, section 1: imports follow the order of the lessons, in src/ and in ke
 """
 
 import ast
+import functools
 import re
 
 import pytest
@@ -69,6 +70,7 @@ def modules():
 MODULES = modules()
 
 
+@functools.cache
 def imports(file, *, at_import_time=False):
     """The modules of this repository that a file imports, inside of functions too unless only import time counts."""
     tree = ast.parse(file.read_text())
@@ -131,27 +133,26 @@ def test_a_circle_is_found():
     assert cycle({"a": {"b", "c"}, "b": {"c"}}) is None
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_point_one_way(module):
-    package, imported = package_of(module), imports(MODULES[module])
-    if package == "":  # pagewise itself chooses how Triton runs, and is quick to import
-        assert {package_of(name) for name in imported} == {"tools"}
-        return
-    assert package in MAY_IMPORT, f"{module}: a package without rules; add it to MAY_IMPORT"
-    foreign = {name for name in imported if package_of(name) not in MAY_IMPORT[package] | {package}}
+def test_imports_point_one_way():
+    foreign = set()
+    for module, file in MODULES.items():
+        package, imported = package_of(module), imports(file)
+        if package == "":  # pagewise itself chooses how Triton runs, and is quick to import
+            assert {package_of(name) for name in imported} == {"tools"}
+            continue
+        assert package in MAY_IMPORT, f"{module}: a package without rules; add it to MAY_IMPORT"
+        foreign |= {(module, name) for name in imported if package_of(name) not in MAY_IMPORT[package] | {package}}
     assert foreign == set()
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_kernels_are_imported_in_the_order_of_the_lessons(module):
+def test_kernels_are_imported_and_included_in_the_order_of_the_lessons():
     """By other kernels, and by the modules that launch them."""
-    assert kernels_too_late(module, imports(MODULES[module])) == set()
-
-
-@pytest.mark.parametrize("file", sorted(SOURCES["pagewise.kernels"].glob("*.cu")), ids=lambda file: file.stem)
-def test_cuda_files_are_included_in_the_order_of_the_lessons(file):
-    included = {f"pagewise.kernels.{name.split('.')[0]}" for name in INCLUDED.findall(file.read_text())}
-    assert kernels_too_late(f"pagewise.kernels.{file.stem}", included) == set()
+    imported = {module: imports(file) for module, file in MODULES.items()}
+    for file in SOURCES["pagewise.kernels"].glob("*.cu"):
+        included = {f"pagewise.kernels.{name.split('.')[0]}" for name in INCLUDED.findall(file.read_text())}
+        module = f"pagewise.kernels.{file.stem}"
+        imported[module] = imported.get(module, set()) | included
+    assert {module: late for module, names in imported.items() if (late := kernels_too_late(module, names))} == {}
 
 
 def test_a_kernel_that_comes_too_late_is_found():

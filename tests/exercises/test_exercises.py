@@ -31,7 +31,6 @@ from pagewise.tools.roofline import GPUS, AttentionCost
 CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode"]
 TRITON = ["one_pass_kernel"]
 PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
-ALL_MISTAKES = [(name, title) for name in check.names() for title in mistakes[name]]
 
 
 def judge(name: str, theirs: object) -> Verdict:
@@ -61,25 +60,20 @@ def test_the_solution_is_right(name):
     assert judge(name, solutions[name]).right
 
 
-@pytest.mark.parametrize(("name", "title"), ALL_MISTAKES)
-def test_a_natural_mistake_gets_its_own_hint(name, title):
-    exercise = BY_NAME[name]
-    theirs = exercise.wrong_answers()[[*exercise.mistakes].index(title)]
-    if name in CUDA:  # by its path, so that the compiler translates the file of all mistakes once
-        path, function, *_ = theirs
-        theirs = CudaKernel(path, function)
-        theirs.source = theirs.source._replace(text=path, folder=None)
-    verdict = judge(name, theirs)
-    assert not verdict.right
-    assert exercise.mistakes[title].hint in verdict.message
-    assert sum(mistake.hint in verdict.message for mistake in exercise.mistakes.values()) == 1
+@pytest.mark.parametrize("name", check.names())
+def test_a_natural_mistake_gets_its_own_hint(name):
+    hints = [hint for _, hint in mistakes[name].values()]
+    for (title, mistake), theirs in zip(BY_NAME[name].mistakes.items(), BY_NAME[name].wrong_answers(), strict=True):
+        verdict = judge(name, built_together(*theirs[:2]) if name in CUDA else theirs)
+        assert not verdict.right, title
+        assert [hint for hint in hints if hint in verdict.message] == [mistake.hint], title
 
 
-def test_the_mistakes_are_found_by_exercise_and_title():
-    for name in check.names():
-        assert [hint for _, hint in mistakes[name].values()] == [each.hint for each in BY_NAME[name].mistakes.values()]
-    theirs, _ = mistakes["qk_block"][next(iter(mistakes["qk_block"]))]
-    assert not judge("qk_block", theirs).right
+def built_together(path: str, function: str) -> CudaKernel:
+    """A kernel whose source is named by its path, so that the compiler translates the file of all mistakes once."""
+    kernel = CudaKernel(path, function)
+    kernel.source = kernel.source._replace(text=path, folder=None)
+    return kernel
 
 
 def zeros_like(value: object) -> object:
