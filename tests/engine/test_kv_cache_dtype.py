@@ -4,8 +4,9 @@ import os
 
 import pytest
 import torch
+from test_model_runner import captured_graphs  # noqa: F401  the fixture `captured`
 
-from pagewise.engine import LLM, SamplingParams, model_runner
+from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.__main__ import main
 from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.engine.serve import __main__ as server
@@ -165,26 +166,12 @@ def test_a_model_in_bfloat16_reads_a_float8_cache(dtype, scales, backend):
     assert_logits_of_reference(llm, [(prompt(19), greedy(2))], dtype, scales, tolerance=0.15)
 
 
-def test_decode_steps_on_fixed_buffers_write_and_read_with_the_scales(monkeypatch):
+def test_decode_steps_on_fixed_buffers_write_and_read_with_the_scales(captured):
     """As CUDA graphs on a GPU: nothing of a step may depend on numbers that only the host knows."""
-    captured = []
-
-    class Replayed:
-        def __init__(self, runner, static):
-            self.replay = lambda: self.logits.copy_(runner.forward(static))
-            self.logits = runner.forward(static).clone()
-
-    def capture(graphs, size, width):
-        static = model_runner._empty(size, width, torch.device("cpu"))
-        graph = Replayed(graphs._runner, static)
-        captured.append(size)
-        return graph, static, graph.logits
-
-    monkeypatch.setattr(DecodeGraphs, "_capture", capture)
     llm = engine(E4M3, SCALES[E4M3])
     llm.runner._graphs = DecodeGraphs(llm.runner)
     assert_logits_of_reference(llm, [(prompt(n, n), greedy(4)) for n in (3, 9, 13)], E4M3, SCALES[E4M3])
-    assert captured == [4]
+    assert [size for size, _ in captured] == [4]
 
 
 def test_names_and_dtypes_mean_the_same():

@@ -60,8 +60,8 @@ class Replayed:
         self.logits.copy_(self.runner.forward(self.static))
 
 
-@pytest.fixture
-def captured(monkeypatch):
+@pytest.fixture(name="captured")
+def captured_graphs(monkeypatch):
     """Return (size, width) of each graph that was captured."""
     found = []
 
