@@ -174,6 +174,14 @@ def test_an_error_of_the_kernel_comes_from_the_compiler_with_its_line():
         run("template <int N>\n__global__ void k(long* x) { x[0] = y; }", "k<3>")
 
 
+def test_a_header_in_a_folder_whose_name_has_a_space_is_not_missing(tmp_path):
+    (tmp_path / "a $b#").mkdir()
+    (tmp_path / "a $b#" / "mine.h").write_text("")
+    source = f'#include "{tmp_path}/a $b#/mine.h"\n#include <lacks.h>\n__global__ void k(long* x) {{ x[0] = M(1); }}'
+    with pytest.raises(CompileError, match=r"‘M’ was not declared in this scope: it may come from <lacks.h>, which is"):
+        run(source)
+
+
 def test_a_header_that_the_compiler_refuses_is_named_with_the_line_that_includes_it(tmp_path):
     (tmp_path / "library.h").write_text("__device__ int f() { return nothing; }\n")
     kernel = CudaKernel(

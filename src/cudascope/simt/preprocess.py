@@ -36,8 +36,7 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
         if "No such file or directory" not in str(error):
             raise
         rule = run_compiler([*command, "-M", "-MG", "-x", "c++", "-"], source)
-        prerequisites = rule.replace("\\\n", " ").partition(":")[2].split()
-        missing = [name for name in prerequisites if not os.path.exists(name)]
+        missing = [name for name in _prerequisites(rule) if not os.path.exists(name)]
         with tempfile.TemporaryDirectory() as folder:
             inside = Path(folder, *"abcdefgh")  # deep enough for every ../
             inside.mkdir(parents=True)
@@ -48,6 +47,12 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
             text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
     _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
     return parts, missing
+
+
+def _prerequisites(rule: str) -> list[str]:
+    """The files that a rule of make names after its target. A backslash stands before a space in a name."""
+    words = re.findall(r"(?:\\[ #]|\S)+", rule.replace("\\\n", " ").partition(":")[2])
+    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]
 
 
 def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[Part]:
