@@ -1,9 +1,12 @@
 """The selection of test cases keeps its promise: every allowed pair, few cases, always the same ones."""
 
+import re
 from itertools import combinations, product
 
 import pytest
 from covering import covering, in_turns
+
+from conftest import ROOT
 
 AXES = {
     "D": [32, 64, 80, 128, 256],
@@ -56,3 +59,12 @@ def test_others_take_turns_or_are_all_met(monkeypatch):
     assert in_turns("abc", (80, 90)) == [("a", 80), ("b", 90), ("c", 80)]
     monkeypatch.setenv("PAGEWISE_FULL", "1")
     assert in_turns("ab", (80, 90)) == [("a", 80), ("a", 90), ("b", 80), ("b", 90)]
+
+
+def test_make_test_full_runs_every_file_that_takes_a_selection():
+    targets = re.search(r"^test-full:.*?\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)[0].split()
+    selects = re.compile(r"PAGEWISE_FULL|from covering import .*(?:covering_or_all|one_in_three|in_turns)")
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if selects.search(path.read_text(encoding="utf-8"))]
+    names = [str(path.relative_to(ROOT)) for path in files]
+    assert "tests/cudascope/test_through_ptx.py" in names
+    assert not [name for name in names if not any(name.startswith(target) for target in targets if "/" in target)]
