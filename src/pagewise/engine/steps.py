@@ -113,15 +113,7 @@ class Engine:
         """Compute one step. If it raises, every request is as it was before the step."""
         try:
             with span("step"):
-                with held_back(), span("schedule"):
-                    chunks = self.scheduler.draft(self.scheduler.schedule())
-                if not chunks:
-                    return
-                logits = self.runner.run(chunks)
-                with span("sampling"):
-                    chosen = choose(chunks, logits, self._ends)
-                with held_back():
-                    advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
+                self._compute()
         except BaseException:
             with held_back():
                 self.failed_ids = [request.id for request in self.scheduler.running]
@@ -132,6 +124,18 @@ class Engine:
             request, piece = self._pieces.popleft()
             if request.listener is not None:
                 request.listener(piece)
+
+    def _compute(self) -> None:
+        """Schedule, run and sample one step. With nothing to compute, do nothing."""
+        with held_back(), span("schedule"):
+            chunks = self.scheduler.draft(self.scheduler.schedule())
+        if not chunks:
+            return
+        logits = self.runner.run(chunks)
+        with span("sampling"):
+            chosen = choose(chunks, logits, self._ends)
+        with held_back():
+            advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
 
     def _end(self, request: Request, choices: list[Choice], logprobs: list) -> None:
         """End a request that has all its choices."""
