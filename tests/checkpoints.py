@@ -5,10 +5,14 @@ likeliest token each time depends on all of the prompt and does not go round in 
 asserts both.
 """
 
+import json
 from pathlib import Path
 
 import torch
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pagewise.kv_cache import recompute
 
 VOCAB = 97
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -53,8 +57,28 @@ def random_peer(architecture: str, *, seed: int = 2, **options: object) -> nn.Mo
     return peer
 
 
-def save_random(architecture: str, folder: Path, *, seed: int = 2, **options: object) -> nn.Module:
+def save_random(
+    architecture: str, folder: Path, *, seed: int = 2, shard_size: str = "5GB", **options: object
+) -> nn.Module:
     """`random_peer`, saved into `folder`."""
     peer = random_peer(architecture, seed=seed, **options)
-    peer.save_pretrained(folder)
+    peer.save_pretrained(folder, max_shard_size=shard_size)
     return peer
+
+
+def change_weights(folder: Path, change) -> None:
+    """Save the weights in `folder` again after `change` of their dict."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def change_config(folder: Path, *without: str, **changes: object) -> None:
+    """Save config.json again with the changes, and without some names."""
+    path = folder / "config.json"
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in settings.items() if name not in without}))
+
+
+def logits(model: nn.Module, ids: Tensor, **options: object) -> Tensor:
+    """The logits of one pass without a cache."""
+    return model(ids, torch.arange(ids.shape[1]).expand_as(ids), recompute, **options)

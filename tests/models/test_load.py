@@ -8,38 +8,15 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from checkpoints import ARCHITECTURES, VOCAB, change_config, change_weights, logits, save_random
 
 from conftest import ROOT
 from pagewise.experiments.train_tiny import documents
 from pagewise.kv_cache import generate
 from pagewise.models.llama import Llama, Llama3Scaling
 from pagewise.models.load import TINY, ByteTokenizer, llama_config, load_model, tiny_model
-from pagewise.naive_attention import attention
 
 SENTENCE = "The cache holds the keys and values of all tokens, one block after the other."
-
-
-def saved(folder, *, shard_size="5GB", **options):
-    """A random transformers Llama, saved into `folder`."""
-    import transformers
-
-    sizes = {
-        "vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 12, "rms_norm_eps": 0.1, "initializer_range": 0.2,
-    }  # fmt: skip
-    config = transformers.LlamaConfig(
-        **sizes | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}} | options
-    )
-    torch.manual_seed(0)
-    peer = transformers.LlamaForCausalLM(config).requires_grad_(False).eval()
-    peer.save_pretrained(folder, max_shard_size=shard_size)
-    return peer
-
-
-def logits(model, ids):
-    positions = torch.arange(ids.shape[1]).expand_as(ids)
-    return model(ids, positions, lambda layer, q, k, v: attention(q, k, v, causal=True))
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints
@@ -47,33 +24,13 @@ def logits(model, ids):
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-@pytest.mark.parametrize("shard_size", ["5GB", "10KB"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"tie_word_embeddings": True},
-        {"num_key_value_heads": 4, "head_dim": 8},
-        {"num_key_value_heads": 1},
-        {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 32}},
-    ],
-    ids=["untied", "tied", "mha", "mqa", "llama3"],
-)
-def test_what_transformers_saves_gives_the_same_logits(options, shard_size, tmp_path):
-    peer = saved(tmp_path, shard_size=shard_size, **options)
-    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard_size == "10KB")
-    model, tokenizer = load_model(tmp_path)
-    ids = torch.randint(67, (2, 50), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(logits(model, ids), peer(ids).logits, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_are_converted_to_the_dtype_asked_for(dtype, tmp_path):
+    save_random("llama-2", tmp_path)
+    model, tokenizer = load_model(str(tmp_path), dtype=dtype)
     assert tokenizer is None
     assert not model.training
     assert not any(weight.requires_grad for weight in model.parameters())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_weights_are_converted_to_the_dtype_asked_for(dtype, tmp_path):
-    saved(tmp_path)
-    model, _ = load_model(str(tmp_path), dtype=dtype)
     assert {weight.dtype for weight in model.parameters()} == {dtype}
     assert logits(model, torch.zeros(1, 3, dtype=torch.int64)).dtype == dtype
 
@@ -94,93 +51,144 @@ def test_configs_of_transformers_4_are_read():
 
 
 def test_leftovers_of_older_checkpoints_are_ignored(tmp_path):
-    peer = saved(tmp_path, tie_word_embeddings=True)
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, tmp_path / "model.safetensors")
+    peer = save_random("llama-2", tmp_path, tie_word_embeddings=True)
+    leftovers = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
+    leftovers["lm_head.weight"] = peer.model.embed_tokens.weight.clone()
+    change_weights(tmp_path, lambda weights: weights | leftovers)
     ids = torch.arange(9)[None]
     torch.testing.assert_close(logits(load_model(tmp_path)[0], ids), peer(ids).logits, rtol=1e-4, atol=1e-4)
-    weights["lm_head.weight"] += 1
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"tie_word_embeddings, but lm_head.weight is another matrix"):
-        load_model(tmp_path)
 
 
-def without(weights, name):
-    del weights[name]
+# ------------------------------------------------------------------------------------------------ what is refused
 
 
-def renamed(weights, name):
-    weights["model.layers.7.strange"] = weights[name].clone()
+def config(*without, **changes):
+    return lambda folder: change_config(folder, *without, **changes)
 
 
-def transposed(weights, name):
-    weights[name] = weights[name].T.contiguous()
+def weights(change):
+    return lambda folder: change_weights(folder, change)
 
 
-Q = "model.layers.1.self_attn.q_proj.weight"
+def without(name):
+    return weights(lambda old: {key: weight for key, weight in old.items() if key != name})
+
+
+def replaced(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def transposed(name):
+    return weights(lambda old: old | {name: old[name].T.contiguous()})
+
+
+def without_the_second_file(folder):
+    save_random("llama-2", folder, shard_size="50KB")
+    next(folder.glob("*-00002-of-*.safetensors")).unlink()
+
+
+class Trap:
+    """Unpickling it would be noticed."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("unpickled",))
+
+
+def pickled(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save(Trap(), folder / "pytorch_model.bin")
+
+
+def pickled_with_an_index(folder):
+    pickled(folder)
+    weight_map = {"weight_map": {"transformer.wte.weight": "pytorch_model.bin"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(weight_map))
+
+
+MLP = "model.layers.1.mlp.up_proj.weight"
+WINDOW = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+LINEAR = {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}
+NO_LLAMA = r"model_type 'llama4_text' is not implemented: .* 'llama', 'qwen2', 'qwen3', 'gpt2'"
+REFUSED = [  # the checkpoint, how it is spoilt, the message
+    ("gpt2", without("transformer.h.1.attn.c_attn.bias"), "Missing key.*transformer.h.1.attn.c_attn.bias"),
+    ("gpt2", without("transformer.wpe.weight"), "Missing key.*transformer.wpe.weight"),
+    ("llama-2", without("lm_head.weight"), "do not fit its config.json: .*Missing key.*lm_head.weight"),
+    ("qwen2", without("model.layers.1.self_attn.k_proj.bias"), "Missing key.*layers.1.self_attn.k_proj.bias"),
+    ("qwen3", without("model.layers.0.self_attn.q_norm.weight"), "Missing key.*layers.0.self_attn.q_norm.weight"),
+    ("llama-2", weights(lambda old: old | {"odd.weight": torch.ones(3)}), 'Unexpected key.*"odd.weight"'),
+    ("llama-2", transposed(MLP), rf"size mismatch for {MLP}: .*\[64, 96\].*\[96, 64\]"),
+    ("gpt2", config(n_positions=128), r"size mismatch for transformer.wpe.weight: .*\[256, 64\].*\[128, 64\]"),
+    ("qwen2", config(model_type="llama"), "Unexpected key.*model.layers.0.self_attn.k_proj.bias"),
+    ("llama-2", config(model_type="qwen2"), "Missing key.*model.layers.0.self_attn.q_proj.bias"),
+    (
+        "qwen2",
+        weights(lambda old: old | {"lm_head.weight": torch.ones(VOCAB, 64)}),
+        "tie_word_embeddings, but lm_head.weight is another matrix",
+    ),
+    ("gpt2", config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx = True is not implemented"),
+    ("gpt2", config(scale_attn_weights=False), "scale_attn_weights = False is not implemented"),
+    ("gpt2", config(add_cross_attention=True), "add_cross_attention = True is not implemented"),
+    ("gpt2", config(activation_function="relu"), "activation_function = 'relu' is not implemented"),
+    ("qwen2", config(layer_types=["full_attention", "sliding_attention"]), "layers of 'sliding_attention' are not"),
+    ("qwen2", config(**WINDOW), r"layers of 'sliding_attention' are not implemented \(sliding_window = 8\)"),
+    ("qwen3", config(attention_bias=True), "attention_bias = True is not implemented: Qwen3 here has"),
+    ("qwen3", config(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "of type 'yarn' is not implemented"),
+    ("llama-3", config(model_type="llama4_text"), NO_LLAMA),
+    ("llama-2", config(**LINEAR), "type 'linear' is not implemented"),
+    (
+        "llama-2",
+        config(rope_parameters={"rope_type": "llama3", "factor": 2.0}),
+        "lacks low_freq_factor, high_freq_factor",
+    ),
+    ("llama-2", config(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor = 0.5 is not"),
+    ("llama-2", config(attention_bias=True), "attention_bias = True is not implemented"),
+    ("llama-2", config(hidden_act="gelu"), "hidden_act = 'gelu' is not implemented"),
+    ("llama-2", config(num_key_value_heads=3), "must be a multiple of num_key_value_heads"),
+    ("gpt2", config("n_head", "n_positions"), "config.json lacks n_head, n_positions"),
+    ("qwen3", config("num_key_value_heads", "head_dim"), "config.json lacks num_key_value_heads, head_dim"),
+    ("llama-2", config("hidden_size"), "config.json lacks hidden_size"),
+    ("gpt2", replaced("config.json", "{"), "config.json is not a JSON object"),
+    ("gpt2", replaced("config.json", "[1]"), "config.json is not a JSON object"),
+    ("gpt2", replaced("model.safetensors", "nonsense"), "model.safetensors is not a whole safetensors file"),
+    ("gpt2", replaced("model.safetensors.index.json", "{}"), "do not fit its config.json: .*Missing key"),
+    ("gpt2", lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    ("llama-2", without_the_second_file, r"lacks model-00002-of-\d+\.safetensors"),
+    ("gpt2", pickled, r"lacks model\.safetensors: weights are read from safetensors only"),
+    ("gpt2", pickled_with_an_index, r"pytorch_model\.bin is not a whole safetensors file"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folders = {name: tmp_path_factory.mktemp(name) for name in ARCHITECTURES}
+    for name, folder in folders.items():
+        save_random(name, folder)
+    return folders
+
+
+@pytest.mark.parametrize(("architecture", "spoil", "says"), REFUSED)
+def test_what_does_not_fit_or_is_not_implemented_is_refused(architecture, spoil, says, checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints[architecture], tmp_path / "spoilt")
+    spoil(folder)
+    with pytest.raises(ValueError, match=f"(?s){says}"):
+        load_model(folder)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("path", "options", "error", "says"),
     [
-        (without, rf'do not fit its config.json: (?s:.*)Missing key.*"{Q}"'),
-        (renamed, 'Unexpected key.*"model.layers.7.strange"'),
-        (transposed, rf"size mismatch for {Q}: .*\[32, 48\].*\[48, 32\]"),
+        (3, {}, TypeError, "int"),
+        (TINY, {"dtype": torch.int8}, TypeError, r"dtype must be .*, got torch\.int8"),
+        ("no/such", {}, ValueError, "'no/such' is not a folder and could not be fetched from the hub: no network"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(spoil, says, tmp_path):
-    saved(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    spoil(weights, Q)
-    save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=says):
-        load_model(tmp_path)
+def test_what_names_no_checkpoint_is_refused(path, options, error, says, monkeypatch, shapes_unchecked):
+    def download(repo_id, allow_patterns):
+        raise ConnectionError("no network")
 
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not implemented: .* 'llama', 'qwen2', 'qwen3', 'gpt2'"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling of type 'yarn' is not implemented"),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
-            "type 'linear' is not implemented",
-        ),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "lacks low_freq_factor, high_freq_factor"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5 is not implemented"),
-        ({"attention_bias": True}, "attention_bias = True is not implemented"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not implemented"),
-        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads"),
-    ],
-)
-def test_what_is_not_implemented_is_refused(changes, says, tmp_path):
-    saved(tmp_path)
-    settings = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(settings | changes))
-    with pytest.raises(ValueError, match=says):
-        load_model(tmp_path)
-
-
-def test_folders_that_are_no_checkpoints_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has no config.json"):
-        load_model(tmp_path)
-    saved(tmp_path, shard_size="10KB")
-    next(tmp_path.glob("*-00002-of-*.safetensors")).unlink()
-    with pytest.raises(ValueError, match=r"lacks model-00002-of-\d+\.safetensors"):
-        load_model(tmp_path)
-    for path in tmp_path.glob("model*"):
-        path.unlink()
-    with pytest.raises(ValueError, match=r"lacks model\.safetensors: weights are read from safetensors only"):
-        load_model(tmp_path)
-    with pytest.raises(ValueError, match="is not a folder and could not be fetched from the hub"):
-        load_model(tmp_path / "nowhere")
-
-
-def test_bad_dtype_is_refused():
-    with pytest.raises(TypeError, match=r"dtype must be .*, got torch\.int8"):
-        load_model(TINY, dtype=torch.int8)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(error, match=says):
+        load_model(path, **options)
 
 
 # ------------------------------------------------------------------------------------------------ the hub
@@ -191,22 +199,13 @@ def test_hub_id_is_downloaded(tmp_path, monkeypatch):
 
     def download(repo_id, allow_patterns):
         asked.append(repo_id)
-        saved(tmp_path)
+        save_random("llama-2", tmp_path)
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model, _ = load_model("someone/some-model.v1")
     assert asked == ["someone/some-model.v1"]
-    assert model.config.vocab_size == 67
-
-
-def test_failed_download_says_what_was_tried(monkeypatch):
-    def download(repo_id, allow_patterns):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(ValueError, match=r"'someone/else' is not a folder and could not be fetched.*no network"):
-        load_model("someone/else")
+    assert model.config.vocab_size == VOCAB
 
 
 def test_missing_packages_name_the_remedy(tmp_path, monkeypatch):
@@ -254,7 +253,7 @@ def test_tokenizer_files_are_used(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    saved(tmp_path)
+    save_random("llama-2", tmp_path)
     words = Tokenizer(models.WordLevel({"the": 0, "cache": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path)
@@ -304,27 +303,6 @@ def test_tiny_model_writes_words_of_this_repository(shapes_unchecked):
         written = re.findall(r"[a-z]+", tokenizer.decode(ids[0]).lower())[len(prompt.split()) : -1]
         assert len(written) >= 10, written
         assert sum(word in known for word in written) >= 0.7 * len(written), written
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("config.json", "{", "config.json is not a JSON object"),
-        ("config.json", "[1]", "config.json is not a JSON object"),
-        ("model.safetensors", "nonsense", "model.safetensors is not a whole safetensors file"),
-        ("model.safetensors.index.json", "{}", "(?s)do not fit its config.json: .*Missing key"),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path, name, text, words):
-    folder = shutil.copytree(TINY, tmp_path / "tiny")
-    (folder / name).write_text(text)
-    with pytest.raises(ValueError, match=words):
-        load_model(folder)
-
-
-def test_what_is_no_path_is_refused(shapes_unchecked):
-    with pytest.raises(TypeError, match="int"):
-        load_model(3)
 
 
 def test_models_and_loaders_are_importable_from_the_package():
