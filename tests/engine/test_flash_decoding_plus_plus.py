@@ -171,38 +171,6 @@ def test_shapes_are_those_of_all_products():
     assert product_shapes(new_model("gpt2")) == [(48, 16), (16, 16), (24, 16), (16, 24)]
 
 
-FLOAT16 = Dataflow(HERE, torch.float16, {(16, 16): (4, 33)})
-FOREIGN = Dataflow(HERE, torch.float32, {(16, 17): (4, 33)})
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"dataflow": "table.json"}, TypeError, "dataflow must be a Dataflow, got str: Dataflow.load"),
-        ({"dataflow": FLOAT16}, ValueError, r"for torch.float16, but the model is on .* in torch.float32: profile"),
-        ({"dataflow": FOREIGN}, ValueError, r"its table has \[16, 17\], the model has \[16, 16\], .*: profile"),
-        ({"unified_max": 5.0, "attention": "dense"}, TypeError, "unified_max must be a UnifiedMax or None, got float"),
-        ({"unified_max": UnifiedMax(0, -1, 1)}, ValueError, "unified_max needs attention=\"dense\".*got 'paged'"),
-        (
-            {"unified_max": UnifiedMax(0, -1, 1), "attention": "dense", "backend": "cuda"},
-            ValueError,
-            'unified_max needs backend="torch" or "triton", got "cuda"',
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(options, error, message, shapes_unchecked):
-    with pytest.raises(error, match=message):
-        LLM(new_model("llama"), num_blocks=4, **options)
-
-
-def test_a_table_of_another_device_is_refused():
-    model = new_model("llama")
-    flow = table(model)
-    object.__setattr__(flow, "device", "NVIDIA H999 (sm_999, 7 SMs)")  # as on a machine with such a GPU
-    with pytest.raises(ValueError, match=r"profiled on NVIDIA H999 .*, but the model is on CPU .*: profile"):
-        LLM(model, num_blocks=4, dataflow=flow)
-
-
 # ------------------------------------------------------------------------------------------------ command lines
 
 

@@ -21,7 +21,6 @@ import torch
 from checkpoints import ARCHITECTURES, VOCAB, save_random
 from engine_cases import serve, tokens_of
 from serving import soon
-from torch import nn
 
 from pagewise.distributed import Processes
 from pagewise.engine import LLM, SamplingParams, follow, followers
@@ -193,27 +192,6 @@ def test_blocks_of_all_processes_together_take_a_quarter_of_a_cpus_memory(in_thr
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tensor_parallel": 0}, "tensor_parallel must be at least 1, got 0"),
-        ({"tensor_parallel": "2"}, "tensor_parallel must be an int, got str"),
-        ({"tensor_parallel": True}, "tensor_parallel must be an int, got bool"),
-        ({"tensor_parallel": 4}, "tensor_parallel = 4 must divide num_key_value_heads = 6: give 1 or 2 or 3"),
-        ({"tensor_parallel": 2, "attention": "dense"}, 'tensor_parallel = 2 needs attention="paged", got "dense"'),
-        ({"tensor_parallel": 2, "attention": "block_tensors"}, 'needs attention="paged", got "block_tensors"'),
-        ({"tensor_parallel": 2, "device": "cpu:0"}, 'device must be "cpu" or "cuda" with tensor_parallel = 2'),
-        ({"tensor_parallel": 2, "model": nn.Linear(2, 2)}, "tensor_parallel = 2 takes a Llama or a GPT2, got Linear"),
-        ({"tensor_parallel": 2, "model": "no such folder!"}, "'no such folder!' is not a folder"),
-        ({"tensor_parallel": 2, "k_scale": 2.0}, "k_scale must be 1.0"),
-    ],
-)
-def test_what_does_not_combine_is_refused_before_a_process_is_started(options, message, monkeypatch, shapes_unchecked):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        LLM(**{"model": llama(), "num_blocks": 8} | options)
 
 
 def test_torchrun_must_have_started_as_many_processes(monkeypatch):

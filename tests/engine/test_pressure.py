@@ -189,7 +189,7 @@ def test_a_large_request_behind_a_stream_of_small_ones_is_served():
     assert_empty(llm)
 
 
-# ------------------------------------------------------------------------------------------ aborted, refused
+# ------------------------------------------------------------------------------------------ aborted
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -225,29 +225,6 @@ def test_what_an_aborted_prompt_has_computed_is_shared_and_no_more(budget):
         outputs = finished(llm)
         assert outputs[0].num_cached_tokens == min(budget * steps, 31) // 4 * 4  # the last token is computed always
         assert_right(outputs, {again: sampling})
-    assert_empty(llm)
-
-
-REFUSED = {
-    "an empty prompt": ([], {}, "at least 1 token"),
-    "longer than the context": ([1] * 100, {"max_tokens": 29}, "context of 128 tokens"),
-    "larger than the memory": ([1] * 60, {"n": 3, "max_tokens": 68}, "the memory has 32"),
-    "no token of the model's": ([3, VOCAB], {}, f"got {VOCAB} in the prompt"),
-    "a negative token": ([3, -1], {}, "got -1 in the prompt"),
-    "more samples than seats": ([3], {"n": 9, "max_tokens": 1}, "max_num_seqs = 8"),
-    "a stop string without a tokenizer": ([3], {"stop": "x"}, "give token ids"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_refused_disturbs_nobody_who_runs(case):
-    prompt, sampling, message = REFUSED[case]
-    llm = engine(num_blocks=32, max_num_seqs=8)
-    ids = {llm.add_request(*one): one[1] for one in requests(6, seed=2)}
-    outputs = llm.step()
-    with pytest.raises(ValueError, match=message):
-        llm.add_request(prompt, SamplingParams(**sampling))
-    assert_right(outputs + finished(llm), ids)
     assert_empty(llm)
 
 

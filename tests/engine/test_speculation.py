@@ -376,12 +376,6 @@ def test_a_step_with_drafts_is_not_replayed_from_a_graph(monkeypatch):
     assert all(len(batch.token_ids) == len(batch.seq_lens) for batch in replayed)
 
 
-@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError), (None, TypeError)])
-def test_speculate_is_a_count(value, error):
-    with pytest.raises(error, match="speculate"):
-        engine(speculate=value)
-
-
 # ------------------------------------------------------------------------------------------ ends and pieces
 
 
