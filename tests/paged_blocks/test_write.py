@@ -171,31 +171,48 @@ def test_triton_write_reaches_beyond_two_to_the_31(kernel_device):
 
 
 ONES = torch.ones(2, 2, 8)
-BAD = {
-    "backend must be": {"backend": "cuda"},
-    "k_scale must be 1.0 where torch.float32 is stored as it is, got 0.5": {"k_scale": 0.5},
-    "v_scale must be 1.0 where": {"v_scale": 2},
-    "k_scale must be a number": {"k_scale": "1"},
-    "k_scale must be a finite number in": {"dtype": FLOAT8[0], "k_scale": 0.0},
-    "v_scale must be a finite number in": {"dtype": FLOAT8[0], "v_scale": float("nan")},
-    "k_scale must be 1.0 where torch.float8_e4m3fn is": {
-        "dtype": FLOAT8[0], "k": ONES.to(FLOAT8[0]), "v": ONES.to(FLOAT8[0]), "k_scale": 2.0,
-    },
-    "k must have the dtype of cache: float8_e4m3fn, got float8_e5m2": {"dtype": FLOAT8[0], "k": ONES.to(FLOAT8[1])},
-    "k must have the dtype of cache: float8_e4m3fn, got float64": {"dtype": FLOAT8[0], "k": ONES.double()},
-    "v must have the dtype of k: float32, got float16": {"dtype": FLOAT8[0], "v": ONES.half()},
-    "slots must be distinct": {"slots": [3, 3]},
-    "slots must be -1": {"slots": [3, 16]},
-}  # fmt: skip
+E4M3 = {"dtype": FLOAT8[0]}
+TO_FLOAT8 = E4M3 | {"k": ONES.to(FLOAT8[0]), "v": ONES.to(FLOAT8[0]), "k_scale": 2.0}
+REFUSED = [
+    ({"backend": "cuda"}, ValueError, "backend must be"),
+    ({"layer": 1}, ValueError, "layer"),
+    ({"k_scale": 0.5}, ValueError, "k_scale must be 1.0 where torch.float32 is stored as it is, got 0.5"),
+    ({"v_scale": 2}, ValueError, "v_scale must be 1.0 where"),
+    ({"k_scale": "1"}, TypeError, "k_scale must be a number"),
+    (E4M3 | {"k_scale": 0.0}, ValueError, "k_scale must be a finite number in"),
+    (E4M3 | {"v_scale": float("nan")}, ValueError, "v_scale must be a finite number in"),
+    (TO_FLOAT8, ValueError, "k_scale must be 1.0 where torch.float8_e4m3fn is"),
+    (E4M3 | {"k": ONES.to(FLOAT8[1])}, TypeError, "k must have the dtype of cache: float8_e4m3fn, got float8_e5m2"),
+    (E4M3 | {"k": ONES.double()}, TypeError, "k must have the dtype of cache: float8_e4m3fn, got float64"),
+    (E4M3 | {"v": ONES.half()}, TypeError, "v must have the dtype of k: float32, got float16"),
+    ({"k": ONES.half()}, TypeError, "k must have the dtype"),
+    ({"v": ONES.half()}, TypeError, "v must have the dtype"),
+    ({"slots": torch.tensor([0, 1, 2])}, ValueError, "k must be"),
+    ({"v": ONES[:1]}, ValueError, "v must be"),
+    ({"slots": torch.tensor([0, 1], dtype=torch.int32)}, TypeError, "slots must be int64"),
+    ({"slots": [0, 1]}, TypeError, "slots must be a torch.Tensor"),
+    *(
+        ({"slots": torch.tensor(slots), "layout": layout}, ValueError, says)
+        for layout in LAYOUTS
+        for slots, says in (
+            ([3, 3], "slots must be distinct"),
+            ([3, 16], "slots must be -1"),
+            ([0, -2], "slots must be -1"),
+            ([0, 2**40], "slots must be -1"),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_write_is_refused_and_nothing_is_written(message, backend, kernel_device, shapes_unchecked):
-    asked = {"slots": [0, 1], "k": ONES, "v": ONES, "backend": backend, "dtype": torch.float32} | BAD[message]
-    cache = PagedKVCache(1, 4, 4, 2, 8, dtype=asked.pop("dtype"), device=kernel_device)
-    slots, k, v = torch.tensor(asked.pop("slots")), asked.pop("k"), asked.pop("v")
-    with pytest.raises((ValueError, TypeError), match=message):
-        cache.write(0, *(t.to(kernel_device) for t in (slots, k, v)), **asked)
+@pytest.mark.parametrize(("wrong", "error", "says"), REFUSED)
+def test_a_refused_write_writes_nothing(wrong, error, says, backend, kernel_device, shapes_unchecked):
+    right = {"layer": 0, "slots": torch.tensor([0, 1]), "k": ONES, "v": ONES, "backend": backend}
+    asked = right | {"dtype": torch.float32, "layout": "nhd"} | wrong
+    sizes = {name: asked.pop(name) for name in ("dtype", "layout")}
+    cache = PagedKVCache(1, 4, 4, 2, 8, device=kernel_device, **sizes)
+    asked = {name: x.to(kernel_device) if isinstance(x, torch.Tensor) else x for name, x in asked.items()}
+    with pytest.raises(error, match=says):
+        cache.write(**asked)
     assert not bits(cache.k).any()
     assert not bits(cache.v).any()
 
