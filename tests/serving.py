@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cached_property
 
 import httpx
 import uvicorn
+from waiting import soon
 
 from pagewise.engine import LLM
 from pagewise.engine.serve.app import make_app
@@ -46,14 +46,6 @@ class Server:
     def becomes_idle(self) -> bool:
         """Whether it is idle soon."""
         return soon(self.is_idle)
-
-
-def soon(condition, seconds=10.0) -> bool:
-    """Whether the condition comes true in time."""
-    end = time.monotonic() + seconds
-    while not (true := condition()) and time.monotonic() < end:
-        time.sleep(0.005)
-    return true
 
 
 @contextmanager

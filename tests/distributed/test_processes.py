@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import has_ended, soon
 
 from pagewise.distributed import Processes
 
@@ -18,22 +19,6 @@ from pagewise.distributed import Processes
 def two():
     with Processes(2) as processes:
         yield processes
-
-
-def has_ended(pid):
-    """Return whether a process is gone. One that its parent has not waited for yet counts as gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-def comes_true(condition, within=30.0):
-    deadline = time.monotonic() + within
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds
 
 
 def test_results_come_in_the_order_of_ranks_from_the_same_processes(two):
@@ -143,8 +128,8 @@ def test_no_process_remains_after_an_interrupt_or_when_the_program_is_killed():
                 time.sleep(0.3)  # the processes are in the middle of a call
                 assert not any(map(has_ended, pids))
                 program.send_signal(sent)
-                assert comes_true(lambda pids=pids: all(map(has_ended, pids)))
-                assert comes_true(lambda folder=folder: not os.path.exists(folder))
+                assert soon(lambda pids=pids: all(map(has_ended, pids)), 30)
+                assert soon(lambda folder=folder: not os.path.exists(folder), 30)
         finally:
             program.kill()
 

@@ -5,6 +5,7 @@ of its own, or they run followers as threads of this process.
 """
 
 import argparse
+import ast
 import contextlib
 import gc
 import os
@@ -20,7 +21,7 @@ import pytest
 import torch
 from checkpoints import ARCHITECTURES, VOCAB, save_random
 from engine_cases import serve, tokens_of
-from serving import soon
+from waiting import has_ended, soon
 
 from pagewise.distributed import Processes
 from pagewise.engine import LLM, SamplingParams, follow, followers
@@ -41,15 +42,6 @@ SAMPLING = [
 ]
 CRAMPED = {"num_blocks": 24, "block_size": 4, "max_num_batched_tokens": 8, "device": "cpu"}
 TWO_KV_HEADS = {"qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2}, "qwen3": {"num_key_value_heads": 2}}
-
-
-def has_ended(pid):
-    """Return whether a process is gone. A process that its parent has not waited for yet counts as gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def llama(**options):
@@ -130,17 +122,20 @@ def in_threads(monkeypatch):
     running, interval = [], sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
 
-    def start(self):
-        for rank in range(1, self.count):
-            ours, theirs = followers.Pipe()
-            with theirs:
-                arguments = (os.dup(theirs.fileno()), rank, self.count, self._folder.name, 1)
-            running.append(threading.Thread(target=follow.started, args=arguments, daemon=True))
+    class Follower:
+        def __init__(self, command, **options):
+            fd, *arguments = ast.literal_eval(command[-1].partition("; started")[2])
+            running.append(threading.Thread(target=follow.started, args=(os.dup(fd), *arguments), daemon=True))
             running[-1].start()
-            self._connections[rank] = ours
 
-    monkeypatch.setattr(followers.Followers, "_start", start)
-    yield
+        def kill(self):
+            pass
+
+        def wait(self, timeout=None):
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Follower)
+    yield running
     sys.setswitchinterval(interval)
     for thread in running:
         thread.join(10)
@@ -170,11 +165,12 @@ def test_a_closed_engine_says_so(in_threads):
 
 def test_an_engine_that_nobody_holds_ends_its_followers(in_threads):
     llm = LLM(llama(), num_blocks=8, tensor_parallel=2)
-    group = llm._followers
+    (thread,) = in_threads
+    assert thread.is_alive()
     del llm
     gc.collect()
-    assert group.lost
-    assert not group._connections
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("error", [{"backend": "cuda", "block_size": 3}, {"unified_max": 1}])

@@ -115,16 +115,3 @@ def test_graphs_change_no_token_where_a_chunk_of_one_token_asks_for_no_logits(nu
         choices.append([sorted(choice.token_ids for choice in output.choices) for output in outputs])
         assert llm.scheduler.num_preemptions > 0
     assert choices[0] == choices[1]
-
-
-def test_rows_of_a_larger_step_before_are_cleared():
-    """Otherwise they would write again into slots that may belong to another sequence by now."""
-    static, larger, smaller = (model_runner._empty(size, 2, torch.device("cpu")) for size in (4, 4, 3))
-    larger = larger._replace(
-        **{name: getattr(larger, name) + 7 for name in ("token_ids", "positions", "slots", "seq_lens")}
-    )
-    model_runner._fill(static, larger)
-    model_runner._fill(static, smaller)
-    assert static.slots.tolist() == [-1] * 4
-    for numbers in (static.token_ids, static.positions, static.seq_lens):
-        assert numbers.tolist() == [0] * 4

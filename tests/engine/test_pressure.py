@@ -365,6 +365,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Requests come, steps run or fail, requests are aborted. Every choice has the tokens of its prompt alone."""
 
     num_preemptions = 0
+    speculate = 0
 
     @initialize(
         memory=st.sampled_from([(12, 4), (9, 8), (40, 1)]),
@@ -377,7 +378,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def begin(self, memory, seats, budget, scheduler, kind):
         limits = {"max_num_seqs": seats, "max_num_batched_tokens": budget}
-        self.llm = engine(*memory, scheduler=scheduler, **limits, **kind)
+        self.llm = engine(*memory, scheduler=scheduler, speculate=self.speculate, **limits, **kind)
         self.num_blocks, self.block_size = memory
         self.wanted, self.aborted, self.heard = {}, set(), defaultdict(list)
 

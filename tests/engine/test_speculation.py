@@ -8,7 +8,6 @@ from collections import defaultdict
 from unittest import mock
 
 import pytest
-import test_pressure
 import torch
 from covering import in_turns
 from exact_model import VOCAB, ExactModel, Job, continued
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_pressure import (
     NARROW,
+    AnyOrder,
     Letters,
     Planted,
     assert_empty,
@@ -257,14 +257,13 @@ def test_a_sequence_that_others_are_ahead_of_computes_its_newest_token_itself():
     assert request.common_tokens() == [1, 2, 3, 4]
 
 
-def test_any_order_of_requests_steps_failures_and_aborts(monkeypatch):
-    usual = test_pressure.engine
-    alone = 512  # blocks of the engine that serves a request by itself, which decodes token by token
-    monkeypatch.setattr(
-        test_pressure, "engine", lambda blocks, *args, **kw: usual(blocks, *args, speculate=3 * (blocks != alone), **kw)
-    )
+class AnyOrderOfDrafts(AnyOrder):
+    speculate = 3
+
+
+def test_any_order_of_requests_steps_failures_and_aborts():
     run_state_machine_as_test(
-        test_pressure.AnyOrder,
+        AnyOrderOfDrafts,
         settings=settings(
             max_examples=15, stateful_step_count=30, deadline=None, database=None, derandomize=True,
             suppress_health_check=list(HealthCheck),

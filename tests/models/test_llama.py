@@ -1,11 +1,11 @@
-"""Llama: the same logits as transformers, RoPE's invariances, and one `attend` that alone decides about attention."""
+"""Llama: RoPE's invariances, and one `attend` that alone decides about attention."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pagewise.kv_cache import generate
-from pagewise.models.llama import Llama, Llama3Scaling, LlamaConfig, rope_frequencies
+from pagewise.models.llama import Llama, LlamaConfig
 from pagewise.naive_attention import attention
 
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
@@ -33,50 +33,6 @@ def random_ids(*shape, vocab=61, seed=1) -> Tensor:
 
 def from_zero(ids: Tensor) -> Tensor:
     return torch.arange(ids.shape[1]).expand_as(ids)
-
-
-# ------------------------------------------------------------------------------------------------ against transformers
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), GQA)
-def test_logits_are_those_of_transformers(heads, kv_heads, head_dim, tied):
-    model = random_llama(heads, kv_heads, head_dim, tie_word_embeddings=tied, rms_norm_eps=0.1, rope_theta=500.0)
-    peer = as_transformers(model)
-    ids = random_ids(2, 37)
-    torch.testing.assert_close(model(ids, from_zero(ids), naive), peer(ids).logits, rtol=0, atol=1e-4)
-
-
-def test_llama3_scaling_is_that_of_transformers():
-    scaling = Llama3Scaling(8.0, 1.0, 4.0, 64)
-    model = random_llama(head_dim=32, rope_scaling=scaling, rope_theta=500.0, max_position_embeddings=512)
-    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    peer = as_transformers(model, rope_parameters={**rope, "original_max_position_embeddings": 64})
-    ratio = rope_frequencies(model.config) / rope_frequencies(random_llama(head_dim=32, rope_theta=500.0).config)
-    assert ratio.max() == 1
-    assert ratio.min() == 1 / 8
-    assert ((ratio > 1 / 8) & (ratio < 1)).any()  # all three ranges of wavelengths occur
-    ids = random_ids(2, 150)
-    torch.testing.assert_close(model(ids, from_zero(ids), naive), peer(ids).logits, rtol=0, atol=1e-4)
-
-
-def as_transformers(model: Llama, **options) -> nn.Module:
-    """The same weights in transformers' model: parameters have the same names."""
-    import transformers
-
-    c = model.config
-    config = transformers.LlamaConfig(
-        **SIZES, num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_key_value_heads,
-        head_dim=c.head_dim, rms_norm_eps=c.rms_norm_eps, max_position_embeddings=c.max_position_embeddings,
-        tie_word_embeddings=c.tie_word_embeddings, attn_implementation="eager",
-        **({"rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta}} | options),
-    )  # fmt: skip
-    peer = transformers.LlamaForCausalLM(config).double().requires_grad_(False).eval()
-    weights = model.state_dict()
-    if c.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    peer.load_state_dict(weights)
-    return peer
 
 
 # ------------------------------------------------------------------------------------------------ positions

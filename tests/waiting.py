@@ -1,0 +1,20 @@
+"""Waiting for what other threads and processes do."""
+
+import time
+
+
+def soon(condition, seconds: float = 10.0) -> bool:
+    """Whether the condition comes true in time."""
+    end = time.monotonic() + seconds
+    while not (true := condition()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return true
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone. A process that its parent has not waited for yet counts as gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
