@@ -5,6 +5,14 @@ from torch import nn
 from pagewise.engine import LLM, follow
 
 
+def finished(llm):
+    """All outputs, when no request is left."""
+    outputs = []
+    while llm.has_unfinished:
+        outputs += llm.step()
+    return outputs
+
+
 def tokens_of(llm, prompts, sampling):
     """The tokens of each choice of each prompt."""
     return [[choice.token_ids for choice in output.choices] for output in llm.generate(prompts, sampling)]

@@ -14,6 +14,12 @@ from waiting import soon
 from pagewise.engine import LLM
 from pagewise.engine.serve.app import make_app
 from pagewise.engine.serve.engine_thread import EngineThread
+from pagewise.models import tiny_model
+
+
+def tiny_llm(**options):
+    model, tokenizer = tiny_model()
+    return LLM(model, tokenizer=tokenizer, **{"num_blocks": 256} | options)
 
 
 @dataclass

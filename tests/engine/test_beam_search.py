@@ -185,13 +185,13 @@ def test_logits_that_are_not_finite_end_the_search_with_the_beams_that_there_are
 # ------------------------------------------------------------------------------------------------ in the engine
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    return tiny_model()
-
-
 PROMPTS = ["The KV cache holds the keys and values of ", "A block of "]
 BEAMS = SamplingParams(beam_width=4, max_tokens=12)
+MODEL, TOKENIZER = tiny_model()
+
+
+def engine(num_blocks, **options):
+    return LLM(MODEL, tokenizer=TOKENIZER, num_blocks=num_blocks, backend="torch", **options)
 
 
 def texts(outputs) -> list[list[tuple]]:
@@ -199,37 +199,33 @@ def texts(outputs) -> list[list[tuple]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tiny):
+def alone():
     """Return the choices of each prompt when it runs alone."""
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch")
+    llm = engine(64, block_size=4)
     return [texts(llm.generate([prompt], BEAMS))[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
     "kind", [{}, {"prefix_cache": False}, {"scheduler": "static"}, {"attention": "dense"}], ids=str
 )
-def test_a_search_finds_the_same_beside_others(kind, tiny, alone):
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=256, block_size=4, backend="torch", **kind)
+def test_a_search_finds_the_same_beside_others(kind, alone):
+    llm = engine(256, block_size=4, **kind)
     others = [SamplingParams(max_tokens=9, n=3, seed=1), SamplingParams(max_tokens=15, temperature=0.0)]
     outputs = llm.generate(["The first ", "Another", *PROMPTS], [*others, BEAMS, BEAMS])
     assert texts(outputs[2:]) == alone
 
 
-def test_a_preempted_search_finds_the_same(tiny, alone):
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=27, block_size=4, max_num_batched_tokens=16, backend="torch")
+def test_a_preempted_search_finds_the_same(alone):
+    llm = engine(27, block_size=4, max_num_batched_tokens=16)
     outputs = llm.generate(PROMPTS, BEAMS)
     assert llm.scheduler.num_preemptions > 0
     assert texts(outputs) == alone
     assert llm.memory.manager.num_free_blocks == 27
 
 
-def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
+def test_beams_share_the_blocks_of_what_they_have_in_common():
     """The 41 prompt tokens fill 10 blocks of 4. Without sharing, four beams would hold at least 44 blocks."""
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch", prefix_cache=False)
+    llm = engine(64, block_size=4, prefix_cache=False)
     manager = llm.memory.manager
     request_id = llm.add_request(PROMPTS[0][:41], BEAMS)
     used, copies = [], []
@@ -248,9 +244,8 @@ def test_beams_share_the_blocks_of_what_they_have_in_common(tiny):
     llm.abort(request_id)  # it has ended, so nothing happens
 
 
-def test_an_aborted_search_leaves_nothing(tiny):
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, block_size=4, backend="torch")
+def test_an_aborted_search_leaves_nothing():
+    llm = engine(64, block_size=4)
     request_id = llm.add_request(PROMPTS[0], BEAMS)
     for _ in range(5):
         llm.step()
@@ -261,10 +256,9 @@ def test_an_aborted_search_leaves_nothing(tiny):
 
 
 @pytest.mark.parametrize("failing", [3, 6])
-def test_a_copy_that_does_not_fit_costs_a_step_and_no_more(tiny, alone, monkeypatch, failing):
+def test_a_copy_that_does_not_fit_costs_a_step_and_no_more(alone, monkeypatch, failing):
     """A fork copies in dense memory. The prompt's own allocation comes first."""
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, attention="dense", backend="torch")
+    llm = engine(64, attention="dense")
     new, rooms = llm.memory._new, itertools.count(1)
 
     def scarce(num_tokens):
@@ -286,9 +280,8 @@ def test_a_copy_that_does_not_fit_costs_a_step_and_no_more(tiny, alone, monkeypa
     assert llm.memory.nbytes == 0
 
 
-def test_the_text_of_a_choice_leaves_out_what_ended_it(tiny):
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, backend="torch")
+def test_the_text_of_a_choice_leaves_out_what_ended_it():
+    llm = engine(64)
     space = ord(" ")
     (output,) = llm.generate(["The ca"], SamplingParams(beam_width=3, max_tokens=12, stop=space))
     ended = [choice for choice in output.choices if choice.finish_reason == "stop"]
@@ -300,9 +293,8 @@ def test_the_text_of_a_choice_leaves_out_what_ended_it(tiny):
     assert output.token_ids == output.choices[0].token_ids
 
 
-def test_listeners_hear_of_beams_when_the_search_has_ended(tiny):
-    model, tokenizer = tiny
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=64, backend="torch")
+def test_listeners_hear_of_beams_when_the_search_has_ended():
+    llm = engine(64)
     pieces = []
     llm.add_request("The", SamplingParams(beam_width=3, max_tokens=4), listener=pieces.append)
     outputs = []

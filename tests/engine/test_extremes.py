@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.models import tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shapes_unchecked")]
 QUICK = {
@@ -156,10 +155,9 @@ BODY = st.builds(
 @pytest.fixture(scope="module")
 def server():
     pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
-    from serving import serving
+    from serving import serving, tiny_llm
 
-    model, tokenizer = tiny_model()
-    with serving(LLM(model, tokenizer=tokenizer, num_blocks=128), max_queue=8) as server:
+    with serving(tiny_llm(num_blocks=128), max_queue=8) as server:
         yield server
         assert server.becomes_idle()
 

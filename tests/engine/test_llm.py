@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from engine_cases import finished
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.interrupts import held_back
@@ -143,9 +144,7 @@ def test_the_last_token_may_complete_a_stop_string_or_leave_half_of_one():
     llm = engine()
     for string in (stop, stop + "never"):
         llm.add_request(PROMPTS[0], dataclasses.replace(GREEDY, stop=string), listener=pieces.append)
-    outputs = {}
-    while llm.has_unfinished:
-        outputs |= {output.request_id: output for output in llm.step()}
+    outputs = {output.request_id: output for output in finished(llm)}
     stopped, full = outputs[0], outputs[1]
     assert (stopped.text, stopped.finish_reason) == (whole.removesuffix(stop), "stop")
     assert (full.text, full.finish_reason) == (whole, "length")
@@ -174,10 +173,7 @@ def test_samples_of_a_prompt_are_those_of_its_seed_and_their_blocks_are_shared(a
         tables = [manager.block_table(sample) for sample in samples]
         assert [manager.ref_count(block) for block in tables[0][:full]] == [4] * full
         assert manager.stats().used == full + 4
-    outputs = []
-    while llm.has_unfinished:
-        outputs += llm.step()
-    (output,) = outputs
+    (output,) = finished(llm)
     assert len({tuple(choice.token_ids) for choice in output.choices}) == 4
     for choice, logprobs in zip(output.choices, output.logprobs, strict=True):
         chosen = [step[token] for token, step in zip(choice.token_ids, logprobs, strict=True)]
@@ -212,10 +208,7 @@ def test_a_listener_and_the_output_number_samples_alike(attention):
         heard[piece.choice] = heard.get(piece.choice, "") + piece.text
 
     llm.add_request(PROMPTS[2], params, listener=listen)
-    outputs = []
-    while llm.has_unfinished:
-        outputs += llm.step()
-    (output,) = outputs
+    (output,) = finished(llm)
     assert [heard[i] for i in range(4)] == [choice.text for choice in output.choices]
     assert (output.text, output.token_ids) == output.choices[0][1::-1]
     scores = [choice.score for choice in output.choices]
@@ -235,9 +228,7 @@ def test_requests_may_come_and_go_while_others_run():
     llm.step()
     third = llm.add_request(PROMPTS[3], GREEDY)
     llm.abort(second)
-    outputs = {}
-    while llm.has_unfinished:
-        outputs |= {output.request_id: output for output in llm.step()}
+    outputs = {output.request_id: output for output in finished(llm)}
     assert outputs.keys() == {first, third}
     assert [token for piece in pieces for token in piece.token_ids] == outputs[first].token_ids
     assert "".join(piece.text for piece in pieces) == outputs[first].text
@@ -313,9 +304,7 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
     assert llm.failed_ids == ids
     assert [request.id for request in llm.scheduler.waiting] == ids
     assert nothing_is_held(llm)
-    outputs = {}
-    while llm.has_unfinished:
-        outputs |= {output.request_id: output for output in llm.step()}
+    outputs = {output.request_id: output for output in finished(llm)}
     assert [outputs[i].token_ids for i in ids] == [unserved(prompt) for prompt in PROMPTS]
 
 
@@ -327,9 +316,7 @@ def test_generate_that_fails_forgets_its_requests_and_no_others(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             llm.generate(PROMPTS[1:], GREEDY)
     assert (llm.num_waiting, llm.num_running) == (1, 0)
-    outputs = []
-    while llm.has_unfinished:
-        outputs += llm.step()
+    outputs = finished(llm)
     assert [(output.request_id, output.token_ids) for output in outputs] == [(other, unserved(PROMPTS[0]))]
 
 

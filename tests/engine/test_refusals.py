@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 import torch
+from engine_cases import finished
 from torch import nn
 
 from pagewise.engine import LLM, SamplingParams
@@ -203,8 +204,6 @@ def test_a_request_that_cannot_be_served_is_refused_and_disturbs_no_other(
     llm.step()
     with pytest.raises(error, match=says):
         call(llm)
-    outputs = []
-    while llm.has_unfinished:
-        outputs += llm.step()
+    outputs = finished(llm)
     assert [(output.request_id, output.token_ids) for output in outputs] == [(first, tokens_of_the_first)]
     assert llm.memory.manager.num_free_blocks == 8

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
 
 import httpx
-from serving import serving, soon
+from serving import serving, soon, tiny_llm
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve.__main__ import main
@@ -35,20 +35,15 @@ PROMPT = "The block table of a sequence "
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
-def tiny_llm(**options):
-    model, tokenizer = tiny_model()
-    return LLM(model, tokenizer=tokenizer, **options)
-
-
 @pytest.fixture(scope="module")
 def reference():
     """Return an LLM outside of any server."""
-    return tiny_llm(num_blocks=256)
+    return tiny_llm()
 
 
 @pytest.fixture(scope="module")
 def server():
-    with serving(tiny_llm(num_blocks=256), max_queue=8) as server:
+    with serving(tiny_llm(), max_queue=8) as server:
         yield server
         assert server.becomes_idle()
 

@@ -12,19 +12,13 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from serving import serving, soon
+from serving import serving, soon, tiny_llm
 
-from pagewise.engine import LLM, model_runner
-from pagewise.models import tiny_model
+from pagewise.engine import model_runner
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 COMPLETION = "/v1/completions"
 REASONS = ("stop", "length", "error", "abort")
-
-
-def tiny_llm(**options):
-    model, tokenizer = tiny_model()
-    return LLM(model, tokenizer=tokenizer, **{"num_blocks": 256} | options)
 
 
 @pytest.fixture
