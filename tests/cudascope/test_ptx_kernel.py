@@ -227,15 +227,21 @@ def test_a_proxy_fence_covers_the_stores_that_its_thread_knows_through_a_numbere
         assert np.array_equal(x, y)
 
 
-def test_two_bulk_copies_of_the_same_values_to_one_place_store_the_same_value():
+def test_two_bulk_copies_of_the_same_values_to_one_place_store_the_same_value_even_while_both_are_under_way():
     x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
     by_two_warps = BULK_STORE.replace("%p1, %r1, 0", "%p1, %r3, 0").replace("setp", "and.b32 %r3, %r1, 31; setp")
-    other_values = by_two_warps.replace("[%r2], 1024", "[%r5], 512").replace("setp", "add.s32 %r5, %r2, %r1; setp")
-    other_values = other_values.replace("add.s32 %r5, %r2, %r1", "mad.lo.s32 %r5, %r1, 8, %r2")
-    for source, rule in ((by_two_warps, "same value"), (other_values, "race")):
+    other_values = by_two_warps.replace("[%r2], 1024", "[%r5], 512")
+    other_values = other_values.replace("setp", "mad.lo.s32 %r5, %r1, 8, %r2; setp")
+    both_begin = ("cp.async.bulk.wait_group", "bar.sync 1, 64; cp.async.bulk.wait_group")
+    for source, at_once, rules in [
+        (by_two_warps, False, {"same value"}),
+        (by_two_warps, True, {"same value"}),
+        (other_values, False, {"race"}),
+        (other_values, True, {"race", "copy in flight"}),
+    ]:
         with cudascope.check(stop=False) as report:
-            PtxKernel(HEADER + source)[1, 64](x, y)
-        assert {each.rule for each in report.findings} == {rule}
+            PtxKernel(HEADER + (source.replace(*both_begin) if at_once else source))[1, 64](x, y)
+        assert {each.rule for each in report.findings} == rules
 
 
 def test_too_few_bytes_for_a_phase_hang():

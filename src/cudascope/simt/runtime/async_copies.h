@@ -10,8 +10,9 @@
 
 // The bytes at `start` are in use by what `thread` of this thread block has begun at `site`, until it ends. The key is the
 // address divided by 16: no piece crosses a multiple of 16 bytes.
-static void begin_flight(Worker& w, const char* start, u32 bytes, Access access, u16 thread, void* site) {
-    if (bytes) w.job->in_flight.insert({(u64)start / 16, {start, bytes, access, w.block->number, thread, site}});
+static void begin_flight(Worker& w, const char* start, u32 bytes, Access access, u16 thread, void* site,
+                         const char* source = nullptr) {
+    if (bytes) w.job->in_flight.insert({(u64)start / 16, {start, bytes, access, w.block->number, thread, site, source}});
 }
 static void end_flight(Worker& w, const char* start, u16 thread, void* site) {
     auto [at, last] = w.job->in_flight.equal_range((u64)start / 16);

@@ -131,7 +131,15 @@ struct Stamp {  // block 0: no access yet
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
 
-struct Flight { const char* start; u32 bytes; Access access; u32 block; u16 thread; void* site; };  // one end of a copy
+struct Flight {  // one end of a copy
+    const char* start;
+    u32 bytes;
+    Access access;
+    u32 block;
+    u16 thread;
+    void* site;
+    const char* source;  // as in `Announced`
+};
 
 struct Shadow {  // what is kept of a region, or of a thread block's shared arrays together
     char* start = nullptr;  // where its memory lies during the launch

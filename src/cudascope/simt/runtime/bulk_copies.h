@@ -89,10 +89,11 @@ static void begin_bulk(Worker& w, const Bulk& c) {
     if (w.job->launch.mode != PLAIN)
         each_piece(c, [&](char* global, char* shared, u32 bytes) {
             if (to_shared || global) announce_piece(c, shared, bytes, to_shared ? WRITE : READ);
-            announce_piece(c, global, bytes, to_shared ? READ : WRITE, to_shared ? nullptr : shared);
+            const char* source = to_shared ? nullptr : shared;
+            announce_piece(c, global, bytes, to_shared ? READ : WRITE, source);
             if (w.job->launch.mode != CHECK) return;
             begin_flight(w, shared, bytes, to_shared ? WRITE : READ, c.thread, c.site);
-            if (global) begin_flight(w, global, bytes, to_shared ? READ : WRITE, c.thread, c.site);
+            if (global) begin_flight(w, global, bytes, to_shared ? READ : WRITE, c.thread, c.site, source);
         });
     if (to_shared) each_piece(c, [&](char*, char* shared, u32 bytes) { memset(shared, 0xFF, bytes); });
 }

@@ -61,6 +61,29 @@ static void use(Worker& w, u64 bits) {
     }
 }
 
+// `f(flight)` for each copy under way at these bytes.
+template <class F>
+static void each_flight(const Job& job, const Announced& a, F f) {
+    for (u64 sixteen = (u64)a.p / 16; sixteen <= ((u64)a.p + a.bytes - 1) / 16; ++sixteen) {
+        auto [at, end] = job.in_flight.equal_range(sixteen);
+        for (; at != end; ++at)
+            if (at->second.start < a.p + a.bytes && a.p < at->second.start + at->second.bytes) f(at->second);
+    }
+}
+
+// Whether two copies to the same bytes of global memory store the same values.
+static bool store_the_same(const Announced& a, const Flight& f) {
+    bool are_there = a.source && f.source && a.p == f.start && a.bytes == f.bytes;
+    return are_there && memcmp(a.source, f.source, a.bytes) == 0;
+}
+
+// Whether a copy to global memory stores the values that are there, or that copies under way store there as well.
+static bool is_same_value(const Job& job, const Announced& a) {
+    bool flies = false, is_same = true;
+    each_flight(job, a, [&](const Flight& f) { flies = true, is_same &= store_the_same(a, f); });
+    return flies ? is_same : memcmp(a.p, a.source, a.bytes) == 0;
+}
+
 // Report a race, and return true. Return false if the reading thread has not stored the value that it read.
 [[gnu::noinline]] static bool raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
     Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
@@ -68,7 +91,7 @@ static void use(Worker& w, u64 bits) {
     e.other_thread = index_at(w.job->size, s.thread);
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
-    if (a.source && e.other_access == WRITE && memcmp(a.p, a.source, a.bytes) == 0) e.finding = SAME_VALUE;
+    if (a.source && e.other_access == WRITE && is_same_value(*w.job, a)) e.finding = SAME_VALUE;
     bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
     bool first_read = a.access == READ && s.swaps;
     if (is_unused(w, s, a, e)) return false;
@@ -237,20 +260,20 @@ static void reject(Worker& w, FindingKind finding, const Announced& a, Place pla
     divert(w, a.p, a.bytes, a.access);
 }
 
-// Threads may only read the source of a copy under way: the copy has not yet read its source or written its target.
+// Threads may only read the source of a copy under way: the copy has not yet read its source or written its target. Two
+// copies of the same values to the same place are a matter of the rule for the same value.
 static void check_in_flight(Worker& w, const Announced& a, Place place) {
-    for (u64 sixteen = (u64)a.p / 16; sixteen <= ((u64)a.p + a.bytes - 1) / 16; ++sixteen) {
-        auto [at, end] = w.job->in_flight.equal_range(sixteen);
-        for (; at != end; ++at) {
-            const Flight& f = at->second;
-            if (f.start >= a.p + a.bytes || a.p >= f.start + f.bytes || (a.access == READ && f.access == READ)) continue;
-            if (f.start > a.p) place.offset += f.start - a.p;
-            Error e = access_error(w, COPY_IN_FLIGHT, a.site, a.p, a.bytes, a.access, place);
-            e.other_block = index_at(w.job->grid, f.block), e.other_thread = index_at(w.job->size, f.thread);
-            e.other_site = (u64)f.site, e.other_access = f.access;
-            return raise_error(w, e);
-        }
-    }
+    const Flight* other = nullptr;
+    each_flight(*w.job, a, [&](const Flight& f) {
+        bool may_overlap = (a.access == READ && f.access == READ) || store_the_same(a, f);
+        if (!other && !may_overlap) other = &f;
+    });
+    if (!other) return;
+    if (other->start > a.p) place.offset += other->start - a.p;
+    Error e = access_error(w, COPY_IN_FLIGHT, a.site, a.p, a.bytes, a.access, place);
+    e.other_block = index_at(w.job->grid, other->block), e.other_thread = index_at(w.job->size, other->thread);
+    e.other_site = (u64)other->site, e.other_access = other->access;
+    raise_error(w, e);
 }
 
 // The variable of the compiled file that a stray address comes after.
