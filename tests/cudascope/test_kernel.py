@@ -624,7 +624,7 @@ def test_without_the_bindings_of_nvrtc_the_error_says_what_to_install(empty_cach
 def test_without_a_host_compiler_the_error_says_so(empty_cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(RuntimeError, match=r"g\+\+"):
+    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"):
         CudaKernel(SCALE, "scale<float, 64>").compile("cpu")
 
 

@@ -1,7 +1,6 @@
 """CUDA kernels on the CPU: what the runner supports, what it counts, what it catches (cudascope.simt)."""
 
 import contextlib
-import ctypes
 import os
 import re
 import shutil
@@ -17,15 +16,12 @@ import torch
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.arrays import as_array
-from cudascope.build import CompileError, Source
+from cudascope.build import CompileError
 from cudascope.file import read
-from cudascope.parameters import Parameter
 from cudascope.simt import abi as simt_abi
 from cudascope.simt import build as simt_build
 from cudascope.simt.build import runtime
 from cudascope.simt.compiler import run_compiler, without_own_headers
-from cudascope.simt.launch import CpuKernel
 from cudascope.simt.library import RUNTIME
 
 SCHEDULES = [None, *range(5)]
@@ -171,10 +167,9 @@ __global__ void types(const float* x, float* out) {
 }
 
 __global__ void constants(float* out) { out[threadIdx.x] = weights[threadIdx.x] + counter; }
-__global__ void speak(int n) {
+__global__ void speak(int n, const float*) {
     if (threadIdx.x == 0) printf("block %d of %d says %s %.1f\n", blockIdx.x, n, "hi", 0.5);
 }
-__global__ void strict(const int* x) { assert(x[threadIdx.x] >= 0); }
 __global__ void early(const float* x, float* out, int n) {  // on a GPU those that have left do not count
     __shared__ float row[64];
     if (threadIdx.x >= n) return;
@@ -192,30 +187,11 @@ __global__ void sum(const float* x, float* out) {
     }
     if (threadIdx.x == 0) out[blockIdx.x] = part[0];
 }
-__global__ void wild(float* out) { out[1ll << 40] = 1; }
-__global__ void none_at_all() {}
 """
 
 
-def kernel_and_values(source: str, name: str, arguments: dict):
-    """Compile `name`; its parameters are the arguments' names and kinds."""
-    kinds = {bool: ctypes.c_bool, int: ctypes.c_int, float: ctypes.c_float}
-    pointers = {key: value is None or isinstance(value, torch.Tensor) for key, value in arguments.items()}
-    parameters = [Parameter(key, "", pointer, False) for key, pointer in pointers.items()]
-    kernel = CpuKernel(Source(source, "test.cu", None, (), ()), name, parameters)
-    kernel.compile()
-    values = [
-        (value.data_ptr() if value is not None else 0) if pointers[key] else kinds[type(value)](value)
-        for key, value in arguments.items()
-    ]
-    return kernel, values
-
-
 def run(source: str, name: str, grid, block, *, shared_bytes: int = 0, **arguments) -> None:
-    kernel, values = kernel_and_values(source, name, arguments)
-    arrays = {key: as_array(value) for key, value in arguments.items() if isinstance(value, torch.Tensor)}
-    three = lambda dims: (*dims, 1, 1)[:3] if isinstance(dims, tuple) else (dims, 1, 1)  # noqa: E731
-    kernel.launch(three(grid), three(block), shared_bytes, values, arrays=arrays)
+    CudaKernel(source, name)[grid, block, shared_bytes](*arguments.values())
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -347,7 +323,7 @@ def test_constant_memory_and_device_variables():
 
 
 def test_printf_goes_to_pythons_stdout_in_the_order_of_the_thread_blocks(capsys):
-    run(SUPPORTED, "speak", 20, 32, n=20)
+    run(SUPPORTED, "speak", 20, 32, n=20, on_the_cpu=zeros(1))
     assert capsys.readouterr().out.splitlines() == [f"block {b} of 20 says hi 0.5" for b in range(20)]
 
 
@@ -357,35 +333,31 @@ def test_threads_that_left_do_not_hold_up_a_barrier():
     assert torch.equal(out, x.flip(0))
 
 
-def test_an_assertion_stops_the_launch_and_names_the_thread():
-    x = torch.ones(70, dtype=torch.int32)
-    x[66] = -1
-    with pytest.raises(cudascope.Finding, match=r"thread \(66, 0, 0\).*assertion failed: x\[threadIdx.x\] >= 0"):
-        run(SUPPORTED, "strict", 1, 70, x=x)
-
-
-def test_a_wild_access_is_an_error_and_the_process_lives():
-    with pytest.raises(cudascope.Finding, match=r"wild, line \d+ .*memory that is not there") as caught:
-        run(SUPPORTED, "wild", 3, 2, out=zeros(1))
-    assert caught.value.line == next(i for i, text in enumerate(SUPPORTED.splitlines(), 1) if "void wild" in text)
-    test_threads_that_left_do_not_hold_up_a_barrier()
-
-
 STOPPING = r"""
+__global__ void asserts(int* x) { assert(threadIdx.x < 66 || x[1]); }
 __global__ void divides(int* x) { x[0] = 7 / x[1]; }
 __global__ void traps(int* x) { if (x[1] == 0) __builtin_trap(); }
 __global__ void aborts(int* x) { if (x[1] == 0) abort(); }
+__global__ void wild(int* x) { x[1ll << 40] = 1; }
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("divides", "an integer by zero"), ("traps", "__builtin_trap"), ("aborts", r"abort\(\)")]
+    ("name", "what", "words"),
+    [
+        ("asserts", "assertion", r"thread \(66, 0, 0\).*assertion failed: threadIdx.x < 66"),
+        ("divides", "fault", r"thread \(0, 0, 0\).*an integer by zero"),
+        ("traps", "fault", r"thread \(0, 0, 0\).*__builtin_trap"),
+        ("aborts", "fault", r"thread \(0, 0, 0\).*abort\(\)"),
+        ("wild", "fault", "line 6 .*memory that is not there"),
+    ],
 )
-def test_what_would_end_the_process_is_an_error(name, message):
-    for context in (contextlib.nullcontext(), cudascope.check()):
-        with context, pytest.raises(cudascope.Finding, match=rf"{name}.*thread \(0, 0, 0\).*{message}") as caught:
-            run(STOPPING, name, 1, 1, x=zeros(2, dtype=torch.int32))
-        assert caught.value.what == "fault"
+def test_what_would_end_the_process_is_an_error_and_the_process_lives(name, what, words):
+    for context in (contextlib.nullcontext(), cudascope.check(ignore=("out of bounds",))):
+        with context, pytest.raises(cudascope.Finding, match=rf"^{name}.*{words}") as caught:
+            run(STOPPING, name, 3, 70, x=zeros(2, dtype=torch.int32))
+        assert caught.value.what == what
+    test_threads_that_left_do_not_hold_up_a_barrier()
 
 
 def test_the_same_launch_gives_the_same_bits():
@@ -419,17 +391,11 @@ def test_launches_from_several_python_threads_do_not_meet():
         torch.testing.assert_close(out, x[i].view(100, 128).sum(1))
 
 
-def test_shared_memory_is_held_against_its_limit_before_the_launch():
-    kernel, _ = kernel_and_values(SUPPORTED, "none_at_all", {})
-    with pytest.raises(ValueError, match=r"at most 232448 bytes of shared memory, got 0 \+ 300000 = 300000"):
-        kernel.launch((1, 1, 1), (1, 1, 1), 300_000, [], arrays={})
-
-
 # ------------------------------------------------------------------------------------------------ compiling
 
 
 def test_a_compile_error_has_the_kernels_file_and_line():
-    with pytest.raises(CompileError, match=r"test.cu:2:\d+: error: .*nonsense"):
+    with pytest.raises(CompileError, match=r"k.cu:2:\d+: error: .*nonsense"):
         run("__global__ void k(float* x) {\n  x[0] = nonsense;\n}", "k", 1, 1, x=zeros(1))
 
 
@@ -446,7 +412,7 @@ def test_an_error_in_a_function_of_cuda_is_at_the_users_line_and_names_no_header
         run(source, "k", 1, 1, x=zeros(1))
     message = str(raised.value)
     for line, why in ((2, "static assertion failed"), (5, "no matching"), (6, "ambiguous"), (7, "to ‘float’")):
-        assert re.search(rf"test.cu:{line}:\d+: error: .*{why}", message), message
+        assert re.search(rf"k.cu:{line}:\d+: error: .*{why}", message), message
     assert not re.search(r"simt|<cudascope>", message), message
 
 
@@ -472,13 +438,6 @@ def test_the_compiler_speaks_english_in_every_locale(monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("LANGUAGE", "de")
     assert run_compiler(["sh", "-c", "echo $LC_ALL $LANGUAGE"]) == "C.UTF-8\n"
-
-
-def test_no_compiler_is_one_clear_error(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(CompileError, match=r"needs a C\+\+ compiler, and there is no g\+\+ on the PATH: install one"):
-        run("__global__ void other() {}", "other", 1, 1)
 
 
 def test_kernels_of_a_file_are_built_together():
@@ -616,27 +575,24 @@ def test_a_load_of_sixteen_bytes_is_one_request_of_sixteen_sectors():
         assert launch.count(access, "global")[3:7] == (1, 32, 128, 4)
 
 
-@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 1), (3, 0), (4, 3), (16, 15), (32, 31), (33, 0), (0, 0)])
-def test_bank_conflicts_of_a_stride(stride, conflicts):
-    launch = observed("banks", 1, 32, out=zeros(32), stride=stride)
-    assert launch.count("read", "shared", line_of(OBSERVED, "load")).bank_conflicts == conflicts
-    assert launch.count("write", "shared", line_of(OBSERVED, "store", "void banks")).bank_conflicts == conflicts
-
-
-@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 4), (8, 28)])
-def test_sixteen_bytes_a_lane_are_served_in_quarters_of_a_warp(stride, conflicts):
-    # Stride 1: eight lanes cover the 32 banks. Stride 2: lanes i and i + 4 of a quarter meet: one more turn each.
-    # Stride 8 (128 bytes): all eight lanes of a quarter meet: 7 more turns, 4 quarters.
-    launch = observed("vector_banks", 1, 32, out=zeros(32, 4), stride=stride, shared_bytes=16 * 32 * 8)
-    assert launch.count("write", "shared").bank_conflicts == conflicts
-    assert launch.count("write", "shared")[3:6] == (1, 32, 512)
-
-
-@pytest.mark.parametrize(("stride", "conflicts"), [(1, 0), (2, 2), (16, 30), (17, 0)])
-def test_eight_bytes_a_lane_are_served_in_halves_of_a_warp(stride, conflicts):
-    launch = observed("double_banks", 1, 32, out=zeros(32, dtype=torch.float64), stride=stride)
-    assert launch.count("write", "shared").bank_conflicts == conflicts
-    assert launch.count("read", "shared").bank_conflicts == 0
+@pytest.mark.parametrize(
+    ("name", "dtype", "lane", "conflicts"),
+    [
+        ("banks", torch.float32, 1, {1: 0, 2: 1, 3: 0, 4: 3, 16: 15, 32: 31, 33: 0, 0: 0}),
+        # 8 bytes a lane are served in halves of a warp.
+        ("double_banks", torch.float64, 1, {1: 0, 2: 2, 16: 30, 17: 0}),
+        # 16 bytes a lane are served in quarters of a warp. Stride 1: eight lanes cover the 32 banks. Stride 2: lanes i
+        # and i + 4 of a quarter meet: one more turn each. Stride 8: all eight lanes of a quarter meet: 7 more turns.
+        ("vector_banks", torch.float32, 4, {1: 0, 2: 4, 8: 28}),
+    ],
+)
+def test_bank_conflicts_of_a_stride(name, dtype, lane, conflicts):
+    for stride, number in conflicts.items():
+        out = zeros(32 * lane, dtype=dtype)
+        launch = observed(name, 1, 32, out=out, stride=stride, shared_bytes=4096 * (lane == 4))
+        stored = launch.count("write", "shared", line_of(OBSERVED, "store", f"void {name}"))
+        assert (stored.bank_conflicts, *stored[3:6]) == (number, 1, 32, 32 * lane * dtype.itemsize), stride
+        assert launch.count("read", "shared").bank_conflicts == (0 if name == "double_banks" else number), stride
 
 
 @pytest.mark.parametrize(("pad", "conflicts"), [(0, 32 * 31), (1, 0)])
@@ -981,16 +937,6 @@ __global__ void k(float* out) {
 """
 
 
-def test_shared_arrays_of_a_class_have_no_hidden_accesses():
-    out = zeros(64)
-    with cudascope.check(outputs=[out]):
-        run(HALVES, "k", 1, 64, out=out)
-    assert out.tolist() == [4 * (63 - i) for i in range(64)]
-    with cudascope.observe() as report:
-        run(HALVES, "k", 1, 64, out=out)
-    assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}
-
-
 IN_TEMPLATE = r"""
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vec { T data[N]; };
@@ -1005,12 +951,18 @@ __global__ void k(float* out) {
 """
 
 
-@pytest.mark.parametrize("element", ["float", "__half", "__nv_bfloat16"])
-def test_shared_arrays_of_a_class_in_a_template_have_no_hidden_accesses(element):
+@pytest.mark.parametrize(
+    ("source", "name", "factor"),
+    [(HALVES, "k", 4), *((IN_TEMPLATE, f"k<{element}>", 1) for element in ("float", "__half", "__nv_bfloat16"))],
+)
+def test_shared_arrays_of_a_class_have_no_hidden_accesses(source, name, factor):
     out = zeros(64)
     with cudascope.check(outputs=[out]):
-        run(IN_TEMPLATE, f"k<{element}>", 1, 64, out=out)
-    assert out.tolist() == [float(63 - i) for i in range(64)]
+        run(source, name, 1, 64, out=out)
+    assert out.tolist() == [factor * (63 - i) for i in range(64)]
+    with cudascope.observe() as report:
+        run(source, name, 1, 64, out=out)
+    assert {line.space for line in report.launches[0].lines if line.access in ("read", "write")} == {"global", "shared"}
 
 
 def test_a_null_pointer_and_an_empty_tensor_are_out_of_bounds():
@@ -1037,17 +989,14 @@ __global__ void k(float* out) {
 """
 
 
-def test_dynamic_shared_memory_in_a_namespace_and_with_an_alignment():
+def test_dynamic_shared_memory_in_a_namespace_and_with_an_alignment_and_an_assert_with_its_header():
     for context in (contextlib.nullcontext(), cudascope.check()):
         out = zeros(8)
         with context:
             run(DYNAMIC, "k", 1, 8, out=out, shared_bytes=32)
         assert out.tolist() == [*range(7, -1, -1)]
-
-
-def test_assert_stays_an_error_where_its_header_is_included():
     with pytest.raises(cudascope.Finding, match="assertion failed: out != nullptr"):
-        run(DYNAMIC, "k", 1, 4, out=zeros(8), shared_bytes=32)
+        run(DYNAMIC, "k", 1, 4, out=out, shared_bytes=32)
 
 
 SPINNING = r"""
