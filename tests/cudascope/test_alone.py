@@ -93,25 +93,9 @@ def test_a_finding_names_the_element_of_a_numpy_array():
         CudaKernel(SCALE, "scale")[1, 6](x, out, 1)
 
 
-def test_read_only_memory_is_refused_only_where_the_kernel_may_write():
+def test_read_only_memory_is_taken_where_the_kernel_only_reads():
     x, out = np.ones(4, np.float32), np.ones(4, np.float32)
-    x.flags.writeable = out.flags.writeable = False
-    scale = CudaKernel(SCALE, "scale")
-    with pytest.raises(ValueError, match=r"out is read-only memory, and the kernel may write there .*pass a copy"):
-        scale[1, 4](x, out, 1)
-    out.flags.writeable = True
+    x.flags.writeable = False
     with observe() as report:
-        scale[1, 4](x, out, 1)
+        CudaKernel(SCALE, "scale")[1, 4](x, out, 1)
     assert report.count("write", "global").lanes == 4
-
-
-def test_an_array_that_no_kernel_could_index_is_refused():
-    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
-    scale = CudaKernel(SCALE, "scale")
-    with pytest.raises(ValueError, match="kernel scale: x must have no negative strides"):
-        scale[1, 4](x[::-1], out, 1)
-    packed = np.zeros(8, np.dtype([("a", "f4"), ("b", "u1")]))
-    with pytest.raises(ValueError, match="kernel scale: x must have strides of whole elements"):
-        scale[1, 4](packed["a"], out, 1)
-    with pytest.raises(ValueError, match="kernel scale: x must have this machine's byte order, got >f4"):
-        scale[1, 4](x.astype(">f4"), out, 1)

@@ -196,7 +196,7 @@ def test_every_kernel_of_a_file_is_listed_once():
     assert read_signature(read(source), "declared_first").parameters[0].name == "count"
 
 
-OF_TEMPLATE = "template <typename T, int N = 2> __global__ void f({}) {{ }}"
+OF_TEMPLATE = "template <typename T, int N = 2> __global__ void f(T* x) { }"
 OF_NAMESPACES = """
 namespace a { template <class T> __global__ void c(T x) { } }
 namespace b { template <class T> __global__ void c(T x) { } __global__ void d(int n) { } }
@@ -205,21 +205,34 @@ template <int N = 3> __global__ void e(int n) { }
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "message"),
+    ("arguments", "error", "message"),
     [
-        (OF_NAMESPACES, "c<float>", 'no kernel \'c\': name it "a::c<float>" or "b::c<float>"'),
-        (OF_NAMESPACES, "a::d", "no kernel 'a::d': name it \"b::d\""),
-        (OF_NAMESPACES, "e", 'name it "e<>"'),
-        ("__global__ void f(int n) { } __global__ void g() { }", "text", "no kernel 'text'; it has f, g"),
-        (OF_TEMPLATE.format("T* x"), "f", "lacks a template argument, the kernel takes <typename T, int N = 2>"),
-        (OF_TEMPLATE.format("T* x"), "f<float, 1, 2>", "has 3 template arguments"),
-        (OF_TEMPLATE.format("T& x"), "f<float>", "parameter x is declared `T &`, a reference"),
-        (OF_TEMPLATE.format("T* x"), "f float", "name must be a kernel"),
+        ({"defines": {"A": 1}}, TypeError,
+         r"defines must be a sequence of strings, .* got \{'A': 1\}: pass \['A=1'\]"),
+        ({"defines": None}, TypeError, "defines must be a sequence of strings, .* got None"),
+        ({"defines": "A=1"}, TypeError, "defines must be a sequence of strings, .* got 'A=1'"),
+        ({"options": [3]}, TypeError, r"options must be a sequence of strings, .* got \[3\]"),
+        ({"name": 3}, TypeError, "name must be a string, .* got 3"),
+        ({"name": "f float"}, ValueError, "name must be a kernel"),
+        ({"source": "missing.cu"}, FileNotFoundError, r"no file /.*/missing\.cu: a relative path is looked up from"),
+        ({"source": "/nowhere/missing.cu"}, FileNotFoundError, r"no file /nowhere/missing\.cu$"),
+        ({"source": OF_NAMESPACES, "name": "c<float>"}, ValueError,
+         'no kernel \'c\': name it "a::c<float>" or "b::c<float>"'),
+        ({"source": OF_NAMESPACES, "name": "a::d"}, ValueError, "no kernel 'a::d': name it \"b::d\""),
+        ({"source": OF_NAMESPACES, "name": "e"}, ValueError, 'name it "e<>"'),
+        ({"source": "__global__ void f(int n) { } __global__ void g() { }", "name": "text"}, ValueError,
+         "no kernel 'text'; it has f, g"),
+        ({"source": OF_TEMPLATE}, ValueError, "lacks a template argument, the kernel takes <typename T, int N = 2>"),
+        ({"source": OF_TEMPLATE, "name": "f<float, 1, 2>"}, ValueError, "has 3 template arguments"),
+        ({"source": "template <class T> __global__ void f(T& x) { }", "name": "f<float>"}, ValueError,
+         "parameter x is declared `T &`, a reference"),
+        ({"source": "__global__ void f(float (&x)[8]) { }"}, ValueError,
+         "parameter x is declared `float &`, a reference"),
     ],
-)
-def test_what_cannot_be_read_is_refused_by_name(source, name, message):
-    with pytest.raises(ValueError, match=message):
-        read_signature(read(source), name)
+)  # fmt: skip
+def test_a_kernel_that_cannot_be_made_is_refused_by_name(arguments, error, message):
+    with pytest.raises(error, match=message):
+        CudaKernel(**{"source": "__global__ void f(int n) { }", "name": "f", **arguments})
 
 
 # ------------------------------------------------------------------------------------------------ arguments
@@ -317,6 +330,10 @@ def test_a_tensor_must_have_the_pointers_dtype(ctype, dtypes):
                 bind.bind([torch.zeros(16).to(dtype)])
 
 
+PACKED = np.zeros(8, np.dtype([("a", "f4"), ("b", "u1")]))
+READ_ONLY = np.frombuffer(bytes(16), np.float32)
+
+
 @pytest.mark.parametrize(
     ("parameters", "values", "error", "message"),
     [
@@ -345,17 +362,20 @@ def test_a_tensor_must_have_the_pointers_dtype(ctype, dtypes):
         ("const float* x, int n", [None], TypeError, r"kernel f takes 2 arguments \(const float\* x, int n\), got 1"),
         ("float* x, float* y", [torch.zeros(1), torch.zeros(1, device="meta")], ValueError,
          "kernel f: y must be on cpu as x is, got meta"),
-        ("Config x", [None], ValueError, "kernel f: x is declared `Config` and passed by value"),
+        ("float* x, float by, float plus = -0.5f, const int* y = nullptr", [None], TypeError,
+         r"takes 4 arguments \(.* float plus = - 0.5f, const int\* y = nullptr\), got 1"),
+        ("uint2 v", [(1, 2, 3)], ValueError, "v must be 2 numbers"),
+        ("uint2 v", [(1, -1)], ValueError, "v must fit in `unsigned int`"),
+        ("float* x", [np.zeros(4, np.float32)[::-1]], ValueError, "kernel f: x must have no negative strides"),
+        ("float* x", [PACKED["a"]], ValueError, "x must have strides of whole elements"),
+        ("float* x", [np.zeros(4, ">f4")], ValueError, "x must have this machine's byte order, got >f4"),
+        ("float* x", [READ_ONLY], ValueError, "x is read-only memory, and the kernel may write there .*pass a copy"),
+        ("Config x", [None], CompileError, r"f.cu:1:19: error: .Config. was not declared"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_refused_by_name(parameters, values, error, message):
     with pytest.raises(error, match=message):
-        binder(parameters).bind(values)
-
-
-def test_a_type_that_nobody_knows_is_refused_by_the_compiler():
-    with pytest.raises(CompileError, match=r"f.cu:1:19: error: .Config. was not declared"):
-        CudaKernel("__global__ void f(Config x) { }", "f").compile()
+        CudaKernel(f"__global__ void f({parameters}) {{ }}", "f")[1, 1](*values)
 
 
 # ------------------------------------------------------------------------------------------------ launches
@@ -427,24 +447,6 @@ def test_a_refused_launch_is_refused_after_an_equal_one(launch):
         assert kernel[allowed] is kernel[allowed]
     with pytest.raises(TypeError, match="must be made of ints"):
         kernel[launch]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"defines": {"A": 1}}, TypeError,
-         r"defines must be a sequence of strings, .* got \{'A': 1\}: pass \['A=1'\]"),
-        ({"defines": None}, TypeError, "defines must be a sequence of strings, .* got None"),
-        ({"defines": "A=1"}, TypeError, "defines must be a sequence of strings, .* got 'A=1'"),
-        ({"options": [3]}, TypeError, r"options must be a sequence of strings, .* got \[3\]"),
-        ({"name": 3}, TypeError, "name must be a string, .* got 3"),
-        ({"source": "missing.cu"}, FileNotFoundError, r"no file /.*/missing\.cu: a relative path is looked up from"),
-        ({"source": "/nowhere/missing.cu"}, FileNotFoundError, r"no file /nowhere/missing\.cu$"),
-    ],
-)  # fmt: skip
-def test_a_kernel_of_wrong_arguments_is_refused_by_name(arguments, error, message):
-    with pytest.raises(error, match=message):
-        CudaKernel(**{"source": "__global__ void f(int n) { }", "name": "f", **arguments})
 
 
 def test_grid_and_block_may_be_lists_and_numpy_numbers(device):

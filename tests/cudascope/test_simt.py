@@ -394,11 +394,6 @@ def test_launches_from_several_python_threads_do_not_meet():
 # ------------------------------------------------------------------------------------------------ compiling
 
 
-def test_a_compile_error_has_the_kernels_file_and_line():
-    with pytest.raises(CompileError, match=r"k.cu:2:\d+: error: .*nonsense"):
-        run("__global__ void k(float* x) {\n  x[0] = nonsense;\n}", "k", 1, 1, x=zeros(1))
-
-
 def test_an_error_in_a_function_of_cuda_is_at_the_users_line_and_names_no_header_of_the_runner():
     source = """
         __device__ float shuffled(float4 a) { return __shfl_sync(~0u, a, 0).x; }
