@@ -111,10 +111,20 @@ def test_the_command_line_does_not_override_a_definition_of_the_file():
     assert read("#define T long\n", ("T=int", "U=int")).named == {"T": ["long"], "U": ["int"]}
 
 
-def test_kernels_of_headers_and_of_branches_that_cannot_be_told_are_not_plain():
+def test_kernels_of_headers_of_templates_and_of_branches_that_cannot_be_told_are_not_plain():
     header = "__global__ void a() {}\n"
-    source = "#ifndef GUARD\n#define GUARD\n__global__ void b() {}\n#if A(1)\n__global__ void c() {}\n#endif\n#endif"
-    assert read(header + source, (), len(header)).plain_kernels == ["b"]
+    source = """#ifndef GUARD
+        #define GUARD
+        template <class T> __global__ void t(T* x) { }
+        extern "C" __global__ void __launch_bounds__(128) b(float* x) { if (x) { } }
+        namespace n { __global__ void m() {} }
+        #if A(1)
+        __global__ void c() {}
+        #endif
+        static __global__ void d(int n) {}
+        __global__ void declared();
+        #endif"""
+    assert read(header + source, (), len(header)).plain_kernels == ["b", "d"]
 
 
 def test_an_if_among_the_parameters_is_left_to_the_preprocessor():

@@ -17,7 +17,6 @@ import torch
 import cudascope
 from cudascope import CudaKernel
 from cudascope.build import CompileError
-from cudascope.file import read
 from cudascope.simt import abi as simt_abi
 from cudascope.simt import build as simt_build
 from cudascope.simt.build import runtime
@@ -433,19 +432,6 @@ def test_the_compiler_speaks_english_in_every_locale(monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("LANGUAGE", "de")
     assert run_compiler(["sh", "-c", "echo $LC_ALL $LANGUAGE"]) == "C.UTF-8\n"
-
-
-def test_kernels_of_a_file_are_built_together():
-    source = """
-        template <class T> __global__ void t(T* x) { }
-        #if 0
-        __global__ void no() {}
-        #endif
-        // __global__ void c() {}
-        extern "C" __global__ void __launch_bounds__(128) a(float* x) { if (x) { } }
-        namespace n { __global__ void m() {} }
-    """
-    assert read(source + "static __global__ void b(int n)\n{\n}\n__global__ void d();").plain_kernels == ["a", "b"]
 
 
 @pytest.mark.slow
