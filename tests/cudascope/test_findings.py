@@ -224,3 +224,10 @@ def test_a_return_in_a_kernels_body_is_seen(body, expected):
 def test_kernels_with_mistakes_are_cuda_too(arch):
     for name in dict.fromkeys(each.function for each in read(FINDINGS.read_text()).kernels):
         assert CudaKernel(FINDINGS, name).resources(arch).spilled_bytes == 0
+
+
+def test_a_vector_that_begins_in_the_last_element_is_out_of_bounds():
+    kernel = CudaKernel("__global__ void pair(const float2* x, float2* out) { out[0] = x[2]; }", "pair")
+    with pytest.raises(cudascope.Finding) as caught, cudascope.check():
+        kernel[1, 1](torch.randn(5), torch.zeros(2))
+    assert (caught.value.what, caught.value.tensor, caught.value.element) == ("out of bounds", "x", 4)
