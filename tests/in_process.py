@@ -1,9 +1,17 @@
-"""Stand-ins for a `Worker` that need not import everything in a process of their own."""
+"""Benchmarks and their command lines in this process, and workers that need not import everything again."""
 
 import multiprocessing
+import sys
 from contextlib import contextmanager
 
 import pytest
+import torch
+
+from pagewise.experiments import speed
+from pagewise.tools.benchmark import Timing
+from pagewise.tools.timing import Spread
+
+CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -17,7 +25,7 @@ def forked_workers():
 
 
 class InProcess:
-    """Stands in for the worker: the same calls, in this process, where methods can be replaced."""
+    """Stands in for the worker: the same calls, in this process, which has imported everything."""
 
     def __init__(self, make, *args):
         self.call = make(*args)
@@ -30,3 +38,30 @@ class InProcess:
 
     def __exit__(self, *_):
         pass
+
+
+def records(trials, shapes, *, device=CPU, **options):
+    """Return the records of a benchmark, measured in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "Worker", InProcess)
+        return list(speed.records(trials, shapes, device=device, **options))
+
+
+def planted(trials, seconds):
+    """Return a benchmark in which nothing runs: a method takes `seconds(shape, method)`, or fails as that call does."""
+
+    class Planted(trials):
+        def __call__(self, shape, method):
+            taken = seconds(shape, method)
+            return Timing(Spread(taken, 0.75 * taken, 1.25 * taken), "planted")
+
+    return Planted
+
+
+def run_on_a_cpu(main, *arguments):
+    """Run a command line as on a machine without a GPU, with its benchmarks in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed, "Worker", InProcess)
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(sys, "argv", ["command", *arguments])
+        main()

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from in_process import CPU, run_on_a_cpu
 
 from pagewise.engine import SamplingParams
 from pagewise.experiments import engine_peers, engine_speed
@@ -24,7 +25,6 @@ from pagewise.experiments.engine_speed import (
 from pagewise.experiments.engine_workload import Workload
 from pagewise.models import GPT2, GPT2Config
 
-CPU = torch.device("cpu")
 GREEDY = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (3, 2)]
 
 
@@ -81,19 +81,17 @@ def test_vllm_gets_token_ids_and_goes_on_after_end_tokens(monkeypatch, tmp_path)
 
 def test_the_command_prints_a_table_for_each_kind_of_prompts(monkeypatch, capsys):
     few = ["rivals", "--prompts", "shared", "distinct", "--only", "dense", "--requests", "2", "--prompt-tokens", "8"]
-    monkeypatch.setattr(sys, "argv", ["engine_speed", *few, "--new-tokens", "2", "--repeats", "1"])
     monkeypatch.setattr(engine_speed, "peers", lambda device: {})
-    main()
+    run_on_a_cpu(main, *few, "--new-tokens", "2", "--repeats", "1")
     shared, distinct = capsys.readouterr().out.strip().split("\n\n")
     assert shared.startswith("a smaller GPT-2, shared prompts")
     assert distinct.startswith("a smaller GPT-2, distinct prompts")
     assert [line.split("  ")[0] for line in distinct.splitlines()[1:]] == [n for n in variants() if "dense" in n]
 
 
-def test_the_source_table_compares_both_memories_in_each_mode(monkeypatch, capsys):
+def test_the_source_table_compares_both_memories_in_each_mode(capsys):
     few = ["source", "--requests", "3", "--prompt-tokens", "40", "--new-tokens", "4", "--repeats", "2"]
-    monkeypatch.setattr(sys, "argv", ["engine_speed", *few])
-    main()
+    run_on_a_cpu(main, *few)
     rates, parts = (table.splitlines() for table in capsys.readouterr().out.strip().split("\n\n"))
     engines = [f"{mode}, {memory}" for memory in ("block tensors", "paged") for mode in ("naive", "offline", "online")]
     assert [line.split("  ")[0] for line in rates[1:]] == engines
@@ -111,18 +109,3 @@ def test_the_parts_of_a_step_add_up_to_the_step(memory):
     assert sum(parts.values()) == pytest.approx(sum(run.steps) / len(run.steps), rel=1e-6)
     assert (parts["gathering"] > 0) == (memory == "block tensors")
     assert all(seconds > 0 for part, seconds in parts.items() if part != "gathering")
-
-
-def test_an_unknown_table_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["engine_speed", "sources"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "TABLE must be source or rivals, got sources" in capsys.readouterr().err
-
-
-def test_times_of_a_cpu_are_not_kept(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["engine_speed", "--record", str(tmp_path / "engine.json")])
-    monkeypatch.setattr(engine_speed, "best_device", lambda: CPU)
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "--record needs a GPU" in capsys.readouterr().err

@@ -1,21 +1,16 @@
-"""The benchmark of split decode: lengths equal and mixed, dense and paged; it compares before it times."""
-
-from functools import partial
+"""The benchmark of split decode: lengths equal and mixed, dense and paged. `test_every_experiment` has the rules."""
 
 import pytest
 import torch
-from in_process import InProcess
+from in_process import CPU, planted, records
 
-from pagewise.experiments import decode_inputs, flash_decoding_speed, speed
+from pagewise.experiments import decode_inputs, flash_decoding_speed
 from pagewise.experiments.decode_inputs import Shape, exact, random_inputs
-from pagewise.experiments.flash_decoding_speed import MIXED, SHAPES, SMALLEST, Trials, draw, draw_mixed
+from pagewise.experiments.flash_decoding_speed import MIXED, SHAPES, Trials, draw, draw_mixed
 from pagewise.flash_decoding import Splits
 from pagewise.naive_attention import attention
 from pagewise.tools.benchmark import Timing
-from pagewise.tools.timing import Spread
 
-records = partial(speed.records, Trials)
-CPU = torch.device("cpu")
 DENSE, PAGED = (Shape(2, 5, 40, 0, paged, 4, 2, 32) for paged in (0, 1))
 OURS = ("Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 keys")
 
@@ -96,13 +91,6 @@ def test_a_peer_is_right_or_says_why_it_does_not_run(shape, trials):
     assert isinstance(trials(shape, "SDPA math"), Timing)
 
 
-def test_a_wrong_method_is_not_timed(trials, monkeypatch):
-    right = flash_decoding_speed.flash_decoding
-    monkeypatch.setattr(flash_decoding_speed, "flash_decoding", lambda *a, **o: right(*a, **{**o, "seq_lens": None}))
-    assert trials(DENSE, "Flash-Decoding").startswith("wrong: relative error")
-    assert isinstance(trials(DENSE, "SDPA math"), Timing)
-
-
 def test_each_way_to_split_is_asked_for(monkeypatch):
     asked, of_plans, plan = [], [], flash_decoding_speed.plan
 
@@ -124,34 +112,16 @@ def test_each_way_to_split_is_asked_for(monkeypatch):
     assert of_plans == [(splits, "triton") for splits in wanted]
 
 
-# ------------------------------------------------------------------------------------------------ records and figures
+# ------------------------------------------------------------------------------------------------ figures
 
 
-@pytest.fixture
-def planted(monkeypatch):
-    """Every method takes a nanosecond per byte."""
-
-    class Planted(InProcess):
-        def __init__(self, *_):
-            pass
-
-        def __call__(self, shape, method, *, limit):
-            seconds = shape.bytes(2) / 1e9
-            return Timing(Spread(seconds, seconds, seconds), "planted")
-
-    monkeypatch.setattr(speed, "Worker", Planted)
+# A method takes a nanosecond per byte.
+PLANTED = planted(Trials, lambda shape, method: shape.bytes(2) / 1e9)
 
 
-def test_records_come_shape_by_shape_with_every_method_that_fits(planted):
-    found = list(records([PAGED, DENSE], device=CPU, rate=2e9))
-    expected = [(s._asdict(), m) for s in (PAGED, DENSE) for m in Trials.methods(CPU, s)]
-    assert [(r.shape, r.what) for r in found] == expected
-    assert {r.fraction for r in found} == {0.5}
-
-
-def test_the_time_over_the_context_can_be_drawn(planted, shown):
+def test_the_time_over_the_context_can_be_drawn(shown):
     shapes = [Shape(B, S, S) for S in (2048, 512) for B in (1, 8)]
-    draw(list(records([*shapes, Shape(1, 8, 9), PAGED], device=CPU)))
+    draw(records(PLANTED, [*shapes, Shape(1, 8, 9), PAGED]))
     (ax,) = shown[0].axes
     assert ax.get_legend_handles_labels()[1] == ["Flash-Decoding", "not split", "SDPA flash"]
     for line in ax.lines[:3]:
@@ -159,19 +129,10 @@ def test_the_time_over_the_context_can_be_drawn(planted, shown):
         assert list(line.get_ydata()) == pytest.approx([Shape(1, S, S).bytes(2) / 1e3 for S in (512, 2048)])
 
 
-def test_mixed_batches_can_be_drawn_beside_equal_ones(planted, shown):
-    draw_mixed(list(records(SHAPES[1:7], device=CPU, rate=2e9)))
+def test_mixed_batches_can_be_drawn_beside_equal_ones(shown):
+    draw_mixed(records(PLANTED, SHAPES[1:7], rate=2e9))
     (ax,) = shown[0].axes
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels[:3] == ["16 of 0.5–64 k", "16 of 14.4 k", "1 of 128 k, 31 of 1 k"]
     assert [bar.get_height() for bars in ax.containers for bar in bars] == pytest.approx([50.0] * 24)
     assert len(ax.containers) == len(OURS)
-
-
-def test_the_command_prints_a_table_for_each_shape(planted, monkeypatch, capsys):
-    monkeypatch.setattr(speed, "best_device", lambda: CPU)
-    monkeypatch.setattr("sys.argv", ["flash_decoding_speed"])
-    speed.command(Trials)
-    out = capsys.readouterr().out
-    assert "these times say nothing about a GPU" in out
-    assert out.count("\nFlash-Decoding, again ") == len(SMALLEST)

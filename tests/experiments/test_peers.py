@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
 
-from pagewise.experiments import peers
+from pagewise.experiments import flash_attention_speed, peers
 from pagewise.experiments.decode_inputs import Shape, exact, paged, random_inputs
-from pagewise.experiments.peers import peers_of_decode, peers_of_paged_decode
+from pagewise.experiments.flash_attention_speed import gradients_fault, prepared
+from pagewise.experiments.peers import peers_of_attention, peers_of_decode, peers_of_paged_decode
 from pagewise.naive_attention import attention
 from pagewise.tools.benchmark import fault
 
@@ -29,12 +30,15 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens):
 
 
 def create_block_mask(mask_mod, B, H, Q_LEN, KV_LEN, *, device):
-    assert (B, H, Q_LEN, KV_LEN, device) == (MIXED.num_seqs, None, 1, MIXED.longest, CPU)
-    rows = [mask_mod(torch.tensor(b), torch.tensor(0), torch.tensor(0), torch.arange(KV_LEN)) for b in range(B)]
-    return torch.stack(rows)[:, None, None]
+    """Check the device: that of the tensors for decode, and that of the request for whole sequences."""
+    assert H is None
+    assert device == (CPU if Q_LEN == 1 else GPU)
+    row, col = torch.arange(Q_LEN)[:, None], torch.arange(KV_LEN)
+    masks = [mask_mod(torch.tensor(b), torch.tensor(0), row, col).expand(Q_LEN, KV_LEN) for b in range(B or 1)]
+    return torch.stack(masks)[:, None]
 
 
-def flex_attention(q, k, v, *, block_mask, enable_gqa):
+def flex_attention(q, k, v, *, block_mask, enable_gqa=False):
     """All [B, heads, tokens, D]."""
     assert enable_gqa == (q.shape[1] != k.shape[1])
     assert k.is_contiguous()
@@ -97,6 +101,23 @@ def test_a_peer_gets_what_it_takes_and_gives_what_is_right(name, shape, on_a_gpu
     runs = peers_of_decode(GPU)[name](batches)
     assert [fault(run, exact(batch)) for run, batch in zip(runs, batches, strict=True)] == [None, None]
     assert on_a_gpu_with_everything == (["reset", "compile"] if "Flex" in name else [])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.usefixtures("on_a_gpu_with_everything")
+def test_flex_attention_over_whole_sequences_runs_its_backward_again(causal):
+    shape = flash_attention_speed.Shape(24, 16, int(causal), 1, 1, 2)
+    inputs = flash_attention_speed.random_inputs(shape, torch.float32, CPU)
+    with torch._functorch.config.patch(donated_buffer=True):
+        run = prepared(peers_of_attention(GPU)["FlexAttention"](24, causal), shape, inputs)
+        assert torch._functorch.config.donated_buffer is False
+    right = flash_attention_speed.exact(shape, inputs)
+    assert [gradients_fault(run, right) for _ in range(2)] == [None, None]
+
+
+def test_the_peers_of_a_gpu():
+    names = {"SDPA flash", "SDPA cudnn", "SDPA math", "FlexAttention"}
+    assert set(peers_of_attention(GPU)) == names
 
 
 @pytest.mark.parametrize("name", ["FlexAttention, not paged", "flash-attn, not paged", "FlashInfer"])
