@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import embedding, linear
 
 from pagewise import online_softmax  # noqa: F401  brings its custom op
 from pagewise.naive_attention import attention
@@ -13,50 +14,58 @@ def ones(*size, dtype=torch.float32):
     return torch.ones(size, dtype=dtype)
 
 
-def test_matrix_product():
-    a, b = ones(3, 5), ones(5, 7)
-    work = count_work(lambda: a @ b)
-    assert work == Work(
-        matmul_flops=2 * 3 * 5 * 7, bytes_read=4 * (15 + 35), bytes_written=4 * 21, peak_bytes=4 * 21
-    )  # fmt: skip
+def made(read, written, *, matmul=0, other=0, held=None):
+    """Return the work of an operation in bytes and operations. Unless told, it holds what it wrote."""
+    return Work(matmul, other, read, written, written if held is None else held)
 
 
-def test_batched_matrix_product():
-    a, b = ones(2, 3, 5), ones(2, 5, 7)
-    work = count_work(lambda: a @ b)
-    assert (work.matmul_flops, work.bytes_read, work.bytes_written) == (2 * 2 * 3 * 5 * 7, 4 * 2 * 50, 4 * 2 * 21)
+def write(buffer, rows, new):
+    buffer[rows] = new
 
 
-def test_linear_layer_with_bias_reads_the_bias():
-    x, layer = ones(3, 5), torch.nn.Linear(5, 7)
-    work = count_work(lambda: layer(x))
-    assert (work.matmul_flops, work.bytes_read, work.bytes_written) == (210, 4 * (15 + 35 + 7), 4 * 21)
+PICKED, NONE = torch.tensor([7, 0, 7]), torch.zeros(2, 6, dtype=torch.int64)
+# An operation, the sizes of its operands, and its work.
+OPERATIONS = {
+    "a matrix product": (torch.matmul, [(3, 5), (5, 7)], made(4 * (15 + 35), 4 * 21, matmul=2 * 3 * 5 * 7)),
+    "a batched matrix product": (torch.matmul, [(2, 3, 5), (2, 5, 7)], made(4 * 2 * 50, 4 * 2 * 21, matmul=2 * 210)),
+    "a linear layer reads its bias": (linear, [(3, 5), (7, 5), (7,)], made(4 * (15 + 35 + 7), 4 * 21, matmul=210)),
+    "one operation per element": (torch.add, [(10,), (10,)], made(80, 40, other=10)),
+    "a broadcast counts its result": (torch.mul, [(10, 1), (1, 20)], made(120, 800, other=200)),
+    "exp and tanh are like any other": (lambda x: torch.tanh(torch.exp(x)), [(10,)], made(80, 80, other=20)),
+    "a reduction counts what it reads": (lambda x: x.sum(dim=-1), [(10, 6)], made(240, 40, other=60)),
+    "two results: values, int64 indices": (lambda x: x.max(dim=-1), [(10, 6)], made(240, 40 + 80, other=60)),
+    "a reshape that must copy": (lambda x: x.T.reshape(60), [(10, 6)], made(240, 240)),
+    "an expanded tensor is read once": (
+        lambda row, x: row.expand(100, 6) + x, [(6,), (100, 6)], made(4 * 6 + 4 * 600, 2400, other=600)
+    ),
+    "a conversion does no arithmetic": (torch.Tensor.half, [(10,)], made(40, 20)),
+    "index reads rows and indices": (lambda x: x[PICKED], [(1000, 6)], made(72 + 24, 72)),
+    "index_select reads rows and indices": (lambda x: x.index_select(0, PICKED), [(1000, 6)], made(72 + 24, 72)),
+    "embedding reads rows and indices": (lambda x: embedding(PICKED, x), [(1000, 6)], made(72 + 24, 72)),
+    "gather reads an element per index": (lambda x: x.gather(0, NONE), [(1000, 6)], made(48 + 96, 48)),
+    "a copy writes its slice": (lambda x, new: write(x, slice(5, 7), new), [(1000, 6), (2, 6)], made(48, 48, held=0)),
+    "a broadcast copy writes every element": (torch.Tensor.copy_, [(10, 6), (6,)], made(24, 240, held=0)),
+    "a fill reads nothing": (torch.Tensor.zero_, [(10, 6)], made(0, 240, held=0)),
+    "an update reads what it overwrites": (torch.Tensor.add_, [(10,), (10,)], made(80, 40, other=10, held=0)),
+    "a scattered write": (lambda x, new: write(x, PICKED, new), [(1000, 6), (3, 6)], made(72 + 24, 72, held=0)),
+    "a row written to many": (lambda x, new: write(x, PICKED, new), [(1000, 6), (6,)], made(24 + 24, 72, held=0)),
+    "a concatenation does no arithmetic": (lambda *both: torch.cat(both), [(10, 6), (2, 6)], made(288, 288)),
+    "unwritten memory is held": (lambda: torch.empty(10), [], made(0, 0, held=40)),
+    "new zeros are written": (lambda: torch.zeros(10), [], made(0, 40)),
+    # A tensor that is made after a model reads nothing of it.
+    "zeros_like": (torch.zeros_like, [(10,)], made(0, 40)),
+    "ones_like": (torch.ones_like, [(10,)], made(0, 40)),
+    "full_like": (lambda x: torch.full_like(x, 3.0), [(10,)], made(0, 40)),
+    "new_zeros": (lambda x: x.new_zeros(10), [(10,)], made(0, 40)),
+    "new_ones": (lambda x: x.new_ones(10), [(10,)], made(0, 40)),
+    "new_full": (lambda x: x.new_full((10,), 3.0), [(10,)], made(0, 40)),
+}  # fmt: skip
 
 
-def test_pointwise_operation_counts_one_per_element():
-    a, b = ones(10), ones(10)
-    assert count_work(lambda: a + b) == Work(other_flops=10, bytes_read=80, bytes_written=40, peak_bytes=40)
-
-
-def test_broadcast_operation_counts_the_elements_of_its_result():
-    a, b = ones(10, 1), ones(1, 20)
-    assert count_work(lambda: a * b) == Work(other_flops=200, bytes_read=120, bytes_written=800, peak_bytes=800)
-
-
-def test_exp_and_tanh_count_one_per_element_like_any_other():
-    x = ones(10)
-    assert count_work(lambda: torch.tanh(torch.exp(x))).other_flops == 20
-
-
-def test_reduction_counts_the_elements_it_reads():
-    x = ones(10, 6)
-    assert count_work(lambda: x.sum(dim=-1)) == Work(other_flops=60, bytes_read=240, bytes_written=40, peak_bytes=40)
-
-
-def test_operation_with_two_results_writes_both():
-    x = ones(10, 6)
-    work = count_work(lambda: x.max(dim=-1))
-    assert (work.other_flops, work.bytes_written) == (60, 10 * 4 + 10 * 8)  # values, int64 indices
+@pytest.mark.parametrize(("operation", "sizes", "expected"), OPERATIONS.values(), ids=OPERATIONS)
+def test_the_work_of_an_operation(operation, sizes, expected):
+    operands = [ones(*size) for size in sizes]
+    assert count_work(lambda: operation(*operands)) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,118 +89,9 @@ def test_view_is_free(view):
     assert count_work(lambda: view(x)) == Work()
 
 
-def test_reshape_that_must_copy_moves_the_elements():
-    x = ones(10, 6)
-    assert count_work(lambda: x.T.reshape(60)) == Work(bytes_read=240, bytes_written=240, peak_bytes=240)
-
-
-def test_expanded_tensor_is_read_once():
-    row, table = ones(6), ones(100, 6)
-    work = count_work(lambda: row.expand(100, 6) + table)
-    assert (work.other_flops, work.bytes_read) == (600, 4 * 6 + 4 * 600)
-
-
-def test_conversion_moves_bytes_of_both_dtypes_and_does_no_arithmetic():
-    x = ones(10)
-    assert count_work(lambda: x.half()) == Work(bytes_read=40, bytes_written=20, peak_bytes=20)
-
-
 def test_16_bit_elements_are_two_bytes():
     a = ones(10, dtype=torch.bfloat16)
-    assert count_work(lambda: a + a) == Work(other_flops=10, bytes_read=40, bytes_written=20, peak_bytes=20)
-
-
-PICKED = torch.tensor([7, 0, 7])
-PICKS = {
-    "index": lambda x: x[PICKED],
-    "index_select": lambda x: x.index_select(0, PICKED),
-    "embedding": lambda x: torch.nn.functional.embedding(PICKED, x),
-}
-
-
-@pytest.mark.parametrize("pick", PICKS.values(), ids=PICKS.keys())
-def test_picking_rows_reads_those_rows_and_the_indices_only(pick):
-    table = ones(1000, 6)
-    picked = 3 * 6 * 4
-    expected = Work(bytes_read=picked + 3 * 8, bytes_written=picked, peak_bytes=picked)
-    assert count_work(lambda: pick(table)) == expected
-
-
-def test_gather_reads_one_element_per_index():
-    table, index = ones(1000, 6), torch.zeros(2, 6, dtype=torch.int64)
-    expected = Work(bytes_read=12 * 4 + 12 * 8, bytes_written=48, peak_bytes=48)
-    assert count_work(lambda: table.gather(0, index)) == expected
-
-
-def test_copy_into_a_slice_writes_the_slice_only():
-    buffer, new = ones(1000, 6), ones(2, 6)
-
-    def write():
-        buffer[5:7] = new
-
-    assert count_work(write) == Work(bytes_read=48, bytes_written=48)
-
-
-def test_broadcast_copy_writes_every_element():
-    buffer, row = ones(10, 6), ones(6)
-    assert count_work(lambda: buffer.copy_(row)) == Work(bytes_read=24, bytes_written=240)
-
-
-def test_fill_reads_nothing():
-    buffer = ones(10, 6)
-    assert count_work(buffer.zero_) == Work(bytes_written=240)
-
-
-def test_update_in_place_reads_what_it_overwrites():
-    a, b = ones(10), ones(10)
-    assert count_work(lambda: a.add_(b)) == Work(other_flops=10, bytes_read=80, bytes_written=40)
-
-
-def test_scattered_write_writes_the_rows_it_names_only():
-    buffer, new = ones(1000, 6), ones(3, 6)
-
-    def write():
-        buffer[PICKED] = new
-
-    assert count_work(write) == Work(bytes_read=3 * 6 * 4 + 3 * 8, bytes_written=3 * 6 * 4)
-
-
-def test_scattered_write_of_one_row_to_many_writes_all_of_them():
-    buffer, new = ones(1000, 6), ones(6)
-
-    def write():
-        buffer[PICKED] = new
-
-    assert count_work(write) == Work(bytes_read=6 * 4 + 3 * 8, bytes_written=3 * 6 * 4)
-
-
-def test_concatenation_moves_and_does_no_arithmetic():
-    a, b = ones(10, 6), ones(2, 6)
-    assert count_work(lambda: torch.cat([a, b])) == Work(bytes_read=288, bytes_written=288, peak_bytes=288)
-
-
-def test_unwritten_memory_is_held_but_not_moved():
-    assert count_work(lambda: torch.empty(10)) == Work(peak_bytes=40)
-
-
-def test_new_zeros_are_written():
-    assert count_work(lambda: torch.zeros(10)) == Work(bytes_written=40, peak_bytes=40)
-
-
-LIKE = {
-    "zeros_like": torch.zeros_like,
-    "ones_like": torch.ones_like,
-    "full_like": lambda x: torch.full_like(x, 3.0),
-    "new_zeros": lambda x: x.new_zeros(10),
-    "new_ones": lambda x: x.new_ones(10),
-    "new_full": lambda x: x.new_full((10,), 3.0),
-}
-
-
-@pytest.mark.parametrize("make", LIKE.values(), ids=LIKE.keys())
-def test_a_tensor_made_after_a_model_reads_nothing_of_it(make):
-    x = ones(10)
-    assert count_work(lambda: make(x)) == Work(bytes_written=40, peak_bytes=40)
+    assert count_work(lambda: a + a) == made(40, 20, other=10)
 
 
 # ------------------------------------------------------------------------------------------------ on chip
