@@ -90,7 +90,7 @@ def test_records_can_be_drawn(shown):
             raise Failed("refused")
         return shape.bytes(2) / reached[method]
 
-    shapes = [paged(8, 1024, 64, 8), paged(1, 8192, 64, 8), paged(8, 1024, 32, 32)]
+    shapes = [paged(8, 1024, 64, 8), paged(1, 8192, 64, 8), paged(64, 1024, 32, 32)]
     draw(records(planted(Trials, seconds), shapes, rate=1.0))
     (ax,) = shown[0].axes
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1 × 8 k", "8 × 1 k"]

@@ -14,11 +14,20 @@ PROMPT, NEW = 33, 4
 LENGTHS = range(PROMPT + 1, PROMPT + NEW + 1)  # tokens seen when each new one is made
 
 
+@pytest.fixture
+def resize(monkeypatch):
+    """Return a function that changes the number of tokens in the prompt, and of new tokens."""
+
+    def resize(prompt, new=NEW):
+        for name, size in {"PROMPT": prompt, "NEW": new, "TOTAL": prompt + new}.items():
+            monkeypatch.setattr(scoreboard, name, size)
+
+    return resize
+
+
 @pytest.fixture(autouse=True)
-def short_prompt(monkeypatch):
-    sizes = {"PROMPT": PROMPT, "NEW": NEW, "TOTAL": PROMPT + NEW, "HEADS": H, "KV_HEADS": HKV, "HEAD_SIZE": D}
-    for name, size in sizes.items():
-        monkeypatch.setattr(scoreboard, name, size)
+def short_prompt(resize):
+    resize(PROMPT)
 
 
 def method(name):
@@ -27,7 +36,7 @@ def method(name):
 
 
 def test_the_piece_of_work_is_the_one_described(monkeypatch):
-    monkeypatch.undo()
+    monkeypatch.undo()  # of `resize`
     sizes = ("PROMPT", "NEW", "TOTAL", "HEADS", "KV_HEADS", "HEAD_SIZE")
     assert [getattr(scoreboard, name) for name in sizes] == [256, 32, 288, 8, 2, 64]
     assert "256 tokens and then 32 tokens" in scoreboard.__doc__
@@ -65,9 +74,8 @@ def test_cached_method_holds_at_least_its_cache_and_its_outputs():
     assert score(method("naive with a KV cache")).peak_bytes >= cache + outputs
 
 
-def test_tiles_hold_less_than_the_whole_score_matrix(monkeypatch):
-    monkeypatch.setattr(scoreboard, "PROMPT", 256)  # more than one tile
-    monkeypatch.setattr(scoreboard, "TOTAL", 256 + NEW)
+def test_tiles_hold_less_than_the_whole_score_matrix(resize):
+    resize(256)  # more than one tile
     assert score(method("online softmax")).peak_bytes < score(method("naive with a KV cache")).peak_bytes
 
 
@@ -130,9 +138,8 @@ def test_the_kernel_reads_every_key_and_value_once_and_holds_no_scores():
     assert decode < 0
 
 
-def test_flash_attention_reads_the_prompt_once_per_row_tile_and_holds_no_scores(monkeypatch):
-    monkeypatch.setattr(scoreboard, "PROMPT", 128)  # two row tiles: one sees 64 keys, the other all
-    monkeypatch.setattr(scoreboard, "TOTAL", 128 + NEW)
+def test_flash_attention_reads_the_prompt_once_per_row_tile_and_holds_no_scores(resize):
+    resize(128)  # two row tiles: one sees 64 keys, the other all
     flash, grouped = score(method("FlashAttention")), score(method("CUDA"))
     assert grouped.matmul_flops - flash.matmul_flops == 4 * H * D * 64 * 64  # the tile above the diagonal
     qkv = [x[:, :, :128] for x in scoreboard._random()]
@@ -161,9 +168,8 @@ def test_backward_of_naive_attention_has_four_products_and_flash_attention_makes
     assert [work.matmul_flops for work in works.values()] == [2 * n * square for n in products]
 
 
-def test_flash_attention_trains_without_the_score_matrix(monkeypatch):
-    monkeypatch.setattr(scoreboard, "PROMPT", 256)
-    monkeypatch.setattr(scoreboard, "TOTAL", 256)
+def test_flash_attention_trains_without_the_score_matrix(resize):
+    resize(256, new=0)
     naive, online, *flash = (score_training(row) for row in TRAINING)
     scores = 4 * H * 256 * 256
     assert min(naive.peak_bytes, online.peak_bytes) > 2 * scores
@@ -193,9 +199,8 @@ def test_training_table_has_the_form_of_the_other(lesson):
     assert len({len(line) for line in (head, units, *rows)}) == 1
 
 
-def test_a_prompt_in_chunks_multiplies_and_reads_what_its_rows_of_tiles_would(monkeypatch):
-    monkeypatch.setattr(scoreboard, "PROMPT", 256)
-    monkeypatch.setattr(scoreboard, "TOTAL", 256 + NEW)
+def test_a_prompt_in_chunks_multiplies_and_reads_what_its_rows_of_tiles_would(resize):
+    resize(256)
     whole, chunked = (score(method(name)) for name in ("Flash-Decoding", "chunks of 64"))
     assert chunked.matmul_flops == whole.matmul_flops
     assert whole.bytes_read <= chunked.bytes_read < 1.02 * whole.bytes_read
