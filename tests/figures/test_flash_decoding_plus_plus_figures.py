@@ -1,8 +1,6 @@
 """Figures of lesson 8: they show what they were given, and the stepper's three schemes end alike."""
 
-import html
 import math
-import re
 from typing import NamedTuple
 
 import matplotlib as mpl
@@ -12,6 +10,7 @@ mpl.use("Agg")
 import pytest
 import torch
 from matplotlib.colors import to_hex
+from stepped import captions
 
 from pagewise.figures import dataflow, ring, score_bands, score_histogram, tile_width
 from pagewise.figures.moving_softmax import scheme_steps
@@ -23,24 +22,24 @@ pytestmark = pytest.mark.usefixtures("shown", "shapes_unchecked")
 SCORES, VALUES = torch.tensor([3.0, 5.0, 6.0, 9.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
 
 
-def captions(scores=SCORES, band=(-3.0, 3.0), phi=6.0):
+def said_of(scores=SCORES, band=(-3.0, 3.0), phi=6.0):
     options = {"pieces": [2, 2], "phi": phi, "band": band, "title": "Who waits?", "alt": "Three rows."}
     steps = scheme_steps(Partial, scores, VALUES, **options)
-    return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+    return captions(steps)
 
 
 @pytest.mark.slow
 def test_only_the_synchronised_scheme_shrinks_when_the_maximum_rises():
-    said = captions()
+    said = said_of()
     assert "Synchronised: m = 5. Unified: adds." in said[1]
     assert f"m rises from 5 to 9, so l and acc shrink by {math.exp(-4):.3f} first" in said[2]
-    assert "shrink" not in captions(SCORES.flip(0))[2]
+    assert "shrink" not in said_of(SCORES.flip(0))[2]
 
 
 def test_a_row_whose_largest_score_leaves_the_band_is_recomputed(unrendered):
-    assert captions()[-1].endswith("The row is outside, so the rule recomputes it.")
-    assert captions(band=(-3.0, 3.1))[-1].endswith("The row is inside.")
-    assert captions(phi=13.0, band=(-3.0, 3.0))[-1].endswith("recomputes it.")
+    assert said_of()[-1].endswith("The row is outside, so the rule recomputes it.")
+    assert said_of(band=(-3.0, 3.1))[-1].endswith("The row is inside.")
+    assert said_of(phi=13.0, band=(-3.0, 3.0))[-1].endswith("recomputes it.")
 
 
 def test_ranges_that_do_not_fit_are_told_apart(shown):

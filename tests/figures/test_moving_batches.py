@@ -1,15 +1,11 @@
 """The batch over time: the seats of requests, the caption of each step, and the owners of blocks."""
 
-import html
-import re
-
-import matplotlib.pyplot as plt
 from matplotlib.colors import to_rgb, to_rgba
+from stepped import captions, figures_drawn
 
 from pagewise.figures import Moment, batch_steps, blocks_over_time, moving_batches
 from pagewise.figures.blocks import OWNERS, SHARED
 from pagewise.figures.moving_batches import seats
-from pagewise.figures.steps import Embedded
 
 PROMPTS = {0: ("prompt", 5), 1: ("prompt", 4)}
 MOMENTS = [
@@ -30,38 +26,28 @@ def test_who_runs_without_a_token_keeps_its_seat():
     assert seats(nothing) == [{0: 0, 1: 1}, {0: 0, 1: 1}]
 
 
-def captions(**options):
-    steps = batch_steps({"static": MOMENTS, "other": MOMENTS[:2]}, 2, title="Who?", alt="Seats.", **options)
-    return [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+def both(**options):
+    return batch_steps({"static": MOMENTS, "other": MOMENTS[:2]}, 2, title="Who?", alt="Seats.", **options)
 
 
 def test_each_step_says_who_computes_how_much_and_who_waits():
-    said = captions()
+    said = captions(both())
     assert len(said) == 5
     assert said[0] == "Step 0. static: A, B compute 9 tokens; C waits. other: A, B compute 9 tokens; C waits."
     assert said[3] == "Step 3. static: B computes 1 token; C preempted; C waits. other: done."
 
 
-def test_later_steps_are_white_and_not_empty_seats(monkeypatch):
-    drawn = {}
-
-    def stepper(frames, draw, **_):
-        drawn["draw"] = draw
-        return Embedded("", "")
-
-    monkeypatch.setattr(moving_batches, "stepper", stepper)
-    batch_steps({"run": MOMENTS}, 2, title="Which?", alt="Seats.")
+def test_later_steps_are_white_and_not_empty_seats():
+    with figures_drawn(moving_batches) as figures:
+        batch_steps({"run": MOMENTS}, 2, title="Which?", alt="Seats.")
+    empty = to_rgba(moving_batches.EMPTY["fc"])
     for time in (0, 2, 4):
-        drawn["draw"](figure := plt.figure(), time)
-        grey = [
-            patch for patch in figure.axes[0].patches if patch.get_facecolor() == to_rgba(moving_batches.EMPTY["fc"])
-        ]
+        grey = [patch for patch in figures[time].axes[0].patches if patch.get_facecolor() == empty]
         assert [patch.get_bbox().x1 for patch in grey] == [time + 1]
-        plt.close(figure)
 
 
 def test_fewer_steps_may_be_shown_and_preemptions_and_the_last_always_are(unrendered):
-    assert [text.split(".")[0] for text in captions(every=9)] == ["Step 0", "Step 3", "Step 4"]
+    assert [text.split(".")[0] for text in captions(both(every=9))] == ["Step 0", "Step 3", "Step 4"]
 
 
 def test_blocks_are_stacked_in_their_owners_colours_and_shared_ones_apart(shown):

@@ -1,10 +1,8 @@
 """The stepper of the block manager: every call is made, said and drawn; copies, refusals and cached blocks show."""
 
-import html
-import re
-
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from stepped import captions
 
 from pagewise.figures import moving_blocks as module
 from pagewise.figures.blocks import OWNERS, owner_colours
@@ -30,18 +28,17 @@ def film(monkeypatch, **options):
     monkeypatch.setattr(module, "_draw", lambda figure, moment, colours: drawn.append((moment, colours)))
     manager = BlockManager(5, 4, prefix_cache=True)
     steps = block_steps(manager, CALLS, title="Who owns what?", alt="Tables and pool.", **options)
-    captions = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
-    return captions, *zip(*drawn, strict=True)
+    return captions(steps), *zip(*drawn, strict=True)
 
 
 def test_each_call_is_a_step_that_says_what_came_back(monkeypatch):
-    captions, moments, _ = film(monkeypatch)
-    assert len(captions) == len(moments) == 1 + len(CALLS)
-    assert captions[1] == "A arrives: allocate('A', [1, 2, …, 6]) returns 0."
-    assert captions[3] == "A splits: fork('A', 'B')."
-    assert captions[4] == "B writes: append('B', 8) returns 10, and block 1 is copied to block 2 first."
-    assert captions[5] == "C arrives: allocate('C', [1, 2, 3, 4, 5]) returns 4."  # found in the prefix cache
-    assert captions[6] == "D arrives: allocate('D', [50, 51, …, 59]) is refused: OutOfBlocks."
+    said, moments, _ = film(monkeypatch)
+    assert len(said) == len(moments) == 1 + len(CALLS)
+    assert said[1] == "A arrives: allocate('A', [1, 2, …, 6]) returns 0."
+    assert said[3] == "A splits: fork('A', 'B')."
+    assert said[4] == "B writes: append('B', 8) returns 10, and block 1 is copied to block 2 first."
+    assert said[5] == "C arrives: allocate('C', [1, 2, 3, 4, 5]) returns 4."  # found in the prefix cache
+    assert said[6] == "D arrives: allocate('D', [50, 51, …, 59]) is refused: OutOfBlocks."
 
 
 def test_a_moment_keeps_what_was_when_the_manager_moves_on(monkeypatch):

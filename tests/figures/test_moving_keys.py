@@ -1,11 +1,8 @@
 """The stepper of key ranges: what is read, what will be read, and which SMs work."""
 
-import html
-import re
-
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from stepped import captions, figures_drawn
 
 from pagewise.figures import key_range_steps, moving_keys
 from pagewise.figures.moving_keys import FUTURE, NOW, READ
@@ -19,28 +16,20 @@ def steps(**sizes):
 
 
 def test_the_steps_reach_the_end_of_both_cuts():
-    captions = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps()._repr_html_())]
-    assert captions[1] == (
+    said = captions(steps())
+    assert said[1] == (
         "After 10 µs. not cut: 12% of the keys are read, 2 SMs busy; cut in 4: 50% of the keys are read, 8 SMs busy."
     )
-    assert captions[2].endswith("25% of the keys are read, 2 SMs busy; cut in 4: 100% of the keys are read, done.")
-    assert captions[-1].startswith("After 80 µs. not cut: 100% of the keys are read, done")
+    assert said[2].endswith("25% of the keys are read, 2 SMs busy; cut in 4: 100% of the keys are read, done.")
+    assert said[-1].startswith("After 80 µs. not cut: 100% of the keys are read, done")
 
 
-@pytest.fixture
-def pictures(monkeypatch, unrendered):
-    """Return the states of keys and SMs that `draw` shows at each step, by figure."""
-    drawn, right = [], moving_keys.stepper
-
-    def kept(frames, draw, **options):
-        for _, frame in frames:
-            draw(figure := Figure(), frame)
-            drawn.append(figure)
-        return right(frames, draw, **options)
-
-    monkeypatch.setattr(moving_keys, "stepper", kept)
-    steps()
-    return drawn
+@pytest.fixture(scope="module")
+def pictures():
+    """Return the figure of each step."""
+    with figures_drawn(moving_keys) as figures:
+        steps()
+    return figures
 
 
 def states(figure, panel):

@@ -1,21 +1,14 @@
 """The steppers of a ring: every score once, by the process that has both, and waiting that adds up."""
 
-import html
-import re
-
 import pytest
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
+from stepped import captions, figures_drawn
 
 from pagewise.figures import balance_steps, moving_rings, ring_steps
 from pagewise.figures.moving_rings import PROCESSES, ring_tiles
 
 CONTIGUOUS = [[0], [1], [2]]
 ZIGZAG = [[0, 5], [1, 4], [2, 3]]
-
-
-def captions(stepper):
-    return [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', stepper._repr_html_())]
 
 
 @pytest.mark.parametrize("shares", [CONTIGUOUS, ZIGZAG])
@@ -42,32 +35,17 @@ def test_the_captions_say_who_has_what_and_who_works():
     assert steps[1] == "Step 1. Work of the processes in order. contiguous: 0, 4, 4; zigzag: 2, 2, 2."
 
 
-@pytest.fixture
-def figures(monkeypatch, unrendered):
-    """Return a function that returns the figure of each step of a stepper."""
-
-    def drawn(make, *args):
-        found, right = [], moving_rings.stepper
-
-        def kept(frames, draw, **options):
-            for _, frame in frames:
-                draw(figure := Figure(), frame)
-                found.append(figure)
-            return right(frames, draw, **options)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(moving_rings, "stepper", kept)
-            make(*args, title="Who?", alt="A ring.")
-        return found
-
-    return drawn
+def figures(make, *args):
+    with figures_drawn(moving_rings) as found:
+        make(*args, title="Who?", alt="A ring.")
+    return found
 
 
 def fills(ax):
     return [patch.get_facecolor()[:3] for patch in ax.patches]
 
 
-def test_scores_are_white_before_their_step_and_strong_in_it(figures):
+def test_scores_are_white_before_their_step_and_strong_in_it():
     first, _, last = figures(ring_steps, CONTIGUOUS)
     colours = list(map(to_rgb, PROCESSES[:3]))
     assert fills(first.axes[1]) == [*colours, *[(1.0, 1.0, 1.0)] * 6]
@@ -75,7 +53,7 @@ def test_scores_are_white_before_their_step_and_strong_in_it(figures):
     assert not set(fills(last.axes[1])[:6]) & {*colours, (1.0, 1.0, 1.0)}
 
 
-def test_the_ring_shows_the_blocks_after_their_moves_and_no_arrow_at_the_end(figures):
+def test_the_ring_shows_the_blocks_after_their_moves_and_no_arrow_at_the_end():
     steps = figures(ring_steps, CONTIGUOUS)
     texts = [[text.get_text() for text in figure.axes[0].texts] for figure in steps]
     assert [text for text in texts[1] if text.startswith("K, V")] == ["K, V 2", "K, V 0", "K, V 1"]
@@ -83,7 +61,7 @@ def test_the_ring_shows_the_blocks_after_their_moves_and_no_arrow_at_the_end(fig
     assert arrows == [3, 3, 0]
 
 
-def test_a_step_lasts_as_long_as_its_slowest_process(figures):
+def test_a_step_lasts_as_long_as_its_slowest_process():
     *_, last = figures(balance_steps, {"contiguous": CONTIGUOUS, "zigzag": ZIGZAG})
     ends = [max(patch.get_x() + patch.get_width() for patch in ax.patches) for ax in (last.axes[1], last.axes[3])]
     assert ends == [10, 6]

@@ -1,13 +1,12 @@
 """The stepper of online softmax: what it says is what `Partial` computes, and a rise of m is two steps."""
 
-import html
 import math
-import re
 
 import pytest
 import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from stepped import captions
 
 from pagewise.figures.moving_softmax import _draw_online, _Moment, softmax_steps
 from pagewise.online_softmax import Partial
@@ -17,14 +16,14 @@ SCORES = torch.tensor([-INF, -INF, 1.0, 0.5, 2.0, -INF, 1.5, 3.0])
 VALUES = torch.tensor([math.pi, 9.0, 1.0, 2.0, 3.0, 9.0, 4.0, 5.0])
 
 
-def captions(scores=SCORES, values=VALUES, **options):
+def said_of(scores=SCORES, values=VALUES, **options):
     steps = softmax_steps(Partial, scores, values, title="What happens?", alt="Scores and weights.", **options)
-    return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+    return captions(steps)
 
 
 @pytest.mark.slow
 def test_a_rise_of_the_maximum_first_shrinks_then_adds():
-    said = captions(pieces=[2, 1, 1, 1, 1, 2])
+    said = said_of(pieces=[2, 1, 1, 1, 1, 2])
     rises = [i for i, caption in enumerate(said) if "m rises" in caption]
     assert said[rises[0]] == (
         "Key 4: m rises from 1 to 2. First, the old sums shrink: l and acc are multiplied by exp(1 − 2) = 0.368."
@@ -37,7 +36,7 @@ def test_a_rise_of_the_maximum_first_shrinks_then_adds():
 
 
 def test_masked_keys_and_a_piece_of_nothing_else(unrendered):
-    said = captions(pieces=[2, 1, 1, 1, 1, 2])
+    said = said_of(pieces=[2, 1, 1, 1, 1, 2])
     assert said[1] == "Keys 0 and 1 are masked, so their weight is 0. m stays −∞."
     assert "Key 5 is masked, so its weight is 0. Nothing changes." in said
     assert "nan" not in " ".join(said)
@@ -46,11 +45,11 @@ def test_masked_keys_and_a_piece_of_nothing_else(unrendered):
 @pytest.mark.parametrize("pieces", [[1] * 8, [8], [2, 3, 3]])
 def test_the_end_is_attention(pieces, unrendered):
     out = torch.softmax(SCORES, dim=0) @ VALUES
-    assert captions(pieces=pieces)[-1] == f"All keys seen. Divide once, at the end: acc / l = {out:.3f}."
+    assert said_of(pieces=pieces)[-1] == f"All keys seen. Divide once, at the end: acc / l = {out:.3f}."
 
 
 def test_a_row_without_visible_keys_ends_at_zero():
-    assert captions(torch.full((3,), -INF), torch.ones(3), pieces=[1, 2])[-1].endswith("acc / l = 0.000.")
+    assert said_of(torch.full((3,), -INF), torch.ones(3), pieces=[1, 2])[-1].endswith("acc / l = 0.000.")
 
 
 def test_keys_that_have_not_arrived_are_empty_slots():

@@ -1,10 +1,8 @@
 """The stepper of FlashAttention's loops: steps, captions and counts follow from the moves."""
 
-import html
-import re
-
 import pytest
 import torch
+from stepped import captions
 
 from pagewise.figures.moving_tiles import IDLE, KEPT, Move, _held, _look, loop_steps, tile_moves, visits
 from pagewise.figures.palette import BLUE, ORANGE
@@ -56,7 +54,7 @@ def test_every_move_belongs_to_one_step_in_order(moves):
 def test_captions_say_what_moves_and_the_end_counts_all_of_it():
     loops = {"Keys outside": KEYS_OUTSIDE, "Queries outside": QUERIES_OUTSIDE}
     steps = loop_steps(loops, title="In which order?", alt="Tiles.")
-    said = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+    said = captions(steps)
     assert said[1] == (
         "Keys outside, queries 3–5, keys 0–1: reads Q, O and writes O. "
         "Queries outside, queries 0–2, keys 2–3: reads K, V."
@@ -69,7 +67,7 @@ def test_captions_say_what_moves_and_the_end_counts_all_of_it():
 
 def test_a_shorter_loop_waits_at_its_end(unrendered):
     steps = loop_steps({"long": KEYS_OUTSIDE, "short": QUERIES_OUTSIDE[:8]}, title="?", alt="Tiles.")
-    said = html.unescape(re.findall(r'data-caption="([^"]*)"', steps._repr_html_())[3])
+    said = captions(steps)[3]
     assert said.endswith("short is done.")
 
 

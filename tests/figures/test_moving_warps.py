@@ -1,11 +1,9 @@
 """The stepper of the warps' walk: drawn from the trace of the kernel that ran."""
 
-import html
-import re
-
 import numpy as np
 import pytest
 import torch
+from stepped import captions
 
 import cudascope
 from pagewise.figures.moving_warps import _steps, warp_steps
@@ -29,7 +27,7 @@ def launch():
 def test_every_load_is_a_step_and_says_which_warp_is_where(launch):
     traces = launch.accesses("k_cache"), launch.accesses("v_cache")
     steps = warp_steps(*traces, TABLE, (D // 8, P * 8), (D, P), title="Who reads?", alt="Six blocks of K and V.")
-    said = [html.unescape(text) for text in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+    said = captions(steps)
     assert len(said) == 1 + 8 + 1 + 4 + 1
     assert said[1] == (
         "Pass over K, load 0: warp 0 in block 7, warp 1 in block 1, warp 2 in block 4, warp 3 in block 0 of the cache."

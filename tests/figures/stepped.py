@@ -1,0 +1,31 @@
+"""The steps of a stepper: what they say, and the figures that they draw."""
+
+import html
+import re
+from contextlib import contextmanager
+
+import pytest
+from matplotlib.figure import Figure
+
+from pagewise.figures.steps import Embedded
+
+
+def captions(steps):
+    """Return the caption of each step."""
+    return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
+
+
+@contextmanager
+def figures_drawn(module):
+    """Yield the list of the figures that steppers of a module draw, one for each step. They are not rendered."""
+    found = []
+
+    def stepper(frames, draw, **_):
+        for _, frame in frames:
+            found.append(Figure())
+            draw(found[-1], frame)
+        return Embedded("", "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "stepper", stepper)
+        yield found
