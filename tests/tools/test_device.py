@@ -1,5 +1,7 @@
 """Which device computes, and how Triton runs: decided once, at import, so most tests start a fresh Python."""
 
+import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -10,7 +12,6 @@ import torch
 from conftest import needs_interpreter
 from cudascope import observe, triton_compiled
 from pagewise.online_softmax import online_softmax
-from pagewise.tools import device as device_module
 from pagewise.tools.architecture import CPU, SHARED_BYTES, Architecture, architecture
 from pagewise.tools.device import banner, best_device, check_triton_device, choose_triton_mode, triton_mode
 
@@ -149,49 +150,55 @@ def test_triton_mode_is_what_the_environment_says(value, mode, monkeypatch):
     assert triton_mode() == mode
 
 
-def without_triton(monkeypatch):
-    monkeypatch.setattr(device_module.importlib.util, "find_spec", lambda name: None)
+@pytest.fixture
+def installed(monkeypatch):
+    """Return a function that says which versions are installed."""
+
+    def installed(**versions):
+        monkeypatch.setattr(importlib.util, "find_spec", versions.get)
+        monkeypatch.setattr(importlib.metadata, "version", versions.get)
+
+    return installed
 
 
-def test_missing_triton_is_unavailable(monkeypatch):
-    without_triton(monkeypatch)
+def test_missing_triton_is_unavailable(installed):
+    installed()
     assert triton_mode() == "unavailable"
 
 
-def test_missing_triton_is_refused_with_the_remedy(monkeypatch):
-    without_triton(monkeypatch)
-    with pytest.raises(ValueError, match=r'install it.*backend="torch"'):
-        check_triton_device(torch.device("cpu"))
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_cpu_tensors_are_refused_where_triton_compiles(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    with pytest.raises(ValueError, match=r'on cpu, .*backend="torch".*TRITON_INTERPRET=1'):
-        check_triton_device(torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
-    ("value", "device"), [("0", "cuda"), ("0", "cuda:1"), pytest.param("1", "cpu", marks=needs_interpreter)]
+    ("mode", "device"), [("0", "cuda"), ("0", "cuda:1"), pytest.param("1", "cpu", marks=needs_interpreter)]
 )
-def test_tensors_are_welcome_where_triton_runs(value, device, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", value)
+def test_tensors_are_welcome_where_triton_runs(mode, device, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", mode)
     check_triton_device(torch.device(device))
 
 
 @pytest.mark.parametrize(
     ("mode", "triton", "numpy"), [("1", "3.6.0", "2.3.5"), ("1", "3.7.1", "2.5.0"), ("0", "3.6.0", "2.5.0")]
 )
-def test_versions_that_work_together_are_welcome(mode, triton, numpy, monkeypatch):
+def test_versions_that_work_together_are_welcome(mode, triton, numpy, installed, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", mode)
-    monkeypatch.setattr(device_module, "_version", {"triton": triton, "numpy": numpy}.get)
+    installed(triton=triton, numpy=numpy)
     check_triton_device(torch.device("cuda"))
 
 
-def test_an_interpreter_that_this_numpy_breaks_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(device_module, "_version", {"triton": "3.6.0", "numpy": "2.4.0"}.get)
-    with pytest.raises(RuntimeError, match=r"triton 3.6.0 fails with numpy 2.4.0: install triton>=3.7, or numpy<2.4"):
+@pytest.mark.parametrize(
+    ("mode", "versions", "error", "words"),
+    [
+        ("1", {}, ValueError, 'install it, or use backend="torch"'),
+        ("0", {"triton": "3.7.1"}, ValueError, r'on cpu, .*backend="torch".*TRITON_INTERPRET=1'),
+        (
+            "1", {"triton": "3.6.0", "numpy": "2.4.0"}, RuntimeError,
+            "triton 3.6.0 fails with numpy 2.4.0: install triton>=3.7, or numpy<2.4",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("no_gpu")
+def test_a_cpu_where_triton_cannot_run_is_refused_with_the_remedy(mode, versions, error, words, installed, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", mode)
+    installed(**versions)
+    with pytest.raises(error, match=words):
         check_triton_device(torch.device("cpu"))
 
 
@@ -215,8 +222,8 @@ def test_banner_names_the_gpu(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_banner_says_when_triton_is_missing(monkeypatch):
-    without_triton(monkeypatch)
+def test_banner_says_when_triton_is_missing(installed):
+    installed()
     assert banner().endswith("no triton")
 
 
