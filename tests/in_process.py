@@ -64,4 +64,4 @@ def run_on_a_cpu(main, *arguments):
         patch.setattr(speed, "Worker", InProcess)
         patch.setattr(torch.cuda, "is_available", lambda: False)
         patch.setattr(sys, "argv", ["command", *arguments])
-        main()
+        return main()

@@ -4,9 +4,11 @@ import contextlib
 import io
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
+from in_process import run_on_a_cpu
 
 from pagewise.engine import LLM
 from pagewise.experiments import engine_benchmark
@@ -271,19 +273,14 @@ def test_one_mode_is_dense_or_paged_as_asked(capsys):
         assert list(fields(capsys.readouterr().out)) == [f"{name}, identical prompts"]
 
 
-def test_warm_up_and_measured_runs_are_said(capsys, monkeypatch):
+def test_runs_are_counted_and_sampling_flags_reach_the_requests(capsys, monkeypatch):
     calls = []
-    monkeypatch.setattr(engine_benchmark, "serve", lambda llm, prompts, params: calls.append(prompts) or RUN)
-    main(["--model", "tiny", "--mode", "naive", "--warmup-runs", "2", "--repeat-runs", "3", *FOUR])
+    monkeypatch.setattr(engine_benchmark, "serve", lambda llm, prompts, params: calls.append(params) or RUN)
+    runs = ("--warmup-runs", "2", "--repeat-runs", "3")
+    main(["--model", "tiny", "--mode", "naive", *runs, "--top-k", "40", "--top-p", "0.9", *FOUR])
     (block,) = fields(capsys.readouterr().out).values()
     assert (block["Warmup runs"], block["Measured runs"], len(calls)) == ("2", "3", 5)
-
-
-def test_sampling_flags_reach_the_requests(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(engine_benchmark, "serve", lambda llm, prompts, params: drawn.extend(params) or RUN)
-    main([*ONCE, "--mode", "naive", "--top-k", "40", "--top-p", "0.9"])
-    assert {(one.top_k, one.top_p, one.temperature) for one in drawn} == {(40, 0.9, 1.0)}
+    assert {(one.top_k, one.top_p, one.temperature) for params in calls for one in params} == {(40, 0.9, 1.0)}
 
 
 def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
@@ -307,9 +304,8 @@ def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
         (("--model", "no/such/../folder"), "no/such/../folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main([*ONCE, "--mode", "online", "--paged-attn", *arguments]) == 2
+def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys):
+    assert run_on_a_cpu(partial(main, [*ONCE, "--mode", "online", "--paged-attn", *arguments])) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from pagewise.experiments import scoreboard
-from pagewise.experiments.scoreboard import ROWS, TRAINING, Row, score, score_training
+from pagewise.experiments.scoreboard import ROWS, TRAINING, Row, score, score_training, with_cache
+from pagewise.flash_attention import flash_attention_2
+from pagewise.flash_decoding import flash_decoding
 from pagewise.naive_attention import attention
+from pagewise.tools.work import count_work
 
 H, HKV, D = 8, 2, 64  # as in the scoreboard; its prompt is shortened, so that counting takes no seconds
 PROMPT, NEW = 33, 4
@@ -142,17 +145,18 @@ def test_flash_attention_reads_the_prompt_once_per_row_tile_and_holds_no_scores(
     resize(128)  # two row tiles: one sees 64 keys, the other all
     flash, grouped = score(method("FlashAttention")), score(method("CUDA"))
     assert grouped.matmul_flops - flash.matmul_flops == 4 * H * D * 64 * 64  # the tile above the diagonal
-    qkv = [x[:, :, :128] for x in scoreboard._random()]
-    prompt = scoreboard.count_work(lambda: scoreboard._flash_2(*qkv))
+    q, k, v = (torch.randn(1, heads, 128, D) for heads in (H, HKV, HKV))
+    prompt = count_work(lambda: flash_attention_2(q, k, v, causal=True, tile_rows=64, tile_cols=64))
     assert prompt.bytes_read == 4 * (H * 128 * D + 2 * HKV * (64 + 128) * D)
     assert prompt.bytes_written == 4 * (H * 128 * D + H * 128)
 
 
-def test_splits_multiply_no_more_and_move_their_partial_results_besides(monkeypatch):
-    one = partial(scoreboard.flash_decoding, num_splits=1, backend="torch")
-    split = score(method("Flash-Decoding"))
-    monkeypatch.setattr(scoreboard, "flash_decoding", lambda q, k, v, **_: one(q, k, v))
-    whole = score(method("Flash-Decoding"))
+def test_splits_multiply_no_more_and_move_their_partial_results_besides():
+    def one_split(q, k, v):
+        prompt = partial(flash_attention_2, causal=True, tile_rows=64, tile_cols=64)
+        return prompt(q, k, v) if q.shape[2] > 1 else flash_decoding(q, k, v, num_splits=1, backend="torch")
+
+    split, whole = score(method("Flash-Decoding")), score(Row(7, "one split", with_cache(one_split)))
     assert split.matmul_flops == whole.matmul_flops == 4 * H * D * (PROMPT**2 + sum(LENGTHS))
     partials = NEW * 4 * 4 * H * (D + 2)  # steps × splits × bytes × heads × (acc, m, l)
     assert split.bytes_written - whole.bytes_written >= partials
@@ -178,7 +182,7 @@ def test_flash_attention_trains_without_the_score_matrix(resize):
 
 
 def halved(q, k, v):
-    return [g / 2 for g in scoreboard.training_step(scoreboard._naive)(q, k, v)]
+    return [gradient / 2 for gradient in TRAINING[0].run(q, k, v)]
 
 
 def without_a_mask(q, k, v):

@@ -1,8 +1,7 @@
 """The stepper of the block manager: every call is made, said and drawn; copies, refusals and cached blocks show."""
 
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from stepped import captions
+from stepped import captions, figures_drawn
 
 from pagewise.figures import moving_blocks as module
 from pagewise.figures.blocks import OWNERS, owner_colours
@@ -64,13 +63,9 @@ def test_a_sequence_keeps_its_colour_over_steps_and_figures(monkeypatch):
 
 
 def test_the_copy_is_an_arrow_from_block_to_block():
-    manager = BlockManager(3, 4)
-    manager.allocate("A", [1, 2])
-    manager.fork("A", "B")
-    manager.append("B", 3)
-    moment = module._look(manager, manager.take_copies())
-    figure = Figure()
-    module._draw(figure, moment, owner_colours("A", "B"))
-    arrows = [t for t in figure.axes[0].texts if getattr(t, "arrow_patch", None)]
+    calls = [("", "allocate", "A", [1, 2]), ("", "fork", "A", "B"), ("", "append", "B", 3)]
+    with figures_drawn(module) as figures:
+        block_steps(BlockManager(3, 4), calls, title="Who owns what?", alt="Tables and pool.")
+    arrows = [t for t in figures[-1].axes[0].texts if getattr(t, "arrow_patch", None)]
     (copy,) = (t for t in arrows if to_hex(t.arrow_patch.get_edgecolor()) == module.ORANGE)
     assert (copy.xyann[0], copy.xy[0]) == (2.0, 6.8)  # the middles of blocks 0 and 1

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from stepped import captions
+from stepped import captions, figures_drawn
 
-from pagewise.figures.moving_softmax import _draw_online, _Moment, softmax_steps
+from pagewise.figures import moving_softmax
+from pagewise.figures.moving_softmax import softmax_steps
 from pagewise.online_softmax import Partial
 
 INF = math.inf
@@ -53,9 +53,8 @@ def test_a_row_without_visible_keys_ends_at_zero():
 
 
 def test_keys_that_have_not_arrived_are_empty_slots():
-    figure = Figure()
-    state = Partial.of(SCORES[:3], VALUES[:3, None])
-    _draw_online(figure, SCORES.tolist(), _Moment(state, old=2, seen=3))
-    for ax in figure.axes[:2]:
+    with figures_drawn(moving_softmax) as figures:
+        softmax_steps(Partial, SCORES, VALUES, pieces=[2, 1, 1, 1, 1, 2], title="What happens?", alt="Scores.")
+    for ax in figures[2].axes[:2]:  # three keys have arrived
         white = [p for p in ax.patches if to_hex(p.get_facecolor()) == "#ffffff"]
         assert [round(p.get_x() + p.get_width() / 2) for p in white] == [3, 4, 5, 6, 7]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import repeat_launches
 import torch
+from in_process import run_on_a_cpu
 
 import conftest
 from conftest import ROOT
@@ -40,11 +41,9 @@ def assert_ends(pid):
         time.sleep(0.05)
 
 
-def test_without_a_gpu_it_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path / "out")])
+def test_without_a_gpu_it_is_one_sentence(tmp_path):
     with pytest.raises(SystemExit, match=r"^gpu-check needs a GPU, and torch finds none on this machine"):
-        gpu_check.main()  # a text: printed to stderr, exit status 1
+        run_on_a_cpu(gpu_check.main, "--out", str(tmp_path / "out"))  # a text: printed to stderr, exit status 1
     assert not (tmp_path / "out").exists()
 
 

@@ -139,10 +139,15 @@ def test_surroundings_make_a_record(path, device):
     assert found.device.startswith("CPU") == (device.type == "cpu")
 
 
-def test_a_missing_command_gives_nothing():
-    assert records._output("no-such-command") is None
-    assert records._output("false") is None
-    assert records._output("echo", "580.1") == "580.1"
+@pytest.mark.parametrize(
+    ("git", "commit"), [(None, None), ("false", None), ("true", None), ("echo d0; echo more", "d0")]
+)
+def test_the_commit_is_what_git_prints_and_none_without_git(git, commit, tmp_path, monkeypatch):
+    if git:
+        (tmp_path / "git").write_text(f"#!/bin/sh\n{git}\n")
+        (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert surroundings(torch.device("cpu"))["commit"] == commit
 
 
 def test_a_table_is_aligned():
