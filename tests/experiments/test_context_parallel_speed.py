@@ -65,14 +65,6 @@ def test_the_command_prints_a_table_for_each_number_of_processes(two, capsys):
     assert "process 1" not in out
 
 
-def test_the_command_says_how_to_start_it(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["context_parallel_speed"])
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    with pytest.raises(SystemExit):
-        context_parallel_speed.command()
-    assert "start it with torchrun --nproc-per-node" in capsys.readouterr().err
-
-
 def test_shapes_are_timed_on_powers_of_two_of_processes():
     assert [shape.num_processes for shape in shapes_for(6, on_gpu=True)[:3]] == [1, 2, 4]
     assert {shape.num_processes for shape in shapes_for(1, on_gpu=False)} == {1}

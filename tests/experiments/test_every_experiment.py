@@ -15,6 +15,7 @@ from in_process import CPU, forked_workers, planted, records, run_on_a_cpu
 
 from conftest import DEVICES
 from pagewise.experiments import (
+    context_parallel_speed,
     engine_speed,
     flash_attention_speed,
     flash_decoding_speed,
@@ -171,10 +172,12 @@ def test_the_command_prints_a_table_for_each_of_the_smallest_shapes(trials, _, f
         *((partial(speed.command, case.values[0]), ["--record", "x.json"], "--record needs a GPU") for case in EVERY),
         (engine_speed.main, ["--record", "x.json"], "--record needs a GPU"),
         (engine_speed.main, ["sources"], "TABLE must be source or rivals, got sources"),
+        (context_parallel_speed.command, [], "start it with torchrun --nproc-per-node"),
     ],
 )
 def test_what_a_command_cannot_do_is_refused(main, arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)  # torchrun sets it
     with pytest.raises(SystemExit, match="2"):
         run_on_a_cpu(main, *arguments)
     assert words in capsys.readouterr().err
