@@ -25,7 +25,7 @@ def forked_workers():
 
 
 class InProcess:
-    """Stands in for the worker: the same calls, in this process, which has imported everything."""
+    """Replace the worker: make the same calls in this process, which has imported everything."""
 
     def __init__(self, make, *args):
         self.call = make(*args)
