@@ -9,7 +9,7 @@ from functools import cached_property
 
 import httpx
 import uvicorn
-from waiting import soon
+from eventually import soon
 
 from pagewise.engine import LLM
 from pagewise.engine.serve.app import make_app

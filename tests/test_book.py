@@ -16,6 +16,8 @@ pytest.importorskip("myst_nb", reason="the book is rendered with the extra `book
 
 from conftest import ROOT
 
+pytestmark = pytest.mark.slow  # without $PAGEWISE_BOOK, the book is rendered first
+
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "lessons").glob("*.ipynb"))
 LESSONS = [name for name in NOTEBOOKS if not name.endswith("_in_depth")]
 

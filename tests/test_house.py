@@ -302,6 +302,12 @@ def test_a_run_that_finds_no_kernels_fails(monkeypatch):
     assert conftest.missing_kernels() == {"any in CUDA"}
 
 
+def test_helpers_of_the_tests_have_different_names():
+    """They are imported without their folder: of two with one name, a process knows only the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+    assert sorted(set(names)) == sorted(names)
+
+
 def test_pre_commit_lints_with_the_pinned_version():
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     pinned = re.search(r'"(ruff==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]

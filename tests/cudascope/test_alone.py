@@ -32,6 +32,7 @@ def test_importing_it_imports_neither_torch_nor_the_course_and_sets_nothing():
     assert told.stdout == "True\nset()\n"
 
 
+@pytest.mark.slow
 def test_the_command_line_needs_no_torch():
     file = str(FOLDER / "vector_add.cu")
     launch = [file, "vector_add", "--block", "64", "--scalar", "n=64"]

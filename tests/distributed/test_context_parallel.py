@@ -196,6 +196,7 @@ def test_torchs_own_context_parallelism_gives_the_same(causal, order, pools):
 # ------------------------------------------------------------------------------------------------ what travels
 
 
+@pytest.mark.slow
 def test_transfers_are_waited_for_before_their_buffers_are_used(pools):
     cases = [Case(11, 14, causal=causal, order=order) for causal in (False, True) for order in ("zigzag", "contiguous")]
     for count in (2, 3):
@@ -207,6 +208,7 @@ def test_the_next_keys_travel_while_a_block_is_computed(pools):
         assert events == ["start", "compute", "wait"] * 2 + ["compute"]
 
 
+@pytest.mark.slow
 def test_equal_inputs_give_equal_bits(pools):
     cases = [Case(50, 50, causal=True, dtype=torch.float32), Case(50, 50, 8, 4, True, None, torch.float32)]
     first, second = (pools[4].run(run_cases, cases) for _ in range(2))

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import has_ended, soon
+from eventually import has_ended, soon
 
 from pagewise.distributed import Processes
 

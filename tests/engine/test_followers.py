@@ -21,7 +21,7 @@ import pytest
 import torch
 from checkpoints import ARCHITECTURES, VOCAB, save_random
 from engine_cases import serve, tokens_of
-from waiting import has_ended, soon
+from eventually import has_ended, soon
 
 from pagewise.distributed import Processes
 from pagewise.engine import LLM, SamplingParams, follow, followers

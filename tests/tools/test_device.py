@@ -80,6 +80,7 @@ def test_triton_imported_too_early_is_an_error_that_says_what_to_do(triton_first
     assert triton_first[1:3] == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_triton_imported_too_early_leaves_the_torch_backend_working(triton_first):
     assert triton_first[0] == "True"
 
