@@ -42,6 +42,7 @@ def test_the_command_line_needs_no_torch():
     assert all(shown in told for shown in ("vector_add4", "read global", "no findings in 1 schedule", "[0, 0, 0]"))
 
 
+@pytest.mark.slow
 def test_sources_are_utf_8_in_every_locale(tmp_path):
     (tmp_path / "scale.cu").write_text(f"// α·x\n{SCALE}", encoding="utf-8")
     words = ["check", str(tmp_path / "scale.cu"), "scale", "--block", "64", "--scalar", "a=2"]

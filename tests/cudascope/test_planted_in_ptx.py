@@ -60,6 +60,7 @@ def test_a_product_with_roles_for_warps_is_right_and_has_no_findings(with_roles)
     assert not run.report.findings
 
 
+@pytest.mark.slow
 def test_every_wait_for_an_mbarrier_is_needed(with_roles):
     run, mistakes, _ = with_roles
     seen = verdicts(run, mistakes, lambda each: "try_wait" in each.instruction and each.name == "removed")
@@ -84,6 +85,7 @@ def test_a_barrier_before_an_arrival_for_all_warps_is_needed_and_another_is_not(
     assert [each > unedited for each in without] == [True, False]
 
 
+@pytest.mark.slow
 def test_operands_of_an_asynchronous_copy_are_found(with_roles):
     run, mistakes, _ = with_roles
     seen = verdicts(run, mistakes, lambda each: each.name.startswith("expects") or "parity" in each.name)

@@ -216,6 +216,7 @@ def test_static_shared_memory_and_a_barrier(seed):
     assert torch.equal(out, x.flip(0))
 
 
+@pytest.mark.slow
 def test_dynamic_shared_memory_of_two_types_in_one_file():
     out = zeros(50)
     run(SUPPORTED, "dynamic_float", 1, 50, shared_bytes=200, out=out)

@@ -78,6 +78,7 @@ def both(two, folders):
     return dict(zip(folders, zip(*two.run(serve, jobs, PROMPTS, SAMPLING), strict=True), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_two_processes_give_the_tokens_of_one(both, folders, architecture):
     """Greedy tokens, samples that share blocks, and beams: with chunked prompts, preemption and the prefix cache."""

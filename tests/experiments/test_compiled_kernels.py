@@ -1,5 +1,6 @@
 """The table of compiled Triton kernels: what a row says, and that a refusal has a row."""
 
+import pytest
 import torch
 
 from pagewise.experiments import compiled_kernels
@@ -21,6 +22,7 @@ def test_a_call_that_is_refused_has_a_row_with_the_reason():
     assert reason.startswith('refused: backend="triton" cannot compute with bfloat16')
 
 
+@pytest.mark.slow
 def test_a_finding_is_counted_and_printed(monkeypatch, capsys):
     """The last number of x is read after the end of x."""
     from pagewise.kernels.online_softmax import online_softmax_kernel

@@ -35,6 +35,7 @@ def test_every_method_is_right_and_timed(two):
     ]
 
 
+@pytest.mark.slow
 def test_a_method_that_is_wrong_in_one_process_is_timed_in_none(two):
     def planted():
         right = context_parallel_speed.ring_attention

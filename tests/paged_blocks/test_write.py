@@ -231,6 +231,7 @@ def test_op_is_registered_soundly(cache_dtype, layout, kernel_device):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(("new", "cached", "float8_bits"), [
     ("*bf16", "*bf16", 0), ("*fp64", "*fp64", 0), ("*bf16", "*u8", 4), ("*fp32", "*u8", 5), ("*u8", "*u8", 0),

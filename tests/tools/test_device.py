@@ -85,6 +85,7 @@ def test_triton_imported_too_early_leaves_the_torch_backend_working(triton_first
     assert triton_first[0] == "True"
 
 
+@pytest.mark.slow
 @needs_interpreter
 def test_children_of_a_process_that_imported_triton_too_early_are_not_refused(triton_first):
     """They import pagewise first: what their parent did must not stick to the environment."""
