@@ -63,9 +63,14 @@ def all_cases(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | No
     return [case for case in cases if allowed is None or allowed(case)]
 
 
+def is_full() -> bool:
+    """Return whether `make test-full` runs, which takes no selection."""
+    return os.environ.get("PAGEWISE_FULL") == "1"
+
+
 def covering_or_all(axes: Mapping[str, Sequence], allowed: Callable[[Case], bool] | None = None) -> list[Case]:
     """`covering` cases, or with PAGEWISE_FULL=1 the whole product, those that are not allowed included."""
-    if os.environ.get("PAGEWISE_FULL") != "1":
+    if not is_full():
         return covering(axes, allowed)
     return all_cases(axes)
 
@@ -79,11 +84,11 @@ def label(case: Case) -> str:
 
 def one_in_three(cases: Sequence) -> list:
     """Every third case, and all of them with PAGEWISE_FULL=1. It is for mistakes, which test the tests."""
-    return list(cases if os.environ.get("PAGEWISE_FULL") == "1" else cases[::3])
+    return list(cases if is_full() else cases[::3])
 
 
 def in_turns(cases: Sequence, others: Sequence) -> list[tuple[Any, Any]]:
     """(case, other): each case with one of the others, which take turns; with PAGEWISE_FULL=1 with all of them."""
-    if os.environ.get("PAGEWISE_FULL") == "1":
+    if is_full():
         return list(product(cases, others))
     return [(case, others[number % len(others)]) for number, case in enumerate(cases)]
