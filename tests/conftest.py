@@ -83,6 +83,11 @@ if importlib.util.find_spec("beartype"):
 # A shell starts background jobs with SIGINT ignored, and tests send it. Processes that tests start inherit this, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if importlib.util.find_spec("matplotlib"):
+    import matplotlib
+
+    matplotlib.use("Agg")  # figures are drawn without a screen
+
 # The tensors here are small: more threads only wait for each other, and each core has a test worker of its own.
 torch.set_num_threads(1)
 
