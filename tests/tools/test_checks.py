@@ -66,13 +66,14 @@ REFUSALS = [
         check_same, ["device"], {"q": X, "k": X.to("meta")}, ValueError,
         "k must have the device of q: cpu, got meta; convert it with k.to(q.device)",
     ),
-    (check_count, ["n", 0], {"minimum": 1}, ValueError, "n must be at least 1, got 0"),
-    (check_count, ["n", -1], {"minimum": 0}, ValueError, "n must be at least 0, got -1"),
-    (check_count, ["n", 7], {"minimum": 8}, ValueError, "n must be at least 8, got 7"),
-    (check_count, ["n", 1.0], {}, TypeError, "n must be an int, got float"),
-    (check_count, ["n", True], {}, TypeError, "n must be an int, got bool"),
-    (check_count, ["n", "1"], {}, TypeError, "n must be an int, got str"),
-    (check_count, ["n", None], {}, TypeError, "n must be an int, got NoneType"),
+    *(
+        (check_count, ["n", value], {"minimum": minimum}, ValueError, f"n must be at least {minimum}, got {value}")
+        for value, minimum in ((0, 1), (-1, 0), (7, 8))
+    ),
+    *(
+        (check_count, ["n", value], {}, TypeError, f"n must be an int, got {kind}")
+        for value, kind in ((1.0, "float"), (True, "bool"), ("1", "str"), (None, "NoneType"))
+    ),
     *(
         (check_number, ["p", value], P, ValueError, f"p must be a finite number in [0.0, 1.0), got {value}")
         for value in (-1e-9, 1.0, 1, math.nan, math.inf, -math.inf)
@@ -81,10 +82,10 @@ REFUSALS = [
         (check_number, ["x", value], {}, ValueError, f"x must be a finite number, got {value}")
         for value in (math.nan, math.inf, -math.inf)
     ),
-    (check_number, ["x", "1"], {}, TypeError, "x must be a number, got str"),
-    (check_number, ["x", True], {}, TypeError, "x must be a number, got bool"),
-    (check_number, ["x", 1j], {}, TypeError, "x must be a number, got complex"),
-    (check_number, ["x", None], {}, TypeError, "x must be a number, got NoneType"),
+    *(
+        (check_number, ["x", value], {}, TypeError, f"x must be a number, got {kind}")
+        for value, kind in (("1", "str"), (True, "bool"), (1j, "complex"), (None, "NoneType"))
+    ),
     *(
         (
             check_heads, [H, Hkv], {}, ValueError,

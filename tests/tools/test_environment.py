@@ -16,9 +16,15 @@ from conftest import ROOT
 SCRIPT = ROOT / "src" / "pagewise" / "tools" / "environment.py"
 
 
-def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    base = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, env=base | environment)
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def run(*command: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def make(*arguments: str, cwd: Path = ROOT, path: str = PATH, **environment: str) -> subprocess.CompletedProcess:
+    return run("make", *arguments, cwd=cwd, env={"PATH": path, **environment})
 
 
 def test_help_names_every_target_and_is_the_default():
@@ -27,16 +33,17 @@ def test_help_names_every_target_and_is_the_default():
         assert f"make {target} " in make().stdout
 
 
-def test_unknown_target_is_one_sentence():
-    done = make("lesson")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lesson"], "no target 'lesson'"),
+        (["environment", "PYTHON=/nowhere/python3"], "/nowhere/python3 does not run: install Python"),
+    ],
+)
+def test_what_make_cannot_do_is_one_sentence(arguments, words):
+    done = make(*arguments)
     assert done.returncode != 0
-    assert "no target 'lesson'" in done.stderr
-
-
-def test_interpreter_that_does_not_run_is_one_sentence():
-    done = make("environment", "PYTHON=/nowhere/python3")
-    assert done.returncode != 0
-    assert "/nowhere/python3 does not run: install Python" in done.stderr
+    assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -55,14 +62,12 @@ def make_and_note(tmp_path):
     path.mkdir()
     (path / "python3").symlink_to(sys.executable)
 
-    def run(*targets: str, **environment: str) -> str:
-        environment["PATH"] = f"{path}:/usr/local/bin:/usr/bin:/bin"
-        command = ["make", "-C", str(folder), *targets]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    def noted(*targets: str, **environment: str) -> str:
+        done = make(*targets, cwd=folder, path=f"{path}:{PATH}", **environment)
         assert done.returncode == 0, done.stderr
         return notes.read_text()
 
-    return run
+    return noted
 
 
 @pytest.mark.slow
@@ -86,7 +91,7 @@ def test_a_home_that_cannot_be_written_is_replaced_and_text_is_utf_8(kind, make_
 def test_the_number_of_test_workers_follows_the_cores_up_to_eight(cores, workers, tmp_path):
     (tmp_path / "nproc").write_text(f"#!/bin/sh\necho {cores}\n")
     (tmp_path / "nproc").chmod(0o755)
-    commands = make("-n", "test", PATH=f"{tmp_path}:/usr/local/bin:/usr/bin:/bin").stdout
+    commands = make("-n", "test", path=f"{tmp_path}:{PATH}").stdout
     assert re.findall(r"pytest .*-n (\d+)", commands) == workers
 
 
@@ -122,13 +127,11 @@ global.find-links='/global'
         ]
 
 
-def run_with(tmp_path: Path, lines: str, **environment: str) -> subprocess.CompletedProcess:
+def run_with(tmp_path: Path, lines: str) -> subprocess.CompletedProcess:
     """environment.main() after `lines` have changed what it sees; it must stop before it makes anything."""
     start = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     program = f"import runpy, sys\nsys.argv = ['environment.py']\n{lines}\n{start}"
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
+    return run(sys.executable, "-c", program, cwd=tmp_path, env={})
 
 
 @pytest.mark.parametrize(
@@ -153,12 +156,9 @@ def test_missing_prerequisite_is_a_sentence_with_the_remedy(tmp_path, lines, wor
         assert word in done.stderr
 
 
-def test_unnamed_interpreter_gets_a_venv_and_a_named_environment_is_used_itself():
-    which = [sys.executable, str(SCRIPT), "--which"]
-    unnamed = subprocess.run(which, capture_output=True, text=True).stdout.strip()
-    named = subprocess.run([*which, "--named"], capture_output=True, text=True).stdout.strip()
-    assert unnamed == str(ROOT / ".venv" / "bin" / "python")
-    assert named == sys.executable
+@pytest.mark.parametrize(("named", "used"), [([], ROOT / ".venv" / "bin" / "python"), (["--named"], sys.executable)])
+def test_unnamed_interpreter_gets_a_venv_and_a_named_environment_is_used_itself(named, used):
+    assert run(sys.executable, str(SCRIPT), "--which", *named).stdout.strip() == str(used)
 
 
 def test_ready_means_made_from_this_checkout_after_the_project_changed(tmp_path):
@@ -193,10 +193,6 @@ def test_pins_cover_every_direct_dependency():
     wanted |= {name(r) for extra in ("lessons", "book", "test", "cuda", "models", "serve") for r in extras[extra]}
     assert all("==" in pin for pin in extras["pinned"])
     assert {name(pin) for pin in extras["pinned"]} == wanted
-
-
-def test_compiler_is_on_this_machine():
-    assert shutil.which("g++") or shutil.which("clang++")
 
 
 def test_the_lock_has_the_pinned_versions_from_the_public_indexes():

@@ -6,13 +6,13 @@ import os
 import re
 import signal
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import repeat_launches
 import torch
+from eventually import has_ended, soon
 from in_process import run_on_a_cpu
 
 import conftest
@@ -30,15 +30,6 @@ def sh(name, script, limit=60.0):
 
 def summary(out):
     return {part["part"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
-
-
-def assert_ends(pid):
-    """A killed process may still be waited for by its new parent."""
-    stat = Path(f"/proc/{pid}/stat")
-    until = time.monotonic() + 30
-    while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        assert time.monotonic() < until, f"{pid} still runs"
-        time.sleep(0.05)
 
 
 def test_without_a_gpu_it_is_one_sentence(tmp_path):
@@ -71,7 +62,7 @@ def test_a_part_over_its_limit_ends_with_all_that_it_started(tmp_path, monkeypat
     hung, after = check([sh("hung", STUBBORN, limit=1.0), sh("after", "echo still here")], tmp_path, 60)
     assert (hung.status, after.status) == ("timed out", "passed")
     assert 1.0 <= hung.seconds < 30
-    assert_ends(int(hung.note))
+    assert soon(lambda: has_ended(int(hung.note)), 30)
 
 
 @pytest.mark.slow
@@ -106,11 +97,8 @@ def started(out, *scripts):
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    until = time.monotonic() + 120
-    while not (out / "pid").exists() or not (out / "pid").read_text().endswith("\n"):
-        assert process.is_alive(), (out / "told").read_text()
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    pid = out / "pid"
+    assert soon(lambda: pid.exists() and pid.read_text().endswith("\n"), 120), (out / "told").read_text()
     return process
 
 
@@ -131,7 +119,7 @@ def test_stopped_half_way_it_keeps_what_it_has(tmp_path, sent):
     else:
         assert process.exitcode == 1
         assert "part 2        0  not reached" in told
-    assert_ends(child)
+    assert soon(lambda: has_ended(child), 30)
 
 
 def test_the_report_has_measurements_and_a_row_per_part(tmp_path):

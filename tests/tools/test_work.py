@@ -2,16 +2,13 @@
 
 import pytest
 import torch
+from torch import ones
 from torch.nn.functional import embedding, linear
 
 from pagewise import online_softmax  # noqa: F401  brings its custom op
 from pagewise.naive_attention import attention
 from pagewise.tools import work as work_tools
 from pagewise.tools.work import Work, count_work, load, on_chip, store, trace_moves
-
-
-def ones(*size, dtype=torch.float32):
-    return torch.ones(size, dtype=dtype)
 
 
 def made(read, written, *, matmul=0, other=0, held=None):
@@ -68,22 +65,18 @@ def test_the_work_of_an_operation(operation, sizes, expected):
     assert count_work(lambda: operation(*operands)) == expected
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda x: x.T,
-        lambda x: x[1:3],
-        lambda x: x[:, 2],
-        lambda x: x.reshape(60),
-        lambda x: x[None].expand(100, -1, -1),
-        lambda x: x.unflatten(0, (2, 5)).transpose(1, 2),
-        lambda x: x.contiguous(),
-        lambda x: x.to(torch.float32),
-        lambda x: x.detach(),
-        lambda x: x.split(2),
-        lambda x: x.unbind(),
-    ],
-)
+VIEWS = [
+    lambda x: x.T,
+    lambda x: (x[1:3], x[:, 2]),
+    lambda x: x.reshape(60),
+    lambda x: x[None].expand(100, -1, -1),
+    lambda x: x.unflatten(0, (2, 5)).transpose(1, 2),
+    lambda x: (x.contiguous(), x.to(torch.float32), x.detach()),
+    lambda x: (x.split(2), x.unbind()),
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
 def test_view_is_free(view):
     x = ones(10, 6)
     assert count_work(lambda: view(x)) == Work()
@@ -97,45 +90,27 @@ def test_16_bit_elements_are_two_bytes():
 # ------------------------------------------------------------------------------------------------ on chip
 
 
-def test_on_chip_operations_compute_and_move_nothing():
-    a, b = ones(3, 5), ones(5, 7)
-
-    def run():
-        with on_chip():
-            return torch.exp(a @ b)
-
-    assert count_work(run) == Work(matmul_flops=2 * 3 * 5 * 7, other_flops=21)
-
-
-def test_load_reads_what_it_is_given_and_store_writes_where_it_is_told():
-    x, out = ones(10, 6), torch.zeros(10, 6)
-
-    def run():
-        with on_chip():
-            store(out[2:5], load(x[2:5]) + 1)
-
-    assert count_work(run) == Work(other_flops=18, bytes_read=72, bytes_written=72)
-    assert out.sum() == 3 * 6 * 2
+# An operation, its operands, and its work: `load` and `store` alone move bytes.
+ON_CHIP = {
+    "operations compute": (
+        lambda a, b: torch.exp(a @ b), [ones(3, 5), ones(5, 7)], Work(matmul_flops=2 * 3 * 5 * 7, other_flops=21)
+    ),
+    "a part is loaded and another stored": (
+        lambda x, out: store(out[2:5], load(x[2:5]) + 1), [ones(10, 6), ones(10, 6)],
+        Work(other_flops=18, bytes_read=72, bytes_written=72),
+    ),
+    "bytes are those of the dtype in main memory": (
+        lambda x, out: store(out, load(x).float() + 1), [ones(10).half(), ones(10).half()],
+        Work(other_flops=10, bytes_read=20, bytes_written=20),
+    ),
+    "an expanded tensor is loaded once": (lambda row: load(row.expand(100, 6)), [ones(6)], Work(bytes_read=24)),
+    "a broadcast stores every element": (store, [ones(10, 6), ones(6)], Work(bytes_written=240)),
+}  # fmt: skip
 
 
-def test_bytes_are_those_of_the_dtype_in_main_memory():
-    x, out = ones(10, dtype=torch.float16), torch.zeros(10, dtype=torch.float16)
-
-    def run():
-        with on_chip():
-            store(out, load(x).float() + 1)
-
-    assert count_work(run) == Work(other_flops=10, bytes_read=20, bytes_written=20)
-
-
-def test_load_of_an_expanded_tensor_reads_it_once():
-    row = ones(6)
-    assert count_work(lambda: load(row.expand(100, 6))) == Work(bytes_read=24)
-
-
-def test_store_writes_every_element_of_a_broadcast():
-    out, row = ones(10, 6), ones(6)
-    assert count_work(lambda: store(out, row)) == Work(bytes_written=240)
+@pytest.mark.parametrize(("operation", "operands", "expected"), ON_CHIP.values(), ids=ON_CHIP)
+def test_the_work_of_an_operation_on_chip(operation, operands, expected):
+    assert count_work(lambda: on_chip()(operation)(*operands)) == expected
 
 
 def test_what_is_made_before_and_after_is_held_and_moved_as_ever():
@@ -199,49 +174,21 @@ def test_peak_is_what_is_held_at_once_and_not_the_sum():
     assert count_work(four_in_turn).peak_bytes == 2 * 40
 
 
-def test_peak_counts_everything_still_held():
+# A run, and the bytes that it holds at its peak. x is given.
+PEAKS = {
+    "all that is still held": (lambda x: (x + 1) + (x + 2), 3 * 40),
+    "a large tensor that was freed": (lambda x: (x.expand(100, 10) + 1).sum(), 100 * 40 + 4),
+    "a list of results": (lambda x: [x + 1, x + 2], 2 * 40),
+    "results in a dictionary": (lambda x: {"a": x + 1, "rest": ([x + 2],)}, 2 * 40),
+    "a new tensor and its views": (lambda x: [y := x + 1, y[2:], y.view(2, 5), y.expand(7, 10)], 40),
+    "the whole buffer of a view": (lambda x: ((x + 1)[:1], x + 2), 2 * 40),
+}
+
+
+@pytest.mark.parametrize(("run", "peak"), PEAKS.values(), ids=PEAKS)
+def test_the_peak_counts(run, peak):
     x = ones(10)
-
-    def three_kept():
-        a, b = x + 1, x + 2
-        return a + b
-
-    assert count_work(three_kept).peak_bytes == 3 * 40
-
-
-def test_peak_remembers_what_was_freed():
-    x = ones(10)
-
-    def large_then_small():
-        return (x.expand(100, 10) + 1).sum()
-
-    assert count_work(large_then_small).peak_bytes == 100 * 40 + 4
-
-
-@pytest.mark.parametrize("nest", [lambda a, b: [a, b], lambda a, b: {"a": a, "rest": ([b],)}], ids=["list", "nested"])
-def test_results_count_as_held_however_nested(nest):
-    x = ones(10)
-    assert count_work(lambda: nest(x + 1, x + 2)).peak_bytes == 2 * 40
-
-
-def test_view_of_a_new_tensor_holds_nothing_more():
-    x = ones(10)
-
-    def with_views():
-        y = x + 1
-        return [y, y[2:], y.view(2, 5), y.expand(7, 10)]
-
-    assert count_work(with_views).peak_bytes == 40
-
-
-def test_view_keeps_its_whole_buffer_held():
-    x = ones(10)
-
-    def keep_one_element():
-        first = (x + 1)[:1]
-        return first, x + 2
-
-    assert count_work(keep_one_element).peak_bytes == 2 * 40
+    assert count_work(lambda: run(x)).peak_bytes == peak
 
 
 def test_inputs_are_not_held_by_the_run():
@@ -252,19 +199,11 @@ def test_inputs_are_not_held_by_the_run():
 # ------------------------------------------------------------------------------------------------ as a whole
 
 
-def test_flops_and_bytes_moved_are_the_sums():
-    work = Work(matmul_flops=1, other_flops=2, bytes_read=10, bytes_written=20)
-    assert (work.flops, work.bytes_moved) == (3, 30)
-
-
 def test_counts_add_up_over_a_run():
     a, b = ones(3, 5), ones(5, 7)
-
-    def run():
-        c = a @ b
-        return torch.relu(c)
-
-    assert count_work(run) == Work(210, 21, 4 * (50 + 21), 4 * (21 + 21), 2 * 4 * 21)
+    work = count_work(lambda: torch.relu(a @ b))
+    assert work == Work(210, 21, 4 * (50 + 21), 4 * (21 + 21), 2 * 4 * 21)
+    assert (work.flops, work.bytes_moved) == (210 + 21, 4 * (50 + 21) + 4 * (21 + 21))
 
 
 def test_count_is_the_same_every_time():
@@ -287,7 +226,7 @@ def test_attention_multiplies_every_query_with_every_key_twice():
 
 def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch, kernel_device):
     monkeypatch.setitem(work_tools._OWN, "pagewise::online_softmax", lambda x, tile: (1, 2, 3 * x.numel(), tile))
-    x = torch.ones(2, 8, device=kernel_device)
+    x = ones(2, 8, device=kernel_device)
     work = count_work(lambda: torch.ops.pagewise.online_softmax(x, 4))
     assert (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written) == (1, 2, 48, 4)
     assert work.peak_bytes == x.nbytes

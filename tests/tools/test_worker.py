@@ -47,26 +47,22 @@ class Desk:
         return lambda: None
 
 
+@pytest.mark.slow
+def test_tasks_are_done_in_one_other_process_that_keeps_its_state():
+    with Worker(Desk, "desk") as worker:
+        pid = worker("pid", limit=60)
+        assert pid not in (os.getpid(), None)
+        assert worker("pid", limit=60) == pid
+        assert worker("count", limit=60) == ("desk", 3)
+
+
 @pytest.fixture(scope="module")
 def worker():
-    with Worker(Desk, "desk") as worker:
-        yield worker
-
-
-@pytest.mark.slow
-def test_tasks_are_done_in_one_other_process_that_keeps_its_state(worker):
-    pid = worker("pid", limit=60)
-    assert pid not in (os.getpid(), None)
-    assert worker("pid", limit=60) == pid
-    assert worker("count", limit=60)[0] == "desk"
-
-
-@pytest.fixture(scope="module")
-def forked():
     with forked_workers(), Worker(Desk, "desk") as worker:
         yield worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
@@ -77,8 +73,7 @@ def forked():
         (("unpicklable",), "pickle"),
     ],
 )
-def test_a_failure_costs_its_own_task_only(forked, task, reason):
-    worker = forked
+def test_a_failure_costs_its_own_task_only(worker, task, reason):
     before = worker("pid", limit=60)
     with pytest.raises(Failed, match=reason):
         worker(*task, limit=0.3 if task == ("hang",) else 60)
