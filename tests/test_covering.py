@@ -1,10 +1,10 @@
 """The selection of test cases keeps its promise: every allowed pair, few cases, always the same ones."""
 
 import re
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
-from covering import covering, in_turns
+from covering import all_cases, covering, in_turns
 
 from conftest import ROOT
 
@@ -21,11 +21,6 @@ def pairs(cases):
     return {(x, case[x], y, case[y]) for case in cases for x, y in combinations(AXES, 2)}
 
 
-def everything(allowed):
-    cases = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
-    return [case for case in cases if allowed(case)]
-
-
 RULES = {
     "all": lambda case: True,
     "a pair is impossible": lambda case: not (case["D"] == 256 and case["P"] == 8),
@@ -38,7 +33,7 @@ RULES = {
 def test_every_allowed_pair_occurs_and_nothing_else(rule):
     cases = covering(AXES, RULES[rule])
     assert all(RULES[rule](case) for case in cases)
-    assert pairs(cases) == pairs(everything(RULES[rule]))
+    assert pairs(cases) == pairs(all_cases(AXES, RULES[rule]))
 
 
 def test_few_cases_suffice_and_they_are_always_the_same():
@@ -63,7 +58,7 @@ def test_others_take_turns_or_are_all_met(monkeypatch):
 
 def test_make_test_full_runs_every_file_that_takes_a_selection():
     targets = re.search(r"^test-full:.*?\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)[0].split()
-    selects = re.compile(r"PAGEWISE_FULL|from covering import .*(?:covering_or_all|one_in_three|in_turns)")
+    selects = re.compile(r"PAGEWISE_FULL|from covering import .*(?:covering_or_all|one_in_three|in_turns|is_full)")
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if selects.search(path.read_text(encoding="utf-8"))]
     names = [str(path.relative_to(ROOT)) for path in files]
     assert "tests/cudascope/test_through_ptx.py" in names

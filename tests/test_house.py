@@ -57,17 +57,12 @@ MAY_IMPORT = {
 }
 
 
-def modules():
-    """{dotted name: file} of the whole package."""
-    found = {}
-    for package, folder in SOURCES.items():
-        for file in folder.rglob("*.py"):
-            parts = file.relative_to(folder).with_suffix("").parts
-            found[".".join([package, *(part for part in parts if part != "__init__")])] = file
-    return found
-
-
-MODULES = modules()
+# {dotted name: file} of all packages
+MODULES = {
+    ".".join([package, *file.relative_to(folder).with_suffix("").parts]).removesuffix(".__init__"): file
+    for package, folder in SOURCES.items()
+    for file in folder.rglob("*.py")
+}
 
 
 @functools.cache
@@ -199,17 +194,10 @@ def test_cudascope_knows_nothing_of_the_course():
         assert "pagewise" not in file.read_text(), file
 
 
-def device_files(*endings):
-    found = [file for folder in SOURCES.values() for ending in endings for file in folder.rglob(f"*{ending}")]
-    return [file for file in found if "__pycache__" not in file.parts]
-
-
 def test_no_header_includes_itself_in_a_circle():
-    files = device_files(".h", ".hpp", ".cpp", ".cu")
+    endings = {".h", ".hpp", ".cpp", ".cu"}
+    files = [file for folder in SOURCES.values() for file in folder.rglob("*.*") if file.suffix in endings]
     assert len(files) > 5
-    by_name = {}
-    for file in files:
-        by_name.setdefault(file.name, []).append(file)
     graph = {}
     for file in files:
         beside = [(file.parent / name).resolve() for name in INCLUDED.findall(file.read_text())]
@@ -246,28 +234,23 @@ LIMITS = {
 }
 
 
-def size(function):
-    """Return the number of parameters of a function and of its lines, given its syntax tree."""
-    arguments = function.args
-    return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs), function.end_lineno - function.lineno + 1
-
-
 def test_the_ladder_of_kernels_keeps_its_limits():
     trees = [ast.parse(file.read_text()) for file in SOURCES["pagewise.kernels"].glob("*.py")]
-    functions = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
-    sizes = {function.name: size(function) for function in functions}
-    too_large = {
-        name: sizes[name]
-        for name, (parameters, lines) in LIMITS.items()
-        if sizes[name][0] > parameters or (lines and sizes[name][1] > lines)
-    }
+    functions = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
+    too_large = {}
+    for name, (most_parameters, most_lines) in LIMITS.items():
+        function, arguments = functions[name], functions[name].args
+        parameters = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
+        lines = function.end_lineno - function.lineno + 1
+        if parameters > most_parameters or (most_lines and lines > most_lines):
+            too_large[name] = parameters, lines
     assert too_large == {}
 
 
 def test_the_formatter_lays_out_all_code():
-    files = device_files(".py")
-    assert len(files) > 100
-    assert [str(file) for file in files if "fmt: skip" in file.read_text() or "fmt: off" in file.read_text()] == []
+    texts = {name: file.read_text() for name, file in MODULES.items()}
+    assert len(texts) > 100
+    assert [name for name, text in texts.items() if "fmt: skip" in text or "fmt: off" in text] == []
 
 
 def test_modules_read_in_one_sitting():

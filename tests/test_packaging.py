@@ -10,17 +10,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from covering import is_full
+from test_house import SOURCES
 
 import pagewise
 from conftest import ROOT, needs_interpreter
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = PROJECT["tool"]["setuptools"]
-SOURCES = {
-    "cudascope": ROOT / "src" / "cudascope",
-    "pagewise": ROOT / "src" / "pagewise",
-    "pagewise.kernels": ROOT / "kernels",
-}
 NOT_SOURCES = (".*", "build", "dist", "lessons", "tests", "*.egg-info", "__pycache__")
 
 TRY_IT = """
@@ -60,12 +57,14 @@ def run(*command, cwd, **environment):
     return done.stdout
 
 
-def offline_install(python, *what, cwd):
+def files_of_an_install(python, *what, cwd):
+    """Install without network, try the package, and return the files of its modules."""
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     # --ignore-installed: the pagewise of the surrounding environment is neither looked at nor touched
-    run(
-        python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation",
-        "--ignore-installed", *what, cwd=cwd,
-    )  # fmt: skip
+    run(python, "-m", "pip", "install", *options, "--ignore-installed", *what, cwd=cwd)
+    files = [Path(line) for line in run(python, "-c", TRY_IT, cwd=cwd).split()]
+    assert len(files) > 8
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -108,19 +107,13 @@ def below(folder, *patterns):
 # ------------------------------------------------------------------------------------------------ pyproject.toml
 
 
-def test_every_folder_with_python_files_is_listed_as_a_package():
+@pytest.mark.parametrize("pattern", ["*.py", "__init__.py"])
+def test_every_folder_with_python_files_is_listed_as_a_package(pattern):
     found = set()
     for package, folder in SOURCES.items():
-        for file in below(folder, "*.py"):
+        for file in below(folder, pattern):
             found.add(".".join([package, *file.parent.relative_to(folder).parts]))
     assert found == set(SETUPTOOLS["packages"])
-
-
-@pytest.mark.parametrize("package", SETUPTOOLS["packages"])
-def test_every_listed_package_exists(package):
-    parent = max((each for each in SOURCES if package.startswith(each)), key=len)
-    folder = SOURCES[parent].joinpath(*package.removeprefix(parent).split(".")[1:])
-    assert (folder / "__init__.py").is_file()
 
 
 def test_the_changelog_begins_with_the_version_of_the_package():
@@ -130,7 +123,7 @@ def test_the_changelog_begins_with_the_version_of_the_package():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("PAGEWISE_FULL") != "1", reason="takes as long as 70 other tests: make test-full")
+@pytest.mark.skipif(not is_full(), reason="takes as long as 70 other tests: make test-full")
 def test_tests_are_collected_without_what_only_lessons_and_the_book_need():
     """As on a machine with a GPU whose packages are fixed."""
     missing = ("nbformat", "nbclient", "nbval", "IPython", "sphinx", "myst_nb", "beartype")
@@ -158,28 +151,22 @@ def test_wheel_has_every_file_of_the_sources(wheel):
     assert expected - names_in(wheel) == set()
 
 
-def test_wheel_has_nothing_but_the_package(wheel):
-    info = wheel.name.split("-py3")[0] + ".dist-info"
-    assert {name.split("/")[0] for name in names_in(wheel)} == {"cudascope", "pagewise", info}
-
-
-def test_wheel_has_the_name_of_the_distribution_and_the_version_of_the_package(wheel):
-    assert wheel.name.startswith(f"attention_page_by_page-{pagewise.__version__}-py3-")
+@pytest.mark.slow
+def test_wheel_has_nothing_but_the_package_and_the_names_of_distribution_and_version(wheel):
+    info = f"attention_page_by_page-{pagewise.__version__}"
+    assert wheel.name.startswith(f"{info}-py3-")
+    assert {name.split("/")[0] for name in names_in(wheel)} == {"cudascope", "pagewise", f"{info}.dist-info"}
 
 
 @pytest.mark.slow
 @needs_interpreter
 def test_wheel_works_outside_the_checkout(wheel, venv, tmp_path):
-    offline_install(venv, wheel, cwd=tmp_path)
-    files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()
-    assert len(files) > 8
-    assert [file for file in files if not Path(file).is_relative_to(tmp_path / "venv")] == []
+    files = files_of_an_install(venv, wheel, cwd=tmp_path)
+    assert [file for file in files if not file.is_relative_to(tmp_path / "venv")] == []
 
 
 @pytest.mark.slow
 @needs_interpreter
 def test_editable_install_without_network_works_and_follows_the_checkout(checkout, venv, tmp_path):
-    offline_install(venv, "-e", checkout, cwd=tmp_path)
-    files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()
-    assert len(files) > 8
-    assert [file for file in files if not Path(file).is_relative_to(checkout)] == []
+    files = files_of_an_install(venv, "-e", checkout, cwd=tmp_path)
+    assert [file for file in files if not file.is_relative_to(checkout)] == []

@@ -15,21 +15,19 @@ CUDA_TESTS = "same_object or without_tensors or torchs_current_stream or 48_kb o
 PART = ["tests/rehearsal/checks.py", "tests/cudascope/test_kernel.py", "-k", f"checks or {CUDA_TESTS}"]
 
 
-def rehearsed(*tests, **settings):
-    """Run tests on a machine whose GPU is a stand-in. Return the output of pytest, which must pass."""
+def test_the_gpu_paths_are_rehearsed():
+    """Run the part on a machine whose GPU is a stand-in."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PYTEST"))}
-    environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", **settings}
+    environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
+    environment |= {"STUB_CC": "9.0"}
     # these plugins have nothing to do here, and it takes seconds to import them
     options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:nbval", "-p", "no:hypothesispytest"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    command = [sys.executable, "-m", "pytest", *options, *PART]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_gpu_paths_are_rehearsed():
-    printed = rehearsed(*PART, STUB_CC="9.0")
-    launches = re.search(r"for sm_90: (\d+) CUDA and (\d+) Triton launches .*, (\d+) of them executed as PTX", printed)
+    launches = re.search(
+        r"for sm_90: (\d+) CUDA and (\d+) Triton launches .*, (\d+) of them executed as PTX", done.stdout
+    )
     assert all(int(count) >= least for count, least in zip(launches.groups(), (5, 10, 3), strict=True))
-    ran = re.search(r"kernels executed \(compiled\): (.*)", printed)[1]
+    ran = re.search(r"kernels executed \(compiled\): (.*)", done.stdout)[1]
     assert [name for name in all_kernels() if name not in ran] == []

@@ -97,6 +97,7 @@ def test_a_plain_function_for_a_triton_kernel_is_told_of_its_decorator():
     assert "is `@triton.jit` above it?" in judge("one_pass_kernel", lambda *args: None).message
 
 
+@pytest.mark.slow
 def test_a_cuda_kernel_that_does_not_compile_shows_the_compilers_words():
     message = judge("qk_block", kernel_with("qk_block", "    no_such_name = 1;")).message
     assert "it does not compile" in message

@@ -48,6 +48,12 @@ def kernel_with(name: str, body: str) -> object:
     return f"{head}\n{body}\n}}" if name in CUDA else triton_kernel(f"{head}    {body}\n")
 
 
+def last_function(source: str) -> object:
+    namespace = {}
+    exec(source, namespace)
+    return [value for value in namespace.values() if inspect.isfunction(value)][-1]
+
+
 # ------------------------------------------------------------------------------------------------ right and wrong
 
 
@@ -129,15 +135,8 @@ def test_a_checker_called_with_nothing_prints_the_task(name, capsys):
 
 @pytest.mark.parametrize("name", check.names())
 def test_the_stub_runs_as_it_stands_and_is_not_yet_right(name):
-    if name in CUDA:
-        theirs = BY_NAME[name].stub
-    elif name in TRITON:
-        theirs = triton_kernel(BY_NAME[name].stub)
-    else:
-        namespace = {}
-        exec(BY_NAME[name].stub, namespace)
-        theirs = [value for value in namespace.values() if inspect.isfunction(value)][-1]
-    verdict = judge(name, theirs)
+    to_answer = str if name in CUDA else triton_kernel if name in TRITON else last_function
+    verdict = judge(name, to_answer(BY_NAME[name].stub))
     assert not verdict.right
     assert "compile" not in verdict.message
 
@@ -160,10 +159,7 @@ def test_a_solution_is_shown_as_a_folded_block_of_code(name, language):
 
 @pytest.mark.parametrize("name", PYTHON)
 def test_a_solution_runs_with_the_imports_of_its_stub_alone(name):
-    namespace = {}
-    exec(BY_NAME[name].solution, namespace)
-    theirs = [value for value in namespace.values() if inspect.isfunction(value)][-1]
-    assert judge(name, theirs).right
+    assert judge(name, last_function(BY_NAME[name].solution)).right
 
 
 def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():

@@ -8,6 +8,7 @@ from pagewise.experiments.compiled_kernels import CALLS, Variant, difference, ro
 from pagewise.experiments.kernel_cases import Case
 
 
+@pytest.mark.slow
 def test_a_row_has_instructions_the_difference_findings_and_seconds():
     variant = Variant("softmax", torch.float16, 40, True)
     what, arch, instructions, apart, findings, build, run, kernels = row(variant, "sm_80")

@@ -52,6 +52,7 @@ def test_a_method_that_is_wrong_in_one_process_is_timed_in_none(two):
         assert all_to_all.refused is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_for_each_number_of_processes(two, capsys):
     def run():
         import sys

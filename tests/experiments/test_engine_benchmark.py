@@ -34,25 +34,14 @@ def fields(out):
 # ------------------------------------------------------------------------------------------------ requests
 
 
-def test_identical_prompts_are_one():
-    prompts, _ = Workload("identical", 5, 20, 3).draw(257, seed=0)
-    assert len(prompts) == 5
-    assert all(prompt == prompts[0] for prompt in prompts)
-    assert len(set(prompts[0])) > 10
-
-
-def test_shared_prompts_part_after_seven_eighths():
-    prompts, _ = Workload("shared", 5, 80, 3).draw(257, seed=0)
+@pytest.mark.parametrize(("kind", "common"), [("identical", 80), ("shared", 70), ("distinct", 0)])
+def test_prompts_are_one_or_part_after_seven_eighths_or_share_nothing(kind, common):
+    prompts, params = Workload(kind, 5, 80, 3).draw(257, seed=0)
     assert {len(prompt) for prompt in prompts} == {80}
-    assert len({tuple(prompt[:70]) for prompt in prompts}) == 1
-    assert len({tuple(prompt[70:]) for prompt in prompts}) == 5
-
-
-def test_distinct_prompts_share_nothing():
-    prompts, params = Workload("distinct", 5, 20, 3).draw(257, seed=0)
-    assert len({tuple(prompt[:8]) for prompt in prompts}) == 5
-    assert {len(prompt) for prompt in prompts} == {20}
     assert {one.max_tokens for one in params} == {3}
+    assert len({tuple(prompt[:common]) for prompt in prompts}) == 1
+    assert len({tuple(prompt[common : common + 8]) for prompt in prompts}) == (1 if kind == "identical" else 5)
+    assert len(set(prompts[0])) > 10
 
 
 def test_mixed_lengths_spread_from_an_eighth_to_all_independently():

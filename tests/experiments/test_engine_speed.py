@@ -28,6 +28,7 @@ from pagewise.models import GPT2, GPT2Config
 GREEDY = [SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True) for n in (3, 2)]
 
 
+@pytest.mark.slow
 def test_everybody_continues_prompts_of_mixed_lengths_alike():
     workload = Workload("mixed", 3, 24, 16)
     options = {"only": (OURS, STATIC, GENERATE), "warmup_runs": 0, "repeat_runs": 1}

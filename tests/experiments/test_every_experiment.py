@@ -1,6 +1,6 @@
 """The rules of every benchmark of kernels: it compares before it times, each failure is a row, and records last.
 
-The file of a benchmark tests its shapes, methods, exact results and figures.
+The file of a benchmark tests its shapes, exact results and figures.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from in_process import CPU, forked_workers, planted, records, run_on_a_cpu
 from conftest import DEVICES
 from pagewise.experiments import (
     context_parallel_speed,
+    decode_inputs,
     engine_speed,
     flash_attention_speed,
     flash_decoding_speed,
@@ -40,6 +41,34 @@ SHAPES = [
 EVERY = [case for case in SHAPES if case.id != "flash_attention_backward"]
 
 # ------------------------------------------------------------------------------------------------ measured
+
+DENSE, PAGED = (decode_inputs.Shape(2, 5, 40, 0, paged, 4, 2, 32) for paged in (0, 1))
+SPLIT = {"Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 keys", "SDPA math"}
+PER_PAGE = {"gather + SDPA", "CUDA v1", "CUDA v2", "CUDA grouped", "Triton"}
+PRODUCTS = {"gemv", "flat_gemm", "matmul", "flat_gemm, 2 stages", "flat_gemm, 8 stages"}
+# A shape, and the methods that run everywhere. A peer may say why it does not run.
+MEASURED = {
+    "causal attention": (flash_attention_speed.Trials, FORWARD, {"Triton", "CUDA", "SDPA math"}),
+    "attention": (flash_attention_speed.Trials, FORWARD._replace(causal=0), {"Triton", "CUDA", "SDPA math"}),
+    "causal gradients": (flash_attention_speed.Trials, BACKWARD, {"Triton", "SDPA math"}),
+    "gradients": (flash_attention_speed.Trials, BACKWARD._replace(causal=0), {"Triton", "SDPA math"}),
+    "split decode, dense": (flash_decoding_speed.Trials, DENSE, SPLIT),
+    "split decode, paged": (flash_decoding_speed.Trials, PAGED, SPLIT - {"SDPA math"}),
+    "split decode, one length": (flash_decoding_speed.Trials, DENSE.equal, SPLIT | {"unified max", "lazy rescale"}),
+    "paged decode": (paged_attention_speed.Trials, paged(2, 64, 4, 2, head_size=32), PER_PAGE),
+    "paged decode, wide heads": (paged_attention_speed.Trials, paged(1, 48, 2, 2, head_size=64), PER_PAGE),
+    "products": (flat_gemm_speed.Trials, flat_gemm_speed.Shape(9, 32, 64), PRODUCTS),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("trials", "shape", "ours"), MEASURED.values(), ids=MEASURED)
+def test_every_method_is_right_and_timed_or_says_why_not(trials, shape, ours, kernel_device, monkeypatch):
+    monkeypatch.setattr(decode_inputs, "ROTATED_BYTES", 0)  # one input is enough here
+    measure = trials(kernel_device, {"repeats": 1, "warmup": 0})
+    found = {method: measure(shape, method) for method in measure.methods(kernel_device, shape)}
+    assert [method for method in ours if not isinstance(found[method], Timing)] == []
+    assert [result for result in found.values() if isinstance(result, str) and "wrong" in result] == []
 
 
 @pytest.mark.parametrize(("trials", "shape"), SHAPES)

@@ -17,23 +17,14 @@ from pagewise.experiments.flash_attention_speed import (
     shape_of,
 )
 from pagewise.naive_attention import attention
-from pagewise.tools.benchmark import Timing
 from pagewise.tools.worker import Failed
 
 # ------------------------------------------------------------------------------------------------ trials
 
 
-@pytest.mark.parametrize("shape", SMALLEST, ids=lambda s: f"causal {s.causal}, backward {s.backward}")
-def test_every_method_is_right_and_timed_or_says_why_not(shape, kernel_device):
-    trials = Trials(kernel_device, {"repeats": 1, "warmup": 0})
-    found = {method: trials(shape, method) for method in trials.methods(trials.device, shape)}
-    assert isinstance(found["Triton"], Timing)
-    assert isinstance(found["SDPA math"], Timing)
-    assert not any(isinstance(result, str) and "wrong" in result for result in found.values())
-    if shape.backward:
-        assert "has no backward" in found["CUDA"]
-    else:
-        assert isinstance(found["CUDA"], Timing)
+def test_the_cuda_kernel_has_no_backward(kernel_device):
+    backward = next(shape for shape in SMALLEST if shape.backward)
+    assert "has no backward" in Trials(kernel_device, {"repeats": 1, "warmup": 0})(backward, "CUDA")
 
 
 @pytest.mark.parametrize("causal", [0, 1])

@@ -1,41 +1,18 @@
-"""The benchmark of paged decode: its methods are right on its shapes. `test_every_experiment` has the common rules."""
+"""The benchmark of paged decode: its shapes, inputs and figure. `test_every_experiment` has the common rules."""
 
-import pytest
 import torch
 from in_process import CPU, planted, records
 
 from pagewise.experiments import decode_inputs
 from pagewise.experiments.decode_inputs import exact, paged, random_inputs
 from pagewise.experiments.paged_attention_speed import FIRST, SHAPES, SMALLEST, Trials, draw
-from pagewise.experiments.peers import peers_of_paged_decode
 from pagewise.paged_attention import paged_attention_grouped, paged_attention_v1, paged_attention_v2
-from pagewise.tools.benchmark import Timing
 from pagewise.tools.worker import Failed
 
 TINY = paged(2, 64, 4, 2, head_size=32)
-OURS = {"gather + SDPA", "CUDA v1", "CUDA v2", "CUDA grouped", "Triton"}
-
-
-@pytest.fixture
-def trials(kernel_device):
-    return Trials(kernel_device, {"repeats": 1, "warmup": 0})
 
 
 # ------------------------------------------------------------------------------------------------ trials
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [TINY, paged(1, 48, 2, 2, head_size=64)], ids=str)
-def test_every_method_of_ours_is_right_and_timed(shape, trials):
-    assert set(trials.methods(trials.device, shape)) >= OURS
-    for method in OURS:
-        assert isinstance(trials(shape, method), Timing), method
-
-
-@pytest.mark.parametrize("method", sorted(peers_of_paged_decode(torch.device("cpu"))))
-def test_a_peer_is_right_or_says_why_it_does_not_run(method, trials):
-    found = trials(TINY, method)
-    assert isinstance(found, Timing) or "wrong" not in found
 
 
 def test_the_cuda_methods_are_timed_under_their_own_names():
@@ -45,7 +22,8 @@ def test_the_cuda_methods_are_timed_under_their_own_names():
         assert [run.func for run in Trials.methods(CPU, TINY)[name](batches)] == [version]
 
 
-def test_small_inputs_rotate_and_large_ones_do_not(trials, monkeypatch):
+def test_small_inputs_rotate_and_large_ones_do_not(kernel_device, monkeypatch):
+    trials = Trials(kernel_device, {"repeats": 1, "warmup": 0})
     trials(TINY, "gather + SDPA")
     assert len({batch.q.sum().item() for batch in trials.inputs}) == 3
     monkeypatch.setattr(decode_inputs, "ROTATED_BYTES", TINY.bytes(2))

@@ -95,7 +95,7 @@ def on_a_gpu_with_everything(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [MIXED, MIXED.equal], ids=["mixed", "equal"])
-@pytest.mark.parametrize("name", ["FlexAttention", "flash-attn"])
+@pytest.mark.parametrize("name", ["SDPA math", "FlexAttention", "flash-attn"])
 def test_a_peer_gets_what_it_takes_and_gives_what_is_right(name, shape, on_a_gpu_with_everything):
     batches = [random_inputs(shape, torch.float32, CPU, seed) for seed in range(2)]
     runs = peers_of_decode(GPU)[name](batches)
@@ -120,26 +120,19 @@ def test_the_peers_of_a_gpu():
     assert set(peers_of_attention(GPU)) == names
 
 
-@pytest.mark.parametrize("name", ["FlexAttention, not paged", "flash-attn, not paged", "FlashInfer"])
-def test_a_peer_of_paged_decode_gets_what_it_takes(name, on_a_gpu_with_everything):
-    batches = [random_inputs(PAGED, torch.float32, CPU, seed) for seed in range(2)]
+PEERS_OF_PAGED = ["FlexAttention, not paged", "flash-attn, not paged", "FlashInfer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, PAGED) for name in PEERS_OF_PAGED), ("FlashInfer", PAGED._replace(num_seqs=3, shortest=7, longest=48))],
+    ids=[*PEERS_OF_PAGED, "FlashInfer, mixed lengths"],
+)
+@pytest.mark.usefixtures("on_a_gpu_with_everything")
+def test_a_peer_of_paged_decode_gets_what_it_takes(name, shape):
+    batches = [random_inputs(shape, torch.float32, CPU, seed) for seed in range(2)]
     runs = peers_of_paged_decode(GPU)[name](batches)
     assert [fault(run, exact(batch)) for run, batch in zip(runs, batches, strict=True)] == [None, None]
-
-
-@pytest.mark.parametrize("shape", [MIXED, MIXED.equal], ids=["mixed", "equal"])
-def test_sdpa_gets_a_mask_where_lengths_differ(shape):
-    batch = random_inputs(shape, torch.float32, CPU, seed=0)
-    (run,) = peers_of_decode(CPU)["SDPA math"]([batch])
-    assert fault(run, exact(batch)) is None
-
-
-def test_flashinfer_gets_the_blocks_and_the_last_tokens_of_sequences_of_different_lengths(on_a_gpu_with_everything):
-    shape = PAGED._replace(num_seqs=3, shortest=7, longest=48)
-    batch = random_inputs(shape, torch.float32, CPU, seed=0)
-    assert len({*shape.seq_lens}) == 3
-    (run,) = peers_of_paged_decode(GPU)["FlashInfer"]([batch])
-    assert fault(run, exact(batch)) is None
 
 
 def test_libraries_that_are_not_installed_are_left_out(monkeypatch):

@@ -55,17 +55,13 @@ def test_cached_methods_multiply_new_queries_with_all_keys(name):
     assert score(method(name)).matmul_flops == 4 * H * D * (PROMPT**2 + sum(LENGTHS))
 
 
-def test_paged_blocks_are_multiplied_whole_the_empty_slots_of_the_last_one_too():
-    P = scoreboard.BLOCK_SIZE
+def test_paged_blocks_are_multiplied_and_held_whole_the_empty_slots_of_the_last_one_too():
+    P, work = scoreboard.BLOCK_SIZE, score(method("streamed"))
     slots = sum(-(-n // P) * P for n in LENGTHS)
     assert slots > sum(LENGTHS)
-    assert score(method("streamed")).matmul_flops == 4 * H * D * (PROMPT**2 + slots)
-
-
-def test_paged_cache_is_held_in_whole_blocks():
-    P = scoreboard.BLOCK_SIZE
+    assert work.matmul_flops == 4 * H * D * (PROMPT**2 + slots)
     cache, outputs = 4 * 2 * HKV * -(-(PROMPT + NEW) // P) * P * D, 4 * H * (PROMPT + NEW) * D
-    assert score(method("streamed")).peak_bytes >= cache + outputs
+    assert work.peak_bytes >= cache + outputs
 
 
 def test_recomputing_moves_more_bytes_than_a_cache_does():
@@ -87,23 +83,15 @@ def test_every_row_computes_naive_attention(row):
     assert score(row).matmul_flops > 0  # score() compares first
 
 
-def shifted(q, k, v):
-    return [attention(q, k, v, causal=True).roll(1, dims=1)]
+WRONG = {
+    "shifted": lambda q, k, v: [attention(q, k, v, causal=True).roll(1, dims=1)],
+    "one step short": lambda q, k, v: [attention(q, k, v, causal=True)[:, :, :-1]],
+    "looks ahead": lambda q, k, v: [attention(q, k, v)],
+    "all zero": lambda q, k, v: [torch.zeros_like(q)],
+}
 
 
-def one_step_short(q, k, v):
-    return [attention(q, k, v, causal=True)[:, :, :-1]]
-
-
-def looks_ahead(q, k, v):
-    return [attention(q, k, v)]
-
-
-def all_zero(q, k, v):
-    return [torch.zeros_like(q)]
-
-
-@pytest.mark.parametrize("wrong", [shifted, one_step_short, looks_ahead, all_zero], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_row_that_computes_something_else_is_refused(wrong):
     with pytest.raises(AssertionError):
         score(Row(99, "wrong", wrong))
@@ -114,12 +102,18 @@ def test_rows_come_in_the_order_of_the_lessons_with_a_name_each():
     assert len({row.method for row in ROWS}) == len(ROWS)
 
 
-@pytest.mark.parametrize("lesson", [0, 1, 2, 3, 4])
-def test_table_has_the_rows_of_all_lessons_so_far(lesson):
-    header, units, *rows = scoreboard.scoreboard(lesson).splitlines()
-    assert [row.method for row in ROWS if row.lesson <= lesson] == [row[8:42].strip() for row in rows]
+@pytest.mark.parametrize("lesson", [0, 1, 4, 99])
+@pytest.mark.parametrize(
+    ("table", "of"),
+    [(scoreboard.scoreboard, ROWS), (scoreboard.training_scoreboard, TRAINING)],
+    ids=["decode", "training"],
+)
+def test_a_table_has_the_rows_of_all_lessons_so_far_in_columns_that_line_up(table, of, lesson):
+    header, units, *rows = table(lesson).splitlines()
+    assert [row.method for row in of if row.lesson <= lesson] == [row[8:42].strip() for row in rows]
     assert header.split() == ["lesson", "method", "matmul", "other", "read", "written", "held"]
     assert units.split() == ["MFLOP", "MFLOP", "MB", "MB", "MB"]
+    assert len({len(line) for line in (header, units, *rows)}) == 1
 
 
 def test_table_shows_the_counts_in_millions():
@@ -127,10 +121,6 @@ def test_table_shows_the_counts_in_millions():
     shown = scoreboard.scoreboard(1).splitlines()[2][42:].split()
     counts = (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written, work.peak_bytes)
     assert shown == [f"{count / 1e6:.1f}" for count in counts]
-
-
-def test_columns_of_the_table_line_up():
-    assert len({len(line) for line in scoreboard.scoreboard(99).splitlines()}) == 1
 
 
 def test_the_kernel_reads_every_key_and_value_once_and_holds_no_scores():
@@ -181,26 +171,17 @@ def test_flash_attention_trains_without_the_score_matrix(resize):
     assert flash[1].bytes_moved < flash[0].bytes_moved < naive.bytes_moved / 5
 
 
-def halved(q, k, v):
-    return [gradient / 2 for gradient in TRAINING[0].run(q, k, v)]
-
-
-def without_a_mask(q, k, v):
-    return scoreboard.training_step(attention)(q, k, v)
-
-
-@pytest.mark.parametrize("wrong", [halved, without_a_mask], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda q, k, v: [gradient / 2 for gradient in TRAINING[0].run(q, k, v)],
+        lambda q, k, v: scoreboard.training_step(attention)(q, k, v),
+    ],
+    ids=["halved", "without a mask"],
+)
 def test_training_row_with_other_gradients_is_refused(wrong):
     with pytest.raises(AssertionError):
         score_training(Row(99, "wrong", wrong))
-
-
-@pytest.mark.parametrize("lesson", [1, 6])
-def test_training_table_has_the_form_of_the_other(lesson):
-    head, units, *rows = scoreboard.training_scoreboard(lesson).splitlines()
-    assert [row.method for row in TRAINING if row.lesson <= lesson] == [row[8:42].strip() for row in rows]
-    assert scoreboard.scoreboard(0).splitlines() == [head, units]
-    assert len({len(line) for line in (head, units, *rows)}) == 1
 
 
 def test_a_prompt_in_chunks_multiplies_and_reads_what_its_rows_of_tiles_would(resize):

@@ -113,6 +113,7 @@ def quick_train(steps=40, seed=0):
     return train(TEXT, steps=steps, config=SMALL, seed=seed)
 
 
+@pytest.mark.slow
 def test_training_reduces_the_loss():
     model = quick_train(steps=80)
     assert evaluate(model, TEXT[:200]) < 0.7 * math.log(257)

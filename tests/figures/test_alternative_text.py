@@ -2,10 +2,6 @@
 
 import inspect
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
 import pytest
 import torch
 

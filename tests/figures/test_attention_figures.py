@@ -1,9 +1,6 @@
 """Attention in pictures: a figure shows every shape, number, head and byte that it is given."""
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
+import drawn
 import pytest
 import torch
 from matplotlib.colors import to_hex
@@ -17,14 +14,10 @@ from pagewise.tools.roofline import standard_attention_bytes
 pytestmark = pytest.mark.usefixtures("shown", "shapes_unchecked")
 
 
-def arrows(ax):
-    return [t for t in ax.texts if getattr(t, "arrow_patch", None) is not None]
-
-
 def test_equations_show_each_matrix_with_its_shape_and_numbers(shown):
     a, b = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]])
     equations([[("a", a), "×", ("b", b), "=", ("ab", a @ b)], [("half", a / 4)]], title="What comes out?")
-    first, second = ([t.get_text() for t in ax.texts] for ax in shown[0].axes)
+    first, second = (drawn.texts(ax) for ax in shown[0].axes)
     assert {"a  [1, 2]", "b  [2, 1]", "ab  [1, 1]", "×", "=", "1", "2", "3", "4", "11"} == set(first)
     assert {"half  [1, 2]", "0.25", "0.50"} == set(second)
 
@@ -49,7 +42,7 @@ def test_matrices_of_an_equation_do_not_overlap(shown):
 
 def test_a_head_has_the_colour_of_the_kv_head_it_reads(shown):
     head_maps({"GQA": [0, 0, 1, 1]}, title="Who reads what?")
-    texts = [t.get_text() for t in shown[0].axes[0].texts]
+    texts = drawn.texts(shown[0].axes[0])
     fills = [to_hex(patch.get_facecolor()) for patch in shown[0].axes[0].patches]
     assert dict(zip(texts, fills, strict=True)) == {
         "q0": BLUE, "q1": BLUE, "q2": SAND, "q3": SAND, "kv0": BLUE, "kv1": SAND,
@@ -61,14 +54,14 @@ def test_a_head_has_the_colour_of_the_kv_head_it_reads(shown):
 def test_three_kernels_have_eight_arrows_as_thick_as_their_bytes(shown):
     moved = standard_attention_bytes(B=1, H=1, Hkv=1, T=1000, S=1000, D=100, itemsize=1)
     three_kernels(moved, title="What moves?")
-    found = arrows(shown[0].axes[0])
+    found = drawn.arrows(shown[0].axes[0])
     assert len(found) == 8
     widths = [arrow.arrow_patch.get_linewidth() for arrow in found]
     assert len(set(widths)) == 2
     assert [w == max(widths) for w in widths] == [move[-1] in "SP" for move in moved]
     up = [arrow.xy[1] > arrow.xyann[1] for arrow in found]
     assert up == [move.startswith("write") for move in moved]
-    texts = [t.get_text() for t in shown[0].axes[0].texts]
+    texts = drawn.texts(shown[0].axes[0])
     assert texts.count("read\n1.0 MB") == 2
     assert texts.count("write\n0.1 MB") == 1
 
@@ -77,7 +70,7 @@ def test_one_kernel_keeps_the_moves_of_inputs_and_output_on_the_scale_of_the_thr
     moved = standard_attention_bytes(B=1, H=1, Hkv=1, T=1000, S=1000, D=100, itemsize=1)
     three_kernels(moved, title="What moves?")
     one_kernel({move: n for move, n in moved.items() if move[-1] in "QKVO"}, max(moved.values()), title="What is left?")
-    three, one = (arrows(figure.axes[0]) for figure in shown)
+    three, one = (drawn.arrows(figure.axes[0]) for figure in shown)
     assert [arrow.xy[1] > arrow.xyann[1] for arrow in one] == [False, False, False, True]
     assert {arrow.arrow_patch.get_linewidth() for arrow in one} == {min(a.arrow_patch.get_linewidth() for a in three)}
 
@@ -85,7 +78,7 @@ def test_one_kernel_keeps_the_moves_of_inputs_and_output_on_the_scale_of_the_thr
 def test_an_arrow_ends_at_the_edges_of_its_boxes_whichever_is_above(shown):
     boxes = {"high": (0.0, 2.0, 1.0, "high"), "low": (0.0, 0.0, 1.0, "low")}
     flow({"one": {}}, boxes, [("high", "low", "down"), ("low", "high", "up")], title="Which way?", size=(3, 3))
-    down, up = arrows(shown[0].axes[0])
+    down, up = drawn.arrows(shown[0].axes[0])
     assert (down.xyann[1], down.xy[1]) == (1.75, 0.25)
     assert (up.xyann[1], up.xy[1]) == (0.25, 1.75)
 

@@ -1,9 +1,6 @@
 """Figures of paged memory: every slot in its owner's colour, every table entry with an arrow to its own block."""
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
+import drawn
 import pytest
 from matplotlib.colors import to_hex
 
@@ -13,9 +10,6 @@ from pagewise.figures.charts import stacks
 from pagewise.paged_blocks import BlockManager
 
 P = 4
-
-
-pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
 
 
 @pytest.fixture
@@ -50,23 +44,25 @@ def test_owners_of_a_slot_are_those_with_a_token_there(forked):
     assert [shot.owners(slot) for slot in (0, 5, 6, 10, 11, 12)] == [["A", "B"], ["A"], [], ["B"], [], []]
 
 
-def test_pool_has_shared_slots_dark_and_the_others_in_their_owners_colour(shown, forked):
+@pytest.fixture
+def now(shown, forked):
+    """A figure of the tables and the pool."""
     tables_and_pool({"now": snapshot(forked)}, title="Who holds what?")
-    pool = fills(shown[0].axes[0])[: 4 * P]
-    assert pool == [SHARED] * 4 + [OWNERS[0]] * 2 + [NOBODY] * 2 + [OWNERS[1]] * 3 + [NOBODY] * 5
+    return shown[0].axes[0]
 
 
-def test_each_entry_of_a_table_points_at_its_block(shown, forked):
-    tables_and_pool({"now": snapshot(forked)}, title="Where?")
-    tips = [text.xy[0] for text in shown[0].axes[0].texts if getattr(text, "arrow_patch", None)]
-    middles = [block * (P + 0.8) + P / 2 for block in range(4)]
-    assert tips == [middles[block] for block in (0, 1, 0, 2)]
+def test_slots_are_dark_if_shared_in_their_owners_colour_if_held_and_hatched_if_given_and_empty(now):
+    assert fills(now)[: 4 * P] == [SHARED] * 4 + [OWNERS[0]] * 2 + [NOBODY] * 2 + [OWNERS[1]] * 3 + [NOBODY] * 5
+    hatches = [patch.get_hatch() for patch in now.patches if hasattr(patch, "get_width")][: 4 * P]
+    assert hatches == [None] * 6 + [EMPTY] * 2 + [None] * 3 + [EMPTY] + [None] * 4
 
 
-def test_reference_counts_stand_under_the_blocks(shown, forked):
-    tables_and_pool({"now": snapshot(forked)}, title="Who holds what?")
-    texts = [text.get_text() for text in shown[0].axes[0].texts]
-    assert {"block 0\nin 2 tables", "block 1\nin 1 table", "block 3\nfree"} <= set(texts)
+def test_each_entry_of_a_table_points_at_its_block(now):
+    assert [arrow.xy[0] for arrow in drawn.arrows(now)] == [block * (P + 0.8) + P / 2 for block in (0, 1, 0, 2)]
+
+
+def test_reference_counts_stand_under_the_blocks(now):
+    assert {"block 0\nin 2 tables", "block 1\nin 1 table", "block 3\nfree"} <= set(drawn.texts(now))
 
 
 def test_owner_keeps_its_colour_from_moment_to_moment(shown, forked):
@@ -78,28 +74,22 @@ def test_owner_keeps_its_colour_from_moment_to_moment(shown, forked):
     assert second == [OWNERS[1]] * 4 + [NOBODY] * 4 + [OWNERS[1]] * 3 + [NOBODY] * 5
 
 
-def test_a_slot_that_is_given_and_empty_is_not_drawn_like_a_free_one(shown, forked):
-    tables_and_pool({"now": snapshot(forked)}, title="Who holds what?")
-    pool = [patch.get_hatch() for patch in shown[0].axes[0].patches if hasattr(patch, "get_width")][: 4 * P]
-    assert pool == [None] * 6 + [EMPTY] * 2 + [None] * 3 + [EMPTY] + [None] * 4
-
-
 def test_a_copy_is_an_arrow_from_block_to_block_in_its_own_panel(shown, forked):
     shot = snapshot(forked)
     tables_and_pool({"before": shot, "now": shot}, title="What is copied?", copies={"now": [(1, 2)]})
     before, now = shown[0].axes
-    assert "copy" not in [text.get_text() for text in before.texts]
-    assert [text.get_text() for text in now.texts].count("copy") == 1
-    tips = [text.xy[0] for text in now.texts if getattr(text, "arrow_patch", None)]
+    assert "copy" not in drawn.texts(before)
+    assert drawn.texts(now).count("copy") == 1
+    tips = [text.xy[0] for text in drawn.arrows(now)]
     assert tips[-1] == 2 * (P + 0.8) + P / 2
 
 
 def test_a_query_points_at_its_blocks_in_the_order_of_the_table(shown, forked):
     block_figures.query_over_blocks(snapshot(forked), "B", [0.1, 0.2, 0.1, 0.1, 0.1, 0.1, 0.3], title="Where?")
     ax = shown[0].axes[0]
-    tips = [text.xy[0] for text in ax.texts if getattr(text, "arrow_patch", None)]
+    tips = [text.xy[0] for text in drawn.arrows(ax)]
     assert tips == [block * (P + 0.8) + P / 2 for block in (0, 2)]
-    assert {"entry 0: tokens 0–3", "entry 1: tokens 4–6"} <= {text.get_text() for text in ax.texts}
+    assert {"entry 0: tokens 0–3", "entry 1: tokens 4–6"} <= set(drawn.texts(ax))
     bars = [patch for patch in ax.patches if hasattr(patch, "get_width") and patch.get_width() == 0.7]
     assert [bar.get_height() for bar in bars] == pytest.approx([0.5, 1, 0.5, 0.5, 0.5, 0.5, 1.5])
     assert [bar.get_x() for bar in bars[4:]] == pytest.approx([2 * (P + 0.8) + 0.15 + i for i in range(3)])
@@ -140,7 +130,7 @@ def test_memory_map_draws_each_piece_once_in_its_owners_colour(shown):
     assert fills(ax) == [a, white, grey, b, a, b, a, white, white]
     assert [patch.get_width() for patch in ax.patches] == [2] + [1] * 8
     assert [bool(patch.get_hatch()) for patch in ax.patches] == [0, 1, 1, 0, 0, 0, 0, 1, 0]
-    assert [text.get_text() for text in ax.texts] == ["a", "b", "a", "b", "a"]
+    assert drawn.texts(ax) == ["a", "b", "a", "b", "a"]
 
 
 def test_stacks_add_up_and_print_what_has_room(shown):
@@ -149,4 +139,4 @@ def test_stacks_add_up_and_print_what_has_room(shown):
     bars = [patch for patch in ax.patches if patch.get_width()]
     assert [bar.get_width() for bar in bars] == pytest.approx([50, 98, 50, 2])
     assert [bar.get_x() for bar in bars] == pytest.approx([0, 0, 50, 98])
-    assert [text.get_text() for text in ax.texts if text.get_text()] == ["50", "98", "50"]
+    assert [text for text in drawn.texts(ax) if text] == ["50", "98", "50"]

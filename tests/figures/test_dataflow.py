@@ -1,22 +1,16 @@
 """Diagrams: every box and label that was recorded is drawn, and nothing else."""
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-import pytest
+import drawn
 from matplotlib.colors import to_hex
 
 from pagewise.figures import dataflow as diagrams
 from pagewise.figures.palette import BLUE, SAND
 
-pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
-
 
 def test_each_panel_of_the_decoder_shows_its_own_labels(shown):
     panels = {"Prefill": {"q": "q [1, 8, 6, 32]", "KV cache": "length 6"}, "Decode": {"q": "q [1, 8, 1, 32]"}}
     diagrams.decoder_flow(panels, title="What travels where?")
-    texts = [[t.get_text() for t in ax.texts] for ax in shown[0].axes]
+    texts = [drawn.texts(ax) for ax in shown[0].axes]
     assert {"q [1, 8, 6, 32]", "length 6"} <= set(texts[0])
     assert {"q [1, 8, 1, 32]", "KV cache"} <= set(texts[1])
     assert "q [1, 8, 6, 32]" not in texts[1]
@@ -25,7 +19,7 @@ def test_each_panel_of_the_decoder_shows_its_own_labels(shown):
 def test_an_arrow_between_overlapping_boxes_is_vertical(shown):
     boxes = {"wide": (1.0, 1.0, 4.0, "wide"), "narrow": (2.5, 0.0, 0.5, "narrow"), "far": (9.0, 0.0, 1.0, "far")}
     diagrams.flow({"one": {}}, boxes, [("wide", "narrow", "a"), ("wide", "far", "b")], title="Which way?", size=(4, 3))
-    arrows = [t for t in shown[0].axes[0].texts if getattr(t, "arrow_patch", None) is not None]
+    arrows = drawn.arrows(shown[0].axes[0])
     down, across = ((a.xyann[0], a.xy[0]) for a in arrows)
     assert down == (2.5, 2.5)
     assert across == (1.0, 9.0)

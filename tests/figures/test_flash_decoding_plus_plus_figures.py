@@ -3,10 +3,7 @@
 import math
 from typing import NamedTuple
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
+import drawn
 import pytest
 import torch
 from matplotlib.colors import to_hex
@@ -49,7 +46,7 @@ def test_ranges_that_do_not_fit_are_told_apart(shown):
     assert (to_hex(narrow.get_facecolor()), to_hex(wide.get_facecolor())) == (BLUE, ORANGE)
     assert [narrow.get_x(), narrow.get_x() + narrow.get_width()] == [-1.0, 7.0]
     assert wide.get_x() + wide.get_width() / 2 == pytest.approx((63.8 - 57.5) / 2)
-    assert [t.get_text() for t in shown[0].axes[0].texts] == ["φ = -2", "too wide"]
+    assert drawn.texts(shown[0].axes[0]) == ["φ = -2", "too wide"]
 
 
 def test_the_shares_of_a_histogram_add_up(shown):
@@ -83,17 +80,13 @@ def test_a_copy_is_on_its_way_until_its_tile_is_multiplied(num_stages, shown):
     assert [b[:3] for b in boxes if not b[3]] == [(turn, 1, turn % num_stages) for turn in range(6)]
     started = [max(-1, turn - num_stages + 1) for turn in range(6)]
     assert [b[:2] for b in boxes if b[3]] == [(start, turn - start) for turn, start in enumerate(started)]
-    assert [t.get_text() for t in ax.texts if t.get_text()] == [str(4 * turn) for turn in range(6)]
+    assert [text for text in drawn.texts(ax) if text] == [str(4 * turn) for turn in range(6)]
 
 
-def test_the_wanted_number_of_thread_blocks_is_marked(shown):
-    tile_width([8, 16], {"M = 1": [1.0, 2.0]}, {"N = 64": [8.0, 4.0]}, (4, 8), title="How wide?")
-    assert "wanted: 4 to 8" in [t.get_text() for t in shown[0].axes[1].get_legend().get_texts()]
-
-
-def test_the_two_panels_of_a_tile_share_no_colour(shown):
+def test_the_wanted_number_of_thread_blocks_is_marked_and_the_two_panels_of_a_tile_share_no_colour(shown):
     ratios, thread_blocks = {"M = 1": [1.0, 2.0], "M = 8": [8.0, 9.0]}, {"N = 64": [8.0, 4.0], "N = 96": [12.0, 6.0]}
     tile_width([8, 16], ratios, thread_blocks, (4, 8), title="How wide?")
+    assert "wanted: 4 to 8" in [text.get_text() for text in shown[0].axes[1].get_legend().get_texts()]
     above, below = ({line.get_color() for line in ax.get_lines()} for ax in shown[0].axes)
     assert len(above) == len(below) == 2
     assert not above & below
@@ -102,5 +95,5 @@ def test_the_two_panels_of_a_tile_share_no_colour(shown):
 def test_every_operator_shows_its_sizes(shown):
     keys = ("qkv", "scores", "softmax", "values", "o", "up", "down")
     dataflow.operator_map({"Decode": {key: f"[{i}]" for i, key in enumerate(keys)}}, title="Which sizes?")
-    texts = [t.get_text() for t in shown[0].axes[0].texts]
+    texts = drawn.texts(shown[0].axes[0])
     assert all(any(text.endswith(f":  [{i}]") for text in texts) for i in range(len(keys)))

@@ -1,5 +1,6 @@
 """One step as a flat row: each token in its sequence's colour, and an arrow to the slot that it writes."""
 
+import drawn
 import pytest
 import torch
 from matplotlib.colors import to_rgba
@@ -46,6 +47,6 @@ def test_every_token_has_an_arrow_to_its_slot(axes):
 
 
 def test_the_row_shows_where_sequences_begin_and_what_they_are(axes):
-    said = [text.get_text() for text in axes.texts]
+    said = drawn.texts(axes)
     assert [text for text in said if text in ("0", "1", "3", "5")].count("0") == 2  # a position and a beginning
     assert {"x", "y", "z", "3", "cu_seqlens_q", "A\ntable [1, 2]\nseq_len 6"} <= set(said)

@@ -2,12 +2,11 @@
 
 import math
 
+import drawn
 import pytest
 
 from cudascope.least_time import Limits
 from pagewise.figures import unit_times
-
-pytestmark = pytest.mark.usefixtures("shown")
 
 
 def limits(gpu, **seconds):
@@ -22,4 +21,4 @@ def test_each_unit_has_a_bar_for_each_gpu_in_microseconds(shown):
     widths = [patch.get_width() for patch in ax.patches]
     assert widths[:3] == pytest.approx([2, 1, 1])
     assert math.isnan(widths[3])
-    assert "nan" not in [text.get_text() for text in ax.texts]
+    assert "nan" not in drawn.texts(ax)

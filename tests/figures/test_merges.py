@@ -1,19 +1,12 @@
 """Figures of online softmax: what shrinks is drawn as shrinking, what is held as held."""
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
-
-import pytest
+import drawn
 import torch
 from matplotlib.colors import to_hex
 
 from pagewise.figures import merges
 from pagewise.figures.palette import BLUE, SAND
 from pagewise.online_softmax import Partial
-
-pytestmark = pytest.mark.usefixtures("shown")  # every figure here is rendered
 
 
 def test_naive_attention_holds_all_scores_and_online_attention_one_tile(shown):
@@ -24,7 +17,7 @@ def test_naive_attention_holds_all_scores_and_online_attention_one_tile(shown):
     )
     assert naive == [(0, 7, BLUE)]
     assert online == [(0, 3, SAND), (3, 3, BLUE), (6, 1, "#ffffff")]
-    titles = [ax.get_title(loc="left") for ax in shown[0].axes]
+    titles = drawn.titles(shown[0])
     assert titles == ["naive: 42 scores", "online: 18 scores,\n(m, l, acc) of 6 queries"]
     hidden = [patch for patch in shown[0].axes[0].patches if patch.get_hatch()]
     assert len(hidden) == 42 - int(torch.ones(6, 7).tril(1).sum())
@@ -36,11 +29,11 @@ def test_each_box_of_a_tree_shows_the_summary_of_what_is_above_it(shown):
     merges.merge_trees(trees, Partial.merge, title="Does the order matter?")
     whole = Partial.of(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[10.0], [20.0], [30.0]]))
     root = f"m {whole.m:.2f}\nl {whole.l:.3f}\nacc {whole.acc.item():.3f}"
-    assert [sum(text.get_text() == root for text in ax.texts) for ax in shown[0].axes] == [1, 1]
+    assert [drawn.texts(ax).count(root) for ax in shown[0].axes] == [1, 1]
 
 
 def test_each_edge_of_a_tree_shows_how_much_its_part_shrinks(shown):
     leaves = [(f"score {s:.0f}", Partial.of(torch.tensor([s]), torch.tensor([[s]]))) for s in (1.0, 3.0, 2.0)]
     merges.merge_trees({"in a row": ((leaves[0], leaves[1]), leaves[2])}, Partial.merge, title="How much?")
-    factors = [text.get_text() for text in shown[0].axes[0].texts if text.get_text().startswith("×")]
+    factors = [text for text in drawn.texts(shown[0].axes[0]) if text.startswith("×")]
     assert sorted(factors) == ["×$e^{-1}$", "×$e^{-2}$", "×1", "×1"]

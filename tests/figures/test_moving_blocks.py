@@ -1,5 +1,6 @@
 """The stepper of the block manager: every call is made, said and drawn; copies, refusals and cached blocks show."""
 
+import drawn
 from matplotlib.colors import to_hex
 from stepped import captions, figures_drawn
 
@@ -23,11 +24,11 @@ CALLS = [
 
 def film(monkeypatch, **options):
     """(captions, moments drawn, the colours of each) of the script above."""
-    drawn = []
-    monkeypatch.setattr(module, "_draw", lambda figure, moment, colours: drawn.append((moment, colours)))
+    seen = []
+    monkeypatch.setattr(module, "_draw", lambda figure, moment, colours: seen.append((moment, colours)))
     manager = BlockManager(5, 4, prefix_cache=True)
     steps = block_steps(manager, CALLS, title="Who owns what?", alt="Tables and pool.", **options)
-    return captions(steps), *zip(*drawn, strict=True)
+    return captions(steps), *zip(*seen, strict=True)
 
 
 def test_each_call_is_a_step_that_says_what_came_back(monkeypatch):
@@ -66,6 +67,6 @@ def test_the_copy_is_an_arrow_from_block_to_block():
     calls = [("", "allocate", "A", [1, 2]), ("", "fork", "A", "B"), ("", "append", "B", 3)]
     with figures_drawn(module) as figures:
         block_steps(BlockManager(3, 4), calls, title="Who owns what?", alt="Tables and pool.")
-    arrows = [t for t in figures[-1].axes[0].texts if getattr(t, "arrow_patch", None)]
+    arrows = drawn.arrows(figures[-1].axes[0])
     (copy,) = (t for t in arrows if to_hex(t.arrow_patch.get_edgecolor()) == module.ORANGE)
     assert (copy.xyann[0], copy.xy[0]) == (2.0, 6.8)  # the middles of blocks 0 and 1

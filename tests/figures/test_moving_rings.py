@@ -1,5 +1,6 @@
 """The steppers of a ring: every score once, by the process that has both, and waiting that adds up."""
 
+import drawn
 import pytest
 from matplotlib.colors import to_rgb
 from stepped import captions, figures_drawn
@@ -55,9 +56,9 @@ def test_scores_are_white_before_their_step_and_strong_in_it():
 
 def test_the_ring_shows_the_blocks_after_their_moves_and_no_arrow_at_the_end():
     steps = figures(ring_steps, CONTIGUOUS)
-    texts = [[text.get_text() for text in figure.axes[0].texts] for figure in steps]
+    texts = [drawn.texts(figure.axes[0]) for figure in steps]
     assert [text for text in texts[1] if text.startswith("K, V")] == ["K, V 2", "K, V 0", "K, V 1"]
-    arrows = [sum(getattr(text, "arrow_patch", None) is not None for text in f.axes[0].texts) for f in steps]
+    arrows = [len(drawn.arrows(figure.axes[0])) for figure in steps]
     assert arrows == [3, 3, 0]
 
 

@@ -2,30 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
+from paged_launch import TABLE, D, P, paged_launch
 from stepped import captions
 
-import cudascope
 from pagewise.figures.moving_warps import _steps, warp_steps
-from pagewise.paged_attention import paged_attention_v1
-from pagewise.paged_blocks import to_vllm_layout
 
 pytestmark = pytest.mark.slow
 
-D, P, TABLE = 32, 16, [7, 1, 4, 0, 8, 3]
 
-
-@pytest.fixture(scope="module")
-def launch():
-    caches = torch.randn(2, 9, P, 1, D, generator=torch.Generator().manual_seed(0)).half()
-    tables, lens = (torch.tensor(x, dtype=torch.int32) for x in ([TABLE], [90]))
-    with cudascope.observe() as report:
-        paged_attention_v1(torch.ones(1, 1, D).half(), *to_vllm_layout(*caches), tables, lens)
-    return report.launches[0]
-
-
-def test_every_load_is_a_step_and_says_which_warp_is_where(launch):
-    traces = launch.accesses("k_cache"), launch.accesses("v_cache")
+def test_every_load_is_a_step_and_says_which_warp_is_where():
+    traces = paged_launch().accesses("k_cache"), paged_launch().accesses("v_cache")
     steps = warp_steps(*traces, TABLE, (D // 8, P * 8), (D, P), title="Who reads?", alt="Six blocks of K and V.")
     said = captions(steps)
     assert len(said) == 1 + 8 + 1 + 4 + 1
@@ -38,8 +24,8 @@ def test_every_load_is_a_step_and_says_which_warp_is_where(launch):
     assert said[-1].startswith("All is read: each vec of K 1×, of V 1×.")
 
 
-def test_a_load_of_k_is_one_row_of_the_packed_block(launch):
-    steps = _steps(launch.accesses("k_cache"), TABLE, (D // 8, P * 8))
+def test_a_load_of_k_is_one_row_of_the_packed_block():
+    steps = _steps(paged_launch().accesses("k_cache"), TABLE, (D // 8, P * 8))
     for i, reads in enumerate(steps[1:5]):
         rows = [np.flatnonzero(now.any(axis=1)).tolist() for now in reads.now]
         assert rows == [[i]] * 4 + [[]] * 2

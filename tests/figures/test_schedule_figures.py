@@ -2,6 +2,7 @@
 
 import math
 
+import drawn
 import numpy as np
 from matplotlib.colors import to_rgb
 
@@ -19,7 +20,7 @@ def test_a_slot_is_dark_while_it_reads_the_marked_sequence_and_white_when_idle(s
     colours = [[tuple(row[(2 * t + 1) * middle]) for t in range(4)] for row in uneven]
     assert colours == [[first] * 4, [second] + [idle] * 3]
     assert [tuple(even[1][(2 * t + 1) * middle]) for t in range(4)] == [first, second, idle, idle]
-    titles = [ax.get_title(loc="left") for ax in shown[0].axes]
+    titles = drawn.titles(shown[0])
     assert titles == ["uneven: 50% of the bandwidth", "even: 100% of the bandwidth"]
 
 

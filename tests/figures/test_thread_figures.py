@@ -1,26 +1,11 @@
 """Figures of a kernel at work: their cells show the values of the trace."""
 
+import drawn
 import numpy as np
 import pytest
-import torch
+from paged_launch import D, P, paged_launch
 
-import cudascope
 from pagewise.figures import threads as kernel_figures
-from pagewise.paged_attention import paged_attention_v1
-from pagewise.paged_blocks.cache import to_vllm_layout
-
-D, P, TABLE = 32, 16, [7, 1, 4, 0, 8, 3]
-
-
-@pytest.fixture(scope="module")
-def launch():
-    generator = torch.Generator().manual_seed(0)
-    k, v = torch.randn(2, 9, P, 1, D, generator=generator).half()
-    q = torch.randn(1, 1, D, generator=generator).half()
-    tables, lens = torch.tensor([TABLE], dtype=torch.int32), torch.tensor([90], dtype=torch.int32)
-    with cudascope.observe() as report:
-        paged_attention_v1(q, *to_vllm_layout(k, v), tables, lens)
-    return report.launches[0]
 
 
 def cells(figure) -> dict[tuple[float, float], str]:
@@ -28,32 +13,30 @@ def cells(figure) -> dict[tuple[float, float], str]:
     return {text.get_position(): text.get_text() for text in figure.axes[0].texts}
 
 
-def reads(trace, **fields):
-    for name, value in fields.items():
-        trace = trace[trace[name] == value]
-    return trace
-
-
-def test_a_block_of_k_is_read_row_by_row(launch, shown):
+def k_of_block(block):
+    """Draw which lanes read a block of K."""
+    accesses, sizes = paged_launch().accesses("k_cache"), (D // 8, P * 8)
     kernel_figures.vecs_of_block(
-        launch.accesses("k_cache"), (D // 8, P * 8), 4 * D * P, title="?", rows="", columns="", group_size=2, turns="j"
+        accesses, sizes, block * D * P, title="?", rows="", columns="", group_size=2, turns="j"
     )
+
+
+def test_a_block_of_k_is_read_row_by_row(shown):
+    k_of_block(4)
     found = cells(shown[0])
     assert [found[c + 0.5, 1.5] for c in range(32)] == [str(64 + c) for c in range(32)]  # warp 2 has this block
     assert sorted(text for text in found.values() if "=" in text) == [f"j = {j}" for j in range(4)]
     assert [tick.get_text() for tick in shown[0].axes[0].get_xticklabels()] == [str(token) for token in range(P)]
 
 
-def test_the_second_block_of_a_warp_starts_at_turn_0(launch, shown):
-    kernel_figures.vecs_of_block(
-        launch.accesses("k_cache"), (D // 8, P * 8), 8 * D * P, title="?", rows="", columns="", group_size=2, turns="j"
-    )
+def test_the_second_block_of_a_warp_starts_at_turn_0(shown):
+    k_of_block(8)
     assert "j = 0" in cells(shown[0]).values()
     assert "j = 4" not in cells(shown[0]).values()
 
 
-def test_a_block_of_v_is_read_by_lanes_side_by_side(launch, shown):
-    kernel_figures.rows_of_block(launch.accesses("v_cache"), (D, P), 4 * D * P, title="?", turns="r")
+def test_a_block_of_v_is_read_by_lanes_side_by_side(shown):
+    kernel_figures.rows_of_block(paged_launch().accesses("v_cache"), (D, P), 4 * D * P, title="?", turns="r")
     panels = shown[0].axes
     assert [ax.get_title(loc="left") for ax in panels] == ["turn r = 0", "turn r = 1"]
     found = [{text.get_position(): text.get_text() for text in ax.texts} for ax in panels]
@@ -71,44 +54,40 @@ def test_an_address_is_the_sum_of_its_strips(shown):
     assert "token 5 · 8 = 40" in texts
 
 
-def test_sectors_are_counted_as_the_launch_counts_them(launch, shown):
-    request = reads(launch.accesses("k_cache"), warp=1, execution=2)
+def test_sectors_are_counted_as_the_launch_counts_them_and_a_gap_separates_them(shown):
+    trace = paged_launch().accesses("k_cache")
+    request = trace[(trace["warp"] == 1) & (trace["execution"] == 2)]
     far = request.copy()
     far["element"] = np.arange(len(request)) * 64
     kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
-    assert shown[0].axes[0].get_title(loc="left").startswith("packed: 8 sectors moved, 100%")
-    assert shown[0].axes[1].get_title(loc="left").startswith("far: 32 sectors moved, 25%")
+    packed, far_apart = drawn.titles(shown[0])
+    assert packed.startswith("packed: 8 sectors moved, 100%")
+    assert far_apart.startswith("far: 32 sectors moved, 25%")
     assert shown[0].axes[1].get_xlim()[1] == pytest.approx(32.1)  # the sectors between them are left out
-
-
-def test_a_gap_separates_sectors_that_are_not_neighbours(launch, shown):
-    request = reads(launch.accesses("k_cache"), warp=1, execution=2)
-    far = request.copy()
-    far["element"] = np.arange(len(request)) * 64
-    kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
     widths = [{patch.get_width() for patch in ax.patches if patch.get_height() == 1} for ax in shown[0].axes]
     assert widths == [{1, 1 - kernel_figures.GAP}, {1 - kernel_figures.GAP}]  # the last sector ends a run, too
 
 
-def test_banks_show_a_conflict_as_two_words(launch, shown):
-    request = reads(launch.accesses("q_vecs"), access="read", warp=0, execution=0)
+def test_banks_show_a_conflict_as_two_words(shown):
+    trace = paged_launch().accesses("q_vecs")
+    request = trace[(trace["access"] == "read") & (trace["warp"] == 0) & (trace["execution"] == 0)]
     wide = request.copy()
     wide["element"] = np.where(request["lane"] % 2, 32, 0)
     kernel_figures.banks_of_request({"ours": request, "wide": wide}, title="?")
-    assert [ax.get_title(loc="left") for ax in shown[0].axes] == ["ours: 1 word per bank", "wide: 2 words per bank"]
-    ours, wide_words = ([text.get_text() for text in ax.texts if text.get_text()] for ax in shown[0].axes)
+    assert drawn.titles(shown[0]) == ["ours: 1 word per bank", "wide: 2 words per bank"]
+    ours, wide_words = ([text for text in drawn.texts(ax) if text] for ax in shown[0].axes)
     assert ours == ["0", "1", "2", "3"]  # two vecs of 8 bytes for all lanes
     assert sorted(map(int, wide_words)) == [0, 1, 32, 33]
 
 
-def test_the_tree_is_the_order_of_writes_and_reads(launch, shown):
-    trace = launch.accesses("scores")
+def test_the_tree_is_the_order_of_writes_and_reads(shown):
+    trace = paged_launch().accesses("scores")
     kernel_figures.handovers(trace[trace["bytes"] == 4][-200:], title="?")
     tail = trace[np.isin(trace["line"], np.unique(trace["line"])[-2:])]
     kernel_figures.handovers(tail, title="?")
     sentences = [text for (x, _), text in cells(shown[1]).items() if x > 6]
     assert sentences == ["hand over their sums", "add them to their own"] * 2
-    arrows = [text for text in shown[1].axes[0].texts if getattr(text, "arrow_patch", None)]
+    arrows = drawn.arrows(shown[1].axes[0])
     # from the middle of a warp's box to the middle of another's, 1.5 apart: 2 → 0 and 3 → 1, then 1 → 0
     assert [(a.xyann[0], a.xy[0]) for a in arrows] == [(3.6, 0.6), (5.1, 2.1), (2.1, 0.6)]
 

@@ -1,5 +1,6 @@
 """Tiles of the scores: what is dark, masked or skipped, and whose the gradients are."""
 
+import drawn
 import torch
 from matplotlib.colors import to_rgb
 
@@ -22,7 +23,7 @@ def test_a_tile_is_dark_if_nothing_in_it_is_hidden_and_white_if_the_loop_skips_i
     dark, masked, white = to_rgb(BLUE), to_rgb(SAND), (1, 1, 1)
     assert fills(causal, (3, 2)) == {(0, 0): dark, (0, 3): white, (2, 0): dark, (2, 3): masked}
     assert set(fills(everything, (3, 2)).values()) == {dark}
-    assert [ax.get_title(loc="left") for ax in shown[0].axes] == ["causal: 3 of 4", "all: 4 of 4"]
+    assert drawn.titles(shown[0]) == ["causal: 3 of 4", "all: 4 of 4"]
 
 
 def test_tiles_at_the_edges_are_cut(shown):
@@ -40,8 +41,8 @@ def test_a_program_goes_down_its_column_and_writes_there(shown):
     written = [[p for p in ax.patches if p.get_facecolor()[:3] == to_rgb(ORANGE)] for ax in (column, row)]
     assert [len(of) for of in written] == [1, 1]
     assert (written[0][0].get_x(), written[1][0].get_y()) == (1, 1)
-    assert {"Q", "dK"} <= {text.get_text() for text in column.texts}
-    assert "K, V" in {text.get_text() for text in row.texts}
+    assert {"Q", "dK"} <= set(drawn.texts(column))
+    assert "K, V" in set(drawn.texts(row))
 
 
 def test_a_row_of_o_shows_every_warp_that_has_a_part_of_it(shown):
