@@ -91,8 +91,10 @@ def served(**options):
     return serve(LLM(model, num_blocks=3, **options), *Workload("distinct", 3, 12, 4).draw(257, seed=0))
 
 
-def test_steps_with_tokens_of_a_prompt_are_prefill_and_the_others_decode():
+def test_a_run_counts_tokens_and_steps_with_tokens_of_a_prompt_are_prefill_and_the_others_decode():
     run = served()
+    assert (run.prompt_tokens, run.completion_tokens, run.cached_tokens) == (36, 12, 0)
+    assert [len(answer) for answer in run.token_ids] == [4, 4, 4]
     assert len(run.steps) == 3  # the first of 4 tokens comes with the prompts
     assert 0 < run.prefill < run.seconds
     assert run.prefill + run.decode <= run.seconds
@@ -106,12 +108,6 @@ def test_requests_have_their_first_tokens_together_in_a_batch_and_one_after_the_
     first, second, third = alone.first_token
     assert 0 < first < second < third < alone.seconds
     assert second - first > alone.steps[0] + alone.steps[1] + alone.steps[2]  # which the first request took
-
-
-def test_a_run_counts_what_was_asked_and_answered():
-    run = served()
-    assert (run.prompt_tokens, run.completion_tokens, run.cached_tokens) == (36, 12, 0)
-    assert [len(answer) for answer in run.token_ids] == [4, 4, 4]
 
 
 def test_each_round_has_its_own_prompts_and_warm_up_rounds_are_dropped():

@@ -12,16 +12,7 @@ from pagewise.experiments import engine_peers, engine_speed
 from pagewise.experiments.engine_benchmark import variants
 from pagewise.experiments.engine_peers import peers, vllm_server
 from pagewise.experiments.engine_results import agreement, step_parts
-from pagewise.experiments.engine_speed import (
-    GENERATE,
-    NAIVE,
-    OURS,
-    SMALLER,
-    STATIC,
-    main,
-    measure,
-    measure_source,
-)
+from pagewise.experiments.engine_speed import GENERATE, NAIVE, OURS, SMALLER, STATIC, main, measure, measure_source
 from pagewise.experiments.engine_workload import Workload
 from pagewise.models import GPT2, GPT2Config
 

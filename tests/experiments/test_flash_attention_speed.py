@@ -5,17 +5,7 @@ import torch
 from in_process import CPU, planted, records
 
 from pagewise.experiments import flash_attention_speed
-from pagewise.experiments.flash_attention_speed import (
-    SHAPES,
-    SMALLEST,
-    Shape,
-    Trials,
-    draw,
-    exact,
-    gradients_fault,
-    random_inputs,
-    shape_of,
-)
+from pagewise.experiments.flash_attention_speed import SHAPES, SMALLEST, Shape, Trials, draw, exact, shape_of
 from pagewise.naive_attention import attention
 from pagewise.tools.worker import Failed
 
@@ -31,7 +21,7 @@ def test_the_cuda_kernel_has_no_backward(kernel_device):
 def test_the_oracle_by_rows_is_the_oracle(causal, monkeypatch):
     monkeypatch.setattr(flash_attention_speed, "ROWS", 7)
     shape = Shape(24, 16, causal, 0, 2, 3)
-    inputs = random_inputs(shape, torch.float64, CPU)
+    inputs = flash_attention_speed.random_inputs(shape, torch.float64, CPU)
     leaves = [x.clone().requires_grad_() for x in inputs[:3]]
     out = attention(*leaves, causal=bool(causal))
     torch.testing.assert_close(exact(shape, inputs), out.detach())
@@ -41,10 +31,10 @@ def test_the_oracle_by_rows_is_the_oracle(causal, monkeypatch):
 
 def test_gradients_are_compared_a_head_at_a_time():
     right = torch.randn(3, 2, 4, 5, 6, dtype=torch.float64)
-    assert gradients_fault(lambda: tuple(right.float()), right) is None
+    assert flash_attention_speed.gradients_fault(lambda: tuple(right.float()), right) is None
     wrong = right.clone()
     wrong[1, 0, 3, 0] = 0
-    assert gradients_fault(lambda: tuple(wrong), right).startswith("wrong")
+    assert flash_attention_speed.gradients_fault(lambda: tuple(wrong), right).startswith("wrong")
 
 
 # ------------------------------------------------------------------------------------------------ shapes

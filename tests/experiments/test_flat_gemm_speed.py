@@ -4,16 +4,7 @@ import pytest
 from in_process import planted, records, run_on_a_cpu
 
 from pagewise.experiments import flat_gemm_speed
-from pagewise.experiments.flat_gemm_speed import (
-    LLAMA_2_7B,
-    METHODS,
-    SHAPES,
-    Shape,
-    Trials,
-    draw,
-    recorded_inflections,
-    recorded_times,
-)
+from pagewise.experiments.flat_gemm_speed import METHODS, SHAPES, Shape, Trials, draw, recorded_inflections
 from pagewise.flash_decoding_plus_plus.dataflow import NUM_ROWS, PRODUCTS, product_for
 
 # Known crossings: the product of the rule takes 1 s, every other 2 s.
@@ -21,7 +12,7 @@ PLANTED = planted(Trials, lambda shape, method: 1.0 if method == product_for(sha
 
 
 def test_the_shapes_are_llamas_and_begin_with_those_that_have_targets():
-    assert {(s.N, s.K) for s in SHAPES} == set(LLAMA_2_7B)
+    assert {(s.N, s.K) for s in SHAPES} == set(flat_gemm_speed.LLAMA_2_7B)
     assert {s.M for s in SHAPES} == set(NUM_ROWS)
     assert len(set(SHAPES)) == len(SHAPES)
     assert max(s.M for s in SHAPES[:16]) == 8
@@ -36,7 +27,7 @@ def test_records_give_inflection_points():
     assert found[0].fraction == pytest.approx(shapes[0].bytes(2) / 1e9)
     device = found[0].device
     assert recorded_inflections(found) == {device: {(16, 8): (3, 17), (24, 8): (3, 17)}}
-    times = recorded_times(found)[device][16, 8]
+    times = flat_gemm_speed.recorded_times(found)[device][16, 8]
     assert set(times) == set(PRODUCTS)
     assert times["gemv"] == {M: 1.0 if M < 3 else 2.0 for M in NUM_ROWS}
 
@@ -50,7 +41,7 @@ def test_a_shape_without_matmul_has_no_inflection_points():
 
 def test_times_can_be_drawn(shown):
     found = records(PLANTED, [Shape(M, 16, 8) for M in NUM_ROWS])
-    (times,) = recorded_times(found)[found[0].device].values()
+    (times,) = flat_gemm_speed.recorded_times(found)[found[0].device].values()
     del times["gemv"][64]  # too slow to be timed
     draw(times, title="weights [16, 8]", caption="planted")
     (ax,) = shown[0].axes

@@ -4,7 +4,7 @@ import torch
 from in_process import CPU, planted, records
 
 from pagewise.experiments import decode_inputs
-from pagewise.experiments.decode_inputs import exact, paged, random_inputs
+from pagewise.experiments.decode_inputs import paged, random_inputs
 from pagewise.experiments.paged_attention_speed import FIRST, SHAPES, SMALLEST, Trials, draw
 from pagewise.paged_attention import paged_attention_grouped, paged_attention_v1, paged_attention_v2
 from pagewise.tools.worker import Failed
@@ -32,20 +32,7 @@ def test_small_inputs_rotate_and_large_ones_do_not(kernel_device, monkeypatch):
     assert len(trials.inputs) == 1
 
 
-def test_the_oracle_reads_the_blocks_in_the_tables_order(kernel_device):
-    batch = random_inputs(TINY, torch.float64, kernel_device, seed=1)
-    keys = torch.cat([batch.k_cache[block] for block in batch.block_tables[1].tolist()])[:, 1]  # KV head 1: heads 2, 3
-    values = torch.cat([batch.v_cache[block] for block in batch.block_tables[1].tolist()])[:, 1]
-    weights = (batch.q[1, 2] @ keys.T / TINY.head_size**0.5).softmax(dim=-1)
-    torch.testing.assert_close(exact(batch)[1, 2], weights @ values)
-
-
 # ------------------------------------------------------------------------------------------------ shapes
-
-
-def test_the_work_of_a_step():
-    assert paged(8, 4096, 64, 8).bytes(2) == 134_217_728
-    assert paged(8, 4096, 64, 8).flops == 4 * 8 * 4096 * 64 * 128
 
 
 def test_the_shapes_are_those_of_a_server_and_begin_with_those_that_have_targets():

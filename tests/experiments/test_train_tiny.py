@@ -7,17 +7,7 @@ import pytest
 import torch
 
 from pagewise.experiments import train_tiny
-from pagewise.experiments.train_tiny import (
-    documents,
-    evaluate,
-    is_held_out,
-    main,
-    normal,
-    prose,
-    random_rows,
-    split,
-    train,
-)
+from pagewise.experiments.train_tiny import documents, evaluate, is_held_out, main, prose, split, train
 from pagewise.models.llama import Llama, LlamaConfig
 from pagewise.models.load import ByteTokenizer, load_model
 
@@ -63,7 +53,7 @@ def test_every_text_is_read_and_each_paragraph_once(repository):
         "### A claim",
         "The module.",
     ]
-    keys = [normal(paragraph) for text in texts for paragraph in text]
+    keys = [train_tiny.normal(paragraph) for text in texts for paragraph in text]
     assert len(keys) == len(set(keys))
     assert keys.count("the cache is made of pages.") == 1  # it occurs in README.md and in a docstring
 
@@ -90,10 +80,10 @@ def test_a_folder_without_the_texts_is_refused(tmp_path):
 def test_rows_are_runs_of_the_text():
     ids = torch.arange(20)
     torch.manual_seed(0)
-    rows = random_rows(ids, 16)
+    rows = train_tiny.random_rows(ids, 16)
     assert rows.shape == (train_tiny.BATCH_TOKENS // 16, 17)
     assert (rows.diff(dim=1) == 1).all()
-    assert random_rows(ids, 512).shape[1] == 20  # a text shorter than a row is one row
+    assert train_tiny.random_rows(ids, 512).shape[1] == 20  # a text shorter than a row is one row
     assert rows.min() == 0
     assert rows.max() == 19
 

@@ -245,12 +245,6 @@ def test_memory_saved_is_throughput_gained(replays):
     assert speed["paged"] > 3 * speed["reserve-max"]
 
 
-def test_waste_grows_with_the_block_size():
-    requests = sample_requests(SHAREGPT, 40)
-    used = [replay(requests, Paged(CAPACITY // 4, P)).shares()["used"] for P in (16, 64, 256)]
-    assert used[0] > used[1] > used[2]
-
-
 def test_short_requests_waste_more_than_four_per_cent_of_16_token_blocks():
     """“Under 4 %” is a statement about long requests: it depends on block size over mean length."""
     shares = replay(sample_requests(ALPACA, 240), Paged(CAPACITY // 4, 16)).shares()
