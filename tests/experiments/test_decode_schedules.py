@@ -58,19 +58,20 @@ def test_nothing_beats_the_ideal_and_no_slot_works_twice_at_a_time(name):
             assert all(first[1] <= then[0] for first, then in itertools.pairwise(spans))
 
 
-def test_a_program_reads_its_pieces_one_after_the_other():
-    runs = simulate([[Share(0, 3), Share(1, 2)], [Share(2, 9)]], num_slots=1, saturating=1)
-    assert [(run.start, run.stop, run.sequence) for run in runs] == [(0, 4, 0), (4, 7, 1), (7, 17, 2)]
-
-
-def test_slots_read_faster_while_others_are_idle():
-    runs = simulate([[Share(0, 7)], [Share(1, 1)]], num_slots=2, saturating=1)
-    assert [run.stop for run in runs] == [5, 2]  # 2 at half of the bandwidth, then 6 at all of it
-
-
-def test_few_slots_do_not_read_faster_than_their_own_limit():
-    (alone,) = simulate([[Share(0, 7)]], num_slots=8, saturating=4)
-    assert alone.stop == 4  # half of 8: at most twice as fast as when 8 slots share the bandwidth
+@pytest.mark.parametrize(
+    ("programs", "num_slots", "saturating", "runs"),  # a run: start, stop, sequence
+    [
+        ([[Share(0, 3), Share(1, 2)], [Share(2, 9)]], 1, 1, [(0, 4, 0), (4, 7, 1), (7, 17, 2)]),
+        # sequence 0 reads 2 tiles at half of the bandwidth, then 6 at all of it
+        ([[Share(0, 7)], [Share(1, 1)]], 2, 1, [(0, 5, 0), (0, 2, 1)]),
+        # half of 8: at most twice as fast as when 8 slots share the bandwidth
+        ([[Share(0, 7)]], 8, 4, [(0, 4, 0)]),
+    ],
+    ids=["pieces one after the other", "faster while others are idle", "no faster than a slot can"],
+)
+def test_the_runs_of_programs(programs, num_slots, saturating, runs):
+    found = simulate(programs, num_slots=num_slots, saturating=saturating)
+    assert [(run.start, run.stop, run.sequence) for run in found] == runs
 
 
 def test_the_bandwidth_is_full_from_59_programs_on():

@@ -31,34 +31,31 @@ from pagewise.tools.timing import Spread
 from pagewise.tools.worker import Failed
 
 FORWARD, BACKWARD = (flash_attention_speed.Shape(64, 32, 1, backward, 1, 2) for backward in (0, 1))
-SHAPES = [
-    pytest.param(paged_attention_speed.Trials, paged(1, 32, 2, 2, head_size=32), id="paged_attention"),
-    pytest.param(flash_attention_speed.Trials, FORWARD, id="flash_attention"),
-    pytest.param(flash_attention_speed.Trials, BACKWARD, id="flash_attention_backward"),
-    pytest.param(flash_decoding_speed.Trials, paged(1, 32, 2, 2, head_size=32), id="flash_decoding"),
-    pytest.param(flat_gemm_speed.Trials, flat_gemm_speed.Shape(9, 32, 64), id="flat_gemm"),
-]
-EVERY = [case for case in SHAPES if case.id != "flash_attention_backward"]
-
-# ------------------------------------------------------------------------------------------------ measured
-
 DENSE, PAGED = (decode_inputs.Shape(2, 5, 40, 0, paged, 4, 2, 32) for paged in (0, 1))
 SPLIT = {"Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 keys", "SDPA math"}
 PER_PAGE = {"gather + SDPA", "CUDA v1", "CUDA v2", "CUDA grouped", "Triton"}
 PRODUCTS = {"gemv", "flat_gemm", "matmul", "flat_gemm, 2 stages", "flat_gemm, 8 stages"}
 # A shape, and the methods that run everywhere. A peer may say why it does not run.
 MEASURED = {
-    "causal attention": (flash_attention_speed.Trials, FORWARD, {"Triton", "CUDA", "SDPA math"}),
-    "attention": (flash_attention_speed.Trials, FORWARD._replace(causal=0), {"Triton", "CUDA", "SDPA math"}),
-    "causal gradients": (flash_attention_speed.Trials, BACKWARD, {"Triton", "SDPA math"}),
-    "gradients": (flash_attention_speed.Trials, BACKWARD._replace(causal=0), {"Triton", "SDPA math"}),
-    "split decode, dense": (flash_decoding_speed.Trials, DENSE, SPLIT),
-    "split decode, paged": (flash_decoding_speed.Trials, PAGED, SPLIT - {"SDPA math"}),
-    "split decode, one length": (flash_decoding_speed.Trials, DENSE.equal, SPLIT | {"unified max", "lazy rescale"}),
-    "paged decode": (paged_attention_speed.Trials, paged(2, 64, 4, 2, head_size=32), PER_PAGE),
-    "paged decode, wide heads": (paged_attention_speed.Trials, paged(1, 48, 2, 2, head_size=64), PER_PAGE),
-    "products": (flat_gemm_speed.Trials, flat_gemm_speed.Shape(9, 32, 64), PRODUCTS),
-}
+    "paged_attention": (paged_attention_speed.Trials, paged(2, 64, 4, 2, head_size=32), PER_PAGE),
+    "paged_attention, wide heads": (paged_attention_speed.Trials, paged(1, 48, 2, 2, head_size=64), PER_PAGE),
+    "flash_attention": (flash_attention_speed.Trials, FORWARD, {"Triton", "CUDA", "SDPA math"}),
+    "flash_attention, not causal": (
+        flash_attention_speed.Trials, FORWARD._replace(causal=0), {"Triton", "CUDA", "SDPA math"}
+    ),
+    "flash_attention_backward": (flash_attention_speed.Trials, BACKWARD, {"Triton", "SDPA math"}),
+    "flash_attention_backward, not causal": (
+        flash_attention_speed.Trials, BACKWARD._replace(causal=0), {"Triton", "SDPA math"}
+    ),
+    "flash_decoding": (flash_decoding_speed.Trials, PAGED, SPLIT - {"SDPA math"}),
+    "flash_decoding, dense": (flash_decoding_speed.Trials, DENSE, SPLIT),
+    "flash_decoding, one length": (flash_decoding_speed.Trials, DENSE.equal, SPLIT | {"unified max", "lazy rescale"}),
+    "flat_gemm": (flat_gemm_speed.Trials, flat_gemm_speed.Shape(9, 32, 64), PRODUCTS),
+}  # fmt: skip
+SHAPES = [pytest.param(*case[:2], id=name) for name, case in MEASURED.items() if "," not in name]
+EVERY = [case for case in SHAPES if case.id != "flash_attention_backward"]
+
+# ------------------------------------------------------------------------------------------------ measured
 
 
 @pytest.mark.slow

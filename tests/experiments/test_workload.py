@@ -236,12 +236,8 @@ def test_contiguous_memory_is_mostly_wasted_and_paged_hardly(replays):
     assert replays["oracle"].shares()["internal"] == 0
     assert replays["power-of-two"].shares()["external"] > 0.05  # measured: first fit really fragments
     assert replays["paged"].shares()["external"] == 0
-
-
-def test_memory_saved_is_throughput_gained(replays):
-    speed = {name: r.tokens_per_step for name, r in replays.items()}
-    assert speed["reserve-max"] < speed["power-of-two"] < speed["oracle"] < speed["paged"]
-    assert speed["paged"] > 1.5 * speed["oracle"]
+    speed = {name: r.tokens_per_step for name, r in replays.items()}  # memory saved is throughput gained
+    assert speed["reserve-max"] < speed["power-of-two"] < speed["oracle"] < speed["paged"] / 1.5
     assert speed["paged"] > 3 * speed["reserve-max"]
 
 

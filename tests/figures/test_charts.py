@@ -117,16 +117,16 @@ def test_numbers_in_a_heatmap_stand_out(values):
 # ------------------------------------------------------------------------------------------------ the numbers shown
 
 
-def test_hidden_scores_are_marked_and_left_white(shown):
-    heatmaps({"scores": SCORES}, xlabel="key", ylabel="query", annotate=".1f")
+@pytest.mark.parametrize(
+    ("values", "numbers"),
+    [(SCORES, ["0.5", "−∞", "−∞", "-1.5", "2.0", "−∞"]), (torch.tensor([[0.5, float("nan")]]), ["0.5", ""])],
+    ids=["hidden", "NaN"],
+)
+def test_hidden_scores_are_marked_and_left_white_and_the_cell_of_nan_is_blank(values, numbers, shown):
+    heatmaps({"scores": values}, xlabel="key", ylabel="query", annotate=".1f")
     (ax,) = shown[0].axes
-    assert drawn.texts(ax) == ["0.5", "−∞", "−∞", "-1.5", "2.0", "−∞"]
-    assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == SCORES.isinf().tolist()
-
-
-def test_a_number_that_is_nan_leaves_its_cell_blank(shown):
-    heatmaps({"norms": torch.tensor([[0.5, float("nan")]])}, xlabel="key", ylabel="query", annotate=".1f")
-    assert drawn.texts(shown[0].axes[0]) == ["0.5", ""]
+    assert drawn.texts(ax) == numbers
+    assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == (~values.isfinite()).tolist()
 
 
 def test_a_frame_is_drawn_around_the_outlined_row_of_each_matrix(shown):

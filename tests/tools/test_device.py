@@ -28,10 +28,9 @@ def fresh_python(code, **environment):
 # ------------------------------------------------------------------------------------------------ import pagewise
 
 
-@pytest.fixture(scope="module")
-def after_import():
-    """[seconds that `import pagewise` adds to `import torch`, TRITON_INTERPRET afterwards, modules it brought]."""
-    return fresh_python(
+@pytest.mark.slow
+def test_import_is_quick_chooses_the_interpreter_without_a_gpu_and_brings_no_kernel_engine_or_drawing():
+    seconds, mode, *brought = fresh_python(
         "import os, sys, time, torch\n"
         "torch.cuda.is_available()\n"  # what a driver takes to answer is not the import's
         "before = set(sys.modules)\n"
@@ -39,24 +38,13 @@ def after_import():
         "import pagewise\n"
         "print(time.process_time() - start, os.environ.get('TRITON_INTERPRET'), *set(sys.modules) - before)"
     )
-
-
-@pytest.mark.slow
-def test_import_is_quick(after_import):
-    assert float(after_import[0]) < 0.3
-
-
-@pytest.mark.slow
-def test_import_brings_no_kernel_engine_or_drawing(after_import):
-    heavy = {"triton", "matplotlib", "IPython", "jaxtyping", "cuda", "transformers"}
-    assert heavy & {module.split(".")[0] for module in after_import[2:]} == set()
-    assert {"pagewise", "pagewise.tools.device"} <= set(after_import[2:])
-    assert not any(module.startswith(("pagewise.kernels", "pagewise.engine")) for module in after_import[2:])
-
-
-@pytest.mark.slow
-def test_import_chooses_the_interpreter_without_a_gpu(after_import):
-    assert after_import[1] == "1"
+    assert float(seconds) < 0.3
+    assert mode == "1"
+    assert {"triton", "matplotlib", "IPython", "jaxtyping", "cuda", "transformers"}.isdisjoint(
+        module.split(".")[0] for module in brought
+    )
+    assert {"pagewise", "pagewise.tools.device"} <= set(brought)
+    assert not any(module.startswith(("pagewise.kernels", "pagewise.engine")) for module in brought)
 
 
 @pytest.fixture(scope="module")
