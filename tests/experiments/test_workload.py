@@ -141,20 +141,30 @@ def test_a_request_too_big_for_the_memory_is_refused():
 # ------------------------------------------------------------------------------------------ first fit
 
 
-def test_holes_join_again_in_any_order():
+@pytest.mark.parametrize("kind", [Contiguous, Buddy])
+def test_pieces_do_not_overlap_and_holes_join_again_in_any_order(kind):
+    """A buddy's pieces are powers of two, at multiples of themselves."""
     rng = np.random.default_rng(0)
-    for _ in range(50):
-        memory = Contiguous(100, lambda request: request.output)
-        sizes = rng.integers(1, 20, 30)
-        inside = [i for i, size in enumerate(sizes) if memory.admit(i, Request(0, 0, int(size)), 0)]
-        pieces = sorted((memory.start[i], memory.held[i]) for i in inside)
+    memory = kind(100, lambda request: request.output)
+    inside: dict[int, int] = {}
+    for i in range(400):
+        size = int(rng.integers(1, 20))
+        if memory.admit(i, Request(0, 0, size), 0):
+            inside[i] = size
+        for j, wanted in inside.items():
+            start, held = memory.start[j], memory.held[j]
+            assert held == wanted if kind is Contiguous else wanted <= held < 2 * wanted and start % held == 0
+        pieces = sorted((memory.start[j], memory.held[j]) for j in inside)
         assert all(a + n <= b for (a, n), (b, _) in pairwise(pieces))
-        for i in rng.permutation(inside).tolist():
-            memory.release(i)
-            free, held = sum(size for _, size in memory.holes), sum(memory.held.values())
-            assert free + held == 100
-            assert all(a + n < b for (a, n), (b, _) in pairwise(memory.holes))
-        assert memory.holes == [(0, 100)]
+        assert kind is Buddy or all(a + n < b for (a, n), (b, _) in pairwise(memory.holes))
+        assert sum(size for _, size in memory.holes) + sum(memory.held.values()) == 100
+        if inside and rng.random() < 0.5:
+            leaving = int(rng.choice(list(inside)))
+            memory.release(leaving)
+            del inside[leaving]
+    for j in rng.permutation(list(inside)).tolist():
+        memory.release(j)
+    assert memory.holes == [(0, 100)]
 
 
 def test_external_fragmentation_is_free_memory_in_pieces():
@@ -175,29 +185,6 @@ def test_first_fit_takes_the_lowest_hole():
     memory.admit(3, Request(0, 0, 4), 0)
     assert memory.start[3] == 0
     assert memory.holes == [(4, 6), (20, 10)]
-
-
-def test_buddy_pieces_are_powers_of_two_at_multiples_of_themselves():
-    rng = np.random.default_rng(0)
-    memory = Buddy(100, lambda request: request.output)
-    inside: dict[int, int] = {}
-    for i in range(400):
-        size = int(rng.integers(1, 20))
-        if memory.admit(i, Request(0, 0, size), 0):
-            inside[i] = size
-        assert all(
-            size <= memory.held[i] < 2 * size and memory.start[i] % memory.held[i] == 0 for i, size in inside.items()
-        )
-        pieces = sorted((memory.start[i], memory.held[i]) for i in inside)
-        assert all(a + n <= b for (a, n), (b, _) in pairwise(pieces))
-        assert sum(size for _, size in memory.holes) + sum(memory.held.values()) == 100
-        if inside and rng.random() < 0.5:
-            leaving = int(rng.choice(list(inside)))
-            memory.release(leaving)
-            del inside[leaving]
-    for i in inside:
-        memory.release(i)
-    assert memory.holes == [(0, 100)]
 
 
 def test_a_buddy_does_not_take_a_hole_that_is_big_enough_but_not_aligned():
