@@ -1,4 +1,4 @@
-"""What is shipped: a wheel and an editable install, made without network, work outside this checkout."""
+"""A wheel and an editable installation, both made without network, work outside this checkout."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Every figure stands for itself in words: as text/plain in the notebook, from where the book takes it."""
+"""Every figure has a description in words. The notebook stores it as text/plain, and the book takes it from there."""
 
 import inspect
 
@@ -13,7 +13,7 @@ DRAWN = {name: of for name, of in vars(figures).items() if inspect.isfunction(of
 
 
 def words(figure) -> str:
-    """What a notebook stores as text/plain."""
+    """Return the text/plain that a notebook stores."""
     return DisplayFormatter().format(figure, include=["text/plain"])[0]["text/plain"]
 
 

@@ -1,4 +1,4 @@
-"""Figures of a kernel's levels and stages: what stands in them is what was handed in."""
+"""Figures of a kernel's levels and stages show the numbers that they were given."""
 
 import drawn
 import pytest

@@ -1,4 +1,4 @@
-"""Which device computes, and how Triton runs: decided once, at import, so most tests start a fresh Python."""
+"""The choice of the device and of how Triton runs. It falls at import, so some tests start a fresh Python."""
 
 import importlib.metadata
 import importlib.util
@@ -17,7 +17,7 @@ from pagewise.tools.device import banner, best_device, check_triton_device, choo
 
 
 def fresh_python(code, **environment):
-    """What `code` prints in a new process that sees no GPU; TRITON_INTERPRET is set only if given."""
+    """Return the words that `code` prints in a new process without a GPU. TRITON_INTERPRET is set only if given."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRITON", "PAGEWISE"))}
     env = inherited | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | environment
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)

@@ -85,7 +85,7 @@ def test_a_part_whose_time_is_gone_is_not_reached(tmp_path, monkeypatch):
 def started(out, *scripts):
     """gpu_check in a fork of this process, but with these parts and a GPU that is not there; once its second part runs.
 
-    What it prints is in the file `told`.
+    The file `told` has the printed text.
     """
 
     def run():

@@ -50,7 +50,7 @@ def test_a_causal_prompt_costs_about_half_and_moves_as_much():
 
 
 def test_decode_has_an_intensity_of_heads_per_kv_head():
-    """Of a 16-bit cache each byte of K and V serves H / Hkv operations, however long the context."""
+    """Each byte of K and V in a 16-bit cache serves H / Hkv operations, however long the context."""
     assert AttentionCost(1, 32, 8, 1, 10**6, 128).intensity == pytest.approx(4, rel=1e-4)
     assert AttentionCost(64, 32, 8, 1, 10**6, 128).intensity == pytest.approx(4, rel=1e-4)
 
