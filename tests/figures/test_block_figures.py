@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from pagewise.figures import blocks as block_figures
-from pagewise.figures.blocks import EMPTY, NOBODY, OWNERS, SHARED, chains, memory_map, snapshot, tables_and_pool
+from pagewise.figures.blocks import NOBODY, OWNERS, SHARED, chains, memory_map, snapshot, tables_and_pool
 from pagewise.figures.charts import stacks
 from pagewise.paged_blocks import BlockManager
 
@@ -54,7 +54,7 @@ def now(shown, forked):
 def test_slots_are_dark_if_shared_in_their_owners_colour_if_held_and_hatched_if_given_and_empty(now):
     assert fills(now)[: 4 * P] == [SHARED] * 4 + [OWNERS[0]] * 2 + [NOBODY] * 2 + [OWNERS[1]] * 3 + [NOBODY] * 5
     hatches = [patch.get_hatch() for patch in now.patches if hasattr(patch, "get_width")][: 4 * P]
-    assert hatches == [None] * 6 + [EMPTY] * 2 + [None] * 3 + [EMPTY] + [None] * 4
+    assert hatches == [None] * 6 + ["////"] * 2 + [None] * 3 + ["////"] + [None] * 4
 
 
 def test_each_entry_of_a_table_points_at_its_block(now):

@@ -49,7 +49,7 @@ def test_import_is_quick_chooses_the_interpreter_without_a_gpu_and_brings_no_ker
 
 @pytest.fixture(scope="module")
 def triton_first():
-    """What happens in a process that imports triton before pagewise, and in its child, which does not."""
+    """Import triton before pagewise in a process, and in the other order in its child. Return the words printed."""
     child = "import pagewise, torch; from pagewise.tools.device import check_triton_device as check; "
     child += "check(torch.device('cpu')); print('fine')"
     return fresh_python(f"""

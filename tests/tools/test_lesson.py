@@ -18,35 +18,27 @@ CELLS = [
 ]
 
 
-@pytest.fixture
-def lesson(tmp_path):
-    def write(*sources):
-        cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source in sources]
-        path = tmp_path / "07_stub.ipynb"
-        path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# no code"]}, *cells]}))
-        (tmp_path / "beside").touch()
-        return path
-
-    return write
-
-
-def run(path):
-    """Run a lesson where notebook packages are missing, and return what it prints and how it exits."""
+def run(folder, *sources):
+    """Run a lesson of these cells where notebook packages are missing. Return what it prints and how it exits."""
+    cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source in sources]
+    path = folder / "07_stub.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# no code"]}, *cells]}))
+    (folder / "beside").touch()
     missing = ("nbformat", "nbclient", "IPython")
     hide = f"import sys; sys.modules.update(dict.fromkeys({missing})); from pagewise.tools import lesson; lesson.main()"
     return subprocess.run([sys.executable, "-c", hide, path], capture_output=True, text=True, check=False)
 
 
-def test_cells_run_in_order_in_the_lessons_folder(lesson):
-    done = run(lesson(*CELLS))
+def test_cells_run_in_order_in_the_lessons_folder(tmp_path):
+    done = run(tmp_path, *CELLS)
     assert done.returncode == 0, done.stderr
     assert "[3.0, 3.0, 3.0]" in done.stdout
     assert "return 2 * x 42 True" in done.stdout
     assert done.stdout.splitlines()[-1] == "6 code cells ran to the end"
 
 
-def test_a_failing_cell_shows_its_source(lesson):
-    done = run(lesson("x = 0", "y = 1\ny / x", "print('not reached')"))
+def test_a_failing_cell_shows_its_source(tmp_path):
+    done = run(tmp_path, "x = 0", "y = 1\ny / x", "print('not reached')")
     assert done.returncode == 1
     assert '"<07_stub, code cell 2>", line 2' in done.stderr
     assert "y / x" in done.stderr
