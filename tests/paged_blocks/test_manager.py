@@ -1,7 +1,5 @@
 """Block manager, prefix cache and paged K/V tensors: every promise of their docstrings, one behaviour per test."""
 
-import hashlib
-
 import pytest
 import torch
 from block_cases import bits, check_invariants, snapshot
@@ -50,46 +48,11 @@ def test_slots_follow_the_block_table(block_size):
     check_invariants(manager)
 
 
-def test_append_takes_a_block_only_when_the_last_is_full():
-    manager = BlockManager(4, 4)
-    manager.allocate("a", range(3))
-    assert manager.num_free_blocks == 3
-    manager.append("a", 3)
-    assert manager.num_free_blocks == 3
-    manager.append("a", 4)
-    assert manager.num_free_blocks == 2
-
-
-def test_one_block_serves_one_sequence_after_another():
-    manager = BlockManager(1, 4, prefix_cache=True)
-    for i in range(5):
-        assert allocate(manager, "a", [i] * 4) == 0
-        with pytest.raises(OutOfBlocks):
-            manager.append("a", 0)
-        manager.free("a")
-        assert manager.num_free_blocks == 1
-    assert manager.stats().evictions == 4
-    check_invariants(manager)
-
-
 def test_any_hashable_is_a_sequence_id():
     manager = BlockManager(8, 4)
     for seq_id in (0, "0", ("beam", 0), None, frozenset({1})):
         manager.allocate(seq_id, [1])
     assert manager.sequences == [0, "0", ("beam", 0), None, frozenset({1})]
-
-
-def test_all_blocks_come_back():
-    manager = BlockManager(16, 4, prefix_cache=True)
-    for i in range(3):
-        allocate(manager, i, range(9))
-    manager.fork(0, "fork")
-    manager.append("fork", 9)
-    for seq_id in manager.sequences:
-        manager.free(seq_id)
-    assert manager.num_free_blocks == 16
-    assert manager.take_copies() == []
-    check_invariants(manager)
 
 
 # ------------------------------------------------------------------------------------------ sharing
@@ -128,16 +91,6 @@ def test_fork_of_an_exactly_full_last_block_copies_nothing(block_size):
     assert manager.block_table("a")[:2] == manager.block_table("b")[:2] == shared
     assert manager.block_table("a")[2] != manager.block_table("b")[2]
     check_invariants(manager)
-
-
-def test_the_last_holder_of_a_block_writes_in_place():
-    manager = BlockManager(8, 4)
-    manager.allocate("a", range(3))
-    manager.fork("a", "b")
-    manager.free("a")
-    block = manager.block_table("b")[0]
-    assert manager.append("b", 3) == block * 4 + 3
-    assert manager.take_copies() == []
 
 
 def test_copy_into_a_freed_block_is_dropped():
@@ -220,14 +173,6 @@ def test_without_the_prefix_cache_nothing_is_found():
     assert manager.stats()[2:] == (0, 0, 0, 0, 0)
 
 
-def test_a_block_is_found_only_after_the_same_prefix():
-    manager = BlockManager(12, 4, prefix_cache=True)
-    allocate(manager, "a", [1] * 4 + [2] * 4 + [0])
-    allocate(manager, "b", [3] * 4 + [4] * 4 + [0])
-    assert manager.allocate("c", [3] * 4 + [2] * 4 + [0]) == 4
-    assert manager.allocate("d", [2] * 4 + [0]) == 0
-
-
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32])
 @pytest.mark.parametrize("num_blocks", [1, 3])
 def test_fully_cached_prompt_of_whole_blocks_leaves_its_last_block_to_compute(block_size, num_blocks):
@@ -262,27 +207,6 @@ def test_only_whole_computed_blocks_become_shareable():
     assert found == [0, 0, 4, 4, 8, 8]
 
 
-def test_blocks_filled_while_decoding_are_shareable_too():
-    manager = BlockManager(8, 4, prefix_cache=True)
-    allocate(manager, "a", [0, 1, 2])
-    manager.append("a", 3)
-    assert manager.allocate("early", range(5)) == 0
-    manager.commit("a", 4)
-    assert manager.allocate("late", range(5)) == 4
-
-
-def test_a_freed_block_is_hit_and_revived():
-    manager = BlockManager(4, 4, prefix_cache=True)
-    allocate(manager, "a", range(8))
-    table = manager.block_table("a")
-    manager.free("a")
-    assert manager.num_free_blocks == 4
-    assert manager.allocate("b", range(9)) == 8
-    assert manager.block_table("b")[:2] == table
-    assert manager.num_free_blocks == 1
-    check_invariants(manager)
-
-
 def test_eviction_order_is_the_docstring_example():
     manager = BlockManager(4, 4, prefix_cache=True)
     a = list(range(12))
@@ -311,15 +235,6 @@ def test_least_recently_used_chain_is_evicted_first_from_its_end():
     assert manager.allocate("rest of 1", [1] * 8 + [9]) == 4
 
 
-def test_blocks_without_cached_content_are_taken_before_any_is_evicted():
-    manager = BlockManager(6, 4, prefix_cache=True)
-    allocate(manager, "old", range(8))
-    manager.free("old")
-    manager.allocate("new", [99] * 16)
-    assert manager.stats().evictions == 0
-    assert manager.allocate("again", range(8)) == 4
-
-
 def test_a_second_copy_of_cached_content_is_worth_nothing_once_free():
     manager = BlockManager(4, 4, prefix_cache=True)
     manager.allocate("a", range(4))
@@ -345,6 +260,7 @@ def test_eviction_under_pressure_never_takes_a_block_in_use():
         manager.free(i)
         assert manager.block_table("keep") == kept
         check_invariants(manager)
+    assert manager.stats().evictions == 39 * 4  # each prompt evicts the four full blocks of the prompt before it
     assert manager.allocate("twin", range(13)) == 12
     assert manager.block_table("twin")[:3] == kept
 
@@ -406,30 +322,21 @@ def test_a_committed_block_is_never_written_again():
     assert not cached & {slot // 4 for slot in manager.slots("c", 4, 8)}
 
 
-@pytest.mark.parametrize("weak", ["digest", "sha256"])
-def test_colliding_hashes_never_reuse_the_wrong_block(weak, monkeypatch):
-    """All digests equal: tokens alone would still take [3 2] for [1 2], so the parent is verified as well."""
-    if weak == "digest":
-        monkeypatch.setattr(prefix_cache, "block_digest", lambda parent, tokens: b"same")
-    else:
-        monkeypatch.setattr(hashlib, "sha256", lambda data: hashlib.md5(b""))
+@pytest.mark.parametrize(
+    ("digest", "found"),
+    [(lambda parent, tokens: b"same", [0, 0, 2]), (lambda parent, tokens: bytes(tokens), [2, 0, 4])],
+    ids=["all equal", "without the parent"],
+)
+def test_equal_digests_never_give_the_wrong_block(digest, found, monkeypatch):
+    """Both the tokens and the parent are compared. Otherwise [3 3 2 2] would find the second block of [1 1 2 2]."""
+    monkeypatch.setattr(prefix_cache, "block_digest", digest)
     manager = BlockManager(20, 2, prefix_cache=True)
     allocate(manager, "a", [1, 1, 2, 2, 0])
     allocate(manager, "b", [3, 3, 4, 4, 0])
-    assert manager.allocate("c", [3, 3, 2, 2, 0]) == 0
-    assert manager.allocate("d", [2, 2, 0]) == 0
-    assert manager.allocate("e", [1, 1, 2, 2, 0]) == 2  # the first owner is found
+    prompts = {"c": [3, 3, 2, 2, 0], "d": [2, 2, 0], "e": [1, 1, 2, 2, 0]}  # of "e", the first owner is found
+    assert [manager.allocate(seq_id, prompt) for seq_id, prompt in prompts.items()] == found
     manager.free("a")
     check_invariants(manager)
-
-
-def test_equal_digests_of_different_parents_are_told_apart(monkeypatch):
-    """The digest forgets the parent (a natural mistake): the wrong continuation must not be found."""
-    monkeypatch.setattr(prefix_cache, "block_digest", lambda parent, tokens: bytes(tokens))
-    manager = BlockManager(12, 2, prefix_cache=True)
-    allocate(manager, "a", [1, 1, 2, 2, 0])
-    allocate(manager, "b", [3, 3, 4, 4, 0])
-    assert manager.allocate("c", [3, 3, 2, 2, 0]) == 2
 
 
 def test_digests_are_strong_and_depend_on_every_token_before():
@@ -636,17 +543,6 @@ def test_written_tokens_are_gathered(block_size, layout, dtype, device):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slot_minus_one_writes_nowhere(layout, device):
-    cache = PagedKVCache(1, 4, 4, 2, 8, device=device, layout=layout)
-    k = numbered(4, 2, 8, device=device, start=1)
-    cache.write(0, torch.tensor([-1, 5, -1, 15], device=device), k, -k)
-    written = cache.gather(0, [0, 1, 2, 3], 16)[0]
-    assert written[5].equal(k[1])
-    assert written[15].equal(k[3])
-    assert (written != 0).any(dim=(1, 2)).nonzero().flatten().tolist() == [5, 15]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_copy_blocks_reads_all_sources_first(layout, dtype, device):
     cache = PagedKVCache(3, 6, 4, 2, 16, dtype=dtype, device=device, layout=layout)
@@ -664,13 +560,6 @@ def test_cache_counts_its_bytes():
     for layout in LAYOUTS:
         cache = PagedKVCache(3, 5, 16, 2, 64, dtype=torch.bfloat16, layout=layout)
         assert cache.nbytes == 2 * 3 * 5 * 16 * 2 * 64 * 2
-
-
-def test_layers_are_views_of_one_tensor():
-    cache = PagedKVCache(3, 5, 4, 2, 8)
-    assert cache.k[1].shape == (5, 4, 2, 8)
-    cache.write(1, torch.tensor([0]), torch.ones(1, 2, 8), torch.ones(1, 2, 8))
-    assert cache.k.flatten(1).any(dim=1).tolist() == [False, True, False]
 
 
 def test_nothing_is_gathered_from_an_empty_sequence():
@@ -696,11 +585,7 @@ REFUSED_OF_A_CACHE = [
     (lambda c: PagedKVCache(0, 4, 4, 2, 8), ValueError, "num_layers"),
     (lambda c: PagedKVCache(1, 4, 4, 2, 8, layout="hnd"), ValueError, "layout"),
     (lambda c: PagedKVCache(1, 4, 4, 2, 8, dtype=torch.int8), TypeError, "dtype"),
-    (
-        lambda c: PagedKVCache(1, 4, 4, 2, 12, dtype=torch.float16, layout="vllm"),
-        ValueError,
-        r'multiple of x = 8.*"nhd"',
-    ),
+    (lambda c: PagedKVCache(1, 4, 4, 2, 6, layout="vllm"), ValueError, r'multiple of x = 4.*"nhd"'),
     (lambda c: to_vllm_layout(*torch.zeros(2, 1, 4, 2, 120).to(DTYPES[-1])), ValueError, "multiple of x = 16"),
     (lambda c: to_vllm_layout(c.k[0], c.v[0, :, :, :1]), ValueError, "v_cache"),
     (lambda c: from_vllm_layout(torch.zeros(1, 2, 2, 4, 4), torch.zeros(1, 2, 9, 4)), ValueError, "v_cache"),
