@@ -82,19 +82,3 @@ def test_the_memory_counts_blocks_as_the_paged_memory_does():
     first, second = (llm.memory for llm in engines)
     assert first.nbytes == second.nbytes
     assert first.used_nbytes == second.used_nbytes > 0
-
-
-def test_samples_that_share_a_prompt_keep_their_own_tokens():
-    model, tokenizer = tiny_model()
-    sampling = SamplingParams(max_tokens=9, n=3, seed=1)
-    tokens = [
-        [
-            choice.token_ids
-            for choice in LLM(model, tokenizer=tokenizer, num_blocks=40, block_size=4, attention=kind)
-            .generate(["A block table"], sampling)[0]
-            .choices
-        ]
-        for kind in ("block_tensors", "paged")
-    ]
-    assert tokens[0] == tokens[1]
-    assert len(set(map(tuple, tokens[0]))) == 3

@@ -88,6 +88,7 @@ def test_two_processes_give_the_tokens_of_one(both, folders, architecture):
     assert first["preemptions"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_process_holds_its_share_of_weights_and_cache_and_no_more(both, folders, architecture):
     whole = LLM(folders[architecture], **CRAMPED)
@@ -281,6 +282,7 @@ def refused(llm):
     llm.generate([*TEXTS, ""], SamplingParams())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trouble", "error"),
     [
@@ -305,6 +307,7 @@ def test_torchrun_runs_the_command_on_two_processes(capsys):
     assert (done.returncode, done.stdout) == (0, capsys.readouterr().out), done.stderr
 
 
+@pytest.mark.slow
 def test_a_follower_that_is_killed_ends_the_engine_with_its_rank(served):
     """It is killed in the middle of a step. Afterwards every call says the same at once."""
     (process,) = served._followers._processes.values()

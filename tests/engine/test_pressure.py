@@ -7,7 +7,6 @@ PAGEWISE_FULL=1 runs more and longer schedules.
 import contextlib
 import functools
 import itertools
-import os
 import random
 import signal
 import sys
@@ -15,6 +14,7 @@ from collections import defaultdict
 from unittest import mock
 
 import pytest
+from covering import is_full
 from exact_model import VOCAB, ExactModel, Job, continued
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from conftest import ROOT
 from pagewise.engine import LLM, SamplingParams, model_runner
 
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
+FULL = is_full()
 MODEL = ExactModel()
 ENGINE = str(ROOT / "src" / "pagewise" / "engine")
 
@@ -273,33 +273,39 @@ def test_stop_strings_across_tokens_are_found_whatever_preempts(scheduler):
     assert_empty(llm)
 
 
-def test_a_tokenizer_that_fails_once_costs_no_letter():
-    """Text and listeners lose no letter. Other requests and other samples of the same request go on in the step."""
-    letters, shown = Letters(), defaultdict(str)
-    llm = engine(block_size=4, tokenizer=letters)
-    params = {}
-    for i in range(4):
-        params[i] = SamplingParams(max_tokens=12, seed=i, ignore_eos=True, n=1 + i % 2)
+def assert_failures_of_the_tokenizer_cost_no_letter(llm, drawn, failing):
+    """Serve prompts with a call of the tokenizer that fails in each step: call number `failing(step)`, 0 for none.
 
-        def listen(piece):
-            shown[piece.request_id, piece.choice] += piece.text
+    Text and listeners lose no letter. Other requests and other samples of the same request go on in the step.
+    """
+    letters, shown = llm.tokenizer, defaultdict(str)
 
-        llm.add_request("abc"[i % 3 :], params[i], listener=listen)
+    def listen(piece):
+        shown[piece.request_id, piece.choice] += piece.text
+
+    ids = {llm.add_request(*one, listener=listen): one[1] for one in drawn}
     outputs = []
     for step in range(300):
-        letters.failing = 1 + step // 5 % 9 if step % 5 == 4 else 0
-        try:
+        letters.failing = failing(step)
+        with contextlib.suppress(RuntimeError):
             outputs += llm.step()
-        except RuntimeError:
-            assert_sound(llm)
+        assert_sound(llm)
         if not llm.has_unfinished:
             break
-    assert_right(outputs, params)
+    letters.failing = 0
+    assert_right(outputs, ids)
     for output in outputs:
         texts = [letters.decode(choice.token_ids) for choice in output.choices]
         assert [choice.text for choice in output.choices] == texts
         assert [shown[output.request_id, i] for i in range(len(output.choices))] == texts
     assert_empty(llm)
+
+
+def test_a_tokenizer_that_fails_once_costs_no_letter():
+    params = [SamplingParams(max_tokens=12, seed=i, ignore_eos=True, n=1 + i % 2) for i in range(4)]
+    drawn = [("abc"[i % 3 :], one) for i, one in enumerate(params)]
+    llm = engine(block_size=4, tokenizer=Letters())
+    assert_failures_of_the_tokenizer_cost_no_letter(llm, drawn, lambda step: 1 + step // 5 % 9 if step % 5 == 4 else 0)
 
 
 # ------------------------------------------------------------------------------------------ any order of events
@@ -358,6 +364,11 @@ samplings = st.builds(
     st.integers(1, 9),
     st.integers(0, 3),
     st.booleans(),
+)
+
+
+WALK = settings(
+    stateful_step_count=30, deadline=None, database=None, derandomize=not FULL, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -440,11 +451,8 @@ class AnyOrder(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_any_order_of_requests_steps_failures_and_aborts():
-    chances = (
-        {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 40, "stateful_step_count": 30}
-    )
-    options = {"deadline": None, "database": None, "derandomize": not FULL, "suppress_health_check": list(HealthCheck)}
-    run_state_machine_as_test(AnyOrder, settings=settings(**chances, **options))
+    chances = {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 40}
+    run_state_machine_as_test(AnyOrder, settings=settings(WALK, **chances))
     assert AnyOrder.num_preemptions > 40
 
 

@@ -4,21 +4,22 @@ import contextlib
 import functools
 import itertools
 import random
-from collections import defaultdict
 from unittest import mock
 
 import pytest
 import torch
 from covering import in_turns
 from exact_model import VOCAB, ExactModel, Job, continued
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from test_pressure import (
     NARROW,
+    WALK,
     AnyOrder,
     Letters,
     Planted,
     assert_empty,
+    assert_failures_of_the_tokenizer_cost_no_letter,
     assert_right,
     assert_sound,
     broken,
@@ -75,6 +76,10 @@ def planned(monkeypatch):
             Planned.known[(*job.prompt, *ids[:1], job.choice)] = [*job.prompt, *ids]
 
     return expect
+
+
+def greedy(max_tokens, **options):
+    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **options)
 
 
 def serve(llm, drawn, expect):
@@ -178,7 +183,7 @@ def test_text_of_the_tiny_model_is_the_same(sampling, way):
 @pytest.mark.parametrize(("backend", "attention"), in_turns(["triton", "cuda"], ["dense", "paged"]))
 def test_kernels_give_the_same_tokens(backend, attention):
     """On the CPU they are slow: a few tokens of a short prompt."""
-    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    params = greedy(6)
     prompt = TOKENIZER.encode("one two one two")
     options = {"num_blocks": 4, "attention": attention}
     (expected,) = LLM(TINY, **options).generate([prompt], params, progress=False)
@@ -190,7 +195,7 @@ def test_kernels_give_the_same_tokens(backend, attention):
 
 def test_repetitive_text_takes_less_than_half_of_the_steps():
     llm = LLM(TINY, tokenizer=TOKENIZER, num_blocks=64, speculate=4)
-    llm.add_request(REPETITIVE, SamplingParams(max_tokens=100, temperature=0, ignore_eos=True))
+    llm.add_request(REPETITIVE, greedy(100))
     steps = 0
     while llm.has_unfinished:
         llm.step()
@@ -203,6 +208,7 @@ def test_repetitive_text_takes_less_than_half_of_the_steps():
 # ------------------------------------------------------------------------------------------ right and wrong drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_hundreds_of_requests_under_pressure(prefix_cache, planned):
     llm = engine(34, prefix_cache=prefix_cache, max_num_seqs=16, max_num_batched_tokens=64)
@@ -262,13 +268,7 @@ class AnyOrderOfDrafts(AnyOrder):
 
 
 def test_any_order_of_requests_steps_failures_and_aborts():
-    run_state_machine_as_test(
-        AnyOrderOfDrafts,
-        settings=settings(
-            max_examples=15, stateful_step_count=30, deadline=None, database=None, derandomize=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )  # fmt: skip
+    run_state_machine_as_test(AnyOrderOfDrafts, settings=settings(WALK, max_examples=15, derandomize=True))
 
 
 @pytest.mark.parametrize("fault", ["model", "write", "sampling", "append", "truncate", "commit"])
@@ -303,7 +303,7 @@ def chunks_of(llm):
 def test_drafts_take_what_the_budget_leaves_the_oldest_first(planned):
     llm = engine(max_num_batched_tokens=8)
     seen = chunks_of(llm)
-    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    params = greedy(20)
     ids = serve(llm, [([1, 2], params), ([3, 4], params), ([5, 6], params)], planned)
     llm.step(), llm.step()
     assert [len(chunk.drafts) for chunk in seen[1]] == [4, 1, 0]
@@ -316,7 +316,7 @@ def test_drafts_take_what_the_budget_leaves_the_oldest_first(planned):
 def test_drafts_take_free_blocks_only_and_preempt_no_one(planned):
     llm = engine(num_blocks=5, block_size=4)
     seen = chunks_of(llm)
-    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    params = greedy(5)
     ids = serve(llm, [([1] * 7, params), ([2] * 7, params)], planned)
     llm.step(), llm.step()
     assert [len(chunk.drafts) for chunk in seen[1]] == [3, 0]  # one block was free: the last slot and four more
@@ -327,7 +327,7 @@ def test_drafts_take_free_blocks_only_and_preempt_no_one(planned):
 def test_no_draft_comes_after_the_last_token_but_one(planned):
     llm = engine(speculate=10)
     seen = chunks_of(llm)
-    params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    params = greedy(5)
     ids = serve(llm, [([1, 2, 3], params)], planned)
     assert_right(finished(llm), ids)
     assert max(chunk.stop for chunks in seen for chunk in chunks) == 7  # the eighth token is never computed
@@ -342,7 +342,7 @@ def test_beams_are_not_drafted_for():
 def test_refused_drafts_are_not_shared_and_hold_no_block(planned):
     llm = engine(block_size=4)
     seen = chunks_of(llm)
-    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    params = greedy(24)
     serve(llm, [([9, 8, 7], params)], planned)
     manager, refused = llm.memory.manager, 0
     (request,) = llm.scheduler.waiting
@@ -380,11 +380,11 @@ def test_a_step_with_drafts_is_not_replayed_from_a_graph(monkeypatch):
 
 def test_an_end_token_among_right_drafts_ends_the_sequence(planned):
     """Each token of an answer in turn. A piece may hold tokens before the end, none after it."""
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    params = greedy(12)
     ((whole, _),) = continued(MODEL, [Job((1, 2, 3), params)])
     for end in whole:
         llm, heard = engine(speculate=6), []
-        sampling = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop=end)
+        sampling = greedy(12, stop=end)
         planned([([1, 2, 3], params)])  # which knows the tokens after the end, too
         llm.add_request([1, 2, 3], sampling, listener=heard.append)
         (output,) = finished(llm)
@@ -414,7 +414,7 @@ def test_a_stop_string_that_right_drafts_complete_ends_the_text(planned):
 
 def test_a_step_tells_of_all_its_tokens_of_a_choice_in_one_piece(planned):
     llm, heard = engine(tokenizer=Letters()), []
-    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, logprobs=1)
+    params = greedy(30, logprobs=1)
     planned([([1, 2, 3], params)])
     llm.add_request([1, 2, 3], params, listener=heard.append)
     outputs, steps = [], 0
@@ -429,33 +429,15 @@ def test_a_step_tells_of_all_its_tokens_of_a_choice_in_one_piece(planned):
 
 def test_a_tokenizer_that_fails_once_costs_no_letter(planned):
     """In the middle of a step's tokens: the listener hears of those before, and of the others later."""
-    letters, shown = Letters(), defaultdict(str)
-    llm, ids = engine(block_size=4, tokenizer=letters), {}
-    for i in range(4):
-        prompt, params = [i, 1, 2], SamplingParams(max_tokens=16, seed=i, ignore_eos=True, n=1 + i % 2)
-        planned([(prompt, params)])
-
-        def listen(piece):
-            shown[piece.request_id, piece.choice] += piece.text
-
-        ids[llm.add_request(prompt, params, listener=listen)] = params
-    outputs = []
-    for step in range(300):
-        letters.failing = 2 + step % 12 if step % 2 else 0
-        with contextlib.suppress(RuntimeError):
-            outputs += llm.step()
-        assert_sound(llm)
-        if not llm.has_unfinished:
-            break
-    assert_right(outputs, ids)
-    letters.failing = 0
-    for output in outputs:
-        texts = [letters.decode(choice.token_ids) for choice in output.choices]
-        assert [shown[output.request_id, i] for i in range(len(output.choices))] == texts
+    params = [SamplingParams(max_tokens=16, seed=i, ignore_eos=True, n=1 + i % 2) for i in range(4)]
+    drawn = [([i, 1, 2], one) for i, one in enumerate(params)]
+    planned(drawn)
+    llm = engine(block_size=4, tokenizer=Letters())
+    assert_failures_of_the_tokenizer_cost_no_letter(llm, drawn, lambda step: 2 + step % 12 if step % 2 else 0)
 
 
 def test_logits_that_are_not_finite_after_a_right_draft_end_the_sequence_there(planned, monkeypatch):
-    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    params = greedy(12)
     ((whole, _),) = continued(MODEL, [Job((1, 2, 3), params)])
     planned([([1, 2, 3], params)])
     usual = ExactModel.forward
