@@ -16,7 +16,6 @@ from distributed_cases import (
     run_cases,
     run_decode,
     run_late,
-    run_torchs_ring,
     sent_in,
     sent_in_decode,
 )
@@ -109,6 +108,7 @@ def test_ring_attention_and_its_gradients_match_attention(count, pools):
     assert_right(cases, pools[count].run(run_cases, cases))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_ring_attention_is_as_accurate_as_attention(dtype, pools):
     cases = [Case(33, 33, causal=causal, dtype=dtype, D=32) for causal in (False, True)]
@@ -116,6 +116,7 @@ def test_ring_attention_is_as_accurate_as_attention(dtype, pools):
     assert_right(cases, pools[3].run(run_cases, cases))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_all_to_all_attention_and_its_gradients_match_attention(count, pools):
     heads = [(count, count), (4 * count, 2 * count), (2 * count, count)]
@@ -184,13 +185,6 @@ def test_keys_in_pages_are_merged_too(pools):
 
     for out, right in pools[3].run(merged):
         torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("causal", "order"), [(False, "contiguous"), (True, "contiguous"), (True, "zigzag")])
-def test_torchs_own_context_parallelism_gives_the_same(causal, order, pools):
-    case = Case(24, 24, 4, 4, causal, order, lse_gradient=False)
-    ours, theirs = (pools[3].run(run, case) for run in (run_case, run_torchs_ring))
-    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ what travels
@@ -317,33 +311,21 @@ def call_of(function, rank, *, of_one=None, **of_all):
 OTHER_HEADS = {name: zeros(1, 4, 3, 8) for name in "qkv"}
 WIDE = {name: zeros(1, 2, 3, 8, dtype=torch.float64) for name in "qkv"}
 GRADIENT = {"q": zeros(1, 2, 3, 8, requires_grad=True)}
+LONG_Q, LONG_KEYS = {"q": zeros(1, 2, 5, 8)}, {"k": zeros(1, 2, 5, 8), "v": zeros(1, 2, 5, 8)}
+TOO_MANY = {"seq_lens": torch.tensor([4], dtype=torch.int32)}
+SHARES = 'the shares that shard_sequence(..., order="zigzag")'
 REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of process 1
     (ring_attention, {"order": "zag"}, 'order must be "zigzag" or "contiguous", got \'zag\'', None),
     (ring_attention, {"k": zeros(1, 2, 3, 9)}, "k must be", None),
     (ring_attention, {"of_one": {"k": None}}, "process 1 refuses its arguments: k must be a torch.Tensor", "k must be"),
     (ring_attention, {"of_one": OTHER_HEADS}, "H must be the same in every process, got 2, 4 in the order", None),
-    (
-        ring_attention,
-        {"of_one": WIDE},
-        "the dtype must be the same in every process, got torch.float32, torch.fl",
-        None,
-    ),
+    (ring_attention, {"of_one": WIDE}, "dtype must be the same in every process, got torch.float32, torch.fl", None),
     (ring_attention, {"of_one": {"causal": True}}, "causal must be the same in every process, got False, True", None),
     (ring_attention, {"of_one": {"order": "contiguous"}}, "order must be the same in every process", None),
     (ring_attention, {"of_one": {"scale": 0.5}}, "scale must be the same in every process", None),
     (ring_attention, {"of_one": GRADIENT}, "the need for a gradient must be the same in every process", None),
-    (
-        ring_attention,
-        {"of_one": {"q": zeros(1, 2, 5, 8)}},
-        'q must hold the shares that shard_sequence(..., order="zigzag") gives: [4, 4] tokens of 8, got [3, 5]',
-        None,
-    ),
-    (
-        ring_attention,
-        {"of_one": {"k": zeros(1, 2, 5, 8), "v": zeros(1, 2, 5, 8)}},
-        "k and v must hold the shares",
-        None,
-    ),
+    (ring_attention, {"of_one": LONG_Q}, f"q must hold {SHARES} gives: [4, 4] tokens of 8, got [3, 5]", None),
+    (ring_attention, {"of_one": LONG_KEYS}, f"k and v must hold {SHARES} gives: [4, 4] tokens", None),
     (ring_attention, {"window": 3}, "unexpected keyword argument 'window'", None),
     (all_to_all_attention, {"window": 3}, "unexpected keyword argument 'window'", None),
     (all_to_all_attention, {"k": zeros(1, 1, 3, 8), "v": zeros(1, 1, 3, 8)}, "use ring_attention", None),
@@ -351,12 +333,7 @@ REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of p
     (all_to_all_attention, {"of_one": {"q": zeros(1, 2, 9, 8)}}, "[6, 6] tokens of 12, got [3, 9]", None),
     (decode_attention, GRADIENT, "decode has no gradient", None),
     (decode_attention, {"of_one": {"q": zeros(1, 2, 1, 8)}}, "the shape of q must be the same in every process", None),
-    (
-        decode_attention,
-        {"of_one": {"seq_lens": torch.tensor([4], dtype=torch.int32)}},
-        "process 1 refuses its arguments: seq_lens must be from 0 to S = 3",
-        "seq_lens must be from 0 to S = 3",
-    ),
+    (decode_attention, {"of_one": TOO_MANY}, "process 1 refuses its arguments: seq_lens must be", "seq_lens must"),
     (merge_over_processes, {"lse": zeros(1, 2)}, "lse must be", None),
     (merge_over_processes, {"of_one": {"out": 3}}, "process 1 refuses its arguments: out must be", "out must be"),
 ]

@@ -97,32 +97,21 @@ def test_log_probabilities_are_those_of_transformers(case, shapes_unchecked):
         assert output.choices[0].score == pytest.approx(float(ours.amax(-1).sum()), abs=1e-3)
 
 
-KERNELS = [{"backend": b, "attention": a} for b in ("triton", "cuda") for a in ("paged", "dense")]
+KERNELS = [(backend, attention) for attention in ("paged", "dense") for backend in ("triton", "cuda")]
+WAYS = [("gpt2", "continuous"), ("llama-3", "naive"), ("gpt2", "static"), ("llama-3", "continuous"), ("gpt2", "naive")]
 
 
-@pytest.mark.parametrize(("kernels", "architecture"), in_turns(KERNELS, ["gpt2", "llama-3"]), ids=str)
-def test_kernels_write_the_same(architecture, kernels, tmp_path, kernel_device):
+@pytest.mark.parametrize(("kernels", "way"), dict.fromkeys(in_turns(KERNELS * 2, WAYS)), ids=str)
+def test_kernels_write_the_same(kernels, way, tmp_path, kernel_device):
     """On the CPU kernels are slow: two prompts of a few tokens, the longer one in chunks."""
+    (backend, attention), (architecture, scheduler) = kernels, way
     peer = save_random(architecture, tmp_path)
     model, _ = load_model(tmp_path, device=kernel_device)
     prompts = random_prompts((11, 3))
-    llm = LLM(model, num_blocks=16, block_size=8, max_num_batched_tokens=8, **kernels)
+    kind = {"backend": backend, "attention": attention, "scheduler": scheduler}
+    llm = LLM(model, num_blocks=16, block_size=8, max_num_batched_tokens=8, **kind)
     outputs = llm.generate(prompts, SamplingParams(max_tokens=5, temperature=0.0))
     assert [output.token_ids for output in outputs] == [written(peer, p, max_new_tokens=5)[0] for p in prompts]
-
-
-@pytest.mark.parametrize("attention", ["paged", "dense"])
-@pytest.mark.parametrize("scheduler", ["naive", "static"])
-@pytest.mark.parametrize("backend", ["triton", "cuda"])
-def test_kernels_write_the_same_for_every_scheduler(backend, scheduler, attention, tmp_path, kernel_device):
-    peer = save_random("gpt2", tmp_path, n_layer=1)
-    model, _ = load_model(tmp_path, device=kernel_device)
-    prompts = random_prompts((3, 1))
-    kind = {"scheduler": scheduler, "attention": attention, "backend": backend}
-    outputs = LLM(model, num_blocks=16, block_size=8, **kind).generate(
-        prompts, SamplingParams(max_tokens=3, temperature=0.0)
-    )
-    assert [output.token_ids for output in outputs] == [written(peer, p, max_new_tokens=3)[0] for p in prompts]
 
 
 @pytest.mark.parametrize("num_ends", [1, 3])

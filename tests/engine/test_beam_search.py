@@ -98,20 +98,12 @@ def test_a_narrow_beam_is_greedy_about_beams_and_its_scores_are_true():
     assert not memory.held
 
 
-def test_the_best_branches_are_taken_of_all_beams_together():
+@pytest.mark.parametrize(("width", "ends", "num_ended"), [(2, [], 0), (2, [2], 0), (3, [2], 1)])
+def test_the_best_branches_of_all_beams_are_taken_and_an_end_among_them_takes_no_place(width, ends, num_ended):
+    """An end below the best branches is not a hypothesis."""
     scores = torch.tensor([[-1.0, -5.0, -2.0], [-4.0, -1.5, -9.0]])
-    live, ended = branches(scores, 2, frozenset())
-    assert (live, ended) == ([Branch(0, 0, -1.0), Branch(1, 1, -1.5)], [])
-
-
-def test_an_end_below_the_best_is_no_hypothesis_and_takes_no_place():
-    """Token 2 ends a text. The two best branches do not end, and the third, which ends, is not a hypothesis."""
-    scores = torch.tensor([[-1.0, -5.0, -2.0], [-4.0, -1.5, -9.0]])
-    assert branches(scores, 2, frozenset({2})) == ([Branch(0, 0, -1.0), Branch(1, 1, -1.5)], [])
-    assert branches(scores, 3, frozenset({2})) == (
-        [Branch(0, 0, -1.0), Branch(1, 1, -1.5), Branch(1, 0, -4.0)],
-        [Branch(0, 2, -2.0)],
-    )
+    live = [Branch(0, 0, -1.0), Branch(1, 1, -1.5), Branch(1, 0, -4.0)]
+    assert branches(scores, width, frozenset(ends)) == (live[:width], [Branch(0, 2, -2.0)][:num_ended])
 
 
 def test_width_beams_are_left_however_many_of_the_best_end():

@@ -1,15 +1,20 @@
 """`python -m pagewise.engine "prompt"` prints text as it comes, and one line if something is wrong."""
 
 import json
+import re
 import runpy
 import shutil
 import sys
 
 import pytest
+import torch
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine import __main__ as command_line
 from pagewise.engine.__main__ import main
+from pagewise.engine.serve import __main__ as server
+from pagewise.flash_decoding_plus_plus import Dataflow
+from pagewise.flash_decoding_plus_plus.dataflow import device_label
 from pagewise.models import tiny_model
 from pagewise.models.load import TINY
 
@@ -43,6 +48,28 @@ def test_every_sampling_flag_reaches_the_request(monkeypatch, capsys):
         )
     ]  # fmt: skip
     assert capsys.readouterr().out == "xy\n"
+
+
+@pytest.mark.parametrize("command", [command_line, server])
+def test_flags_of_both_commands_reach_the_engine(command, tmp_path, monkeypatch, capsys):
+    """Without the flags the engine has its defaults."""
+    names, given = ("kv_cache_dtype", "k_scale", "v_scale", "dataflow"), []
+
+    def build(model, **options):
+        given.append([options[name] for name in names])
+        raise ValueError("enough seen")
+
+    monkeypatch.setattr(command, "LLM", build)
+    table = Dataflow(device_label(torch.device("cpu")), torch.float32, {(192, 192): (1, 1)})
+    table.save(tmp_path / "table.json")
+    prompt = ["Hello"] if command is command_line else []
+    flags = [*prompt, "--device", "cpu", "--dataflow", str(tmp_path / "table.json")]
+    assert command.main([*flags, "--kv-cache-dtype", "float8_e5m2", "--k-scale", "0.5", "--v-scale", "0.25"]) == 2
+    assert command.main(prompt) == 2
+    assert given == [["float8_e5m2", 0.5, 0.25, table], [None, 1.0, 1.0, None]]
+    (tmp_path / "table.json").write_text("{}")
+    assert command.main(flags) == 2
+    assert re.match(r"(error: enough seen\n){2}error: .*table.json: not a saved Dataflow", capsys.readouterr().err)
 
 
 def test_with_speculation_it_prints_the_same_text_in_fewer_steps(monkeypatch, capsys):

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from pagewise.engine import LLM, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shapes_unchecked")]
-QUICK = {
-    "deadline": None,
-    "database": None,
-    "derandomize": True,
-    "suppress_health_check": list(HealthCheck),
-}
+QUICK = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 NUMBERS = [0, 1, 2, -1, 0.5, 1e-320, 1e-46, 1e-40, 1e-5, 1e-2, 1e2, 1e6, 1e38, 1e300, math.nan, math.inf, -math.inf]
 WHOLE = [0, 1, 2, 3, 7, 20, -1, 2**31, 2**62, 2**63, -(2**63), 10**30]

@@ -6,10 +6,8 @@ from checkpoints import save_random
 from torch.nn.functional import linear
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine import __main__ as command_line
 from pagewise.engine import flash_decoding_plus_plus as ideas
 from pagewise.engine.flash_decoding_plus_plus import calibrate_model, product_shapes, with_dataflow
-from pagewise.engine.serve import __main__ as server
 from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax, calibrate
 from pagewise.flash_decoding_plus_plus import dataflow as products
 from pagewise.flash_decoding_plus_plus.dataflow import device_label
@@ -169,30 +167,6 @@ def test_the_kernels_themselves_serve(shapes_unchecked):
 def test_shapes_are_those_of_all_products():
     assert product_shapes(new_model("llama")) == [(16, 16), (24, 16), (16, 24), (48, 16)]
     assert product_shapes(new_model("gpt2")) == [(48, 16), (16, 16), (24, 16), (16, 24)]
-
-
-# ------------------------------------------------------------------------------------------------ command lines
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments"), [(command_line, ["Hello", "--device", "cpu"]), (server, ["--device", "cpu"])]
-)
-def test_both_commands_read_the_table(module, arguments, tmp_path, monkeypatch, capsys):
-    flow, given = Dataflow(HERE, torch.float32, {(192, 192): (1, 1)}), []
-
-    def build(model, **options):
-        given.append(options["dataflow"])
-        raise ValueError("enough")
-
-    monkeypatch.setattr(module, "LLM", build)
-    flow.save(tmp_path / "table.json")
-    assert module.main([*arguments, "--dataflow", str(tmp_path / "table.json")]) == 2
-    assert module.main(arguments) == 2
-    assert given == [flow, None]
-    (tmp_path / "table.json").write_text("{}")
-    capsys.readouterr()
-    assert module.main([*arguments, "--dataflow", str(tmp_path / "table.json")]) == 2
-    assert "table.json: not a saved Dataflow" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------ the unified maximum

@@ -1,15 +1,12 @@
 """The engine with a float8 cache: it computes the attention of keys and values that were rounded with its scales."""
 
-import os
-
 import pytest
 import torch
+from covering import is_full
 from test_model_runner import captured_graphs  # noqa: F401  the fixture `captured`
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine.__main__ import main
 from pagewise.engine.model_runner import DecodeGraphs
-from pagewise.engine.serve import __main__ as server
 from pagewise.models import Llama, LlamaConfig
 from pagewise.naive_attention import attention as naive_attention
 
@@ -104,7 +101,7 @@ backends = pytest.mark.parametrize("backend", ["torch", "triton", "cuda"])
 def on_backends(e4m3, e5m2):
     """All cases in torch, and each dtype with a kernel. With PAGEWISE_FULL=1 all cases on all backends."""
     rows = [(*case, "torch") for case in FLOAT8_AND_SCALES]
-    if os.environ.get("PAGEWISE_FULL") == "1":
+    if is_full():
         rows += [(*case, backend) for case in FLOAT8_AND_SCALES for backend in ("triton", "cuda")]
     else:
         rows += [(E4M3, SCALES[E4M3], e4m3), (E5M2, SCALES[E5M2], e5m2)]
@@ -199,32 +196,3 @@ def test_four_times_as_many_float8_blocks_fit_into_free_memory(monkeypatch):
 
 def test_torch_takes_a_head_size_that_float8_vectors_do_not_divide():
     assert engine(E4M3, ONES, model=llama(head_dim=120), backend="torch").generate([[1]], greedy(1))
-
-
-# ------------------------------------------------------------------------------------------------ command lines
-
-
-FLAGS = ("--kv-cache-dtype", "float8_e5m2", "--k-scale", "0.5", "--v-scale", "0.25")
-
-
-@pytest.mark.parametrize("module", ["engine", "server"])
-def test_the_flags_reach_the_engine(module, monkeypatch, capsys):
-    seen = {}
-
-    def refuse(self, model, **options):
-        seen.update(options)
-        raise ValueError("enough seen")
-
-    monkeypatch.setattr(LLM, "__init__", refuse)
-    assert (main(["x", *FLAGS]) if module == "engine" else server.main(FLAGS)) == 2
-    assert "enough seen" in capsys.readouterr().err
-    assert {"kv_cache_dtype": "float8_e5m2", "k_scale": 0.5, "v_scale": 0.25}.items() <= seen.items()
-
-
-@pytest.mark.parametrize("module", ["engine", "server"])
-def test_without_the_flags_the_engine_has_its_defaults(module, monkeypatch):
-    seen = {}
-    monkeypatch.setattr(LLM, "__init__", lambda self, model, **options: seen.update(options) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        main(["x"]) if module == "engine" else server.main([])
-    assert (seen["kv_cache_dtype"], seen["k_scale"], seen["v_scale"]) == (None, 1.0, 1.0)

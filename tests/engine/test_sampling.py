@@ -84,13 +84,6 @@ def test_temperature_zero_takes_the_likeliest_after_the_penalty():
         assert both.logprob == pytest.approx(exact[both.token])
 
 
-def test_a_penalty_moves_negative_logits_down_too_and_counts_a_token_once():
-    logits = torch.tensor([[2.0, -2.0, 1.0]])
-    params = SamplingParams(repetition_penalty=2.0)
-    assert penalised(logits, [([0, 1, 1, 0], 2, params)]).tolist() == [[1.0, -4.0, 1.0]]
-    assert logits.tolist() == [[2.0, -2.0, 1.0]]
-
-
 @pytest.mark.parametrize(
     ("penalties", "expected"),
     [
@@ -102,10 +95,13 @@ def test_a_penalty_moves_negative_logits_down_too_and_counts_a_token_once():
     ids=str,
 )
 def test_presence_and_frequency_penalties_count_new_tokens_only(penalties, expected):
-    logits = torch.tensor([[2.0, -2.0, 1.0], [2.0, -2.0, 1.0], [2.0, -2.0, 1.0]])
+    """A repetition penalty moves negative logits down, too, and counts a token once."""
+    logits = torch.tensor([[2.0, -2.0, 1.0]] * 3)
+    before = logits.clone()
     rows = [([0, 1, 1, 2, 1], 3, penalties), ([0, 1], 0, {}), ([0, 0], 0, penalties | {"repetition_penalty": 1.0})]
     rows = [(tokens, num_new, SamplingParams(**params)) for tokens, num_new, params in rows]
-    assert penalised(logits, rows).tolist() == [expected, *logits[1:].tolist()]
+    assert penalised(logits, rows).tolist() == [expected, *before[1:].tolist()]
+    assert logits.equal(before)
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-8, 1e-5, 1e-3])
@@ -149,14 +145,6 @@ def test_what_a_row_draws_does_not_depend_on_the_rows_around_it():
     assert [p.token for p in sample(logits, rows[::-1])] == [p.token for p in together[::-1]]
     some = [4, 17, 3]
     assert [p.token for p in sample(logits, [rows[i] for i in some])] == [together[i].token for i in some]
-
-
-def test_rows_of_one_batch_have_different_top_k():
-    limits = [1, 2, 5] * 300
-    picks = sample(LOGITS[None], [row(seed=i, temperature=9.0, top_k=k) for i, k in enumerate(limits)])
-    for k in (1, 2, 5):
-        tokens = {pick.token for pick, limit in zip(picks, limits, strict=True) if limit == k}
-        assert tokens == set(LOGITS.topk(k).indices.tolist())
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.999999}, {"top_k": 3}], ids=str)

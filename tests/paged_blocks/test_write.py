@@ -64,17 +64,17 @@ def float32_samples(dtype):
     return whole(torch.cat([corners, -corners, patterns, likely]))
 
 
-SIGNALLING = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy's, of a signalling NaN
+UNUSUAL = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, about NaN and infinity
 
 
-@SIGNALLING
+@UNUSUAL
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_float32_is_rounded_to_the_nearest_float8(dtype, backend, kernel_device):
     numbers = float32_samples(dtype)
     assert stored(numbers, dtype, kernel_device, backend=backend).equal(nearest(numbers, dtype))
 
 
-@SIGNALLING
+@UNUSUAL
 @pytest.mark.parametrize(("of", "scale"), [(torch.float16, 1.0), (torch.bfloat16, 1.0), (torch.bfloat16, 2.0**-126)])
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_every_16_bit_number_is_rounded_to_the_nearest_float8(dtype, of, scale, backend, kernel_device):
@@ -83,7 +83,7 @@ def test_every_16_bit_number_is_rounded_to_the_nearest_float8(dtype, of, scale, 
     assert stored(numbers, dtype, kernel_device, backend=backend, scale=scale).equal(wanted)
 
 
-@SIGNALLING
+@UNUSUAL
 @pytest.mark.parametrize("scale", [0.3, 7.0, 2.0**-130 * 2**10])
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_both_backends_divide_alike(dtype, scale, kernel_device):
