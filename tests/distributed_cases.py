@@ -171,7 +171,7 @@ def refusal(call):
 
 
 def events_of(case):
-    """The order in which transfers start, blocks are computed and transfers are waited for."""
+    """Attention of a case: the starts of its transfers, the pairs of query and key of each block, and the waits."""
     from pagewise.distributed import ring
 
     events, send, attend = [], ring.send_to_next, ring.flash_attention
@@ -181,36 +181,12 @@ def events_of(case):
         wait = send(outgoing, incoming, group, name)
         return lambda: (events.append("wait"), wait())[1]
 
-    def noted_attend(*args, **options):
-        events.append("compute")
-        return attend(*args, **options)
-
-    ring.send_to_next, ring.flash_attention = noted_send, noted_attend
-    try:
-        (q, k, v, _), _ = case.inputs()
-        ring_attention(*(x[:, :, : case.T // dist.get_world_size()] for x in (q, k, v)), group=None)
-    finally:
-        ring.send_to_next, ring.flash_attention = send, attend
-    return events
-
-
-def pairs_computed(case):
-    """The pairs of query and key in each call of `flash_attention`, or 0, step by step."""
-    from pagewise.distributed import ring
-
-    steps, attend, travel = [], ring.flash_attention, ring.Ring.travel
-
-    def noted_travel(self, k, v):
-        for share in travel(self, k, v):
-            steps.append(0)
-            yield share
-
     def noted_attend(q, k, v, **options):
         T, S = q.shape[2], k.shape[2]
-        steps[-1] += int(torch.ones(T, S).tril(S - T).sum()) if options["causal"] else T * S
+        events.append(int(torch.ones(T, S).tril(S - T).sum()) if options["causal"] else T * S)
         return attend(q, k, v, **options)
 
-    ring.flash_attention, ring.Ring.travel = noted_attend, noted_travel
+    ring.send_to_next, ring.flash_attention = noted_send, noted_attend
     try:
         rank, count = dist.get_rank(), dist.get_world_size()
         (q, k, v, _), _ = case.inputs()
@@ -218,5 +194,5 @@ def pairs_computed(case):
         shares = q[:, :, of_queries], k[:, :, of_keys], v[:, :, of_keys]
         ring_attention(*shares, group=None, causal=case.causal, order=case.order)
     finally:
-        ring.flash_attention, ring.Ring.travel = attend, travel
-    return steps
+        ring.send_to_next, ring.flash_attention = send, attend
+    return events

@@ -173,20 +173,6 @@ def test_attention_step_by_step_equals_attention_at_once(heads, kv_heads, pieces
     torch.testing.assert_close(torch.cat(outs, dim=2), attention(q, k, v, causal=True), atol=1e-12, rtol=1e-12)
 
 
-def test_each_layer_has_its_own_cache():
-    caches = [KVCache(1, 2, 4, 8), KVCache(1, 2, 4, 8)]
-    attend = CachedAttention(caches)
-    for layer in (0, 1, 1):
-        k, v = random_kv(1, 2, 1, 8, seed=layer)
-        attend(layer, k, k, v)
-    assert [cache.length for cache in caches] == [1, 2]
-
-
-def test_recompute_is_causal_attention_over_what_it_gets():
-    k, v = random_kv(1, 2, 5, 8)
-    assert torch.equal(recompute(3, k, k, v), attention(k, k, v, causal=True))
-
-
 # ------------------------------------------------------------------------------------------------ generate
 
 SHAPES = {  # heads, kv_heads, head_dim

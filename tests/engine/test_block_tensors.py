@@ -40,15 +40,6 @@ def test_tokens_written_in_pieces_are_gathered_in_order(pieces):
         assert_same(blocks, paged, 1, table, start)
 
 
-def test_layers_have_blocks_of_their_own():
-    torch.manual_seed(0)
-    blocks, paged = caches()
-    for layer in (1, 0):
-        write_both(blocks, paged, layer, [2, 1], 0, 7)
-    for layer in (0, 1):
-        assert_same(blocks, paged, layer, [2, 1], 7)
-
-
 def test_a_copied_block_changes_alone():
     torch.manual_seed(0)
     blocks, paged = caches()

@@ -16,27 +16,17 @@ from pagewise.engine import LLM, SamplingParams
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shapes_unchecked")]
 QUICK = {"deadline": None, "database": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
-NUMBERS = [0, 1, 2, -1, 0.5, 1e-320, 1e-46, 1e-40, 1e-5, 1e-2, 1e2, 1e6, 1e38, 1e300, math.nan, math.inf, -math.inf]
-WHOLE = [0, 1, 2, 3, 7, 20, -1, 2**31, 2**62, 2**63, -(2**63), 10**30]
-ODD = [None, True, "1", [], (), {}, Fraction(1, 3), 10**400, torch.tensor(2), b"x"]
+NUMBERS = (0, 1, 2, -1, 0.5, 1e-320, 1e-46, 1e-40, 1e-5, 1e-2, 1e2, 1e6, 1e38, 1e300, math.nan, math.inf, -math.inf)
+WHOLE = (0, 1, 2, 3, 7, 20, -1, 2**31, 2**62, 2**63, -(2**63), 10**30)
+ODD = (None, True, "1", [], (), {}, Fraction(1, 3), 10**400, torch.tensor(2), b"x")
 FIELDS = {
-    "max_tokens": [*WHOLE, *ODD],
-    "temperature": [*NUMBERS, *ODD],
-    "top_k": [*WHOLE, *ODD],
-    "top_p": [*NUMBERS, 1 - 2**-53, *ODD],
-    "n": [*WHOLE, *ODD],
-    "beam_width": [*WHOLE, *ODD],
+    **dict.fromkeys(("max_tokens", "top_k", "n", "beam_width", "seed", "logprobs"), (*WHOLE, *ODD)),
+    **dict.fromkeys(("temperature", "repetition_penalty"), (*NUMBERS, *ODD)),
+    **dict.fromkeys(("top_p", "min_p"), (*NUMBERS, 1 - 2**-53, *ODD)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (*NUMBERS, -2, -1e-320, *ODD)),
     "stop": [(), 0, (7,), VOCAB, tuple(range(VOCAB)), "x", "", (None,), *ODD],
-    "seed": [*WHOLE, *ODD],
     "ignore_eos": [True, False, *ODD],
-    "repetition_penalty": [*NUMBERS, *ODD],
-    "min_p": [*NUMBERS, 1 - 2**-53, *ODD],
-    "presence_penalty": [*NUMBERS, -2, -1e-320, *ODD],
-    "frequency_penalty": [*NUMBERS, -2, -1e-320, *ODD],
-    "logprobs": [*WHOLE, *ODD],
 }
-
-
 ONE_FIELD = st.sampled_from([(name, value) for name, values in FIELDS.items() for value in values])
 
 

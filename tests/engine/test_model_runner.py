@@ -18,11 +18,16 @@ def engine(**options):
     return LLM(MODEL, num_blocks=40, block_size=4, **options)
 
 
+def batches_of(llm):
+    """The batches of every step from now on."""
+    seen, forward = [], llm.runner.forward
+    llm.runner.forward = lambda batch: (seen.append(batch), forward(batch))[1]
+    return seen
+
+
 def test_a_batch_says_of_every_token_what_it_is_where_it_stands_and_where_its_keys_go():
     llm = engine(max_num_batched_tokens=14, prefix_cache=False)
-    seen = []
-    forward = llm.runner.forward
-    llm.runner.forward = lambda batch: (seen.append(batch), forward(batch))[1]
+    seen = batches_of(llm)
     for prompt in PROMPTS[:3]:
         llm.add_request(prompt, SamplingParams(max_tokens=4, temperature=0))
     llm.step(), llm.step()
@@ -41,9 +46,7 @@ def test_a_batch_says_of_every_token_what_it_is_where_it_stands_and_where_its_ke
 
 def test_a_chunk_that_does_not_end_its_prompt_asks_for_no_logits():
     llm = engine(max_num_batched_tokens=5)
-    seen = []
-    forward = llm.runner.forward
-    llm.runner.forward = lambda batch: (seen.append(batch), forward(batch))[1]
+    seen = batches_of(llm)
     llm.generate([PROMPTS[1]], SamplingParams(max_tokens=1))
     assert [batch.logits_for.tolist() for batch in seen] == [[], [3]]
     assert [batch.seq_lens.tolist() for batch in seen] == [[5], [9]]

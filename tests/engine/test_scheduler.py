@@ -80,14 +80,6 @@ def test_a_long_prompt_is_computed_in_chunks_and_the_next_one_starts_in_its_last
     assert step(s) == {0: [(20, 21)], 1: [(4, 6)]}
 
 
-def test_an_older_long_prompt_does_not_keep_a_younger_request_from_decoding():
-    s = scheduler(max_num_batched_tokens=8)
-    young = add(s, 2, 0)
-    step(s)
-    add(s, 40, 1)
-    assert all(step(s)[young.id] == [(i, i + 1)] for i in range(2, 6))
-
-
 def test_a_step_may_be_full_of_sequences_that_decode_but_not_fuller():
     s = scheduler(max_num_batched_tokens=3)
     add(s, 1, 0), add(s, 1, 1, n=2), add(s, 1, 2, n=2)

@@ -345,24 +345,6 @@ def test_a_full_queue_answers_429(server, slow):
     assert server.becomes_idle()
 
 
-def test_a_reader_that_hangs_up_frees_its_blocks(server, slow):
-    body = {"prompt": [PROMPT, "A"], "n": 2, "max_tokens": 400, "stream": True, "ignore_eos": True}
-    with server.http.stream("POST", COMPLETION, json=body) as answer:
-        next(answer.iter_lines())
-        manager = server.llm.memory.manager
-        assert manager.num_free_blocks < manager.num_blocks
-    assert server.becomes_idle()
-
-
-def test_one_that_waits_for_the_whole_and_hangs_up_frees_its_blocks(server, slow):
-    body = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
-    with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(server.post, COMPLETION, body, timeout=httpx.Timeout(30, read=1))
-        assert soon(lambda: server.llm.num_running)
-        assert isinstance(waiting.exception(), httpx.ReadTimeout)
-    assert server.becomes_idle()
-
-
 def test_one_that_hangs_up_before_it_is_heard_is_not_computed(server, monkeypatch):
     added, go = [], threading.Event()
     add = server.llm.add

@@ -116,18 +116,6 @@ def test_copy_into_a_freed_block_that_can_still_be_found_is_kept():
     assert manager.allocate("c", [1, 2, 3]) == 2
 
 
-def test_copy_of_a_copy_not_yet_carried_out_reads_where_the_content_is():
-    manager = BlockManager(5, 4)
-    manager.allocate("a", range(2))
-    src = manager.block_table("a")[0]
-    manager.fork("a", "b")
-    manager.append("b", 2)
-    manager.fork("b", "c")
-    manager.append("c", 3)
-    b, c = manager.block_table("b")[0], manager.block_table("c")[0]
-    assert sorted(manager.take_copies()) == sorted([(src, b), (src, c)])
-
-
 def test_a_source_freed_and_reused_before_the_copy_still_gives_its_content():
     """a's block is freed and becomes the destination of another copy: all sources are read first."""
     manager, cache = BlockManager(4, 4), PagedKVCache(1, 4, 4, 1, 1, dtype=torch.float32, device="cpu")

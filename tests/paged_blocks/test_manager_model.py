@@ -159,10 +159,8 @@ class BlockManagerModel(RuleBasedStateMachine):
     @rule(pick=picks)
     def free(self, pick):
         seq_id = self.pick(pick)
-        self.refuse(seq_id)
         self.manager.free(seq_id)
         del self.model[seq_id]
-        self.refuse(seq_id)
 
     @precondition(lambda self: self.model)
     @rule(pick=picks, compute=st.booleans())
@@ -238,9 +236,7 @@ class BlockManagerModel(RuleBasedStateMachine):
             assert cached == 0
         else:
             # nothing was ever evicted: all that was committed is found. And what live sequences hold is found always.
-            live = {
-                tuple(seq.tokens[: seq.committed // P * P]) for i, seq in self.model.items() if i != seq_id
-            }  # fmt: skip
+            live = {tuple(seq.tokens[: seq.committed // P * P]) for i, seq in self.model.items() if i != seq_id}
             held = {prefix[:stop] for prefix in live for stop in range(P, len(prefix) + 1, P)}
             assert cached >= self.longest(prompt, self.ever_committed if evictions == 0 else held)
         self.count("hits", cached > 0)
@@ -264,22 +260,6 @@ class BlockManagerModel(RuleBasedStateMachine):
         k = torch.tensor(contents(seq.tokens[:stop], seq.written)).view(-1, 1, 1).expand(-1, 1, 4)
         self.cache.write(0, torch.tensor(self.manager.slots(seq_id, seq.written, stop)), k, -k)
         seq.written = stop
-
-    def refuse(self, seq_id):
-        manager = self.manager
-        if seq_id in self.model:
-            self.refused(ValueError, manager.allocate, seq_id, [1])
-            self.refused(ValueError, manager.fork, seq_id, seq_id)
-            self.refused(ValueError, manager.commit, seq_id, len(self.model[seq_id].tokens) + 1)
-            self.refused(ValueError, manager.truncate, seq_id, self.model[seq_id].committed - 1)
-        else:
-            self.refused(ValueError, manager.free, seq_id)
-            self.refused(ValueError, manager.append, seq_id, 1)
-            self.refused(ValueError, manager.truncate, seq_id, 0)
-            self.refused(ValueError, manager.allocate, seq_id, [])
-            self.refused(
-                OutOfBlocks, manager.allocate, seq_id, [7] * (manager.num_free_blocks * manager.block_size + 1)
-            )
 
     def refused(self, error, call, *args):
         before = snapshot(self.manager)
