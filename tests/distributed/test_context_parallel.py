@@ -224,15 +224,6 @@ def test_the_bytes_that_travel_are_those_of_the_formulas(count, pools):
     assert pools[count].run(sent_in_decode, case) == [decode_bytes(sizes, count)] * count
 
 
-def test_formulas_for_equal_shares():
-    sizes = Case(64, 128, 8, 4, dtype=torch.float16, B=3, D=16).sizes
-    share = 2 * 3 * 4 * 32 * 16  # elements of k and v of one process of 4
-    assert [sent.bytes for sent in ring_bytes(sizes, 4, 1)] == [2 * share] * 3
-    assert sum(sent.bytes for sent in ring_backward_bytes(sizes, 4, 1)) == 3 * 2 * share + 4 * 4 * share
-    assert sum(sent.bytes for sent in all_to_all_bytes(sizes, 4, 1)) == 3 * 3 * (2 * 8 * 16 + 2 * 4 * 32) * 16 * 2 // 4
-    assert sum(sent.bytes for sent in decode_bytes(sizes, 4)) == 3 * 3 * 8 * 64 * 17 * 4
-
-
 def pairs_by_step(events):
     """The pairs that a process computes in each step. A step ends with a wait for the next keys."""
     pairs = [0]

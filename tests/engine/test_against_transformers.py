@@ -101,6 +101,7 @@ KERNELS = [(backend, attention) for attention in ("paged", "dense") for backend 
 WAYS = [("gpt2", "continuous"), ("llama-3", "naive"), ("gpt2", "static"), ("llama-3", "continuous"), ("gpt2", "naive")]
 
 
+# Each kind of attention in two of the ways, and with PAGEWISE_FULL=1 in all.
 @pytest.mark.parametrize(("kernels", "way"), dict.fromkeys(in_turns(KERNELS * 2, WAYS)), ids=str)
 def test_kernels_write_the_same(kernels, way, tmp_path, kernel_device):
     """On the CPU kernels are slow: two prompts of a few tokens, the longer one in chunks."""

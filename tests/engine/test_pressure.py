@@ -367,7 +367,7 @@ samplings = st.builds(
 )
 
 
-WALK = settings(
+WALK = settings(  # of random walks through the rules of `AnyOrder`
     stateful_step_count=30, deadline=None, database=None, derandomize=not FULL, suppress_health_check=list(HealthCheck)
 )
 

@@ -1,4 +1,4 @@
-"""GPT-2, Llama 2 and 3, Qwen2 and Qwen3: the logits of transformers, and of no natural mistake."""
+"""GPT-2, Llama 2 and 3, Qwen2 and Qwen3: the logits of transformers, and each weight moves these."""
 
 import json
 

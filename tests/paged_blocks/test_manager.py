@@ -299,17 +299,6 @@ def test_commit_after_fork_registers_a_shared_block_once():
     assert manager.block_table("c")[1] != manager.block_table("d")[1]
 
 
-def test_a_committed_block_is_never_written_again():
-    manager = BlockManager(16, 4, prefix_cache=True)
-    allocate(manager, "a", range(8))
-    cached = set(manager.block_table("a"))
-    manager.fork("a", "b")
-    slots = [manager.append(seq_id, token) for token in range(8, 12) for seq_id in "ab"]
-    assert not cached & {slot // 4 for slot in slots}
-    manager.allocate("c", range(8))
-    assert not cached & {slot // 4 for slot in manager.slots("c", 4, 8)}
-
-
 @pytest.mark.parametrize(
     ("digest", "found"),
     [(lambda parent, tokens: b"same", [0, 0, 2]), (lambda parent, tokens: bytes(tokens), [2, 0, 4])],
