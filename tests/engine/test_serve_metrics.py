@@ -229,3 +229,4 @@ def test_a_request_that_ends_while_its_client_hangs_up_ends_once(server, monkeyp
     assert server.becomes_idle()
     assert ended(read(server)) == [0, 0, 0, 1]
     assert read(server)["generation_tokens_total"] == 1
+    assert server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}).status_code == 200
