@@ -48,9 +48,10 @@ def test_a_copied_block_changes_alone():
     for cache in (blocks, paged):
         cache.copy_blocks([(4, 1), (0, 2)])  # nothing was ever written to block 0
     for layer in range(LAYERS):
-        write_both(blocks, paged, layer, [1], 3, 1)
-        assert_same(blocks, paged, layer, [1], 4)
-        assert_same(blocks, paged, layer, [4], 3)
+        for block in (1, 4):
+            write_both(blocks, paged, layer, [block], 3, 1)
+        for block in (1, 4):
+            assert_same(blocks, paged, layer, [block], 4)
 
 
 def test_copies_read_every_source_before_they_write():

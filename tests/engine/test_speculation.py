@@ -267,6 +267,7 @@ class AnyOrderOfDrafts(AnyOrder):
     speculate = 3
 
 
+@pytest.mark.slow
 def test_any_order_of_requests_steps_failures_and_aborts():
     run_state_machine_as_test(AnyOrderOfDrafts, settings=settings(WALK, max_examples=15, derandomize=True))
 
