@@ -214,7 +214,6 @@ def test_hundreds_of_requests_under_pressure(prefix_cache, planned):
     llm = engine(34, prefix_cache=prefix_cache, max_num_seqs=16, max_num_batched_tokens=64)
     ids = serve(llm, requests(200), planned)
     assert_right(finished(llm), ids)
-    assert_empty(llm)
     assert llm.scheduler.num_preemptions > 10
     assert llm.scheduler.num_drafted > llm.scheduler.num_accepted > 300
 
@@ -224,7 +223,6 @@ def test_narrow_places_change_no_token(options, planned):
     llm = engine(**options)
     ids = serve(llm, requests(24, seed=1), planned)
     assert_right(finished(llm), ids)
-    assert_empty(llm)
     if options.get("max_num_batched_tokens", 64) > 5:  # else the budget leaves next to nothing
         assert llm.scheduler.num_accepted > 20
 
@@ -247,7 +245,6 @@ def test_samples_that_have_come_to_differ_in_length_are_preempted_and_resumed(nu
 
     with mock.patch.object(scheduler.Scheduler, "preempt", preempt):
         assert_right(finished(llm), ids)
-    assert_empty(llm)
     assert max(lengths) > 1
 
 
@@ -319,10 +316,10 @@ def test_drafts_take_free_blocks_only_and_preempt_no_one(planned):
     seen = chunks_of(llm)
     params = greedy(5)
     ids = serve(llm, [([1] * 7, params), ([2] * 7, params)], planned)
-    llm.step(), llm.step()
+    outputs = llm.step() + llm.step()
     assert [len(chunk.drafts) for chunk in seen[1]] == [3, 0]  # one block was free: the last slot and four more
     assert llm.scheduler.num_preemptions == 0
-    assert_right(finished(llm), ids)
+    assert_right(outputs + finished(llm), ids)
 
 
 def test_no_draft_comes_after_the_last_token_but_one(planned):
@@ -392,7 +389,6 @@ def test_an_end_token_among_right_drafts_ends_the_sequence(planned):
         assert output.token_ids == whole[: whole.index(end) + 1]
         assert [token for piece in heard for token in piece.token_ids] == output.token_ids
         assert [piece.finish_reason for piece in heard] == [None] * (len(heard) - 1) + ["stop"]
-        assert_empty(llm)
 
 
 def test_a_stop_string_that_right_drafts_complete_ends_the_text(planned):
@@ -410,7 +406,6 @@ def test_a_stop_string_that_right_drafts_complete_ends_the_text(planned):
         ends = text.index(stop)
         assert (output.text, output.token_ids) == (text[:ends], ids[: ends + 3])
         assert "".join(piece.text for piece in heard) == output.text
-        assert_empty(llm)
 
 
 def test_a_step_tells_of_all_its_tokens_of_a_choice_in_one_piece(planned):
