@@ -1,10 +1,9 @@
 """Compiles the decode kernels of lessons 5, 7, 8 and 9 for a GPU that need not be there."""
 
 import inspect
-import os
 
 import torch
-from covering import covering
+from covering import covering, is_full
 from triton_compile import compile_triton
 
 from pagewise.kernels.flash_decoding import flash_decoding_kernel, merge_plan_kernel
@@ -39,8 +38,7 @@ FLOATS = {"scale", "softcap", "v_scale", "phi", "low", "high", "smallest", "thre
 
 
 # A GPU of each assembler and of each size of shared memory. With PAGEWISE_FULL=1, all GPUs.
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
-TENSOR_CORES = [80, 86, 89, 90, 100, 120] if FULL else [80, 90, 120]
+TENSOR_CORES = [80, 86, 89, 90, 100, 120] if is_full() else [80, 90, 120]
 
 
 def for_every_gpu(axes, allowed=lambda case: True):
@@ -50,7 +48,9 @@ def for_every_gpu(axes, allowed=lambda case: True):
     the second value of each axis, with which options are compiled for a GPU that lacks instructions. With
     PAGEWISE_FULL=1, another case has the first values.
     """
-    for_sm_75 = ({name: values[i] for name, values in axes.items()} | {"sm": 75} for i in ((1, 0) if FULL else (1,)))
+    for_sm_75 = (
+        {name: values[i] for name, values in axes.items()} | {"sm": 75} for i in ((1, 0) if is_full() else (1,))
+    )
     return [*covering(axes | {"sm": TENSOR_CORES}, allowed), *for_sm_75]
 
 

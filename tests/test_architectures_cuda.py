@@ -7,10 +7,10 @@ each kernel compile more instantiations for sm_80 and sm_90.
 """
 
 import importlib
-import os
 
 import pytest
 import torch
+from covering import is_full
 
 from pagewise.flash_attention import in_cuda as flash
 from pagewise.options import ScoreOptions
@@ -19,7 +19,6 @@ from pagewise.paged_attention import paged_attention_grouped, paged_attention_v1
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
 
 pytestmark = pytest.mark.slow
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
 
 flat = importlib.import_module("pagewise.flash_decoding_plus_plus.flat_gemm")
 
@@ -77,7 +76,7 @@ def paged_tensors(dtype, cache_dtype, head_size, block_size):
 HALF, BFLOAT16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 
 
-@pytest.mark.parametrize("sm", SHARED_BYTES if FULL else [75, 120])
+@pytest.mark.parametrize("sm", SHARED_BYTES if is_full() else [75, 120])
 def test_paged_attention(sm, launches, shapes_unchecked):
     """Also bfloat16 and float8. Where an architecture lacks an instruction, CUDA's headers convert with integers."""
     tensors = paged_tensors(BFLOAT16, BFLOAT16, 64, 16)
@@ -102,7 +101,7 @@ def test_flat_gemm(sm, launches):
     assert {kernel.name.split("<")[0] for kernel, _ in launches} == {"gemv_kernel" if sm < 80 else "flat_gemm_kernel"}
 
 
-@pytest.mark.parametrize("sm", SHARED_BYTES if FULL else [75, 86, 100])
+@pytest.mark.parametrize("sm", SHARED_BYTES if is_full() else [75, 86, 100])
 def test_flash_attention(sm, launches, shapes_unchecked):
     q = torch.zeros(1, 1, 1, 64, dtype=BFLOAT16)
     flash.forward(q, q, q, ScoreOptions())

@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 import torch
-from covering import label
-from decode_compile import E4M3, E5M2, FULL, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
+from covering import is_full, label
+from decode_compile import E4M3, E5M2, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
 from triton_compile import compile_triton
 
 from pagewise.kernels.flash_decoding import flash_decoding_kernel, merge_plan_kernel, split_decode_kernel
@@ -16,9 +16,9 @@ from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel, paged_attention_kernel, paged_decode_kernel
 from pagewise.kernels.paged_attention_varlen import paged_attention_varlen_kernel
 
-SIZES = {"head_size": [80, 128, 256, 64] if FULL else [80, 128, 256], "dtype": list(POINTERS)}
+SIZES = {"head_size": [80, 128, 256, 64] if is_full() else [80, 128, 256], "dtype": list(POINTERS)}
 EITHER = {"options": [False, True], "split": [False, True]}
-PAGED = SIZES | {"cache": [None, E4M3, E5M2], "group": [1, 8, 32, 4] if FULL else [1, 8, 32]} | EITHER
+PAGED = SIZES | {"cache": [None, E4M3, E5M2], "group": [1, 8, 32, 4] if is_full() else [1, 8, 32]} | EITHER
 DECODE = SIZES | {"cache": [None, E4M3], "group": [1, 4, 32], "queries": [1, 3, 16]} | EITHER | {"paged": [False, True]}
 VARLEN = SIZES | {"head_size": [80, 128, 256], "cache": [None, E4M3], "queries": [2, 1024], "group": [1, 4]} | EITHER
 SOFTMAX = {"which": ["unified", "lazy"], "head_size": [64, 256], "dtype": list(POINTERS)}

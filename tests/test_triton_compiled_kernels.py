@@ -6,18 +6,16 @@ runs for one GPU. With PAGEWISE_FULL=1, every pair of call, GPU, dtype, head siz
 """
 
 import contextlib
-import os
 from itertools import product
 
 import pytest
 import torch
-from covering import covering, label
+from covering import covering, is_full, label
 
 from conftest import assert_as_accurate_as_naive, triton_kernels
 from cudascope import triton_compiled, triton_launches
 from pagewise.experiments.compiled_kernels import ARCHS, CALLS, CASES, Variant, run
 
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
 AXES = {
     "call": list(CALLS),
     "arch": ARCHS,
@@ -51,7 +49,7 @@ def is_possible(case):
 
 
 def cases():
-    if FULL:
+    if is_full():
         return covering(AXES, is_possible)
     return [{"arch": arch, **variant._asdict()} for variant, arch in CHOSEN]
 

@@ -18,14 +18,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from cuda.bindings import nvrtc as bindings
 from planting import MARK, Mistake, Outcome, meetings, mistake, outcome, planted, removals, wrong_operands
 from replay import unordered
 from second_arguments import FAMILIES, Paths
 from triton_helpers import product
 
-from cudascope import CudaKernel, PtxKernel, check, nvrtc, observe, triton_compiled
-from cudascope.signature import address_of
+from cudascope import PtxKernel, check, observe, triton_compiled
+from cudascope.nvrtc import compile_ptx
 from pagewise.flash_attention import flash_attention, tuning
 from pagewise.flash_decoding import flash_decoding
 from pagewise.online_softmax import online_softmax
@@ -77,32 +76,6 @@ def softmax() -> list[torch.Tensor]:
     return [online_softmax(torch.randn(3, 700), 256, backend="triton")]
 
 
-def ptx_of(kernel: CudaKernel, arch: str) -> str:
-    """NVRTC's PTX of a kernel."""
-    source, name = kernel.source, address_of(kernel.name).encode()
-    folders = [source.folder, *nvrtc._folders()]
-    options = [
-        f"-arch=compute_{arch[3:]}",
-        "--std=c++17",
-        "-lineinfo",
-        *(f"--pre-include={each}" for each in nvrtc._ALWAYS),
-    ]
-    options += [f"-I{each}" for each in folders]
-
-    def call(function: Callable, *arguments: object) -> object:
-        status, *results = function(*arguments)
-        if int(status):
-            raise RuntimeError(f"{function.__name__}: {status}")
-        return results[0] if results else None
-
-    program = call(bindings.nvrtcCreateProgram, source.text.encode(), source.filename.encode(), 0, [], [])
-    call(bindings.nvrtcAddNameExpression, program, name)
-    call(bindings.nvrtcCompileProgram, program, len(options), [each.encode() for each in options])
-    text = bytearray(call(bindings.nvrtcGetPTXSize, program))
-    call(bindings.nvrtcGetPTX, program, text)
-    return text.decode().rstrip("\0")
-
-
 def flat() -> list[torch.Tensor]:
     """A warp multiplies one, three or five tiles of its ring: the last tile is at different places."""
     return [flat_gemm.on_tensor_cores(halves(13, K), halves(64, K)) for K in (200, 520, 1160)]
@@ -143,7 +116,8 @@ def tried(case: Case) -> Tried:
 
     @functools.cache
     def by_nvrtc(*options: object) -> PtxKernel:
-        return PtxKernel(edit(ptx_of(real(*options), case.arch)))
+        kernel = real(*options)
+        return PtxKernel(edit(compile_ptx(kernel.source, kernel.name, case.arch).text))
 
     def run() -> list[np.ndarray]:
         torch.manual_seed(0)

@@ -31,36 +31,25 @@ def test_a_loop_that_does_nothing_is_told(loop, empty):
     assert has_empty_loop("\tmovq\t%rdi, %rax\n" + loop + "\tret\n") == empty
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("\tcall\t__tls_get_addr@PLT\n", "\tcall\tsimt_shared_at@PLT\n"),
-        ("\tcall\tmalloc@PLT\n", "\tcall\tsimt_malloc@PLT\n"),
-        ("\tcall\t_Znwm@PLT\n", "\tcall\tsimt_malloc@PLT\n"),
-        ("\tcall\t_Znam@PLT\n", "\tcall\tsimt_malloc@PLT\n"),
-        ("\tjmp\tfree@PLT\n", "\tjmp\tsimt_free_memory@PLT\n"),
-        ("\tcall\t_ZdlPvm@PLT\n", "\tcall\tsimt_free_memory@PLT\n"),
-        ("\tcall\t_ZdaPv@PLT\n", "\tcall\tsimt_free_memory@PLT\n"),
-        ("\tcall\texit@PLT\n", "\tcall\tsimt_host_exit@PLT\n"),
-        ("\tcall\t_exit@PLT\n", "\tcall\tsimt_host_exit@PLT\n"),
-        ("\tcall\t__cxa_throw@PLT\n", "\tcall\tsimt_throw@PLT\n"),
-        ("\tcall\tat_exit@PLT\n", "\tcall\tat_exit@PLT\n"),
-        ("\tcall\tmy_malloc@PLT\n", "\tcall\tmy_malloc@PLT\n"),
-        ("\tcall\tfreed@PLT\n", "\tcall\tfreed@PLT\n"),
-        ("malloc:\n\tret\n", "malloc:\n\tret\n"),
-        # aarch64
-        ("\tbl\t__tls_get_addr\n\tnop\n", "\tbl\tsimt_shared_at\n\tnop\n"),
-        ("\tbl\tmalloc\n", "\tbl\tsimt_malloc\n"),
-        ("\tb\t_Znam\n", "\tb\tsimt_malloc\n"),
-        ("\tbl\tfree\n\tb\t_ZdlPv\n", "\tbl\tsimt_free_memory\n\tb\tsimt_free_memory\n"),
-        ("\tbl\t_exit\n", "\tbl\tsimt_host_exit\n"),
-        ("\tbl\t__cxa_throw\n", "\tbl\tsimt_throw\n"),
-        ("\tbl\tat_exit\n\tbl\tmallocs\n\tb\t.L3\n", "\tbl\tat_exit\n\tbl\tmallocs\n\tb\t.L3\n"),
-        ("\tbl\tf\nfree:\n\tret\n", "\tbl\tf\nfree:\n\tret\n"),
-    ],
-)
-def test_calls_go_to_the_runtime(before, after):
-    assert with_runtime_functions(before) == after
+CALLS = "\tcall\t{}@PLT\n", "\tjmp\t{}@PLT\n", "\tbl\t{}\n\tnop\n", "\tb\t{}\n"  # of x86-64, then of aarch64
+OF_THE_RUNTIME = {
+    "simt_shared_at": "__tls_get_addr",
+    "simt_malloc": "malloc _Znwm _Znam",
+    "simt_free_memory": "free _ZdlPv _ZdlPvm _ZdaPv",
+    "simt_host_exit": "exit _exit",
+    "simt_throw": "__cxa_throw",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls_go_to_the_runtime(call):
+    for own, functions in OF_THE_RUNTIME.items():
+        for function in functions.split():
+            assert with_runtime_functions(call.format(function)) == call.format(own)
+    for other in ("at_exit", "my_malloc", "mallocs", "freed", ".L3"):
+        assert with_runtime_functions(call.format(other)) == call.format(other)
+    definition = call.format("f") + "free:\n\tret\n"
+    assert with_runtime_functions(definition) == definition
 
 
 @pytest.mark.parametrize(

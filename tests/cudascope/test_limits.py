@@ -9,8 +9,9 @@ from test_ptx_kernel import BULK, HEADER
 
 from cudascope import CudaKernel, PtxKernel, check, observe, triton_compiled
 from cudascope.gpus import GPUS, thread_blocks_per_sm
+from cudascope.least_time import times
 from cudascope.ptx_module import read_module
-from cudascope.ptxas import registers_of, resources_of
+from cudascope.ptxas import PtxText, registers_of, resources_of
 from cudascope.simt.abi import Mode
 from cudascope.simt.ptx.costs import cost
 from cudascope.simt.ptx.entry import entry_source
@@ -157,6 +158,7 @@ NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
     [
         (TENSOR, 5, 64, {"tensor_flops": {("f16", "f32"): 2 * 5 * 2 * 16 * 8 * 16}}),  # 2 warps, 5 times
         (FUSED, 7, 32, {"fp32": 32 * (2 * 7 + 1)}),
+        (FUSED, 1, 40, {"fp32": 2 * 32 * 3}),  # a partial warp executes what a whole warp does
         (SPECIAL, 3, 96, {"special": 3 * 32 * 3 * 2}),  # the division may use the reciprocal
         (SUMS, 1, 32, {"fp32": 32 * 3}),  # of three products one may be fused with the sum
         (SHARED, 1, 32, {"moves": 1, "wavefronts": 1}),
@@ -174,10 +176,6 @@ NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
 )
 def test_work_is_the_number_counted_by_hand(observed, mode, n, block, work):
     assert observed(mode, n, block=block).work._asdict() == NOTHING | {"thread_blocks": 1} | work
-
-
-def test_work_of_a_partial_warp_counts_the_whole_warp(observed):
-    assert observed(FUSED, 1, grid=3, block=40).work.fp32 == 3 * 2 * 32 * 3
 
 
 @pytest.mark.parametrize(
@@ -219,8 +217,6 @@ def test_l2_has_a_time_where_nvidia_publishes_its_bandwidth(observed):
 
 
 def test_written_bytes_count_only_beyond_the_l2(observed):
-    from cudascope.least_time import times
-
     work = observed(BACK).work._replace(dram_written_bytes=(50 << 20) + 3352)
     assert times(work, GPUS["H100"])[0]["DRAM"] == pytest.approx(1e-9)
 
@@ -341,8 +337,6 @@ def test_bad_arguments_are_refused(observed, gpu, options, message):
 
 
 def test_a_type_that_the_tensor_cores_lack_is_refused(observed):
-    from cudascope.least_time import times
-
     with pytest.raises(ValueError, match="gpu T4 has no tensor cores for bf16"):
         times(observed(TENSOR).work._replace(tensor_flops={("bf16", "f32"): 4096}), GPUS["T4"])
 
@@ -397,8 +391,6 @@ def test_the_rates_of_the_table_give_the_peaks_of_the_data_sheets():
 
 
 def test_ptxas_tells_the_registers_and_none_if_it_does_not_compile(units):
-    from cudascope.ptxas import PtxText
-
     ptx = PtxText(UNITS, "units", "sm_80")
     assert 8 < registers_of(ptx, 80) < 64
     assert resources_of(ptx, 80).spilled_bytes == 0

@@ -3,6 +3,8 @@
 planted_in_ptx.py does the same to every barrier, wait and fence of the course's kernels.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import test_ptx_kernel as entries
@@ -25,22 +27,28 @@ def verdicts(run, mistakes, chosen, seed=None):
     return {(numbers[n].name, numbers[n].instruction, n): each for n, each in outcomes.items()}
 
 
-def planting(choose, mistakes):
-    """An `edit` for triton_compiled. It puts the mistakes in a list, too."""
+def planting():
+    """An `edit` for triton_compiled. It keeps the text and the mistakes."""
 
     def edit(ptx):
-        mistakes[:] = choose(ptx)
-        edit.ptx = ptx
-        return planted(ptx, mistakes)
+        edit.ptx, edit.mistakes[:] = ptx, removals(ptx) + wrong_operands(ptx)
+        return planted(ptx, edit.mistakes)
 
+    edit.mistakes = []
     return edit
+
+
+def replayed(run, ptx):
+    """A function of a marked instruction of `ptx`: how many accesses of `run` are unordered without the instruction."""
+    with mistake(MARK), observe() as trace:
+        run()
+    return partial(unordered, trace, [each.instruction for each in meetings(ptx)])
 
 
 @pytest.fixture(scope="module")
 def with_roles():
     """A product in which one group of warps copies and two groups multiply: its launch, its mistakes and its text."""
-    mistakes = []
-    edit = planting(lambda ptx: removals(ptx) + wrong_operands(ptx), mistakes)
+    edit = planting()
 
     def run():
         with triton_compiled("sm_90", edit=edit):
@@ -50,45 +58,42 @@ def with_roles():
 
     with mistake(0), check(stop=False, ignore=("same value",)) as run.report:
         run()
-    return run, mistakes, edit
+    return run, edit
 
 
 @pytest.mark.slow
 def test_a_product_with_roles_for_warps_is_right_and_has_no_findings(with_roles):
-    run, _, _ = with_roles
+    run, _ = with_roles
     assert run.is_right
     assert not run.report.findings
 
 
 @pytest.mark.slow
 def test_every_wait_for_an_mbarrier_is_needed(with_roles):
-    run, mistakes, _ = with_roles
-    seen = verdicts(run, mistakes, lambda each: "try_wait" in each.instruction and each.name == "removed")
+    run, edit = with_roles
+    seen = verdicts(run, edit.mistakes, lambda each: "try_wait" in each.instruction and each.name == "removed")
     assert [each.seen for each in seen.values()] == ["found"] * 4
     assert {each.findings[0].rule for each in seen.values()} == {"race"}
 
 
 @pytest.mark.slow
 def test_a_barrier_before_an_arrival_for_all_warps_is_needed_and_another_is_not(with_roles):
-    run, mistakes, edit = with_roles
+    run, edit = with_roles
     lines = edit.ptx.split("\n")
     marked = meetings(edit.ptx)
     arrivals = [each.line(edit.ptx) for each in marked if "mbarrier.arrive.shared" in each.instruction]
     before = [max(i for i, line in enumerate(lines[: at - 1], 1) if "bar.sync" in line) for at in arrivals]
-    seen = verdicts(run, mistakes, lambda each: each.name == "removed" and each.line(edit.ptx) in before)
+    seen = verdicts(run, edit.mistakes, lambda each: each.name == "removed" and each.line(edit.ptx) in before)
     assert [each.seen for each in seen.values()] == ["found"] * 2
-    with mistake(MARK), observe() as trace:
-        run()
-    texts = [each.instruction for each in marked]
     number = [each.line(edit.ptx) in before for each in marked].index(True)
-    unedited, *without = (unordered(trace, texts, each) for each in (None, number, number - 2))
+    unedited, *without = map(replayed(run, edit.ptx), (None, number, number - 2))
     assert [each > unedited for each in without] == [True, False]
 
 
 @pytest.mark.slow
 def test_operands_of_an_asynchronous_copy_are_found(with_roles):
-    run, mistakes, _ = with_roles
-    seen = verdicts(run, mistakes, lambda each: each.name.startswith("expects") or "parity" in each.name)
+    run, edit = with_roles
+    seen = verdicts(run, edit.mistakes, lambda each: each.name.startswith("expects") or "parity" in each.name)
     assert [each.seen for each in seen.values()] == ["found"] * 6
 
 
@@ -97,14 +102,7 @@ def product_of(source, mistakes):
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((64, 16)).astype(np.float16) for _ in range(2))
     kernel = PtxKernel(planted(source, mistakes))
-    (left, da), (right, db) = entries.laid_out(a, 0, 0, 8192), entries.laid_out(b, 0, 0, 16384)
-
-    def run():
-        held = np.zeros((128, 32), np.float32)
-        kernel[1, 128](left, right, held, da, db)
-        return [held]
-
-    return run
+    return lambda: [entries.multiplied(kernel, a, b)]
 
 
 def test_wrong_descriptors_give_another_result():
@@ -119,30 +117,25 @@ def test_wrong_descriptors_give_another_result():
 
 @pytest.mark.slow
 def test_what_goes_wrong_in_a_ring_of_copies_and_in_fragments_is_seen():
-    mistakes = []
-    edit = planting(lambda ptx: removals(ptx) + wrong_operands(ptx), mistakes)
+    edit = planting()
 
     def run():
         torch.manual_seed(0)
         return [kernels.matmul(edit=edit)[0].numpy()]
 
-    seen = verdicts(run, mistakes, lambda _: True)
+    seen = verdicts(run, edit.mistakes, lambda _: True)
     paths = Paths(edit.ptx)
     exchanged = [each.seen for (name, _, _), each in seen.items() if "lane" in name]
     assert exchanged == ["wrong result"] * 2, "of an ldmatrix and of an mma"
-    survivors = [mistakes[number - 1] for (_, _, number), each in seen.items() if each.seen == "survived"]
+    survivors = [edit.mistakes[number - 1] for (_, _, number), each in seen.items() if each.seen == "survived"]
     commits = [each for each in survivors if "commit" in each.instruction]
     assert commits
     assert all(paths.joins_the_next_group(each.line(edit.ptx), "cp.async.") for each in commits)
-    marked = meetings(edit.ptx)
-    texts = [each.instruction for each in marked]
-    with mistake(MARK), observe() as trace:
-        run()
-    barriers = {i: each.start for i, each in enumerate(marked) if each.instruction == "bar.sync 0"}
-    counts = {i: unordered(trace, texts, i) for i in barriers}
+    barriers = {i: each.start for i, each in enumerate(meetings(edit.ptx)) if each.instruction == "bar.sync 0"}
+    count = replayed(run, edit.ptx)
     survived = [i for i, start in barriers.items() if start in {each.start for each in survivors}]
     assert len(commits) + len(survived) == len(survivors)
-    assert [i for i, count in counts.items() if not count] == survived, "the replay agrees with check"
+    assert [i for i in barriers if not count(i)] == survived, "the replay agrees with check"
 
 
 TEXT = (

@@ -39,6 +39,7 @@ def test_special_registers():
         assert row == [thread % 12, thread // 12, i // 72, 6, lane, thread // 32, 2**lane - 1, 2]
 
 
+@pytest.mark.slow
 def test_labels_and_branches():
     x, out = ints(0, 1, 2, 7, 8, 1000), torch.zeros(6, dtype=torch.int32)
     run("countdown", (1, 6), x, out)

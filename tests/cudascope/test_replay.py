@@ -2,11 +2,10 @@
 
 import numpy as np
 import test_ptx_kernel as entries
-from planting import MARK, meetings, mistake, planted, removals
-from replay import unordered
-from test_planted_in_ptx import product_of, verdicts
+from planting import meetings, planted, removals
+from test_planted_in_ptx import product_of, replayed, verdicts
 
-from cudascope import PtxKernel, observe
+from cudascope import PtxKernel
 
 RING = (
     entries.HEADER
@@ -55,9 +54,19 @@ RING = (
 )
 
 
+def assert_needed(run, source, mistakes, needed):
+    """Assert for each barrier of `source` that `check` and a replay know whether the kernel needs it."""
+    seen = verdicts(run, mistakes, lambda each: "bar.sync" in each.instruction)
+    assert [each.seen for each in seen.values()] == ["found" if each else "survived" for each in needed]
+    count = replayed(run, source)
+    barriers = [i for i, each in enumerate(meetings(source)) if "bar.sync" in each.instruction]
+    assert count() == 0
+    assert [count(each) > 0 for each in barriers] == needed
+
+
 def test_a_replay_tells_copies_from_the_plain_stores_of_their_group():
     """The first stage takes the place of plain stores. The barrier between the copies of two stages orders nothing."""
-    mistakes, marked = removals(RING), meetings(RING)
+    mistakes = removals(RING)
     kernel = PtxKernel(planted(RING, mistakes))
     x, y = np.arange(512, dtype=np.int32), np.zeros(64, np.int32)
 
@@ -65,14 +74,7 @@ def test_a_replay_tells_copies_from_the_plain_stores_of_their_group():
         kernel[1, 64](x, y)
         return [y.copy()]
 
-    seen = verdicts(run, mistakes, lambda each: "bar.sync" in each.instruction)
-    assert [each.seen for each in seen.values()] == ["found", "found", "survived", "found"]
-    with mistake(MARK), observe() as trace:
-        run()
-    texts = [each.instruction for each in marked]
-    barriers = [i for i, each in enumerate(texts) if "bar.sync" in each]
-    assert unordered(trace, texts) == 0
-    assert [unordered(trace, texts, each) > 0 for each in barriers] == [True, True, False, True]
+    assert_needed(run, RING, mistakes, [True, True, False, True])
 
 
 def test_a_replay_counts_the_reads_of_a_product_until_its_wait():
@@ -85,13 +87,5 @@ def test_a_replay_counts_the_reads_of_a_product_until_its_wait():
     add.s32 %r9, %r9, %r5;
     st.shared.b32 [%r9], %r1;"""
     source = entries.product("f32.f16.f16", 64, 16, wait=after)
-    mistakes, marked = removals(source), meetings(source)
-    run = product_of(source, mistakes)
-    seen = verdicts(run, mistakes, lambda each: "bar.sync" in each.instruction)
-    assert [each.seen for each in seen.values()] == ["found", "survived", "found"]
-    with mistake(MARK), observe() as trace:
-        run()
-    texts = [each.instruction for each in marked]
-    barriers = [i for i, each in enumerate(texts) if "bar.sync" in each]
-    assert unordered(trace, texts) == 0
-    assert [unordered(trace, texts, each) > 0 for each in barriers] == [True, False, True]
+    mistakes = removals(source)
+    assert_needed(product_of(source, mistakes), source, mistakes, [True, False, True])

@@ -2,13 +2,13 @@
 
 import ctypes
 import importlib
-import os
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from covering import is_full
 from paged_cases import paged_inputs
 
 import cudascope
@@ -46,7 +46,7 @@ OURS = [
     ("v1", "sm_75", of_pages(paged_attention_v1, None), 1e-3),
     ("flat_gemm", "sm_80", of_product(gemm.on_tensor_cores, 9, torch.float16), 0),
 ]
-if os.environ.get("PAGEWISE_FULL") == "1":
+if is_full():
     OURS += [
         ("split-Q", "sm_80", of_flash(flash.forward), 2e-6),
         ("split-K", "sm_90", of_flash(flash.split_k_forward), 2e-6),

@@ -529,6 +529,7 @@ def test_another_thread_is_not_concerned_and_may_stay_inside_for_longer(launches
     assert launches == [80, 75]
 
 
+@pytest.mark.slow
 def test_hooks_run_before_a_launch_and_an_empty_grid_launches_nothing():
     kernel, seen, out = triton.jit(one_kernel.fn), [], torch.zeros(1)
     kernel.add_pre_run_hook(lambda *arguments, **options: seen.append((arguments, options["num_warps"])))

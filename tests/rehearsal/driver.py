@@ -190,9 +190,7 @@ def cuGetErrorString(status, text):
     _write(text, ctypes.addressof(_error_text(_int(status))))
 
 
-@call
-def cuGetErrorName(status, text):
-    _write(text, ctypes.addressof(_error_text(_int(status))))
+calls["cuGetErrorName"] = cuGetErrorString
 
 
 def _error_text(status: int, kept: dict = {}) -> Any:  # noqa: B006  kept: the caller gets its address
@@ -212,11 +210,6 @@ def cuDeviceGet(device, ordinal):
 
 
 @call
-def cuDeviceGetName(name, size, device):
-    ctypes.memmove(name, NAME.encode() + b"\0", len(NAME) + 1)
-
-
-@call
 def cuDeviceGetAttribute(value, attribute, device):
     _write(value, DEVICE_ATTRIBUTES.get(_int(attribute), 0), ctypes.c_int)
 
@@ -224,22 +217,21 @@ def cuDeviceGetAttribute(value, attribute, device):
 # ------------------------------------------------------------------------------------------------ contexts
 
 
-def _stack() -> list[int]:
-    if not hasattr(_thread, "contexts"):
-        _thread.contexts = [0]
-    return _thread.contexts
+def current_context() -> int:
+    """This thread's context, or 0."""
+    return getattr(_thread, "context", 0)
 
 
 def current_device() -> int:
     """The device of this thread's context."""
-    if not _stack()[-1]:
+    if not current_context():
         raise Refused(INVALID_CONTEXT)
-    return (_stack()[-1] - _CONTEXTS) // 16
+    return (current_context() - _CONTEXTS) // 16
 
 
 def set_current(device: int) -> None:
     """Make the device's context this thread's."""
-    _stack()[-1] = _CONTEXTS + 16 * device
+    _thread.context = _CONTEXTS + 16 * device
 
 
 @call
@@ -248,51 +240,13 @@ def cuDevicePrimaryCtxRetain(context, device):
 
 
 @call
-def cuDevicePrimaryCtxGetState(device, flags, active):
-    _write(flags, 0, ctypes.c_int)
-    _write(active, 1, ctypes.c_int)
-
-
-@call
 def cuCtxGetCurrent(context):
-    _write(context, _stack()[-1])
+    _write(context, current_context())
 
 
 @call
 def cuCtxSetCurrent(context):
-    _stack()[-1] = context
-
-
-@call
-def cuCtxPushCurrent(context):
-    _stack().append(context)
-
-
-@call
-def cuCtxPopCurrent(context):
-    _write(context, _stack().pop())
-    if not _stack():
-        _stack().append(0)
-
-
-@call
-def cuCtxGetDevice(device):
-    _write(device, current_device(), ctypes.c_int)
-
-
-@call
-def cuStreamGetCtx(stream, context):
-    _write(context, _stack()[-1])
-
-
-@call
-def cuStreamGetDevice(stream, device):
-    _write(device, current_device(), ctypes.c_int)
-
-
-@call
-def cuStreamIsCapturing(stream, status):
-    _write(status, is_capturing(stream), ctypes.c_int)
+    _thread.context = context
 
 
 @call
@@ -311,9 +265,7 @@ def cuLibraryLoadData(library, image):
     _write(library, _handle({name: _handle(Kernel(name, code)) for name, code in read_cubin(image).items()}))
 
 
-@call
-def cuModuleLoadData(module, image):
-    cuLibraryLoadData(module, image)
+calls["cuModuleLoadData"] = cuLibraryLoadData
 
 
 @call
@@ -325,14 +277,7 @@ def cuLibraryGetKernel(kernel, library, name):
     _write(kernel, kernels[name])
 
 
-@call
-def cuModuleGetFunction(function, module, name):
-    cuLibraryGetKernel(function, module, name)
-
-
-@call
-def cuKernelGetLibrary(library, kernel):
-    _write(library, next(at for at, thing in _objects.items() if isinstance(thing, dict) and kernel in thing.values()))
+calls["cuModuleGetFunction"] = cuLibraryGetKernel
 
 
 @call
@@ -391,12 +336,6 @@ def cuKernelSetAttribute(attribute, value, kernel, device):
 def cuLaunchKernelEx(config, function, parameters, extra):
     numbers = struct.unpack("<7I4xQ", ctypes.string_at(config, 40))
     _launch(function, numbers[:3], numbers[3:6], *numbers[6:], parameters)
-
-
-@call
-def cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
-    gx, gy, gz, bx, by, bz, shared = (_int(x) for x in (gx, gy, gz, bx, by, bz, shared))
-    _launch(function, (gx, gy, gz), (bx, by, bz), shared, stream, parameters)
 
 
 def _launch(function: int, grid: tuple, block: tuple, shared: int, stream: int, parameters: int) -> None:

@@ -17,9 +17,6 @@ ALLOWED = 16 if rehearsed_sm() >= 80 else 1 << 20
 """Bytes that any kernel may spill: ptxas aims at a number of warps per SM, and stops a register short of it. On sm_75
 Triton has no tensor cores and spills kilobytes, which is why nothing chooses it there by default."""
 
-SPILLS = {}
-"""Bytes that a variant may spill beyond that: {(kernel, types and constants, compute capability): bytes}."""
-
 
 def pytest_collection_modifyitems(items):
     """A GPU below sm_80 does not compute with bfloat16: the package refuses it, and checks.py tests that."""
@@ -53,20 +50,9 @@ def pytest_sessionfinish(session):
 
 
 def spilling():
-    """Return (kernel, variant, bytes) of each kernel that spills more than the recorded number of bytes."""
+    """Return (kernel, variant, bytes) of each kernel that spills more than ALLOWED."""
     found = [(name, took.variant, took.spilled) for (name, _), took in launches.built.items()]
-    return sorted((name, variant, spilled) for name, variant, spilled in found if spilled > known(name, variant))
-
-
-def known(name, variant):
-    """Bytes that this variant may spill on the GPU that is rehearsed."""
-    facts = set(variant.split())
-    seen = (
-        most
-        for (kernel, of, at), most in SPILLS.items()
-        if (kernel, at) == (name, rehearsed_sm()) and facts >= set(of.split())
-    )
-    return max(seen, default=ALLOWED)
+    return sorted(each for each in found if each[2] > ALLOWED)
 
 
 def pytest_terminal_summary(terminalreporter):
