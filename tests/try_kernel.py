@@ -10,15 +10,14 @@ The command exits with 1 if a result is wrong or a check finds something, and wi
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 
 from conftest import ROOT, assert_as_accurate_as_naive
 from cudascope import CompileError, CudaKernel, check, triton_compiled, triton_launches
-from cudascope.limits import LaunchShape
 from cudascope.ptxas import PtxText, Resources, resources_of
-from cudascope.triton_compiler import Compiled
+from cudascope.triton_compiler import compiled_kernel
 from pagewise.experiments import cuda_cases
 from pagewise.experiments.compiled_kernels import CALLS, REPLICATED
 from pagewise.experiments.kernel_cases import Case, dense, loss_of, seen, with_gradients
@@ -68,18 +67,14 @@ def kernels_of_files() -> dict[str, list[str]]:
 
 def try_in_cuda(name: str) -> bool:
     """Run a CUDA kernel under check. Return whether its result is right and nothing was found."""
-    launched: dict[str, tuple[CudaKernel, int]] = {}
-
-    def note(_: None, kernel: CudaKernel, shape: LaunchShape, *args: object) -> None:
-        launched[kernel.function] = kernel, shape.shared_bytes
-
-    with calls_noted(CudaKernel, "_launch", note):
+    with mock.patch.object(CudaKernel, "_launch", autospec=True, side_effect=CudaKernel._launch) as launches:
         right = is_right("CUDA on the CPU, checked", cuda_cases.CALLS[IN_CUDA[name]](torch.float16), checked=True)
+    launched = {kernel.function: (kernel, shape) for (kernel, shape, *_), _ in launches.call_args_list}
     if f"{name}_kernel" not in launched:
         return not_launched()
-    kernel, dynamic_bytes = launched[f"{name}_kernel"]
+    kernel, shape = launched[f"{name}_kernel"]
     try:
-        show(kernel.resources(ARCH), dynamic_bytes)
+        show(kernel.resources(ARCH), shape.shared_bytes)
     except RuntimeError as error:  # NVRTC is not installed
         print(f"  {error}")
     return right
@@ -114,35 +109,18 @@ def flash_gradients(dtype: torch.dtype, D: int) -> Case:
 
 def try_in_triton(name: str) -> bool:
     """Run a Triton kernel interpreted, then compiled under check. Return whether both are right."""
-    launched: dict[str, Compiled] = {}
     case = triton_case(IN_TRITON[name])
-    with calls_noted(triton_launches, "compiled_kernel", lambda kernel, _: launched.setdefault(kernel.name, kernel)):
+    with mock.patch.object(triton_launches, "compiled_kernel", side_effect=compiled_kernel) as compiled:
         right = is_right("Triton, interpreted", case)
         with triton_compiled(ARCH):
             right &= is_right("Triton, compiled and checked", case, checked=True)
-    if f"{name}_kernel" not in launched:
+    launched = [launch for (launch,), _ in compiled.call_args_list if launch.name == f"{name}_kernel"]
+    if not launched:
         return not_launched()
-    kernel = launched[f"{name}_kernel"]
+    kernel = compiled_kernel(launched[0])
     if resources := resources_of(PtxText(kernel.ptx, kernel.name, ARCH), int(ARCH[3:])):
         show(resources, kernel.shared)
     return right
-
-
-@contextlib.contextmanager
-def calls_noted(owner: object, name: str, note: Callable[..., object]) -> Iterator[None]:
-    """Call `note(result, *args)` after each call of a function of `owner`."""
-    real = getattr(owner, name)
-
-    def call(*args: object) -> object:
-        result = real(*args)
-        note(result, *args)
-        return result
-
-    setattr(owner, name, call)
-    try:
-        yield
-    finally:
-        setattr(owner, name, real)
 
 
 def is_right(how: str, case: Case, *, checked: bool = False) -> bool:

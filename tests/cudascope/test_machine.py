@@ -20,10 +20,6 @@ def run(name: str, block: int, *args: object) -> None:
     CudaKernel(FILE, name)[1, block](*args)
 
 
-def numbers(kind: str, *values: int) -> np.ndarray:
-    return np.array(values, kind)
-
-
 # ------------------------------------------------------------------------------------------------ the compiler
 
 
@@ -115,7 +111,7 @@ def test_integers_are_divided(name, kind, function, mode):
     negative = kind[0] == "i"
     least = -(1 << 8 * int(kind[1]) - 1)
     pairs = [(7, 2), (0, 5), *([(-7, 2), (7, -2), (-7, -1), (7, -1), (least, 1), (least, 2)] if negative else [])]
-    a, b = (numbers(kind, *values) for values in zip(*pairs, strict=True))
+    a, b = (np.array(values, kind) for values in zip(*pairs, strict=True))
     out = np.zeros(len(pairs), kind)
     with mode():
         run(name, len(pairs), a, b, out)
@@ -128,7 +124,7 @@ def test_a_division_without_a_result_is_found(name, kind, function, mode):
     least = -(1 << 8 * int(kind[1]) - 1)
     for a, b in [(7, 0), (0, 0), *([(least, -1)] if kind[0] == "i" else [])]:
         with pytest.raises(Finding) as caught, mode():
-            run(name, 2, numbers(kind, 6, a), numbers(kind, 3, b), np.zeros(2, kind))
+            run(name, 2, np.array([6, a], kind), np.array([3, b], kind), np.zeros(2, kind))
         assert (caught.value.rule, tuple(caught.value.thread)) == ("division by zero", (1, 0, 0))
         text = FILE.read_text().splitlines()[caught.value.line - 1]
         assert "__device__ void divide(" in text or "__device__ void remain(" in text
@@ -136,7 +132,7 @@ def test_a_division_without_a_result_is_found(name, kind, function, mode):
 
 def test_a_comparison_around_a_division_keeps_its_result():
     out = np.zeros(3, np.int32)
-    run("compare_around_division", 3, numbers("i4", 4, 8, 9), numbers("i4", 8, 8, 4), out)
+    run("compare_around_division", 3, np.array([4, 8, 9], "i4"), np.array([8, 8, 4], "i4"), out)
     assert out.tolist() == [-1, 11, 102]
 
 

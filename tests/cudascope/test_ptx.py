@@ -15,7 +15,7 @@ FILE = Path(__file__).parent / "ptx.cu"
 SCHEDULES = (None, *range(20))
 
 
-def ints(*values: int) -> torch.Tensor:
+def ints(*values: int | list[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
@@ -39,17 +39,39 @@ def test_special_registers():
         assert row == [thread % 12, thread // 12, i // 72, 6, lane, thread // 32, 2**lane - 1, 2]
 
 
-@pytest.mark.slow
-def test_labels_and_branches():
-    x, out = ints(0, 1, 2, 7, 8, 1000), torch.zeros(6, dtype=torch.int32)
-    run("countdown", (1, 6), x, out)
-    assert out.tolist() == [n.bit_length() for n in x.tolist()]
+LANES, ROW = range(32), torch.randn(64)
+MATRIX = torch.arange(64, dtype=torch.int16).view(8, 8)
+EXCHANGED = [
+    [105] * 32,
+    [100 + lane if lane < 3 else 1097 + lane for lane in LANES],
+    [100 + lane if lane % 8 == 7 else 1101 + lane for lane in LANES],
+    [100 + (lane ^ 16) for lane in LANES],
+    [2**32 - 2**21 - 2**32] * 32,
+    [1] * 32,
+    [15 << lane // 4 * 4 if lane < 28 else -(2**28) for lane in LANES],
+    [sum(LANES)] * 32,
+    [-1] * 32,
+]
 
 
-def test_exit_ends_a_thread():
-    out = torch.zeros(8, dtype=torch.int32)
-    run("early_exit", (1, 8), out)
-    assert out.tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("name", "threads", "given", "expected"),
+    [
+        pytest.param("early_exit", 8, [], ints(1, 1, 1, 1, 1, 0, 0, 0), id="exit ends a thread"),
+        pytest.param("countdown", 6, [ints(0, 1, 2, 7, 8, 1000)], ints(0, 1, 2, 3, 4, 10), id="labels and branches"),
+        pytest.param("updated_operand", 3, [torch.tensor([-2.0, 0.0, 3.0])], torch.tensor([2.0, 0.0, 7.0]),
+                     id="an operand is read and written"),
+        pytest.param("exchanges", 32, [ints(*range(100, 132))], ints(*EXCHANGED), id="exchanges of a warp"),
+        pytest.param("narrow_loads", 3, [torch.tensor([-1, 5, -128]).char()], ints([-1, 255], [5, 5], [-128, 128]),
+                     id="narrow loads extend by their sign"),
+        pytest.param("rotate_shared", 64, [ROW], ROW.roll(-1), id="addresses of shared memory"),
+        pytest.param("transposes", 32, [MATRIX], MATRIX.T.expand(3, 8, 8), id="matrices are transposed"),
+    ],
+)  # fmt: skip
+def test_a_kernel_of_one_thread_block_leaves(name, threads, given, expected):
+    out = torch.zeros_like(expected, memory_format=torch.contiguous_format)
+    run(name, (1, threads), *given, out)
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize(
@@ -64,46 +86,11 @@ def test_carries_go_from_one_statement_to_the_next(a, b):
     assert sum(word << 32 * i for i, word in enumerate(bits(difference))) == (a - b) % 2**96
 
 
-def test_operand_that_is_read_and_written():
-    x, out = torch.tensor([-2.0, 0.0, 3.0]), torch.zeros(3)
-    run("updated_operand", (1, 3), x, out)
-    assert out.tolist() == [2.0, 0.0, 7.0]
-
-
-def test_exchanges_of_a_warp():
-    x, out = torch.arange(100, 132, dtype=torch.int32), torch.zeros(9, 32, dtype=torch.int32)
-    run("exchanges", (1, 32), x, out)
-    lanes = range(32)
-    assert out.tolist() == [
-        [105] * 32,
-        [100 + lane if lane < 3 else 1097 + lane for lane in lanes],
-        [100 + lane if lane % 8 == 7 else 1101 + lane for lane in lanes],
-        [100 + (lane ^ 16) for lane in lanes],
-        [2**32 - 2**21 - 2**32] * 32,
-        [1] * 32,
-        [15 << lane // 4 * 4 if lane < 28 else -(2**28) for lane in lanes],
-        [sum(lanes)] * 32,
-        [-1] * 32,
-    ]
-
-
 @pytest.mark.parametrize("n", [1024, 1021])
 def test_vectors_and_offsets(n):
     x, out = torch.randn(n), torch.zeros(n)
     run("copies", (3, 128), x, out, n)
     assert torch.equal(out, x)
-
-
-def test_narrow_loads_extend_by_their_sign():
-    x, out = torch.tensor([-1, 5, -128], dtype=torch.int8), torch.zeros(3, 2, dtype=torch.int32)
-    run("narrow_loads", (1, 3), x, out)
-    assert out.tolist() == [[-1, 255], [5, 5], [-128, 128]]
-
-
-def test_addresses_of_shared_memory():
-    x, out = torch.randn(64), torch.zeros(64)
-    run("rotate_shared", (1, 64), x, out)
-    assert torch.equal(out, x.roll(-1))
 
 
 def test_atomics():
@@ -143,12 +130,6 @@ def test_copies_and_tensor_cores_multiply_matrices(schedule):
     a, b, c = torch.randn(16, 64).half(), torch.randn(8, 64).half(), torch.full((16, 8), torch.nan)
     run("tensor_cores", (1, 32), a, b, c, 64, schedule=schedule)
     assert torch.allclose(c, a.float() @ b.float().T, atol=1e-5)
-
-
-def test_matrices_are_transposed():
-    x, out = torch.arange(64, dtype=torch.int16).view(8, 8), torch.zeros(3, 8, 8, dtype=torch.int16)
-    run("transposes", (1, 32), x, out)
-    assert torch.equal(out, x.T.expand(3, 8, 8))
 
 
 def test_unknown_instruction_stops_the_kernel_where_it_is_reached():

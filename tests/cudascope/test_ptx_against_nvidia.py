@@ -11,8 +11,7 @@ adds this integer. slct.s32 takes its third operand for a float. bfe and bfi of 
 import re
 import struct
 import subprocess
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -285,20 +284,24 @@ def numbers(instruction: Instruction, result: int) -> Iterator[int | str]:
         yield "NaN" if bits & (1 << size - 1) - 1 > ((1 << form[0]) - 1) << form[1] else bits
 
 
+def differences(instruction: Instruction, mine: np.ndarray, theirs: Mapping[int, int], whose: str) -> Iterator[str]:
+    """The results that are not those of NVIDIA, which are known for some rows."""
+    for row, expected in theirs.items():
+        found = int(mine[row]) % 2 ** BITS[instruction.kinds[0]]
+        if found != expected and [*numbers(instruction, found)] != [*numbers(instruction, expected)]:
+            operands = ", ".join(map(hex, instruction.operands[row]))
+            yield f"{instruction.name} of {operands}: {found:#x}, and {whose} has {expected:#x}"
+
+
 def test_instructions_give_what_the_assembler_computes_for_constants(assembled):
     table = instructions()
     results = executed(table)
-    wrong, compared = [], Counter()
-    for instruction, known, mine in zip(table, assembled, results, strict=True):
-        for row, expected in known.items():
-            compared[instruction.name] += 1
-            found = int(mine[row]) % 2 ** BITS[instruction.kinds[0]]
-            if [*numbers(instruction, found)] != [*numbers(instruction, expected)]:
-                operands = ", ".join(map(hex, instruction.operands[row]))
-                wrong.append(f"{instruction.name} of {operands}: {found:#x}, and ptxas has {expected:#x}")
+    each = zip(table, results, assembled, strict=True)
+    wrong = [text for instruction, mine, known in each for text in differences(instruction, mine, known, "ptxas")]
     assert not wrong, "\n".join([*wrong[:60], f"{len(wrong)} in all"])
+    compared = [len(known) for known in assembled if known]
     assert len(compared) > 200
-    assert compared.total() > 5000
+    assert sum(compared) > 5000
 
 
 # ------------------------------------------------------------------------------------------------ the headers
@@ -393,27 +396,19 @@ def test_conversions_and_halves_give_what_the_headers_compute_on_the_host(tmp_pa
         rows += [(each[0] % 2**64, each[-1] % 2**64) for each in tuples]
         if kinds == "hp":  # the same half twice
             tuples = [(a << 16 | a,) for (a,) in tuples]
-        table.append(
-            Instruction(
-                name, kinds, [tuple(x % 2 ** BITS[k] for x, k in zip(t, kinds[1:], strict=True)) for t in tuples]
-            )
-        )
+        bits = [2 ** BITS[kind] for kind in kinds[1:]]
+        table.append(Instruction(name, kinds, [tuple(x % y for x, y in zip(t, bits, strict=True)) for t in tuples]))
     (tmp_path / "host.cpp").write_text(host_program())
     command = [*find_compiler()[0], "-std=c++17", "-O1", "-w", f"-I{nvidia_headers()}", "host.cpp", "-o", "host"]
     subprocess.run(command, cwd=tmp_path, check=True)
     given = np.array(rows, np.uint64).tobytes()
-    expected = np.frombuffer(
-        subprocess.run(tmp_path / "host", input=given, capture_output=True, check=True).stdout, np.uint32
-    )
+    host = subprocess.run(tmp_path / "host", input=given, capture_output=True, check=True)
+    expected = np.frombuffer(host.stdout, np.uint32)
     wrong, at = [], 0
     for instruction, found in zip(table, executed(table), strict=True):
         theirs = expected[at : at + len(instruction.operands)]
-        mine = found[: len(theirs)] % 2 ** BITS[instruction.kinds[0]]
         at += len(theirs)
-        for row in np.flatnonzero(mine != theirs):
-            if [*numbers(instruction, int(mine[row]))] != [*numbers(instruction, int(theirs[row]))]:
-                operands = ", ".join(map(hex, instruction.operands[row]))
-                wrong.append(f"{instruction.name} of {operands}: {mine[row]:#x}, and the header has {theirs[row]:#x}")
+        wrong += differences(instruction, found, dict(enumerate(theirs.tolist())), "the header")
     assert at == len(expected)
     assert not wrong, "\n".join([*wrong[:60], f"{len(wrong)} in all"])
 
