@@ -68,7 +68,7 @@ EXCHANGED = [
         pytest.param("transposes", 32, [MATRIX], MATRIX.T.expand(3, 8, 8), id="matrices are transposed"),
     ],
 )  # fmt: skip
-def test_a_kernel_of_one_thread_block_leaves(name, threads, given, expected):
+def test_one_thread_block_computes(name, threads, given, expected):
     out = torch.zeros_like(expected, memory_format=torch.contiguous_format)
     run(name, (1, threads), *given, out)
     assert torch.equal(out, expected)

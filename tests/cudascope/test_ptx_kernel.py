@@ -315,29 +315,15 @@ def laid_out(matrix: np.ndarray, swizzle: int, turned: int, size: int) -> tuple[
     The layouts are those of CUTLASS (cute/arch/mma_sm90_desc.hpp), in units of 16 bytes, where S is the length of a
     swizzled row: K-major ((8, m), 2) : ((S, SBO), 1), and MN-major ((S, m), (8, 2)) : ((1, LBO), (S, SBO)).
     """
-    rows, k = matrix.shape
-    item = matrix.itemsize
-    width = {0: 16, 1: 128, 2: 64, 3: 32}[swizzle]
+    width, item = {0: 16, 1: 128, 2: 64, 3: 32}[swizzle], matrix.itemsize
+    lead, stride = (16 * width * turned, 8 * width) if swizzle else (128, 256)
+    of_eight, of_width = (lead, stride) if turned and not swizzle else (stride, lead)
     memory = np.zeros(size, np.uint8)
-    lead = stride = 0
-    for row in range(rows):
-        for column in range(k):
-            mn, byte = (row, column * item) if not turned else (column, row * item)
-            if not turned and swizzle:
-                stride = 8 * width
-                at = mn // 8 * stride + mn % 8 * width + byte
-            elif not turned:
-                lead, stride = 128, 256
-                at = mn // 8 * stride + byte // 16 * lead + mn % 8 * 16 + byte % 16
-            elif swizzle:  # mn counts k here, byte counts rows
-                lead, stride = 2 * 8 * width, 8 * width
-                at = byte // width * lead + mn // 8 * stride + mn % 8 * width + byte % width
-            else:
-                stride, lead = 256, 128
-                at = byte // 16 * stride + mn // 8 * lead + mn % 8 * 16 + byte % 16
-            if swizzle:
-                at ^= (at >> 7 & (width // 16 - 1)) << 4
-            memory[at : at + item] = np.frombuffer(matrix[row, column].tobytes(), np.uint8)
+    for row, column in np.ndindex(matrix.shape):
+        line, byte = (column, row * item) if turned else (row, column * item)
+        at = line // 8 * of_eight + byte // width * of_width + line % 8 * width + byte % width
+        at ^= (at >> 7 & (width // 16 - 1)) << 4
+        memory[at : at + item] = np.frombuffer(matrix[row, column].tobytes(), np.uint8)
     return memory, lead >> 4 << 16 | stride >> 4 << 32 | swizzle << 62
 
 

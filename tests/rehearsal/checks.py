@@ -4,7 +4,7 @@ The launcher does right, and if it did not, the rehearsal would notice: one plan
 """
 
 import ctypes
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import repeat_launches
@@ -56,18 +56,8 @@ def other_gpu():
 
 def in_new_thread(run):
     """Return the exception that `run()` raises in a new thread, or None."""
-    raised = []
-
-    def catch():
-        try:
-            run()
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=catch)
-    thread.start()
-    thread.join()
-    return raised[0] if raised else None
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).exception()
 
 
 # ------------------------------------------------------------------------------------------------ what it does right

@@ -6,6 +6,7 @@ nothing: it is handed to `on_launch` with its parameters as the bytes that the k
 
 import atexit
 import ctypes
+import functools
 import os
 import struct
 import subprocess
@@ -193,8 +194,9 @@ def cuGetErrorString(status, text):
 calls["cuGetErrorName"] = cuGetErrorString
 
 
-def _error_text(status: int, kept: dict = {}) -> Any:  # noqa: B006  kept: the caller gets its address
-    return kept.setdefault(status, ctypes.create_string_buffer(f"STUB_ERROR_{status}".encode()))
+@functools.cache
+def _error_text(status: int) -> Any:  # kept: the caller gets its address
+    return ctypes.create_string_buffer(f"STUB_ERROR_{status}".encode())
 
 
 @call
