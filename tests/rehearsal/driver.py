@@ -340,6 +340,12 @@ def cuLaunchKernelEx(config, function, parameters, extra):
     _launch(function, numbers[:3], numbers[3:6], *numbers[6:], parameters)
 
 
+@call
+def cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters):
+    gx, gy, gz, bx, by, bz, shared = (_int(x) for x in (gx, gy, gz, bx, by, bz, shared))
+    _launch(function, (gx, gy, gz), (bx, by, bz), shared, stream, parameters)
+
+
 def _launch(function: int, grid: tuple, block: tuple, shared: int, stream: int, parameters: int) -> None:
     device, kernel = current_device(), _objects[function]
     threads = block[0] * block[1] * block[2]
