@@ -24,6 +24,7 @@ class Case(NamedTuple):
     D: int = 8
     scale: float | None = None
     growth: float = 1.0  # of the queries
+    lse_gradient: bool = True
 
     def inputs(self):
         """q, k, v, d_out and d_lse of the whole sequence: the same in every process."""
@@ -34,7 +35,7 @@ class Case(NamedTuple):
         )
         # large, or dq would be the rounding of 0 where a query sees one key
         d_lse = 8 * torch.randn(queries[:3], generator=generator, dtype=torch.float64)
-        return [x.to(self.dtype) for x in (self.growth * q, k, v, d_out)], d_lse
+        return [x.to(self.dtype) for x in (self.growth * q, k, v, d_out)], d_lse * self.lse_gradient
 
     @property
     def sizes(self):
@@ -196,3 +197,25 @@ def events_of(case):
     finally:
         ring.send_to_next, ring.flash_attention = send, attend
     return events
+
+
+def run_torchs_ring(case):
+    """The same as `run_case`, by torch's own ring attention. Its shares are contiguous, or zigzag with causal."""
+    from torch import ops
+    from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
+
+    rank, count = dist.get_rank(), dist.get_world_size()
+    (q, k, v, d_out), _ = case.inputs()
+    q, k, v, d_out = (x[:, :, owned(case.T, count, rank, case.order)] for x in (q, k, v, d_out))
+    theirs._cp_options.enable_load_balance = case.order == "zigzag"
+    theirs._cp_options.convert_to_f32 = False
+
+    def backward(grad_out, query, key, value, out, logsumexp, *, is_causal, **_):
+        results = grad_out, query, key, value, out, logsumexp
+        return ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*results, 0.0, is_causal)
+
+    forward = ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = theirs._templated_ring_attention(dist.group.WORLD, 2, forward, q, k, v, is_causal=case.causal)
+    results = d_out, "grad_out", q, k, v, out, lse
+    gradients = theirs._templated_ring_attention_backward(dist.group.WORLD, 2, backward, *results, case.causal)
+    return [out, lse, *gradients[:3]]

@@ -15,6 +15,7 @@ from distributed_cases import (
     run_cases,
     run_decode,
     run_late,
+    run_torchs_ring,
     sent_in,
     sent_in_decode,
 )
@@ -184,6 +185,13 @@ def test_keys_in_pages_are_merged_too(pools):
 
     for out, right in pools[3].run(merged):
         torch.testing.assert_close(out.double(), right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("causal", "order"), [(False, "contiguous"), (True, "contiguous"), (True, "zigzag")])
+def test_torchs_own_context_parallelism_gives_the_same(causal, order, pools):
+    case = Case(24, 24, 4, 4, causal, order, lse_gradient=False)
+    ours, theirs = (pools[3].run(run, case) for run in (run_case, run_torchs_ring))
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ what travels
