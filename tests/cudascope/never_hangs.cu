@@ -67,6 +67,22 @@ __global__ void barrier_behind_a_spin(float* x, float* out, int* flag, int n) {
     out[threadIdx.x] = 1.0f;
 }
 
+__global__ void endless_barriers(float* x, float* out, int* flag, int n) {
+    for (int s = 32; s >= 0; s >>= 1) __syncthreads();
+    out[threadIdx.x] = 1.0f;
+}
+
+__global__ void endless_in_some_blocks(float* x, float* out, int* flag, int n) {
+    for (int s = 32; s >= 0 && blockIdx.x % 2; s >>= 1) __syncthreads();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f;
+}
+
+// n nanoseconds.
+__global__ void long_loop(float* x, float* out, int* flag, int n) {
+    for (const long long start = clock64(); clock64() - start < n;) __syncthreads();
+    out[threadIdx.x] = 1.0f;
+}
+
 // A counter under a lock that all threads of the grid want; with n = 1 nobody gives it back.
 __global__ void lock(float* x, float* out, int* flag, int n) {
     for (bool done = false; !done;) {

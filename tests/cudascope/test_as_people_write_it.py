@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from cudascope import CompileError, CudaKernel, Finding, check
-from cudascope.build import Source
 from cudascope.device_code import needed_by, only
 from cudascope.file import read
 from cudascope.parameters import Parameter
-from cudascope.reading import declared_kernels
 from cudascope.statements import Statements
 from cudascope.tokens import partners, tokens_of
 from cudascope.values import rule_for
@@ -118,12 +116,14 @@ def test_an_untouched_file_runs_and_is_checked():
         kernel[1, 64](x, out, 100)
 
 
+@pytest.mark.slow
 def test_an_operator_is_needed_where_its_operands_are():
     z = torch.tensor([[1.0, 2.0], [0.0, 1.0]])
     CudaKernel(FILE, "square")[1, 2](z, 2)  # (1 + 2i)² = -3 + 4i, i² = -1
     assert z.tolist() == [[-3.0, 4.0], [-1.0, 0.0]]
 
 
+@pytest.mark.slow
 def test_one_of_several_kernels_is_named_by_its_parameters():
     x = torch.ones(2)
     with pytest.raises(ValueError, match=re.escape('name one, "scale(float*, int)" or "scale(float*, float, float)"')):
@@ -143,12 +143,11 @@ def test_trailing_arguments_with_a_default_may_be_left_out():
     assert x.item() == 3.0
 
 
+@pytest.mark.slow
 def test_a_macro_makes_kernels():
     x = torch.tensor([1, 2], dtype=torch.int32)
     CudaKernel(FILE, "add_int")[1, 2](x, 5)
     assert x.tolist() == [6, 7]
-    made = "#define MAKE(name) __global__ void name(int n) { }\nMAKE(a)\nMAKE(b)"
-    assert [kernel.function for kernel in declared_kernels(Source(made, "made.cu", None, (), ()))] == ["a", "b"]
 
 
 class Params(ctypes.Structure):

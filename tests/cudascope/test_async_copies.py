@@ -24,6 +24,7 @@ def empty(*shape: int) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------ what they do
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [4, 100, 128, 1000])
 def test_rows_that_come_in_stages_are_summed_right(columns):
     x, sums = whole(3, columns), empty(3)

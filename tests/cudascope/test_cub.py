@@ -21,6 +21,7 @@ def randint(n: int) -> torch.Tensor:
     return torch.randint(-99, 99, (n,), dtype=torch.int32, generator=torch.Generator().manual_seed(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 31, 33, 80])
 def test_block_reduce(n):
     x, out = randint(80).float(), torch.zeros(4)

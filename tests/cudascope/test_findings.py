@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planted import marked_lines
 
 import cudascope
 from cudascope import CudaKernel
@@ -132,11 +133,14 @@ def test_threads_that_returned_before_a_barrier_are_no_mistake_unless_asked_for(
         assert all({error.line} == marked("early_return") for error in report.findings)
 
 
-def test_threads_that_go_round_a_barrier_are_a_mistake():
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("planted", [True, False])
+def test_threads_that_go_round_a_barrier_are_a_mistake(planted, seed):
     x, out = torch.randn(300), torch.zeros(300)
-    with cudascope.check(stop=False) as report:
-        CudaKernel(PLANTED, "barrier_in_branch")[3, 128](x, out, 300, True)
-    assert [error.rule for error in report.findings] == ["barrier in a branch"]
+    with cudascope.check(schedule=seed, stop=False) as report:
+        CudaKernel(PLANTED, "barrier_in_branch")[3, 128](x, out, 300, planted)
+    found = [("barrier in a branch", line) for line in marked_lines(PLANTED, "barrier_in_branch") if planted]
+    assert [(error.rule, error.line) for error in report.findings] == found
 
 
 def test_a_hang_is_the_last_finding():

@@ -1,8 +1,5 @@
 """`%%cuda name`: a cell of CUDA C++ becomes a kernel, and messages point at the cell's lines."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -69,9 +66,3 @@ def test_a_line_that_is_no_name_says_what_to_write(shell, line, capsys):
 def test_another_name_than_the_kernels_names_those_there_are(shell, capsys):
     assert not shell.run_cell("%%cuda other\n" + SCALE).success
     assert "the source has no kernel 'other'; it has scale" in capsys.readouterr().out
-
-
-def test_ipython_is_loaded_by_the_magic_alone():
-    script = "import sys, cudascope; print('IPython' in sys.modules); import cudascope.magic"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

@@ -1,6 +1,5 @@
 """The memory of a launch, the signals of the process and its other threads. Signals have processes of their own."""
 
-import contextlib
 import ctypes
 import mmap
 import os
@@ -14,11 +13,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from source_files import file_of
 from waiting import Waiting, kernel_of
 
 import cudascope
-from cudascope import CudaKernel
 
 LARGE = 1 << 20  # elements: of a tensor that was not copied by earlier versions
 IMPORTS = """
@@ -305,58 +302,3 @@ def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
     """)
     assert done.returncode == -getattr(signal, sent), done
     assert "Fatal Python error" in done.stderr, done
-
-
-# ------------------------------------------------------------------------------------------------ progress
-
-
-ENDLESS = """
-__global__ void all(int* x) { for (int s = 32; s >= 0; s >>= 1) __syncthreads(); x[0] = 1; }
-__global__ void some_blocks(int* x) {
-    for (int s = 32; s >= 0 && blockIdx.x % 2; s >>= 1) __syncthreads();
-    x[blockIdx.x * blockDim.x + threadIdx.x] = 1;
-}
-"""
-
-
-@contextlib.contextmanager
-def alarm(seconds: int):
-    """Raise TimeoutError after `seconds`: a launch without an end shall not hang the test."""
-
-    def ring(*_):
-        raise TimeoutError("the launch has no end")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-@pytest.mark.parametrize("mode", ["plain", "observe", "check"])
-@pytest.mark.parametrize(("name", "blocks"), [("all", 1), ("some_blocks", 4)])
-def test_an_endless_loop_through_a_barrier_ends(name, blocks, mode):
-    """A barrier counts as progress, and so does the end of a thread, but neither counts for ever."""
-    kernel, x = CudaKernel(file_of(ENDLESS), name), torch.zeros(256, dtype=torch.int32)
-    modes = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check": cudascope.check}
-    with cudascope.time_limit(0.05), modes[mode]():
-        kernel.compile()
-        with alarm(60), pytest.raises(cudascope.Finding) as found:
-            kernel[blocks, 64](x)
-    assert found.value.rule == "hang"
-
-
-def test_a_long_loop_through_a_barrier_may_take_many_times_the_limit():
-    kernel = kernel_of(
-        "__global__ void k(int* x, long long n) {\n"
-        "    for (const long long start = clock64(); clock64() - start < n;) __syncthreads();\n"
-        "    x[0] = 1;\n"
-        "}"
-    )
-    x = torch.zeros(1, dtype=torch.int32)
-    kernel.compile()
-    with cudascope.time_limit(0.3):
-        kernel[1, 1](x, 1_000_000_000)
-    assert x[0] == 1

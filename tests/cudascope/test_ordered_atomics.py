@@ -81,6 +81,7 @@ RELAXED = HAND_OVER.replace("order_RELEASE", "order_relaxed").replace("order_ACQ
 RELAXED = RELAXED.replace("ATOMIC_RELEASE", "ATOMIC_RELAXED").replace("ATOMIC_ACQUIRE", "ATOMIC_RELAXED")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["members", "waits", "builtins"])
 def test_release_and_acquire_hand_over_and_relaxed_does_not(name):
     for seed in (None, *range(6)):  # either thread block may be the first

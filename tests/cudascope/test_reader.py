@@ -73,6 +73,8 @@ def kernels(source: str, *defines: str) -> list[str]:
         ('const char* s = R"(__global__ void no() {)"; /* __global__ void no(); */ __global__ void k();', ["k<>()"]),
         ("int main() { k<<<dim3(1), 2>>>(x); return a < b; } __global__ void k();", ["k<>()"]),
         ("__global__ void k(\\\n int\\\n n);", ["k<>(intn)"]),
+        ('extern "C" void __global__ k(void) { } template <class T> static __global__ void l(T n) { }',
+         ["k<>(void)", "l<classT>(Tn)"]),
         ("X", []),
         ("using", []),
     ],
@@ -86,6 +88,12 @@ def test_kernels_are_found_with_their_namespaces_and_parameters(source, found):
     [
         ("#define T long // int\n", "long"),
         ("#define T \\\n long\n", "long"),
+        ("typedef long T;\n", "long"),
+        ("using A = long; typedef A T;\n", "long"),
+        ("namespace n { using T = long; } using namespace n;\n", "long"),
+        ("using T = long; /* using T = int; */ // typedef int T;\n", "long"),
+        ('const char* url = "https://no comment"; using T = long;\n', "long"),
+        ('extern "C" { typedef long T; }\n', "long"),
         ("/* */ #define T long\n", "long"),
         ("#define T() long\ntypedef int T;\n", "int"),
         ("typedef struct { int x; } T;\n", "T"),
@@ -104,7 +112,8 @@ def test_kernels_are_found_with_their_namespaces_and_parameters(source, found):
     ],
 )
 def test_a_name_means_what_the_live_text_says(before, ctype):
-    assert read_signature(read(f"{before}__global__ void k(T x);"), "k").parameters[0].ctype == ctype
+    parameters = read_signature(read(f"{before}__global__ void k(T x, T* y);"), "k").parameters
+    assert [each.ctype for each in parameters] == [ctype, ctype]
 
 
 def test_the_command_line_does_not_override_a_definition_of_the_file():

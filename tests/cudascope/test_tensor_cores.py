@@ -66,6 +66,7 @@ def test_a_half_sum_is_rounded_once_per_product():
     assert (d == 2052).all()
 
 
+@pytest.mark.slow
 def test_float_sums_are_added_in_order_of_k_from_c():
     # 2^24 + 1 is 2^24 in float32, so that ones are lost that come one at a time
     a, b = torch.ones(16, 16).half(), torch.ones(16, 16).half()

@@ -41,6 +41,7 @@ def test_warp_functions_atomics_and_tensors_by_value():
     assert torch.equal(out[:, 40:].float(), torch.stack([torch.full((3,), 32.0), x.float().amax(1).clamp(0), index], 1))
 
 
+@pytest.mark.slow
 def test_an_index_past_a_tensor_by_value_is_found_with_the_tensors_name():
     x, out, index = warps_data()
     with pytest.raises(Finding, match=r"reads x\[\d+\], past its end") as raised, check():
