@@ -1,4 +1,4 @@
-"""Asynchronous copies on the CPU: when they land, what they cost, and the mistakes that a GPU mostly forgives."""
+"""Asynchronous copies, cuda::pipeline and cuda::barrier on the CPU: when copies land, what they cost, and mistakes."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from planted import SCHEDULES, Planted, assert_found, assert_twin_is_clean
 import cudascope
 from cudascope import CudaKernel
 
-FILE = Path(__file__).parent / "async_copies.cu"
+FOLDER = Path(__file__).parent
+FILE = FOLDER / "async_copies.cu"
 THREADS = 64
 
 
@@ -112,15 +113,44 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("name", BUGS)
+def rows_of(columns: int, *, reverse: bool):
+    x, out = whole(5, columns), empty(columns)
+    total = x.sum(0)
+    return (x, out, len(x)), out, total.flip(0) if reverse else total
+
+
+def doubled():
+    args, out, expected = reversed_row()
+    return args, out, 2 * expected
+
+
+IN_PIPELINES = {
+    "thread_pipeline": Planted("race", (1, THREADS), lambda: rows_of(THREADS, reverse=False), "stages"),
+    "block_pipeline": Planted("deadlock", (1, THREADS), lambda: rows_of(THREADS, reverse=True)),
+    "producer_and_consumer": Planted("race", (1, THREADS), lambda: rows_of(32, reverse=True), "stages"),
+    "arrive_then_wait": Planted("race", (1, THREADS), doubled, "row"),
+    "barrier_awaits_copies": Planted("race", (1, THREADS), reversed_row, "row"),
+    "one_too_few": Planted("deadlock", (1, THREADS), reversed_row),
+    "not_initialised": Planted("uninitialised", (1, THREADS), reversed_row, "barrier"),
+}
+MISTAKES = [("async_copies.cu", name) for name in BUGS] + [("pipelines.cu", name) for name in IN_PIPELINES]
+
+
+@pytest.mark.parametrize(("file", "name"), MISTAKES)
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_planted_bug_is_found_in_its_line(name, seed):
-    assert_found(FILE, name, BUGS[name], seed)
+def test_planted_bug_is_found_in_its_line(file, name, seed):
+    assert_found(FOLDER / file, name, (BUGS | IN_PIPELINES)[name], seed)
 
 
-@pytest.mark.parametrize("name", BUGS)
-def test_the_correct_twin_is_clean_under_any_schedule(name):
-    assert_twin_is_clean(FILE, name, BUGS[name])
+@pytest.mark.parametrize(("file", "name"), MISTAKES)
+def test_the_correct_twin_is_clean_under_any_schedule(file, name):
+    assert_twin_is_clean(FOLDER / file, name, (BUGS | IN_PIPELINES)[name])
+
+
+def test_who_waits_at_a_barrier_for_ever_is_told():
+    args, _, _ = reversed_row()
+    with pytest.raises(cudascope.Finding, match=r"63 more in line [0-9]+ in a cuda::barrier"):
+        CudaKernel(FOLDER / "pipelines.cu", "one_too_few")[1, THREADS](*args, True)
 
 
 def test_a_race_with_a_copy_names_both_lines():
@@ -137,3 +167,9 @@ def test_a_race_with_a_copy_names_both_lines():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_the_kernels_are_cuda_too(arch):
     assert CudaKernel(FILE, "row_sums").resources(arch).shared_bytes == 4 * 32 * 16
+
+
+@pytest.mark.slow
+def test_pipelines_are_cuda_too():
+    # two stages of floats, and two barriers of 8 bytes for each
+    assert CudaKernel(FOLDER / "pipelines.cu", "block_pipeline").resources().shared_bytes >= 4 * 2 * THREADS + 8 * 4

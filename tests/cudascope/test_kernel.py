@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -492,23 +490,6 @@ def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDASCOPE_CACHE", str(tmp_path / folder))
     with pytest.raises(CompileError, match=f"CUDASCOPE_CACHE: {tmp_path / folder} cannot be written: .*; set it to"):
         cache_dir()
-
-
-def test_two_processes_may_compile_at_once(empty_cache, tmp_path):
-    (tmp_path / "scale.cu").write_text(SCALE)
-    program = (
-        "import sys; from cudascope import CudaKernel;"
-        "[CudaKernel(sys.argv[1], f'scale<float, {n}>').resources() for n in (32, 64, 96)]"
-    )
-
-    def compile_all(_):
-        command = [sys.executable, "-c", program, str(tmp_path / "scale.cu")]
-        return subprocess.run(command, check=True, capture_output=True, text=True)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(compile_all, range(2)))
-    assert len(list(empty_cache.glob("cubin/*.cubin"))) == 3
-    assert not list(empty_cache.glob("*/.*")), "nothing half-written is left"
 
 
 def test_resources_are_those_of_the_one_kernel_asked_for(empty_cache):

@@ -269,14 +269,16 @@ def test_the_compiler_speaks_english_in_every_locale(monkeypatch):
 def test_two_processes_may_compile_at_once(tmp_path):
     program = (
         "import numpy\nfrom cudascope import CudaKernel\nx = numpy.zeros(1, numpy.float32)\n"
-        "CudaKernel('__global__ void k(float* x) { x[0] += 1; }', 'k')[1, 1](x)\nprint(x.item())"
+        "kernel = CudaKernel('__global__ void k(float* x) { x[0] += 1; }', 'k')\n"
+        "kernel[1, 1](x)\nprint(x.item(), kernel.resources().spilled_bytes)"
     )
     environment = {**os.environ, "CUDASCOPE_CACHE": str(tmp_path)}
     shutil.copy(runtime()._name, tmp_path)  # which takes longest of all
     command = [sys.executable, "-c", program]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
-    assert [process.communicate()[0] for process in both] == ["1.0\n", "1.0\n"]
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("tmp", "."))]
+    assert [process.communicate()[0] for process in both] == ["1.0 0\n", "1.0 0\n"]
+    unfinished = [path for path in tmp_path.rglob("*") if path.name.startswith(("tmp", "."))]
+    assert unfinished == []
 
 
 def test_the_runtime_is_compiled_once_though_two_ask_for_it(tmp_path, monkeypatch):
@@ -446,6 +448,8 @@ def test_a_report_prints_as_a_table():
 
 # Each kernel is right with bad = 0 and wrong in the marked line with bad = 1.
 CHECKED = r"""
+__device__ int total;
+__device__ float kept[64];
 __global__ void past_the_end(const float* x, float* out, int n, int bad) {
     int i = threadIdx.x;
     if (i < n) out[i] = x[i + bad];  // past_the_end
@@ -527,6 +531,18 @@ __global__ void unwritten_output(const float* x, float* out, int n, int bad) {
     if (!bad) out[threadIdx.x] = 0;
     out[threadIdx.x] += x[threadIdx.x];  // unwritten_output
 }
+__global__ void past_variable(const float* x, float* out, int n, int bad) {
+    kept[threadIdx.x + bad] = 1;  // past_variable
+}
+__global__ void variable_without_barrier(const float* x, float* out, int n, int bad) {
+    kept[threadIdx.x] = x[threadIdx.x % n];  // variable_without_barrier also
+    if (!bad) __syncthreads();
+    if (threadIdx.x < n) out[threadIdx.x] = kept[63 - threadIdx.x];  // variable_without_barrier
+}
+__global__ void plain_count(const float* x, float* out, int n, int bad) {
+    if (bad) total += n;  // plain_count
+    else atomicAdd(&total, n);
+}
 __global__ void deadlock(const float* x, float* out, int n, int bad) {
     float v = 1;
     if (threadIdx.x % 32 == 3 && bad) __syncthreads();  // deadlock also
@@ -548,7 +564,8 @@ PLANTED = {
     "no_syncwarp": ("race", "row", None), "branch": ("barrier", None, None), "gone_lane": ("lane", None, None),
     "not_in_mask": ("lane", None, None), "unwritten_shared": ("uninitialised", "row", 63),
     "unwritten_output": ("uninitialised", "out", 0), "deadlock": ("deadlock", None, None),
-    "different_masks": ("deadlock", None, None),
+    "different_masks": ("deadlock", None, None), "past_variable": ("out of bounds", "kept", 64),
+    "variable_without_barrier": ("race", "kept", None), "plain_count": ("race", "total", 0),
 }  # fmt: skip
 
 
