@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from planted import SCHEDULES
 
 import cudascope
 from cudascope import CudaKernel
 
 FILE = Path(__file__).parent / "cub.cu"
-SCHEDULES = (None, *range(20))
 
 
 def run(name: str, launch: tuple, *args: object, schedule: int | None = None) -> None:

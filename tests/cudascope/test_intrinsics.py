@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from source_files import file_of
 
 from cudascope import CudaKernel
 
@@ -81,29 +82,26 @@ class Calls(NamedTuple):
         )
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source_file() -> Path:
     """All kernels in one file, which is compiled once."""
-    path = tmp_path_factory.mktemp("intrinsics") / "intrinsics.cu"
     sources = [kernel.source(name) for name, kernel in KERNELS.items()]
-    path.write_text("#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n" + "".join(sources))
-    return path
+    return file_of("#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n" + "".join(sources))
 
 
-def run(file: Path, name: str, *inputs: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+def run(name: str, *inputs: torch.Tensor, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     n = inputs[0].numel()
     out = torch.zeros(len(KERNELS[name].calls), n, dtype=dtype)
-    CudaKernel(file, name)[-(-n // 128), 128](*inputs, out, n)
+    CudaKernel(source_file(), name)[-(-n // 128), 128](*inputs, out, n)
     return out
 
 
 @pytest.mark.slow
-def test_words_of_bytes_and_halves_lane_by_lane(file):
+def test_words_of_bytes_and_halves_lane_by_lane():
     low, high = np.divmod(np.arange(2**16), 256)  # every pair of bytes in the lowest lane, others elsewhere
     a = low | (high ^ 0x5A) << 8 | (255 - low) << 16 | (low * 7 + high & 255) << 24
     b = high | (low * 3 & 255) << 8 | (high ^ low) << 16 | (high + 128 & 255) << 24
     inputs = [torch.from_numpy(x.astype(np.uint32).view(np.int32)) for x in (a, b)]
-    out = run(file, "words", *inputs).numpy().view(np.uint32)
+    out = run("words", *inputs).numpy().view(np.uint32)
     for (call, lanes, is_signed, model), found in zip(CALLS, out, strict=True):
         bits = 32 // lanes
         expected = np.zeros_like(a)
@@ -187,10 +185,10 @@ INTEGERS: dict[str, Callable[[int, int, int], int]] = {
 
 
 @pytest.mark.slow
-def test_integer_functions(file):
+def test_integer_functions():
     triples = [(a, b, PATTERNS[(i + 4 * j) % 13]) for i, a in enumerate(PATTERNS) for j, b in enumerate(PATTERNS)]
     inputs = [torch.tensor([s32(x) for x in column], dtype=torch.int32) for column in zip(*triples, strict=True)]
-    out = run(file, "integers", *inputs).numpy().view(np.uint32).tolist()
+    out = run("integers", *inputs).numpy().view(np.uint32).tolist()
     for (call, model), found in zip(INTEGERS.items(), out, strict=True):
         assert found == [model(*triple) % 2**32 for triple in triples], call
 
@@ -239,11 +237,11 @@ DOUBLE = [f"__{'fma' if op == 'fma' else 'd' + op}_{mode}({ARGUMENTS.get(op, 'a,
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("single", torch.float32), ("double_", torch.float64)])
-def test_arithmetic_rounds_as_its_name_says(file, name, dtype):
+def test_arithmetic_rounds_as_its_name_says(name, dtype):
     generator = torch.Generator().manual_seed(0)
     scales = (1.0, 512.0, 0.125)
     inputs = [(scale * torch.randn(40, generator=generator, dtype=torch.float64)).to(dtype) for scale in scales]
-    out = run(file, name, *inputs, dtype=dtype)
+    out = run(name, *inputs, dtype=dtype)
     for (operation, mode), call, found in zip(IN_MODES, KERNELS[name].calls, out.tolist(), strict=True):
         for a, b, c, y in zip(*(map(Fraction, x.tolist()) for x in inputs), found, strict=True):
             exact = lambda x: ROUNDED[operation](a, b, c, x)  # noqa: B023, E731
@@ -264,9 +262,9 @@ CONVERSIONS = {
 }
 
 
-def test_conversions(file):
+def test_conversions():
     x = torch.tensor([2.5, 1.5, -2.25, 1e20, math.nan])
-    assert run(file, "conversions", x).tolist() == list(CONVERSIONS.values())
+    assert run("conversions", x).tolist() == list(CONVERSIONS.values())
 
 
 # ------------------------------------------------------------------------------------------------ functions
@@ -309,11 +307,11 @@ IN_FLOAT |= {
 }
 
 
-def test_functions_that_the_c_library_lacks(file):
-    for call, found in zip(FUNCTIONS, run(file, "functions", POINTS, dtype=torch.float64), strict=True):
+def test_functions_that_the_c_library_lacks():
+    for call, found in zip(FUNCTIONS, run("functions", POINTS, dtype=torch.float64), strict=True):
         assert torch.allclose(found, FUNCTIONS[call](POINTS), rtol=1e-12, atol=1e-15), call
     x = POINTS.float()
-    for call, found in zip(IN_FLOAT, run(file, "functions_in_float", x, dtype=torch.float32), strict=True):
+    for call, found in zip(IN_FLOAT, run("functions_in_float", x, dtype=torch.float32), strict=True):
         assert torch.allclose(found.double(), IN_FLOAT[call](x.double()), rtol=1e-6, atol=1e-37), call
 
 
@@ -336,9 +334,9 @@ HALVES = {
 }
 
 
-def test_halves_have_what_only_the_device_has(file):
+def test_halves_have_what_only_the_device_has():
     inputs = [torch.tensor([x], dtype=torch.float16) for x in (2.0, -3.0, 3.0)]
-    out = run(file, "halves", *inputs, dtype=torch.float16)[:, 0].float()
+    out = run("halves", *inputs, dtype=torch.float16)[:, 0].float()
     expected = torch.tensor(list(HALVES.values()))
     assert torch.equal(out.nan_to_num(99.0), expected.nan_to_num(99.0)), list(zip(HALVES, out.tolist(), strict=True))
 
@@ -357,5 +355,5 @@ KERNELS = {
 }
 
 
-def test_a_gpu_has_the_same_functions(file):
-    CudaKernel(file, "words").resources("sm_90")
+def test_a_gpu_has_the_same_functions():
+    CudaKernel(source_file(), "words").resources("sm_90")

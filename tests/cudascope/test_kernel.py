@@ -40,9 +40,9 @@ def empty_cache(tmp_path, monkeypatch) -> Path:
 # ------------------------------------------------------------------------------------------------ signatures
 
 
-def declared(parameters: str, before: str = "", name: str = "f", **options) -> list[str]:
+def declared(parameters: str, before: str = "", name: str = "f") -> list[str]:
     """The parameters of a kernel as "const float* x"; `before` stands above it."""
-    signature = read_signature(read(f"{before}\n__global__ void f({parameters}) {{ }}", **options), name)
+    signature = read_signature(read(f"{before}\n__global__ void f({parameters}) {{ }}"), name)
     return [f"{'const ' * p.const}{p.ctype}{'*' * p.pointer} {p.name}" for p in signature.parameters]
 
 
@@ -71,10 +71,6 @@ def declared(parameters: str, before: str = "", name: str = "f", **options) -> l
 )
 def test_parameters_are_read_however_they_are_written(written, read):
     assert declared(written) == read
-
-
-def test_a_define_of_the_command_line_names_a_type():
-    assert declared("REAL* x", defines=("REAL=__half",)) == ["__half* x"]
 
 
 @pytest.mark.parametrize(
