@@ -1,5 +1,5 @@
-// Two mistakes that everybody makes once. With planted = false a kernel is correct. With planted = true it has its mistake,
-// and the lines where the mistake shows are marked.
+// Two mistakes that everybody makes once. With planted = false a kernel is correct. With planted = true it has its
+// mistake, and the lines where the mistake shows are marked.
 
 constexpr int THREADS = 128;
 
