@@ -17,7 +17,7 @@ from pagewise.flash_attention import (
     flash_attention_varlen,
     in_cuda,
 )
-from pagewise.flash_decoding import flash_decoding
+from pagewise.flash_decoding import Splits, flash_decoding, in_triton
 from pagewise.flash_decoding_plus_plus import UnifiedMax, lazy_rescale_attention, unified_max_attention
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
@@ -70,7 +70,15 @@ def in_batches(found, sizes):
     return found.view(sizes).transpose(1, 2)
 
 
-def paged(call, q, k, v, *, causal=False, vllm=False, packed=False, **options):
+def in_programs(num_programs, q, k, v, *, seq_lens=None, return_lse=False, check=True, **options):
+    """`flash_decoding` by a number of programs that share all tiles, as it runs on a GPU. check is ignored."""
+    options = ScoreOptions(**options).checked(q, k.shape[2])
+    plan = in_triton.decode_plan(q, k, options, Splits("share", num_programs), seq_lens=seq_lens)
+    found = in_triton.attend(q, k, v, options, seq_lens=seq_lens, plan=plan)
+    return found if return_lse else found[0]
+
+
+def paged(call, q, k, v, *, seq_lens=None, causal=False, vllm=False, packed=False, **options):
     (B, H, T, D), (_, Hkv, S, _), device = q.shape, k.shape, q.device
     num_blocks = -(-S // BLOCK_SIZE)
     order = torch.randperm(B * num_blocks + 2, generator=torch.Generator().manual_seed(0)).to(device)
@@ -80,7 +88,8 @@ def paged(call, q, k, v, *, causal=False, vllm=False, packed=False, **options):
     tokens = torch.arange(S, device=device)
     caches[:, tables[:, tokens // BLOCK_SIZE].long(), tokens % BLOCK_SIZE] = torch.stack((k, v)).transpose(2, 3)
     caches = to_vllm_layout(*caches) if vllm else caches
-    sequences = [*caches, tables, torch.full((B,), S, dtype=torch.int32, device=device)]
+    lens = torch.full((B,), S, dtype=torch.int32, device=device) if seq_lens is None else seq_lens
+    sequences = [*caches, tables, lens]
     before = [x.clone() for x in sequences]
     if packed:
         ends = torch.arange(B + 1, dtype=torch.int32, device=device) * T
@@ -126,3 +135,4 @@ for backend in ("torch", "triton"):
         f"unified {backend}": Function(of(out_alone, unified_max_attention, unified_max=BAND), has_lse=False),
         f"lazy {backend}": Function(of(out_alone, lazy_rescale_attention), has_lse=False),
     }
+FUNCTIONS["decode shared triton"] = Function(partial(in_programs, 3))

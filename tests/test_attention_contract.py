@@ -9,9 +9,12 @@ import sys
 import pytest
 import torch
 from attention_functions import FUNCTIONS
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import assert_as_accurate_as_naive, assert_results
+from pagewise.flash_decoding_plus_plus import flat_gemm
 from pagewise.naive_attention import attention
+from pagewise.online_softmax import online_softmax
 
 # numpy's, where Triton is interpreted
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value|All-NaN slice:RuntimeWarning")
@@ -161,6 +164,11 @@ def test_what_is_not_a_number_stays_in_its_row(name, kernel_device):
     assert out[1, 5].isnan().all()
     out[1, 5] = right[1, 5]
     assert out.equal(right)
+    q[1, 5, 0, 3] = 0
+    v[0, 1, 9, 4] = torch.nan
+    right[1, 5] = attend(q, k, v)[1, 5]
+    right[0, H // HKV :, :, 4] = torch.nan
+    torch.testing.assert_close(attend(q, k, v), right, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @each_function
@@ -176,10 +184,44 @@ def test_products_of_minus_infinity_are_left_out(name, kernel_device):
     assert lse is None or (lse[1] == -INF).all()
 
 
+# A length is checked where the check is free or asked for. The kernels do not trust an unchecked length.
+UNCHECKED = ["decode triton", "decode split triton", "decode shared triton", "paged triton", "paged split triton",
+             "paged v1", "paged v2", "paged grouped", "varlen triton"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_an_impossible_length_gives_nan_and_spoils_no_other(name, kernel_device):
+    q, k, v = random_qkv(1, 200, B=5, device=kernel_device)
+    options = {"check": False, "return_lse": True} | ({"max_seq_len": 200} if FUNCTIONS[name].cuda else {})
+
+    def attend(*lens):
+        seq_lens = torch.tensor(lens, dtype=torch.int32, device=kernel_device)
+        return FUNCTIONS[name].attend(q, k, v, seq_lens=seq_lens, **options)
+
+    for found, right in zip(attend(-1, 1, 90, 10**6, 200), attend(200, 1, 90, 3, 200), strict=True):
+        assert found[[0, 3]].isnan().all()
+        torch.testing.assert_close(found[[1, 2, 4]], right[[1, 2, 4]], rtol=1e-5, atol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------ gradients
 
 
-@pytest.mark.parametrize("name", [name for name, each in FUNCTIONS.items() if each.differentiable])
+each_differentiable = pytest.mark.parametrize("name", [name for name, each in FUNCTIONS.items() if each.differentiable])
+
+
+@each_differentiable
+def test_a_loss_of_lse_alone_and_a_second_derivative(name, kernel_device):
+    """Naive and online attention consist of torch's own operations. The others are differentiable once."""
+    q, k, v = (x.requires_grad_() for x in random_qkv(9, 13, device=kernel_device))
+    (dq,) = torch.autograd.grad(FUNCTIONS[name].attend(q, k, v, return_lse=True)[1].sum(), q, create_graph=True)
+    (right,) = torch.autograd.grad(attention(q, k, v, return_lse=True)[1].sum(), q)
+    torch.testing.assert_close(dq, right, rtol=1e-4, atol=1e-5)
+    if name not in ("naive", "online"):
+        with pytest.raises(RuntimeError, match=r"differentiable once.*naive_attention"):
+            dq.sum().backward()
+
+
+@each_differentiable
 def test_a_row_that_sees_nothing_has_no_gradient(name, kernel_device):
     """The backward of FlashAttention gives none even if the gradient of its lse, which is −∞, is not a number."""
     q, k, v = (x.requires_grad_() for x in random_qkv(9, 5, device=kernel_device))
@@ -194,6 +236,83 @@ def test_a_row_that_sees_nothing_has_no_gradient(name, kernel_device):
     for got, right in zip(gradients, torch.autograd.grad(loss, (q, k, v)), strict=True):
         torch.testing.assert_close(got, right, rtol=1e-4, atol=2e-5)
     assert (gradients[0][:, :, :4] == 0).all()
+
+
+# ------------------------------------------------------------------------------------------ ops
+
+
+class Calls(TorchDispatchMode):
+    """The calls of this package's ops: (op, arguments)."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == "pagewise":
+            self.seen.append((op, args))
+        return op(*args, **(kwargs or {}))
+
+
+SLOPES = {"alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0] * (H // 4))}
+SHAPED = SLOPES | {"window": 9, "softcap": 2.0}
+DROPPED = SHAPED | {"causal": True, "dropout_p": 0.2, "dropout_seed": 5}
+MASKED = DROPPED | {"attn_mask": torch.arange(60).view(3, 20) % 5 > 0}
+OPS = [  # a function, options, and the op that it calls with them
+    ("flash torch", MASKED, "flash_attention"),
+    ("flash triton", MASKED, "flash_attention"),
+    ("flash packed torch", DROPPED, "flash_attention"),
+    ("flash packed triton", {}, "flash_attention"),
+    ("flash cuda", {"causal": True}, "flash_attention_cuda"),
+    ("decode split triton", {}, "flash_decoding"),
+    ("decode shared triton", SHAPED | {"causal": True}, "flash_decoding"),
+    ("paged triton", {}, "paged_attention"),
+    ("paged split triton", SHAPED, "paged_attention"),
+    ("paged v1", {}, "paged_attention_cuda"),
+    ("paged v2", SLOPES, "paged_attention_cuda"),
+    ("paged grouped", SLOPES, "paged_attention_cuda"),
+    ("varlen triton", {}, "paged_attention_varlen"),
+    ("varlen triton", SHAPED | {"num_splits": 2}, "paged_attention_varlen"),
+    ("unified triton", {"causal": True}, "unified_max_attention"),
+    ("lazy triton", {"causal": True}, "lazy_rescale_attention"),
+]
+
+
+def opcheck(calls, op):
+    """Check the op in the one call that was seen. NaN is left out, because inputs are compared before and after."""
+    ((called, arguments),) = calls.seen
+    assert called.name() == f"pagewise::{op}"
+    arguments = [
+        x.detach().nan_to_num().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in arguments
+    ]
+    torch.library.opcheck(called, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options", "op"), OPS)
+def test_op_is_registered_soundly(name, options, op, kernel_device):
+    function = FUNCTIONS[name]
+    options = {key: x.to(kernel_device) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
+    qkv = random_qkv(1 if function.one_query else 3, 20, device=kernel_device)
+    with Calls() as calls:
+        function.attend(*(x.requires_grad_(function.differentiable) for x in qkv), **options)
+    opcheck(calls, op)
+
+
+OTHER_OPS = {
+    "online_softmax": lambda x: online_softmax(x.mT, 4, backend="triton"),
+    "flat_gemm": lambda x: flat_gemm(x.detach(), x.detach()),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float16), (11, torch.float16), (11, torch.float32)])
+@pytest.mark.parametrize("op", OTHER_OPS)
+def test_other_op_is_registered_soundly(op, rows, dtype, kernel_device):
+    x = random_qkv(rows, 20, dtype=dtype, device=kernel_device)[0][0, 0].requires_grad_()
+    with Calls() as calls:
+        OTHER_OPS[op](x)
+    opcheck(calls, op)
 
 
 # ------------------------------------------------------------------------------------------ torch.compile
