@@ -6,21 +6,19 @@ the product.
 """
 
 import itertools
-import os
 import re
 
 import pytest
 import torch
-from covering import all_cases, covering, in_turns, label, one_in_three
-from paged_cases import dense, paged_inputs
+from covering import all_cases, covering, in_turns, is_full, label, one_in_three
+from paged_cases import ARGUMENTS, changed, dense, in_other_blocks, paged_inputs
 
 import cudascope
-from conftest import assert_as_accurate_as_naive, assert_results
+from conftest import assert_results
 from cudascope import CudaKernel
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import (
     choose_version,
-    paged_attention,
     paged_attention_grouped,
     paged_attention_v1,
     paged_attention_v2,
@@ -32,7 +30,6 @@ from pagewise.paged_attention.vllm import query_heads_per_thread_block
 from pagewise.paged_blocks.cache import to_vllm_layout
 from pagewise.tools.work import count_work
 
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
 VERSIONS = {"v1": paged_attention_v1, "v2": paged_attention_v2, "grouped": paged_attention_grouped}
 AXES = {
     "head_size": (32, 64, 80, 96, 112, 120, 128, 192, 256),
@@ -61,7 +58,7 @@ QUICK = [
     (192, 16, torch.float32, torch.float8_e4m3fn, "v2", True, (4, 4)),
 ]
 QUICK = [dict(zip(AXES, values, strict=True)) for values in QUICK]
-CASES = all_cases(AXES, is_supported) if FULL else SELECTION if torch.cuda.is_available() else QUICK
+CASES = all_cases(AXES, is_supported) if is_full() else SELECTION if torch.cuda.is_available() else QUICK
 
 
 def nine_cases():
@@ -78,7 +75,7 @@ def nine_cases():
 # In blocks of 8 halves a warp reads 32 rows of V at once, and 120 rows leave some of its lanes without one. v2 has the
 # stages of v1.
 LANES_LEFT = {"head_size": 120, "block_size": 8, "dtype": torch.float16, "cache": None, "alibi": False, "heads": (8, 2)}
-FEW = SELECTION if FULL else [*nine_cases(), *(LANES_LEFT | {"version": version} for version in ("v1", "grouped"))]
+FEW = SELECTION if is_full() else [*nine_cases(), *(LANES_LEFT | {"version": version} for version in ("v1", "grouped"))]
 
 
 def lengths(block_size):
@@ -125,7 +122,7 @@ def test_no_findings_under_any_schedule(case):
     block_size = case["block_size"]
     inputs, options = inputs_of(case, torch.device("cpu"), [0, block_size - 1, block_size + 1, 513])
     results = []
-    for seed in (None, 1, 2) if FULL else (None, 1):
+    for seed in (None, 1, 2) if is_full() else (None, 1):
         with cudascope.check(schedule=seed):
             results.append(VERSIONS[case["version"]](*in_vllm_layout(inputs), **options, return_lse=True))
     (out, lse), *others = results
@@ -312,27 +309,11 @@ def test_a_long_context(version, kernel_device):
     assert_matches(out, lse, inputs, {})
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turns(VERSIONS, AXES["dtype"]))
-def test_extreme_logits(name, dtype, kernel_device):
-    """Compare six draws together: where two keys nearly tie, luck in rounding decides a single draw."""
-    version, results = VERSIONS[name], []
-    for seed in range(6):
-        inputs = paged_inputs([1, 17, 513], 8, 2, 64, dtype=dtype, device=kernel_device, seed=seed)
-        q, k_cache = inputs[0].float(), inputs[1][~inputs[1].isnan()].float()
-        scale = 1e5 / (q.abs().amax() * k_cache.abs().amax() * 64).item()
-        out, lse = version(*in_vllm_layout(inputs), scale=scale, return_lse=True)
-        exact, naive = (dense(*inputs, dtype=d, scale=scale) for d in (torch.float64, dtype))
-        results.append((out, exact[0], naive[0], lse, exact[1], naive[1]))
-    out, exact, naive, lse, exact_lse, naive_lse = map(torch.cat, zip(*results, strict=True))
-    assert_as_accurate_as_naive(out, exact, naive)
-    assert_as_accurate_as_naive(lse, exact_lse, naive_lse)
-
-
 @pytest.mark.slow
 def test_groups_of_any_size(kernel_device):
     groups = {0: 1, 3: 3, 7: 7, 11: 1, 12: 6, 16: 8}
     assert {group: query_heads_per_thread_block(group) for group in groups} == groups
-    for H, Hkv in ((14, 2), (11, 1), (32, 2)) if FULL else ((14, 2), (11, 1)):
+    for H, Hkv in ((14, 2), (11, 1), (32, 2)) if is_full() else ((14, 2), (11, 1)):
         inputs = paged_inputs([0, 17, 70], H, Hkv, 32, dtype=torch.float32, device=kernel_device)
         out, lse = paged_attention_grouped(*in_vllm_layout(inputs), return_lse=True)
         assert_matches(out, lse, inputs, {})
@@ -357,15 +338,10 @@ def test_blocks_of_64_tokens_give_each_thread_group_two(kernel_device):
 
 def test_where_a_block_lies_does_not_matter(version, kernel_device):
     """The same tokens in other blocks give the same bits, and so does a second run."""
-    q, k_cache, v_cache, tables, lens = inputs_of(PLAIN, kernel_device)[0]
-    out = version(*in_vllm_layout((q, k_cache, v_cache, tables, lens)))
-    moved = torch.randperm(len(k_cache), generator=torch.Generator().manual_seed(1)).to(kernel_device)
-    k_moved, v_moved = torch.empty_like(k_cache), torch.empty_like(v_cache)
-    k_moved[moved], v_moved[moved] = k_cache, v_cache
-    real = (tables >= 0) & (tables < len(moved))
-    tables_moved = torch.where(real, moved[tables.where(real, 0).long()].int(), tables)
+    inputs = inputs_of(PLAIN, kernel_device)[0]
+    out = version(*in_vllm_layout(inputs))
     for _ in range(2):
-        assert version(*in_vllm_layout((q, k_moved, v_moved, tables_moved, lens))).equal(out)
+        assert version(*in_vllm_layout(in_other_blocks(*inputs))).equal(out)
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -404,8 +380,9 @@ def kv_bytes(report):
     return [int(report.launches[0].accesses(name)["bytes"].sum()) for name in ("k_cache", "v_cache")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heads", "query_heads"), [((8, 2), 4), ((4, 4), 1), ((8, 1), 8), ((12, 2), 6)][: None if FULL else 2]
+    ("heads", "query_heads"), [((8, 2), 4), ((4, 4), 1), ((8, 1), 8), ((12, 2), 6)][: None if is_full() else 2]
 )
 def test_the_grouped_variant_reads_keys_and_values_once_per_kv_head(heads, query_heads):
     """Counted, not timed: v2 reads them once per query head."""
@@ -467,7 +444,7 @@ def instantiation(case):
 
 # of the largest head size that must not spill, and of the largest that is no multiple of 16
 LARGE = [case for case in FEW if case["head_size"] in (120, 128)]
-INSTANTIATIONS = sorted({instantiation(case) for case in (CASES if FULL else LARGE)}, key=lambda k: k.name)
+INSTANTIATIONS = sorted({instantiation(case) for case in (CASES if is_full() else LARGE)}, key=lambda k: k.name)
 
 
 @pytest.mark.parametrize(
@@ -499,14 +476,6 @@ def test_shared_memory_is_what_the_launcher_reckons(query_heads):
 # ------------------------------------------------------------------------------------------ interface
 
 
-def test_agrees_with_the_torch_path_of_the_nhd_layout(version, kernel_device):
-    inputs, options = inputs_of(PLAIN | {"alibi": True}, kernel_device)
-    out, lse = version(*in_vllm_layout(inputs), **options, scale=0.3, return_lse=True)
-    expected, expected_lse = paged_attention(*inputs, **options, scale=0.3, return_lse=True, backend="torch")
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("num_seqs", "num_heads", "max_seq_len", "chosen"),
     [
@@ -520,26 +489,6 @@ def test_v1_or_v2_is_chosen_as_vllm_chose(num_seqs, num_heads, max_seq_len, chos
     assert (chosen == "v1") == (max_seq_len <= 8192 and (num_partitions <= 1 or num_seqs * num_heads > 512))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("alibi", [False, True])
-def test_custom_ops_pass_opcheck(alibi, kernel_device):
-    inputs, options = inputs_of(PLAIN | {"alibi": alibi}, kernel_device, [0, 1, 17])
-    args = (*in_vllm_layout(inputs), 17, 0.2, options.get("alibi_slopes"), 0.5)
-    for sizes in ((None, 1), (512, 1), (512, 4)):
-        torch.library.opcheck(torch.ops.pagewise.paged_attention_cuda.default, (*args, *sizes))
-
-
-def test_an_unchecked_length_that_is_too_long_gives_nan(version, kernel_device):
-    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs_of(PLAIN, kernel_device)[0])
-    out, lse = version(q, k_cache, v_cache, tables, lens, max_seq_len=700, return_lse=True)
-    lens[2], lens[3] = 701, -1
-    again, lse_again = version(q, k_cache, v_cache, tables, lens, max_seq_len=700, return_lse=True, check=False)
-    for now, before in ((again, out), (lse_again, lse)):
-        assert now[2:4].isnan().all()
-        assert now[:2].equal(before[:2])
-        assert now[4:].equal(before[4:])
-
-
 def test_an_unchecked_block_outside_the_cache_is_found_by_simt_check(version):
     inputs, _ = inputs_of(PLAIN | {"dtype": torch.float16, "head_size": 64}, torch.device("cpu"))
     q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
@@ -548,15 +497,6 @@ def test_an_unchecked_block_outside_the_cache_is_found_by_simt_check(version):
         version(q, k_cache, v_cache, tables, lens)
     with cudascope.check(), pytest.raises(cudascope.Finding, match=r"reads k_cache\[\d+\], past its end"):
         version(q, k_cache, v_cache, tables, lens, check=False)
-
-
-def bad(change):
-    def make(inputs):
-        names = ("q", "k_cache", "v_cache", "block_tables", "seq_lens")
-        arguments = dict(zip(names, inputs, strict=True))
-        return arguments | change(**arguments)
-
-    return make
 
 
 def cache_like(shape, dtype=torch.float32):
@@ -568,59 +508,53 @@ def cache_like(shape, dtype=torch.float32):
     }
 
 
-BAD = {
-    "head size": (bad(lambda q, **_: {"q": torch.zeros(9, 8, 40), **cache_like((2, 2, 40, 16))}),
-                  ValueError, "head size D of 32, 64, .* got 40: paged_attention"),
-    "block size": (bad(lambda **_: cache_like((2, 2, 32, 64))), ValueError, "block size P of 8, 16, 32, got 64"),
-    "float8 and head size": (
-        bad(lambda q, **_: {"q": torch.zeros(9, 8, 120), **cache_like((2, 2, 120, 16), torch.float8_e5m2)}),
-        ValueError, "multiple of 16 .* got 120"),
-    "layout": (bad(lambda k_cache, **_: {"k_cache": k_cache.reshape(-1, 2, 4, 16, 8)}), ValueError, "k_cache must be"),
-    "float64": (bad(lambda q, **_: {"q": q.double()}), TypeError, "q must be float32 or float16 or bfloat16"),
-    "cache dtype": (bad(lambda k_cache, **_: {"k_cache": k_cache.half()}), TypeError, "k_cache must be float32"),
-    "one cache float8": (bad(lambda v_cache, **_: {"v_cache": v_cache.to(torch.float8_e5m2)}), TypeError,
-                         "v_cache must have"),
-    "device": (bad(lambda q, **_: {"q": q.to("meta")}), ValueError, "device"),
-    "heads": (bad(lambda q, **_: {"q": q[:, :3]}), ValueError, "multiple of Hkv"),
-    "last dimension of q": (bad(lambda q, **_: {"q": q.mT.contiguous().mT}), ValueError,
-                            "q must be contiguous in its last"),
-    "last dimension of k_cache": (bad(lambda k_cache, **_: {"k_cache": k_cache.mT.contiguous().mT}), ValueError,
-                                  "k_cache must be contiguous within"),
-    "last dimension of v_cache": (bad(lambda v_cache, **_: {"v_cache": v_cache.mT.contiguous().mT}), ValueError,
-                                  "v_cache must be contiguous within"),
-    "strides that differ": (bad(lambda v_cache, **_: {"v_cache": v_cache.repeat(1, 2, 1, 1)[:, :2]}), ValueError,
-                            "k_cache's strides"),
-    "misaligned": (bad(lambda k_cache, **_: {"k_cache": torch.zeros(k_cache.numel() + 1)[1:].view(k_cache.shape)}),
-                   ValueError, "multiple of 16 bytes"),
-    "tables dtype": (bad(lambda block_tables, **_: {"block_tables": block_tables.long()}), TypeError,
-                     "block_tables must be int32"),
-    "tables rows": (bad(lambda block_tables, **_: {"block_tables": block_tables[:3]}), ValueError,
-                    "block_tables must be"),
-    "tables too narrow": (bad(lambda block_tables, **_: {"block_tables": block_tables[:, :43]}), ValueError,
-                          "43 · 16 = 688.* got 700"),
-    "lens dtype": (bad(lambda seq_lens, **_: {"seq_lens": seq_lens.long()}), TypeError, "seq_lens must be int32"),
-    "negative block": (bad(lambda block_tables, **_: {"block_tables": block_tables.masked_fill(block_tables == 0, -3)}),
-                       ValueError, "got -3"),
-    "max_seq_len too small": (bad(lambda **_: {"max_seq_len": 699}), ValueError, "longest of seq_lens, 700, got 699"),
-    "max_seq_len no int": (bad(lambda **_: {"max_seq_len": 700.0}), TypeError, "max_seq_len must be an int"),
-    "scale": (bad(lambda **_: {"scale": float("inf")}), ValueError, "scale"),
-    "k_scale": (bad(lambda **_: {"k_scale": float("nan")}), ValueError, "k_scale"),
-    "alibi": (bad(lambda **_: {"alibi_slopes": torch.zeros(3)}), ValueError, "alibi_slopes must be"),
-    "k_scale beyond float32": (bad(lambda **_: {"k_scale": 1e39}), ValueError, "k_scale must be a finite number in"),
-    "v_scale beyond float": (bad(lambda **_: {"v_scale": 10**400}), ValueError, "v_scale must be a finite number in"),
-    "scales together": (bad(lambda **_: {"k_scale": 1e30, "scale": 1e30}), ValueError, "k_scale = 1e[+]30 times scale"),
-    "meta": (bad(lambda **tensors: {name: t.to("meta") for name, t in tensors.items()}), ValueError, "a meta tensor"),
-    "no blocks": (bad(lambda k_cache, v_cache, **_: {"k_cache": k_cache[:0], "v_cache": v_cache[:0]}), ValueError,
-                  "the cache has no blocks"),
+def turned(x):
+    return x.mT.contiguous().mT
+
+
+SCALE = "must be a finite number in"
+BAD = {  # changes of arguments, as `changed` takes them
+    "head size": ({"q": torch.zeros(9, 8, 40), **cache_like((2, 2, 40, 16))}, ValueError,
+                  "head size D of 32, 64, .* got 40: paged_attention"),
+    "block size": (cache_like((2, 2, 32, 64)), ValueError, "block size P of 8, 16, 32, got 64"),
+    "float8 and head size": ({"q": torch.zeros(9, 8, 120), **cache_like((2, 2, 120, 16), torch.float8_e5m2)},
+                             ValueError, "multiple of 16 .* got 120"),
+    "layout": ({"k_cache": lambda x: x.reshape(-1, 2, 4, 16, 8)}, ValueError, "k_cache must be"),
+    "float64": ({"q": torch.Tensor.double}, TypeError, "q must be float32 or float16 or bfloat16"),
+    "cache dtype": ({"k_cache": torch.Tensor.half}, TypeError, "k_cache must be float32"),
+    "one cache float8": ({"v_cache": lambda x: x.to(torch.float8_e5m2)}, TypeError, "v_cache must have"),
+    "device": ({"q": lambda x: x.to("meta")}, ValueError, "device"),
+    "heads": ({"q": lambda x: x[:, :3]}, ValueError, "multiple of Hkv"),
+    "last dimension of q": ({"q": turned}, ValueError, "q must be contiguous in its last"),
+    "last dimension of k_cache": ({"k_cache": turned}, ValueError, "k_cache must be contiguous within"),
+    "last dimension of v_cache": ({"v_cache": turned}, ValueError, "v_cache must be contiguous within"),
+    "strides that differ": ({"v_cache": lambda x: x.repeat(1, 2, 1, 1)[:, :2]}, ValueError, "k_cache's strides"),
+    "misaligned": ({"k_cache": lambda x: torch.zeros(x.numel() + 1)[1:].view(x.shape)}, ValueError,
+                   "multiple of 16 bytes"),
+    "tables dtype": ({"block_tables": torch.Tensor.long}, TypeError, "block_tables must be int32"),
+    "tables rows": ({"block_tables": lambda x: x[:3]}, ValueError, "block_tables must be"),
+    "tables too narrow": ({"block_tables": lambda x: x[:, :43]}, ValueError, "43 · 16 = 688.* got 700"),
+    "lens dtype": ({"seq_lens": torch.Tensor.long}, TypeError, "seq_lens must be int32"),
+    "negative block": ({"block_tables": lambda x: x.masked_fill(x == 0, -3)}, ValueError, "got -3"),
+    "max_seq_len too small": ({"max_seq_len": 699}, ValueError, "longest of seq_lens, 700, got 699"),
+    "max_seq_len no int": ({"max_seq_len": 700.0}, TypeError, "max_seq_len must be an int"),
+    "scale": ({"scale": float("inf")}, ValueError, "scale"),
+    "k_scale": ({"k_scale": float("nan")}, ValueError, "k_scale"),
+    "alibi": ({"alibi_slopes": torch.zeros(3)}, ValueError, "alibi_slopes must be"),
+    "k_scale beyond float32": ({"k_scale": 1e39}, ValueError, f"k_scale {SCALE}"),
+    "v_scale beyond float": ({"v_scale": 10**400}, ValueError, f"v_scale {SCALE}"),
+    "scales together": ({"k_scale": 1e30, "scale": 1e30}, ValueError, "k_scale = 1e[+]30 times scale"),
+    "meta": (dict.fromkeys(ARGUMENTS, lambda x: x.to("meta")), ValueError, "a meta tensor"),
+    "no blocks": (dict.fromkeys(("k_cache", "v_cache"), lambda x: x[:0]), ValueError, "the cache has no blocks"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused(case, version, shapes_unchecked):
-    make, error, message = BAD[case]
-    inputs = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])
+    changes, error, message = BAD[case]
+    arguments = changed(in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0]), changes)
     with pytest.raises(error, match=message):
-        version(**make(inputs))
+        version(**arguments)
 
 
 def test_a_context_beyond_v1s_shared_memory_names_v2(shapes_unchecked):

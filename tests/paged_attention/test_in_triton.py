@@ -4,15 +4,14 @@ The promises of paged attention on every backend are tested in test_paged_attent
 is the whole product of head sizes, block sizes, dtypes, caches and groups.
 """
 
-import os
-
 import pytest
 import torch
-from covering import all_cases, covering, label
+from covering import all_cases, covering, is_full, label
 from decode_compile import E4M3, E5M2, POINTERS
-from paged_cases import assert_matches_dense, paged_inputs
+from paged_cases import assert_matches_dense, dense, paged_inputs
 
-from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
+from conftest import assert_results
+from pagewise.kernels.paged_attention import paged_decode_kernel
 from pagewise.paged_attention import in_triton, paged_attention
 from pagewise.tools.launch import launch
 
@@ -35,7 +34,7 @@ AXES = {
 
 
 def matrix():
-    if os.environ.get("PAGEWISE_FULL") != "1":
+    if not is_full():
         return covering(AXES | {"block_size": [1, 8, 16, 32, 256]})
     full = AXES | {"block_size": [8, 16, 32], "window": [None], "softcap": [0.0], "num_splits": [3]}
     return all_cases(full)
@@ -91,41 +90,6 @@ def same_numbers(a, b):
     return a.isnan().equal(b.isnan()) and a.nan_to_num().equal(b.nan_to_num())
 
 
-# ------------------------------------------------------------------------------------------ splits
-
-
-def test_more_splits_than_keys_leave_empty_ones(kernel_device):
-    inputs = paged_inputs([0, 1, 33, 65], 4, 2, 64, dtype=torch.float16, device=kernel_device)
-    assert_matches_dense(lambda *a, **o: decode_attention(*a, **o, num_splits=40), inputs, window=35)
-
-
-def test_merge_is_lesson_threes_merge(kernel_device):
-    """merge_splits_kernel against Partial.merge on partials of any size, some of them empty, and within its bounds."""
-    from pagewise.online_softmax import Partial
-
-    generator = torch.Generator().manual_seed(0)
-    B, H, splits, D = 2, 3, 21, 80
-    scores = torch.randn(B, H, splits, 4, generator=generator)
-    values = torch.randn(B, H, splits, 4, D, generator=generator)
-    scores[:, 1] += torch.arange(splits)[:, None] * 0.5  # the largest come last …
-    scores[:, 2] -= torch.arange(splits)[:, None] * 10.0  # … or first, by more than exp(88), float32's largest
-    scores[torch.rand(B, H, splits, generator=generator) < 0.3] = -torch.inf
-    scores[0, 0] = -torch.inf
-    parts = Partial.of(scores, values)
-    merged = Partial.empty(B, H, head_size=D)
-    for i in range(splits):
-        merged = merged.merge(Partial(*(t[:, :, i] for t in parts)))
-    out = torch.full((B * H * D + 2 * D,), 7.0, device=kernel_device)
-    lse = torch.full((B * H + 2,), 7.0, device=kernel_device)
-    partials = tuple(t.contiguous().view(-1).to(kernel_device) for t in parts)
-    outputs = out[D:-D], lse[1:-1]
-    sizes = {"D": D, "BLOCK_D": 128, "LOADS": 16}
-    launch(merge_splits_kernel, (B * H,), partials, *outputs, splits, 0.5, **sizes, outputs=outputs)
-    torch.testing.assert_close(out[D:-D].view(B, H, D).cpu(), merged.output() * 0.5)
-    torch.testing.assert_close(lse[1:-1].view(B, H).cpu(), merged.lse())
-    assert (torch.cat([out[:D], out[-D:], lse[[0, -1]]]) == 7.0).all()
-
-
 # ------------------------------------------------------------------------------------------ the first rung
 
 
@@ -149,21 +113,6 @@ def test_the_first_rung_matches_dense_attention(heads, block_size, head_size, dt
 
 
 # ------------------------------------------------------------------------------------------ unchecked lengths
-
-
-@pytest.mark.parametrize("num_splits", [1, 3])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
-def test_an_impossible_length_gives_nan_and_spoils_no_other(heads, kv_heads, num_splits, kernel_device):
-    inputs = paged_inputs([5, 40, 17, 0], heads, kv_heads, 32, dtype=torch.float16, device=kernel_device)
-    tables, lens = inputs[3:]
-    expected = decode_attention(*inputs, num_splits=num_splits)
-    lens[0], lens[2] = -1, tables.shape[1] * 16 + 1
-    tables[[0, 2]] = 10**9  # following any would crash
-    out, lse = decode_attention(*inputs, num_splits=num_splits, check=False)
-    assert out[[0, 2]].isnan().all()
-    assert lse[[0, 2]].isnan().all()
-    assert out[[1, 3]].equal(expected[0][[1, 3]])
-    assert lse[[1, 3]].equal(expected[1][[1, 3]])
 
 
 def test_lengths_are_checked_where_that_is_free_or_wanted(kernel_device, shapes_unchecked):
@@ -210,42 +159,38 @@ def test_softcap_is_accurate_far_from_and_near_zero(softcap, kernel_device):
     assert_matches_dense(decode_attention, inputs, softcap=softcap, scale=1e3)
 
 
-def test_refusals_name_the_tensor_and_torch(kernel_device, shapes_unchecked):
-    def refused(match, **sizes):
-        inputs = paged_inputs([5], 4, 2, **{"head_size": 32, "dtype": torch.float16} | sizes, device=kernel_device)
-        with pytest.raises(ValueError, match=match + '.*backend="torch"'):
-            decode_attention(*inputs)
-
-    refused("float64", dtype=torch.float64)
-    refused("block size .* got 512", block_size=512)
-    refused("block size .* got 12", block_size=12)
-    refused("head sizes up to 256, got 320", head_size=320)
-    q, k_cache, v_cache, *rest = paged_inputs([5], 4, 2, 32, dtype=torch.float16, device=kernel_device)
-    for name, turned in (("k_cache", (q, k_cache.mT.contiguous().mT, v_cache)),
-                         ("v_cache", (q, k_cache, v_cache.mT.contiguous().mT))):  # fmt: skip
-        with pytest.raises(ValueError, match=f"{name} contiguous in its last dimension"):
-            decode_attention(*turned, *rest)
+def turned(x):
+    return x.mT.contiguous().mT
 
 
-# ------------------------------------------------------------------------------------------ registration
+REFUSED = [  # sizes, changes of inputs by their index, message
+    ({"dtype": torch.float64}, {}, "float64"),
+    ({"block_size": 512}, {}, "block size .* got 512"),
+    ({"block_size": 12}, {}, "block size .* got 12"),
+    ({"head_size": 320}, {}, "head sizes up to 256, got 320"),
+    ({}, {0: turned}, "q contiguous in its last dimension, got stride 4"),
+    ({}, {1: turned}, "k_cache contiguous in its last dimension"),
+    ({}, {2: turned}, "v_cache contiguous in its last dimension"),
+]
 
 
-@pytest.mark.parametrize(("num_splits", "cache_dtype"), [(None, E4M3), (3, None)])
-def test_op_is_registered_soundly(num_splits, cache_dtype, kernel_device):
-    inputs = paged_inputs([0, 5, 40], 4, 2, 32, dtype=torch.bfloat16, device=kernel_device, cache_dtype=cache_dtype)
-    # it compares the inputs too
-    inputs = [t.float().nan_to_num().to(t.dtype) if t.is_floating_point() else t for t in inputs]
-    # the check of the schema compares by arithmetic that torch lacks for float8
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    tests = tests if cache_dtype is None else tests[1:]
-    for options in ((torch.ones(4, device=kernel_device), 0.1, 9, 2.0, 0.5), (None, 0.1, None, 0.0, 1.0)):
-        torch.library.opcheck(torch.ops.pagewise.paged_attention, (*inputs, *options, num_splits), test_utils=tests)
+@pytest.mark.parametrize(("sizes", "changes", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_refusals_name_the_tensor_and_torch(sizes, changes, message, kernel_device, shapes_unchecked):
+    sizes = {"head_size": 32, "dtype": torch.float16} | sizes
+    inputs = list(paged_inputs([5], 4, 2, **sizes, device=kernel_device))
+    for index, change in changes.items():
+        inputs[index] = change(inputs[index])
+    with pytest.raises(ValueError, match=message + '.*backend="torch"'):
+        decode_attention(*inputs)
 
 
 @pytest.mark.parametrize("num_splits", [3, 19, 100])
-def test_bits_do_not_depend_on_the_batch(num_splits, kernel_device):
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_bits_do_not_depend_on_the_batch(backend, num_splits, kernel_device):
     """A longer sequence in the batch makes the tables wider, and the merge reads the splits in groups of 16."""
-    q, k_cache, v_cache, tables, lens = paged_inputs([640, 2000], 4, 2, 32, dtype=torch.float32, device=kernel_device)
-    together = paged_attention(q, k_cache, v_cache, tables, lens, num_splits=num_splits, backend="triton")
-    alone = paged_attention(q[:1], k_cache, v_cache, tables[:1, :40], lens[:1], num_splits=num_splits, backend="triton")
-    assert together[:1].equal(alone)
+    q, k_cache, v_cache, tables, lens = paged_inputs([640, 2000], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    options = {"num_splits": num_splits, "return_lse": True, "backend": backend}
+    together = paged_attention(q, k_cache, v_cache, tables, lens, **options)
+    assert_results(together, *(dense(q, k_cache, v_cache, tables, lens, dtype=t) for t in (torch.float64, q.dtype)))
+    alone = paged_attention(q[:1], k_cache, v_cache, tables[:1, :40], lens[:1], **options)
+    assert all(whole[:1].equal(part) for whole, part in zip(together, alone, strict=True))

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from covering import covering, label
-from packed_cases import assert_packed_matches_dense, dense, packed_inputs
+from paged_cases import changed, dense, paged_inputs
 
-from conftest import DEVICES
+from conftest import DEVICES, assert_results, executed
 from pagewise import paged_attention_varlen as varlen
 from pagewise.flash_decoding import Splits
-from pagewise.paged_attention import paged_attention, paged_attention_varlen
+from pagewise.paged_attention import paged_attention_varlen
 from pagewise.paged_attention_varlen import in_torch as varlen_in_torch
 from pagewise.paged_blocks.cache import to_vllm_layout
 
@@ -17,10 +17,11 @@ MIXES = {  # (length, queries) of each sequence
     "decode": [(1, 1), (33, 1), (130, 1), (16, 1)],
     "prompts": [(33, 33), (1, 1), (17, 17)],
     "chunks": [(130, 20), (37, 5), (18, 17)],
+    "far apart": [(700, 1), (3, 1), (1, 1), (90, 2), (260, 1), (2, 2)],
     "mixed": [(70, 1), (0, 0), (40, 0), (67, 9), (130, 1), (35, 35), (129, 4)],
 }
 AXES = {
-    "mix": list(MIXES),
+    "mix": ["decode", "prompts", "chunks", "mixed"],
     "head_size": [32, 80, 256],
     "block_size": [1, 8, 16],
     "dtype": [torch.float32, torch.float16, torch.bfloat16],
@@ -32,6 +33,28 @@ AXES = {
     "splits": [{}, {"num_splits": 3}, {"split_size": 40}],
     "backend": ["torch", "triton"],
 }
+
+
+def packed_inputs(seq_lens, num_queries, heads, kv_heads, head_size, *, shared=0, seed=0, **rest):
+    """q, caches, tables, lengths and running sums. What no query may see is poison, as in `paged_inputs`.
+
+    The first `shared` blocks of sequence 0 are also the first of all sequences that are long enough.
+    """
+    _, k_cache, v_cache, tables, lens = paged_inputs(seq_lens, heads, kv_heads, head_size, seed=seed, **rest)
+    for b, length in enumerate(seq_lens):
+        if length >= shared * k_cache.shape[1]:
+            tables[b, :shared] = tables[0, :shared]
+    generator = torch.Generator().manual_seed(seed + 1)
+    q = torch.randn(sum(num_queries), heads, head_size, generator=generator).to(rest["dtype"]).to(lens.device)
+    ends = torch.tensor([0, *num_queries]).cumsum(0).to(lens)
+    return q, k_cache, v_cache, tables, lens, ends
+
+
+def assert_packed_matches_dense(path, inputs, **options):
+    """By the one tolerance policy, every row."""
+    out, lse = path(*inputs, **options)
+    exact, naive = (dense(*inputs, dtype=dtype, **options) for dtype in (torch.float64, inputs[0].dtype))
+    assert_results((out, naive[1] if lse is None else lse), exact, naive)
 
 
 def in_torch(*inputs, **options):
@@ -85,25 +108,9 @@ def test_matches_dense_attention_in_float32_and_float64(mix, options, path):
         assert_packed_matches_dense(path, inputs, **options)
 
 
-def test_one_query_each_is_paged_attention(path, device):
-    inputs = packed_inputs([5, 70, 33], [1, 1, 1], 4, 2, 32, dtype=torch.float32, device=device)
-    out, lse = paged_attention(*inputs[:5], return_lse=True, backend="torch")
-    ours, our_lse = path(*inputs)
-    torch.testing.assert_close(ours, out, rtol=1e-5, atol=1e-6)
-    if our_lse is not None:
-        torch.testing.assert_close(our_lse, lse, rtol=1e-5, atol=1e-6)
-
-
-def test_a_sequence_without_tokens_has_no_queries(path, device):
-    inputs = packed_inputs([0, 0, 5], [0, 0, 1], 4, 2, 32, dtype=torch.float32, device=device)
-    assert_packed_matches_dense(path, inputs)
-    none = packed_inputs([0, 5], [0, 0], 4, 2, 32, dtype=torch.float32, device=device)
-    assert path(*none)[0].shape == (0, 4, 32)
-
-
-def test_lengths_far_apart(path, device):
-    inputs = packed_inputs([700, 3, 1, 90, 260, 2], [1, 1, 1, 2, 1, 2], 4, 2, 32, dtype=torch.float32, device=device)
-    assert_packed_matches_dense(path, inputs, alibi_slopes=torch.tensor([0.5, 0.1, 0.01, 0.0], device=device))
+def test_there_may_be_no_queries(path, device):
+    inputs = packed_inputs([0, 5], [0, 0], 4, 2, 32, dtype=torch.float32, device=device)
+    assert path(*inputs)[0].shape == (0, 4, 32)
 
 
 def test_a_sequence_may_fill_its_table(path, device):
@@ -158,38 +165,32 @@ def test_a_gradient_flows_through_the_torch_backend(dtype, device):
         torch.testing.assert_close(a, b)
 
 
-# ------------------------------------------------------------------------------------------ mistakes
+# ------------------------------------------------------------------------------------------ the Triton backend
 
 
-MISTAKES = {
-    "a query too many in the first": lambda q, k, v, t, n, e: (q, k, v, t, n, e + torch.tensor([0, 1, 0, 0]).to(e)),
-    "the next sequence's table": lambda q, k, v, t, n, e: (q, k, v, t.roll(1, 0), n.min().expand(3).contiguous(), e),
-    "the tail left out": lambda q, k, v, t, n, e: (q, k, v, t, n - n % 16, e),
-    "queries at the beginning": lambda q, k, v, t, n, e: (q, k, v, t, torch.maximum(e.diff(), n // 2), e),
-}
+@pytest.mark.parametrize("sizes", [{"block_size": 12}, {"head_size": 320}, {"dtype": torch.float64}], ids=str)
+def test_refusals_name_torch(sizes, kernel_device):
+    inputs = packed_inputs(
+        [5, 40], [1, 5], 4, 2, **{"head_size": 32, "dtype": torch.float16} | sizes, device=kernel_device
+    )
+    with pytest.raises(ValueError, match=r'backend="triton".*backend="torch"'):
+        paged_attention_varlen(*inputs, backend="triton")
+    assert paged_attention_varlen(*inputs, backend="torch").isfinite().all()
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_in_what_belongs_to_whom_are_caught(mistake, path, device):
-    inputs = packed_inputs([70, 75, 67], [1, 3, 40], 4, 2, 32, dtype=torch.float32, device=device)
-    inputs = (inputs[0], inputs[1].nan_to_num(), inputs[2].nan_to_num(), *inputs[3:])
-
-    def mistaken(*inputs, **options):
-        return path(*MISTAKES[mistake](*inputs), **options)
-
-    with pytest.raises(AssertionError, match="error"):
-        assert_packed_matches_dense(mistaken, inputs)
+def test_any_number_of_heads_may_share_a_kv_head(kernel_device):
+    """More than a chunk has rows, so that one query's heads are in several."""
+    for group in (1, 3, 40):
+        inputs = packed_inputs([20, 35], [1, 3], 2 * group, 2, 16, dtype=torch.float16, device=kernel_device)
+        assert_packed_matches_dense(in_triton, inputs)
 
 
-@pytest.mark.parametrize("many", [3, 9])
-def test_a_mask_aligned_to_the_beginning_is_caught(many):
-    inputs = packed_inputs([70], [many], 4, 2, 32, dtype=torch.float32, device="cpu")
-    mask = torch.zeros(many, 70).masked_fill(torch.arange(70) > torch.arange(many)[:, None], -torch.inf)
-    plan = varlen.plan(*inputs[3:], block_size=16, backend="torch")
-    plan.groups = [group._replace(positions=torch.arange(many)[None, None], mask=mask) for group in plan.groups]
-    for attend in (plan.attend_with_lse, lambda *qkv: (plan.attend(*qkv), None)):
-        with pytest.raises(AssertionError, match="error"):
-            assert_packed_matches_dense(lambda *x, attend=attend: attend(*x[:3]), inputs)
+def test_keys_are_cut_where_it_is_asked_for(kernel_device):
+    inputs = packed_inputs([130, 40], [2, 5], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    for splits, merges in (({"num_splits": 1}, 0), ({"num_splits": 3}, 1), ({"split_size": 64}, 1)):
+        before = executed["merge_plan_kernel"]
+        paged_attention_varlen(*inputs, **splits, backend="triton")
+        assert executed["merge_plan_kernel"] - before == merges, splits
 
 
 # ------------------------------------------------------------------------------------------ groups of the torch backend
@@ -316,21 +317,11 @@ def test_sequences_of_length_0_may_have_queries(backend, decodes, queries, kerne
 # ------------------------------------------------------------------------------------------ bad input
 
 
-def sound():
-    return dict(
-        zip(
-            ("q", "k_cache", "v_cache", "block_tables", "seq_lens", "cu_seqlens_q"),
-            packed_inputs([5, 40], [1, 9], 4, 2, 32, dtype=torch.float32, device="cpu"),
-            strict=True,
-        )
-    )
-
-
 def ends(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32)
+    return torch.tensor(numbers, dtype=torch.int32, device=DEVICES[-1])
 
 
-THREE_HEADS = torch.zeros(7, 16, 3, 32)
+THREE_HEADS = torch.zeros(7, 16, 3, 32, device=DEVICES[-1])
 BAD = {
     "more queries than tokens": ({"seq_lens": ends(5, 8)}, ValueError, "seq_lens .* got 8 for sequence 1, which has 9"),
     "sums that begin later": ({"cu_seqlens_q": ends(1, 1, 10)}, ValueError, "cu_seqlens_q must rise from 0 to the 10"),
@@ -355,12 +346,11 @@ BAD = {
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused(case, backend, shapes_unchecked):
-    wrong, error, message = BAD[case]
-    inputs = sound() | {"backend": backend, "check": True} | wrong
-    if backend == "triton":
-        inputs |= {k: x.to(DEVICES[-1]) for k, x in inputs.items() if isinstance(x, torch.Tensor) and not x.is_meta}
+    changes, error, message = BAD[case]
+    *inputs, sums = packed_inputs([5, 40], [1, 9], 4, 2, 32, dtype=torch.float32, device=DEVICES[-1])
+    arguments = {"cu_seqlens_q": sums, "backend": backend, "check": True}
     with pytest.raises(error, match=message):
-        paged_attention_varlen(**inputs)
+        paged_attention_varlen(**arguments | changed(inputs, changes))
 
 
 @pytest.mark.parametrize("many", [3, 9])
