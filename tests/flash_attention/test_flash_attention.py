@@ -1,12 +1,14 @@
 """The promises of `flash_attention` on every backend: checked arguments, the op, dropout, packed sequences."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from flash_cases import as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen, in_triton
+from pagewise.flash_attention.dropout import philox
 from pagewise.naive_attention import attention
 from pagewise.tools.work import count_work
 
@@ -28,37 +30,24 @@ def test_a_view_of_tokens_is_read_as_it_lies(backend, kernel_device):
     torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
 
 
-@each_backend
-@pytest.mark.parametrize("window", [2**31 - 1, 2**40])
-@pytest.mark.parametrize("sizes", [(9, 13), (13, 9)])
-def test_a_window_may_be_wider_than_32_bits_count(sizes, window, backend, kernel_device):
-    q, k, v = random_qkv(*sizes, 16, (2, 1), 1, torch.float32, kernel_device)
-    options = {"causal": True, "window": window}
-    assert_matches_naive(
-        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
-    )
+AT_THE_LIMITS = {  # T, S, D, options, dtype
+    "a window of 31 bits": (9, 13, 16, {"causal": True, "window": 2**31 - 1}, torch.float32),
+    "a window of 40 bits": (9, 13, 16, {"causal": True, "window": 2**40}, torch.float32),
+    "a window of 40 bits, T > S": (13, 9, 16, {"causal": True, "window": 2**40}, torch.float32),
+    "a softcap far above the scores": (9, 13, 16, {"softcap": 1e5}, torch.float32),  # tanh must be exact near 0
+    "a softcap far below the scores": (9, 13, 16, {"softcap": 1e-3}, torch.float32),  # every score is the softcap
+    # In exact arithmetic dP − delta is 0 here. In 16 bits only the rounding of out remains.
+    "one key, float16": (20, 1, 64, {"dropout_p": 0.17, "dropout_seed": 11}, torch.float16),
+    "one key, bfloat16": (20, 1, 64, {"dropout_p": 0.17, "dropout_seed": 11}, torch.bfloat16),
+}
 
 
 @each_backend
-@pytest.mark.parametrize("softcap", [1e-3, 1e5])
-def test_a_softcap_may_be_far_from_the_scores(softcap, backend, kernel_device):
-    """Far above, tanh must be exact near 0; far below, every score is the softcap."""
-    q, k, v = random_qkv(9, 13, 16, (2, 1), 1, torch.float32, kernel_device)
-    options = {"softcap": softcap}
-    assert_matches_naive(
-        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
-    )
-
-
-@each_backend
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_one_key_has_all_the_weight(dtype, backend, kernel_device):
-    """In exact arithmetic dP − delta is 0 here. In 16 bits only the rounding of out remains."""
-    q, k, v = random_qkv(20, 1, 64, (2, 1), 1, dtype, kernel_device)
-    options = {"dropout_p": 0.17, "dropout_seed": 11}
-    assert_matches_naive(
-        lambda q, k, v: flash_attention(q, k, v, **options, return_lse=True, backend=backend), q, k, v, options
-    )
+@pytest.mark.parametrize(("T", "S", "D", "options", "dtype"), AT_THE_LIMITS.values(), ids=AT_THE_LIMITS)
+def test_options_at_their_limits(T, S, D, options, dtype, backend, kernel_device):
+    q, k, v = random_qkv(T, S, D, (2, 1), 1, dtype, kernel_device)
+    attend = partial(flash_attention, **options, return_lse=True, backend=backend)
+    assert_matches_naive(attend, q, k, v, options)
 
 
 @each_backend
@@ -93,16 +82,6 @@ def test_autocast_changes_nothing(backend, kernel_device):
     assert all(map(torch.equal, *results))
 
 
-def test_backends_agree_on_all_options_together(kernel_device):
-    q, k, v = (x.requires_grad_() for x in random_qkv(20, 35, 16, (4, 2), 2, torch.float32, kernel_device))
-    options, results = options_of("all", 2, 4, 20, 35, kernel_device), []
-    for backend in ("torch", "triton"):
-        out = flash_attention(q, k, v, **options, backend=backend)
-        results.append((out, *torch.autograd.grad(out.sin().sum(), (q, k, v))))
-    for by_torch, by_triton in zip(*results, strict=True):
-        torch.testing.assert_close(by_triton, by_torch, rtol=1e-4, atol=1e-5)
-
-
 def qkv_of(D, dtype=torch.float32):
     return dict(zip("qkv", random_qkv(3, 4, D, (2, 1), 1, dtype), strict=True))
 
@@ -113,13 +92,10 @@ REFUSED = [
     ({"dropout_p": 0.5, "dropout_seed": 0.5}, TypeError, "dropout_seed must be an int"),
     ({"dropout_p": 0.5, "dropout_seed": torch.tensor([1, 2])}, ValueError, "dropout_seed must be"),
     ({"attn_mask": torch.zeros(3, 4)}, TypeError, "attn_mask must be a bool"),
-    ({"attn_mask": torch.ones(3, 7, dtype=torch.bool)}, ValueError, "attn_mask must broadcast"),
     (WIDE | {"backend": "triton"}, ValueError, 'backend="triton" takes head sizes up to 256, got 300; backend="torch"'),
     (DOUBLE | {"backend": "triton"}, ValueError, 'backend="triton" takes q in float32, float16 or bfloat16'),
     (DOUBLE | {"backend": "cuda"}, ValueError, r'got torch\.float64; backend="torch" takes it'),
     ({"backend": "cuda", "window": 3, "causal": True}, ValueError, 'backend="cuda" takes no window'),
-    ({"backend": "cuda", "softcap": 3.0}, ValueError, 'backend="cuda" takes no softcap'),
-    ({"backend": "cuda", "dropout_p": 0.3}, ValueError, 'backend="cuda" takes no dropout'),
     (
         {"backend": "cuda", "q": torch.zeros(1, 2, 3, 32, requires_grad=True)},
         ValueError,
@@ -159,46 +135,11 @@ def test_slopes_that_require_a_gradient_are_refused():
 # ------------------------------------------------------------------------------------------------ the op
 
 
-@pytest.mark.slow
-@each_backend
-def test_opcheck(backend, kernel_device):
-    q, k, v = (x.requires_grad_() for x in random_qkv(9, 12, 16, (4, 2), 1, torch.float32, kernel_device))
-    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=kernel_device) for x in ([0, 4, 9], [0, 5, 12]))
-    slopes, seed = torch.rand(4, device=kernel_device), torch.tensor(5, device=kernel_device)
-    mask = torch.rand(9, 12, device=kernel_device) < 0.8
-    numbers = (0.25, True, 7, 2.0)
-    op = torch.ops.pagewise.flash_attention
-    torch.library.opcheck(op, (q, k, v, slopes, mask, seed, None, None, *numbers, 0.2, backend, True))
-    torch.library.opcheck(op, (q, k, v, None, None, None, cu_q, cu_k, *numbers, 0.0, backend, True))
-
-
 def test_torch_compile_takes_the_gpu_as_a_constant():
     """Importing torch._dynamo only for this mark would take a second or two in each process."""
     marked = torch.compiler.assume_constant_result(lambda: None)
     assert vars(marked)
     assert vars(marked).items() <= vars(in_triton.gpu_of).items()
-
-
-def test_a_second_derivative_is_refused():
-    q, k, v = (x.requires_grad_() for x in random_qkv(3, 4, 8, (1, 1), 1))
-    (dq,) = torch.autograd.grad(flash_attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"differentiable once.*naive_attention"):
-        dq.sum().backward()
-
-
-@each_backend
-def test_a_loss_of_out_or_of_lse_alone(backend, kernel_device):
-    q, k, v = (x.requires_grad_() for x in random_qkv(20, 30, 16, (2, 1), 1, torch.float32, kernel_device))
-    for which in (0, 1):
-        results = flash_attention(q, k, v, return_lse=True, backend=backend)
-        expected = attention(q, k, v, return_lse=True)
-        gradients, exact = (torch.autograd.grad(x[which].sum(), (q, k), retain_graph=True) for x in (results, expected))
-        torch.testing.assert_close(gradients, exact, rtol=1e-4, atol=1e-5)
-
-
-def test_gradcheck_of_the_function():
-    q, k, v = (x.requires_grad_() for x in random_qkv(3, 4, 2, (2, 1), 1))
-    assert torch.autograd.gradcheck(lambda *x: flash_attention(*x, causal=True, return_lse=True), (q, k, v))
 
 
 # ------------------------------------------------------------------------------------------------ dropout
@@ -216,8 +157,6 @@ def test_dropout_keeps_the_right_fraction(p):
 
 def test_a_weight_stays_if_its_draw_is_at_least_p():
     """p is rounded to a multiple of 2⁻¹⁶. The first weight's draw is what the first word's lower half says."""
-    from pagewise.flash_attention.dropout import philox
-
     draw = int(philox(*torch.zeros(4, dtype=torch.int64), torch.tensor(7))[0]) % 2**16
     for level, stays in ((draw - 1, True), (draw, True), (draw + 0.4, True), (draw + 0.6, False), (draw + 1, False)):
         assert dropout_mask((1, 1, 1, 1), level / 2**16, 7).item() == stays
@@ -233,7 +172,6 @@ def test_dropout_differs_between_seeds_heads_and_sequences():
 
 def test_philox_gives_the_published_numbers():
     """The known answers of Random123's kat_vectors for philox4x32-10."""
-    from pagewise.flash_attention.dropout import philox
 
     def words(counter, key):
         seed = torch.tensor(key[0] | key[1] << 32).to(torch.int64) if key[1] < 2**31 else torch.tensor(-1)
@@ -242,22 +180,6 @@ def test_philox_gives_the_published_numbers():
     ones = 2**32 - 1
     assert words((0, 0, 0, 0), (0, 0)) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     assert words((ones,) * 4, (ones, ones)) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
-
-
-@each_backend
-def test_without_dropout_nothing_changes(backend, kernel_device):
-    q, k, v = random_qkv(20, 30, 16, (2, 2), 1, torch.float32, kernel_device)
-    plain = flash_attention(q, k, v, backend=backend)
-    assert torch.equal(plain, flash_attention(q, k, v, dropout_p=0.0, dropout_seed=5, backend=backend))
-
-
-def test_a_seed_comes_from_torch_if_none_is_given():
-    q, k, v = random_qkv(20, 30, 16, (2, 2), 1, torch.float32)
-    torch.manual_seed(1)
-    first, second = (flash_attention(q, k, v, dropout_p=0.5) for _ in range(2))
-    torch.manual_seed(1)
-    assert torch.equal(first, flash_attention(q, k, v, dropout_p=0.5))
-    assert not torch.equal(first, second)
 
 
 def test_a_seed_may_be_a_tensor():

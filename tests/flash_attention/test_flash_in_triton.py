@@ -3,14 +3,13 @@
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
 
-import functools
 import math
-import os
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from covering import all_cases, covering, label
+from covering import all_cases, covering, is_full, label
 from flash_cases import KINDS, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, tuning
@@ -19,7 +18,6 @@ from pagewise.naive_attention import attention
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
 from pagewise.tools.sizes import padded
 
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
 AXES = {
     "sizes": [(1, 1), (1, 147), (3, 799), (64, 128), (113, 203), (127, 512), (128, 217), (239, 1), (257, 129)],
     "kind": KINDS,
@@ -36,20 +34,20 @@ SMALL = AXES | {
 
 def cases():
     """Interpreted: on small sizes each pair once. FULL: on all sizes each pair; on a GPU the product."""
-    if not FULL:
+    if not is_full():
         return covering(SMALL)
     if not torch.cuda.is_available():
         return covering(AXES)
     return all_cases(AXES)
 
 
-def in_kernels(options, **more):
-    return lambda q, k, v: flash_attention(q, k, v, **options, **more, return_lse=True, backend="triton")
+def in_kernels(options):
+    return partial(flash_attention, **options, return_lse=True, backend="triton")
 
 
 @pytest.mark.parametrize("case", cases(), ids=label)
 def test_forward_and_gradients_are_as_accurate_as_naive(case, kernel_device):
-    (T, S), batch = case["sizes"], 2 if FULL else 1
+    (T, S), batch = case["sizes"], 2 if is_full() else 1
     qkv = random_qkv(T, S, case["head_size"], case["heads"], batch, case["dtype"], kernel_device, seed=3)
     q, k, v = as_tokens(*qkv)
     options = options_of(case["kind"], *q.shape[:3], S, kernel_device)
@@ -217,8 +215,7 @@ def test_gradients_with_large_scores_in_float32(seed, kernel_device):
     """The backward's weights add up to 1 only if its scores are rounded as the forward rounded them."""
     q, k, v = random_qkv(5, 33, 112, (2, 1), 1, torch.float32, kernel_device, seed)
     options = {"scale": 1.0, "causal": True}
-    attend = functools.partial(flash_attention, backend="triton", return_lse=True, **options)
-    assert_matches_naive(attend, q, k, v, options)
+    assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
 def test_the_backward_does_with_the_log_sum_exp(kernel_device):

@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from covering import in_turns
+from covering import in_turns, is_full
 from flash_compiled import (
     BACKWARD,
     BYTES,
@@ -29,7 +29,6 @@ from pagewise.tools.sizes import padded
 
 pytestmark = pytest.mark.slow
 
-FULL = os.environ.get("PAGEWISE_FULL") == "1"
 LIGHT = [kind for kind in KINDS if not heavy(kind)]
 TOGETHER, HEAVY = "causal, window, softcap, alibi", "mask, dropout"
 NAMES = {FORWARD: "forward", BACKWARD: "backward"}
@@ -52,11 +51,11 @@ def taken(kernel: object, D: int, dtype: str, sm: int, kind: str) -> Compiled:
 # ------------------------------------------------------------------------------------------------ what is promised
 
 
-@pytest.mark.parametrize(("D", "sm"), in_turns([16, 32, 64, 128] if FULL else [64, 128], [80, 90]))
-@pytest.mark.parametrize("kind", LIGHT if FULL else [TOGETHER])
+@pytest.mark.parametrize(("D", "sm"), in_turns([16, 32, 64, 128] if is_full() else [64, 128], [80, 90]))
+@pytest.mark.parametrize("kind", LIGHT if is_full() else [TOGETHER])
 def test_the_forward_in_16_bits_spills_nothing(kind, D, sm):
     assert taken(FORWARD, D, "fp16", sm, kind).spilled_bytes == 0
-    if FULL and kind == TOGETHER:
+    if is_full() and kind == TOGETHER:
         assert taken(FORWARD, D, "bf16", sm, kind).spilled_bytes == 0
 
 
@@ -74,7 +73,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("sm", [80, 90])
-@pytest.mark.parametrize(("kernel", "D", "dtype", "kind"), OTHERS if FULL else [(BACKWARD, 128, "fp16", "causal")])
+@pytest.mark.parametrize(("kernel", "D", "dtype", "kind"), OTHERS if is_full() else [(BACKWARD, 128, "fp16", "causal")])
 def test_the_others_spill_little(kernel, D, dtype, kind, sm):
     """In bytes per thread, which has 1020 of registers at most."""
     allowed = 640 if (D, dtype, kind) == (256, "fp32", HEAVY) else 256
@@ -96,7 +95,7 @@ OF_FULL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sm", "kernel", "D", "dtype", "kind"), BY_ARCHITECTURE + OF_FULL * FULL)
+@pytest.mark.parametrize(("sm", "kernel", "D", "dtype", "kind"), BY_ARCHITECTURE + OF_FULL * is_full())
 def test_the_first_tiles_fit_every_architecture(sm, kernel, D, dtype, kind):
     taken(kernel, D, dtype, sm, kind)
 
