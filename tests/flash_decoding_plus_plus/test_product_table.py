@@ -45,10 +45,6 @@ def curves(M1, M2, *, gap=1.5, noise=0.0, seed=0):
 # ------------------------------------------------------------------------------------------------ inflection points
 
 
-def test_each_number_of_rows_below_8_is_timed_and_both_ends_of_each_step_of_8():
-    assert NUM_ROWS == (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 48, 49, 56, 57, 64)
-
-
 @given(st.sampled_from(POINTS), st.sampled_from(POINTS), st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_known_crossings_are_found_under_noise(M, other, seed):
@@ -147,10 +143,7 @@ def test_profile_runs_here(kernel_device, monkeypatch):
     M1, M2 = flow.inflections(24, 32)
     assert 1 <= M1 <= M2 <= 65
     for M in (1, 3, 64, 65):
-        x, w = (
-            torch.randn(M, 32, device=kernel_device, dtype=dtype),
-            torch.randn(24, 32, device=kernel_device).to(dtype),
-        )
+        x, w = (torch.randn(rows, 32, device=kernel_device).to(dtype) for rows in (M, 24))
         torch.testing.assert_close(flow.linear(x, w), linear(x, w), atol=2e-2, rtol=1e-2)
 
 
@@ -204,24 +197,22 @@ def test_the_table_chooses(M1, M2, taken):
     assert taken == expected
 
 
-@pytest.mark.parametrize(
-    ("shape", "name"), [((5,), "gemv"), ((2, 1, 5), "flat_gemm"), ((5, 4, 5), "matmul"), ((0, 5), "matmul")]
-)
-def test_rows_may_have_several_dimensions_or_none(shape, name, taken):
-    x, w = torch.randn(shape), torch.randn(6, 5)
+W = torch.randn(6, 5)
+CHOSEN = {  # x, w, and the product that a table of (2, 17) for [6, 5] in float32 chooses
+    "a vector": (torch.randn(5), W, "gemv"),
+    "two dimensions of rows": (torch.randn(2, 1, 5), W, "flat_gemm"),
+    "many rows": (torch.randn(5, 4, 5), W, "matmul"),
+    "no rows": (torch.randn(0, 5), W, "matmul"),
+    "another shape of weights": (torch.randn(1, 6), torch.randn(5, 6), "matmul"),
+    "another dtype": (torch.randn(1, 5).double(), W.double(), "matmul"),
+    "weights whose rows do not lie one after the other": (torch.randn(1, 5), torch.randn(5, 6).T, "matmul"),
+}
+
+
+@pytest.mark.parametrize(("x", "w", "name"), CHOSEN.values(), ids=CHOSEN)
+def test_the_product_depends_on_rows_weights_and_dtype(x, w, name, taken):
     assert torch.equal(table(2, 17).linear(x, w), linear(x, w))
     assert taken == [name]
-
-
-def test_what_was_not_profiled_goes_to_matmul(taken):
-    flow = table(2, 65)
-    for x, w in (
-        (torch.randn(1, 6), torch.randn(5, 6)),
-        (torch.randn(1, 5).double(), torch.randn(6, 5).double()),
-        (torch.randn(1, 5), torch.randn(5, 6).T),  # profiled, but its rows do not lie one after the other
-    ):
-        assert torch.equal(flow.linear(x, w), linear(x, w))
-    assert taken == ["matmul"] * 3
 
 
 def test_what_needs_a_gradient_goes_to_matmul(taken):
@@ -310,40 +301,33 @@ def test_a_table_is_read_as_it_was_saved(saved):
     assert Dataflow.load(path) == Dataflow.load(str(path)) == flow
 
 
-def test_another_devices_table_is_refused_with_both_names(saved):
+def entry(**changes):
+    """The file's content with changes in its first entry."""
+    return lambda c: c | {"inflections": [c["inflections"][0] | changes]}
+
+
+DAMAGED = [  # the bytes of a file, or a change of its content
+    (b"\x80\x04\x95pickled", ""),
+    (b'{"version": 1', ""),
+    (b"", ""),
+    (lambda c: [c], "not a saved Dataflow"),
+    (lambda c: {name: value for name, value in c.items() if name != "device"}, "not a saved Dataflow .*device"),
+    (lambda c: c | {"version": 2}, "version must be 1, got 2"),
+    (lambda c: c | {"dtype": "float64"}, "not a saved Dataflow .*float64"),
+    (lambda c: c | {"inflections": [3]}, "not a saved Dataflow"),
+    (lambda c: c | {"inflections": [{"N": 6}]}, "not a saved Dataflow .*K"),
+    (entry(M1=2.5), "M1 must be an int, got float"),
+    (entry(M1=18), "1 <= M1 <= M2 <= 65, got 18 and 17"),
+    (entry(M1=0), "M1 must be at least 1"),
+    (entry(M2=66), "got 2 and 66"),
+    (entry(N=0), "N must be at least 1"),
+    (lambda c: c | {"device": "NVIDIA H999 (sm_999, 7 SMs)"}, r"on NVIDIA H999 \(sm_999, 7 SMs\), .* has CPU \("),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGED)
+def test_a_file_that_does_not_fit_is_refused_by_its_name(damage, message, saved, shapes_unchecked):
     _, path, content = saved
-    path.write_text(json.dumps(content | {"device": "NVIDIA H999 (sm_999, 7 SMs)"}))
-    with pytest.raises(ValueError, match=r"table\.json: .* on NVIDIA H999 \(sm_999, 7 SMs\), this machine has CPU \("):
-        Dataflow.load(path)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda c: [c], "not a saved Dataflow"),
-        (lambda c: {name: value for name, value in c.items() if name != "device"}, "not a saved Dataflow .*device"),
-        (lambda c: c | {"version": 2}, "version must be 1, got 2"),
-        (lambda c: c | {"dtype": "float64"}, "not a saved Dataflow .*float64"),
-        (lambda c: c | {"inflections": [3]}, "not a saved Dataflow"),
-        (lambda c: c | {"inflections": [*c["inflections"], {"N": 6}]}, "not a saved Dataflow .*K"),
-        (lambda c: c | {"inflections": [c["inflections"][0] | {"M1": 2.5}]}, "M1 must be an int, got float"),
-        (lambda c: c | {"inflections": [c["inflections"][0] | {"M1": 18}]}, "1 <= M1 <= M2 <= 65, got 18 and 17"),
-        (lambda c: c | {"inflections": [c["inflections"][0] | {"M1": 0}]}, "M1 must be at least 1"),
-        (lambda c: c | {"inflections": [c["inflections"][0] | {"M2": 66}]}, "got 2 and 66"),
-        (lambda c: c | {"inflections": [c["inflections"][0] | {"N": 0}]}, "N must be at least 1"),
-    ],
-)
-def test_what_is_wrong_with_a_damaged_file_is_named(damage, message, saved, shapes_unchecked):
-    _, path, content = saved
-    path.write_text(json.dumps(damage(content)))
-    with pytest.raises(ValueError, match=message) as raised:
-        Dataflow.load(path)
-    assert str(path) in str(raised.value)
-
-
-@pytest.mark.parametrize("content", [b"\x80\x04\x95pickled", b'{"version": 1', b""])
-def test_what_is_not_json_is_named(content, saved):
-    _, path, _ = saved
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"table\.json: "):
+    path.write_bytes(damage if isinstance(damage, bytes) else json.dumps(damage(content)).encode())
+    with pytest.raises(ValueError, match=f"table.json: .*{message}"):
         Dataflow.load(path)

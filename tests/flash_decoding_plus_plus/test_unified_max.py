@@ -20,7 +20,6 @@ from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, unified_max_attention
 from pagewise.kernels.flash_decoding_plus_plus import rounded
 from pagewise.naive_attention import attention
-from pagewise.options import ScoreOptions
 from pagewise.tools.device import triton_launch
 
 # numpy's, where Triton is interpreted, of rows that are recomputed
@@ -116,11 +115,8 @@ def test_calibrate_refuses(scores, error, message, shapes_unchecked):
     ("numbers", "error", "message"),
     [
         ((0.0, 1.0, 1.0), ValueError, "low must be below high"),
-        ((0.0, 2.0, 1.0), ValueError, "low must be below high"),
         ((NAN, -1.0, 1.0), ValueError, "phi"),
-        ((INF, -1.0, 1.0), ValueError, "phi"),
         ((0.0, -INF, 1.0), ValueError, "low"),
-        ((0.0, -1.0, NAN), ValueError, "high"),
         ((0.0, -1.0, INF), ValueError, "high"),
         (("0", -1.0, 1.0), TypeError, "phi"),
         ((0.0, None, 1.0), TypeError, "low"),
@@ -275,33 +271,6 @@ def test_a_small_score_below_a_larger_one_changes_nothing(num_splits, backend, k
     assert not recomputed.any()
 
 
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_logits_of_any_size(num_splits, backend, kernel_device):
-    """±10⁵, one sequence beside a calm one."""
-    q, k, v = random_qkv(3, 200, 64, (4, 2), dtype=torch.float32, device=kernel_device)
-    q[0] *= 1e5
-    _, recomputed = attend(q, k, v, num_splits=num_splits, causal=True, backend=backend)
-    assert recomputed[0].all()
-    assert not recomputed[1].any()
-
-
-def test_queries_before_the_first_key_see_nothing(backend, kernel_device):
-    q, k, v = random_qkv(8, 5, 64, (4, 2), dtype=torch.float32, device=kernel_device)
-    q[:, 0] *= 1e4
-    out, recomputed = attend(q, k, v, causal=True, num_splits=2, backend=backend)
-    assert (out[:, :, :3] == 0).all()
-    assert not recomputed[:, :, :3].any()
-    assert recomputed[:, 0, 3:].all()
-
-
-def test_no_keys_at_all(backend, kernel_device):
-    out, recomputed = attend(
-        *random_qkv(3, 0, 64, (4, 2), dtype=torch.float32, device=kernel_device), num_splits=2, backend=backend
-    )
-    assert (out == 0).all()
-    assert not recomputed.any()
-
-
 def test_nan_reaches_only_its_own_row(backend, kernel_device):
     q, k, v = random_qkv(3, 130, 64, (4, 2), dtype=torch.float32, device=kernel_device)
     calm, _ = unified_max_attention(q, k, v, BAND, num_splits=2, backend=backend)
@@ -341,6 +310,7 @@ def test_values_that_weights_carry_out_of_the_floats(score, size, dtype, backend
     assert recomputed.all()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_whatever_the_scores_and_the_band(data):
@@ -362,43 +332,11 @@ def test_whatever_the_scores_and_the_band(data):
     assert recomputed.cpu().equal((m > -INF) & ~((low < m - phi) & (m - phi < high)))
 
 
-# ------------------------------------------------------------------------------------------ a real model
-
-
-def test_no_row_of_the_tiny_model_is_recomputed(backend, kernel_device):
-    """φ from the scores of one text, used for the newest tokens of another."""
-    from pagewise.models import tiny_model
-    from pagewise.naive_attention import masked_scores, query_positions
-
-    model, tokenizer = tiny_model()
-
-    def observed(text):
-        """q, k, v of each layer."""
-        layers = []
-
-        def attend(layer, *qkv):
-            layers.append(qkv)
-            return attention(*qkv, causal=True)
-
-        ids = torch.tensor([tokenizer.encode(text)])
-        with torch.no_grad():
-            model(ids, torch.arange(ids.shape[1])[None], attend)
-        return layers
-
-    scores = [
-        masked_scores(
-            q, k, query_positions(q.shape[2], k.shape[2]), torch.arange(k.shape[2]), ScoreOptions(causal=True)
-        )
-        for q, k, _ in observed("the keys and values of every token are kept in blocks of sixteen")
-    ]
-    unified_max = calibrate(torch.stack(scores))
-    for q, k, v in observed("a block table says where each block of a sequence lies in memory"):
-        newest = (x.to(kernel_device) for x in (q[:, :, -4:], k, v))
-        _, recomputed = attend(*newest, unified_max, causal=True, num_splits=2, backend=backend)
-        assert not recomputed.any()
-
-
 # ------------------------------------------------------------------------------------------ refused arguments
+
+
+def lens(*numbers):
+    return {"seq_lens": torch.tensor(numbers, dtype=torch.int32)}
 
 
 @pytest.mark.parametrize(
@@ -409,12 +347,17 @@ def test_no_row_of_the_tiny_model_is_recomputed(backend, kernel_device):
         ({"num_splits": 0}, ValueError, "num_splits"),
         ({"num_splits": 2.0}, TypeError, "num_splits"),
         ({"q": torch.zeros(2, 4, 1, 16, requires_grad=True)}, ValueError, "flash_decoding"),
+        (lens(1, 10), ValueError, "from 0 to S = 9, the number of keys, got 10"),
+        (lens(-1, 9), ValueError, "from 0 to S = 9, the number of keys, got -1"),
+        ({"seq_lens": torch.tensor([1, 9])}, TypeError, "seq_lens"),
+        (lens(9), ValueError, "seq_lens"),
+        ({"seq_lens": [1, 9]}, TypeError, "seq_lens"),
     ],
 )
-def test_the_door_refuses(change, error, message, shapes_unchecked):
+def test_bad_input_is_refused(change, error, message, backend, shapes_unchecked):
     arguments = {"q": torch.zeros(2, 4, 1, 16), "k": torch.zeros(2, 2, 9, 16), "v": torch.zeros(2, 2, 9, 16)}
     with pytest.raises(error, match=message):
-        unified_max_attention(**{**arguments, "unified_max": BAND, **change})
+        unified_max_attention(**{**arguments, "unified_max": BAND, "backend": backend, **change})
 
 
 # ------------------------------------------------------------------------------------------ lengths that differ
@@ -444,19 +387,3 @@ def test_lengths_of_no_sequences(backend, kernel_device):
     seq_lens = torch.zeros(0, dtype=torch.int32, device=kernel_device)
     out, recomputed = unified_max_attention(q, k, v, BAND, seq_lens=seq_lens, backend=backend)
     assert (out.shape, recomputed.shape) == (q.shape, q.shape[:3])
-
-
-@pytest.mark.parametrize(
-    ("seq_lens", "error", "message"),
-    [
-        (torch.tensor([1, 10], dtype=torch.int32), ValueError, "from 0 to S = 9, the number of keys, got 10"),
-        (torch.tensor([-1, 9], dtype=torch.int32), ValueError, "from 0 to S = 9, the number of keys, got -1"),
-        (torch.tensor([1, 9]), TypeError, "seq_lens"),
-        (torch.tensor([9], dtype=torch.int32), ValueError, "seq_lens"),
-        ([1, 9], TypeError, "seq_lens"),
-    ],
-)
-def test_lengths_that_do_not_fit_are_refused(seq_lens, error, message, backend, shapes_unchecked):
-    q, k = torch.zeros(2, 4, 1, 16), torch.zeros(2, 2, 9, 16)
-    with pytest.raises(error, match=message):
-        unified_max_attention(q, k, k, BAND, seq_lens=seq_lens, backend=backend)
