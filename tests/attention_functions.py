@@ -71,7 +71,7 @@ def in_batches(found, sizes):
 
 
 def in_programs(num_programs, q, k, v, *, seq_lens=None, return_lse=False, check=True, **options):
-    """`flash_decoding` by a number of programs that share all tiles, as it runs on a GPU. check is ignored."""
+    """`flash_decoding` by a number of programs that share all tiles, as it runs on a GPU. `check` has no effect."""
     options = ScoreOptions(**options).checked(q, k.shape[2])
     plan = in_triton.decode_plan(q, k, options, Splits("share", num_programs), seq_lens=seq_lens)
     found = in_triton.attend(q, k, v, options, seq_lens=seq_lens, plan=plan)
