@@ -132,6 +132,7 @@ def test_one_of_several_kernels_is_named_by_its_parameters():
     assert x.tolist() == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_trailing_arguments_with_a_default_may_be_left_out():
     kernel = CudaKernel(
         "__global__ void f(float* x, float by, float plus = -0.5f, const int* y = nullptr) { *x = by + plus; }", "f"
@@ -188,6 +189,7 @@ def test_a_pointer_to_pointers_takes_addresses():
     assert x.tolist() == [0.0, 7.0]
 
 
+@pytest.mark.slow
 def test_the_architecture_is_that_of_an_h100():
     out = torch.zeros(1, dtype=torch.int32)
     CudaKernel(FILE, "arch")[1, 1](out)

@@ -298,6 +298,7 @@ def test_arguments_with_a_default_may_be_left_out(capsys, tmp_path):
 LATIN = b'#include "h.h"\n// gr\xfc\xdfe \x85\n__global__ void k(int* x) {\n    x[ONE * 5] = 1;  // \xfc\n}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [b"", b"void host() { k<<<1, 1>>>(0); }\n"], ids=["whole", "cut"])
 def test_a_file_in_latin_1_with_a_name_in_latin_1_is_read(host, capsysbinary, tmp_path):
     file = os.fsdecode(os.fsencode(tmp_path) + b"/\xfc.cu")

@@ -29,6 +29,7 @@ def test_block_reduce(n):
     assert out.tolist() == [x.sum(), x[:n].sum(), x.max() + 1, x.argmax()]
 
 
+@pytest.mark.slow
 def test_storage_used_again_without_a_barrier_is_a_race():
     with pytest.raises(cudascope.Finding) as caught:
         run("reuses_storage", (1, 80), randint(80).float(), torch.zeros(2))

@@ -236,6 +236,7 @@ SINGLE = [f"__{'fmaf' if op == 'fma' else 'f' + op}_{mode}({ARGUMENTS.get(op, 'a
 DOUBLE = [f"__{'fma' if op == 'fma' else 'd' + op}_{mode}({ARGUMENTS.get(op, 'a, b')})" for op, mode in IN_MODES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("single", torch.float32), ("double_", torch.float64)])
 def test_arithmetic_rounds_as_its_name_says(name, dtype):
     generator = torch.Generator().manual_seed(0)

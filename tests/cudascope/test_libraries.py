@@ -67,6 +67,7 @@ def test_cuRAND_draws_nvidias_numbers():
     assert bits[16:22].tolist() == mrg  # MRG32k3a does not mix a seed of 0 into its state
 
 
+@pytest.mark.slow
 def test_an_offset_of_cuRAND_is_as_many_draws():
     out = np.zeros((6, 8), np.uint32)
     CudaKernel(FILE, "steps")[1, 8](out)

@@ -193,6 +193,7 @@ def test_a_child_that_is_forked_during_a_launch_reads_and_launches():
     assert done.stdout == 2 * "1 [1.0, 2.0, 0.0, 1.0]\n", done
 
 
+@pytest.mark.slow
 def test_a_handler_of_python_runs_during_a_launch_and_may_end_it():
     done = in_a_process("""
         class Late(Exception): pass

@@ -1,6 +1,7 @@
 """The replay of a trace without a barrier: it agrees with `check`. See replay.py and planted_in_ptx.py."""
 
 import numpy as np
+import pytest
 import test_ptx_kernel as entries
 from planting import meetings, planted, removals
 from test_planted_in_ptx import product_of, replayed, verdicts
@@ -77,6 +78,7 @@ def test_a_replay_tells_copies_from_the_plain_stores_of_their_group():
     assert_needed(run, RING, mistakes, [True, True, False, True])
 
 
+@pytest.mark.slow
 def test_a_replay_counts_the_reads_of_a_product_until_its_wait():
     """All warps have begun their product at the first barrier. One of them may still read after another has waited."""
     after = """bar.sync 0;

@@ -196,6 +196,7 @@ def test_printf_goes_to_pythons_stdout_in_the_order_of_the_thread_blocks(capsys)
     assert capsys.readouterr().out.splitlines() == [f"block {b} of 20 says hi 0.5" for b in range(20)]
 
 
+@pytest.mark.slow
 def test_launches_from_several_python_threads_do_not_meet():
     x = torch.randn(4, 100 * 128)
     outs = [zeros(100) for _ in range(4)]

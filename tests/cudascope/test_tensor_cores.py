@@ -163,6 +163,7 @@ def test_the_correct_twin_is_clean_under_any_schedule(name):
     assert_twin_is_clean(FILE, name, BUGS.get(name, Planted("", (1, 32), tile_product)))
 
 
+@pytest.mark.slow
 def test_code_that_counts_on_a_layout_of_fragments_is_wrong_under_every_schedule_in_another_way():
     arrangements = set()
     for seed in SCHEDULES:

@@ -196,6 +196,7 @@ def test_calls_variables_printing_and_the_heap_are_as_in_cpp(capsys):
     assert results[1][1:] == (128, 2 * "text 5%  1.50 1099511627776|   7\n")
 
 
+@pytest.mark.slow
 def test_an_assertion_names_its_line_of_the_source():
     with pytest.raises(Finding, match=r"assertion failed: n > 0") as found:
         CudaKernel(LANGUAGE, "language<float>", through="ptx")[1, 64, 256](torch.zeros(64), Pair(), 0, 1)

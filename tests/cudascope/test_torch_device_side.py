@@ -49,6 +49,7 @@ def test_an_index_past_a_tensor_by_value_is_found_with_the_tensors_name():
     assert "x[row][lane]" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_an_assertion_of_a_kernel_is_found():
     x, out, index = warps_data()
     with pytest.raises(Finding, match="assertion failed: columns <= "), check():

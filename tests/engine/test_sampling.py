@@ -111,6 +111,7 @@ def test_a_very_low_temperature_is_greedy(temperature):
         assert {pick.token for pick in picks} == {int(logits.argmax())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "most"),
     [

@@ -215,6 +215,7 @@ def everything():
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_tokens_and_the_share_of_the_prefix_cache_are_exact(everything):
     found = fields(everything)
     assert len(found) == 2 * 9

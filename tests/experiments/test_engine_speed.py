@@ -33,6 +33,7 @@ def test_everybody_continues_prompts_of_mixed_lengths_alike():
     assert compared[GENERATE][0].prompt_tokens == compared[OURS][0].prompt_tokens == 3 + 13 + 24
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_be_built_is_left_out_and_why_is_said(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("no room")

@@ -34,6 +34,7 @@ def test_the_work_of_a_batch_is_that_of_its_sequences():
     assert three.thread_blocks == 3 * 64
 
 
+@pytest.mark.slow
 def test_the_bound_is_the_larger_of_tensor_cores_and_dram():
     fast, slow = (attention("FlashAttention-2", "A100", (8, 64, 64, 16), tflops, "") for tflops in (500, 1))
     first, second = compared([fast, slow], SMALL)

@@ -201,6 +201,7 @@ def test_a_buddy_does_not_take_a_hole_that_is_big_enough_but_not_aligned():
 # ------------------------------------------------------------------------------------------ the paper's claims
 
 
+@pytest.mark.slow
 def test_the_papers_bars_come_from_its_buddy_allocator():
     """Kwon et al. 2023, fig. 2, on its machine: 20.4, 26.8 and 38.2 % hold tokens. First fit would reach more."""
     requests = sample_requests(SHAREGPT, 400)

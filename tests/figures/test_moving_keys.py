@@ -15,6 +15,7 @@ def steps(**sizes):
     return key_range_steps(CUTS, title="Who reads?", alt="Keys and SMs.", **sizes)
 
 
+@pytest.mark.slow
 def test_the_steps_reach_the_end_of_both_cuts():
     said = captions(steps())
     assert said[1] == (

@@ -127,6 +127,7 @@ def test_cuda_cores_take_any_number_of_rows(M, dtype, kernel_device):
     assert_matches(module.on_cuda_cores(x, w), x, w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize(("M", "dtype"), [(2, torch.float16), (11, torch.float16), (11, torch.float32)])
 def test_what_is_not_finite_stays_in_its_row(M, dtype, wild, kernel_device):
@@ -193,6 +194,7 @@ def test_no_findings_under_any_schedule(kernel, dtype, layouts):
             assert multiply(kernel, x, w).equal(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_stages", range(2, 9) if is_full() else (2, 8))
 @pytest.mark.parametrize("K", [24, 1000])
 def test_no_findings_in_rings_that_are_longer_than_k_or_not(num_stages, K):

@@ -246,6 +246,7 @@ def test_the_kernels_multiply_as_torch_does(dtype, kernel_device):
         assert relative_error(flow.linear(x, w), x.double() @ w.double().T) <= TOLERANCES[dtype]
 
 
+@pytest.mark.slow
 def test_it_can_be_compiled(shapes_unchecked):
     flow, w = table(2, 17, dtype=torch.float16), torch.randn(6, 5).half()
     compiled = torch.compile(flow.linear, fullgraph=True, backend="eager", dynamic=False)

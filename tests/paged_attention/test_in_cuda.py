@@ -399,6 +399,7 @@ def test_the_grouped_variant_reads_keys_and_values_once_per_kv_head(heads, query
     assert bytes_read["grouped"] == [H // query_heads * whole_blocks] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v1", "v2", "grouped"])
 def test_counted_work_is_what_the_launches_do(version):
     """The bytes of `counts_as` against those that the CPU runner sees; a table's entry is read by a whole warp."""
