@@ -67,7 +67,7 @@ solved: environment
 	$(PY) -m pagewise.exercises.solved lessons build/solved
 
 quick: lint
-	$(PY) -m pytest -q --quick -n $(WORKERS) --dist worksteal -p no:nbval
+	$(PY) -m pytest -q --quick -n $(CORES) --dist worksteal -p no:nbval
 
 test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \

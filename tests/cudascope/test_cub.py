@@ -9,6 +9,7 @@ from planted import SCHEDULES
 import cudascope
 from cudascope import CudaKernel
 
+pytestmark = pytest.mark.slow  # a build of large headers
 FILE = Path(__file__).parent / "cub.cu"
 
 
@@ -21,7 +22,6 @@ def randint(n: int) -> torch.Tensor:
     return torch.randint(-99, 99, (n,), dtype=torch.int32, generator=torch.Generator().manual_seed(n))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 31, 33, 80])
 def test_block_reduce(n):
     x, out = randint(80).float(), torch.zeros(4)
@@ -29,7 +29,6 @@ def test_block_reduce(n):
     assert out.tolist() == [x.sum(), x[:n].sum(), x.max() + 1, x.argmax()]
 
 
-@pytest.mark.slow
 def test_storage_used_again_without_a_barrier_is_a_race():
     with pytest.raises(cudascope.Finding) as caught:
         run("reuses_storage", (1, 80), randint(80).float(), torch.zeros(2))

@@ -7,10 +7,10 @@ import pytest
 
 from cudascope import CudaKernel, check
 
+pytestmark = pytest.mark.slow  # a build of large headers
 FILE = Path(__file__).parent / "libraries.cu"
 
 
-@pytest.mark.slow
 def test_cuda_std_and_thrust():
     triple = np.dtype({"names": "abc", "formats": ["i1", "f4", "i2"], "offsets": [0, 4, 8], "itemsize": 12})
     given, changed = np.array([(1, 2, 3), (4, 5.5, 6)], triple), np.zeros(2, triple)
@@ -48,7 +48,6 @@ def number(text: str) -> float:
     return float.fromhex(text) if "x" in text else float(text)
 
 
-@pytest.mark.slow
 def test_cuRAND_draws_nvidias_numbers():
     bits, floats, doubles = np.zeros(31, np.uint32), np.zeros((3, 9), np.float32), np.zeros((3, 6))
     with check():
@@ -67,7 +66,6 @@ def test_cuRAND_draws_nvidias_numbers():
     assert bits[16:22].tolist() == mrg  # MRG32k3a does not mix a seed of 0 into its state
 
 
-@pytest.mark.slow
 def test_an_offset_of_cuRAND_is_as_many_draws():
     out = np.zeros((6, 8), np.uint32)
     CudaKernel(FILE, "steps")[1, 8](out)

@@ -7,6 +7,7 @@ import pytest
 
 from cudascope import CompileError, CudaKernel, Finding
 
+pytestmark = pytest.mark.slow  # a build of large headers
 HOST = "\nvoid host() { k<<<1, 1>>>(0); }\n"  # no compiler takes it: only what the kernel needs is compiled
 
 
@@ -79,7 +80,6 @@ __global__ void numbers(long* x, int n) { x[0] = (n + ... + N); }
 """
 
 
-@pytest.mark.slow
 def test_a_pack_of_parameters_has_one_for_each_argument_of_the_template():
     source, cut = VARIADIC, VARIADIC + HOST.replace("k<", "values<")
     four, half = np.array([4], dtype=np.int32), np.array([8], dtype=np.uint8)

@@ -7,6 +7,7 @@ import torch
 
 from cudascope import CudaKernel, Finding, check
 
+pytestmark = pytest.mark.slow  # a build of large headers
 FILE = Path(__file__).parent / "torch_device_side.cu"
 
 
@@ -29,7 +30,6 @@ def warps_data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, torch.zeros(3, 43, dtype=torch.float16), torch.arange(10, 22).view(3, 4)[:, 1]
 
 
-@pytest.mark.slow
 def test_warp_functions_atomics_and_tensors_by_value():
     x, out, index = warps_data()
     with check():
@@ -41,7 +41,6 @@ def test_warp_functions_atomics_and_tensors_by_value():
     assert torch.equal(out[:, 40:].float(), torch.stack([torch.full((3,), 32.0), x.float().amax(1).clamp(0), index], 1))
 
 
-@pytest.mark.slow
 def test_an_index_past_a_tensor_by_value_is_found_with_the_tensors_name():
     x, out, index = warps_data()
     with pytest.raises(Finding, match=r"reads x\[\d+\], past its end") as raised, check():
@@ -49,7 +48,6 @@ def test_an_index_past_a_tensor_by_value_is_found_with_the_tensors_name():
     assert "x[row][lane]" in str(raised.value)
 
 
-@pytest.mark.slow
 def test_an_assertion_of_a_kernel_is_found():
     x, out, index = warps_data()
     with pytest.raises(Finding, match="assertion failed: columns <= "), check():
