@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import pagewise  # before triton: decides whether kernels are interpreted
 
-# jsonschema, which nbformat imports, would build 38 grammars of addresses with this package. That takes over a second.
+# With this package jsonschema, which nbformat imports, would build 38 grammars of addresses in over a second.
 sys.modules["rfc3987_syntax"] = None
 
 # The shape annotations of all modules are checked while the tests run (not of kernels: Triton reads their source).

@@ -250,7 +250,7 @@ def test_greedy_tokens_are_those_of_one_pass_over_the_finished_text():
 
 
 def calls_of(model):
-    """What the model gets to read at each call from now on: (tokens per sequence, first position, last position)."""
+    """Note each call of the model from now on: (tokens per sequence, first position, last position)."""
     calls = []
     model.register_forward_pre_hook(
         lambda _, args: calls.append((args[0].shape[1], args[1][0, 0].item(), args[1][-1, -1].item()))

@@ -56,7 +56,7 @@ __global__ void endless(float* x, float* out, int* flag, int n) {  // END endles
     out[threadIdx.x] = k;
 }
 
-// Warp 0 waits for what the other warps would do behind a barrier that warp 0 never reaches.
+// Warp 0 waits for the other warps. They stand at a barrier that warp 0 never reaches.
 __global__ void barrier_behind_a_spin(float* x, float* out, int* flag, int n) {
     volatile int* raised = flag;
     if (threadIdx.x < 32) {

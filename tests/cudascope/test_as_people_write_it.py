@@ -21,7 +21,7 @@ FILE = Path(__file__).parent / "as_people_write_it.cu"
 
 
 def needed(source: str, name: str = "k") -> str:
-    """What kernel `name` needs of `source`, in tokens."""
+    """Return the tokens of `source` that kernel `name` needs."""
     file = read(source)
     return " ".join(tokens_of(only(file, needed_by(file, name))))
 

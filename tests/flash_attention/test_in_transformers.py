@@ -202,7 +202,7 @@ MASKS = {
 
 
 def written_out(mask, T, S):
-    """What `attend` makes of a mask, as [B, 1, T, S]."""
+    """Return the mask [B, 1, T, S] that `attend` makes of a mask."""
     if mask is not None and mask.dim() == 4:
         return mask
     causal = torch.ones(T, S, dtype=torch.bool).tril(S - T).expand(2, 1, T, S)

@@ -36,7 +36,7 @@ AXES = {
 
 
 def packed_inputs(seq_lens, num_queries, heads, kv_heads, head_size, *, shared=0, seed=0, **rest):
-    """q, caches, tables, lengths and running sums. What no query may see is poison, as in `paged_inputs`.
+    """q, caches, tables, lengths and running sums. Slots that no query may see hold poison, as in `paged_inputs`.
 
     The first `shared` blocks of sequence 0 are also the first of all sequences that are long enough.
     """
