@@ -286,7 +286,7 @@ def triton_kernels() -> set[str]:
 
 def cuda_kernels() -> set[str]:
     """Every `__global__` function of kernels/*.cu."""
-    from cudascope.file import read
+    from cudascope.cpp.file import read
 
     folder = Path(importlib.import_module("pagewise.kernels").__file__).parent
     return {

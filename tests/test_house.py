@@ -254,7 +254,7 @@ def test_the_formatter_lays_out_all_code():
 
 
 def test_modules_read_in_one_sitting():
-    long = {name: lines for name, file in MODULES.items() if (lines := file.read_text().count("\n")) > 275}  # about 250
+    long = {name: lines for name, file in MODULES.items() if (lines := file.read_text().count("\n")) > 500}
     assert long == {}
 
 

@@ -134,8 +134,8 @@ def test_wheel_has_every_file_of_the_sources(wheel):
         for file in below(folder, "*")
         if file.is_file()
     }
-    some = {f"cudascope/simt/runtime/{name}" for name in ("runtime.cpp", "block.h", "headers/nv/target")}
-    some |= {"pagewise/kernels/paged_attention.cu", "cudascope/headers/stdint.h", "pagewise/options.py"}
+    some = {f"cudascope/cpu/{name}" for name in ("runtime/runtime.cpp", "runtime/block.h", "include/nv/target")}
+    some |= {"pagewise/kernels/paged_attention.cu", "cudascope/toolchain/include/stdint.h", "pagewise/options.py"}
     some |= {"pagewise/models/tiny/config.json", "pagewise/models/tiny/model.safetensors"}
     assert some <= expected
     assert expected - names_in(wheel) == set()

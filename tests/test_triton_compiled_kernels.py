@@ -13,7 +13,8 @@ import torch
 from covering import covering, is_full, label
 
 from conftest import assert_as_accurate_as_naive, triton_kernels
-from cudascope import triton_compiled, triton_launches
+from cudascope import triton_compiled
+from cudascope.triton import launches as triton_launches
 from pagewise.experiments.compiled_kernels import ARCHS, CALLS, CASES, Variant, run
 
 AXES = {

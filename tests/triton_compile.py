@@ -78,8 +78,8 @@ def _worker() -> subprocess.Popen:
 def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, options: dict) -> dict[str, Any]:
     from triton.compiler import ASTSource
 
-    from cudascope.ptxas import PtxText, resources_of
-    from cudascope.triton_worker import ptx_of
+    from cudascope.toolchain.ptxas import PtxText, resources_of
+    from cudascope.triton.worker import ptx_of
 
     constants = {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs}
     types, aligned = {}, {}

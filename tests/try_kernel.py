@@ -15,9 +15,10 @@ from unittest import mock
 import torch
 
 from conftest import ROOT, assert_as_accurate_as_naive
-from cudascope import CompileError, CudaKernel, check, triton_compiled, triton_launches
-from cudascope.ptxas import PtxText, Resources, resources_of
-from cudascope.triton_compiler import compiled_kernel
+from cudascope import CompileError, CudaKernel, check, triton_compiled
+from cudascope.toolchain.ptxas import PtxText, Resources, resources_of
+from cudascope.triton import launches as triton_launches
+from cudascope.triton.compiler import compiled_kernel
 from pagewise.experiments import cuda_cases
 from pagewise.experiments.compiled_kernels import CALLS, REPLICATED
 from pagewise.experiments.kernel_cases import Case, dense, loss_of, seen, with_gradients

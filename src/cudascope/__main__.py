@@ -2,6 +2,6 @@
 
 import sys
 
-from cudascope.command_line import main
+from cudascope.command.line import main
 
 sys.exit(main())

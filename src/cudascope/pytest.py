@@ -18,8 +18,8 @@ from collections.abc import Generator, Iterator, Sequence
 
 import pytest
 
-from cudascope.simt.contexts import check, observe
-from cudascope.simt.report import Report
+from cudascope.watch.contexts import check, observe
+from cudascope.watch.report import Report
 
 _SCHEDULE = "cudascope_schedule"  # the parameter that a marked test gets
 

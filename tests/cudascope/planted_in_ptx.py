@@ -24,7 +24,7 @@ from second_arguments import FAMILIES, Paths
 from triton_helpers import product
 
 from cudascope import PtxKernel, check, observe, triton_compiled
-from cudascope.nvrtc import compile_ptx
+from cudascope.toolchain.nvrtc import compile_ptx
 from pagewise.flash_attention import flash_attention, tuning
 from pagewise.flash_decoding import flash_decoding
 from pagewise.online_softmax import online_softmax

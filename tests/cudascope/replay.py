@@ -13,7 +13,7 @@ import numpy as np
 from planting import MEMORY
 
 from cudascope import Report
-from cudascope.simt.report import Launch
+from cudascope.watch.report import Launch
 
 Place = tuple[str, int, int]  # space, tensor or shared array, element
 

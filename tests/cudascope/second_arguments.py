@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from cudascope.ptx_module import Statement, read_module
+from cudascope.ptx.module import Statement, read_module
 
 FAMILIES = {
     "cp.async.": r"cp\.async\.c[ag]\b",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cudascope.build import cache_dir, digest, publish
+from cudascope.toolchain.cache import cache_dir, digest, publish
 
 
 def file_of(source: str) -> Path:

@@ -27,7 +27,7 @@ def test_an_import_brings_in_none_of_the_large_packages_and_sets_nothing():
     large = {"torch", "pagewise", "triton", "cuda", "IPython"}
     code = (
         "import os, sys; before = dict(os.environ); import cudascope, cudascope.pytest; "
-        f"print(dict(os.environ) == before, {large} & sys.modules.keys()); import cudascope.magic"
+        f"print(dict(os.environ) == before, {large} & sys.modules.keys()); import cudascope.command.magic"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "True set()\n"
@@ -39,7 +39,7 @@ def test_the_command_line_needs_no_torch():
     launch = [file, "vector_add", "--block", "64", "--scalar", "n=64"]
     launch += [word for each in ("a", "b", "out") for word in ("--tensor", f"{each}=float32[64]")]
     commands = [["list", file], ["observe", *launch], ["check", *launch]]
-    told = alone(f"from cudascope.command_line import main; print([main(words) for words in {commands}])")
+    told = alone(f"from cudascope.command.line import main; print([main(words) for words in {commands}])")
     assert all(shown in told for shown in ("vector_add4", "read global", "no findings in 1 schedule", "[0, 0, 0]"))
 
 
@@ -48,7 +48,7 @@ def test_sources_are_utf_8_in_every_locale(tmp_path):
     (tmp_path / "scale.cu").write_text(f"// α·x\n{SCALE}", encoding="utf-8")
     words = ["check", str(tmp_path / "scale.cu"), "scale", "--block", "64", "--scalar", "a=2"]
     words += [word for each in ("x", "out") for word in ("--tensor", f"{each}=float32[64]")]
-    code = f"from cudascope.command_line import main; main({words})"
+    code = f"from cudascope.command.line import main; main({words})"
     assert "no findings in 1 schedule" in alone(code, LC_ALL="C", PYTHONUTF8="0")
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from cudascope import CompileError, CudaKernel, Finding, check
-from cudascope.device_code import needed_by, only
-from cudascope.file import read
-from cudascope.parameters import Parameter
-from cudascope.statements import Statements
-from cudascope.tokens import partners, tokens_of
-from cudascope.values import rule_for
+from cudascope.arguments.values import rule_for
+from cudascope.cpp.device_code import needed_by, only
+from cudascope.cpp.file import read
+from cudascope.cpp.parameters import Parameter
+from cudascope.cpp.statements import Statements
+from cudascope.cpp.tokens import partners, tokens_of
 
 FILE = Path(__file__).parent / "as_people_write_it.cu"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cudascope.simt.assembly import (
+from cudascope.translate.assembly import (
     changed,
     has_empty_loop,
     with_checked_divisions,

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from cudascope import CudaKernel
-from cudascope.arrays import numbers_of
-from cudascope.command_line import main
-from cudascope.given import given_tensor, given_value
-from cudascope.simt.rules import RULES
+from cudascope.arguments.arrays import numbers_of
+from cudascope.command.given import given_tensor, given_value
+from cudascope.command.line import main
+from cudascope.watch.rules import RULES
 
 FOLDER = Path(__file__).parent
 MISSING_BARRIER = (

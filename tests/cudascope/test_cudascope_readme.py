@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import cudascope
-from cudascope.command_line import main
-from cudascope.simt.rules import OFF, RULES
+from cudascope.command.line import main
+from cudascope.watch.rules import OFF, RULES
 
 WING = Path(cudascope.__file__).parent
 README = (WING / "README.md").read_text()

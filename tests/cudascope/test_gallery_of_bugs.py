@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cudascope
-from cudascope.command_line import main
+from cudascope.command.line import main
 
 FOLDER = Path(__file__).parent / "gallery"
 PAGE = Path(cudascope.__file__).parent / "GALLERY.md"

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from conftest import all_executed
-from cudascope import CompileError, CudaKernel, nvrtc
-from cudascope.arguments import Binder
-from cudascope.build import Source, cache_dir
-from cudascope.file import read
-from cudascope.parameters import Parameter
-from cudascope.ptxas import Resources
-from cudascope.signature import read_signature
-from cudascope.values import is_understood
+from cudascope import CompileError, CudaKernel
+from cudascope.arguments.binder import Binder
+from cudascope.arguments.values import is_understood
+from cudascope.cpp.file import read
+from cudascope.cpp.parameters import Parameter
+from cudascope.cpp.signature import read_signature
+from cudascope.cpp.source import Source
+from cudascope.toolchain import nvrtc
+from cudascope.toolchain.cache import cache_dir
+from cudascope.toolchain.ptxas import Resources
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 

@@ -8,13 +8,13 @@ import triton.language as tl
 from test_ptx_kernel import BULK, HEADER
 
 from cudascope import CudaKernel, PtxKernel, check, observe, triton_compiled
+from cudascope.cpu.abi import Mode
 from cudascope.gpus import GPUS, thread_blocks_per_sm
-from cudascope.least_time import times
-from cudascope.ptx_module import read_module
-from cudascope.ptxas import PtxText, registers_of, resources_of
-from cudascope.simt.abi import Mode
-from cudascope.simt.ptx.costs import cost
-from cudascope.simt.ptx.entry import entry_source
+from cudascope.ptx.module import read_module
+from cudascope.toolchain.ptxas import PtxText, registers_of, resources_of
+from cudascope.translate.ptx.costs import cost
+from cudascope.translate.ptx.entry import entry_source
+from cudascope.watch.least_time import times
 
 # One entry for all cases, for each entry is a build. `mode` chooses what runs, `n` how often.
 UNITS = """

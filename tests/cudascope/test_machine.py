@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cudascope import CudaKernel, Finding, check
-from cudascope.build import CompileError
-from cudascope.simt.compiler import find_compiler
-from cudascope.simt.machine import machine_options
+from cudascope.cpp.source import CompileError
+from cudascope.toolchain.compiler import find_compiler
+from cudascope.toolchain.machine import machine_options
 
 FILE = Path(__file__).with_name("machine.cu")
 MODES = pytest.mark.parametrize("mode", [contextlib.nullcontext, check], ids=["plain", "check"])

@@ -7,7 +7,8 @@ pytest.importorskip("IPython.core", reason="a cell magic is IPython's")
 from IPython.core.interactiveshell import InteractiveShell
 
 import cudascope
-from cudascope import CompileError, CudaKernel, magic
+from cudascope import CompileError, CudaKernel
+from cudascope.command import magic
 
 SCALE = """template <typename T>
 __global__ void scale(T* x, int n) {

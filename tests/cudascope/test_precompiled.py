@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cudascope import CudaKernel
-from cudascope.simt.precompiled import without_std
+from cudascope.toolchain.precompiled import without_std
 
 KERNEL = "__global__ void twice(float* x) { x[threadIdx.x] = 2 * NUMBER; }"
 

@@ -9,7 +9,7 @@ import torch
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.build import CompileError
+from cudascope.cpp.source import CompileError
 
 FILE = Path(__file__).parent / "ptx.cu"
 SCHEDULES = (None, *range(20))

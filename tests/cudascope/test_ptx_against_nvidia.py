@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from cudascope import PtxKernel
-from cudascope.build import nvidia_headers
-from cudascope.simt.compiler import find_compiler
+from cudascope.toolchain.compiler import find_compiler
+from cudascope.toolchain.headers import nvidia_headers
 
 pytestmark = pytest.mark.slow
 

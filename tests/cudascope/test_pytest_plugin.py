@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from conftest import ROOT
-from cudascope.build import cache_dir
+from cudascope.toolchain.cache import cache_dir
 
 pytest_plugins = ["pytester"]
 
@@ -65,7 +65,7 @@ def test_it():
 
 def test_schedules_multiply_other_parameters_and_reach_the_launch(run_tests):
     done = run_tests("""
-from cudascope.simt.contexts import current_run
+from cudascope.watch.contexts import current_run
 seen = []
 
 @pytest.mark.cudascope(schedules=2)
@@ -190,7 +190,7 @@ def test_it(cudascope_observe):
     assert cudascope_observe.count("read", "global").lanes == 128
 
 def test_afterwards():
-    from cudascope.simt.contexts import current_run
+    from cudascope.watch.contexts import current_run
     assert current_run.get().mode.name == "PLAIN"
 """)  # fmt: skip
     done.assert_outcomes(passed=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cudascope import CudaKernel, Finding, check, observe, reachable
-from cudascope.arrays import Array
+from cudascope.arguments.arrays import Array
 
 IN_A_STRUCT = CudaKernel(
     """

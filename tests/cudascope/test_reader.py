@@ -5,11 +5,11 @@ import functools
 import numpy as np
 import pytest
 
-import cudascope.file
+import cudascope.cpp.file
 from cudascope import CompileError, CudaKernel, check
-from cudascope.file import read
-from cudascope.signature import read_signature
-from cudascope.tokens import lexemes_of
+from cudascope.cpp.file import read
+from cudascope.cpp.signature import read_signature
+from cudascope.cpp.tokens import lexemes_of
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_source_is_read_once(monkeypatch):
         texts.append(text)
         return lexemes_of(text)
 
-    monkeypatch.setattr(cudascope.file, "lexemes_of", counted)
+    monkeypatch.setattr(cudascope.cpp.file, "lexemes_of", counted)
     kernel, x = CudaKernel(source, "k"), np.zeros(1, np.int64)
     kernel[1, 1](x)
     with check():

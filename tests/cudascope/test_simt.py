@@ -1,4 +1,4 @@
-"""CUDA kernels on the CPU: what the runner supports, what it counts, what it catches (cudascope.simt)."""
+"""CUDA kernels on the CPU: what the runner supports, what it counts, what it catches."""
 
 import contextlib
 import os
@@ -17,12 +17,12 @@ from source_files import file_of
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.build import CompileError
-from cudascope.simt import abi as simt_abi
-from cudascope.simt import build as simt_build
-from cudascope.simt.build import runtime
-from cudascope.simt.compiler import run_compiler, without_own_headers
-from cudascope.simt.library import RUNTIME
+from cudascope.cpp.source import CompileError
+from cudascope.cpu import abi as simt_abi
+from cudascope.cpu import build as simt_build
+from cudascope.cpu.build import runtime
+from cudascope.toolchain.compiler import run_compiler, without_own_headers
+from cudascope.toolchain.headers import HEADERS, RUNTIME
 
 SCHEDULES = [None, *range(5)]
 
@@ -237,15 +237,15 @@ def test_an_error_in_a_function_of_cuda_is_at_the_users_line_and_names_no_header
 
 
 def test_messages_about_own_headers_go_in_a_folder_whose_name_has_a_space():
-    headers = "/my course/src/cudascope/simt/runtime/headers"
+    headers = "/my course/src/cudascope/cpu/include"
     said = f"""\
 /my course/my kernel.cu: In function ‘void k(float*)’:
 my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&, const char [2])’
-{headers}/simt_atomics.h:36:13: note: candidate: ‘T atomicAdd(T*, value_of<T>)’
+{headers}/simt/atomics.h:36:13: note: candidate: ‘T atomicAdd(T*, value_of<T>)’
    36 | SIMT_ATOMIC(atomicAdd, old + value)
-{headers}/simt_warp.h: In instantiation of ‘uint64_t bits(const T&)’:
+{headers}/simt/warp.h: In instantiation of ‘uint64_t bits(const T&)’:
 /my course/my kernel.cu:6:22:   required from here
-{headers}/simt_warp.h:76:29: error: static assertion failed"""
+{headers}/simt/warp.h:76:29: error: static assertion failed"""
     assert without_own_headers(said, "my kernel.cu").splitlines() == [
         "/my course/my kernel.cu: In function ‘void k(float*)’:",
         "my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&, const char [2])’",
@@ -897,11 +897,9 @@ def test_python_and_the_runtime_have_the_same_kinds():
 
 
 def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():
-    files = [path for path in RUNTIME.rglob("*") if path.is_file()]
+    files = [path for folder in (RUNTIME, HEADERS) for path in folder.rglob("*") if path.is_file()]
     includes = {
-        path.resolve(): {
-            (path.parent / name).resolve() for name in re.findall(r'#include "(.*simt_.*)"', path.read_text())
-        }
+        path.resolve(): {(path.parent / name).resolve() for name in re.findall(r'#include "(.*)"', path.read_text())}
         for path in files
     }
     assert len(includes) > 10

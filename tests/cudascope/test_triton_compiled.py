@@ -28,11 +28,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from triton_helpers import FACTOR, scaled
 
 from conftest import ROOT
-from cudascope import Finding, check, observe, triton_compiled, triton_compiler, triton_launches
-from cudascope.build import CompileError
-from cudascope.ptx_module import read_module
-from cudascope.triton_compiler import specialised
-from cudascope.triton_worker import Reader
+from cudascope import Finding, check, observe, triton_compiled
+from cudascope.cpp.source import CompileError
+from cudascope.ptx.module import read_module
+from cudascope.triton import compiler as triton_compiler
+from cudascope.triton import launches as triton_launches
+from cudascope.triton.compiler import specialised
+from cudascope.triton.worker import Reader
 
 FILE = Path(__file__)
 

@@ -5,7 +5,7 @@ import math
 import drawn
 import pytest
 
-from cudascope.least_time import Limits
+from cudascope.watch.least_time import Limits
 from pagewise.figures import unit_times
 
 

@@ -11,7 +11,7 @@ import repeat_launches
 import torch
 
 from cudascope import CudaKernel
-from cudascope import gpu as cuda_gpu
+from cudascope.kernels import on_gpu as cuda_gpu
 from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding import in_triton as flash_decoding_in_triton

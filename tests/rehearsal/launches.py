@@ -91,8 +91,8 @@ _CARRIERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctype
 def watch_cuda() -> None:
     """Compare and run what `CudaKernel` launches on a GPU. After pagewise's modules may be imported."""
     from cudascope import CudaKernel
-    from cudascope.arrays import as_array
-    from cudascope.types import FLOATS
+    from cudascope.arguments.arrays import as_array
+    from cudascope.cpp.types import FLOATS
 
     real = CudaKernel._launch
 

@@ -15,7 +15,7 @@ import torch
 
 import cudascope
 from cudascope import CompileError, CudaKernel
-from cudascope.build import cache_dir, publish
+from cudascope.toolchain.cache import cache_dir, publish
 from pagewise.exercises.exercise import Case, Exercise
 from pagewise.exercises.values import Raised
 from pagewise.tools.worker import Failed, Worker

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 
 from cudascope import check, triton_compiled
-from cudascope.build import CompileError
-from cudascope.ptx_module import read_module
+from cudascope.cpp.source import CompileError
+from cudascope.ptx.module import read_module
 from pagewise.experiments import first_rung_cases, kernel_cases
 from pagewise.experiments.kernel_cases import Case, Tensors
 from pagewise.tools.progress import progress, say

@@ -1,4 +1,4 @@
-"""Figures of a CUDA kernel, drawn from the trace of an observed launch (cudascope.simt).
+"""Figures of a CUDA kernel, drawn from the trace of an observed launch (cudascope.observe).
 
 Each function takes a part of the trace, as `Launch.accesses` returns it. A cell has the number of a thread if this
 thread touched the address of the cell.

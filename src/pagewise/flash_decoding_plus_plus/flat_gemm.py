@@ -20,7 +20,7 @@ from torch import Tensor
 
 import pagewise.kernels
 from cudascope import CudaKernel
-from cudascope.limits import MAX_SHARED_BYTES
+from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor

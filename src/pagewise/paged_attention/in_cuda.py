@@ -18,7 +18,7 @@ from torch import Tensor
 
 import pagewise.kernels
 from cudascope import CudaKernel
-from cudascope.limits import MAX_SHARED_BYTES
+from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.tools.architecture import architecture

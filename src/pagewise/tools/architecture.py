@@ -41,7 +41,7 @@ def compiled_for() -> Architecture | None:
     """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for. Outside of it, return None."""
     if torch.compiler.is_compiling():  # torch.compile cannot trace a context variable
         return None
-    from cudascope.triton_launches import triton_target
+    from cudascope.triton.launches import triton_target
 
     target = triton_target()
     return Architecture(target.sm, SHARED_BYTES[target.sm], NUM_SMS[target.sm]) if target else None

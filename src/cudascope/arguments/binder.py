@@ -1,0 +1,103 @@
+"""Python values for a CUDA kernel's parameters: checked against the declaration, then converted to exactly that type.
+
+| declared | takes |
+|---|---|
+| an integer, of any width; an enum | int, refused if it does not fit |
+| float, double, __half, __nv_bfloat16 | int or float, refused if it becomes infinite |
+| bool | bool |
+| float4, uint2, dim3, … | a tuple of as many numbers |
+| a struct, a class | a ctypes.Structure or bytes of exactly its size |
+| torch's PackedTensorAccessor and TensorInfo | also an array of T's dtype |
+| T* | an array of T's dtype, aligned as T is, or None for a null pointer |
+| float4*, __half2*, … | an array of the element's dtype, aligned as the vector is |
+| a pointer to structs | an array of any dtype that holds a whole number of them, aligned as they are |
+| T** | an array of int64: the addresses of other arrays |
+| void* | any array |
+
+An array is a torch tensor, a numpy array, or an object with DLPack. A kernel gets the address of its first element:
+shape and strides are arguments of their own, and the array need not be contiguous.
+Trailing arguments that have a default in C++ may be left out.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cudascope.arguments.arrays import Array
+from cudascope.arguments.values import Accessor, is_struct, rule_for, size_of
+from cudascope.cpp.parameters import Parameter, spelled
+from cudascope.cpp.tokens import evaluate, tokens_of
+
+
+class Bound(NamedTuple):
+    """Checked arguments, as both launchers take them. No array at all: no device."""
+
+    values: list[Any]  # an address as int, a value as a ctypes object of exactly the declared type
+    arrays: dict[str, Array]
+    device: str | None  # "cpu" or "cuda:0"
+
+
+class Binder:
+    """Checks what is passed to kernel `function` against its `parameters`; made once, used at each launch."""
+
+    def __init__(self, function: str, parameters: Sequence[Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        self._function = function
+        self._rules = [rule_for(function, parameter) for parameter in self.parameters]
+        self.has_structs = any(is_struct(parameter) for parameter in self.parameters)
+        self.sizes = [8 if p.pointer else size_of(p) for p in self.parameters]
+
+    def bind(self, args: Sequence[object]) -> Bound:
+        """`args` as the kernel takes them.
+
+        Raises:
+            TypeError: too few or too many, or one of the wrong kind or dtype.
+            ValueError: a number that does not fit, a tensor that is misaligned or on another device.
+        """
+        if len(args) != len(self.parameters):
+            args = (*args, *self._defaults(len(args)))
+        values, arrays, device, first = [], {}, None, ""
+        for parameter, rule, arg in zip(self.parameters, self._rules, args, strict=True):
+            value = rule(arg)
+            array = value.array if isinstance(value, Accessor) else value
+            if isinstance(array, Array):
+                arrays[parameter.name] = array
+                if device is None:
+                    device, first = array.device, parameter.name
+                    if device != "cpu" and not device.startswith("cuda"):
+                        raise ValueError(f"kernel {self._function}: {first} must be on the CPU or a GPU, got {device}")
+                elif array.device != device:
+                    raise ValueError(
+                        f"kernel {self._function}: {parameter.name} must be on {device} as {first} is, "
+                        f"got {array.device}"
+                    )
+                value = value.content if isinstance(value, Accessor) else array.address
+            values.append(0 if value is None else value)
+        return Bound(values, arrays, device)
+
+    def _defaults(self, given: int) -> list[object]:
+        """The values of the parameters that `given` arguments leave out."""
+        left_out = self.parameters[given:]
+        if not left_out or not all(parameter.default for parameter in left_out):
+            takes = ", ".join(f"{spelled(p)} {p.name}" + f" = {p.default}" * bool(p.default) for p in self.parameters)
+            raise TypeError(f"kernel {self._function} takes {len(self.parameters)} arguments ({takes}), got {given}")
+        return [_value(self._function, parameter) for parameter in left_out]
+
+
+def _value(function: str, parameter: Parameter) -> object:
+    """The default of a parameter: a literal, or an expression of integers."""
+    words = {"nullptr": None, "NULL": None, "true": True, "false": False}
+    written = parameter.default.replace(" ", "")
+    if written in words:
+        return words[written]
+    if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fF]?", written) and not written.lstrip("-").isdigit():
+        return float(written.rstrip("fF"))
+    value = evaluate(tokens_of(parameter.default))
+    if value is None:
+        raise TypeError(
+            f"kernel {function}: the default of {parameter.name}, {parameter.default}, cannot be told from the source: "
+            f"pass it"
+        )
+    if parameter.pointer:
+        return None
+    return {"bool": bool, "float": float, "double": float}.get(parameter.ctype, int)(value)

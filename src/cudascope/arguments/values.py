@@ -1,0 +1,227 @@
+"""The values that a launch may pass for a parameter: for each type, a function that checks and converts a value."""
+
+import ctypes
+import math
+import re
+import struct
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cudascope.arguments.arrays import LARGEST, Array, as_array, bits_of
+from cudascope.cpp.parameters import Parameter, spelled, type_of
+from cudascope.cpp.tokens import tokens_of
+from cudascope.cpp.types import C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
+
+
+def is_understood(parameter: Parameter) -> bool:
+    """Whether it is known what may be passed; if not, the compiler knows more of its type."""
+    if parameter.bytes:
+        return True
+    known = POINTEES if parameter.pointer else C_TYPES | VECTORS
+    return parameter.ctype in known or (parameter.pointer and parameter.ctype.endswith("*"))
+
+
+def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    """Return the function that checks and converts a value for `parameter`. Raise ValueError if no value fits."""
+    if parameter.pointer:
+        return _pointer_rule(function, parameter)
+    if parameter.ctype in C_TYPES:
+        return _scalar_rule(function, parameter)
+    if is_struct(parameter):
+        rule = _struct_rule(function, parameter)
+        return _accessor_rule(function, parameter, rule) if _accessor(parameter) else rule
+    raise ValueError(
+        f"kernel {function}: {parameter.name} is declared `{parameter.ctype}` and passed by value, "
+        f"which is not understood"
+    )
+
+
+def is_struct(parameter: Parameter) -> bool:
+    """Whether it is a struct or a vector, passed by value."""
+    return (
+        not parameter.pointer and parameter.ctype not in C_TYPES and bool(parameter.bytes or parameter.ctype in VECTORS)
+    )
+
+
+def size_of(parameter: Parameter) -> int:
+    """Bytes of what is passed by value."""
+    if parameter.ctype in VECTORS:
+        element, lanes = VECTORS[parameter.ctype]
+        return lanes * ctypes.sizeof(C_TYPES[element])
+    return parameter.bytes or ctypes.sizeof(C_TYPES[parameter.ctype])
+
+
+def _struct_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    what, size = f"kernel {function}: {parameter.name}", size_of(parameter)
+    element, lanes = VECTORS.get(parameter.ctype, ("", 0))
+    alignment = POINTEES[parameter.ctype].alignment if parameter.ctype in POINTEES else parameter.alignment
+    number = _scalar_rule(function, parameter._replace(ctype=element)) if element else None
+    wanted = f"a tuple of {lanes} numbers, a ctypes.Structure" if element else "a ctypes.Structure"
+
+    def whole(value: object) -> Any:
+        if number and isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+            if len(value) != lanes:
+                raise ValueError(f"{what} must be {lanes} numbers (declared `{parameter.ctype}`), got {len(value)}")
+            content = b"".join(bytes(number(each)) for each in value)
+        elif isinstance(value, bytes | bytearray | ctypes.Structure | ctypes.Array):
+            content = bytes(value)
+        else:
+            raise TypeError(
+                f"{what} must be {wanted} or bytes (declared `{parameter.ctype}`), got {type(value).__name__}"
+            )
+        if len(content) != size:
+            raise ValueError(f"{what} must be {size} bytes (declared `{parameter.ctype}`), got {len(content)}")
+        memory = ctypes.create_string_buffer(size + alignment)
+        aligned = (ctypes.c_ubyte * size).from_buffer(memory, -ctypes.addressof(memory) % alignment)
+        aligned[:] = content
+        return aligned
+
+    return whole
+
+
+class Accessor(NamedTuple):
+    """An array as one of torch's structs for it: address, sizes and strides."""
+
+    content: Any
+    array: Array
+
+
+# torch's structs in the compiler's spelling: element, number of sizes, index
+_PACKED = re.compile(r"at::GenericPackedTensorAccessor<(.*), ?(\d+), ?at::\w+, ?([\w ]+)>")
+_INFO = re.compile(r"at::cuda::detail::TensorInfo<(.*), ?([\w ]+)>")
+_INFO_SIZES = 25
+
+
+def _accessor(parameter: Parameter) -> tuple[str, int, str] | None:
+    """Return element, number of sizes and index of a struct of torch's; None for another type."""
+    if packed := _PACKED.fullmatch(parameter.ctype):
+        return packed[1], int(packed[2]), packed[3]
+    info = _INFO.fullmatch(parameter.ctype)
+    return info and (info[1], _INFO_SIZES, info[2])
+
+
+def _accessor_rule(function: str, parameter: Parameter, whole: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    element, dims, index = _accessor(parameter)
+    ctype, _, const = type_of(tokens_of(element))
+    is_info = dims == _INFO_SIZES and "TensorInfo" in parameter.ctype
+    pointed = parameter._replace(ctype=ctype, pointer=True, const=const, bytes=0)
+    pointer = _pointer_rule(function, pointed) if is_understood(pointed) else as_array
+    form = "q" if "long" in index else "i"
+
+    def accessor(value: object) -> Any:
+        if isinstance(value, bytes | bytearray | ctypes.Structure | ctypes.Array):
+            return whole(value)
+        array = pointer(value)
+        if array is None:
+            return whole(value)
+        given = len(array.shape)
+        if given > dims or (given < dims and not is_info):
+            raise ValueError(
+                f"kernel {function}: {parameter.name} must have {dims} dimensions (declared `{parameter.ctype}`), "
+                f"got {given}"
+            )
+        rest = (0,) * (dims - given)
+        content = struct.pack(f"P{2 * dims}{form}", array.address, *array.shape, *rest, *array.strides, *rest)
+        if is_info:
+            content += struct.pack("i", given)
+        return Accessor(whole(content.ljust(parameter.bytes, b"\0")), array)
+
+    return accessor
+
+
+def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array | None]:
+    what, declared = f"kernel {function}: {parameter.name}", f"declared `{spelled(parameter)}`"
+    if not is_understood(parameter):
+        raise ValueError(f"{what} is {declared}, and no array has elements of {parameter.ctype}")
+    pointers = POINTEES["unsigned long long"]
+    dtypes, alignment = POINTEES.get(parameter.ctype, Pointee((), parameter.alignment) if parameter.bytes else pointers)
+    size = parameter.bytes or 1
+    wanted = " or ".join(dtypes) or "of any dtype"
+
+    def memory(value: object) -> Array | None:
+        if value is None:
+            return None
+        try:
+            array = as_array(value)
+        except ValueError as error:
+            raise ValueError(f"{what} {error}") from error
+        if array is None:
+            raise TypeError(f"{what} must be a tensor {wanted} or None ({declared}), got {type(value).__name__}")
+        if dtypes and array.dtype not in dtypes:
+            raise TypeError(f"{what} must be {wanted} ({declared}), got {array.dtype}: convert it to {dtypes[0]}")
+        if not (array.writable or parameter.const):
+            raise ValueError(f"{what} is read-only memory, and the kernel may write there ({declared}): pass a copy")
+        if size > 1 and (nbytes := array.size * array.itemsize) % size:
+            raise ValueError(f"{what} must hold whole structs of {size} bytes ({declared}), got {nbytes} bytes")
+        if past := array.address % alignment:
+            raise ValueError(
+                f"{what} must be aligned to {alignment} bytes ({declared}), but starts {past} past a multiple of that: "
+                f"begin the slice elsewhere or pass a copy"
+            )
+        return array
+
+    return memory
+
+
+def _scalar_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    what, ctype = f"kernel {function}: {parameter.name}", parameter.ctype
+    if ctype == "bool":
+        return _boolean_rule(what)
+    return _integer_rule(what, ctype) if ctype in INTEGERS else _float_rule(what, ctype)
+
+
+def _wrong_kind(what: str, ctype: str, wanted: str, value: object) -> TypeError:
+    hint = ": pass its .item()" if hasattr(value, "item") else ""
+    return TypeError(f"{what} must be {wanted} (declared `{ctype}`), got {type(value).__name__}{hint}")
+
+
+def _boolean_rule(what: str) -> Callable[[Any], Any]:
+    def boolean(value: object) -> Any:
+        if value is True or value is False or type(value).__name__ == "bool":  # numpy's too
+            return C_TYPES["bool"](value)
+        raise _wrong_kind(what, "bool", "True or False", value)
+
+    return boolean
+
+
+def _integer_rule(what: str, ctype: str) -> Callable[[Any], Any]:
+    carrier, (bits, signed) = C_TYPES[ctype], INTEGERS[ctype]
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+
+    def integer(value: object) -> Any:
+        if type(value) is not int:
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                raise _wrong_kind(what, ctype, "an int", value)
+            value = int(value)
+        if not low <= value <= high:
+            raise ValueError(f"{what} must fit in `{ctype}`, {low} to {high}, got {value}")
+        return carrier(value)
+
+    return integer
+
+
+def _float_rule(what: str, ctype: str) -> Callable[[Any], Any]:
+    carrier, dtype = C_TYPES[ctype], FLOATS[ctype]
+    largest = LARGEST[dtype]
+
+    def number(value: object) -> Any:
+        if type(value) is not float:
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise _wrong_kind(what, ctype, "a number", value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got a larger int") from None
+        if abs(value) > largest and not math.isinf(value):
+            raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got {value:g}")
+        return carrier(_bits_of(value, dtype) if carrier is ctypes.c_uint16 else value)
+
+    return number
+
+
+def _bits_of(value: float, dtype: str) -> int:
+    """A number of two bytes as its bit pattern, rounded to nearest."""
+    return int(bits_of(np.array([value]), dtype)[0])

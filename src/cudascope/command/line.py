@@ -1,0 +1,278 @@
+"""The command `cudascope`, for a shell and for CI: `cudascope check file.cu "kernel<float>" …`.
+
+Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled, or the
+kernel reached what the CPU runner does not have.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from cudascope.arguments.arrays import Array
+from cudascope.command.given import (
+    CONTENTS,
+    VALUES,
+    given_file,
+    given_schedules,
+    given_shape,
+    given_tensor,
+    given_value,
+)
+from cudascope.command.outputs import described
+from cudascope.cpp.parameters import Parameter, spelled
+from cudascope.cpp.source import CompileError, Source, read_source
+from cudascope.cpp.tokens import Tokens
+from cudascope.kernels.cuda import CudaKernel, source_path
+from cudascope.kernels.reading import declared_kernels
+from cudascope.watch.contexts import check, observe, time_limit
+from cudascope.watch.findings import Finding, merged
+from cudascope.watch.report import Report
+from cudascope.watch.rules import RULES
+from cudascope.watch.sarif import sarif_log, uri
+
+CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
+NEVER_WRITTEN = "never written"  # the one rule that the command line adds: it knows when the last launch has ended
+SUMMARIES = {rule.name: rule.summary for rule in RULES.values()}
+SUMMARIES[NEVER_WRITTEN] = "An element of an output that no thread writes."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of the command that `arguments` are."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a file's name has any bytes
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (CompileError, OSError, TypeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_UNDERSTOOD
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def _check(options: argparse.Namespace) -> int:
+    kernel = _kernel(options)
+    found: list[Finding] = []
+    first_seed: dict[tuple, int | None] = {}
+    for seed in options.schedule:
+        arguments, outputs = _arguments(kernel, options)
+        switches = {"ignore": options.ignore, "also": options.also}
+        with (
+            time_limit(options.time_limit),
+            check(outputs=list(outputs.values()), schedule=seed, stop=False, **switches) as report,
+        ):
+            kernel[options.grid, options.block, options.shared](*arguments)
+        here = report.findings or _never_written(kernel, report, outputs)
+        for finding in here:
+            first_seed.setdefault(finding.place, seed)
+        found = merged([*found, *here])
+    for finding in found:
+        _print(finding, first_seed[finding.place])
+    if options.sarif:
+        Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
+    print(f"{kernel.name}: {_count(len(found), 'finding')} in {_count(len(options.schedule), 'schedule')}")
+    return _status(found)
+
+
+def _observe(options: argparse.Namespace) -> int:
+    kernel = _kernel(options)
+    arguments, _ = _arguments(kernel, options)
+    with observe() as report:
+        status = _launch(kernel, options, arguments)
+    if status == CLEAN:
+        print(report)
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    kernel = _kernel(options)
+    arguments, _ = _arguments(kernel, options)
+    given = {p.name: array for p, array in zip(kernel.parameters, arguments, strict=False) if isinstance(array, Array)}
+    save = dict(options.save)
+    if unknown := sorted(save.keys() - given.keys()):
+        raise ValueError(f"--save {unknown[0]}: the kernel has no such tensor: name one of {', '.join(given)}")
+    status = _launch(kernel, options, arguments)
+    if status != CLEAN:
+        return status
+    for parameter in kernel.parameters:
+        if parameter.name in given and (parameter.name in save or not parameter.const):
+            print(described(parameter.name, given[parameter.name], save.get(parameter.name)))
+    return CLEAN
+
+
+def _launch(kernel: CudaKernel, options: argparse.Namespace, arguments: Sequence[object]) -> int:
+    """Launch the kernel, and print the finding that ends the launch if there is one."""
+    try:
+        with time_limit(options.time_limit):
+            kernel[options.grid, options.block, options.shared](*arguments)
+    except Finding as error:
+        _print(error, None)
+        return _status([error])
+    return CLEAN
+
+
+def _status(found: Sequence[Finding]) -> int:
+    if any(finding.what == "not supported" for finding in found):
+        return NOT_UNDERSTOOD
+    return FOUND if found else CLEAN
+
+
+def _list(options: argparse.Namespace) -> int:
+    print("\n".join(_declarations(options.file)) or f"{options.file} has no kernel")
+    return CLEAN
+
+
+def _declarations(file: str) -> list[str]:
+    """Its kernels as their source declares them, each once."""
+    path = source_path(Path(file))
+    written = []
+    for kernel in declared_kernels(Source(read_source(path), str(path), path.parent, (), ())):
+        template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
+        name = "::".join((*kernel.namespace, kernel.function))
+        written.append(f"{template}{name}({_written(kernel.parameters)})")
+    return list(dict.fromkeys(written))
+
+
+def _written(tokens: Tokens) -> str:
+    """Tokens as one writes them."""
+    return re.sub(r" (?=[*&,>\])]|::)|(?<=[<(\[])(?<!,) |(?<=::) | (?=[<\[(])", "", " ".join(tokens))
+
+
+# ------------------------------------------------------------------------------------------------ what is run
+
+
+def _kernel(options: argparse.Namespace) -> CudaKernel:
+    if options.kernel is None:
+        raise ValueError("\n  ".join([f"name one of the kernels of {options.file}:", *_declarations(options.file)]))
+    include = [f"-I{folder}" for folder in options.include]
+    return CudaKernel(Path(options.file), options.kernel, defines=options.define, options=[*include, *options.option])
+
+
+def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[object], dict[str, Array]]:
+    """The arguments in their order, and those of them that are outputs."""
+    repeated = Counter([*(tensor.name for tensor in options.tensor), *(name for name, _ in options.scalar)])
+    if twice := [name for name, times in repeated.items() if times > 1]:
+        raise ValueError(f"parameter {twice[0]!r} is given {repeated[twice[0]]} times: give each parameter once")
+    given: dict[str, object] = {tensor.name: tensor.make() for tensor in options.tensor} | dict(options.scalar)
+    names = [parameter.name for parameter in kernel.parameters]
+    if unknown := sorted(given.keys() - set(names)):
+        raise ValueError(f"kernel {kernel.name} has no parameter {unknown[0]!r}: it has {', '.join(names)}")
+    passed = list(kernel.parameters)
+    while passed and passed[-1].default and passed[-1].name not in given:
+        passed.pop()
+    if missing := [parameter for parameter in passed if parameter.name not in given]:
+        raise ValueError("\n".join([f"kernel {kernel.name} lacks arguments; add", *map(_remedy, missing)]))
+    outputs = {tensor.name: given[tensor.name] for tensor in options.tensor if tensor.is_output}
+    return [given[parameter.name] for parameter in passed], outputs
+
+
+def _remedy(parameter: Parameter) -> str:
+    option, value = ("--tensor", "DTYPE[SIZES]") if parameter.pointer else ("--scalar", "VALUE")
+    return f"  {option} {parameter.name}={value}   for `{spelled(parameter)} {parameter.name}`"
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def _print(finding: Finding, seed: int | None) -> None:
+    """In the form of compilers, which editors and CI understand."""
+    place = ":".join([unquote(uri(finding.file)), *([str(finding.line)] if finding.line else [])])
+    remarks = [f"{finding.count:,} times"] if finding.count > 1 else []
+    remarks += [] if seed is None else [f"first with --schedule {seed}"]
+    print(f"{place}: {finding.rule}: {finding.sentence}" + (f" ({', '.join(remarks)})" if remarks else ""))
+    for file, line in dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)]):
+        if code := _code(file, line):
+            print(f"{line:5} | {code}")
+
+
+def _code(file: str, line: int) -> str:
+    """A line of a file, or "" if there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return read_source(Path(file)).split("\n")[line - 1].rstrip() if line else ""
+    return ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'s' * (number != 1)}"
+
+
+def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Array]) -> list[Finding]:
+    missing = {name: report.unwritten(output) for name, output in outputs.items()}
+    sentences = [
+        f"{len(unwritten)} of the {outputs[name].size} elements of {name}, the first of them "
+        f"{name}[{', '.join(map(str, unwritten[0].tolist()))}]"
+        for name, unwritten in missing.items()
+        if len(unwritten)
+    ]
+    if not sentences:
+        return []
+    nobody = (0, 0, 0)
+    return [
+        Finding(
+            f"no thread writes {'; '.join(sentences)}",
+            kernel=kernel.name,
+            what="uninitialised",
+            rule=NEVER_WRITTEN,
+            file=kernel.source.filename,
+            line=0,
+            thread_block=nobody,
+            thread=nobody,
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cudascope",
+        description="CUDA kernels on the CPU: checked, observed, run, listed.",
+        epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported",
+    )
+    file = argparse.ArgumentParser(add_help=False)
+    file.add_argument("file", help="a .cu file")
+    launch = argparse.ArgumentParser(add_help=False, parents=[file])
+    add = launch.add_argument
+    add("kernel", nargs="?", help='its name, as in "scale" or "softmax<float, 128>"')
+    add("--grid", type=given_shape, default=(1,), help="thread blocks, x first: 4,2 (default: 1)")
+    add("--block", type=given_shape, required=True, help="threads of a thread block: 128 or 16,16")
+    add("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory")
+    tensor, about_tensor = "NAME=DTYPE[SIZES][:CONTENTS][:output]", "an output must be written, all of it"
+    about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; {about_tensor}"
+    add("--tensor", type=given_tensor, action="append", default=[], metavar=tensor, help=about_tensor)
+    add("--scalar", type=given_value, action="append", default=[], metavar="NAME=VALUE", help=VALUES)
+    add("--time-limit", type=float, default=30.0, metavar="SECONDS", help="without progress (default: 30)")
+    add("--define", action="append", default=[], metavar="NAME[=VALUE]", help="as a compiler's -D")
+    add("--include", action="append", default=[], metavar="FOLDER", help="as a compiler's -I")
+    add("--option", action="append", default=[], help="another option of the compiler: --option=--std=c++20")
+    checks = argparse.ArgumentParser(add_help=False)
+    add = checks.add_argument
+    seeds = "run it in the order of each of these seeds: 7 or 1,5 or 0..19 (default: once, in the threads' own order)"
+    add("--schedule", type=given_schedules, default=[None], metavar="SEEDS", help=seeds)
+    add("--ignore", action="append", default=[], metavar="RULE", help="do not report this: 'same value', race, …")
+    add("--also", action="append", default=[], metavar="RULE", help="report this too: 'left before barrier'")
+    add("--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0")
+    outputs = argparse.ArgumentParser(add_help=False)
+    about_save = "save a tensor after the launch instead of printing it (types that numpy lacks: as float32)"
+    outputs.add_argument(
+        "--save", type=given_file, action="append", default=[], metavar="NAME=FILE.npy", help=about_save
+    )
+
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for name, run, options, help in (
+        ("check", _check, [launch, checks], "run a kernel and report what is wrong with it"),
+        ("observe", _observe, [launch], "run a kernel and print what each line did"),
+        ("run", _run, [launch, outputs], "run a kernel and print the tensors that it may write"),
+        ("list", _list, [file], "print a file's kernels and their parameters"),
+    ):
+        commands.add_parser(name, parents=options, help=help, description=help).set_defaults(run=run)
+    return parser

@@ -1,0 +1,1 @@
+// NVIDIA's headers include it, and find its words in simt/language.h.

@@ -1,0 +1,58 @@
+// PTX instructions in which the lanes of a warp take part together.
+#pragma once
+
+#include "ptx_operands.h"
+#include "warp.h"
+
+namespace simt::ptx {
+
+struct Answer { u32 value; bool there; };  // d|p
+enum class Shuffle { idx, up, down, bfly };
+
+// `bounds`: the clamp in the lowest five bits, the mask of segments eight bits above. Outside: the own value.
+template <Shuffle how>
+SIMT_INLINE Answer shfl(u32 value, u32 by, u32 bounds, u32 mask) {
+    int lane = simt_lane(), segments = bounds >> 8 & 31, clamp = bounds & 31, n = by & 31;
+    int first = lane & segments, last = first | (clamp & ~segments);
+    int source = how == Shuffle::idx ? first | (n & ~segments) : how == Shuffle::up ? lane - n
+        : how == Shuffle::down ? lane + n : lane ^ n;
+    bool there = how == Shuffle::up ? source >= last : source <= last;
+    return {simt::shuffle(mask, value, there ? source : lane), there};
+}
+
+SIMT_INLINE u32 warp() {
+    uint3 thread = simt_thread_idx(), size = simt_block_dim();
+    return (thread.x + size.x * (thread.y + size.y * thread.z)) / 32;
+}
+SIMT_INLINE u32 warps() {
+    uint3 size = simt_block_dim();
+    return (size.x * size.y * size.z + 31) / 32;
+}
+
+SIMT_INLINE u32 vote_ballot(bool predicate, u32 mask) { return __ballot_sync(mask, predicate); }
+SIMT_INLINE bool vote_any(bool predicate, u32 mask) { return __any_sync(mask, predicate); }
+SIMT_INLINE bool vote_all(bool predicate, u32 mask) { return __all_sync(mask, predicate); }
+SIMT_INLINE bool vote_uni(bool predicate, u32 mask) {
+    Votes votes = simt_vote(mask, predicate);
+    return !votes.yes || !votes.no;
+}
+template <class T>
+SIMT_INLINE u32 match_any(T value, u32 mask) { return __match_any_sync(mask, value); }
+template <class T>
+SIMT_INLINE Answer match_all(T value, u32 mask) {
+    int all;
+    unsigned lanes = __match_all_sync(mask, value, &all);
+    return {lanes, all != 0};
+}
+SIMT_INLINE Answer elect(u32 mask) {  // the lowest lane of the mask
+    u32 leader = __builtin_ctz(mask);
+    __syncwarp(mask);
+    return {leader, simt_lane() == leader};
+}
+template <class T> SIMT_INLINE T redux_add(T value, u32 mask) { return __reduce_add_sync(mask, value); }
+template <class T> SIMT_INLINE T redux_min(T value, u32 mask) { return __reduce_min_sync(mask, value); }
+template <class T> SIMT_INLINE T redux_max(T value, u32 mask) { return __reduce_max_sync(mask, value); }
+template <class T> SIMT_INLINE T redux_and(T value, u32 mask) { return __reduce_and_sync(mask, value); }
+template <class T> SIMT_INLINE T redux_or(T value, u32 mask) { return __reduce_or_sync(mask, value); }
+template <class T> SIMT_INLINE T redux_xor(T value, u32 mask) { return __reduce_xor_sync(mask, value); }
+}  // namespace simt::ptx

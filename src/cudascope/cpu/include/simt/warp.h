@@ -1,0 +1,76 @@
+// The functions of a warp: shuffles, votes, matches, reductions.
+#pragma once
+
+#include "threads.h"
+
+namespace simt {
+template <class T>
+SIMT_INLINE T shuffle(unsigned mask, const T& value, int source) {
+    return from_bits<T>(simt_shuffle(mask, bits(value), source));
+}
+template <class T, class Op>
+struct Reduction {
+    T value;
+    Op op;
+    SIMT_UNSEEN static void complete(void** lanes) {
+        Reduction* first = nullptr;
+        for (int lane = 0; lane < 32; ++lane) {
+            Reduction* mine = (Reduction*)lanes[lane];
+            if (mine && first) first->value = first->op(first->value, mine->value);
+            else if (mine) first = mine;
+        }
+        for (int lane = 0; lane < 32; ++lane)
+            if (lanes[lane]) ((Reduction*)lanes[lane])->value = first->value;
+    }
+};
+template <class T, class Op>
+SIMT_INLINE T reduce(unsigned mask, T value, Op op) {
+    Reduction<T, Op> mine{value, op};
+    simt_meet(REDUCE, mask, &mine, Reduction<T, Op>::complete, 0);
+    return mine.value;
+}
+}  // namespace simt
+
+// Lanes form segments of `width`; a source outside the own segment means the own value.
+template <class T>
+SIMT_INLINE T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+    int lane = simt_lane();
+    return simt::shuffle(mask, value, (lane & ~(width - 1)) | (source & (width - 1)));
+}
+template <class T>
+SIMT_INLINE T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+    int lane = simt_lane(), source = lane - (int)delta;
+    return simt::shuffle(mask, value, source < (lane & ~(width - 1)) ? lane : source);
+}
+template <class T>
+SIMT_INLINE T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+    int lane = simt_lane(), source = lane + (int)delta;
+    return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
+}
+template <class T>
+SIMT_INLINE T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+    int lane = simt_lane(), source = lane ^ lane_mask;
+    return simt::shuffle(mask, value, source > (lane | (width - 1)) ? lane : source);
+}
+
+SIMT_INLINE void __syncwarp(unsigned mask = 0xffffffff) { simt_syncwarp(mask); }
+SIMT_INLINE unsigned __activemask() { return simt_activemask(); }
+SIMT_INLINE unsigned __ballot_sync(unsigned mask, int predicate) { return simt_vote(mask, predicate).yes; }
+SIMT_INLINE int __any_sync(unsigned mask, int predicate) { return simt_vote(mask, predicate).yes != 0; }
+SIMT_INLINE int __all_sync(unsigned mask, int predicate) { return simt_vote(mask, predicate).no == 0; }
+template <class T>
+SIMT_INLINE unsigned __match_any_sync(unsigned mask, T value) { return simt_match(mask, simt::bits(value)); }
+template <class T>
+SIMT_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all) {
+    *all = __match_any_sync(mask, value) == mask;
+    return *all ? mask : 0;
+}
+#define SIMT_REDUCE(name, T, expression)                                                  \
+    SIMT_INLINE T __reduce_##name##_sync(unsigned mask, T value) {                        \
+        return simt::reduce(mask, value, [](T a, T b) -> T { return expression; });       \
+    }
+SIMT_REDUCE(add, int, a + b) SIMT_REDUCE(add, unsigned, a + b)
+SIMT_REDUCE(min, int, a < b ? a : b) SIMT_REDUCE(min, unsigned, a < b ? a : b)
+SIMT_REDUCE(max, int, a > b ? a : b) SIMT_REDUCE(max, unsigned, a > b ? a : b)
+SIMT_REDUCE(and, unsigned, a & b) SIMT_REDUCE(or, unsigned, a | b) SIMT_REDUCE(xor, unsigned, a ^ b)
+#undef SIMT_REDUCE

@@ -1,0 +1,191 @@
+"""A .cu file compiled for the CPU: its entry points, its shared arrays, and the source line of each instruction."""
+
+import ctypes
+import functools
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cudascope.cpp.source import CompileError
+from cudascope.toolchain.cache import publish
+from cudascope.toolchain.compiler import run_tool
+from cudascope.toolchain.headers import HEADERS, STAND_INS, nvidia_headers
+
+
+class SharedArray(NamedTuple):
+    """A `__shared__` array of a file, and its offset in the thread block's shared memory, in bytes."""
+
+    name: str
+    offset: int
+    bytes: int
+    symbol: str = ""
+
+
+class Variable(NamedTuple):
+    """A `__constant__`, `__device__` or `__managed__` variable of a file, and its address."""
+
+    name: str  # with its namespace
+    address: int
+    bytes: int
+
+
+class ParameterType(NamedTuple):
+    """A parameter's type in full, and its size and alignment. A pointer has the size and alignment of its pointee."""
+
+    spelled: str
+    bytes: int  # 0: it is declared and not defined
+    alignment: int
+
+
+_TYPE = re.compile(r"T = (.*?)(?:\]|; |$)")  # of __PRETTY_FUNCTION__
+
+
+class _ParameterRow(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_char_p), ("bytes", ctypes.c_uint64), ("alignment", ctypes.c_uint64))
+
+
+class Library(NamedTuple):
+    """A compiled file, loaded."""
+
+    path: Path
+    handle: ctypes.CDLL
+    base: int  # where it lies in memory
+    shared: tuple[SharedArray, ...]
+    guards: tuple[SharedArray, ...]  # what the compiler keeps beside those of a class: constructed yet?
+    dynamic_offset: int | None  # of `extern __shared__`, if the file has any
+    dynamic_name: str
+    shared_segment: int  # bytes of a thread block's shared memory, the largest dynamic part and all gaps with it
+    source_name: str
+    has_atomics: bool
+    has_grid_sync: bool
+    variables: tuple[Variable, ...]
+
+    def parameters(self, entry: str) -> list[ParameterType]:
+        """Return the types that the compiler gives the parameters of the kernel with symbol `entry`."""
+        function = getattr(self.handle, f"{entry}_parameters")
+        function.restype = ctypes.POINTER(_ParameterRow)
+        rows = itertools.takewhile(lambda row: row.type, function())
+        return [ParameterType(_TYPE.search(row.type.decode())[1], row.bytes, row.alignment) for row in rows]
+
+    def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
+        offsets = {address: address - self.base - 1 for address in addresses if address}
+        found = _located(self.path, self.source_name, sorted(set(offsets.values())))
+        return {address: found[offset] for address, offset in offsets.items()}
+
+
+@functools.cache
+def load(path: Path, source_name: str) -> Library:
+    """Load the library that `build` compiled from `source_name`; its runtime must be loaded already."""
+    try:
+        handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if lacks := re.search(r"undefined symbol: (\S+)", str(error)):
+            name = run_tool("c++filt", lacks[1]).strip()
+            raise CompileError(
+                f"{source_name}: {name} is declared and has no body, neither in this file nor in a header that it "
+                f"includes: include the file that defines it"
+            ) from None
+        raise CompileError(f"the kernel uses what the CPU runner does not have: {error}") from error
+    symbols = _symbols(path)
+    at = {each.symbol: each.offset for each in symbols}
+    dynamic = at.get("simt_dynamic")
+    shared, guards, dynamic_names = [], [], []
+    for each in symbols:
+        if each.symbol in ("simt_dynamic", "_TLS_MODULE_BASE_") or not each.is_local:  # the linker's, on aarch64
+            continue
+        if each.offset == dynamic:
+            dynamic_names.append(each.name)
+        elif each.symbol.startswith("_ZGV") or each.symbol == "__tls_guard":
+            guards.append(SharedArray(each.name, each.offset, each.bytes))
+        else:
+            shared.append(SharedArray(each.name, each.offset, each.bytes, each.symbol))
+    address = ctypes.cast(handle.simt_base, ctypes.c_void_p).value or 0
+    segment = max((each.offset + each.bytes for each in symbols if each.is_local), default=0)
+    return Library(
+        path,
+        handle,
+        address - at["simt_base"],
+        tuple(shared),
+        tuple(guards),
+        dynamic,
+        " or ".join(dynamic_names),
+        segment,
+        source_name,
+        "simt_exchange_if" in at,
+        "simt_grid_sync" in at,
+        tuple(_variables(handle)),
+    )
+
+
+class _Row(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_ulong))
+
+
+def _variables(handle: ctypes.CDLL) -> Iterator[Variable]:
+    for row in ctypes.cast(handle.simt_variables, ctypes.POINTER(_Row)):
+        if row.name is None:
+            return
+        yield Variable(row.name.decode(), row.address, row.bytes)
+
+
+_OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync")
+
+
+class _Symbol(NamedTuple):
+    symbol: str
+    name: str  # in the source: `tile` of _ZZ9transposePfPKfE4tile
+    offset: int
+    bytes: int
+    is_local: bool  # to a thread
+
+
+def _symbols(path: Path) -> list[_Symbol]:
+    """The thread-local variables of a library, sorted, and what else it has to do with the runtime.
+
+    nm and c++filt (binutils, which g++ needs) read them once: the result is kept beside the library.
+    """
+    kept = path.with_suffix(".json")
+    if not kept.exists():
+        table = run_tool("nm", "--format=sysv", str(path))
+        rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
+        rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in _OF_THE_RUNTIME)
+        names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
+        found = [
+            _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")
+            for (symbol, value, _, kind, size, *_), name in zip(rows, names, strict=True)
+        ]
+        publish(kept, json.dumps(found).encode())
+    return [_Symbol(*each) for each in json.loads(kept.read_text(encoding="utf-8"))]
+
+
+# ------------------------------------------------------------------------------------------------ source lines
+
+_lines: dict[tuple[Path, int], tuple[str, int]] = {}
+
+
+def _located(path: Path, source_name: str, offsets: Sequence[int]) -> dict[int, tuple[str, int]]:
+    """File and line of each instruction; addr2line is asked for those not yet known."""
+    new = [hex(offset) for offset in offsets if (path, offset) not in _lines]
+    if new:
+        found = run_tool("addr2line", "-a", "-i", "-e", str(path), lines=new)
+        for block in re.split(r"^0x", found, flags=re.M)[1:]:
+            at, *frames = block.splitlines()
+            _lines[path, int(at, 16)] = _innermost(frames, source_name)
+    return {offset: _lines.get((path, offset), ("", 0)) for offset in offsets}
+
+
+def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
+    not_the_kernel = (f"{HEADERS}/", f"{STAND_INS}/", "<cudascope>", str(nvidia_headers()), "/usr/", "??")
+    for frame in frames:
+        file, _, line = frame.partition(" (")[0].rpartition(":")
+        if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):
+            file = source_name
+        if file == source_name or not (file.startswith(not_the_kernel) or "/headers-" in file):
+            return file, int(line) if line.isdigit() else 0
+    return source_name, 0

@@ -1,0 +1,58 @@
+"""The limits that depend on a kernel's own shared memory. The CPU refuses the launches that a GPU would refuse."""
+
+import functools
+import re
+
+from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, Shape
+from cudascope.cpp.signature import base_name
+from cudascope.cpu.library import Library
+from cudascope.gpus import H100, thread_blocks_per_sm
+
+
+def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
+    """How many thread blocks of `block` an H100 holds at once, by threads and shared memory."""
+    shared = sum(array.bytes for array in library.shared) + shared_bytes
+    return _on_h100(block[0] * block[1] * block[2], shared)
+
+
+@functools.lru_cache(maxsize=256)
+def _on_h100(threads: int, shared_bytes: int) -> int:
+    fits = thread_blocks_per_sm(H100, threads, 1, shared_bytes)
+    return H100.num_sms * max(1, min(fits.values()))
+
+
+def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
+    """ValueError for more thread blocks than can be, or than can wait for each other at a kernel's grid barrier."""
+    blocks = grid[0] * grid[1] * grid[2]
+    if blocks >= 2**32:
+        raise ValueError(
+            f"kernel {name}: grid {grid} has {blocks} thread blocks, the CPU runner counts them in 32 bits"
+        )
+    if library.has_grid_sync and blocks > at_once:
+        raise ValueError(
+            f"kernel {name}: grid {grid} has {blocks} thread blocks, but at a grid barrier all must run at once, and "
+            f"an H100 holds {at_once} of this size: launch fewer and let each do more"
+        )
+
+
+@functools.cache
+def _own_arrays(name: str) -> re.Pattern:
+    """The symbols of a kernel's shared arrays. Arrays of the functions that it calls are not counted."""
+    function = base_name(name)
+    return re.compile(rf"_ZZ(N.*)?{len(function)}{function}")
+
+
+def check_shared(name: str, library: Library, shared_bytes: int) -> None:
+    """A kernel's own shared arrays, and they and the dynamic memory together, must fit, or ValueError."""
+    static = sum(array.bytes for array in library.shared if _own_arrays(name).match(array.symbol))
+    if static > MAX_STATIC_SHARED_BYTES:
+        raise ValueError(
+            f"kernel {name}: its __shared__ arrays of fixed size can have at most {MAX_STATIC_SHARED_BYTES} bytes, "
+            f"got {static}: use extern __shared__"
+        )
+    if static + shared_bytes > MAX_SHARED_BYTES:
+        raise ValueError(
+            f"kernel {name}: shared_bytes = {shared_bytes}, but a thread block can have at most {MAX_SHARED_BYTES} "
+            f"bytes of shared memory, got {static} + {shared_bytes} = {static + shared_bytes} with the arrays it "
+            f"declares itself (an H100's limit, kept on the CPU too)"
+        )

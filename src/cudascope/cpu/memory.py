@@ -1,0 +1,126 @@
+"""The arrays of a CPU launch as the runtime sees them: regions of memory, and the elements in them."""
+
+import ctypes
+import functools
+
+import numpy as np
+
+from cudascope.arguments.arrays import Array
+from cudascope.cpu.abi import REGION, SHARED_ARRAY, Mode, Space
+
+
+@functools.lru_cache(maxsize=256)
+def _places(arrays: tuple[tuple, ...]) -> ctypes.Array:
+    """Return the offset and the bytes of each array. The runtime only reads them."""
+    return (SHARED_ARRAY * len(arrays))(*(array[1:3] for array in arrays))
+
+
+class Memory:
+    """The arrays of a launch as regions: those that overlap are one.
+
+    `variables` belong to the compiled file, and `reached` is the memory that `cudascope.reachable` names. Both stay
+    at their address. A variable with the name of other memory is called ::name.
+    """
+
+    def __init__(self, arrays: dict[str, Array], variables: dict[str, Array], reached: dict[str, Array]) -> None:
+        named = arrays | reached
+        variables = {f"::{name}" if name in named else name: array for name, array in variables.items()}
+        self._variables, self._reached = frozenset(variables), frozenset(reached)
+        self._staying: set[str] = set()  # at their address, because a struct or a table leads there
+        self.arrays = {name: array for name, array in (named | variables).items() if array.size}
+        self.names = tuple(self.arrays)
+        self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
+        for name, array in sorted(self.arrays.items(), key=lambda item: item[1].address):
+            start, end = array.address, array.address + array.extent
+            if self.regions and start < self.regions[-1][1]:
+                last = self.regions[-1]
+                last[1], last[2] = max(last[1], end), min(last[2], array.itemsize)
+                last[3].append(name)
+            else:
+                self.regions.append([start, end, array.itemsize, [name]])
+
+    def describe(self, request, parameters, values, run, shared, guards, variables) -> tuple:
+        """Fill in the request's regions. Return the memory that it points to. Keep it until the launch has ended."""
+        written_to = {parameter.name for parameter in parameters if not parameter.const}
+        words = [
+            int.from_bytes(value[i : i + 8], "little")
+            for parameter, value in zip(parameters, values, strict=True)
+            if not parameter.pointer and ctypes.sizeof(value) >= 8
+            for value in [bytes(value)]
+            for i in range(0, len(value) - 7, 8)
+        ]
+        regions = (REGION * len(self.regions))()
+        for region, (start, end, granule, names) in zip(regions, self.regions, strict=True):
+            region.start, region.bytes, region.granule = start, end - start, granule
+            # A kernel that has two ways to a tensor, one by a pointer in a struct, would see a copy by one way alone.
+            stays = bool(self._reached.intersection(names)) or any(start <= word < end for word in words)
+            if stays:
+                self._staying.update(names)
+            region.in_place = 1 if self._variables.intersection(names) else 2 * stays
+            region.constant = not region.in_place and written_to.isdisjoint(names)
+            if run.mode == Mode.CHECK:
+                written = run.report.written_map(start, granule, (end - start) // granule)
+                region.written = written.ctypes.data
+                region.expect_written = any(
+                    out.address < end and start < out.address + out.extent for out in run.outputs if out.size
+                )
+        pointed = [
+            (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
+            for i, parameter in enumerate(parameters)
+            if parameter.pointer and parameter.name in self.arrays
+        ]
+        pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
+        pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
+        places, guard_places, variable_places = (_places(tuple(arrays)) for arrays in (shared, guards, variables))
+        request.regions, request.num_regions = regions, len(regions)
+        request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
+        request.shared, request.num_shared = places, len(shared)
+        request.guards, request.num_guards = guard_places, len(guards)
+        request.variables, request.num_variables = variable_places, len(variables)
+        return regions, pointers, pointer_regions, places, guard_places, variable_places
+
+    def region_beside(self, address: int) -> int:
+        """Return the region at its own address that `address` misses by less than 16 bytes; -1 if there is none.
+
+        Allocators keep so many bytes between two arrays. An address farther away may belong to anything.
+        """
+        for r, (start, end, _, names) in enumerate(self.regions):
+            if start - 16 <= address < end + 16 and self._staying.intersection(names):
+                return r
+        return -1
+
+    def moved_from(self, address: int) -> str | None:
+        """Return the argument that has this address before and after a launch; None if there is none."""
+        return next((names[0] for start, end, _, names in self.regions if start <= address < end), None)
+
+    def element_at(self, region: int, offset: int) -> tuple[str, int, str]:
+        """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
+        start, _, _, names = self.regions[region]
+        address = start + offset
+        inside = (n for n in names if 0 <= address - self.arrays[n].address < self.arrays[n].extent)
+        name = next(inside, names[-1])
+        array = self.arrays[name]
+        element, size = (address - array.address) // array.itemsize, array.extent // array.itemsize
+        if element < 0:
+            return name, element, f"{name}[{element}], before its first element"
+        if element >= size:
+            return name, element, f"{name}[{element}], past its end ({size} elements)"
+        if array.is_contiguous and len(array.shape) > 1:
+            index = ", ".join(str(int(i)) for i in np.unravel_index(element, array.shape))
+            return name, element, f"{name}[{element}] = {name}[{index}]"
+        return name, element, f"{name}[{element}]"
+
+    def elements(self, events, shared) -> tuple[np.ndarray, np.ndarray]:
+        """Which tensor (or shared array) and which element of it each event touched; -1: none of them.
+
+        An element of a shared array is 4 bytes.
+        """
+        tensor, element = events["region"].astype(np.int16), events["offset"] // 4
+        for r, (start, _, _, names) in enumerate(self.regions):
+            of_region = (events["space"] == Space.GLOBAL) & (events["region"] == r)
+            for name in reversed(names):
+                array = self.arrays[name]
+                at = events["offset"] + start - array.address
+                inside = of_region & (at >= 0) & (at < array.extent)
+                tensor[inside], element[inside] = self.names.index(name), at[inside] // array.itemsize
+        return tensor, element

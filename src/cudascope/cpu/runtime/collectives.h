@@ -1,0 +1,273 @@
+// Threads wait for each other at barriers and in the functions of a warp. The last thread to arrive frees the others.
+#pragma once
+
+#include <cstring>
+
+#include "block.h"
+
+// ---------------------------------------------------------------------------------------------- barrier
+
+static void check_barrier(Worker& w, Block& b) {
+    if (b.live < w.job->num_threads) {
+        const Thread *gone = nullptr, *waiting = nullptr;
+        for (u32 i = w.job->num_threads; i--;) (b.threads[i].state == GONE ? gone : waiting) = &b.threads[i];
+        Error e = new_error(w, w.job->launch.may_return ? LEFT_BEFORE_BARRIER : BARRIER_NOT_REACHED, waiting->site);
+        e.thread = gone->index, e.other_thread = waiting->index;
+        e.num_waiters = b.live;
+        raise_error(w, e);
+    }
+    const Thread* first = nullptr;
+    for (const Thread& t : b.threads) {
+        if (t.state == GONE) continue;
+        if (!first) first = &t;
+        if (t.line == first->line) continue;
+        Error e = new_error(w, BARRIERS_DIFFER, t.site);
+        e.thread = t.index, e.other_thread = first->index, e.other_site = (u64)first->site, e.other_block = b.index;
+        return raise_error(w, e);
+    }
+}
+
+// After a barrier, each of `threads` has acquired all flags that any of them had acquired before.
+static void share_acquired(Thread* const* threads, u32 number);
+
+// All threads of a thread block have met: every access before the barrier happens before every access after it.
+static void join_clocks(Worker& w, Block& b) {
+    for (u32 i = 0; i < w.job->num_threads; ++i) b.barrier_clock[i] = ++b.threads[i].clock;
+    for (u32 i = 0; i < w.job->num_threads; ++i)
+        for (u32 lane = 0; lane < b.warps[i / 32].size; ++lane)
+            b.warps[i / 32].known[i % 32][lane] = b.barrier_clock[i / 32 * 32 + lane];
+    for (Thread& t : b.threads) {  // a fence.proxy.async of one is one for all that come after the barrier
+        if (!t.asynchronous || !t.asynchronous->covered) continue;
+        const auto& covered = *t.asynchronous->covered;
+        b.covered.resize(covered.size());
+        for (size_t i = 0; i < covered.size(); ++i) b.covered[i] = std::max(b.covered[i], covered[i]);
+        t.asynchronous->covered = nullptr;
+    }
+    std::vector<Thread*> all;
+    for (Thread& t : b.threads) all.push_back(&t);
+    share_acquired(all.data(), (u32)all.size());
+}
+
+void complete_barrier(Worker& w, Block& b) {
+    if (w.job->launch.mode == CHECK) {
+        check_barrier(w, b);
+        if (w.job->failed) return;
+        join_clocks(w, b);
+    }
+    for (Thread& t : b.threads)
+        if (t.state == AT_BARRIER) t.value = b.barrier_total, wake(w, b, t);
+    b.barrier_total = 0;
+    b.arrived = 0;
+    w.milestones++;
+}
+
+// __activemask is answered when no lane of the warp can run: the lanes that wait for it at one place are together.
+[[gnu::noinline]] static void resolve_activemask(Worker& w, Block& b, u32 warp) {
+    Thread* lanes = &b.threads[warp * 32];
+    u32 waiting = b.warps[warp].bits(AT_ACTIVEMASK, lanes);
+    if (!waiting) return;
+    void* site = lanes[__builtin_ctz(waiting)].site;
+    u32 together = 0;
+    for (u32 lane = 0; lane < b.warps[warp].size; ++lane)
+        together |= (u32)((waiting >> lane & 1) && lanes[lane].site == site) << lane;
+    for (u32 lane = 0; lane < b.warps[warp].size; ++lane)
+        if (together >> lane & 1) lanes[lane].lanes = together, wake(w, b, lanes[lane]);
+}
+
+void leave_ready(Worker& w, Block& b, Thread& t) {
+    u32 warp = t.id / 32;
+    if (--b.warps[warp].ready == 0) resolve_activemask(w, b, warp);
+}
+
+extern "C" int simt_barrier(bool predicate, int line) {
+    Worker& w = *worker;
+    Block& b = *w.block;
+    Thread& me = *w.current;
+    me.collective = SYNCTHREADS, me.mask = 0, me.line = line;
+    b.barrier_total += predicate;
+    me.state = AT_BARRIER;
+    me.site = CALLER;
+    leave_ready(w, b, me);
+    if (++b.arrived == b.live) {
+        count(w, me.site, BARRIER);
+        complete_barrier(w, b);
+        w.progress++;
+    } else {
+        wait(w, AT_BARRIER, CALLER);
+    }
+    return (int)me.value;
+}
+
+// ---------------------------------------------------------------------------------------------- grid barrier
+
+// If all threads of all thread blocks that have not ended wait here, free them.
+void complete_grid(Worker& w) {
+    Job& job = *w.job;
+    if (job.at_grid + job.ended_blocks < job.num_blocks) return;
+    job.at_grid = 0;
+    for (Block* b : w.waiting) {
+        if (!b->at_grid) continue;
+        if (job.launch.mode == CHECK) {
+            join_clocks(w, *b);
+            job.grid_clocks[b->number] = b->barrier_clock;
+        }
+        b->at_grid = 0;
+        for (Thread& t : b->threads)
+            if (t.state == AT_GRID) wake(w, *b, t);
+    }
+    w.milestones++;
+    w.progress++;
+}
+
+void arrive_at_grid(Worker& w, Block& b) {
+    if (!b.live || b.at_grid != b.live) return;
+    if (w.job->launch.mode == CHECK) check_barrier(w, b);
+    w.job->at_grid++;
+}
+
+// The launch has one worker and all its thread blocks fit at once: cpu/limits.py.
+extern "C" void simt_grid_sync(int line) {
+    Worker& w = *worker;
+    Block& b = *w.block;
+    Thread& me = *w.current;
+    me.collective = SYNCGRID, me.mask = 0, me.line = line;
+    me.state = AT_GRID;
+    me.site = CALLER;
+    if (b.at_grid++ == 0) count(w, me.site, BARRIER);
+    leave_ready(w, b, me);
+    arrive_at_grid(w, b);
+    wait(w, AT_GRID, CALLER);
+}
+
+// ---------------------------------------------------------------------------------------------- warp functions
+
+static bool needs_whole_warp(Collective collective) { return collective == PRODUCT || collective == MATRIX; }
+
+static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
+    Error e = new_error(w, LANES_MISSING, t.site);
+    e.thread = t.index, e.lane = (u32)__builtin_ctz(~present), e.waiters[0].collective = t.collective;
+    raise_error(w, e);
+}
+
+// If every lane of the mask of `one` that has not left waits where `one` waits, end the meeting and free its lanes.
+bool complete_meeting(Worker& w, Block& b, const Thread& one) {
+    u32 warp = one.id / 32, present = 0;
+    Thread* lanes = &b.threads[warp * 32];
+    Warp& own = b.warps[warp];
+    if (one.mask == ~0u && own.ready) return false;  // a lane is still on its way
+    for (u32 lane = own.size; lane--;) {  // the highest lane is mostly the last to arrive
+        const Thread& t = lanes[lane];
+        if (!(one.mask >> lane & 1) || t.state == GONE) continue;
+        if (t.state != AT_COLLECTIVE || t.mask != one.mask || t.collective != one.collective) return false;
+        if (t.complete != one.complete || t.line != one.line) return false;
+        present |= 1u << lane;
+    }
+    const Thread& first = lanes[__builtin_ctz(present)];
+    if (needs_whole_warp(first.collective) && present != ~0u) return raise_lanes_missing(w, first, present), false;
+    Access counted = first.collective == SYNCWARP ? BARRIER : first.collective == PRODUCT ? MMA : SHUFFLE;
+    if (first.collective != MATRIX) count(w, first.site, counted);  // its loads and stores are counted
+    void* payloads[32];
+    for (u32 lane = 0; lane < 32; ++lane) payloads[lane] = present >> lane & 1 ? lanes[lane].payload : nullptr;
+    first.complete(payloads);
+    for (u32 lane = 0; lane < own.size && !w.job->failed; ++lane)
+        if (present >> lane & 1) lanes[lane].lanes = present, wake(w, b, lanes[lane]);
+    return !w.job->failed;
+}
+
+// This thread meets the other lanes of `mask` in one function and one line. The last lane runs `complete` for all of them.
+[[gnu::always_inline]] static inline u32 meet(
+    Worker& w, Collective what, u32 mask, void* payload, void (*complete)(void**), int line, void* site) {
+    Block& b = *w.block;
+    Thread& me = *w.current;
+    if (!(mask >> me.lane & 1)) {
+        Error e = new_error(w, LANE_NOT_IN_MASK, site);
+        e.lane = me.lane;
+        raise_error(w, e);
+        mask |= 1u << me.lane;
+    }
+    me.collective = what, me.mask = mask, me.payload = payload, me.complete = complete, me.line = line;
+    me.state = AT_COLLECTIVE;
+    me.site = site;
+    leave_ready(w, b, me);
+    if (!complete_meeting(w, b, me)) wait(w, AT_COLLECTIVE, site);
+    w.progress++;
+    return me.lanes;
+}
+
+// In the functions below, every lane brings its Thread.
+template <class Function>
+static void for_each(void** lanes, Function function) {
+    for (u32 lane = 0; lane < 32; ++lane)
+        if (lanes[lane]) function(*(Thread*)lanes[lane]);
+}
+[[gnu::always_inline]] static inline u64 meet(Collective what, u32 mask, u64 value, void (*complete)(void**), void* site) {
+    Thread& me = *worker->current;
+    me.value = value;
+    meet(*worker, what, mask, &me, complete, 0, site);
+    return me.result;
+}
+
+[[gnu::noinline]] static void raise_no_source(const Thread& t) {
+    if (worker->job->launch.mode != CHECK) return;
+    Error e = new_error(*worker, t.mask >> t.source & 1 ? LANE_GONE : LANE_NOT_IN_MASK, t.site);
+    e.thread = t.index, e.lane = t.source;
+    raise_error(*worker, e);
+}
+static void shuffle(void** lanes) {
+    for_each(lanes, [&](Thread& t) {
+        Thread* source = (Thread*)lanes[t.source];
+        t.result = (source ? source : &t)->value;
+        if (!source) raise_no_source(t);
+    });
+}
+static void vote(void** lanes) {
+    u32 votes[2] = {};
+    for_each(lanes, [&](Thread& t) { votes[t.value] |= 1u << t.lane; });
+    for_each(lanes, [&](Thread& t) { memcpy(&t.result, votes, sizeof(votes)); });
+}
+static void match(void** lanes) {
+    for_each(lanes, [&](Thread& t) {
+        t.result = 0;
+        for_each(lanes, [&](Thread& other) { t.result |= (u64)(other.value == t.value) << other.lane; });
+    });
+}
+// Every access of a lane before __syncwarp happens before every access of the other lanes after __syncwarp.
+static void order_lanes(void** lanes) {
+    if (worker->job->launch.mode != CHECK) return;
+    Warp* warp = nullptr;
+    u32 joined[32] = {}, number = 0;
+    Thread* together[32];
+    for_each(lanes, [&](Thread& t) {
+        warp = &worker->block->warps[t.id / 32];
+        together[number++] = &t;
+        warp->known[t.lane][t.lane] = ++t.clock;
+        for (u32 s = 0; s < warp->size; ++s) joined[s] = std::max(joined[s], warp->known[t.lane][s]);
+    });
+    for_each(lanes, [&](Thread& t) { memcpy(warp->known[t.lane], joined, sizeof(joined)); });
+    share_acquired(together, number);
+}
+
+extern "C" {
+u64 simt_shuffle(u32 mask, u64 value, u32 source) {
+    worker->current->source = source % 32;
+    return meet(SHFL, mask, value, shuffle, CALLER);
+}
+Votes simt_vote(u32 mask, bool predicate) {
+    u64 votes = meet(VOTE, mask, predicate, vote, CALLER);
+    return {(u32)votes, (u32)(votes >> 32)};
+}
+u32 simt_match(u32 mask, u64 value) { return (u32)meet(MATCH, mask, value, match, CALLER); }
+void simt_syncwarp(u32 mask) { meet(SYNCWARP, mask, 0, order_lanes, CALLER); }
+u32 simt_meet(Collective what, u32 mask, void* payload, void (*complete)(void**), int line) {
+    return meet(*worker, what, mask, payload, complete, line, CALLER);
+}
+u32 simt_activemask() {
+    Worker& w = *worker;
+    Thread& me = *w.current;
+    me.state = AT_ACTIVEMASK;
+    me.site = CALLER;
+    leave_ready(w, *w.block, me);
+    if (me.state == AT_ACTIVEMASK) wait(w, AT_ACTIVEMASK, CALLER);
+    return me.lanes;
+}
+}

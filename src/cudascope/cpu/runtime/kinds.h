@@ -1,0 +1,54 @@
+// The kinds of things that kernels, the runtime and Python tell each other; cpu/abi.py has the same names.
+#pragma once
+
+namespace simt {
+
+enum Mode : unsigned { PLAIN, OBSERVE, CHECK };
+enum Space : unsigned char { GLOBAL, SHARED, OTHER };
+enum Access : unsigned char { READ, WRITE, ATOMIC, BARRIER, SHUFFLE, MMA };
+enum Collective : unsigned {  // what threads wait for each other in
+    SHFL, VOTE, MATCH, REDUCE, SYNCWARP, SYNCTHREADS, SYNCGRID, NUMBERED,
+    PHASE,  // of a barrier that the kernel has made itself
+    EXCHANGE,  // of values in a group
+    PRODUCT, MATRIX,  // of matrices, and a matrix's load or store: by a whole warp
+};
+struct Votes { unsigned no, yes; };  // lanes
+enum FindingKind : unsigned {
+    NOTHING, DEADLOCK, OUTSIDE_GLOBAL, OUTSIDE_SHARED, MISALIGNED, RACE, BARRIER_NOT_REACHED, LANE_GONE,
+    LANE_NOT_IN_MASK, UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER,
+    DIVIDED_BY_ZERO, STOPPED, HANGING, INTERRUPTED, STACK_OVERFLOW, OVERRUN, SAME_VALUE, LEFT_BEFORE_BARRIER,
+    LANES_MISSING, ARGUMENT, COPY_IN_FLIGHT, COPY_PENDING, READ_ONLY, NOT_SUPPORTED, UNREADABLE,
+    OUTSIDE_LOCAL, NO_PROXY_FENCE,
+};
+
+// How a tile lies in a tensor (PTX: tensormap). The first dimension has neighbours; sizes and boxes count elements.
+struct TensorMap {
+    unsigned long long address, stride[4];  // in bytes, of the dimensions from the second on
+    unsigned last_dim, type, size[5], box[5], element_stride[5];
+    unsigned char swizzle, interleave, fill, unused;
+};
+// A bulk copy: of a tile at `at` of the tensor, or of `bytes` from or to `global` if the rank is 0.
+struct BulkCopy {
+    TensorMap map;
+    int at[5];
+    unsigned rank, bytes;
+    char *shared, *global;
+    bool to_global;
+};
+
+// A product of matrices under way (PTX: wgmma), of one thread. Kernels make it, the runtime keeps it until it is complete.
+struct Product {
+    void (*compute)(Product* const* lanes);  // of the whole warp
+    unsigned* out[128];  // the registers of the result
+    unsigned num_out, warp;
+    unsigned fragment[4];  // A, if it is in registers
+    unsigned long long a, b;  // descriptors of matrices in shared memory
+    bool a_in_registers, transposed_a, transposed_b, negated_a, negated_b, keeps, saturates;
+    // of the runtime:
+    bool is_chained;  // it continues from a product under way
+    unsigned start[128];
+    unsigned long long batch;
+    void* site;
+};
+
+}  // namespace simt

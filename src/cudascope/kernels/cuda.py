@@ -1,0 +1,238 @@
+"""`CudaKernel`: one CUDA C++ source that runs on the device of its tensors.
+
+    scale = CudaKernel("scale.cu", "scale<float, 128>")        # a path, or the source itself
+    scale[grid, block, shared_bytes](x, n, 0.5)                # tensors, ints, floats, … (see arguments/binder.py)
+    scale.variable("weights").copy_(w)                         # a __constant__ or __device__ variable
+
+The source may have `main`, `<<<…>>>` and torch's headers. Host code is never compiled. If a compiler refuses the whole
+file, the compiler gets only the part that the kernel needs. A line that needs a missing header stops the kernel at that
+line.
+
+On a GPU, NVRTC compiles the source at the first launch, and the result is kept on disk (`CUDASCOPE_CACHE` moves it). On
+the CPU, the host's C++ compiler compiles the same text, and threads run as fibers (`cudascope.cpu`). A launch on a GPU
+goes to torch's current stream, allocates nothing and waits for nothing. So a CUDA graph can capture the launch. The
+first launch loads the code: capture after one ordinary launch, or after `.compile(device)`.
+
+A kernel without an array argument runs on the device of the memory that `reachable` names. Without such memory, the
+kernel runs on torch's current GPU, or on the CPU if there is no GPU.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cudascope.arguments.binder import Binder
+from cudascope.arguments.launch_shape import LaunchShape, read_launch
+from cudascope.arguments.reach import reached_device
+from cudascope.cpp.parameters import Parameter
+from cudascope.cpp.signature import base_name
+from cudascope.cpp.source import Source, read_source
+from cudascope.cpp.variables import as_declared
+from cudascope.kernels.on_cpu import CpuKernel
+from cudascope.kernels.on_gpu import GpuKernel
+from cudascope.kernels.reading import completed, read_kernel
+from cudascope.kernels.through_ptx import CudaThroughPtx
+from cudascope.toolchain.nvrtc import Cubin, check_options, compile_cubin
+from cudascope.toolchain.ptxas import Resources
+
+
+class CudaKernel:
+    """A `__global__` function of a CUDA C++ source.
+
+    Args:
+        source: a file (a relative path is looked up from the current folder), or the source text itself.
+        name: the function, an instantiation of its template, or one of several of its name: "scale",
+            "softmax<float, 128>", "scale(float*, int)".
+        defines: "NAME" or "NAME=VALUE", as after the compiler's -D.
+        options: "-I<folder>", "--std=c++20"; and for NVRTC "--use_fast_math", "--maxrregcount=64", …
+        through: what the CPU executes. "c++" is the host compiler's code for the source. "ptx" is NVRTC's PTX of the
+            kernel, with its fused multiply-adds, approximate functions and order of accesses.
+        arch: the GPU for which NVRTC compiles this PTX.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the source has no such kernel, a parameter has a type that cannot be passed, or an option or
+            `through` is not known.
+        CompileError: through="ptx", and NVRTC refuses the source, or the CPU runner does not execute an instruction.
+        RuntimeError: through="ptx", and cuda-bindings or NVRTC is not installed.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        name: str,
+        *,
+        defines: Sequence[str] = (),
+        options: Sequence[str] = (),
+        through: str = "c++",
+        arch: str = "sm_80",
+    ) -> None:
+        _check_strings("defines", defines)
+        _check_strings("options", options)
+        check_options(options)
+        if not isinstance(name, str):
+            raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
+        if through not in ("c++", "ptx"):
+            raise ValueError(f'through must be "c++" or "ptx", got {through!r}')
+        path = source_path(source)
+        text = read_source(path) if path else str(source).removeprefix("\ufeff")
+        written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
+        self.name = name
+        self.source = written._replace(filename=written.filename or f"{base_name(name)}.cu")
+        self._signature, self._file = read_kernel(self.source, name)
+        self.function = self._signature.function
+        self._on_gpu: dict[int, GpuKernel] = {}  # by the index of the GPU
+        self._launches: dict[Any, Callable[..., None]] = {}
+        self._through, self._arch = through, arch
+        if through == "ptx":  # refuse now what cannot be executed
+            _ = self._on_cpu
+
+    def __repr__(self) -> str:
+        return f"CudaKernel({self.source.filename!r}, {self.name!r})"
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The kernel's parameters. Where the source does not tell a type, as of a struct, the compiler is asked once.
+
+        Raises:
+            CompileError: the compiler is asked, and it refuses the source.
+        """
+        return completed(self.source, self.name, self._signature.parameters)
+
+    @cached_property
+    def _binder(self) -> Binder:
+        return Binder(self.function, self.parameters)
+
+    # -------------------------------------------------------------------------------------------- launching
+
+    def __getitem__(self, launch: Any) -> Callable[..., None]:
+        """`kernel[grid, block]` or `kernel[grid, block, shared_bytes]`: a function of the kernel's arguments.
+
+        `grid` and `block` are ints or tuples of up to three, x first; `shared_bytes` is dynamic shared memory.
+        Arguments are passed by position; trailing ones that have a default in C++ may be left out.
+        """
+        key = _typed(launch)
+        try:
+            return self._launches[key]
+        except (KeyError, TypeError):  # not launched so before, or a list where a tuple is meant
+            pass
+        shape = read_launch(self.function, launch, self._signature.max_threads)
+
+        def run(*args: object) -> None:
+            self._launch(shape, args)
+
+        if len(self._launches) > 1000:  # grids that follow the input: forget the old ones
+            self._launches.clear()
+        with contextlib.suppress(TypeError):
+            self._launches[key] = run
+        return run
+
+    def _launch(self, shape: LaunchShape, args: tuple[object, ...]) -> None:
+        bound = self._binder.bind(args)
+        device = bound.device or reached_device() or _default_device()
+        if device == "cpu":
+            self._on_cpu.launch(*shape, bound.values, arrays=bound.arrays)
+        else:
+            self._load(device).launch(*shape, bound.values)
+
+    def variable(self, name: str, device: Any = None) -> Any:
+        """A `__constant__`, `__device__` or `__managed__` variable of the source ("w", "ns::w"), in place.
+
+        What is written into it the next launch on `device` sees, and it shows what the last one wrote. Without `device`
+        it is the current GPU's, or the CPU's if there is none. A struct comes as its bytes. Kernels of one source may
+        or may not share their variables: set them for each. The variable is a torch tensor; without torch it is a numpy
+        array.
+
+        Raises:
+            CompileError, RuntimeError: as `compile` does.
+            ValueError: the source has no such variable, or it is const.
+        """
+        device = str(device or _default_device())
+        memory = self._on_cpu.variable(name) if device == "cpu" else self._load(device).variable(name)
+        return as_declared(memory, name, self._file)
+
+    # -------------------------------------------------------------------------------------------- compiling
+
+    def compile(self, device: Any = "cpu") -> None:
+        """Build, and load, for `device` now: the first launch there then costs what every launch does.
+
+        Raises:
+            CompileError: the source does not compile; the message is the compiler's, with file and line.
+            RuntimeError: there is no such device, or no compiler for it.
+        """
+        device = str(device)
+        kind = device.partition(":")[0]
+        if kind == "cuda":
+            self._load(device)
+        elif kind == "cpu":
+            self._on_cpu.compile()
+        else:
+            raise ValueError(f"device must be the CPU or a CUDA GPU, got {device}")
+
+    def resources(self, arch: str = "sm_90") -> Resources:
+        """Registers, static shared bytes and spilled bytes when compiled for `arch`: needs NVRTC, but no GPU."""
+        return self._cubin(arch).resources
+
+    def _cubin(self, arch: str) -> Cubin:
+        return compile_cubin(self.source, self.name, arch)
+
+    @cached_property
+    def _on_cpu(self) -> CpuKernel:
+        if self._through == "ptx":
+            return CudaThroughPtx(self.source, self.name, self.parameters, self._arch)
+        return CpuKernel(self.source, self.name, self.parameters)
+
+    def _load(self, device: str) -> GpuKernel:
+        index = int(device.partition(":")[2] or -1)
+        if index in self._on_gpu:
+            return self._on_gpu[index]
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_available():
+            raise RuntimeError(
+                f"kernel {self.function}: asked to run on {device}, but torch finds no GPU on this machine: "
+                f"pass CPU tensors to run it here, or compile without running it with .resources(arch)"
+            )
+        index = torch.cuda.current_device() if index < 0 else index
+        if index not in self._on_gpu:
+            major, minor = torch.cuda.get_device_capability(index)
+            cubin = self._cubin(f"sm_{major}{minor}")
+            self._on_gpu[index] = GpuKernel(
+                self.function, cubin, self._binder.sizes, index, has_structs=self._binder.has_structs
+            )
+        return self._on_gpu[index]
+
+
+def _default_device() -> str:
+    """Where a kernel runs that is given no array."""
+    torch = sys.modules.get("torch")
+    return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cpu"
+
+
+def _typed(launch: object) -> object:
+    """`launch` as a key that tells 1 from True and 1.0, which are equal and have the same hash."""
+    if isinstance(launch, tuple):
+        return tuple(map(_typed, launch))
+    return launch if type(launch) is int else (type(launch), launch)
+
+
+def source_path(source: str | Path) -> Path | None:
+    """The file that `source` names; None if it is the source text itself."""
+    if not isinstance(source, str | Path):
+        raise TypeError(f"source must be a path or CUDA C++ text, got {type(source).__name__}")
+    if isinstance(source, str) and ("\n" in source or "__global__" in source):
+        return None
+    path = Path(source).absolute()
+    if not path.is_file():
+        remedy = "" if Path(source).is_absolute() else ": a relative path is looked up from the current folder"
+        raise FileNotFoundError(f"source: there is no file {path}{remedy}")
+    return path.resolve()
+
+
+def _check_strings(argument: str, value: object) -> None:
+    strings = isinstance(value, Sequence) and not isinstance(value, str)
+    if not strings or not all(isinstance(item, str) for item in value):
+        remedy = f": pass {[f'{key}={item}' for key, item in value.items()]}" if isinstance(value, Mapping) else ""
+        raise TypeError(f'{argument} must be a sequence of strings, as in ["A=1", "B"], got {value!r}{remedy}')

@@ -1,0 +1,216 @@
+"""One kernel on the CPU: its builds, its variables, its launches, and the reports of watched launches.
+
+A core runs one thread block after another. The threads of a thread block are fibers that take turns where they wait for
+each other. The order is the same each time, and `schedule=seed` gives another one. cpu/runtime/runtime.cpp does the
+work.
+"""
+
+import contextlib
+import ctypes
+import functools
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from cudascope.arguments.arrays import Array, as_array
+from cudascope.arguments.reach import reached
+from cudascope.cpp.parameters import Parameter
+from cudascope.cpp.signature import base_name
+from cudascope.cpp.source import Source
+from cudascope.cpp.variables import as_declared, may_hold_pointers
+from cudascope.cpu.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
+from cudascope.cpu.build import build, entry_symbol
+from cudascope.cpu.library import Library, ParameterType, SharedArray, Variable
+from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared
+from cudascope.cpu.memory import Memory
+from cudascope.toolchain.ptxas import PtxText
+from cudascope.watch.contexts import current_run
+from cudascope.watch.findings import error_of
+from cudascope.watch.report import TRACE, Launch, LineCount
+from cudascope.watch.rules import declares_return
+from cudascope.watch.work import work_of
+
+
+def _memory(variable: Variable) -> np.ndarray:
+    """The bytes of a variable, in place."""
+    return np.frombuffer((ctypes.c_ubyte * variable.bytes).from_address(variable.address), dtype=np.uint8)
+
+
+@functools.cache
+def _address(handle: ctypes.CDLL, symbol: str) -> int:
+    """The address of a function. Each call of `ctypes.cast` leaves a cycle of references for the garbage collector."""
+    return ctypes.cast(getattr(handle, symbol), ctypes.c_void_p).value
+
+
+class CpuKernel:
+    """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
+
+    `name` may be an instance of a template ("softmax<float, 128>"). Observing and checking need the instrumented build.
+    """
+
+    def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
+        self.source, self.name, self.parameters = source, name, tuple(parameters)
+        self._lines = source.text.split("\n")
+        self._symbol = entry_symbol(name)
+        self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
+
+    @functools.cached_property
+    def _may_return(self) -> bool:
+        return declares_return(self.source.read(), base_name(self.name))
+
+    def compile(self) -> None:
+        """Build, or find in the cache, what a launch here and now will need."""
+        self._built_for(current_run.get().mode)
+
+    def _built_for(self, mode: Mode) -> Library:
+        return self.library(mode != Mode.PLAIN)
+
+    def variable(self, name: str) -> np.ndarray:
+        """The bytes of variable `name`, in place.
+
+        Raises:
+            ValueError: the kernel's file has no such variable.
+        """
+        variables = {each.name: each for each in self.library(False).variables}
+        if name not in variables:
+            known = ", ".join(variables) or "none"
+            raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
+        return _memory(variables[name])
+
+    def parameter_types(self) -> list[ParameterType]:
+        """Return the sizes and types that the compiler gives the kernel's parameters."""
+        return self.library(False).parameters(entry_symbol(self.name))
+
+    @functools.cached_property
+    def _pointers(self) -> set[str]:
+        """Names of the variables that may hold addresses."""
+        variables, file = self.library(False).variables, self.source.read()
+        return {each.name for each in variables if may_hold_pointers(each, file)}
+
+    @contextlib.contextmanager
+    def _same_variables(self, library: Library) -> Iterator[None]:
+        """Plain and instrumented builds have variables of their own: the plain one's are the kernel's."""
+        plain = self.library(False) if library.variables else library
+        pairs = [] if plain is library else [*zip(library.variables, plain.variables, strict=True)]
+        for own, kept in pairs:
+            _memory(own)[:] = _memory(kept)
+        try:
+            yield
+        finally:
+            for own, kept in pairs:
+                _memory(kept)[:] = _memory(own)
+
+    @functools.cached_property
+    def _watched(self) -> dict[str, Array]:
+        """The variables of the instrumented build, in place, as the source declares them."""
+        file = self.source.read()
+        variables = self.library(True).variables
+        return {each.name: as_array(as_declared(_memory(each), each.name, file)) for each in variables}
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        args: Sequence[object],
+        *,
+        arrays: dict[str, Array],
+    ) -> None:
+        """Run the kernel. `args` are in declared order: an address (int or None) or a ctypes value.
+
+        `arrays` are the memory that the kernel may touch, by parameter name.
+        """
+        run = current_run.get()
+        library = self._built_for(run.mode)
+        check_shared(self.name, library, shared_bytes)
+        values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
+        arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        watched = self._watched if run.mode == Mode.CHECK else {}
+        memory = Memory(arrays, watched, reached(self.name, arrays))
+
+        request = LAUNCH()
+        request.entry = _address(library.handle, self._symbol)
+        request.arguments = arguments
+        request.grid[:], request.block[:], request.mode = grid, block, run.mode
+        # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
+        alone = library.has_atomics or library.has_grid_sync or math.prod(grid) == 1
+        request.workers = 1 if alone else len(os.sched_getaffinity(0))
+        request.max_blocks = blocks_at_once(library, block, shared_bytes)
+        check_grid(self.name, library, grid, request.max_blocks)
+        request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
+        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
+        request.shuffled, request.seed = run.seed is not None, run.seed or 0
+        request.max_events = run.trace_limit
+        shared = [*library.shared]
+        request.shared_segment, request.dynamic_offset = library.shared_segment, -1
+        if library.dynamic_offset is not None:
+            shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
+            request.dynamic_offset, request.dynamic_bytes = library.dynamic_offset, shared_bytes
+        pointers = [each for each in library.variables if each.name in self._pointers]
+        kept = memory.describe(request, self.parameters, values, run, shared, library.guards, pointers)
+        calls = runtime()
+        try:
+            with self._same_variables(library):
+                try:
+                    calls.simt_launch(ctypes.byref(request))
+                except BaseException as error:  # from the handler of a signal
+                    error.add_note(f"kernel {self.name} was interrupted: its results are not whole")
+                    raise
+            del kept  # the arrays live until the launch has ended
+            if request.num_output:
+                sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
+            checked = run.mode == Mode.CHECK
+            context = self._located, self._code, library, memory, shared, checked
+            found = [error_of(self.name, error, *context) for error in request.errors[: request.num_errors]]
+            if found and run.stop:
+                raise found[0]
+            if checked:
+                run.report.add_checked(found)
+            if run.mode == Mode.OBSERVE:
+                run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
+        finally:
+            calls.simt_free(ctypes.byref(request))
+
+    # ------------------------------------------------------------------------------------------------ reports
+
+    ptx: PtxText | None = None  # what is executed, if that is PTX
+    costs: Sequence[Mapping] | None = None  # of the parts of the PTX that the observed build counts
+
+    def _instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
+        """The PTX instruction of each return address, if PTX is executed."""
+        return {}
+
+    def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """File and line of each return address."""
+        return library.lines(sites)
+
+    def _code(self, library: Library, site: int, file: str, line: int) -> str:
+        """Return the text of the line if the line is in the kernel's own file, and "" otherwise."""
+        return self._lines[line - 1].strip() if file == library.source_name and 0 < line <= len(self._lines) else ""
+
+    def _observed(self, request, library, memory, shared, grid, block) -> Launch:
+        counts = request.counts[: request.num_counts]
+        events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
+        sites, site_of = np.unique(events["site"], return_inverse=True)
+        lines = self._located(library, [*(c.site for c in counts), *(int(site) for site in sites)])
+        trace = np.empty(len(events), TRACE)
+        trace["thread_block"], trace["thread"] = events["block"], events["thread"]
+        trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32
+        trace["line"] = np.array([lines[int(site)][1] for site in sites], np.int32)[site_of] if len(sites) else 0
+        trace["space"], trace["access"] = np.array(SPACES)[events["space"]], np.array(ACCESSES)[events["access"]]
+        trace["tensor"], trace["element"] = memory.elements(events, shared)
+        for name in ("bytes", "order", "execution"):
+            trace[name] = events[name]
+        line_counts = []
+        for c in counts:
+            space = SPACES[c.space] * (c.access < Access.BARRIER)
+            numbers = (c.requests, c.lanes, c.bytes, c.sectors, c.conflicts)
+            line_counts.append(LineCount(lines[c.site][1], ACCESSES[c.access], space, *numbers))
+        names = memory.names, [array.name for array in shared]
+        code = self._instructions(library, [c.site for c in counts])
+        work = work_of(math.prod(grid), request, code, self.costs)
+        shared_bytes = sum(array.bytes for array in shared)
+        return Launch(self.name, grid, block, line_counts, trace, *names, self._lines, work, shared_bytes, self.ptx)

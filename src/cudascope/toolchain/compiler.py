@@ -1,0 +1,161 @@
+"""The C++ compiler that the CPU runner uses, and the binutils that come with it."""
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cudascope.cpp.source import CompileError, read_source
+from cudascope.toolchain.machine import machine_options
+
+# Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
+BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}
+
+
+def find_compiler() -> tuple[list[str], str]:
+    """The command of the C++ compiler ($CXX, g++ or clang++) and what identifies it in the cache."""
+    if sys.platform != "linux":
+        raise CompileError(
+            "running a CUDA kernel on the CPU needs Linux (on Windows: WSL; on a Mac: a Linux container)"
+        )
+    command = (os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++")), "g++")).split()
+    path = shutil.which(command[0])
+    if path is None:
+        raise CompileError(
+            f"running a CUDA kernel on the CPU needs a C++ compiler, and there is no {command[0]} on the PATH: "
+            "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
+        )
+    stat = os.stat(path)
+    identity = f"{platform.machine()} {os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
+    return [path, *machine_options(path), *command[1:]], identity
+
+
+def result_of_compiler(command: Sequence[str], source: str | None = None) -> subprocess.CompletedProcess:
+    """Run the compiler. Its messages are in English in every locale, because cudascope reads them."""
+    environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
+    return subprocess.run(command, input=source, capture_output=True, env=environment, **BYTES)
+
+
+def run_compiler(command: Sequence[str], source: str | None = None) -> str:
+    """Return the output of the compiler. Raises CompileError with its messages."""
+    done = result_of_compiler(command, source)
+    if done.returncode:
+        compiler = Path(command[0]).name
+        said = done.stderr.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
+        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
+    return done.stdout
+
+
+_LACKS = re.compile(  # g++ and clang++
+    r"^(\S.*?:\d+):\d+: error: (?:‘(\w+)’ (?:in namespace|is not a member of) ‘([\w:]+)’"
+    r"|no (?:template|type|member) named '(\w+)' in namespace '([\w:]+)')",
+    re.MULTILINE,
+)
+_STAND_INS = {"cub", "cuda", "cuda::std", "cooperative_groups", "nvcuda", "nvcuda::wmma"}
+
+
+_CHAIN = re.compile(r"^(?:In file included| +) ?from ([^\n]+):(\d+):\n([^\n:]+):", re.MULTILINE)
+_WANTS = re.compile(r"^(\S.*?):(\d+):\d+: error: #error ?(.*)$", re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b((?:\\\n|[^\n])*)", re.MULTILINE)
+
+
+def with_conditions(error: CompileError, file: str, text: str) -> CompileError:
+    """`error`, or a sentence: an #error is reached, and which names decide that. `text` is that of `file`."""
+    wants = _WANTS.search(str(error))
+    if not wants:
+        return error
+    if wants[1] != file:
+        text = read_source(Path(wants[1])) if Path(wants[1]).is_file() else ""
+    before = "".join(text.splitlines(keepends=True)[: int(wants[2]) - 1])
+    opened: list[list[str]] = []  # of each #if that is open, its conditions so far
+    for word, rest in _CONDITION.findall(before):
+        if word.startswith("if"):
+            opened.append([rest])
+        elif opened and word == "endif":
+            opened.pop()
+        elif opened:
+            opened[-1].append(rest)
+    innermost = opened[-1] if opened else []
+    names = [name for rest in innermost for name in re.findall(r"\b[A-Za-z_]\w*", rest)]
+    names = [name for name in dict.fromkeys(names) if name != "defined"]
+    remedy = f': define {" or ".join(names)}, as in defines=["{names[0]}=1"] or --define {names[0]}=1' if names else ""
+    return CompileError(f"{wants[1]}:{wants[2]}: error: #error {wants[3]}{remedy}")
+
+
+def in_words(error: CompileError, file: str, name: str) -> CompileError:
+    """`error`, or a sentence: the library lacks a name, or the compiler refuses nothing but the name of the kernel."""
+    for place, *names in _LACKS.findall(str(error)):
+        lacks, library = filter(None, names)
+        if library in _STAND_INS:
+            why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
+            return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")
+    said = str(error)
+    first = re.search(r"^(\S.*?):\d+:\d+: (?:fatal )?error: ", said, re.MULTILINE)
+    before = said[: first.end()] if first else ""  # a note after the error may show other headers
+    chain = next(reversed([*_CHAIN.finditer(before)]), None)
+    if chain and chain[1] == file and chain[3] == first[1] and Path(first[1]).parent != Path(file).parent:
+        return CompileError(
+            f"{file}:{chain[2]}: error: this line includes {chain[3]}, which the compiler refuses. If the kernel does "
+            f"without it, put the line under #ifndef CUDASCOPE; else declare here what it needs\n{error}"
+        )
+    refused = re.findall(r"^(\S.*?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
+    if not refused or {place for place, _ in refused} != {"<cudascope>"}:
+        return CompileError(without_own_headers(str(error), file))
+    whys = [what for _, what in refused if not re.search("overloaded function|no matches converting|simt", what)]
+    why = whys[0] if whys else "its template arguments are of another kind, break a condition, or fit several kernels"
+    return CompileError(f"{file}: there is no kernel {name!r}: {why}; compare the name with the kernel's declaration")
+
+
+_CONTEXT = re.compile(r": In (static |member )*(function|instantiation|substitution|lambda)|:  +required (from|by) ")
+_PLACE = re.compile(r"(?:/.*?|\S+?)(?::\d+)*: |\S.*?(?::\d+)+: ")  # a path may have a space
+_OWN = re.compile(r"/cudascope/cpu/include/|/cudascope/toolchain/stand_ins/|/(?:precompiled|headers)-\w+/|^<cudascope>")
+
+
+def without_own_headers(said: str, file: str) -> str:
+    """Return what the compiler said about the user's files. An error in a header of the runner moves to its caller."""
+    kept: list[str] = []
+    context: list[str] = []  # lines that introduce the next error
+    caller, is_own = file, False
+    for line in said.split("\n"):
+        place = _PLACE.match(line)
+        if re.match("In file included from| +from ", line):
+            context += [] if _OWN.search(line) else [line]
+        elif place is None:  # the text of a source line
+            kept += [] if is_own else [line]
+        elif _CONTEXT.search(line):
+            is_own = bool(_OWN.search(place[0]))
+            if not is_own:
+                caller = place[0].removesuffix(": ")
+                context.append(line)
+        elif is_own := bool(_OWN.search(place[0])):
+            what = re.search(": (?:fatal )?error: (.*)", line)
+            kept += [f"{caller}: error: {what[1]}"] if what else []
+            context = []
+        else:
+            kept += [*context, line]
+            context = []
+    said = re.sub(r"simt::value_of<[^’]*>’ \{aka ‘([^’]*)’\}", r"\1’", "\n".join(kept))
+    return re.sub(r"\bsimt::(ptx::)?", "", said)
+
+
+def run_tool(name: str, *arguments: str, lines: Sequence[str] = ()) -> str:
+    """Return the output of `nm` or `addr2line` for the input `lines`."""
+    command = [_tool(name), *arguments]
+    return subprocess.run(command, input="\n".join(lines), capture_output=True, check=True, **BYTES).stdout
+
+
+@functools.cache
+def _tool(name: str) -> str:
+    """The compiler knows where its own is: under conda it is not on the PATH by this name."""
+    compiler, _ = find_compiler()
+    command = [*compiler, f"-print-prog-name={name}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    path = next(filter(None, map(shutil.which, (found, name, f"llvm-{name}"))), None)
+    if path is None:
+        raise CompileError(f"the C++ compiler comes without {name}: install binutils")
+    return path

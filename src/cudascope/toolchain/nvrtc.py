@@ -1,0 +1,248 @@
+"""CUDA C++ to machine code or PTX with NVRTC, without a GPU or a driver.
+
+NVRTC needs NVIDIA's wheels: `pip install 'attention-page-by-page[cuda]'` brings them.
+
+One file per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with a cubin.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cudascope.cpp.device_code import device_text
+from cudascope.cpp.signature import address_of
+from cudascope.cpp.source import CompileError, Source
+from cudascope.cpp.variables import plain_variables
+from cudascope.toolchain.cache import cache_dir, digest, publish
+from cudascope.toolchain.headers import FOR_NVRTC, STAND_INS, nvidia_headers
+from cudascope.toolchain.ptxas import Resources, read_resources
+
+_ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
+# those of NVIDIA's headers that declare int64_t as long long, for NVRTC only
+_LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|cuda_(pipeline|awbarrier))')
+_CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
+
+_OPTIONS = {
+    "std": str,
+    "maxrregcount": int,
+    "use_fast_math": bool,
+    "ftz": bool,
+    "prec-sqrt": bool,
+    "prec-div": bool,
+    "fmad": bool,
+    "extra-device-vectorization": bool,
+    "restrict": bool,
+}
+_WITHOUT_VALUE = ("use_fast_math", "extra-device-vectorization", "restrict")
+
+
+class Cubin(NamedTuple):
+    """A compiled kernel: its machine code, its mangled name in there, and what it takes."""
+
+    code: bytes
+    symbol: str
+    resources: Resources
+    variables: dict[str, str]  # the mangled names of the source's variables, by their own
+
+
+class Ptx(NamedTuple):
+    """A kernel as PTX: the text, the kernel's entry in the text, and the names of the variables as in a `Cubin`."""
+
+    text: str
+    symbol: str
+    variables: dict[str, str]
+
+
+def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
+    """Kernel `name` of `source` for `arch` ("sm_90").
+
+    Raises:
+        CompileError: the source does not compile; the message is NVRTC's log.
+        ValueError: an option that is not known here.
+        RuntimeError: cuda-bindings or NVRTC is not installed.
+    """
+    code, about = _compiled(source, name, arch, "cubin")
+    return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
+
+
+def compile_ptx(source: Source, name: str, arch: str) -> Ptx:
+    """The PTX of kernel `name` of `source` for `arch` ("sm_90"). Raises what `compile_cubin` raises."""
+    code, about = _compiled(source, name, arch, "ptx")
+    return Ptx(code.decode(), about["symbol"], about["variables"])
+
+
+def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, dict[str, Any]]:
+    """Return a "cubin" or "ptx" from the cache or from NVRTC, and what is known about it."""
+    settings = _settings(source.options)
+    included = [part for path, text in source.included() for part in (str(path), text)]
+    how = ("\0".join(source.defines), "\0".join(source.options), *_environment())
+    key = digest(arch, name, source.filename, source.text, *how, *included)
+    path = cache_dir() / form / f"{key}.{form}"
+    try:
+        header, code = path.read_bytes().split(b"\n", 1)
+        about = json.loads(header)
+        if {"symbol", "resources", "variables"} <= about.keys():
+            return code, about
+    except (FileNotFoundError, ValueError):  # not built yet, not whole, or by an earlier version
+        pass
+    compiled = None
+    with contextlib.suppress(CompileError):
+        compiled = _compile(source, name, arch, settings, form)
+    if compiled is None:  # because of its host code, perhaps
+        try:
+            device = source._replace(text=device_text(source, name, _folders()))
+            compiled = _compile(device, name, arch, settings, form)
+        except CompileError as error:
+            raise CompileError(f"{error}{_lacking(source.text)}") from None
+    code, about = compiled
+    publish(path, json.dumps({"kernel": name, "arch": arch, **about}).encode() + b"\n" + code)
+    return code, about
+
+
+def _lacking(text: str) -> str:
+    """Say which wheels of NVIDIA's `text` needs, if they are not installed."""
+    wheels = ((_LONG_LONG, "CCCL", "cccl", "nvidia-cuda-cccl"), (_CURAND, "cuRAND", "curand_kernel.h", "nvidia-curand"))
+    return "".join(
+        f"\nit includes headers of {name}, which are not there: pip install {wheel}"
+        for includes, name, place, wheel in wheels
+        if includes.search(text) and not (nvidia_headers() / place).exists()
+    )
+
+
+def _compile(source: Source, name: str, arch: str, settings: dict[str, Any], form: str) -> tuple[bytes, dict[str, Any]]:
+    nvrtc = _nvrtc()
+    folders = [*([source.folder] if source.folder else []), *source.include_path, *_folders()]
+    texts = [source.text, *(text for _, text in source.included())]
+    defines = [*source.defines, *(["CUDASCOPE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
+    options = [
+        f"--gpu-architecture={arch if form == 'cubin' else arch.replace('sm_', 'compute_')}",
+        "--generate-line-info",  # costs nothing at run time: profilers and findings then name the source line
+        *(f"--include-path={place}" for place in folders),
+        *(f"--pre-include={header}" for header in _ALWAYS),
+        *(f"--define-macro={each}" for each in defines),
+        *(["--ptxas-options=-v"] if form == "cubin" else []),
+        *_flags({"std": "c++17", **settings}),
+    ]
+    expression = address_of(name)
+    addresses = {f"&{each.name}": each.name for each in plain_variables(source.read())}
+    program = _done(nvrtc.nvrtcCreateProgram(source.text.encode(), source.filename.encode(), 0, None, None))
+    try:
+        for each in (expression, *addresses):
+            _done(nvrtc.nvrtcAddNameExpression(program, each.encode()))
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
+        if status:
+            message = log.rstrip("\0").strip() or status.name
+            raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}")
+        symbols = {each: _done(nvrtc.nvrtcGetLoweredName(program, each.encode())) for each in (expression, *addresses)}
+        if form == "cubin":
+            code = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        else:
+            code = _bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0")
+            # NVRTC puts the current folder before a name without a folder
+            code = code.replace(f'"{Path.cwd() / source.filename}"'.encode(), f'"{source.filename}"'.encode())
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    symbol, *others = (each.decode() for each in symbols.values())
+    about = {"symbol": symbol, "resources": read_resources(log, symbol) if form == "cubin" else None}
+    about["variables"] = dict(zip(addresses.values(), others, strict=True))
+    return code, about
+
+
+def _done(answer: tuple) -> Any:
+    """The value that a call of NVRTC returns. Raise CompileError if the call failed."""
+    status, *values = answer
+    if status:
+        raise CompileError(f"NVRTC failed: {status.name}")
+    return values[0] if values else None
+
+
+def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
+    content = bytes(_done(size(program)))
+    _done(read(program, content))
+    return content
+
+
+def _folders() -> list[Path]:
+    """Where the headers are that are not the user's."""
+    # cooperative groups include what lies in cccl
+    return [FOR_NVRTC, STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Raise ValueError for an option that is not known, on the CPU as well, and for a folder that is not there."""
+    _settings(options)
+    for option in options:
+        if option.startswith("-I") and not Path(option[2:].strip()).is_dir():
+            raise ValueError(
+                f"options: {option!r} names no folder: a relative one is looked up from the current folder"
+            )
+
+
+def _settings(options: Sequence[str]) -> dict[str, Any]:
+    """Command-line options other than -I, which `Source.include_path` reads, by their names."""
+    settings = {}
+    for option in options:
+        if option.startswith("-I"):
+            continue
+        name, _, value = option.lstrip("-").partition("=")
+        if name not in _OPTIONS or not option.startswith("-"):
+            known = ", ".join(["-I<folder>", *(f"--{name}" for name in _OPTIONS)])
+            raise ValueError(f"options: {option!r} is not known here; known are {known}")
+        kind = _OPTIONS[name]
+        if kind is not bool and (not value or (kind is int and not value.isdigit())):
+            raise ValueError(f"options: {option!r} lacks its value, as in --{name}={'64' if kind is int else 'c++17'}")
+        settings[name] = value != "false" if kind is bool else kind(value)
+    return settings
+
+
+def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The options of a command line that have these settings."""
+    for name, value in settings.items():
+        if name not in _WITHOUT_VALUE:
+            yield f"--{name}={str(value).lower()}"
+        elif value:
+            yield f"--{name}"
+
+
+# ------------------------------------------------------------------------------------------------ what is installed
+
+
+def _nvrtc() -> Any:
+    """The bindings of NVRTC, or a RuntimeError that says how to install them."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise RuntimeError(
+            f"compiling CUDA C++ with NVRTC needs cuda-bindings ({error}): pip install 'attention-page-by-page[cuda]'"
+        ) from error
+    return nvrtc
+
+
+@cache
+def _environment() -> tuple[str, ...]:
+    """Return the inputs besides the source: the versions of NVRTC and of NVIDIA's headers, and our headers."""
+    nvrtc = _nvrtc()
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # cuda-pathfinder's own class, by which it says where it looked
+        raise RuntimeError(
+            f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'attention-page-by-page[cuda]' ({error})"
+        ) from error
+    header = (nvidia_headers() / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
+    version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
+    cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
+    ours = [
+        part
+        for file in sorted([*FOR_NVRTC.iterdir(), *STAND_INS.rglob("*.*")])
+        for part in (file.name, file.read_text(encoding="utf-8"))
+    ]
+    theirs = (
+        version[1] if version else digest(header),
+        digest(cccl.read_text(encoding="utf-8")) if cccl.exists() else "",
+    )
+    return f"{major}.{minor}", *theirs, digest(*ours)

@@ -1,0 +1,93 @@
+"""Changes to the assembly text of a compiled kernel, which the compiler's options cannot make.
+
+gcc and clang write this text for x86-64 and for aarch64. cpu/build.py applies `changed` before it calls the assembler.
+tests/cudascope/test_assembly.py has samples of each change.
+"""
+
+import re
+
+_EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
+_DIVISION = re.compile(r"^\t(?P<kind>[su])div\t(?P<width>[wx])\w+, (?P<dividend>\w+), (?P<divisor>\w+)$", re.M)
+_OURS = {
+    "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
+    "__cxa_throw": "simt_throw",
+    "malloc|_Zn[wa]m": "simt_malloc",
+    "free|_Zd[la]Pvm?": "simt_free_memory",
+}
+
+
+def has_empty_loop(assembly: str) -> bool:
+    """Return whether a loop jumps to itself and does nothing.
+
+    The optimizer makes such a loop from one that waits for memory that is not volatile.
+    """
+    return _EMPTY_LOOP.search(assembly) is not None
+
+
+def changed(assembly: str, *, gaps: bool) -> str:
+    """Return the assembly of a kernel with the runtime's shared memory and functions, and with `gaps` if asked."""
+    assembly = with_checked_divisions(with_runtime_functions(with_dynamic_memory(assembly)))
+    return with_gaps(assembly) if gaps else assembly
+
+
+def with_dynamic_memory(assembly: str) -> str:
+    """Define every `extern __shared__` array: each is a thread-local symbol that the file uses and does not define."""
+    if "\nsimt_dynamic:" not in assembly:
+        return assembly
+    used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
+    used |= set(re.findall(r":tlsgd:([\w$.]+)", assembly))
+    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
+    return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
+
+
+def with_runtime_functions(assembly: str) -> str:
+    """Call the runtime for the address of a thread-local variable, for memory, and for the end of the process.
+
+    Each thread block has shared memory of its own, the runtime must know the memory that a kernel may touch, and a
+    kernel may end its launch but not the process.
+    """
+    for host, ours in _OURS.items():
+        assembly = re.sub(rf"\b(?:{host})@PLT", f"{ours}@PLT", assembly)
+        if "\tbl\t" in assembly or "\tb\t" in assembly:  # aarch64
+            assembly = re.sub(rf"^(\tbl?\t)(?:{host})$", rf"\1{ours}", assembly, flags=re.M)
+    return assembly.replace("__tls_get_addr", "simt_shared_at")
+
+
+def with_checked_divisions(assembly: str) -> str:
+    """Stop where an integer division has no result, as x86-64 does: aarch64 goes on with 0 or the dividend.
+
+    A division by zero, and one of the least integer by -1, execute `brk 0xd1f` (cpu/runtime/machine.h). The
+    instructions in front of the division leave the flags and all registers as they are.
+    """
+    return _DIVISION.sub(_checked, assembly) if "\tsdiv\t" in assembly or "\tudiv\t" in assembly else assembly
+
+
+def _checked(division: re.Match) -> str:
+    kind, width, dividend, divisor = division.group("kind", "width", "dividend", "divisor")
+    if divisor.endswith("zr"):
+        return f"\tbrk\t0xd1f\n{division[0]}"
+    lines = [f"\tcbnz\t{divisor}, . + 8", "\tbrk\t0xd1f"]
+    if kind == "s":
+        free = next(n for n in ("9", "10", "11") if n not in (dividend[1:], divisor[1:]))
+        lines += [
+            f"\tstr\tx{free}, [sp, -16]!",
+            f"\tadd\t{width}{free}, {divisor}, 1",
+            f"\tcbnz\t{width}{free}, . + 16",
+            f"\teor\t{width}{free}, {dividend}, {'0x80000000' if width == 'w' else '0x8000000000000000'}",
+            f"\tcbnz\t{width}{free}, . + 8",
+            "\tbrk\t0xd1f",
+            f"\tldr\tx{free}, [sp], 16",
+        ]
+    return "\n".join([*lines, division[0]])
+
+
+def with_gaps(assembly: str) -> str:
+    """Put 256 unused bytes after every shared array and variable: an overrun then does not reach the next array."""
+    lines, in_zeros = [], False
+    for line in assembly.splitlines():
+        if re.match(r"\s*\.(section|text|data|bss)\b", line):
+            in_zeros = "bss" in line
+        lines.append(re.sub(r"^(\s*\.comm\s+[^,\s]+,)(\d+)", lambda common: f"{common[1]}{int(common[2]) + 256}", line))
+        if in_zeros and re.match(r"\s*\.zero\b", line):
+            lines.append("\t.zero\t256")
+    return "\n".join(lines) + "\n"

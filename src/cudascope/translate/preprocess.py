@@ -1,0 +1,87 @@
+"""A .cu file after the preprocessor: macros expanded, every header in its place, and which lines are the user's own.
+
+CUDA's own words (`__global__`, `__device__`, …) are still there: simt/specifiers.h gives them their meaning
+when the text is compiled. A header that is not there is taken for an empty one, and named in `missing`.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from cudascope.cpp.file import File
+from cudascope.cpp.source import OF_TORCH, CompileError
+from cudascope.cpp.tokens import lexemes_of
+from cudascope.toolchain.compiler import run_compiler
+
+MARKER = re.compile(r'^#(?:line)? (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
+_SYSTEM = "3"  # the flag by which a marker says that a system's header follows
+
+Part = tuple[bool, str]  # is it the user's own, and its text with the compiler's line markers
+
+
+def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
+    """`source` after the preprocessor of `command`, a compiler and its flags, and the headers that are missing.
+
+    Files in `foreign` are not the user's. The text after simt.h comes in parts.
+
+    Raises:
+        CompileError: the preprocessor refuses it.
+    """
+    missing: list[str] = []
+    try:
+        text = run_compiler([*command, "-E", "-x", "c++", "-"], source)
+    except CompileError as error:
+        if "No such file or directory" not in str(error):
+            raise
+        rule = run_compiler([*command, "-M", "-MG", "-x", "c++", "-"], source)
+        missing = [name for name in _prerequisites(rule) if not os.path.exists(name)]
+        with tempfile.TemporaryDirectory() as folder:
+            inside = Path(folder, *"abcdefgh")  # deep enough for every ../
+            inside.mkdir(parents=True)
+            for name in missing:
+                stand_in = Path(os.path.normpath(inside / name))
+                stand_in.parent.mkdir(parents=True, exist_ok=True)
+                stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "", encoding="utf-8")
+            text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
+    _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
+    return parts, missing
+
+
+def _prerequisites(rule: str) -> list[str]:
+    """The files that a rule of make names after its target. A backslash stands before a space in a name."""
+    words = re.findall(r"(?:\\[ #]|\S)+", rule.replace("\\\n", " ").partition(":")[2])
+    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]
+
+
+def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[Part]:
+    """Preprocessed `text` cut where the user's own part begins or ends."""
+    others = ("<", *(f"{folder}/" for folder in foreign))
+    start, is_own = 0, False
+    is_foreign: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
+    for marker in MARKER.finditer(text):
+        _, file, flags = marker.groups()
+        foreign_file = _SYSTEM in flags.split() or file.startswith(others) or file.endswith("//")  # the working folder
+        if is_own == is_foreign.setdefault(file, foreign_file):
+            yield is_own, text[start : marker.start()]
+            start, is_own = marker.start(), not is_own
+    yield is_own, text[start:]
+
+
+def file_of(parts: Iterable[Part]) -> File:
+    """The whole text as a file whose pieces are those of the user's own parts."""
+    texts, lexemes, places, at = [], [], [], 0
+    for is_own, text in parts:
+        found, begins = lexemes_of(text) if is_own else ((), ())
+        lexemes += found
+        places += [at + place for place in begins]
+        texts.append(text)
+        at += len(text)
+    return File("".join(texts), (lexemes, places))
+
+
+def line_at(text: str, place: int) -> tuple[str, int]:
+    """The file and the line that preprocessed `text` shows at `place`."""
+    *_, marker = MARKER.finditer(text, 0, place)
+    return marker[2], int(marker[1]) + text.count("\n", marker.end(), place) - 1

@@ -1,0 +1,196 @@
+"""A kernel of a PTX file as CUDA C++: registers become variables, a branch becomes a goto.
+
+The lines of the C++ are numbered as those of the PTX, so a finding in the C++ has its place in the PTX.
+
+A device function gets the addresses of its results and of its parameters. So a call through a pointer needs no
+prototype.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from cudascope.ptx.module import (
+    Entry,
+    Function,
+    Module,
+    Parameter,
+    PtxError,
+    Statement,
+    Variable,
+    read_parameters,
+    read_variable,
+)
+from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
+from cudascope.translate.ptx.body import declared_registers, predicate_of, translated
+from cudascope.translate.ptx.costs import Counters
+from cudascope.translate.ptx.scope import Malformed, Scope, Unknown
+from cudascope.translate.ptx.uses import loads_for_stores
+
+_INTEGERS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
+_LABELS = re.compile(r"\.branchtargets\s+(.*)")
+_PASSED = "simt_passed"  # in a device function: the addresses of its results and parameters
+
+
+def entry_source(
+    module: Module, entry: Entry, file: str, names: Mapping[str, str], counters: Counters | None = None
+) -> str:
+    """Return the C++ of `entry` and of the functions that it calls. `names` are the variables' names in the source.
+
+    With `counters`, the C++ counts what is executed.
+
+    Raises:
+        PtxError: it has an instruction that the CPU runner does not know, or calls a function that the module lacks;
+            the message has its line.
+    """
+    functions = _called(module, entry)
+    known = {each.name: f"(uint64_t)&{cpp_name(each.name)}" for each in functions}
+    known |= {each.name: _address(each.space, cpp_name(each.name)) for each in module.variables}
+    bodies = []
+    for each in functions:
+        places = {parameter.name: f"(uint64_t){_PASSED}[{i}]" for i, parameter in enumerate(each.parameters)}
+        head = f"static void {cpp_name(each.name)}(char* const* {_PASSED}) {{"
+        bodies.append((head, _body(each.body, known | places, file, counters)))
+    places = {each.name: f"(uint64_t)&{cpp_name(each.name)}" for each in entry.parameters}
+    declared = ", ".join(f"{_type(each)} {cpp_name(each.name)}" for each in entry.parameters)
+    head = f'extern "C" __global__ void {cpp_name(entry.name)}({declared}) {{'
+    bodies.append((head, _body(entry.body, known | places, file, counters)))
+    lines = [f'#line {each.line} "{file}"\n{_declared(each)}' for each in module.variables]
+    lines += [f"static SIMT_NOINLINE void {cpp_name(each.name)}(char* const*);" for each in functions]
+    lines.append(_filled_in(module.variables, known))
+    count = []
+    if counters:
+        lines.append('extern "C" unsigned* simt_executions(unsigned);')
+        count = [f"unsigned* const simt_executed = simt_executions({len(counters.costs)});"]
+    for head, body in bodies:
+        lines += [head, *count, *body, "}"]
+    kept = [each.name for each in module.variables if each.space in ("global", "const") and each.bytes]
+    lines += ['#line 1 "<cudascope>"', table_of((names.get(name, name), cpp_name(name)) for name in kept)]
+    if any(each.space == "shared" and each.bytes is None for each in module.variables):
+        lines.append(DYNAMIC_MEMORY)
+    lines += [f"SIMT_ENTRY(simt_entry, &::{cpp_name(entry.name)})", 'extern "C" { void simt_base() {} }']
+    return "\n".join(lines) + "\n"
+
+
+def _called(module: Module, entry: Entry) -> list[Function]:
+    """The device functions that the entry may call, itself, through another function, or through a variable."""
+    words = {name for each in module.variables for name, _ in each.addresses.values()}
+    words.update(_words(entry.body))
+    found: dict[str, Function] = {}
+    while new := [module.functions[word] for word in words if word in module.functions and word not in found]:
+        found |= {each.name: each for each in new}
+        words = {word for each in new for word in _words(each.body)}
+    return [each for name, each in module.functions.items() if name in found]
+
+
+def _words(body: Iterable[Statement]) -> Iterable[str]:
+    return (word for statement in body for word in re.findall(r"[\w$]+", statement.text))
+
+
+def cpp_name(name: str) -> str:
+    """The name in C++ of a kernel, a function, a variable or a parameter."""
+    return "ptx_" + re.sub(r"\W", "_", name.replace("$", "_S"))
+
+
+def _type(parameter: Parameter) -> str:
+    if parameter.count:
+        return f"simt::ptx::Bytes<{parameter.bytes}, {parameter.alignment}>"
+    return {"f32": "float", "f64": "double"}.get(parameter.type, _INTEGERS[parameter.bytes])
+
+
+def _declared(variable: Variable) -> str:
+    """The declaration of a variable."""
+    words = {"global": "__device__", "const": "__constant__", "shared": "__shared__", "local": ""}[variable.space]
+    size = "" if variable.bytes is None else variable.bytes
+    contents = f" = {{{', '.join(map(str, variable.contents))}}}" if any(variable.contents) else ""
+    extern = "extern " * (variable.bytes is None)
+    return f"{extern}{words} __align__({variable.alignment}) unsigned char {cpp_name(variable.name)}[{size}]{contents};"
+
+
+def _filled_in(variables: Iterable[Variable], known: Mapping[str, str]) -> str:
+    """A function that stores the addresses that variables hold when the library is loaded."""
+    stores = []
+    for variable in variables:
+        for offset, (name, more) in variable.addresses.items():
+            if name in known:
+                place = f"{cpp_name(variable.name)} + {offset}"
+                stores.append(f"{{ uint64_t at = {known[name]} + {more}; __builtin_memcpy({place}, &at, 8); }}")
+    return f"__attribute__((constructor)) static void simt_fill_in() {{ {' '.join(stores)} }}" if stores else ""
+
+
+def _address(space: str, name: str) -> str:
+    return f"(uint32_t)__cvta_generic_to_shared({name})" if space == "shared" else f"(uint64_t){name}"
+
+
+def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, counters: Counters | None) -> list[str]:
+    scope = Scope({}, 0)
+    scope.addresses |= addresses
+    if counters:
+        counters.begin()
+    targets = {}  # of brx.idx
+    loads, stores = loads_for_stores(body)
+    lines, scopes, line = [], [scope], 0
+    for i, statement in enumerate(body):
+        if statement.text.startswith(".branchtargets"):
+            targets[body[i - 1].text.rstrip(":")] = re.split(r"\s*,\s*", _LABELS.fullmatch(statement.text)[1])
+    for position, statement in enumerate(body):
+        text, here = statement.text, scopes[-1]
+        if statement.line != line:
+            line = statement.line
+            lines.append(f'#line {line} "{file}"')
+        try:
+            predicate = predicate_of(text, here) if text.startswith("@") else ""
+            count = counters.before(statement, predicate) if counters else ""
+            if text == "{":
+                scopes.append(_inner(here, body[position + 1 :], position))
+                lines.append("{")
+            elif text == "}":
+                scopes.pop()
+                lines.append("}")
+            elif text.endswith(":"):
+                lines.append(f"{here.label(text[:-1])}:;")
+            elif text.startswith((".branchtargets", ".callprototype", ".pragma")):
+                pass
+            elif text.startswith(".reg"):
+                lines.append(declared_registers(text, here))
+            elif text.startswith("."):
+                lines.append(_local(text, line, here))
+            else:
+                cpp = count + translated(text, here, targets)
+                if position in loads:
+                    cpp = f"SIMT_LOADS({loads[position]}); {cpp} SIMT_LOADS(0);"
+                elif position in stores:
+                    condition = f"if ({predicate}) " * bool(predicate)
+                    cpp = f"{condition}{{ SIMT_STORES({stores[position]:#x}ull); }} {cpp}"
+                lines.append(cpp)
+        except Unknown as error:
+            raise PtxError(f"line {line}: the CPU runner does not know {error}: {text}") from None
+        except Malformed as error:
+            raise PtxError(f"line {line}: {error}: {text}") from None
+    return lines
+
+
+def _inner(outer: Scope, body: tuple[Statement, ...], number: int) -> Scope:
+    """The scope of a block: what it declares, and its labels, are its own."""
+    scope = Scope(dict(outer.names), number)
+    scope.addresses, scope.labels, depth = dict(outer.addresses), dict(outer.labels), 0
+    for statement in body:
+        depth += {"{": 1, "}": -1}.get(statement.text, 0)
+        if depth < 0:
+            return scope
+        if depth == 0 and statement.text.endswith(":"):
+            name = statement.text[:-1]
+            scope.labels[name] = f"simt_{name.replace('$', '_')}_{number}"
+    raise Malformed("a { without its }")
+
+
+def _local(text: str, line: int, scope: Scope) -> str:
+    """Return the declaration of a variable, or of the memory of a parameter that the body passes on."""
+    if text.startswith(".param"):
+        (passed,) = read_parameters(text, line)
+        variable = Variable("local", passed.name, passed.alignment, passed.bytes, b"", {}, line)
+    else:
+        variable = read_variable(text, line)
+    if not variable or variable.space not in ("local", "shared"):
+        raise Unknown(text)
+    scope.addresses[variable.name] = _address(variable.space, cpp_name(variable.name))
+    return _declared(variable)

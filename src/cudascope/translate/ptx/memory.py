@@ -1,0 +1,152 @@
+"""PTX instructions on memory: loads and stores, atomics, addresses, asynchronous copies, what only hints at caches.
+
+ld.global.nc.v4.f32 {a, b, c, d}, [p + 16];
+"""
+
+from cudascope.translate.ptx.bulk import copy_bulk
+from cudascope.translate.ptx.calls import HALVES, SCALARS, Instruction, assign, call, elements, expect, names, vector
+from cudascope.translate.ptx.scope import Malformed, P, Scope, Unknown
+
+_SPACES = {"global": "generic", "const": "generic", "local": "local", "shared": "shared", "shared::cta": "shared"}
+_STRONG = names("relaxed acquire release acq_rel mmio")
+_HINTS = _STRONG | names("weak volatile nc ca cg cs lu cv wb wt cta cluster gpu sys noftz v2 v4 v8")
+_TYPES = names(f"b8 u8 s8 b128 {SCALARS} {HALVES}")
+_PARAMETERS = names("param param::entry param::func")
+_ATOMICS = names("add min max inc dec and or xor exch cas")
+
+
+def _address(words: list[str], written: str, scope: Scope) -> str:
+    space = next((_SPACES[word] for word in words if word in _SPACES), "generic")
+    register, offset = scope.address(written)
+    near = ", __builtin_frame_address(0)" * (space == "local")
+    return f"{P}{space}_address({register}, {offset}{near})"
+
+
+def _check(name: str, words: list[str], allowed: frozenset[str] = frozenset()) -> None:
+    *rest, kind = words or [""]
+    known = _HINTS | _SPACES.keys() | allowed
+    if kind not in _TYPES or not all(word in known or word.startswith(("L1::", "L2::")) for word in rest):
+        raise Unknown(name)
+
+
+def _fenced(words: list[str], statement: str) -> str:
+    return f"simt_fence(); {statement}" if {"release", "acq_rel"} & set(words) else statement
+
+
+def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`ld.global.v2.f32 {a, b}, [p];`; a cache policy may follow."""
+    _check(name, words, _PARAMETERS)
+    if len(operands) not in (2, 3):
+        raise Malformed(f"{name} has 2 operands, got {len(operands)}")
+    kind, target = words[-1], operands[0]
+    if _PARAMETERS & set(words):  # no access to memory that is watched
+        values = f"{P}Vector<{P}{kind}, {len(elements(target))}>"
+        value = f"{P}parameter<{values}>({_address(words, operands[1], scope)})"
+        return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
+    function = "load_strong" if _STRONG & set(words) else "load"
+    arguments = [P + kind, str(len(elements(target))), *["true"] * ("volatile" in words)]
+    value = call(function, arguments, [_address(words, operands[1], scope)])
+    return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
+
+
+def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`st.shared.v2.b32 [p], {a, b};`"""
+    _check(name, words, _PARAMETERS)
+    if len(operands) not in (2, 3):
+        raise Malformed(f"{name} has 2 operands, got {len(operands)}")
+    kind, source = words[-1], operands[1]
+    if _PARAMETERS & set(words):
+        return f"{P}set_parameter({_address(words, operands[0], scope)}, {vector(kind, source, scope)});"
+    function = "store_strong" if _STRONG & set(words) else "store"
+    sources = [_address(words, operands[0], scope), vector(kind, source, scope)]
+    arguments = [P + kind, str(len(elements(source))), *["true"] * ("volatile" in words)]
+    return _fenced(words, call(function, arguments, sources) + ";")
+
+
+def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`atom.global.add.f32 old, [p], x;`, and `red`, which returns nothing."""
+    _check(name, words, _ATOMICS)
+    operation = next((word for word in words if word in _ATOMICS), None)
+    if operation is None:
+        raise Unknown(name)
+    target, operands = ("_", operands) if name.startswith("red") else (operands[0], operands[1:])
+    expect(name, operands, 3 if operation == "cas" else 2)
+    kind = words[-1]
+    sources = [_address(words, operands[0], scope), *(vector(kind, each, scope) for each in operands[1:])]
+    operation += "_" if operation in ("and", "or", "xor") else ""
+    arguments = [f"{P}Atomic::{operation}", P + kind, str(len(elements(operands[1])))]
+    value = call("atom", arguments, sources)
+    is_scalar = target != "_" and not target.startswith("{")
+    return _fenced(words, assign(target, f"{value}.x[0]" if is_scalar else value, scope))
+
+
+def convert_address(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`cvta.to.shared.u64 d, a;`, and back without `.to`."""
+    expect(name, operands, 2)
+    *direction, space, size = words if len(words) > 1 else ("", "")
+    if space not in _SPACES | {"param": "generic"} or size not in ("u32", "u64") or direction not in ([], ["to"]):
+        raise Unknown(name)
+    if space == "local" and not direction:
+        return assign(operands[0], f"(uint64_t){_address(['local'], f'[{operands[1]}]', scope)}", scope)
+    function = f"cvta{'_to' * len(direction)}_shared" if _SPACES.get(space) == "shared" else "cvta_global"
+    return assign(operands[0], f"{P}{function}({scope.value(operands[1])})", scope)
+
+
+def is_space(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`isspacep.shared p, a;`"""
+    expect(name, operands, 2)
+    if words not in (["global"], ["shared"], ["shared::cta"]):
+        raise Unknown(name)
+    return assign(
+        operands[0], f"{P}is_{_SPACES[words[0]].replace('generic', 'global')}({scope.value(operands[1])})", scope
+    )
+
+
+def copy_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`cp.async.cg.shared.global [to], [from], 16, bytes;`, where bytes past `bytes` become 0; and its waits."""
+    if words[:2] == ["async", "bulk"]:
+        return copy_bulk(name, words, operands, scope)
+    if words == ["async", "mbarrier", "arrive", "noinc", "shared", "b64"]:
+        at = _address(["shared"], operands[0], scope)
+        return f"simt_phases_await_copies({at}); simt_mbarrier_arrive({at}, 1);"
+    if words == ["async", "commit_group"]:
+        return "simt_copies_commit();"
+    if words == ["async", "wait_all"]:
+        return "simt_copies_wait_all();"
+    if words == ["async", "wait_group"]:
+        expect(name, operands, 1)
+        return f"simt_copies_wait({scope.value(operands[0])});"
+    known = words[:1] == ["async"] and words[1:2] in (["ca"], ["cg"]) and "bulk" not in words
+    if not known or not all(w in ("shared", "shared::cta", "global") or w.startswith("L2::") for w in words[2:]):
+        raise Unknown(name)
+    operands = operands[:-1] if "L2::cache_hint" in words else operands
+    if len(operands) not in (3, 4):
+        raise Malformed(f"{name} has 3 or 4 operands, got {len(operands)}")
+    to, source = _address(["shared"], operands[0], scope), _address(["global"], operands[1], scope)
+    size = scope.value(operands[2])
+    return f"{P}copy_async({to}, {source}, {size}, {scope.value(operands[3]) if operands[3:] else size});"
+
+
+def policy(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`createpolicy.fractional.L2::evict_first.b64 d;`: the caches of the CPU take no advice."""
+    return f"{scope.variable(operands[0])} = 0;"
+
+
+def hint(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """Instructions that change no value."""
+    return ";"
+
+
+MEMORY: dict[str, Instruction] = {
+    "ld": load,
+    "ldu": load,
+    "st": store,
+    "atom": atomic,
+    "red": atomic,
+    "cvta": convert_address,
+    "isspacep": is_space,
+    "cp": copy_async,
+    "createpolicy": policy,
+    **dict.fromkeys(("prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent"), hint),
+    **dict.fromkeys(("setmaxnreg", "brkpt"), hint),
+}

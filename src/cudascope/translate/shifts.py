@@ -1,0 +1,69 @@
+"""Shifts as a GPU does them: by the width of the number or more they give 0, or the sign of a number shifted right.
+
+C++ leaves such a shift open, and the host's instruction takes the amount modulo the width. With -fsanitize=shift-
+exponent the compiler calls the runtime where an amount may be too large, and the assembly holds file, line and column
+of each call. These shifts become operators of simt/shifts.h. A shift that cannot be changed still calls the runtime,
+which stops the kernel if the amount is too large.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cudascope.toolchain.compiler import BYTES
+from cudascope.translate.preprocess import MARKER
+
+_CALLED = "__ubsan_handle_shift_out_of_bounds"
+_PLACE = re.compile(  # file, line and column, then the types of both operands
+    r"^\S+:[^\n]*\n\s*\.(?:quad|xword|8byte)\s+([\w.$]+)[^\n]*\n\s*\.(?:long|word|4byte)\s+(\d+)[^\n]*\n"
+    r"\s*\.(?:long|word|4byte)\s+(\d+)[^\n]*\n\s*\.(?:quad|xword|8byte)[^\n]*\n\s*\.(?:quad|xword|8byte)\b",
+    re.MULTILINE,
+)
+_STRING = re.compile(r'^(\S+):\n\s*\.(?:string|asciz)\s+"(.*)"$', re.MULTILINE)
+_OPERATOR = re.compile(r"(<<|>>)(=?)")
+
+Place = tuple[str, int, int]
+
+
+def open_shifts(assembly: str, foreign: Sequence[Path]) -> set[Place]:
+    """File, line and column of each shift whose amount may be too large, without those in headers of `foreign`."""
+    if _CALLED not in assembly:
+        return set()
+    files = dict(_STRING.findall(assembly))
+    places = {(files.get(label, ""), int(line), int(column)) for label, line, column in _PLACE.findall(assembly)}
+    others = ("/usr/", *(f"{folder}/" for folder in foreign))
+    return {place for place in places if not place[0].startswith(others)}
+
+
+def with_exact_shifts(text: str, places: set[Place]) -> tuple[str, set[Place]]:
+    """`text` with the shifts at `places` made exact, and the places at which it has none: in a macro, a header."""
+    lines, left = text.split("\n"), set(places)
+    by_line: dict[tuple[str, int], list[int]] = {}
+    for file, line, column in places:
+        by_line.setdefault((file, line), []).append(column)
+    for i, at in _numbered(lines):
+        for column in sorted(by_line.get(at, ()), reverse=True):
+            before, after = _cut(lines[i], column)
+            if found := _OPERATOR.match(after):
+                sign, equals = found.groups()
+                exact = f" {sign}= ::simt::By() = " if equals else f" {sign} ::simt::shift {sign} "
+                lines[i] = before + exact + after[found.end() :]
+                left.discard((*at, column))
+    return "\n".join(lines), left
+
+
+def _numbered(lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, int]]]:
+    """The index of each line with the file and the line that the markers give it."""
+    file, number = "<stdin>", 1
+    for i, line in enumerate(lines):
+        if marker := MARKER.match(line):
+            file, number = marker[2], int(marker[1])
+        else:
+            yield i, (file, number)
+            number += 1
+
+
+def _cut(line: str, column: int) -> tuple[str, str]:
+    """The parts of a line before `column`, which counts bytes from 1, and from there on."""
+    content = line.encode(**BYTES)
+    return content[: column - 1].decode(**BYTES), content[column - 1 :].decode(**BYTES)

@@ -1,0 +1,188 @@
+"""A launch of a Triton kernel as Triton specialises it for a GPU, and its PTX. A second process compiles."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cudascope.cpp.source import CompileError
+from cudascope.kernels.ptx import PtxKernel
+from cudascope.toolchain.cache import cache_dir, digest, publish
+from cudascope.triton.arguments import leaves, pointer_names
+from cudascope.triton.source import Description
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+class Launch(NamedTuple):
+    """A launch as Triton specialises it: the type of each argument, the constants and the options of the compiler."""
+
+    name: str
+    sm: int
+    arguments: Mapping[str, Any]  # with defaults
+    signature: Mapping[str, Any]  # "*fp16", "i32", "constexpr", or a tuple of them
+    request: str  # all that decides the result of the compilation, as JSON
+
+
+class Compiled:
+    """A kernel that Triton compiled.
+
+    Attributes:
+        ptx: its text, in which pointers have the names of the kernel's arguments.
+        shared: bytes of shared memory of a thread block.
+    """
+
+    def __init__(self, launch: Launch, answer: Mapping[str, Any]) -> None:
+        if answer["num_ctas"] != 1:
+            raise CompileError(f"kernel {launch.name}: num_ctas must be 1, got {answer['num_ctas']}: no clusters here")
+        self.name, self.shared, self.num_warps = answer["name"], answer["shared"] or 0, answer["num_warps"]
+        self.scratch = tuple(answer[f"{kind}_scratch_size"] or 0 for kind in ("global", "profile"))
+        self.leaves = leaves(launch.signature, answer["tensordesc_meta"] or ())
+        self.ptx = without_unused_strings(answer["ptx"])
+        for position, name in pointer_names(self.leaves).items():
+            self.ptx = re.sub(rf"\b{self.name}_param_{position}\b", name, self.ptx)
+        self._executables: dict[str, PtxKernel] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"kernel {self.name} was compiled by triton_compiled, which knows its ptx, its shared memory (shared) and "
+            f"num_warps, but not {name}: launch the kernel itself"
+        )
+
+    def executable(self, edit: Callable[[str], str] | None) -> PtxKernel:
+        """Return the kernel that executes the PTX, after `edit` if there is one."""
+        ptx = self.ptx if edit is None else edit(self.ptx)
+        if ptx not in self._executables:
+            self._executables[ptx] = PtxKernel(ptx, self.name)
+        return self._executables[ptx]
+
+
+_STRING = re.compile(r"^\.global \.align 1 \.b8 ([\w$]+)\[\d+\] = \{[^}]*\};$", re.MULTILINE)
+
+
+def without_unused_strings(ptx: str) -> str:
+    """Return the PTX without the strings that nothing in it names, each replaced by an empty line.
+
+    Functions of libdevice, such as exp, leave the string "__CUDA_FTZ". A kernel without variables needs one build to be
+    checked. A kernel with variables needs two builds: one of them keeps the values of the variables.
+    """
+    for string in _STRING.finditer(ptx):
+        if len(re.findall(rf"(?<![\w$]){re.escape(string[1])}(?![\w$])", ptx)) == 1:
+            ptx = ptx.replace(string[0], "", 1)
+    return ptx
+
+
+class _View:
+    """A `@triton.jit` function as the one that Triton compiles."""
+
+    def __init__(self, kernel: Any) -> None:
+        from triton.runtime.jit import JITFunction
+
+        self.kernel = kernel  # kept, so that its id stays its own
+        self.function = kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn, **kernel.kwargs)
+        if self.function.is_gluon():
+            raise TypeError(f"kernel {kernel.fn.__name__} is written in Gluon, which triton_compiled does not compile")
+        self._binders: dict[int, tuple[Any, Callable]] = {}
+
+    def binder(self, sm: int) -> tuple[Any, Callable]:
+        """Return Triton's compiler for `sm`, and the function that binds and specialises arguments for it."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import make_backend
+        from triton.runtime.jit import create_function_from_signature
+
+        if sm not in self._binders:
+            backend, function = make_backend(GPUTarget("cuda", sm, 32)), self.function
+            bind = create_function_from_signature(function.signature, function.params, backend)
+            self._binders[sm] = backend, bind
+        return self._binders[sm]
+
+
+_views: dict[int, _View] = {}
+
+
+def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[str, Any]) -> Launch:
+    """Specialise a launch as Triton does on a GPU of capability `sm`: types, divisibility by 16, ones, constants."""
+    import triton
+    from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    if id(kernel) not in _views:
+        _views[id(kernel)] = _View(kernel)
+    view = _views[id(kernel)]
+    backend, bind = view.binder(sm)
+    options = dict(options)
+    options["debug"] = options.get("debug", view.function.debug) or knobs.runtime.debug
+    options["instrumentation_mode"] = knobs.compilation.instrumentation_mode
+    args, options = _as_compiled(args), {name: _as_compiled(value) for name, value in options.items()}
+    arguments, specialisation, own = bind(*args, **options)
+    parsed, *kinds = view.function._pack_args(backend, options, arguments, specialisation, own)
+    description = Description()
+    parts = kernel, *kinds, vars(parsed)
+    request = {
+        "kernel": list(map(description.value, parts)),
+        "functions": description.functions,
+        "sm": sm,
+        "triton": triton.__version__,
+        "environment": sorted(get_cache_invalidating_env_vars().items()),
+    }
+    return Launch(view.function.__name__, sm, arguments, kinds[0], json.dumps(request))
+
+
+def _as_compiled(value: Any) -> Any:
+    """The value with each function of the interpreter as a constant that Triton's specialisation knows."""
+    from triton.language import constexpr
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if isinstance(value, InterpretedFunction):
+        return constexpr(value)
+    if type(value) is tuple:
+        return tuple(map(_as_compiled, value))
+    return value
+
+
+def compiled_kernel(launch: Launch) -> Compiled:
+    """Return the kernel, from memory, from the cache on disk, or compiled by a second process.
+
+    Raises:
+        CompileError: it does not compile; the message is Triton's.
+    """
+    if launch.request not in _compiled:
+        path = cache_dir() / f"{launch.name}-{digest(launch.request, WORKER.read_text(encoding='utf-8'))}.triton.json"
+        if not path.exists():
+            publish(path, json.dumps(_ask(launch.name, launch.request)).encode())
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        _compiled[launch.request] = Compiled(launch, answer)
+    return _compiled[launch.request]
+
+
+_compiled: dict[str, Compiled] = {}
+
+
+def _ask(name: str, request: str) -> dict[str, Any]:
+    """Compile in a second process, where Triton is not interpreted."""
+    asked = json.loads(request)
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        done = subprocess.run(
+            [sys.executable, "-P", WORKER, answer],
+            input=json.dumps(asked | {"path": sys.path}),
+            env=os.environ | {"TRITON_INTERPRET": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        sys.stdout.write(done.stdout)  # of tl.static_print
+        found = (
+            json.loads(answer.read_text(encoding="utf-8"))
+            if answer.exists()
+            else {"error": f"the compiler ended with {done.returncode}"}
+        )
+    if "error" in found:
+        sm, said = asked["sm"], done.stderr.strip()
+        raise CompileError(f"kernel {name} does not compile for sm_{sm}:\n{found['error']}" + f"\n{said}" * bool(said))
+    return found

@@ -1,0 +1,182 @@
+"""`triton_compiled`: Triton kernels compiled for a GPU that need not be there, and their PTX executed on the CPU.
+
+    with triton_compiled("sm_80"):
+        softmax_kernel[(4,)](x, out, 128, BLOCK=128, num_warps=4)   # CPU tensors
+
+The kernel is specialised and compiled as Triton does for a launch on that GPU. A `PtxKernel` executes the PTX, so
+`observe`, `check`, `schedule` and `time_limit` work as usual and name lines of the Python source. A second process
+compiles (`worker.py`), and its answer is kept in the cache. This process may therefore interpret Triton kernels,
+and may not.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from cudascope.arguments.reach import reachable
+from cudascope.gpus import SHARED_BYTES
+from cudascope.triton.arguments import behind_maps, passed
+from cudascope.triton.compiler import Compiled, compiled_kernel, specialised
+from cudascope.triton.driver import Driver
+
+
+class Target(NamedTuple):
+    """The GPU that the launches inside of a `triton_compiled` are compiled for."""
+
+    sm: int
+    edit: Callable[[str], str] | None
+
+    @property
+    def shared_bytes(self) -> int:
+        return SHARED_BYTES[self.sm]
+
+
+_target: ContextVar[Target | None] = ContextVar("cudascope_triton_target", default=None)
+
+
+def triton_target() -> Target | None:
+    """Return what Triton kernels are compiled for here; None outside of `triton_compiled`."""
+    return _target.get()
+
+
+@contextlib.contextmanager
+def triton_compiled(arch: str = "sm_80", *, edit: Callable[[str], str] | None = None) -> Iterator[None]:
+    """Compile the Triton kernels that this thread launches inside for `arch`, and execute their PTX on the CPU.
+
+    An autotuned kernel takes the configuration that its cache has for such arguments, or else the first one that fits
+    the GPU. Nothing is timed. `triton.runtime.driver.active` describes a GPU of the architecture, with the CPU as its
+    device.
+
+    Args:
+        arch: "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
+        edit: gets the PTX of each kernel that is launched, and returns the PTX that is executed.
+
+    Raises:
+        ValueError: `arch` is unknown. A launch raises it if a tensor is not on the CPU, or if the kernel has an
+            instruction that the CPU runner does not execute.
+        CompileError: a launch raises it, with Triton's message, if the kernel does not compile.
+    """
+    known = {f"sm_{sm}": sm for sm in SHARED_BYTES}
+    if arch not in known:
+        raise ValueError(f"arch must be one of {', '.join(known)}, got {arch!r}")
+    if edit is not None and not callable(edit):
+        raise TypeError(f"edit must be a function of the PTX, got {edit!r}")
+    with _patched():
+        token = _target.set(Target(known[arch], edit))
+        try:
+            yield
+        finally:
+            _target.reset(token)
+
+
+# ------------------------------------------------------------------------------------------------ Triton's launches
+
+_lock = threading.Lock()
+_contexts = 0  # of all threads
+_originals: list[tuple[type, str, Any, Any]] = []
+
+
+@contextlib.contextmanager
+def _patched() -> Iterator[None]:
+    """Replace Triton's launches while any thread needs it. Outside of `triton_compiled` they do what they did."""
+    global _contexts
+    with _lock:
+        if not _contexts:
+            _replace()
+        _contexts += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts -= 1
+            if not _contexts:
+                _restore()
+
+
+def _replace() -> None:
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.driver import DriverConfig
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    for owner, launch in ((JITFunction, _run), (InterpretedFunction, _run), (Autotuner, _run_autotuned)):
+        _originals.append((owner, "run", owner.run, _instead(owner.run, launch)))
+    active = property(_instead(DriverConfig.active.fget, lambda target, _: Driver(target.sm)))
+    _originals.append((DriverConfig, "active", DriverConfig.active, active))
+    for owner, name, _, ours in _originals:
+        setattr(owner, name, ours)
+
+
+def _restore() -> None:
+    for owner, name, real, ours in _originals:
+        if getattr(owner, name) is ours:  # else someone has wrapped it since; ours does what it did
+            setattr(owner, name, real)
+    _originals.clear()
+
+
+def _instead(real: Callable, launch: Callable) -> Callable:
+    @functools.wraps(real)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        target = _target.get()
+        return real(self, *args, **kwargs) if target is None else launch(target, self, *args, **kwargs)
+
+    return run
+
+
+def _run(target: Target, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
+    """Launch a `@triton.jit` function. Returns what Triton compiled."""
+    from triton.runtime.errors import OutOfResources
+
+    for hook in kernel.pre_run_hooks:
+        hook(*args, **options)
+    launch = specialised(kernel, target.sm, args, options)
+    compiled = compiled_kernel(launch)
+    if compiled.shared > target.shared_bytes:
+        raise OutOfResources(compiled.shared, target.shared_bytes, "shared memory")
+    if warmup:
+        return compiled
+    shape = _grid(launch.name, grid(launch.arguments) if callable(grid) else grid)
+    if 0 not in shape:
+        ptx_kernel = compiled.executable(target.edit)
+        parameters = ptx_kernel.entry.parameters
+        values = passed(launch.name, compiled.leaves, launch.arguments, parameters, compiled.scratch, shape)
+        with reachable(**behind_maps(compiled.leaves, launch.arguments)):
+            ptx_kernel[shape, 32 * compiled.num_warps, compiled.shared](*values)
+    return compiled
+
+
+def _grid(kernel: str, grid: Any) -> tuple[int, int, int]:
+    if not isinstance(grid, tuple | list) or not 1 <= len(grid) <= 3:
+        raise TypeError(f"kernel {kernel}: the grid must be a tuple of 1 to 3 ints, got {grid!r}")
+    return (*grid, 1, 1)[:3]
+
+
+def _run_autotuned(_: Target, tuner: Any, *args: Any, **options: Any) -> Any:
+    """Launch an autotuned kernel with a configuration that its cache has, or with the first one that fits."""
+    from triton.runtime.errors import OutOfResources
+
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    given = tuner.nargs | options
+    named = {name: value for name, value in given.items() if name in tuner.arg_names}
+    key = [named[name] for name in tuner.keys if name in named]
+    key += [str(value.dtype) for value in named.values() if hasattr(value, "dtype")]
+    cached = tuner.cache.get(tuple(key)) if len(tuner.configs) > 1 else None
+    configurations = [cached] if cached else tuner.prune_configs(options)
+    for i, configuration in enumerate(configurations):
+        everything = options | configuration.all_kwargs()
+        if conflicts := options.keys() & configuration.kwargs.keys():
+            raise ValueError(f"the launch and the autotuner both set {', '.join(sorted(conflicts))}: leave one out")
+        if configuration.pre_hook is not None:
+            configuration.pre_hook(tuner.nargs | everything)
+        tuner.pre_hook(tuner.nargs | everything, reset_only=True)
+        try:
+            result = tuner.fn.run(*args, **everything)
+            break
+        except OutOfResources:
+            if i == len(configurations) - 1:
+                raise
+    tuner.best_config, tuner.nargs = configuration, None
+    return result

@@ -1,0 +1,199 @@
+"""The findings of the runtime in a kernel, in words."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from cudascope.cpu.abi import ERROR, WAITER, Access, Collective, FindingKind, Space
+from cudascope.cpu.library import Library, SharedArray
+from cudascope.cpu.memory import Memory
+from cudascope.watch.rules import RULES
+
+
+class Finding(RuntimeError):
+    """A finding in a kernel, and its place in the source. `str` gives all of it. `sentence` leaves out the place.
+
+    kernel, file, line: where in the source      thread_block, thread: as (x, y, z)
+    other_file, other_line: the place of the other thread in a race or at a barrier; "" and 0 for other findings
+    tensor, element: the tensor or shared array and the element in it, if memory is concerned
+    what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "argument", "copy",
+          "assertion", "fault", "not supported"
+    rule: the rule of that family that was broken (rules.py)
+    count: how often, under `cudascope.check(stop=False)`; thread and element are the first's
+    """
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        kernel: str,
+        what: str,
+        rule: str,
+        file: str,
+        line: int,
+        code: str = "",
+        other_file: str = "",
+        other_line: int = 0,
+        thread_block: tuple[int, int, int],
+        thread: tuple[int, int, int],
+        tensor: str | None = None,
+        element: int | None = None,
+        count: int = 1,
+    ) -> None:
+        at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
+        super().__init__(f"{kernel}{at}: {sentence}")
+        self.sentence, self.kernel, self.what, self.rule = sentence, kernel, what, rule
+        self.file, self.line, self.other_file, self.other_line = file, line, other_file, other_line
+        self.thread_block, self.thread, self.tensor, self.element = thread_block, thread, tensor, element
+        self.count = count
+
+    @property
+    def place(self) -> tuple:
+        """The key that equal findings share: the rule and the lines. The lines of a race count in either order."""
+        lines = (self.file, self.line), (self.other_file, self.other_line)
+        return self.kernel, self.rule, frozenset(lines) if self.what == "race" else lines
+
+
+# by Access
+_READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
+_FUNCTIONS = {
+    Collective.SHFL: "a shuffle",
+    Collective.VOTE: "a vote",
+    Collective.MATCH: "__match",
+    Collective.REDUCE: "__reduce",
+    Collective.SYNCWARP: "__syncwarp",
+    Collective.EXCHANGE: "a group's exchange",
+    Collective.PRODUCT: "a matrix product",
+    Collective.MATRIX: "a load or store of a matrix",
+}
+_BARRIERS = {
+    Collective.SYNCTHREADS: "__syncthreads",
+    Collective.SYNCGRID: "the grid's barrier",
+    Collective.NUMBERED: "bar.sync",
+    Collective.PHASE: "a cuda::barrier",
+}
+
+_NO_BARRIER, _NO_ORDER = " with no barrier between", ", and nothing orders the two thread blocks"
+_PASS_ON = (
+    ": to pass data on by a flag or a counter, call __threadfence() after the write, and then __syncthreads() if "
+    "another thread sets the flag"
+)
+_NO_WRITER = "no thread changes the value, or the thread that would change it waits too"
+_HINT = " (if a pointer in a struct or a table leads there, name the memory with cudascope.reachable())"
+_REMEDY = "if a pointer in a struct or a table leads to it, cudascope.reachable() must name"
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """`findings`, each place once and with the sum of the counts, in their order."""
+    first: dict[tuple, Finding] = {}
+    for finding in findings:
+        if finding.place in first:
+            first[finding.place].count += finding.count
+        else:
+            first[finding.place] = finding
+    return list(first.values())
+
+
+def error_of(
+    kernel: str,
+    error: ERROR,
+    located: Callable[[Library, Iterable[int]], dict[int, tuple[str, int]]],
+    code_of: Callable[[Library, int, str, int], str],
+    library: Library,
+    memory: Memory,
+    shared: list[SharedArray],
+    checked: bool,
+) -> Finding:
+    """Describe a finding in a launch of `kernel`, in words."""
+    waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
+    waiters = error.waiters[: error.num_waiters] if waits else []
+    lines = {0: ("", 0)} | located(library, [error.site, error.other_site, *(w.site for w in waiters)])
+    hint = ""
+    if error.space == Space.GLOBAL:
+        moved = memory.moved_from(error.address)
+        hint = f" (argument {moved} has moved from there: {_REMEDY} {moved} too)" if moved else _HINT
+    place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch{hint}", None, None
+    region = error.region if error.region >= 0 else memory.region_beside(error.address)
+    if error.region >= 0 and error.space == Space.SHARED:
+        array = shared[error.region]
+        tensor, element = array.name, error.offset // error.bytes
+        place = f"{tensor}[{element}] (byte {error.offset} of the {array.bytes} of this shared array)"
+    elif region >= 0:
+        offset = error.offset if error.region >= 0 else error.address - memory.regions[region][0]
+        tensor, element, place = memory.element_at(region, offset)
+    block, thread, other_block = _dim(error.block), _dim(error.thread), _dim(error.other_block)
+    other_file, other_line = lines[error.other_site]
+    polls = _polls(error, place if tensor else "")
+    rule = RULES[error.finding]
+    did = rule.sentence.format(
+        verb=_READS[error.access],
+        place=place,
+        bytes=error.bytes,
+        lane=error.lane,
+        other=_dim(error.other_thread),
+        waiting=error.num_waiters,
+        other_verb=_READ[error.other_access],
+        other_line=other_line,
+        other_access=_ACCESS[error.other_access],
+        function=_FUNCTIONS.get(error.waiters[0].collective),
+        other_block=f" of thread block {other_block}" if other_block != block else "",
+        unordered=_NO_BARRIER if other_block == block else _NO_ORDER,
+        remedy="" if other_block == block else _PASS_ON,
+        polls=polls,
+        hang=f". The thread {polls}: {_NO_WRITER}" if error.address else "",
+        no_writer=_NO_WRITER,
+        check="" if checked else ": run it under cudascope.check(), which names the access",
+        text=error.text.decode(errors="replace"),
+        tensor=tensor,
+    )
+    did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
+    # A thread may be stopped in a call stub, which belongs to no line.
+    sites = [error.site, *(w.site for w in waiters)]
+    site = next((site for site in sites if lines[site][1]), error.site)
+    file, line = lines[site]
+    return Finding(
+        f"thread {thread} of thread block {block} {did}",
+        kernel=kernel,
+        what=rule.what,
+        rule=rule.name,
+        file=file,
+        line=line,
+        code=code_of(library, site, file, line),
+        other_file=other_file,
+        other_line=other_line,
+        thread_block=block,
+        thread=thread,
+        tensor=tensor,
+        element=element,
+        count=error.count,
+    )
+
+
+def _polls(error: ERROR, place: str) -> str:
+    """Say how a thread waits in a loop, and for the value in which `place`, if that is known."""
+    if not error.address:
+        return "waits in a loop"
+    if error.access == Access.ATOMIC:
+        return f"repeats an atomic on {place}" if place else "repeats an atomic"
+    return f"polls the volatile {place}" if place else "polls a volatile variable"
+
+
+def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) -> Iterator[str]:
+    """Say which threads wait at which line. Threads at one line of one function are counted together."""
+    groups: dict[str, list[WAITER]] = {}
+    for w in waiters:
+        if w.running:
+            doing = ", running"
+        elif w.collective in _FUNCTIONS:
+            doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
+        else:
+            doing = f" in {_BARRIERS[w.collective]}"
+        line = w.line or lines[w.site][1]
+        where = f"in line {line}" if line else "in a call" if w.site else "at its start"
+        groups.setdefault(where + doing, []).append(w)
+    for where, group in groups.items():
+        others = sum(w.count for w in group) - 1
+        yield f"thread {_dim(group[0].thread)}{f' and {others} more' if others else ''} {where}"
+
+
+def _dim(dim: object) -> tuple[int, int, int]:
+    return dim.x, dim.y, dim.z

@@ -1,0 +1,219 @@
+"""The reports of observed and checked launches (kernels/on_cpu.py makes them).
+
+A *request* is one memory instruction of one warp. Global memory moves in sectors of 32 bytes: a request of 32 lanes
+× 4 bytes needs 4 sectors when the lanes read neighbours and 32 when they are far apart. Shared memory has 32 banks of 4
+bytes. Lanes that read different words of one bank wait for each other, and each extra turn is one bank conflict.
+Requests of 8 bytes per lane are served half a warp at a time, and those of 16 bytes a quarter of a warp at a time.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cudascope.arguments.arrays import as_array
+from cudascope.gpus import gpu_named
+from cudascope.toolchain.ptxas import PtxText
+from cudascope.watch.findings import Finding, merged
+from cudascope.watch.least_time import Limits, limits
+from cudascope.watch.work import Work
+
+# `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
+# `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
+TRACE = np.dtype(
+    [
+        ("thread_block", "u4"),
+        ("warp", "u2"),
+        ("lane", "u1"),
+        ("thread", "u2"),
+        ("line", "i4"),
+        ("space", "U6"),
+        ("access", "U6"),
+        ("tensor", "i2"),
+        ("element", "i8"),
+        ("bytes", "u1"),
+        ("order", "u8"),
+        ("execution", "u4"),
+    ]
+)
+
+
+class LineCount(NamedTuple):
+    """The requests of one source line with one kind of access. `access` is read, write, atomic, barrier or shuffle."""
+
+    line: int
+    access: str
+    space: str  # global, shared; other is __constant__ memory; empty for barriers and shuffles
+    requests: int  # by warps; of a barrier, by thread blocks (of __syncwarp, by warps)
+    lanes: int
+    bytes: int  # requested
+    sectors: int  # of 32 bytes, moved
+    bank_conflicts: int
+
+    def __add__(self, other: "LineCount") -> "LineCount":
+        return LineCount(*self[:3], *(a + b for a, b in zip(self[3:], other[3:], strict=True)))
+
+
+class Launch:
+    """One observed launch: `lines` counts by source line; `trace` holds every access in the order they happened."""
+
+    def __init__(
+        self,
+        kernel: str,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        lines: Sequence[LineCount],
+        trace: np.ndarray,
+        tensors: Sequence[str],
+        shared: Sequence[str],
+        source: Sequence[str],
+        work: Work,
+        shared_bytes: int,
+        ptx: PtxText | None,
+    ) -> None:
+        self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
+        self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
+        self._source = source
+        self.work = work  # by the units of a GPU, at least
+        self.shared_bytes = shared_bytes  # of a thread block
+        self._ptx = ptx
+        merged: dict[tuple[int, str, str], LineCount] = {}
+        for line in lines:
+            merged[line[:3]] = merged[line[:3]] + line if line[:3] in merged else line
+        self.lines = [merged[key] for key in sorted(merged)]
+
+    def count(self, access: str | None = None, space: str | None = None, line: int | None = None) -> LineCount:
+        """The sum over all lines, or over those of one access, space or line."""
+        total = LineCount(line or 0, access or "", space or "", 0, 0, 0, 0, 0)
+        for each in self.lines:
+            if access in (None, each.access) and space in (None, each.space) and line in (None, each.line):
+                total = total + each
+        return total
+
+    def limits(self, gpu: str = "H100", *, registers: int | None = None) -> Limits:
+        """Return the least time that this launch can take on `gpu`, by the units of the GPU; see `Limits`.
+
+        Args:
+            gpu: "T4", "A100", "RTX 4090", "H100", "H200" or "B200".
+            registers: registers per thread. Without it ptxas is asked, if PTX was executed and Triton is installed.
+
+        Raises:
+            ValueError: `gpu` is unknown, or the launch uses a type of number that its tensor cores do not have.
+        """
+        return limits(self, gpu_named(gpu), self._ptx, registers)
+
+    @property
+    def barriers(self) -> int:
+        return self.count("barrier").requests
+
+    @property
+    def shuffles(self) -> int:
+        return self.count("shuffle").requests
+
+    @property
+    def atomics(self) -> int:
+        return self.count("atomic").lanes
+
+    @property
+    def bank_conflicts(self) -> int:
+        return self.count(space="shared").bank_conflicts
+
+    def accesses(self, tensor: str) -> np.ndarray:
+        """The part of the trace that touches this tensor, or this shared array."""
+        for space, names in (("global", self.tensors), ("shared", self.shared)):
+            if tensor in names:
+                return self.trace[(self.trace["space"] == space) & (self.trace["tensor"] == names.index(tensor))]
+        raise ValueError(f"the launch of {self.kernel} has no {tensor!r}: it has {[*self.tensors, *self.shared]}")
+
+    def __str__(self) -> str:
+        rows = [f"{self.kernel}, {_dims(self.grid)} thread blocks of {_dims(self.block)} threads"]
+        rows.append(f"{'line':>5} {'access':<14} {'requests':>9} {'bytes':>9} {'sectors':>8} {'conflicts':>9}  source")
+        for c in self.lines:
+            text = self._source[c.line - 1].strip()[:60] if 0 < c.line <= len(self._source) else ""
+            memory = (
+                f"{c.bytes:9,} {c.sectors or '':>8} {c.bank_conflicts if c.space == 'shared' else '':>9}"
+                if c.lanes
+                else " " * 28
+            )
+            rows.append(f"{c.line:5} {c.access + ' ' + c.space:<14} {c.requests:9,} {memory}  {text}")
+        return "\n".join(rows)
+
+
+class Report:
+    """The result of `cudascope.observe()`, its `launches` in order, or of `cudascope.check()`, its `findings`."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self.findings: list[Finding] = []
+        self.num_checked = 0  # launches
+        self._written: list[tuple[int, int, np.ndarray]] = []  # where a map starts, bytes of its elements, the map
+
+    def count(self, access: str | None = None, space: str | None = None, line: int | None = None) -> LineCount:
+        """The sum over all launches."""
+        total = LineCount(line or 0, access or "", space or "", 0, 0, 0, 0, 0)
+        for launch in self.launches:
+            total = total + launch.count(access, space, line)
+        return total
+
+    def limits(self, gpu: str = "H100", *, registers: int | None = None) -> Limits:
+        """Return the least time that the only launch of the report can take on `gpu`; see `Launch.limits`.
+
+        Raises:
+            ValueError: there is another number of launches. Times of several launches do not add up in this way,
+                because a launch may find in L2 what an earlier launch has left there.
+        """
+        if len(self.launches) != 1:
+            raise ValueError(
+                f"limits() needs a report of one observed launch, got {len(self.launches)}: "
+                "use report.launches[i].limits(...) for each of several launches"
+            )
+        return self.launches[0].limits(gpu, registers=registers)
+
+    @property
+    def trace(self) -> np.ndarray:
+        """The accesses of all launches."""
+        return np.concatenate([launch.trace for launch in self.launches] or [np.empty(0, TRACE)])
+
+    def unwritten(self, tensor: object) -> np.ndarray:
+        """Indices [n, dimensions] of the elements of `tensor` that no checked launch wrote."""
+        return np.argwhere(~self._is_written(tensor))
+
+    def add_checked(self, findings: Sequence[Finding]) -> None:
+        """A launch was checked, and this was found."""
+        self.findings = merged([*self.findings, *findings])
+        self.num_checked += 1
+
+    def written_map(self, start: int, granule: int, elements: int) -> np.ndarray:
+        """Return the map of written elements, one byte each, which a launch on this memory reads and extends."""
+        for known_start, known_granule, known in self._written:
+            if (known_start, known_granule, known.size) == (start, granule, elements):
+                return known
+        self._written.append((start, granule, np.zeros(elements, np.uint8)))
+        return self._written[-1][2]
+
+    def _is_written(self, tensor: object) -> np.ndarray:
+        array = as_array(tensor)
+        address = np.full(array.shape, array.address, np.int64)
+        for dim, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+            shape = [size if d == dim else 1 for d in range(len(array.shape))]
+            address += (np.arange(size) * stride * array.itemsize).reshape(shape)
+        written = np.zeros(array.shape, bool)
+        for start, granule, known in self._written:
+            index = (address - start) // granule
+            inside = (address >= start) & (index < known.size)
+            written |= inside & (known[index.clip(0, max(known.size - 1, 0))] > 0) if known.size else False
+        return written
+
+    def __str__(self) -> str:
+        if self.findings:
+            return "\n".join(f"{found.rule}, {found.count:,} ×: {found}" for found in self.findings)
+        if self.num_checked:
+            return f"{self.num_checked} launch{'es' * (self.num_checked > 1)} checked, nothing found"
+        return "\n\n".join(map(str, self.launches)) or "no launch"
+
+
+def _dims(dims: Sequence[int]) -> str:
+    used = list(dims)
+    while len(used) > 1 and used[-1] == 1:
+        used.pop()
+    return " × ".join(map(str, used))
