@@ -8,6 +8,7 @@ import functools
 import re
 
 import pytest
+import rooms
 import torch
 
 from conftest import ROOT
@@ -192,6 +193,59 @@ def test_cudascope_knows_nothing_of_the_course():
     assert len(files) > 20
     for file in files:
         assert "pagewise" not in file.read_text(), file
+
+
+def upward(package=rooms.CUDASCOPE):
+    """The imports of cudascope's rooms that lead to a room that is not below, and the modules with these imports."""
+    height = rooms.ORDER.index
+    arrows = (
+        (room, other, modules) for room, below in rooms.arrows(package).items() for other, modules in below.items()
+    )
+    return [(room, other, modules) for room, other, modules in arrows if height(other) > height(room)]
+
+
+def test_each_room_of_cudascope_imports_only_rooms_below_it():
+    assert sorted(rooms.arrows()) == sorted(rooms.ORDER), "a folder or module without a place in rooms.ORDER"
+    assert upward() == []
+
+
+def test_an_import_that_leads_upwards_is_found(tmp_path):
+    package = tmp_path / "cudascope"
+    planted = {
+        "cpp/source": "import cudascope.toolchain.cache",
+        "toolchain/cache": "def f():\n    from cudascope.cpu import build",
+        "cpu/build": "from cudascope.cpp.source import Source",
+        "watch/rules": "from cudascope import check",
+    }
+    for name, text in planted.items():
+        file = package / f"{name}.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    assert sorted(upward(package)) == [
+        ("cpp", "toolchain", ["cpp.source"]),
+        ("toolchain", "cpu", ["toolchain.cache"]),
+        ("watch", "", ["watch.rules"]),
+    ]
+
+
+def test_floors_are_counted_from_the_rooms_without_imports():
+    graph = {"a": {"b": [], "c": []}, "b": {"c": []}, "c": {}}
+    assert rooms.floors(graph) == {"a": 3, "b": 2, "c": 1}
+    assert rooms.floors(rooms.arrows())["cpp"] == 1
+
+
+def test_pagewise_imports_only_public_names_of_cudascope():
+    """A folder's docstring lists them after "Public:", by module and name."""
+    hidden = set()
+    for module, file in MODULES.items():
+        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        for node in nodes:
+            first, room, *rest = [*(node.module or "").split("."), "", ""]
+            if first == "cudascope" and room not in ("", "gpus") and package_of(module) != "cudascope":
+                public = ast.get_docstring(ast.parse(MODULES[f"cudascope.{room}"].read_text())).partition("Public:")[2]
+                names = {f"{rest[0]}.{alias.name}" for alias in node.names}
+                hidden |= {(module, name) for name in names if not re.search(rf"\b{re.escape(name)}\b", public)}
+    assert hidden == set()
 
 
 def test_no_header_includes_itself_in_a_circle():

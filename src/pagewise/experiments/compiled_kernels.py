@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from cudascope import check, triton_compiled
-from cudascope.cpp.source import CompileError
+from cudascope import CompileError, check, triton_compiled
 from cudascope.ptx.module import read_module
 from pagewise.experiments import first_rung_cases, kernel_cases
 from pagewise.experiments.kernel_cases import Case, Tensors
