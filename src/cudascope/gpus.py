@@ -2,17 +2,16 @@
 
     GPUS["H100"].num_sms
 
+A new GPU is one more row here. No other file has a table of GPUs.
+
 The figures are peaks, so a time computed from them is a lower bound. They come from NVIDIA's white papers of Turing
-(TU102), Ampere (GA100), Ada (AD102) and Hopper (GH100), from the data sheet of HGX B200, and from two sections of the
-CUDA C++ Programming Guide: "Arithmetic Instructions" (results per clock cycle and SM) and "Compute Capabilities"
-(registers, threads and shared memory).
+(TU102), Ampere (GA100 and GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202), from the data sheets of the L4 and
+of HGX B200, and from two sections of the CUDA C++ Programming Guide: "Arithmetic Instructions" (results per clock
+cycle and SM) and "Compute Capabilities" (registers, threads and shared memory).
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
-
-# Shared memory of a thread block, at most, by compute capability (CUDA C++ Programming Guide).
-SHARED_BYTES = {75: 65536, 80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 
 # These are the same on all GPUs of the table.
 SPECIAL_PER_CLOCK = 16  # results of reciprocals, roots, exponentials, logarithms, sines per clock and SM (the guide)
@@ -38,6 +37,16 @@ class Gpu(NamedTuple):
     blocks_per_sm: int
     shared_bytes_per_sm: int
     reserved_shared_bytes: int  # of each thread block, for CUDA itself
+    memory: float  # bytes
+    # The data sheet's figures, which are rounded and belong to a lower clock: FLOP/s of dense products in float16 (on
+    # GeForce with sums in float16), and bytes per second.
+    stated_flops: float
+    stated_bandwidth: float
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a thread block can have at most."""
+        return self.shared_bytes_per_sm - self.reserved_shared_bytes
 
     def tensor_rate(self, a: str, result: str) -> int | None:
         """FLOPs per clock cycle and SM of products whose A has type `a`, summed in `result`. None: not on this GPU."""
@@ -64,6 +73,9 @@ T4 = Gpu(
     blocks_per_sm=16,
     shared_bytes_per_sm=64 << 10,
     reserved_shared_bytes=0,
+    memory=16e9,
+    stated_flops=65e12,
+    stated_bandwidth=320e9,
 )
 A100 = Gpu(  # the SXM module with 80 GB
     name="A100",
@@ -79,6 +91,27 @@ A100 = Gpu(  # the SXM module with 80 GB
     blocks_per_sm=32,
     shared_bytes_per_sm=164 << 10,
     reserved_shared_bytes=1024,
+    memory=80e9,
+    stated_flops=312e12,
+    stated_bandwidth=2.039e12,
+)
+RTX_3090 = Gpu(
+    name="RTX 3090",
+    sm=86,
+    num_sms=82,
+    clock=2.1e9,  # the highest that its driver accepts; boards exceed the 1.695 GHz of the white paper
+    fp32_lanes=128,
+    tensor_flops=_dense(1024, s4=4096, u4=4096) | {"f16.f32": 512, "bf16": 512, "tf32": 256},
+    dram_bandwidth=936.2e9,
+    l2_bytes=6 << 20,
+    l2_bytes_per_clock=None,
+    threads_per_sm=1536,
+    blocks_per_sm=16,
+    shared_bytes_per_sm=100 << 10,
+    reserved_shared_bytes=1024,
+    memory=24e9,
+    stated_flops=142e12,
+    stated_bandwidth=936e9,
 )
 RTX_4090 = Gpu(
     name="RTX 4090",
@@ -95,6 +128,19 @@ RTX_4090 = Gpu(
     blocks_per_sm=24,
     shared_bytes_per_sm=100 << 10,
     reserved_shared_bytes=1024,
+    memory=24e9,
+    stated_flops=330.3e12,
+    stated_bandwidth=1.008e12,
+)
+L4 = RTX_4090._replace(
+    name="L4",
+    num_sms=58,
+    clock=2.04e9,
+    tensor_flops=_dense(1024, e4m3=2048, s4=4096, u4=4096),
+    dram_bandwidth=300.1e9,  # 2 · 6.251 GHz · 192 bits
+    l2_bytes=48 << 20,
+    stated_flops=121e12,
+    stated_bandwidth=300e9,
 )
 H100 = Gpu(  # the SXM module
     name="H100",
@@ -110,8 +156,16 @@ H100 = Gpu(  # the SXM module
     blocks_per_sm=32,
     shared_bytes_per_sm=228 << 10,
     reserved_shared_bytes=1024,
+    memory=80e9,
+    stated_flops=989e12,
+    stated_bandwidth=3.35e12,
 )
-H200 = H100._replace(name="H200", dram_bandwidth=4.814e12)  # 2 · 3.201 GHz · 6016 bits
+H200 = H100._replace(
+    name="H200",
+    dram_bandwidth=4.814e12,  # 2 · 3.201 GHz · 6016 bits
+    memory=141e9,
+    stated_bandwidth=4.8e12,
+)
 B200 = H100._replace(
     name="B200",
     sm=100,
@@ -120,9 +174,29 @@ B200 = H100._replace(
     tensor_flops=_dense(8192, f64=128, e4m3=16384),
     dram_bandwidth=8.2e12,  # 8 TB/s in the data sheet, which rounds
     l2_bytes=126 << 20,
+    memory=180e9,
+    stated_flops=2250e12,
+    stated_bandwidth=8e12,
+)
+RTX_5090 = RTX_4090._replace(
+    name="RTX 5090",
+    sm=120,
+    num_sms=170,
+    clock=3.09e9,  # the highest that its driver accepts (kekzl/imp #1671); 2.407 GHz in the white paper
+    # without 4-bit integers
+    tensor_flops={key: rate for key, rate in RTX_4090.tensor_flops.items() if key not in ("s4", "u4")},
+    dram_bandwidth=1.792e12,
+    l2_bytes=96 << 20,
+    memory=32e9,
+    stated_flops=419e12,
+    stated_bandwidth=1.792e12,
 )
 
-GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in (T4, A100, RTX_4090, H100, H200, B200)}
+_ROWS = (T4, A100, RTX_3090, RTX_4090, L4, H100, H200, B200, RTX_5090)
+GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}
+# By compute capability · 10. The last row with a compute capability represents it: the L4 for 89, the H200 for 90.
+BY_SM: Mapping[int, Gpu] = {gpu.sm: gpu for gpu in _ROWS}
+SHARED_BYTES = {sm: gpu.shared_bytes for sm, gpu in BY_SM.items()}  # of a thread block, at most
 
 
 def gpu_named(name: str) -> Gpu:

@@ -327,7 +327,7 @@ def test_a_cuda_kernel_has_limits_of_memory_alone():
 @pytest.mark.parametrize(
     ("gpu", "options", "message"),
     [
-        ("GTX 1080", {}, "gpu must be one of T4, A100, RTX 4090, H100, H200, B200, got 'GTX 1080'"),
+        ("GTX 1080", {}, "gpu must be one of T4, A100, .*, RTX 5090, got 'GTX 1080'"),
         ("H100", {"registers": 0}, "registers must be a positive int, got 0"),
     ],
 )
@@ -377,14 +377,17 @@ def test_thread_blocks_on_an_sm(gpu, threads, registers, shared, blocks, limited
 
 
 def test_the_rates_of_the_table_give_the_peaks_of_the_data_sheets():
-    peaks = {  # TFLOP/s in half precision, dense, and the clock that the data sheet has in mind
-        "T4": (65, 1.59e9), "A100": (312, 1.41e9), "RTX 4090": (330.3, 2.52e9), "H100": (989.4, 1.83e9),
-        "B200": (2250, 1.856e9),
+    clocks = {  # that the data sheets have in mind
+        "T4": 1.59e9, "A100": 1.41e9, "RTX 3090": 1.695e9, "RTX 4090": 2.52e9, "L4": 2.04e9, "H100": 1.83e9,
+        "H200": 1.83e9, "B200": 1.856e9, "RTX 5090": 2.407e9,
     }  # fmt: skip
-    for name, (peak, clock) in peaks.items():
-        gpu = GPUS[name]
-        assert gpu.num_sms * gpu.tensor_rate("f16", "f16") * clock == pytest.approx(peak * 1e12, rel=0.003), name
-        assert gpu.clock >= clock
+    assert clocks.keys() == GPUS.keys()
+    for name, gpu in GPUS.items():
+        peak = gpu.num_sms * gpu.tensor_rate("f16", "f16") * clocks[name]
+        assert peak == pytest.approx(gpu.stated_flops, rel=0.003), name
+        assert gpu.clock >= clocks[name]
+        assert gpu.dram_bandwidth == pytest.approx(gpu.stated_bandwidth, rel=0.03)
+        assert gpu.dram_bandwidth >= gpu.stated_bandwidth
     assert 2 * GPUS["H100"].fp32_lanes * 132 * GPUS["H100"].clock == pytest.approx(66.9e12, rel=0.001)
     assert GPUS["RTX 4090"].tensor_rate("f16", "f32") == 512
     assert GPUS["RTX 4090"].tensor_rate("e5m2", "f32") == 1024

@@ -16,17 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cudascope.gpus import BY_SM
+
 NUM_DEVICES = 2
 CAPABILITY = tuple(map(int, os.environ.get("STUB_CC", "9.0").split(".")))
-NAME, NUM_SMS, MOST_SHARED, SHARED_PER_SM = {
-    (7, 5): ("Tesla T4", 40, 65536, 65536),
-    (8, 0): ("NVIDIA A100", 108, 166912, 167936),
-    (8, 6): ("NVIDIA GeForce RTX 3090", 82, 101376, 102400),
-    (8, 9): ("NVIDIA L4", 58, 101376, 102400),
-    (9, 0): ("NVIDIA H200", 132, 232448, 233472),
-    (10, 0): ("NVIDIA B200", 148, 232448, 233472),
-    (12, 0): ("NVIDIA GeForce RTX 5090", 170, 101376, 102400),
-}[CAPABILITY]
+GPU = BY_SM[10 * CAPABILITY[0] + CAPABILITY[1]]
+NAME = f"NVIDIA {GPU.name}"
 MOST_GRID, MOST_BLOCK, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 1024
 WITHOUT_ASKING = 48 * 1024  # dynamic shared bytes
 RESERVED = 1024  # shared bytes that the system takes from each thread block, counted in a cubin's section
@@ -37,8 +32,9 @@ ILLEGAL_ADDRESS, LAUNCH_FAILED, OUT_OF_RESOURCES, CAPTURE_UNSUPPORTED, NOT_SUPPO
 
 DEVICE_ATTRIBUTES = {
     1: MOST_THREADS, 2: MOST_BLOCK[0], 3: MOST_BLOCK[1], 4: MOST_BLOCK[2], 5: MOST_GRID[0], 6: MOST_GRID[1],
-    7: MOST_GRID[2], 8: WITHOUT_ASKING, 10: 32, 12: 65536, 13: 1980000, 16: NUM_SMS, 36: 3201000, 37: 6016, 39: 2048,
-    75: CAPABILITY[0], 76: CAPABILITY[1], 81: SHARED_PER_SM, 82: 65536, 95: 1, 97: MOST_SHARED, 106: 32, 115: 1, 120: 1,
+    7: MOST_GRID[2], 8: WITHOUT_ASKING, 10: 32, 12: 65536, 13: int(GPU.clock / 1000), 16: GPU.num_sms, 36: 3201000,
+    37: 6016, 39: GPU.threads_per_sm, 75: CAPABILITY[0], 76: CAPABILITY[1], 81: GPU.shared_bytes_per_sm, 82: 65536,
+    95: 1, 97: GPU.shared_bytes, 106: GPU.blocks_per_sm, 115: 1, 120: 1,
 }  # fmt: skip
 
 
@@ -324,7 +320,7 @@ def cuKernelGetAttribute(value, attribute, kernel, device):
 def cuFuncSetAttribute(function, attribute, value):
     kernel = _objects[function]
     if _int(attribute) == 8:
-        if _int(value) + kernel.code.shared > MOST_SHARED:
+        if _int(value) + kernel.code.shared > GPU.shared_bytes:
             raise Refused(INVALID_VALUE)
         kernel.most_dynamic = _int(value)
 

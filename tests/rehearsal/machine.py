@@ -202,11 +202,12 @@ def install() -> None:
             driver.set_current(index)  # as cudaSetDevice does
         return before
 
+    gpu = driver.GPU
     properties = SimpleNamespace(
-        name=driver.NAME, major=driver.CAPABILITY[0], minor=driver.CAPABILITY[1], total_memory=141 * 10**9,
-        multi_processor_count=driver.NUM_SMS, L2_cache_size=50 << 20, warp_size=32, regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048, shared_memory_per_block=driver.WITHOUT_ASKING,
-        shared_memory_per_block_optin=driver.MOST_SHARED, shared_memory_per_multiprocessor=driver.SHARED_PER_SM,
+        name=driver.NAME, major=driver.CAPABILITY[0], minor=driver.CAPABILITY[1], total_memory=int(gpu.memory),
+        multi_processor_count=gpu.num_sms, L2_cache_size=gpu.l2_bytes, warp_size=32, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=gpu.threads_per_sm, shared_memory_per_block=driver.WITHOUT_ASKING,
+        shared_memory_per_block_optin=gpu.shared_bytes, shared_memory_per_multiprocessor=gpu.shared_bytes_per_sm,
     )  # fmt: skip
     claims = dict(
         is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: driver.NUM_DEVICES,

@@ -3,14 +3,16 @@
 import importlib.metadata
 import importlib.util
 import os
+import runpy
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from conftest import needs_interpreter
+from conftest import ROOT, needs_interpreter
 from cudascope import observe, triton_compiled
+from cudascope.gpus import BY_SM
 from pagewise.online_softmax import online_softmax
 from pagewise.tools.architecture import CPU, SHARED_BYTES, Architecture, architecture
 from pagewise.tools.device import banner, best_device, check_triton_device, choose_triton_mode, triton_mode
@@ -222,6 +224,23 @@ def test_inside_triton_compiled_kernels_are_compiled_for_that_gpu_and_take_cpu_t
         check_triton_device(cpu)
     assert architecture(cpu) is CPU
     assert triton_mode() == outside
+
+
+@pytest.mark.parametrize("sm", SHARED_BYTES)
+def test_the_gpu_of_an_architecture_is_the_same_everywhere(sm, monkeypatch):
+    """For Triton programs, for the choice of tiles, and for the tests' stand-in of a GPU."""
+    import triton
+
+    with triton_compiled(f"sm_{sm}"):
+        told = triton.runtime.driver.active.utils.get_device_properties(0)
+        ours = architecture(torch.device("cpu"))
+    monkeypatch.setenv("STUB_CC", f"{sm // 10}.{sm % 10}")
+    attributes = runpy.run_path(str(ROOT / "tests" / "rehearsal" / "driver.py"))["DEVICE_ATTRIBUTES"]
+    gpu = BY_SM[sm]
+    assert gpu.sm == sm
+    assert (told["max_shared_mem"], told["multiprocessor_count"]) == (gpu.shared_bytes, gpu.num_sms)
+    assert ours == Architecture(sm, gpu.shared_bytes, gpu.num_sms)
+    assert (attributes[97], attributes[16]) == (gpu.shared_bytes, gpu.num_sms)
 
 
 def test_a_compiled_kernel_reads_bfloat16_where_the_interpreter_gets_copies_in_float32():

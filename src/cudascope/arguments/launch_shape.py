@@ -3,12 +3,14 @@
 import operator
 from typing import Any, NamedTuple
 
+from cudascope.gpus import H100
+
 Shape = tuple[int, int, int]
 
 MAX_GRID: Shape = (2**31 - 1, 65535, 65535)
 MAX_BLOCK: Shape = (1024, 1024, 64)
 MAX_THREADS = 1024  # of a thread block
-MAX_SHARED_BYTES = 227 * 1024  # of a thread block, static and dynamic together. A GPU is asked for its own limit
+MAX_SHARED_BYTES = H100.shared_bytes  # of a thread block, static and dynamic together. A GPU is asked for its own limit
 MAX_STATIC_SHARED_BYTES = 48 * 1024  # beyond it shared memory is dynamic, and a GPU wants to be asked for it
 
 

@@ -7,10 +7,7 @@ device of their tensors, for the number of SMs. They get the answers of a common
 from collections.abc import Mapping
 from typing import Any
 
-from cudascope.gpus import GPUS, SHARED_BYTES
-
-# By architecture. GPUS has neither an RTX 3090 (sm_86) nor an RTX 5090 (sm_120).
-_SMS = {86: 82, 120: 170} | {gpu.sm: gpu.num_sms for gpu in GPUS.values()}
+from cudascope.gpus import BY_SM
 
 
 class Driver:
@@ -42,5 +39,10 @@ class _Utils:
         self._sm = sm
 
     def get_device_properties(self, _: int | None) -> Mapping[str, int]:
-        shared, sms = SHARED_BYTES[self._sm], _SMS[self._sm]
-        return {"max_shared_mem": shared, "max_num_regs": 65536, "multiprocessor_count": sms, "warpSize": 32}
+        gpu = BY_SM[self._sm]
+        return {
+            "max_shared_mem": gpu.shared_bytes,
+            "max_num_regs": 65536,
+            "multiprocessor_count": gpu.num_sms,
+            "warpSize": 32,
+        }

@@ -94,7 +94,7 @@ class Launch:
         """Return the least time that this launch can take on `gpu`, by the units of the GPU; see `Limits`.
 
         Args:
-            gpu: "T4", "A100", "RTX 4090", "H100", "H200" or "B200".
+            gpu: a name of `cudascope.gpus.GPUS`, such as "H100" or "RTX 4090".
             registers: registers per thread. Without it ptxas is asked, if PTX was executed and Triton is installed.
 
         Raises:

@@ -25,7 +25,7 @@ from pagewise.tools.schedule import Run, schedule
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.tuning import MIN_KEYS, num_splits_heuristic, splits_that_fill
 
-SLOTS = 2 * 132  # two programs at a time on each SM of an H100 or H200
+SLOTS = 2 * H200.num_sms  # two programs at a time on each SM of an H100 or H200
 KV_HEADS = 8
 TILE = 64  # keys
 TILE_BYTES = 2 * TILE * 128 * 2  # K and V, head size 128, 16 bits

@@ -21,6 +21,7 @@ from torch import Tensor
 import pagewise.kernels
 from cudascope import CudaKernel
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
+from cudascope.gpus import H200
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
@@ -126,7 +127,7 @@ def on_tensor_cores(
     out = _output(x, w)
     if out.numel():
         # The CPU runner has the number of SMs and the other limits of an H200.
-        num_sms = architecture(x.device).num_sms if x.is_cuda else 132
+        num_sms = architecture(x.device).num_sms if x.is_cuda else H200.num_sms
         num_stages = num_stages or stages_for(M, N, num_sms, limit)
         x, vec = _in_vecs(x, w)
         kernel = flat_gemm_kernel(x.dtype, cdiv(M, TILE_M), num_stages, vec)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from cudascope.gpus import A100, B200, H200, SHARED_BYTES, T4
+from cudascope.gpus import BY_SM, SHARED_BYTES
 
 
 class Architecture(NamedTuple):
@@ -28,9 +28,6 @@ class Architecture(NamedTuple):
 
 CPU = Architecture(sm=0, shared_bytes=2**31 - 1, num_sms=1)
 
-# The multiprocessors of a GPU of each compute capability: T4, A100, H200, B200, and RTX 3090, L4, RTX 5090.
-NUM_SMS = {gpu.sm: gpu.num_sms for gpu in (T4, A100, H200, B200)} | {86: 82, 89: 58, 120: 170}
-
 
 def architecture(device: torch.device) -> Architecture:
     """Return the architecture of `device`. On the CPU, `cudascope.triton_compiled` may name a GPU instead."""
@@ -44,7 +41,7 @@ def compiled_for() -> Architecture | None:
     from cudascope.triton.launches import triton_target
 
     target = triton_target()
-    return Architecture(target.sm, SHARED_BYTES[target.sm], NUM_SMS[target.sm]) if target else None
+    return Architecture(target.sm, SHARED_BYTES[target.sm], BY_SM[target.sm].num_sms) if target else None
 
 
 @functools.cache

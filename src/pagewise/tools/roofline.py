@@ -34,9 +34,13 @@ class Gpu:
         return max(flops / self.peak_flops, bytes_moved / self.bandwidth)
 
 
-A100 = Gpu("A100 SXM 80 GB", 312e12, 2.039e12, gpus.A100.num_sms, 80e9)
-H100 = Gpu("H100 SXM", 989e12, 3.35e12, gpus.H100.num_sms, 80e9)
-H200 = Gpu("H200", 989e12, 4.8e12, gpus.H200.num_sms, 141e9)
+def _of(gpu: gpus.Gpu, name: str) -> Gpu:
+    return Gpu(name, gpu.stated_flops, gpu.stated_bandwidth, gpu.num_sms, gpu.memory)
+
+
+A100 = _of(gpus.A100, "A100 SXM 80 GB")
+H100 = _of(gpus.H100, "H100 SXM")
+H200 = _of(gpus.H200, "H200")
 GPUS = (A100, H100, H200)
 
 
