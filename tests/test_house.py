@@ -12,6 +12,7 @@ import rooms
 import torch
 
 from conftest import ROOT
+from cudascope.toolchain import headers
 from pagewise import models
 
 SOURCES = {
@@ -258,6 +259,15 @@ def test_no_header_includes_itself_in_a_circle():
         graph[str(file)] = {str(path) for path in beside if path.is_file()}
     assert any(graph.values())
     assert cycle(graph) is None
+
+
+def test_a_header_of_one_line_is_a_row_of_the_table():
+    """toolchain/headers.py writes those that only lead to another header, or are empty."""
+    folders = (headers.HEADERS, headers.FOR_NVRTC, headers.STAND_INS)
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 50
+    lines = {path: [line for line in path.read_text().splitlines() if line != "#pragma once"] for path in files}
+    assert [path for path, text in lines.items() if len(text) < 2] == []
 
 
 def test_one_idea_one_name():

@@ -10,7 +10,6 @@ import ctypes
 import functools
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from cudascope.cpu.library import Library, load
 from cudascope.cpu.own_sources import own_sources
 from cudascope.toolchain.cache import cache_dir, digest
 from cudascope.toolchain.compiler import BYTES, find_compiler, in_words, run_compiler, with_conditions
-from cudascope.toolchain.headers import HEADERS, RUNTIME, STAND_INS, nvidia_headers
+from cudascope.toolchain.headers import HEADERS, RUNTIME, STAND_INS, header_folder, nvidia_headers
 from cudascope.toolchain.precompiled import precompiled, without_std
 from cudascope.translate.assembly import changed, has_empty_loop
 from cudascope.translate.cuda import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
@@ -62,27 +61,6 @@ CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
 
 # Other optimizations make the runtime slower to compile, and launches are not faster with them.
 _RUNTIME_PARTS = {"runtime.cpp": ["-O1"], "calls.cpp": ["-O2", "-fno-tree-pre", "-fno-gcse", "-fno-tree-vrp"]}
-
-# On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
-_COPY_IN_HALVES = re.compile(
-    r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
-)
-
-# Headers of CCCL for which simt/cuda_std.h is the stand-in.
-_OF_STD = (
-    "algorithm array bit bitset cassert cfloat chrono climits cmath complex concepts cstddef cstdint cstdlib cstring "
-    "functional initializer_list iterator limits numeric optional ratio span string_view tuple type_traits utility "
-    "variant version"
-)
-_IN_STD = [f"cuda/std/{name}" for name in _OF_STD.split()] + ["cuda/cmath", "cuda/utility", "cuda/type_traits"]
-_IN_STD += [f"thrust/{name}.h" for name in ("complex", "extrema", "functional", "pair", "swap", "tuple")]
-
-# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
-_ASSIGN_RAW = re.compile(
-    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
-    r"(?:;|\{.*?\n\})",
-    re.S,
-)
 
 
 def build(source: Source, name: str, *, instrumented: bool) -> Library:
@@ -155,28 +133,6 @@ def entry_symbol(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ the compiler
-
-
-@functools.cache
-def header_folder() -> Path:
-    """A folder of those of NVIDIA's headers that need a word changed, or that one stand-in replaces."""
-    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    texts = {name: (nvidia_headers() / name).read_text(**BYTES) for name in names}
-    headers = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
-    headers |= {name: '#include "simt/cuda_std.h"\n' for name in _IN_STD}
-    folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
-    if not folder.exists():
-        made = Path(tempfile.mkdtemp(dir=cache_dir()))
-        for name, text in headers.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_text(text, **BYTES)
-        try:
-            made.rename(folder)
-        except OSError:  # another process was first
-            shutil.rmtree(made)
-            if not folder.exists():
-                raise
-    return folder
 
 
 @functools.cache

@@ -6,7 +6,6 @@ from cudascope.cpu.build import (
     COMMON_FLAGS,
     GCC_FLAGS,
     compile_library,
-    header_folder,
     runtime,
     runtime_built_meanwhile,
 )
@@ -14,7 +13,7 @@ from cudascope.cpu.library import Library, load
 from cudascope.cpu.own_sources import own_sources
 from cudascope.toolchain.cache import cache_dir, digest
 from cudascope.toolchain.compiler import find_compiler
-from cudascope.toolchain.headers import HEADERS, nvidia_headers
+from cudascope.toolchain.headers import HEADERS, header_folder, nvidia_headers
 
 
 def build_entry(text: str, filename: str, *, instrumented: bool) -> Library:

@@ -1,16 +1,77 @@
-"""The folders of C++ that come with cudascope, and the folder of NVIDIA's headers."""
+"""The folders of headers: those that come with cudascope, NVIDIA's, and those of the cache, written from tables."""
 
 import functools
+import re
+import shutil
 import sysconfig
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from cudascope.cpp.source import CompileError
+from cudascope.toolchain.cache import cache_dir, digest
+from cudascope.toolchain.compiler import BYTES
 
 _HERE = Path(__file__).parent
 STAND_INS = _HERE / "stand_ins"  # the device side of other libraries' headers
 FOR_NVRTC = _HERE / "include"  # headers of the host's compiler, whose content NVRTC has built in or lacks
 RUNTIME = _HERE.parent / "cpu" / "runtime"  # the C++ side of the runner
 HEADERS = _HERE.parent / "cpu" / "include"  # what a kernel can include, simt.h among it
+
+# Headers that are read as if they were others, or empty: a kernel has no use for them, simt.h has what they declare, or
+# NVRTC has it built in.
+_EMPTY_ON_CPU = (
+    "common_functions.h crt/host_defines.h cuda_device_runtime_api.h cuda_gl_interop.h cuda_runtime.h "
+    "cuda_runtime_api.h device_atomic_functions.h device_functions.h device_launch_parameters.h math_functions.h "
+    "sm_20_intrinsics.h sm_30_intrinsics.h sm_32_intrinsics.h sm_35_intrinsics.h sm_60_atomic_functions.h "
+    "sm_61_intrinsics.h"
+)
+_EMPTY_FOR_NVRTC = (
+    "assert.h cuda_runtime.h cuda_runtime_api.h device_functions.h device_launch_parameters.h stddef.h stdio.h stdlib.h"
+)
+_FOR_BOTH = {
+    "THC/THCAtomics.cuh": "ATen/cuda/Atomic.cuh",
+    "THC/THCDeviceUtils.cuh": "ATen/cuda/DeviceUtils.cuh",
+}
+_ON_CPU = {
+    "cub/block/block_histogram.cuh": "cub/block/block_discontinuity.cuh",
+    "cub/block/block_merge_sort.cuh": "cub/block/block_radix_sort.cuh",
+    "cub/block/block_store.cuh": "cub/block/block_load.cuh",
+    "cub/config.cuh": "cub/operators.cuh",
+    "cub/util_ptx.cuh": "cub/operators.cuh",
+    "cub/util_type.cuh": "cub/operators.cuh",
+    "cub/warp/warp_scan.cuh": "cub/warp/warp_reduce.cuh",
+    "cuda/std/atomic": "cuda/atomic",
+    "cuda_pipeline_primitives.h": "cuda_pipeline.h",
+    **{
+        f"curand_{name}.h": "curand_kernel.h"
+        for name in ["globals", "lognormal", "mrg32k3a", "normal", "philox4x32_x", "uniform"]
+    },
+}
+_FOR_NVRTC = {"cudaTypedefs.h": "cuda.h"} | {
+    f"c{name}": f"{name}.h" for name in ["assert", "float", "limits", "math", "stddef", "stdint", "stdio", "stdlib"]
+}
+
+# Headers of CCCL for which simt/cuda_std.h is the stand-in.
+_OF_STD = (
+    "algorithm array bit bitset cassert cfloat chrono climits cmath complex concepts cstddef cstdint cstdlib cstring "
+    "functional initializer_list iterator limits numeric optional ratio span string_view tuple type_traits utility "
+    "variant version"
+)
+_IN_STD = [f"cuda/std/{name}" for name in _OF_STD.split()] + ["cuda/cmath", "cuda/utility", "cuda/type_traits"]
+_IN_STD += [f"thrust/{name}.h" for name in ("complex", "extrema", "functional", "pair", "swap", "tuple")]
+
+# On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
+_COPY_IN_HALVES = re.compile(
+    r"NV_IF_ELSE_TARGET\(NV_IS_DEVICE,\s*(__(?:HALF2|BFLOAT162)_TO_UI\(\*this\) =[^;]*;)\s*,.*?\n\)", re.S
+)
+
+# With it `h = {}` has two meanings for g++, and without it no less: a raw one is converted first.
+_ASSIGN_RAW = re.compile(
+    r"__CUDA_HOSTDEVICE__ (?:__CUDA_\w+_INLINE__ )?(__half2|__nv_bfloat162) &(?:\1::)?operator=\(const \1_raw &h2r\)\s*"
+    r"(?:;|\{.*?\n\})",
+    re.S,
+)
 
 
 @functools.cache
@@ -31,3 +92,41 @@ def nvidia_headers() -> Path:
             "pip install nvidia-cuda-runtime, or 'attention-page-by-page[cuda]'"
         )
     return found
+
+
+@functools.cache
+def header_folder() -> Path:
+    """A folder for the CPU: those of NVIDIA's headers that need a word changed, and headers that lead to others."""
+    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+    texts = {name: (nvidia_headers() / name).read_text(**BYTES) for name in names}
+    changed = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
+    others = _FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
+    return _written(changed | _leading(others, _EMPTY_ON_CPU))
+
+
+@functools.cache
+def nvrtc_folder() -> Path:
+    """A folder for NVRTC: headers that lead to others, or that are empty."""
+    return _written(_leading(_FOR_BOTH | _FOR_NVRTC, _EMPTY_FOR_NVRTC))
+
+
+def _leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
+    """Return the text of each header."""
+    return {name: f"#include <{other}>\n" for name, other in others.items()} | dict.fromkeys(empty.split(), "")
+
+
+def _written(headers: Mapping[str, str]) -> Path:
+    """A folder of the cache with these headers."""
+    folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
+    if not folder.exists():
+        made = Path(tempfile.mkdtemp(dir=cache_dir()))
+        for name, text in headers.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).write_text(text, **BYTES)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was first
+            shutil.rmtree(made)
+            if not folder.exists():
+                raise
+    return folder

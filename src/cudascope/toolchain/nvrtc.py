@@ -18,7 +18,7 @@ from cudascope.cpp.signature import address_of
 from cudascope.cpp.source import CompileError, Source
 from cudascope.cpp.variables import plain_variables
 from cudascope.toolchain.cache import cache_dir, digest, publish
-from cudascope.toolchain.headers import FOR_NVRTC, STAND_INS, nvidia_headers
+from cudascope.toolchain.headers import FOR_NVRTC, STAND_INS, nvidia_headers, nvrtc_folder
 from cudascope.toolchain.ptxas import Resources, read_resources
 
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
@@ -170,7 +170,7 @@ def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
     # cooperative groups include what lies in cccl
-    return [FOR_NVRTC, STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
+    return [FOR_NVRTC, nvrtc_folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -245,4 +245,4 @@ def _environment() -> tuple[str, ...]:
         version[1] if version else digest(header),
         digest(cccl.read_text(encoding="utf-8")) if cccl.exists() else "",
     )
-    return f"{major}.{minor}", *theirs, digest(*ours)
+    return f"{major}.{minor}", *theirs, digest(*ours), nvrtc_folder().name

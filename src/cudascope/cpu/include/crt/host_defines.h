@@ -1,1 +1,0 @@
-// NVIDIA's headers include it, and find its words in simt/language.h.

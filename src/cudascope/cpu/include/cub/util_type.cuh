@@ -1,1 +1,0 @@
-#include "operators.cuh"

@@ -1,1 +1,0 @@
-#include "warp_reduce.cuh"

@@ -1,1 +1,0 @@
-// Kernels include it, and find what it has for them in simt.h.

@@ -1,1 +1,0 @@
-// The host's functions: a kernel has no use for them.

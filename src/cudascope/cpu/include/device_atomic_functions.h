@@ -1,1 +1,0 @@
-// What it declares is in simt.h.

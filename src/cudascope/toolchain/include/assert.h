@@ -1,2 +1,0 @@
-#pragma once
-// NVRTC has assert built in

@@ -1,2 +1,0 @@
-#pragma once
-// NVRTC has threadIdx and its like built in; the host API is of no use in a kernel

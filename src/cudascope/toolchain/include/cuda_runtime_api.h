@@ -1,1 +1,0 @@
-// NVRTC has what kernels use of it built in.

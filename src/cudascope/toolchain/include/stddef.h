@@ -1,2 +1,0 @@
-#pragma once
-// NVRTC has size_t built in

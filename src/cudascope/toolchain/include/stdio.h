@@ -1,2 +1,0 @@
-#pragma once
-// NVRTC has printf built in

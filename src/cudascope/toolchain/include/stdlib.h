@@ -1,2 +1,0 @@
-#pragma once
-// NVRTC has malloc and free built in

@@ -1,1 +1,0 @@
-#include "../ATen/cuda/Atomic.cuh"

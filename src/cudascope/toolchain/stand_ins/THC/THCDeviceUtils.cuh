@@ -1,1 +1,0 @@
-#include "../ATen/cuda/DeviceUtils.cuh"
