@@ -15,7 +15,7 @@ WORKDIR /pagewise
 COPY --chown=reader . .
 # torch for CPUs has 0.2 GB. The one of the default index brings the libraries of CUDA, 3 GB.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN PIP_EXTRA_INDEX_URL="$TORCH_INDEX" pip install --no-cache-dir -e ".[all,pinned]"
+RUN PIP_EXTRA_INDEX_URL="$TORCH_INDEX" pip install --no-cache-dir -e "./src/cudascope[cuda]" -e ".[all,pinned]"
 USER 1000
 # make uses this interpreter and makes no .venv.
 ENV PYTHON=/usr/local/bin/python

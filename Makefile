@@ -2,9 +2,9 @@
 PYTHON ?= python3
 # A path may have a space. A ~ is expanded here, because quotes keep it.
 INTERPRETER := "$(patsubst ~/%,$(HOME)/%,$(PYTHON))"
-ENVIRONMENT = $(INTERPRETER) src/pagewise/tools/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
+ENVIRONMENT = $(INTERPRETER) src/repository/environment.py $(if $(filter file,$(origin PYTHON)),,--named)
 PY = "$(shell $(ENVIRONMENT) --which)"
-NOTEBOOKS = $(PY) -m pagewise.tools.notebooks
+NOTEBOOKS = $(PY) src/repository/notebooks.py
 # In a terminal Sphinx shows how far it is. Elsewhere it prints only warnings.
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 export PYTHONDONTWRITEBYTECODE := 1
@@ -64,7 +64,7 @@ stored: environment
 	$(NOTEBOOKS) check lessons
 
 solved: environment
-	$(PY) -m pagewise.exercises.solved lessons build/solved
+	$(PY) src/repository/solved.py lessons build/solved
 
 quick: lint
 	$(PY) -m pytest -q --quick -n $(CORES) --dist worksteal -p no:nbval

@@ -43,7 +43,7 @@ html_theme_options = {
     "navbar_persistent": [],
 }
 # GitHub names the repository. There, each lesson has a button that opens it on Colab. The
-# workflow of the book writes the branch colab with pagewise/tools/colab.py.
+# workflow of the book writes the branch colab with src/repository/colab.py.
 if "GITHUB_REPOSITORY" in os.environ:
     html_theme_options |= {
         "repository_url": f"https://github.com/{os.environ['GITHUB_REPOSITORY']}",

@@ -22,6 +22,8 @@ def arrows(package: Path = CUDASCOPE, opened: tuple[str, ...] = ()) -> dict[str,
     """Return {room: {room that it imports: the modules that import it}}. Imports inside of functions count."""
     modules = {}
     for file in package.rglob("*.py"):
+        if "build" in file.relative_to(package).parts:  # pip's copy of the package
+            continue
         modules[".".join(file.relative_to(package).with_suffix("").parts).removesuffix("__init__").rstrip(".")] = file
     found = {_room(module, opened): {} for module in modules}
     for module, file in sorted(modules.items()):

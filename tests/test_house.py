@@ -20,6 +20,7 @@ SOURCES = {
     "pagewise": ROOT / "src" / "pagewise",
     "pagewise.kernels": ROOT / "kernels",
 }
+SCRIPTS = {"repository": ROOT / "src" / "repository"}  # for this checkout only: no distribution has them
 
 # The ideas in the order of the lessons: a later one may import an earlier one, never the reverse.
 IDEAS = [
@@ -56,14 +57,16 @@ MAY_IMPORT = {
     **{idea: BELOW_IDEAS | set(IDEAS[:i]) for i, idea in enumerate(IDEAS)},
     "experiments": BELOW_IDEAS | set(IDEAS) | {"figures"},
     "exercises": BELOW_IDEAS | set(IDEAS),
+    "repository": {"cudascope", "tools", "exercises"},
 }
 
 
-# {dotted name: file} of all packages
+# {dotted name: file} of all packages and scripts. pip leaves copies in a folder called build.
 MODULES = {
     ".".join([package, *file.relative_to(folder).with_suffix("").parts]).removesuffix(".__init__"): file
-    for package, folder in SOURCES.items()
+    for package, folder in (SOURCES | SCRIPTS).items()
     for file in folder.rglob("*.py")
+    if "build" not in file.relative_to(folder).parts
 }
 
 
@@ -87,7 +90,7 @@ def imports(file, *, at_import_time=False):
 def package_of(module):
     """Return the package of a module: "pagewise.paged_blocks.manager" is in "paged_blocks"."""
     first, _, rest = module.partition(".")
-    return first if first == "cudascope" else rest.split(".")[0]
+    return rest.split(".")[0] if first == "pagewise" else first
 
 
 def idea_of_kernel(name):

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("nbformat", reason="notebooks run with the extra `lessons`")
 
 from conftest import ROOT
+from notebooks import FOLDED
 from pagewise.tools.claims import ledger, slug, stored
-from pagewise.tools.notebooks import FOLDED
 
 NOTEBOOKS = sorted((ROOT / "lessons").glob("*.ipynb"))
 LESSONS = [path for path in NOTEBOOKS if not path.stem.endswith("_in_depth")]

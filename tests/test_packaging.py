@@ -1,4 +1,4 @@
-"""A wheel and an editable installation, both made without network, work outside this checkout."""
+"""The wheels and the editable installations of both distributions, made without network, work outside this checkout."""
 
 import os
 import re
@@ -13,11 +13,19 @@ import pytest
 from covering import is_full
 from test_house import SOURCES
 
+import cudascope
 import pagewise
 from conftest import ROOT, needs_interpreter
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-SETUPTOOLS = PROJECT["tool"]["setuptools"]
+FOLDERS = {"cudascope": "src/cudascope", "pagewise": "."}  # of each distribution, by its package
+PROJECTS = {
+    package: tomllib.loads((ROOT / folder / "pyproject.toml").read_text()) for package, folder in FOLDERS.items()
+}
+INFO = {
+    "cudascope": f"cudascope-{cudascope.__version__}",
+    "pagewise": f"attention_page_by_page-{pagewise.__version__}",
+}
+each_distribution = pytest.mark.parametrize("package", FOLDERS)
 NOT_SOURCES = (".*", "build", "dist", "lessons", "tests", "*.egg-info", "__pycache__")
 
 TRY_IT = """
@@ -42,7 +50,7 @@ attend = lambda layer, q, k, v: attention(q, k, v, causal=True)
 ids = torch.tensor([tokenizer.encode("attention")])
 assert model(ids, torch.arange(9)[None], attend).isfinite().all()
 for name, module in list(sys.modules.items()):
-    if name.split(".")[0] == "pagewise" and module.__file__:
+    if name.split(".")[0] in ("cudascope", "pagewise") and module.__file__:
         print(module.__file__)
 """
 
@@ -78,32 +86,56 @@ def venv(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
+def wheels(checkout, tmp_path_factory):
+    """The wheel of each distribution, by its package."""
+    folder = tmp_path_factory.mktemp("wheels")
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    run(sys.executable, "-m", "pip", "wheel", *options, folder, checkout, cwd=folder)
-    (path,) = folder.glob("*.whl")
-    return path
+    projects = [checkout / each for each in FOLDERS.values()]
+    run(sys.executable, "-m", "pip", "wheel", *options, folder, *projects, cwd=folder)
+    return {package: next(folder.glob(f"{info}-py3-*.whl")) for package, info in INFO.items()}
 
 
 def names_in(wheel):
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def below(folder, *patterns):
-    return [path for pattern in patterns for path in sorted(folder.rglob(pattern)) if "__pycache__" not in path.parts]
+def below(folder, pattern):
+    """The files of a package. pip leaves the others there when it installs from this checkout."""
+    paths = ((path, path.relative_to(folder).parts) for path in sorted(folder.rglob(pattern)))
+    return [path for path, parts in paths if not {"__pycache__", "build", "cudascope.egg-info"} & {*parts}]
 
 
 # ------------------------------------------------------------------------------------------------ pyproject.toml
 
 
+@each_distribution
 @pytest.mark.parametrize("pattern", ["*.py", "__init__.py"])
-def test_every_folder_with_python_files_is_listed_as_a_package(pattern):
+def test_every_folder_with_python_files_is_listed_as_a_package(package, pattern):
     found = set()
-    for package, folder in SOURCES.items():
-        for file in below(folder, pattern):
-            found.add(".".join([package, *file.parent.relative_to(folder).parts]))
-    assert found == set(SETUPTOOLS["packages"])
+    for name, folder in SOURCES.items():
+        for file in below(folder, pattern) if name.split(".")[0] == package else ():
+            found.add(".".join([name, *file.parent.relative_to(folder).parts]))
+    assert found == set(PROJECTS[package]["tool"]["setuptools"]["packages"])
+
+
+def test_cudascope_needs_only_numpy():
+    assert PROJECTS["cudascope"]["project"]["dependencies"] == ["numpy>=2"]
+    assert "cudascope" not in str(PROJECTS["pagewise"]["project"]["dependencies"]), "pip would ask the index for it"
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("README.md", "pip install ./src/cudascope ."),
+        ("README.md", '%pip install -q "./pagewise/src/cudascope[cuda]" ./pagewise'),
+        ("src/repository/colab.py", '%pip install -q "./pagewise/src/cudascope[cuda]" ./pagewise'),
+        ("Dockerfile", '-e "./src/cudascope[cuda]" -e ".[all,pinned]"'),
+        ("environment.yml", "      - -e ./src/cudascope[cuda]\n      - -e .[all,pinned]"),
+        (".github/workflows/ci.yml", '-e "./src/cudascope[cuda]" -e ".['),
+    ],
+)
+def test_every_command_that_installs_names_both_folders(file, command):
+    assert command in (ROOT / file).read_text()
 
 
 def test_the_changelog_begins_with_the_version_of_the_package():
@@ -127,34 +159,33 @@ def test_tests_are_collected_without_what_only_lessons_and_the_book_need():
 
 
 @pytest.mark.slow
-def test_wheel_has_every_file_of_the_sources(wheel):
+def test_the_wheels_have_every_file_of_the_sources(wheels):
     expected = {
         "/".join([package.replace(".", "/"), *file.relative_to(folder).parts])
         for package, folder in SOURCES.items()
         for file in below(folder, "*")
-        if file.is_file()
+        if file.is_file() and file.name != "pyproject.toml"
     }
     some = {f"cudascope/cpu/{name}" for name in ("runtime/runtime.cpp", "runtime/block.h", "include/nv/target")}
     some |= {"pagewise/kernels/paged_attention.cu", "cudascope/toolchain/include/stdint.h", "pagewise/options.py"}
     some |= {"pagewise/models/tiny/config.json", "pagewise/models/tiny/model.safetensors"}
     assert some <= expected
-    assert expected - names_in(wheel) == set()
+    assert expected - set.union(*map(names_in, wheels.values())) == set()
 
 
 @pytest.mark.slow
-def test_wheel_has_nothing_but_the_package_and_the_names_of_distribution_and_version(wheel):
-    info = f"attention_page_by_page-{pagewise.__version__}"
-    assert wheel.name.startswith(f"{info}-py3-")
-    assert {name.split("/")[0] for name in names_in(wheel)} == {"cudascope", "pagewise", f"{info}.dist-info"}
+@each_distribution
+def test_a_wheel_has_nothing_but_its_package_and_the_names_of_distribution_and_version(package, wheels):
+    assert {name.split("/")[0] for name in names_in(wheels[package])} == {package, f"{INFO[package]}.dist-info"}
 
 
 @pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_an_installation_without_network_works_and_uses_its_own_files(kind, checkout, venv, tmp_path, request):
-    what, home = (["-e", checkout], checkout)
+    what, home = [word for folder in FOLDERS.values() for word in ("-e", checkout / folder)], checkout
     if kind == "wheel":
-        what, home = [request.getfixturevalue("wheel")], tmp_path / "venv"
+        what, home = request.getfixturevalue("wheels").values(), tmp_path / "venv"
     # --ignore-installed: the pagewise of the surrounding environment is neither looked at nor touched
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
     run(venv, "-m", "pip", "install", *options, *what, cwd=tmp_path)

@@ -37,6 +37,8 @@ from cudascope.watch.contexts import check, observe, schedule, time_limit
 from cudascope.watch.findings import Finding
 from cudascope.watch.report import Report
 
+__version__ = "0.2.0"
+
 
 def __getattr__(name: str) -> object:
     if name == "triton_compiled":  # imported when it is needed: few launches of Triton kernels need it

@@ -555,7 +555,7 @@ def test_an_unknown_option_is_refused(empty_cache):
 def test_without_the_bindings_of_nvrtc_the_error_says_what_to_install(empty_cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     nvrtc._environment.cache_clear()
-    with pytest.raises(RuntimeError, match=r"needs cuda-bindings .*pip install 'attention-page-by-page\[cuda\]'"):
+    with pytest.raises(RuntimeError, match=r"needs cuda-bindings .*pip install 'cudascope\[cuda\]'"):
         CudaKernel(SCALE, "scale<float, 64>").resources()
 
 

@@ -218,5 +218,5 @@ def test_the_example_of_the_readme_passes(run_tests):
 
 
 def test_an_installed_package_registers_the_plugin():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "src/cudascope/pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["entry-points"]["pytest11"] == {"cudascope": "cudascope.pytest"}

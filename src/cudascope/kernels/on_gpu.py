@@ -147,7 +147,5 @@ def _cuda_core() -> Any:
     try:
         import cuda.core
     except ImportError as error:
-        raise RuntimeError(
-            f"a launch on a GPU needs cuda-core ({error}): pip install 'attention-page-by-page[cuda]'"
-        ) from error
+        raise RuntimeError(f"a launch on a GPU needs cuda-core ({error}): pip install 'cudascope[cuda]'") from error
     return cuda.core

@@ -89,7 +89,7 @@ def nvidia_headers() -> Path:
     if found is None:
         raise CompileError(
             "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
-            "pip install nvidia-cuda-runtime, or 'attention-page-by-page[cuda]'"
+            "pip install nvidia-cuda-runtime, or 'cudascope[cuda]'"
         )
     return found
 

@@ -1,6 +1,6 @@
 """CUDA C++ to machine code or PTX with NVRTC, without a GPU or a driver.
 
-NVRTC needs NVIDIA's wheels: `pip install 'attention-page-by-page[cuda]'` brings them.
+NVRTC needs NVIDIA's wheels: `pip install 'cudascope[cuda]'` brings them.
 
 One file per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with a cubin.
 """
@@ -218,7 +218,7 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise RuntimeError(
-            f"compiling CUDA C++ with NVRTC needs cuda-bindings ({error}): pip install 'attention-page-by-page[cuda]'"
+            f"compiling CUDA C++ with NVRTC needs cuda-bindings ({error}): pip install 'cudascope[cuda]'"
         ) from error
     return nvrtc
 
@@ -231,7 +231,7 @@ def _environment() -> tuple[str, ...]:
         _, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:  # cuda-pathfinder's own class, by which it says where it looked
         raise RuntimeError(
-            f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'attention-page-by-page[cuda]' ({error})"
+            f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'cudascope[cuda]' ({error})"
         ) from error
     header = (nvidia_headers() / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
     version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)

@@ -111,7 +111,7 @@ def parts(out: Path) -> list[Part]:
         Part("same bits 50 times", launches, 60),
         *(Part(tool, (*sanitizer, tool, *once), 60) for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
         *(
-            Part(f"lesson {lesson.stem}", (*python, "pagewise.tools.lesson", str(lesson)), 60)
+            Part(f"lesson {lesson.stem}", (sys.executable, "src/repository/lesson.py", str(lesson)), 60)
             for lesson in sorted((ROOT / "lessons").glob("[0-9]*.ipynb"))
         ),
         Part("all tests", pytest, 600),

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks are run with the extra `lessons`")
-notebooks = pytest.importorskip("pagewise.tools.notebooks", reason="notebooks are run with the extra `lessons`")
+notebooks = pytest.importorskip("notebooks", reason="notebooks are run with the extra `lessons`")
 
 LESSONS = ROOT / "lessons"
 

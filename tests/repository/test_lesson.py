@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from conftest import ROOT
+
+SCRIPTS = ROOT / "src" / "repository"
 pytestmark = pytest.mark.slow
 
 CELLS = [
@@ -25,8 +28,9 @@ def run(folder, *sources):
     path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# no code"]}, *cells]}))
     (folder / "beside").touch()
     missing = ("nbformat", "nbclient", "IPython")
-    hide = f"import sys; sys.modules.update(dict.fromkeys({missing})); from pagewise.tools import lesson; lesson.main()"
-    return subprocess.run([sys.executable, "-c", hide, path], capture_output=True, text=True, check=False)
+    hide = f"import sys; sys.modules.update(dict.fromkeys({missing})); sys.path[0] = {str(SCRIPTS)!r}; "
+    command = [sys.executable, "-c", f"{hide}import lesson; lesson.main()", path]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_cells_run_in_order_in_the_lessons_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""Run, refresh and check the lessons: `python -m pagewise.tools.notebooks run|refresh|check FOLDER …`."""
+"""Run, refresh and check the lessons: `python src/repository/notebooks.py run|refresh|check FOLDER …`."""
 
 import argparse
 import hashlib

@@ -13,7 +13,8 @@ import pytest
 
 from conftest import ROOT
 
-SCRIPT = ROOT / "src" / "pagewise" / "tools" / "environment.py"
+CUDASCOPE = ROOT / "src" / "cudascope" / "pyproject.toml"
+SCRIPT = ROOT / "src" / "repository" / "environment.py"
 
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -52,7 +53,7 @@ def make_and_note(tmp_path):
     """Run make in a folder whose name has a space. Return what its interpreter noted: its home and its arguments."""
     folder = tmp_path / "page wise"
     interpreter, notes, path = folder / ".venv" / "bin" / "python", folder / "notes", folder / "bin"
-    for file in (ROOT / "Makefile", ROOT / "pyproject.toml", SCRIPT):
+    for file in (ROOT / "Makefile", ROOT / "pyproject.toml", CUDASCOPE, SCRIPT):
         (folder / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / file.relative_to(ROOT))
     interpreter.parent.mkdir(parents=True)
@@ -74,7 +75,7 @@ def make_and_note(tmp_path):
 def test_every_target_runs_in_a_folder_whose_name_has_a_space(make_and_note):
     targets = re.search(r"^\.PHONY: help environment (.*) clean$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     ran = make_and_note(*targets.split())
-    for part in ("-m ruff", "-m pytest", "-m sphinx", "-m pagewise.tools.notebooks run", "tests/try_kernel.py"):
+    for part in ("-m ruff", "-m pytest", "-m sphinx", "src/repository/notebooks.py run", "tests/try_kernel.py"):
         assert part in ran
 
 
@@ -118,7 +119,7 @@ global.find-links='/global'
     assert (tmp_path / "pip").exists() == (uv_status != 0)
     if uv_status is not None:
         command, *variables = (tmp_path / "noted").read_text().splitlines()
-        assert command == f"pip install --quiet --python {python} -e {ROOT}[all,pinned]"
+        assert command == f"pip install --quiet --python {python} -e {ROOT}/src/cudascope[cuda] -e {ROOT}[all,pinned]"
         assert variables == [
             "LC_ALL=C.UTF-8",
             "UV_FIND_LINKS=/c,/d",
@@ -177,19 +178,19 @@ def test_ready_means_made_from_this_checkout_after_the_project_changed(tmp_path)
 
 def test_conda_environment_installs_the_same_extras_and_a_supported_python():
     text = (ROOT / "environment.yml").read_text()
-    assert "-e .[all,pinned]" in text
+    assert "- -e ./src/cudascope[cuda]\n      - -e .[all,pinned]" in text
     assert "cxx-compiler" in text
     assert any(f"python={version}" in text for version in ("3.11", "3.12", "3.13"))
 
 
 def test_pins_cover_every_direct_dependency():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    project, cudascope = (tomllib.loads(file.read_text())["project"] for file in (ROOT / "pyproject.toml", CUDASCOPE))
+    extras = project["optional-dependencies"] | cudascope["optional-dependencies"]
 
     def name(requirement: str) -> str:
         return requirement.partition(";")[0].replace("=", ">").partition(">")[0].strip()
 
-    wanted = {name(r) for r in project["dependencies"]}
+    wanted = {name(r) for r in project["dependencies"] + cudascope["dependencies"]}
     wanted |= {name(r) for extra in ("lessons", "book", "test", "cuda", "models", "serve") for r in extras[extra]}
     assert all("==" in pin for pin in extras["pinned"])
     assert {name(pin) for pin in extras["pinned"]} == wanted

@@ -1,4 +1,4 @@
-"""Run the code of one lesson in this process: `python -m pagewise.tools.lesson lessons/03_online_softmax.ipynb`.
+"""Run the code of one lesson in this process: `python src/repository/lesson.py lessons/03_online_softmax.ipynb`.
 
 `make gpu-check` uses it, so that a GPU server with its own fixed packages needs none for notebooks. The code cells run
 one after the other, with a stand-in for IPython. They compute, check and print the same, and no figure is shown.

@@ -15,9 +15,10 @@ import shutil
 import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
-NAME, EXTRAS = "attention-page-by-page", "all,pinned"
+# Both distributions of this checkout, and their extras.
+PROJECTS = (f"{os.path.join(ROOT, 'src', 'cudascope')}[cuda]", f"{ROOT}[all,pinned]")
 UV_VARIABLES = {  # by pip's name of the option
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -27,9 +28,10 @@ UV_VARIABLES = {  # by pip's name of the option
 
 
 def installed_here():
-    """Return whether this interpreter finds pagewise in this checkout."""
-    spec = importlib.util.find_spec("pagewise")
-    return spec is not None and os.path.realpath(spec.origin or "").startswith(os.path.realpath(ROOT) + os.sep)
+    """Return whether this interpreter finds both packages in this checkout."""
+    specs = map(importlib.util.find_spec, ("cudascope", "pagewise"))
+    origins = [spec.origin or "" if spec else "" for spec in specs]
+    return all(os.path.realpath(origin).startswith(os.path.realpath(ROOT) + os.sep) for origin in origins)
 
 
 def uses_itself():
@@ -62,11 +64,12 @@ def prerequisites():
 
 
 def is_ready(python, stamp):
-    """Return whether the environment was made from this checkout, after pyproject.toml last changed."""
+    """Return whether the environment was made from this checkout, after a pyproject.toml last changed."""
     if not (os.path.exists(python) and os.path.exists(stamp)):
         return False
+    files = [os.path.join(project.partition("[")[0], "pyproject.toml") for project in PROJECTS]
     with open(stamp, encoding="utf-8") as f:
-        return f.read() == ROOT and os.path.getmtime(stamp) >= os.path.getmtime(os.path.join(ROOT, "pyproject.toml"))
+        return f.read() == ROOT and os.path.getmtime(stamp) >= max(map(os.path.getmtime, files))
 
 
 def settings_of_pip(python):
@@ -84,17 +87,17 @@ def settings_of_pip(python):
 
 
 def install(python):
-    """Install the project with everything that it needs, with uv if it is there. Show messages only if pip fails."""
-    project = f"{ROOT}[{EXTRAS}]"
+    """Install both projects with everything that they need, with uv if it is there. Show messages only if pip fails."""
+    projects = [word for project in PROJECTS for word in ("-e", project)]
     uv = shutil.which("uv")
-    command = [uv, "pip", "install", "--quiet", "--python", python, "-e", project]
+    command = [uv, "pip", "install", "--quiet", "--python", python, *projects]
     messages = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     if uv and subprocess.run(command, env=settings_of_pip(python), **messages).returncode == 0:
         return
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", project]
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *projects]
     done = subprocess.run(command, **messages)
     if done.returncode:
-        sys.exit(f"{done.stdout}\npip could not install {NAME}[{EXTRAS}]: see its message above")
+        sys.exit(f"{done.stdout}\npip could not install {' and '.join(PROJECTS)}: see its message above")
 
 
 def main():
@@ -106,10 +109,11 @@ def main():
     missing = list(prerequisites())
     if missing:
         sys.exit("\n".join(missing))
-    stamp = os.path.join(os.path.dirname(os.path.dirname(python)), ".pagewise")
+    folder = os.path.dirname(os.path.dirname(python))
+    stamp = os.path.join(folder, ".pagewise")
     if is_ready(python, stamp) or (uses_itself() and installed_here()):
         return
-    print(f"installing {NAME}[{EXTRAS}] into {os.path.dirname(os.path.dirname(python))}: minutes, once …", flush=True)
+    print(f"installing pagewise and cudascope into {folder}: minutes, once …", flush=True)
     if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
         sys.exit(f"{sys.executable} -m venv failed: see its message above")
     install(python)

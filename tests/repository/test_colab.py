@@ -8,7 +8,7 @@ nbformat = pytest.importorskip("nbformat", reason="notebooks are written with th
 
 
 def test_each_lesson_gets_a_first_cell_that_installs_the_repository(tmp_path):
-    from pagewise.tools.colab import prepare
+    from colab import prepare
 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old.ipynb").touch()

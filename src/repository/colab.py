@@ -1,4 +1,4 @@
-"""Lessons for Colab: `python -m pagewise.tools.colab https://github.com/OWNER/NAME lessons build/colab`.
+"""Lessons for Colab: `python src/repository/colab.py https://github.com/OWNER/NAME lessons build/colab`.
 
 The first cell of each installs pagewise from this address. The book's buttons open these notebooks.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import nbformat
 
-from pagewise.tools.notebooks import write
+from notebooks import write
 
 INSTALL = """\
 # Choose a T4 GPU (Runtime, Change runtime type), and run this cell first.
 !git clone -q --depth 1 {address} pagewise
-%pip install -q "./pagewise[cuda]"
+%pip install -q "./pagewise/src/cudascope[cuda]" ./pagewise
 %cd -q pagewise/lessons"""
 
 
@@ -30,5 +30,5 @@ def prepare(address: str, folder: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 4:
-        sys.exit("usage: python -m pagewise.tools.colab ADDRESS FOLDER OUT")
+        sys.exit("usage: python src/repository/colab.py ADDRESS FOLDER OUT")
     prepare(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

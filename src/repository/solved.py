@@ -1,4 +1,4 @@
-"""The lessons with every exercise solved after their last cell: `python -m pagewise.exercises.solved FOLDER OUT`.
+"""The lessons with every exercise solved after their last cell: `python src/repository/solved.py FOLDER OUT`.
 
 `make test` runs them. It compares the stored outputs as ever. Then each solution is defined and judged in the lesson's
 own namespace, as when a reader pastes it after "Run All".
