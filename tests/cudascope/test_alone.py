@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cudascope import CudaKernel, Finding, check, observe
+from cudascope import CompileError, CudaKernel, Finding, check, observe
+from cudascope.toolchain.headers import nvidia_headers
 
 FOLDER = Path(__file__).parent
 BLOCKED = "import sys; sys.modules.update(torch=None, pagewise=None, triton=None); "
@@ -41,6 +43,21 @@ def test_the_command_line_needs_no_torch():
     commands = [["list", file], ["observe", *launch], ["check", *launch]]
     told = alone(f"from cudascope.command.line import main; print([main(words) for words in {commands}])")
     assert all(shown in told for shown in ("vector_add4", "read global", "no findings in 1 schedule", "[0, 0, 0]"))
+
+
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_an_installed_toolkit_has_the_headers_where_no_wheel_of_nvidia_is(variable, tmp_path, monkeypatch):
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_fp16.h").touch()
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": tmp_path / "empty"})
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    if not Path("/usr/local/cuda/include/cuda_fp16.h").exists():
+        with pytest.raises(CompileError, match=r"pip install nvidia-cuda-runtime, or 'cudascope\[cuda\]'"):
+            nvidia_headers.__wrapped__()
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert nvidia_headers.__wrapped__() == tmp_path / "include"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The folders of headers: those that come with cudascope, NVIDIA's, and those of the cache, written from tables."""
 
 import functools
+import os
 import re
 import shutil
 import sysconfig
@@ -76,9 +77,14 @@ _ASSIGN_RAW = re.compile(
 
 @functools.cache
 def nvidia_headers() -> Path:
-    """The folder of cuda_fp16.h and its like: in the nvidia-cuda-runtime wheel, or an installed toolkit's."""
+    """The folder of cuda_fp16.h and its like: in the nvidia-cuda-runtime wheel, or an installed toolkit's.
+
+    cuda-pathfinder finds both. Without it, $CUDA_HOME, $CUDA_PATH and /usr/local/cuda name the toolkit.
+    """
     purelib = Path(sysconfig.get_paths()["purelib"])
+    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     places = [purelib / "nvidia" / "cu13" / "include", purelib / "nvidia" / "cuda_runtime" / "include"]
+    places += [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
     try:
         from cuda.pathfinder import find_nvidia_header_directory
 
