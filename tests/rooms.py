@@ -44,7 +44,7 @@ def _room(module: str, opened: tuple[str, ...]) -> str:
 
 
 def _imported(file: Path, package: str) -> Iterator[str]:
-    """What a file imports from its package, without the package's name: "cpu.build", "cpu.build.build"."""
+    """The modules and names that a file imports from its package, as "cpu.build" and "cpu.build.build"."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.ImportFrom):

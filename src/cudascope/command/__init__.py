@@ -1,4 +1,4 @@
 """The command `cudascope` and the cell magic `%%cuda`.
 
-It may import every other folder of the package. Public: nothing: `cudascope` and `%load_ext cudascope` start it.
+It may import every other folder of the package. Public: nothing. A shell and `%load_ext cudascope` start it.
 """

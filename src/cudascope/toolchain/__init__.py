@@ -1,4 +1,4 @@
-"""The compilers: g++ or clang++, NVRTC and ptxas, the headers that they read, and the cache of what they made.
+"""The compilers g++, clang++, NVRTC and ptxas, their headers, and the cache of their results.
 
 It imports arguments, cpp and gpus. Public: cache.cache_dir and cache.publish.
 """

@@ -1,4 +1,4 @@
-"""What a launch did: the contexts that ask for it, rules, findings, reports, and the least time on a GPU.
+"""Observed and checked launches: contexts, rules, findings, reports, and the least time on a GPU.
 
 It imports cpu and the folders below cpu. Public: what cudascope exports of it (`check`, `observe`, `Finding` and so
 on), least_time.times and work.Work.
