@@ -19,14 +19,14 @@ shape and strides are arguments of their own, and the array need not be contiguo
 Trailing arguments that have a default in C++ may be left out.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cudascope.arguments.arrays import Array
 from cudascope.arguments.values import Accessor, is_struct, rule_for, size_of
+from cudascope.cpp.constants import Value, converted
 from cudascope.cpp.parameters import Parameter, spelled
-from cudascope.cpp.tokens import evaluate, tokens_of
+from cudascope.cpp.types import C_TYPES
 
 
 class Bound(NamedTuple):
@@ -79,25 +79,24 @@ class Binder:
         """The values of the parameters that `given` arguments leave out."""
         left_out = self.parameters[given:]
         if not left_out or not all(parameter.default for parameter in left_out):
-            takes = ", ".join(f"{spelled(p)} {p.name}" + f" = {p.default}" * bool(p.default) for p in self.parameters)
+            takes = ", ".join(
+                f"{spelled(p)} {p.name}" + (f" = {p.default.text}" if p.default else "") for p in self.parameters
+            )
             raise TypeError(f"kernel {self._function} takes {len(self.parameters)} arguments ({takes}), got {given}")
         return [_value(self._function, parameter) for parameter in left_out]
 
 
 def _value(function: str, parameter: Parameter) -> object:
-    """The default of a parameter: a literal, or an expression of integers."""
-    words = {"nullptr": None, "NULL": None, "true": True, "false": False}
-    written = parameter.default.replace(" ", "")
-    if written in words:
-        return words[written]
-    if re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[fF]?", written) and not written.lstrip("-").isdigit():
-        return float(written.rstrip("fF"))
-    value = evaluate(tokens_of(parameter.default))
-    if value is None:
-        raise TypeError(
-            f"kernel {function}: the default of {parameter.name}, {parameter.default}, cannot be told from the source: "
-            f"pass it"
-        )
-    if parameter.pointer:
+    """The value that C++ passes for a parameter that is left out."""
+    text, (type, number) = parameter.default
+    what = f"kernel {function}: the default of {parameter.name}, {text},"
+    if parameter.pointer and (text in ("nullptr", "NULL") or number == 0):
         return None
-    return {"bool": bool, "float": float, "double": float}.get(parameter.ctype, int)(value)
+    if number is None or parameter.pointer or parameter.ctype not in C_TYPES:
+        raise TypeError(f"{what} cannot be told from the source: pass it")
+    wanted = {"__half": "double", "__nv_bfloat16": "double"}.get(parameter.ctype, parameter.ctype)
+    try:
+        number = converted(Value(type, number), wanted).number
+    except ArithmeticError as error:
+        raise ValueError(f"{what} {error}: pass it") from None
+    return bool(number) if parameter.ctype == "bool" else number

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cudascope.cpp.tokens import Tokens, Truth, evaluate, every, negated, tokens_of
+from cudascope.cpp.constants import UNKNOWN, Value, condition
+from cudascope.cpp.tokens import Tokens, Truth, every, negated, substitute, tokens_of
 
 _PARTS = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
 _MACRO = re.compile(r"(\w+)(\(?)\s*(.*)", re.DOTALL)
@@ -35,8 +36,8 @@ class Conditions:
         pairs = itertools.pairwise(directives)
         guards = {name for (i, kind, name), after in pairs if kind == "ifndef" and after == (i + 1, "define", name)}
         self._later = defined.keys() - {name for name in guards if defined[name] == 1}
-        # a macro's text, False if it is undefined, None if unknown
-        self._state: dict[str, str | bool | None] = dict(defines or {})
+        self._is_defined: dict[str, Truth] = dict.fromkeys(defines or {}, True)
+        self._bodies = {name: tokens_of(text) for name, text in (defines or {}).items()}  # of those without parameters
         self._knows_defines = defines is not None
         self._open: list[tuple[Truth, Truth]] = []  # is this branch taken, is any after this one taken
         self.macros: list[Macro] = []
@@ -68,28 +69,34 @@ class Conditions:
         return ""
 
     def _define(self, kind: str, name: str, parenthesis: str, body: str, place: int) -> None:
+        self._bodies.pop(name, None)
         if kind == "define":
-            self.macros.append(Macro(name, bool(parenthesis), tokens_of(body), place))
-        self._state[name] = (kind == "define" and parenthesis + body) if self.taken else None
+            macro = Macro(name, bool(parenthesis), tokens_of(body), place)
+            self.macros.append(macro)
+            if self.taken and not macro.has_parameters:
+                self._bodies[name] = macro.body
+        self._is_defined[name] = kind == "define" if self.taken else None
 
     def _truth(self, written: str) -> Truth:
         tokens = tokens_of(written)
         while "defined" in tokens:
             at = tokens.index("defined")
             end = at + (4 if tokens[at + 1 : at + 2] == ["("] else 2)
-            text = self._look_up("".join(tokens[at + 1 : end]).strip("()"))
-            tokens[at:end] = ["__unknown" if text is None else "0" if text is False else "1"]
-        number = evaluate(tokens, self._value)
-        return None if number is None else bool(number)
+            truth = self._look_up("".join(tokens[at + 1 : end]).strip("()"))
+            tokens[at:end] = ["__unknown" if truth is None else str(int(truth))]
+        return condition(substitute(tokens, self._bodies), self._value)
 
-    def _look_up(self, name: str) -> str | bool | None:
+    def _look_up(self, name: str) -> Truth:
+        """Whether a macro is defined."""
         # a compiler's or NVIDIA's macro is unknown, and so is one that a file may define before it includes this text
-        unknown = name.startswith(("_", "CUDA", "NDEBUG", "true")) or name in self._later or not self._knows_defines
-        return self._state.get(name, None if unknown else False)
+        unknown = name.startswith(("_", "CUDA", "NDEBUG")) or name in self._later or not self._knows_defines
+        return self._is_defined.get(name, None if unknown else False)
 
-    def _value(self, name: str) -> int | None:
-        text = self._look_up(name)
-        return 0 if text is False else None if text is None else evaluate(tokens_of(text))
+    def _value(self, name: str) -> Value:
+        """The value of a name that no macro replaces: 0, unless a macro may replace it elsewhere."""
+        if name == "defined" or self._look_up(name) is not False:
+            return UNKNOWN
+        return Value("long", int(name == "true"))
 
 
 def _name(rest: str) -> str:

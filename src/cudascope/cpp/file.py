@@ -1,10 +1,11 @@
 """A CUDA source, read once: what its names stand for, its kernels, and the pieces that it is made of."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cudascope.cpp.conditions import Conditions, Macro
+from cudascope.cpp.definitions import Definition, Scope, constants_of, enumerators_of
 from cudascope.cpp.outline import DEVICE_WORDS, Outline, Piece
 from cudascope.cpp.tokens import Lexemes, Tokens, lexemes_of, partners, tokens_of
 
@@ -76,14 +77,31 @@ class File(Outline):
 
     @functools.cached_property
     def named(self) -> dict[str, Tokens]:
-        """The meaning of each name, as far as the text tells: macros, `typedef`, `using A = B`, constants."""
-        macros = [(macro.name, macro.body) for macro in self.macros if not macro.has_parameters]
-        in_file = {name for name, _ in macros}  # the command line does not override what the file itself defines
-        given = [(name, tokens_of(text)) for name, text in self.defines.items() if name not in in_file]
+        """The tokens for which each name stands, as far as the text tells: macros, `typedef`, `using A = B`."""
         named: dict[str, Tokens] = {}
-        for alias, value in [*macros, *given, *self._aliases()]:
+        types = [(name, each.tokens) for _, name, each in self._definitions if each and each.type is None]
+        for alias, value in [*self._object_macros(), *types]:
             named[alias] = value if named.get(alias, value) == value else [AMBIGUOUS]
         return named
+
+    @functools.cached_property
+    def scope(self) -> Scope:
+        """The names that constant expressions use. A name that is defined twice, differently, is unknown."""
+        macros = {name: self.named[name] for name, _ in self._object_macros()}
+        definitions: dict[str, Definition | None] = dict.fromkeys(
+            name for name, body in macros.items() if body == [AMBIGUOUS]
+        )
+        for namespace, own_name, definition in self._definitions:
+            for i in range(len(namespace) + 1):
+                name = "::".join((*namespace[i:], own_name))
+                same = name not in macros and definitions.get(name, definition) == definition
+                definitions[name] = definition if same else None
+        return Scope({name: body for name, body in macros.items() if name not in definitions}, definitions)
+
+    def _object_macros(self) -> list[tuple[str, Tokens]]:
+        macros = [(macro.name, macro.body) for macro in self.macros if not macro.has_parameters]
+        in_file = {name for name, _ in macros}  # the command line does not override what the file itself defines
+        return macros + [(name, tokens_of(text)) for name, text in self.defines.items() if name not in in_file]
 
     def _device_macros(self) -> set[str]:
         """The macros that make device code."""
@@ -101,27 +119,44 @@ class File(Outline):
         if not name.isidentifier():  # `f<float>(…)`: a template written out for one type
             return None
         template, bounds = None, []
+        bounds_are_certain = not self._has_alternatives(piece.start, opened)
         for i in range(piece.start, piece.body or piece.end):
             if template is None and tokens[i : i + 2] == ["template", "<"]:
                 template = tokens[i + 2 : self.after(i + 1, opened) - 1]
-            elif tokens[i] == "__launch_bounds__":
+            elif tokens[i] == "__launch_bounds__" and bounds_are_certain:
                 bounds = tokens[i + 2 : self.close.get(i + 1, i + 2)]
-        alternatives = {max(branch, 0) for branch in self.branches[opened : closed + 1]}
         parameters = tokens[opened + 1 : closed]
-        return Kernel(name, piece.namespace, template, bounds, parameters, len(alternatives) > 1, piece)
+        return Kernel(
+            name, piece.namespace, template, bounds, parameters, self._has_alternatives(opened, closed), piece
+        )
 
-    def _aliases(self) -> Iterator[tuple[str, Tokens]]:
+    def _has_alternatives(self, first: int, last: int) -> bool:
+        """Whether an #if that cannot be told begins or ends between two tokens."""
+        return len({max(branch, 0) for branch in self.branches[first : last + 1]}) > 1
+
+    @functools.cached_property
+    def _definitions(self) -> list[tuple[tuple[str, ...], str, Definition | None]]:
+        """The types, constants and enumerators outside of classes: namespace, name, and None if it cannot be told."""
+        definitions: list[tuple[tuple[str, ...], str, Definition | None]] = []
         for piece in self.pieces:
+            if piece.is_function:
+                continue
             words = self.tokens[piece.start : piece.end - 1]
-            is_value = piece.is_variable and "constexpr" in words and "template" not in words
-            name, value = "", []
-            if "=" in words and (words[0] == "using" or is_value):
+            found: list[tuple[str, Definition]] = []
+            if words[:1] == ["using"] and "=" in words:
                 at = words.index("=")
-                name, value = words[at - 1], words[at + 1 :]
+                found = [(words[at - 1], Definition(words[at + 1 :]))]
             elif words[:1] == ["typedef"] and {"(", "{"}.isdisjoint(words):
-                name, value = words[-1], words[1:-1]
-            if name.isidentifier():
-                yield name, value
+                found = [(words[-1], Definition(words[1:-1]))]
+            elif piece.is_variable and not {"const", "constexpr"}.isdisjoint(words) and "template" not in words:
+                found = [*constants_of(words)]
+            else:
+                found = [*enumerators_of(words)]
+            unknown = self._has_alternatives(piece.start, piece.end - 1)
+            for name, definition in found:
+                if name.rpartition("::")[2].isidentifier():
+                    definitions.append((piece.namespace, name, None if unknown else definition))
+        return definitions
 
 
 @functools.lru_cache(maxsize=16)

@@ -4,9 +4,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from cudascope.cpp.constants import Value
+from cudascope.cpp.definitions import ConstantError, Scope
 from cudascope.cpp.file import AMBIGUOUS
 from cudascope.cpp.outline import ATTRIBUTES
-from cudascope.cpp.tokens import Tokens, partners, substitute
+from cudascope.cpp.tokens import Tokens, partners, substitute, text_of
+from cudascope.cpp.types import FUNDAMENTAL, canonical_type
 
 _QUALIFIERS = {
     "volatile",
@@ -20,33 +23,13 @@ _QUALIFIERS = {
     "class",
     "enum",
 }
-_FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
-_PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
-_PLAIN |= {"bool", "float", "double", "void"}
-_SAME = {
-    "half": "__half",
-    "half2": "__half2",
-    "nv_bfloat16": "__nv_bfloat16",
-    "nv_bfloat162": "__nv_bfloat162",
-    "uint": "unsigned int",
-    "ushort": "unsigned short",
-    "ulong": "unsigned long",
-    "uchar": "unsigned char",
-    "__nv_fp8_storage_t": "unsigned char",
-    "__nv_fp8x2_storage_t": "unsigned short",
-    "__nv_fp8x4_storage_t": "unsigned int",
-    "__half_raw": "__half",
-    "__nv_bfloat16_raw": "__nv_bfloat16",
-    "cudaTextureObject_t": "unsigned long long",
-    "cudaSurfaceObject_t": "unsigned long long",
-}
 
-_TORCHS = {
-    "Half": "__half",
-    "BFloat16": "__nv_bfloat16",
-    "Float8_e4m3fn": "__nv_fp8_e4m3",
-    "Float8_e5m2": "__nv_fp8_e5m2",
-}
+
+class Default(NamedTuple):
+    """The C++ expression that a parameter has by default, and its value; its number is None if it cannot be told."""
+
+    text: str
+    value: Value
 
 
 class Parameter(NamedTuple):
@@ -56,21 +39,23 @@ class Parameter(NamedTuple):
     ctype: str  # "int", "__half", …; of a pointer, what it points to
     pointer: bool
     const: bool
-    default: str = ""  # the C++ expression
+    default: Default | None = None
     bytes: int = 0  # of a type that only the compiler knows: its size and its alignment
     alignment: int = 1
 
 
-def read_parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens]) -> Parameter:
+def read_parameter(
+    position: int, declared: Tokens, function: str, known: Mapping[str, Tokens], scope: Scope
+) -> Parameter:
     """Parameter `position` of kernel `function`. A type that is not plain keeps its spelling.
 
+    `known` says which tokens names stand for in a type, `scope` what they mean in the default argument.
+
     Raises:
-        ValueError: nothing of Python's could be passed for it.
+        ValueError: nothing of Python's could be passed for it, or its default argument has no value in C++.
     """
-    tokens, default = list(declared), ""
-    if "=" in declared:
-        equals = declared.index("=")
-        tokens, default = declared[:equals], " ".join(substitute(declared[equals + 1 :], known))
+    equals = declared.index("=") if "=" in declared else len(declared)
+    tokens, expression = list(declared[:equals]), declared[equals + 1 :]
     while tokens[:2] == ["[", "["]:
         del tokens[: partners(tokens).get(0, 1) + 1]
     for attribute in ATTRIBUTES & set(tokens):
@@ -85,7 +70,7 @@ def read_parameter(position: int, declared: Tokens, function: str, known: Mappin
     tokens = [token for token in tokens if token not in _QUALIFIERS]
 
     bare = [token for token in tokens if token not in ("const", "*", "&", "&&")]
-    has_name = len(bare) > 1 and bare[-1] not in _FUNDAMENTAL and bare[-1].isidentifier() and bare[-2] != "::"
+    has_name = len(bare) > 1 and bare[-1] not in FUNDAMENTAL and bare[-1].isidentifier() and bare[-2] != "::"
     name = bare[-1] if has_name else f"#{position}"
     written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
     tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
@@ -101,6 +86,10 @@ def read_parameter(position: int, declared: Tokens, function: str, known: Mappin
         raise refuse("which is no type of a value")
     if AMBIGUOUS in tokens:
         ctype = written.rstrip(" *")
+    try:
+        default = Default(text_of(expression), scope.evaluate(expression)) if expression else None
+    except ConstantError as error:
+        raise ValueError(f"kernel {function}: the default of {name}, {error}") from None
     return Parameter(name, ctype, pointer, const, default)
 
 
@@ -118,20 +107,3 @@ def type_of(tokens: Tokens) -> tuple[str, bool, bool]:
     value = [token for token in tokens if token not in _QUALIFIERS | {"const"}]
     const = tokens[-1:] == ["const"] if "*" in tokens else "const" in tokens
     return canonical_type(value) or re.sub(r" ?(::|<) ?| (?=[>,*])", r"\1", " ".join(value)), pointer, const
-
-
-def canonical_type(tokens: Tokens) -> str | None:
-    """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for other types."""
-    if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
-        tokens = tokens[1 + (tokens[0] == "std") :]
-    if tokens and all(token in _FUNDAMENTAL for token in tokens):
-        if sorted(tokens) == ["char", "signed"]:
-            return "signed char"
-        name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
-        name = f"{name} int".strip() if name in ("", "unsigned") else name
-        return name if name in _PLAIN else None
-    if tokens[:-1] in (["c10", "::"], ["at", "::"], ["torch", "::"]) and tokens[-1] in _TORCHS:
-        return _TORCHS[tokens[-1]]
-    if len(tokens) == 1 and tokens[0].isidentifier():
-        return _SAME.get(tokens[0], tokens[0])
-    return None

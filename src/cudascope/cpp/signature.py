@@ -14,9 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cudascope.cpp.constants import UNKNOWN
+from cudascope.cpp.definitions import ConstantError, Scope
 from cudascope.cpp.file import File, Kernel
 from cudascope.cpp.parameters import Parameter, read_parameter, spelled
-from cudascope.cpp.tokens import Tokens, evaluate, split, substitute, tokens_of
+from cudascope.cpp.tokens import Tokens, split, substitute, tokens_of
+from cudascope.cpp.types import INTEGERS
 
 
 class Signature(NamedTuple):
@@ -40,13 +43,13 @@ def read_signature(file: File, name: str) -> Signature:
     refused: list[ValueError] = []
     for kernel in _find(file, wanted):
         try:
-            read.append(_instance(kernel, wanted, file.named))
+            read.append(_instance(kernel, wanted, file))
         except ValueError as error:  # of several it may be another that is meant
             refused.append(error)
     if not read:
         raise refused[0]
     if wanted.overload is not None:
-        types = _types(_parameters(wanted.overload, function, file.named))
+        types = _types(_parameters(wanted.overload, function, file.named, file.scope))
         read = [each for each in read if _types(each.parameters) == types] or read
     overloads = {tuple(_types(each.parameters)): each.parameters for each in read}
     if len(overloads) > 1:
@@ -57,21 +60,24 @@ def read_signature(file: File, name: str) -> Signature:
         )
     defaults = zip(*([parameter.default for parameter in each.parameters] for each in read), strict=True)
     parameters = tuple(
-        parameter._replace(default=next(filter(None, written), ""))
+        parameter._replace(default=next(filter(None, written), None))
         for parameter, written in zip(read[-1].parameters, defaults, strict=True)
     )
     return Signature(function, parameters, next(filter(None, (each.max_threads for each in reversed(read))), None))
 
 
-def _instance(kernel: Kernel, wanted: "_Name", named: Mapping[str, Tokens]) -> Signature:
+def _instance(kernel: Kernel, wanted: "_Name", file: File) -> Signature:
     """One declaration with the template arguments put in. Raises ValueError if it is not meant or cannot be told."""
-    instance = _template_arguments(wanted.base, kernel.template, wanted.arguments)
+    instance, scope = _template_arguments(wanted.base, kernel.template, wanted.arguments, file.scope)
     if kernel.has_alternatives:
         raise ValueError(f"kernel {kernel.function}: an #if among its parameters cannot be told from the source")
-    known = {**named, **instance}
-    parameters = _parameters(_unpacked(split(kernel.parameters), instance), kernel.function, known)
-    max_threads = evaluate(substitute(split(kernel.bounds)[0], known)) if kernel.bounds else None
-    return Signature(kernel.function, parameters, max_threads)
+    known = {**file.named, **instance}
+    parameters = _parameters(_unpacked(split(kernel.parameters), instance), kernel.function, known, scope)
+    try:
+        bounds = scope.evaluate(split(kernel.bounds)[0]) if kernel.bounds else UNKNOWN
+    except ConstantError as error:
+        raise ValueError(f"kernel {kernel.function}: its __launch_bounds__, {error}") from None
+    return Signature(kernel.function, parameters, bounds.number if bounds.type in INTEGERS else None)
 
 
 def _find(file: File, wanted: "_Name") -> list[Kernel]:
@@ -141,9 +147,11 @@ def base_name(name: str) -> str:
     return _split_name(name).path[-1]
 
 
-def _parameters(declared: Sequence[Tokens], function: str, known: Mapping[str, Tokens]) -> tuple[Parameter, ...]:
+def _parameters(
+    declared: Sequence[Tokens], function: str, known: Mapping[str, Tokens], scope: Scope
+) -> tuple[Parameter, ...]:
     return tuple(
-        read_parameter(position, tokens, function, known)
+        read_parameter(position, tokens, function, known, scope)
         for position, tokens in enumerate(declared)
         if tokens != ["void"]
     )
@@ -168,13 +176,15 @@ def _types(parameters: Sequence[Parameter]) -> list[tuple[str, bool, bool]]:
     return [(parameter.ctype, parameter.pointer, parameter.pointer and parameter.const) for parameter in parameters]
 
 
-def _template_arguments(name: str, template: Tokens | None, arguments: list[Tokens]) -> dict[str, Tokens]:
-    """Return the argument of each template parameter in the instantiation `name`."""
+def _template_arguments(
+    name: str, template: Tokens | None, arguments: list[Tokens], outer: Scope
+) -> tuple[dict[str, Tokens], Scope]:
+    """The argument of each template parameter in the instantiation `name`: as tokens, and as a value or a type."""
     if template is None:
         if arguments or "<" in name:
             raise ValueError(f"name: {name!r} has template arguments, but the kernel is not a template")
-        return {}
-    declared = split(template)
+        return {}, outer
+    declared, scope = split(template), outer.inner()
     wanted = "<" + ", ".join(" ".join(parameter) for parameter in declared) + ">"
     if len(arguments) > len(declared) and "..." not in declared[-1]:
         raise ValueError(f"name: {name!r} has {len(arguments)} template arguments, the kernel takes {wanted}")
@@ -187,9 +197,19 @@ def _template_arguments(name: str, template: Tokens | None, arguments: list[Toke
         default = parameter[equals + 1 :]
         if position >= len(arguments) and not default:
             raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
-        value = arguments[position] if position < len(arguments) else substitute(default, values)
-        if equals >= 2 and parameter[equals - 1].isidentifier():
-            values[parameter[equals - 1]] = value
+        is_given = position < len(arguments)
+        if equals < 2 or not parameter[equals - 1].isidentifier():
+            continue
+        declared_type, new = parameter[: equals - 1], parameter[equals - 1]
+        values[new] = arguments[position] if is_given else substitute(default, values)
+        written, names = (arguments[position], outer) if is_given else (default, scope)
+        if declared_type[0] in ("class", "typename"):
+            scope.bind(new, UNKNOWN, names.type(written))
+            continue
+        try:
+            scope.bind(new, names.evaluate(written, None if "auto" in declared_type else scope.type(declared_type)))
+        except ConstantError as error:
+            raise ValueError(f"name: the template argument of {new} in {name!r}, {error}") from None
     if "<" not in name:
         raise ValueError(f'name: {name!r} is a template {wanted}: name it "{name.strip()}<>"')
-    return values
+    return values, scope

@@ -1,9 +1,7 @@
 """CUDA C++ as tokens. This lexer serves sources, headers, preprocessed text, macros and asm statements alike."""
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 Tokens = list[str]
 Lexemes = tuple[Tokens, list[int]]  # tokens and directives, and where each begins in its text
@@ -21,20 +19,7 @@ _LEXEME = re.compile(
 )
 _CLOSE = {"(": ")", "[": "]", "{": "}"}
 _BRACKETS = {*_CLOSE, *_CLOSE.values()}
-_PYTHON = {"&&": "and", "||": "or", "!": "~"}  # ~ binds as tightly as !
-_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.not_}
-_BINARY = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+_NO_SPACE = re.compile(r"(?<=[(\[]) | (?=[)\],])|(?<=\w) (?=[(\[])|(?<=<) (?=<)|(?<=>) (?=>)|(?<=::) | (?=::)")
 
 
 def lexemes_of(text: str) -> Lexemes:
@@ -53,6 +38,11 @@ def lexemes_of(text: str) -> Lexemes:
 def tokens_of(text: str) -> Tokens:
     """The tokens of `text`, without directives."""
     return [lexeme for lexeme in lexemes_of(text)[0] if lexeme[0] != "#"]
+
+
+def text_of(expression: Tokens) -> str:
+    """The text of an expression, for messages."""
+    return _NO_SPACE.sub("", " ".join(expression))
 
 
 # ------------------------------------------------------------------------------------------------ brackets
@@ -87,9 +77,14 @@ def partners(tokens: Sequence[str], splits: Mapping[int, Sequence[str]] | None =
 
 
 def after_angle(tokens: Sequence[str], close: Mapping[int, int], i: int, stop: int) -> int:
-    """Return the index after the > that closes the < at `i`, or i + 1 if the < is a comparison."""
+    """Return the index after the > that closes the < at `i`, or after the operator if it is a comparison or a shift."""
+    if tokens[i + 1 : i + 2] == ["<"]:
+        return i + 2
     depth, j = 0, i
     while j < stop and tokens[j] not in (";", "{", "}", ")"):
+        if tokens[j] == "<" and tokens[j + 1 : j + 2] == ["<"]:
+            j += 2
+            continue
         depth += (tokens[j] == "<") - (tokens[j] == ">")
         if depth == 0:
             return j + 1
@@ -119,38 +114,7 @@ def substitute(tokens: Tokens, known: Mapping[str, Tokens], inside: frozenset[st
     return result
 
 
-# ------------------------------------------------------------------------------------------------ numbers
-
-
-def evaluate(expression: Sequence[str], value: Callable[[str], int | None] = lambda name: None) -> int | None:
-    """An integer constant expression of C in tokens, without bitwise operators; None if it cannot be told.
-
-    `value` says what number a name stands for.
-    """
-    words = [word.rstrip("uUlL") if word[0].isdigit() else _PYTHON.get(word, word) for word in expression]
-    try:
-        return None if "~" in expression else _number(ast.parse(" ".join(words), mode="eval").body, value)
-    except (SyntaxError, ZeroDivisionError):
-        return None
-
-
-def _number(node: ast.expr, value: Callable[[str], int | None]) -> int | None:
-    match node:
-        case ast.Constant(int(number)):
-            return number
-        case ast.Name(name):
-            return value(name)
-        case ast.UnaryOp(operation, operand) if type(operation) in _UNARY:
-            number = _number(operand, value)
-            return None if number is None else int(_UNARY[type(operation)](number))
-        case ast.BoolOp(ast.And(), operands):
-            return every(*(_number(operand, value) for operand in operands))
-        case ast.BoolOp(ast.Or(), operands):
-            return negated(every(*(negated(_number(operand, value)) for operand in operands)))
-        case ast.BinOp(left, operation, right) | ast.Compare(left, [operation], [right]) if type(operation) in _BINARY:
-            left, right = _number(left, value), _number(right, value)
-            return None if None in (left, right) else int(_BINARY[type(operation)](left, right))
-    return None
+# ------------------------------------------------------------------------------------------------ truths
 
 
 def every(*truths: Truth) -> Truth:

@@ -3,6 +3,8 @@
 import ctypes
 from typing import NamedTuple
 
+from cudascope.cpp.tokens import Tokens
+
 FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
 _FLOAT_BYTES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2}
 
@@ -72,3 +74,50 @@ def _pointees() -> dict[str, Pointee]:
 
 
 POINTEES = _pointees()
+
+# ---------------------------------------------------------------------------------------------- spelling
+
+FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
+_PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
+_PLAIN |= {"bool", "float", "double", "void"}
+_SAME = {
+    "half": "__half",
+    "half2": "__half2",
+    "nv_bfloat16": "__nv_bfloat16",
+    "nv_bfloat162": "__nv_bfloat162",
+    "uint": "unsigned int",
+    "ushort": "unsigned short",
+    "ulong": "unsigned long",
+    "uchar": "unsigned char",
+    "__nv_fp8_storage_t": "unsigned char",
+    "__nv_fp8x2_storage_t": "unsigned short",
+    "__nv_fp8x4_storage_t": "unsigned int",
+    "__half_raw": "__half",
+    "__nv_bfloat16_raw": "__nv_bfloat16",
+    "cudaTextureObject_t": "unsigned long long",
+    "cudaSurfaceObject_t": "unsigned long long",
+}
+
+_TORCHS = {
+    "Half": "__half",
+    "BFloat16": "__nv_bfloat16",
+    "Float8_e4m3fn": "__nv_fp8_e4m3",
+    "Float8_e5m2": "__nv_fp8_e5m2",
+}
+
+
+def canonical_type(tokens: Tokens) -> str | None:
+    """One spelling per type: `unsigned` is "unsigned int", `half` is "__half". None for other types."""
+    if tokens[:1] == ["::"] or tokens[:2] == ["std", "::"]:
+        tokens = tokens[1 + (tokens[0] == "std") :]
+    if tokens and all(token in FUNDAMENTAL for token in tokens):
+        if sorted(tokens) == ["char", "signed"]:
+            return "signed char"
+        name = " ".join(sorted((token for token in tokens if token not in ("int", "signed")), reverse=True))
+        name = f"{name} int".strip() if name in ("", "unsigned") else name
+        return name if name in _PLAIN else None
+    if tokens[:-1] in (["c10", "::"], ["at", "::"], ["torch", "::"]) and tokens[-1] in _TORCHS:
+        return _TORCHS[tokens[-1]]
+    if len(tokens) == 1 and tokens[0].isidentifier():
+        return _SAME.get(tokens[0], tokens[0])
+    return None

@@ -9,9 +9,8 @@ import numpy as np
 
 from cudascope.cpp.file import File
 from cudascope.cpp.outline import Piece
-from cudascope.cpp.parameters import canonical_type
-from cudascope.cpp.tokens import Tokens, evaluate, partners, split, substitute
-from cudascope.cpp.types import POINTEES
+from cudascope.cpp.tokens import Tokens, partners, split, substitute
+from cudascope.cpp.types import POINTEES, canonical_type
 
 _KINDS = {"__constant__", "__device__", "__managed__"}
 _NO_TYPE = _KINDS | {"static", "inline", "volatile"}
@@ -62,7 +61,7 @@ def as_declared(memory: Any, name: str, file: File) -> Any:
     if dtype is None:
         return memory
     values = memory.view(dtype)
-    shape = [evaluate(substitute(length, file.named)) for length in declared.lengths]
+    shape = [file.scope.evaluate(length).number for length in declared.lengths]
     if None in shape[1:]:
         return values
     if shape and shape[0] is None:  # its length follows from what it is set to

@@ -8,12 +8,15 @@ from cudascope.toolchain.headers import HEADERS, RUNTIME, STAND_INS
 
 _TRANSLATORS = (
     "cpp/conditions.py",
+    "cpp/constants.py",
+    "cpp/definitions.py",
     "cpp/device_code.py",
     "cpp/file.py",
     "cpp/outline.py",
     "cpp/source.py",
     "cpp/statements.py",
     "cpp/tokens.py",
+    "cpp/types.py",
     "cpp/variables.py",
     "cpu/build.py",
     "cpu/ptx_build.py",
