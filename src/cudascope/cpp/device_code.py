@@ -52,8 +52,8 @@ def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
     NVRTC has a preprocessor of its own and does not have the host's headers. Those are left out, and no macro is
     expanded: one that makes kernels stays, and every line stays in its place.
     """
-    text, _ = source.with_included(lambda header: any((folder / header).is_file() for folder in folders))
-    file = read(text, None)
+    included = source.with_included(lambda header: any((folder / header).is_file() for folder in folders))
+    file = read(included.text, None)
     needed = needed_by(file, " ".join((name, *(word for macro in file.macros for word in macro.body))))
     calls = [piece for piece in file.pieces if file.tokens[piece.start] in file.device_macros]
     return only(file, [*{piece.start: piece for piece in (*needed, *calls)}.values()])

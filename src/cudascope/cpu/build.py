@@ -2,7 +2,9 @@
 
 A kernel has two builds: the plain one to run, and an instrumented one (-fsanitize=thread with our own hooks in place of
 the sanitizer's) to observe and to check. A build is found again by its content: source, included files, definitions,
-options, compiler. `CUDASCOPE_CACHE` moves the folder.
+options, compiler, and the code of cudascope that has a part in it. `CUDASCOPE_CACHE` moves the folder.
+
+The compiler runs in the source's folder, where it then finds what the source includes with quotes.
 """
 
 import contextlib
@@ -16,13 +18,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_THREADS
+from cudascope.cpp.file import File
 from cudascope.cpp.signature import address_of
-from cudascope.cpp.source import CompileError, Source
+from cudascope.cpp.source import CompileError, Included, Source
+from cudascope.cpu.kept import Kept
 from cudascope.cpu.library import Library, load
-from cudascope.cpu.own_sources import own_sources
-from cudascope.toolchain.cache import cache_dir, digest
-from cudascope.toolchain.compiler import BYTES, find_compiler, in_words, run_compiler, with_conditions
-from cudascope.toolchain.headers import HEADERS, RUNTIME, STAND_INS, header_folder, nvidia_headers
+from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, used
+from cudascope.toolchain.compiler import BYTES, find_compiler, in_words, prerequisites, run_compiler, with_conditions
+from cudascope.toolchain.headers import (
+    HEADERS,
+    RUNTIME,
+    STAND_INS,
+    header_folder,
+    is_foreign,
+    nvidia_headers,
+    nvidia_version,
+    our_headers,
+)
 from cudascope.toolchain.precompiled import precompiled, without_std
 from cudascope.translate.assembly import changed, has_empty_loop
 from cudascope.translate.cuda import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
@@ -69,52 +81,75 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     A file that the compiler accepts unchanged is built whole, for all its plain kernels at once. From any other file,
     only the part that kernel `name` needs is built.
     """
-    texts = [source.text, *(text for _, text in source.included())]
-    file = source.read()
+    included = source.with_included()
+    file = source.read(included)
     together = file.plain_kernels
     entries = together if name in together else [name]
-    flags, _ = _flags(source, instrumented=instrumented)
+    flags = _flags(source, included, instrumented=instrumented)
+    parts = [source.text, source.filename, *included.key(source.folder), *source.defines, *flags, *build_key()]
 
-    def path(*entries: str) -> Path:
-        key = digest(*texts, source.filename, *source.defines, *entries, *flags, find_compiler()[1], own_sources())
-        return cache_dir() / f"{Path(source.filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+    def kept(*entries: str) -> Kept:
+        stem = Path(source.filename).stem
+        return Kept(f"{stem}-instrumented" if instrumented else stem, digest(*entries, *parts))
 
-    whole, cut = path(*entries), path("only", name)
-    if not whole.exists() and not cut.exists():
+    whole, cut = kept(*entries), kept("only", name)
+    if not (found := whole.found() or cut.found()):
         with runtime_built_meanwhile():
-            _compile(source, name, entries, whole, cut, instrumented)
+            _compile(source, file, name, entries, flags, whole, cut, instrumented)
+        found = whole.found() or cut.found()
+    if not found:
+        raise CompileError(f"{source.filename}: a file that it includes is written while it is compiled: compile again")
     runtime()
-    return load(whole if whole.exists() else cut, source.filename)
+    library, files = found
+    return load(library, source.filename, source.folder, tuple(files))
 
 
-def _compile(source: Source, name: str, entries: list[str], whole: Path, cut: Path, instrumented: bool) -> None:
-    """Compile the whole file to `whole`. If the compiler does not accept it, compile to `cut` what `name` needs."""
-    file = source.read()
-    flags, foreign = _flags(source, instrumented=instrumented)
-    if not must_be_cut(file):
-        with contextlib.suppress(CompileError):
-            translation = as_it_stands(written(source) + _epilogue(entries), file)
-            return compile_library(translation, flags, whole, gaps=instrumented, foreign=foreign, may_be_cut=True)
-    try:
-        translation = only_what_is_needed(written(source) + _epilogue([name]), name, flags, foreign)
-    except CompileError as error:
-        raise with_conditions(error, source.filename, source.text) from None
-    try:
-        _compile_cut(translation, flags, cut, instrumented, foreign)
-    except CompileError as error:
-        raise in_words(error, source.filename, name) from None
+def build_key() -> list[str]:
+    """What decides a build for the CPU besides its text and its flags."""
+    return [find_compiler()[1], our_headers(), nvidia_version(), code_of(__name__)]
+
+
+def _compile(
+    source: Source,
+    file: File,
+    name: str,
+    entries: list[str],
+    flags: list[str],
+    whole: Kept,
+    cut: Kept,
+    instrumented: bool,
+) -> None:
+    """Compile the whole file for `whole`. If the compiler does not accept it, compile for `cut` what `name` needs."""
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as folder:
+        made = Path(folder, "kernel.so")
+        if not must_be_cut(file):
+            with contextlib.suppress(CompileError):
+                translation = as_it_stands(written(source) + _epilogue(entries), file)
+                opened = compile_library(translation, flags, made, source, gaps=instrumented, may_be_cut=True)
+                whole.keep(made, opened, ())
+                return
+        try:
+            text = written(source) + _epilogue([name])
+            translation, opened, missing = only_what_is_needed(text, name, flags, source)
+        except CompileError as error:
+            raise with_conditions(error, source.filename, source.text) from None
+        try:
+            _compile_cut(translation, flags, made, source, instrumented, opened)
+        except CompileError as error:
+            raise in_words(error, source, name) from None
+        cut.keep(made, opened, missing)
 
 
 def own_text(source: Source) -> str:
     """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
-    parts, _ = preprocessed(written(source), *_flags(source, instrumented=False))
+    flags = _flags(source, source.with_included(), instrumented=False)
+    parts, _ = preprocessed(written(source), flags, source)
     return "".join(text for is_own, text in parts if is_own)
 
 
-def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]]:
-    """The compiler's flags, and the folders of headers that are not the user's."""
+def _flags(source: Source, included: Included, *, instrumented: bool) -> list[str]:
+    """The compiler's flags."""
     compiler, _ = find_compiler()
-    foreign = [header_folder(), HEADERS, STAND_INS, nvidia_headers()]
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), *without_std(source)]
     clang = "clang" in compiler[0]
     flags += ["-Wno-everything"] if clang else GCC_FLAGS
@@ -122,9 +157,10 @@ def _flags(source: Source, *, instrumented: bool) -> tuple[list[str], list[Path]
         flags += CLANG_INSTRUMENTED_FLAGS if clang else GCC_INSTRUMENTED_FLAGS
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
-    own = [source.folder or Path(), *source.include_path]
-    flags += [f"-I{folder}" for folder in (*foreign[:-1], *own, foreign[-1])]
-    return flags, foreign
+    ours = [header_folder(), HEADERS, STAND_INS, nvidia_headers()]
+    last = [source.folder] if included.needs_own_folder else []
+    folders = [*source.include_path, *ours, *source.late_include_path, *last]
+    return flags + [f"-I{folder}" for folder in folders]
 
 
 def entry_symbol(name: str) -> str:
@@ -145,7 +181,8 @@ def runtime() -> ctypes.PyDLL:
 def _runtime_file() -> Path:
     limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
     _, identity = find_compiler()
-    path = cache_dir() / f"simt_runtime-{digest(own_sources(), *limits, identity)}.so"
+    how = [flag for part in sorted(_RUNTIME_PARTS.items()) for flag in (part[0], *part[1])]
+    path = cache_dir() / f"simt_runtime-{digest(our_headers(), *how, *limits, identity)}.so"
     if not path.exists():
         import fcntl  # Windows does not have it, and has no compiler that gets here
 
@@ -153,13 +190,13 @@ def _runtime_file() -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # compiling takes long: a second process waits for the first
             if not path.exists():
                 _compile_runtime(limits, path)
-    return path
+    return used(path)
 
 
 def _compile_runtime(limits: list[str], path: Path) -> None:
     """Compile the two parts of the runtime at the same time, and link them."""
     compiler, _ = find_compiler()
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=UNFINISHED) as folder:
 
         def compiled(name: str) -> str:
             made = f"{folder}/{name}.o"
@@ -183,45 +220,53 @@ def runtime_built_meanwhile() -> Iterator[None]:
 
 
 def compile_library(
-    source: str,
+    text: str,
     flags: list[str],
     path: Path,
+    source: Source,
     *,
     gaps: bool = False,
-    foreign: Sequence[Path] = (),
+    opened: Sequence[str] = (),
     may_be_cut: bool = False,
-) -> None:
-    """Compile `source` to the shared library `path`, which appears whole or not at all."""
+) -> list[str]:
+    """Compile `text`, which was made of `source`, to the shared library `path`. Return the user's files in it.
+
+    `opened` are those files that are a part of the text already.
+    """
     compiler, _ = find_compiler()
-    flags = [*flags, "-include", str(precompiled(flags))]
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        assembly, library = f"{folder}/kernel.s", f"{folder}/kernel.so"
-        run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", assembly], source)
-        if places := open_shifts(Path(assembly).read_text(**BYTES), foreign):
-            exact, left = with_exact_shifts(source, places)
-            if left and may_be_cut:
-                raise CompileError("a shift is in a macro or a header, which are part of the text once it is cut")
-            with contextlib.suppress(CompileError):  # of a bit field, for example
-                run_compiler([*compiler, *flags, "-S", "-x", "c++", "-", "-o", f"{folder}/exact.s"], exact)
-                source, assembly = exact, f"{folder}/exact.s"
-        if has_empty_loop(Path(assembly).read_text(**BYTES)):
-            run_compiler([*compiler, *flags, *READ_AT_EACH_TURN, "-S", "-x", "c++", "-", "-o", assembly], source)
-        Path(assembly).write_text(changed(Path(assembly).read_text(**BYTES), gaps=gaps), **BYTES)
-        run_compiler([*compiler, "-shared", assembly, "-o", library, "-pthread", "-ldl"])
-        os.replace(library, path)
+    command = [*compiler, *flags, "-include", str(precompiled(flags)), "-S", "-x", "c++", "-"]
+    assembly, rule = path.with_suffix(".s"), path.with_suffix(".d")
+    run_compiler([*command, "-o", str(assembly), "-MMD", "-MF", str(rule)], text, source.folder)
+    included = [str(source.folder / file) for file in prerequisites(rule.read_text(**BYTES)) if not is_foreign(file)]
+    opened = list(dict.fromkeys([*opened, *included]))
+    own = {source.filename, *opened}
+    if places := open_shifts(assembly.read_text(**BYTES), lambda file: file in own or str(source.folder / file) in own):
+        exact, left = with_exact_shifts(text, places)
+        if left and may_be_cut:
+            raise CompileError("a shift is in a macro or a header, which are part of the text once it is cut")
+        with contextlib.suppress(CompileError):  # of a bit field, for example
+            run_compiler([*command, "-o", str(path.with_suffix(".exact.s"))], exact, source.folder)
+            text, assembly = exact, path.with_suffix(".exact.s")
+    if has_empty_loop(assembly.read_text(**BYTES)):
+        run_compiler([*command, *READ_AT_EACH_TURN, "-o", str(assembly)], text, source.folder)
+    assembly.write_text(changed(assembly.read_text(**BYTES), gaps=gaps), **BYTES)
+    run_compiler([*compiler, "-shared", str(assembly), "-o", str(path), "-pthread", "-ldl"])
+    return opened
 
 
-def _compile_cut(source: str, flags: list[str], path: Path, instrumented: bool, foreign: Sequence[Path]) -> None:
+def _compile_cut(
+    text: str, flags: list[str], path: Path, source: Source, instrumented: bool, opened: Sequence[str]
+) -> None:
     """Compile what is left of a file; if the compiler wants the word template at some places, with it there."""
     try:
-        compile_library(source, flags, path, gaps=instrumented, foreign=foreign)
+        compile_library(text, flags, path, source, gaps=instrumented, opened=opened)
     except CompileError as error:
         if "template" not in str(error):
             raise
-        completed = with_template_keywords(source, [*find_compiler()[0], *flags, "-include", str(precompiled(flags))])
-        if completed == source:
+        completed = with_template_keywords(text, [*find_compiler()[0], *flags, "-include", str(precompiled(flags))])
+        if completed == text:
             raise
-        compile_library(completed, flags, path, gaps=instrumented, foreign=foreign)
+        compile_library(completed, flags, path, source, gaps=instrumented, opened=opened)
 
 
 def _epilogue(entries: Sequence[str]) -> str:

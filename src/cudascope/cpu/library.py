@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from cudascope.cpp.source import CompileError
 from cudascope.toolchain.cache import publish
-from cudascope.toolchain.compiler import run_tool
-from cudascope.toolchain.headers import HEADERS, STAND_INS, nvidia_headers
+from cudascope.toolchain.compiler import HERE, run_tool
 
 
 class SharedArray(NamedTuple):
@@ -60,6 +59,8 @@ class Library(NamedTuple):
     dynamic_name: str
     shared_segment: int  # bytes of a thread block's shared memory, the largest dynamic part and all gaps with it
     source_name: str
+    folder: Path  # of the source
+    files: tuple[str, ...]  # of the user, besides the source
     has_atomics: bool
     has_grid_sync: bool
     variables: tuple[Variable, ...]
@@ -72,15 +73,18 @@ class Library(NamedTuple):
         return [ParameterType(_TYPE.search(row.type.decode())[1], row.bytes, row.alignment) for row in rows]
 
     def lines(self, addresses: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """File and line of each return address, in the innermost function that is not of our or NVIDIA's headers."""
+        """File and line of each return address, in the innermost function that is in a file of the user's."""
         offsets = {address: address - self.base - 1 for address in addresses if address}
-        found = _located(self.path, self.source_name, sorted(set(offsets.values())))
+        found = _located(self, sorted(set(offsets.values())))
         return {address: found[offset] for address, offset in offsets.items()}
 
 
 @functools.cache
-def load(path: Path, source_name: str) -> Library:
-    """Load the library that `build` compiled from `source_name`; its runtime must be loaded already."""
+def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()) -> Library:
+    """Load the library that `build` compiled from `source_name`, which includes `files` of the user's, from `folder`.
+
+    The runtime must be loaded already.
+    """
     try:
         handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
@@ -117,6 +121,8 @@ def load(path: Path, source_name: str) -> Library:
         " or ".join(dynamic_names),
         segment,
         source_name,
+        folder,
+        files,
         "simt_exchange_if" in at,
         "simt_grid_sync" in at,
         tuple(_variables(handle)),
@@ -166,26 +172,28 @@ def _symbols(path: Path) -> list[_Symbol]:
 
 # ------------------------------------------------------------------------------------------------ source lines
 
-_lines: dict[tuple[Path, int], tuple[str, int]] = {}
+_lines: dict[tuple[Path, Path, int], tuple[str, int]] = {}
+_FRAME = re.compile(r"(.*):(\d+|\?)(?: \(discriminator \d+\))?")
 
 
-def _located(path: Path, source_name: str, offsets: Sequence[int]) -> dict[int, tuple[str, int]]:
+def _located(library: Library, offsets: Sequence[int]) -> dict[int, tuple[str, int]]:
     """File and line of each instruction; addr2line is asked for those not yet known."""
-    new = [hex(offset) for offset in offsets if (path, offset) not in _lines]
+    keys = {offset: (library.path, library.folder, offset) for offset in offsets}
+    new = [hex(offset) for offset, key in keys.items() if key not in _lines]
     if new:
-        found = run_tool("addr2line", "-a", "-i", "-e", str(path), lines=new)
+        found = run_tool("addr2line", "-a", "-i", "-e", str(library.path), lines=new)
         for block in re.split(r"^0x", found, flags=re.M)[1:]:
             at, *frames = block.splitlines()
-            _lines[path, int(at, 16)] = _innermost(frames, source_name)
-    return {offset: _lines.get((path, offset), ("", 0)) for offset in offsets}
+            _lines[library.path, library.folder, int(at, 16)] = _innermost(frames, library)
+    return {offset: _lines.get(key, ("", 0)) for offset, key in keys.items()}
 
 
-def _innermost(frames: Sequence[str], source_name: str) -> tuple[str, int]:
-    not_the_kernel = (f"{HEADERS}/", f"{STAND_INS}/", "<cudascope>", str(nvidia_headers()), "/usr/", "??")
+def _innermost(frames: Sequence[str], library: Library) -> tuple[str, int]:
     for frame in frames:
-        file, _, line = frame.partition(" (")[0].rpartition(":")
-        if os.path.basename(file) in (os.path.basename(source_name), "<stdin>"):
-            file = source_name
-        if file == source_name or not (file.startswith(not_the_kernel) or "/headers-" in file):
+        file, line = _FRAME.fullmatch(frame).groups()
+        if file.startswith(f"{HERE}/"):  # the source's folder, or a name that is no path
+            file = re.sub(r"^(\./)+", "", file.removeprefix(f"{HERE}/"))
+            file = library.source_name if file in (library.source_name, "<stdin>") else str(library.folder / file)
+        if file == library.source_name or file in library.files:
             return file, int(line) if line.isdigit() else 0
-    return source_name, 0
+    return library.source_name, 0

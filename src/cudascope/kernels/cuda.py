@@ -79,9 +79,11 @@ class CudaKernel:
             raise ValueError(f'through must be "c++" or "ptx", got {through!r}')
         path = source_path(source)
         text = read_source(path) if path else str(source).removeprefix("\ufeff")
-        written = Source(text, str(path or ""), path and path.parent, tuple(defines), tuple(options))
+        folder = path.parent if path else Path.cwd()
         self.name = name
-        self.source = written._replace(filename=written.filename or f"{base_name(name)}.cu")
+        filename = str(path) if path else f"{base_name(name)}.cu"
+        source = Source(text, filename, folder, tuple(defines), tuple(map(_with_absolute_folder, options)))
+        self.source = source if path else _with_name_of_its_own(source)
         self._signature, self._file = read_kernel(self.source, name)
         self.function = self._signature.function
         self._on_gpu: dict[int, GpuKernel] = {}  # by the index of the GPU
@@ -228,7 +230,18 @@ def source_path(source: str | Path) -> Path | None:
     if not path.is_file():
         remedy = "" if Path(source).is_absolute() else ": a relative path is looked up from the current folder"
         raise FileNotFoundError(f"source: there is no file {path}{remedy}")
-    return path.resolve()
+    return path
+
+
+def _with_name_of_its_own(source: Source) -> Source:
+    """`source`, a text, with another name if it includes a file that has its name."""
+    if not source.path.exists() or source.path not in [path for path, _ in source.included()]:
+        return source
+    return source._replace(filename=source.filename.replace(".cu", ".text.cu"))
+
+
+def _with_absolute_folder(option: str) -> str:
+    return f"-I{Path(option[2:].strip()).absolute()}" if option.startswith("-I") else option
 
 
 def _check_strings(argument: str, value: object) -> None:

@@ -59,7 +59,7 @@ class PtxKernel:
         self.name, self.entry = name, self.module.entries[name]
         self.filename = f"{name}.ptx" if is_text else str(source)
         self._code = Code(self.text, self.module, self.entry, self.filename)
-        self._source = Source(self._code.cpp, self.filename, None, (), ())
+        self._source = Source(self._code.cpp, self.filename, Path(), (), ())
         self._kernels: dict[tuple[bool, ...], EntryOnCpu] = {}  # by which of the parameters are arrays
 
     def __repr__(self) -> str:

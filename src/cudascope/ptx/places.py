@@ -1,11 +1,11 @@
 """The source line of each line of a PTX file, as its `.file` and `.loc` directives tell it (PTX ISA, section 11.5)."""
 
+import itertools
 import re
 from pathlib import PurePath
 from typing import NamedTuple
 
-from cudascope.cpp.source import CompileError
-from cudascope.toolchain.headers import FOR_NVRTC, STAND_INS, nvidia_headers
+from cudascope.toolchain.headers import is_foreign
 
 
 class Place(NamedTuple):
@@ -29,7 +29,6 @@ def places_of(text: str) -> dict[int, Place]:
     """
     files = {n: name for n, name in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE)}
     by_name = {PurePath(name).name: name for name in files.values()}
-    foreign = _foreign() if files else ()
     callers: dict[tuple[str, ...], tuple[str, ...]] = {}  # the caller of each inlined place, as file, line and column
     places, now = {}, None
     for number, row in enumerate(text.split("\n"), 1):
@@ -55,15 +54,13 @@ def places_of(text: str) -> dict[int, Place]:
                 break
             at = callers[at]
         frames = [frame for frame in frames if frame.line]
-        own = [frame for frame in frames if not any(part in frame.file for part in foreign)]
+        own = [frame for frame in frames if not _is_foreign(frame.file)]
         now = (own or frames or [now])[0]
     return places
 
 
-def _foreign() -> tuple[str, ...]:
-    """Parts of the paths of headers that are not the user's."""
-    known = ("/triton/language/", "/__nv_nvrtc_builtin_header.h", f"{STAND_INS}/", f"{FOR_NVRTC}/")
-    try:
-        return *known, f"{nvidia_headers()}/"
-    except CompileError:  # they are not installed, so the PTX is not NVRTC's
-        return known
+def _is_foreign(file: str) -> bool:
+    """Whether a file belongs to Triton, to NVIDIA or to cudascope."""
+    path = PurePath(file)
+    of_triton = ("triton", "language") in itertools.pairwise(path.parts[:-1])
+    return of_triton or path.name == "__nv_nvrtc_builtin_header.h" or is_foreign(file)

@@ -2,14 +2,35 @@
 
 A build is found again by a digest of everything that went into it, so a changed header or option is a new build and
 nothing is ever invalidated.
+
+The cache stays small: what has not been used for long goes, the oldest first. Only files with the names that cudascope
+gives are looked at, because the folder may hold other files too. A build that a process has loaded stays, and so does a
+file that was used in the last hour: a process may be about to read it.
 """
 
+import contextlib
+import functools
 import hashlib
 import os
+import re
+import shutil
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from cudascope.cpp.source import CompileError
+
+UNFINISHED = ".cudascope-"  # how the name of a file begins until it is whole
+MAX_BYTES = 2 << 30
+MAX_AGE = 30 * 24 * 3600  # seconds without use
+_MAX_AGE_OF_PRECOMPILED = 24 * 3600  # each has 50 MB
+_IN_DOUBT = 3600
+_EVERY = 3600  # seconds between two prunings
+
+_BUILD = re.compile(
+    r"(?:.+-)?[0-9a-f]{32}(?:-instrumented)?\.(?:so|files|lock|cubin|ptx|triton\.json)|(?:headers|precompiled)-[0-9a-f]{32}"
+)
 
 
 def cache_dir() -> Path:
@@ -39,10 +60,31 @@ def digest(*parts: str | bytes) -> str:
     return state.hexdigest()[:32]
 
 
+_PACKAGE = Path(__file__).parents[1]
+
+
+@functools.cache
+def code_of(module: str) -> str:
+    """Return a digest of the code of a module of cudascope and of those that it imports, directly or not."""
+    names, texts = [module], {}
+    for name in names:  # grows
+        path = _PACKAGE.joinpath(*name.split(".")[1:])
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if path in texts or not path.is_file():
+            continue
+        texts[path] = path.read_text(encoding="utf-8")
+        for imported, several, one in _IMPORT.findall(texts[path]):
+            names += [imported, *(f"{imported}.{word}" for word in re.findall(r"\w+", several or one))]
+    return digest(*(part for path in sorted(texts) for part in (str(path.relative_to(_PACKAGE)), texts[path])))
+
+
+_IMPORT = re.compile(r"^[ \t]*from (cudascope[\w.]*) import (?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
+
+
 def publish(path: Path, content: bytes) -> None:
     """Write `path` so that another process sees nothing or the whole file. The last writer wins; all write the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -50,3 +92,83 @@ def publish(path: Path, content: bytes) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
+
+
+# ----------------------------------------------------------------------------------------------- pruning
+
+
+def used(path: Path) -> Path:
+    """Note that `path` is used now."""
+    with contextlib.suppress(OSError):  # it is another user's
+        os.utime(path)
+    return path
+
+
+def prune_at_times() -> None:
+    """`prune`, unless that was done in the last hour."""
+    done = cache_dir() / ".pruned"
+    try:
+        if time.time() - done.stat().st_mtime < _EVERY:
+            return
+    except FileNotFoundError:
+        pass
+    done.touch()
+    prune()
+
+
+def prune(max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE) -> None:
+    """Remove what was not used for `max_age` seconds, and then the oldest builds until `max_bytes` are left."""
+    now, in_use = time.time(), _loaded()
+    found = sorted(_builds(), key=lambda build: build[1])
+    total = sum(size for _, _, size in found)
+    for path, last_use, size in found:
+        age = now - last_use
+        limit = max_age
+        if path.name.startswith("precompiled-"):
+            limit = min(max_age, _MAX_AGE_OF_PRECOMPILED)
+        elif path.name.startswith(UNFINISHED):
+            limit = 0  # of a process that was killed
+        if age < _IN_DOUBT or os.path.realpath(path) in in_use or (age <= limit and total <= max_bytes):
+            continue
+        if _remove(path, last_use):
+            total -= size
+
+
+def _builds() -> Iterator[tuple[Path, float, int]]:
+    """Yield each build in the cache with the time of its last use and its bytes."""
+    folder = cache_dir()
+    for path in (*folder.iterdir(), *folder.glob("cubin/*"), *folder.glob("ptx/*")):
+        if _BUILD.fullmatch(path.name) or path.name.startswith(UNFINISHED):
+            with contextlib.suppress(OSError):  # another process removes it
+                files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else _parts(path)
+                yield path, path.stat().st_mtime, sum(each.stat().st_size for each in files)
+
+
+def _parts(path: Path) -> list[Path]:
+    beside = path.with_suffix(".json")  # what a library has, in words
+    return [path, beside] if path.suffix == ".so" and beside.exists() else [path]
+
+
+def _remove(path: Path, last_use: float) -> bool:
+    """Remove a build that was not used since. A folder disappears at once."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime != last_use:
+            return False
+        if path.is_dir():
+            gone = Path(tempfile.mkdtemp(dir=path.parent, prefix=UNFINISHED))
+            path.rename(gone)  # an empty folder is replaced
+            shutil.rmtree(gone, ignore_errors=True)
+            return True
+        for each in reversed(_parts(path)):
+            each.unlink(missing_ok=True)
+        return True
+    return False
+
+
+def _loaded() -> set[str]:
+    """Return the files that the processes of this machine have in their memory."""
+    loaded: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            loaded.update(re.findall(r"(/.*)$", maps.read_text(errors="surrogateescape"), re.MULTILINE))
+    return loaded

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cudascope.cpp.source import CompileError, read_source
+from cudascope.cpp.source import CompileError, Source, read_source
+from cudascope.toolchain.headers import is_foreign
 from cudascope.toolchain.machine import machine_options
 
 # Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
@@ -31,24 +32,47 @@ def find_compiler() -> tuple[list[str], str]:
             "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
         )
     stat = os.stat(path)
-    identity = f"{platform.machine()} {os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns}"
-    return [path, *machine_options(path), *command[1:]], identity
+    identity = f"{platform.machine()} {os.path.realpath(path)} {stat.st_size} {stat.st_mtime_ns} {command[1:]}"
+    identity += "".join(f" {os.environ.get(name, '')}" for name in ("CPATH", "CPLUS_INCLUDE_PATH"))
+    return [os.path.abspath(path), *machine_options(path), *command[1:]], identity
 
 
-def result_of_compiler(command: Sequence[str], source: str | None = None) -> subprocess.CompletedProcess:
-    """Run the compiler. Its messages are in English in every locale, because cudascope reads them."""
-    environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
-    return subprocess.run(command, input=source, capture_output=True, env=environment, **BYTES)
+# Compilers write their working folder into a library. This name is that of any folder, so a library does not name one.
+HERE = "/proc/self/cwd"
 
 
-def run_compiler(command: Sequence[str], source: str | None = None) -> str:
-    """Return the output of the compiler. Raises CompileError with its messages."""
-    done = result_of_compiler(command, source)
+def result_of_compiler(
+    command: Sequence[str], source: str | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess:
+    """Run the compiler in `folder`. Its messages are in English in every locale, because cudascope reads them."""
+    environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": ""} | ({"PWD": HERE} if folder else {})
+    return subprocess.run(command, input=source, capture_output=True, cwd=folder, env=environment, **BYTES)
+
+
+def run_compiler(command: Sequence[str], source: str | None = None, folder: Path | None = None) -> str:
+    """Return the output of the compiler, run in `folder`. Raises CompileError with its messages."""
+    done = result_of_compiler(command, source, folder)
     if done.returncode:
         compiler = Path(command[0]).name
-        said = done.stderr.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
+        said = _with_folder(done.stderr, folder) if folder else done.stderr
+        said = said.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
     return done.stdout
+
+
+def _with_folder(said: str, folder: Path) -> str:
+    """What the compiler said, with `folder` before the names of files in it."""
+
+    def whole(match: re.Match) -> str:
+        return f"{match[1]}{folder / match[2]}" if (folder / match[2]).is_file() else match[0]
+
+    return re.sub(r"^((?:In file included from | +from )?)([^\s/<][^:\n]*)(?=:)", whole, said, flags=re.MULTILINE)
+
+
+def prerequisites(rule: str) -> list[str]:
+    """The files that a rule of make names after its target. A backslash stands before a space in a name."""
+    words = re.findall(r"(?:\\[ #]|\S)+", rule.replace("\\\n", " ").partition(": ")[2])
+    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]
 
 
 _LACKS = re.compile(  # g++ and clang++
@@ -87,8 +111,9 @@ def with_conditions(error: CompileError, file: str, text: str) -> CompileError:
     return CompileError(f"{wants[1]}:{wants[2]}: error: #error {wants[3]}{remedy}")
 
 
-def in_words(error: CompileError, file: str, name: str) -> CompileError:
+def in_words(error: CompileError, source: Source, name: str) -> CompileError:
     """`error`, or a sentence: the library lacks a name, or the compiler refuses nothing but the name of the kernel."""
+    file = source.filename
     for place, *names in _LACKS.findall(str(error)):
         lacks, library = filter(None, names)
         if library in _STAND_INS:
@@ -98,7 +123,7 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
     first = re.search(r"^(\S.*?):\d+:\d+: (?:fatal )?error: ", said, re.MULTILINE)
     before = said[: first.end()] if first else ""  # a note after the error may show other headers
     chain = next(reversed([*_CHAIN.finditer(before)]), None)
-    if chain and chain[1] == file and chain[3] == first[1] and Path(first[1]).parent != Path(file).parent:
+    if chain and chain[1] == file and chain[3] == first[1] and (source.folder / first[1]).parent != source.folder:
         return CompileError(
             f"{file}:{chain[2]}: error: this line includes {chain[3]}, which the compiler refuses. If the kernel does "
             f"without it, put the line under #ifndef CUDASCOPE; else declare here what it needs\n{error}"
@@ -113,7 +138,6 @@ def in_words(error: CompileError, file: str, name: str) -> CompileError:
 
 _CONTEXT = re.compile(r": In (static |member )*(function|instantiation|substitution|lambda)|:  +required (from|by) ")
 _PLACE = re.compile(r"(?:/.*?|\S+?)(?::\d+)*: |\S.*?(?::\d+)+: ")  # a path may have a space
-_OWN = re.compile(r"/cudascope/cpu/include/|/cudascope/toolchain/stand_ins/|/(?:precompiled|headers)-\w+/|^<cudascope>")
 
 
 def without_own_headers(said: str, file: str) -> str:
@@ -123,16 +147,18 @@ def without_own_headers(said: str, file: str) -> str:
     caller, is_own = file, False
     for line in said.split("\n"):
         place = _PLACE.match(line)
-        if re.match("In file included from| +from ", line):
-            context += [] if _OWN.search(line) else [line]
+        chain = re.match(r"(?:In file included| +) ?from (.*?)(?::\d+)*[:,]?$", line)
+        is_own_here = is_foreign(re.sub(r"(?::\d+)*: $", "", place[0])) if place else False
+        if chain:
+            context += [] if is_foreign(chain[1]) else [line]
         elif place is None:  # the text of a source line
             kept += [] if is_own else [line]
         elif _CONTEXT.search(line):
-            is_own = bool(_OWN.search(place[0]))
+            is_own = is_own_here
             if not is_own:
                 caller = place[0].removesuffix(": ")
                 context.append(line)
-        elif is_own := bool(_OWN.search(place[0])):
+        elif is_own := is_own_here:
             what = re.search(": (?:fatal )?error: (.*)", line)
             kept += [f"{caller}: error: {what[1]}"] if what else []
             context = []

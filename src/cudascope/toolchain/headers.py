@@ -7,17 +7,18 @@ import shutil
 import sysconfig
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from cudascope.cpp.source import CompileError
-from cudascope.toolchain.cache import cache_dir, digest
-from cudascope.toolchain.compiler import BYTES
+from cudascope.toolchain.cache import UNFINISHED, cache_dir, digest, used
 
 _HERE = Path(__file__).parent
 STAND_INS = _HERE / "stand_ins"  # the device side of other libraries' headers
 FOR_NVRTC = _HERE / "include"  # headers of the host's compiler, whose content NVRTC has built in or lacks
 RUNTIME = _HERE.parent / "cpu" / "runtime"  # the C++ side of the runner
 HEADERS = _HERE.parent / "cpu" / "include"  # what a kernel can include, simt.h among it
+_OURS = (RUNTIME, HEADERS, FOR_NVRTC, STAND_INS)
+_IN_CACHE = re.compile(r"(?:headers|precompiled)-[0-9a-f]{32}")
 
 # Headers that are read as if they were others, or empty: a kernel has no use for them, simt.h has what they declare, or
 # NVRTC has it built in.
@@ -100,20 +101,23 @@ def nvidia_headers() -> Path:
     return found
 
 
-@functools.cache
 def header_folder() -> Path:
     """A folder for the CPU: those of NVIDIA's headers that need a word changed, and headers that lead to others."""
-    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
-    texts = {name: (nvidia_headers() / name).read_text(**BYTES) for name in names}
-    changed = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
-    others = _FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
-    return _written(changed | _leading(others, _EMPTY_ON_CPU))
+    return _written(_headers_on_cpu())
 
 
-@functools.cache
 def nvrtc_folder() -> Path:
     """A folder for NVRTC: headers that lead to others, or that are empty."""
     return _written(_leading(_FOR_BOTH | _FOR_NVRTC, _EMPTY_FOR_NVRTC))
+
+
+@functools.cache
+def _headers_on_cpu() -> dict[str, str]:
+    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+    texts = {name: (nvidia_headers() / name).read_text(encoding="utf-8", errors="surrogateescape") for name in names}
+    changed = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
+    others = _FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
+    return changed | _leading(others, _EMPTY_ON_CPU)
 
 
 def _leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
@@ -125,14 +129,45 @@ def _written(headers: Mapping[str, str]) -> Path:
     """A folder of the cache with these headers."""
     folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
     if not folder.exists():
-        made = Path(tempfile.mkdtemp(dir=cache_dir()))
+        made = Path(tempfile.mkdtemp(dir=cache_dir(), prefix=UNFINISHED))
         for name, text in headers.items():
             (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_text(text, **BYTES)
+            (made / name).write_text(text, encoding="utf-8", errors="surrogateescape")
         try:
             made.rename(folder)
         except OSError:  # another process was first
             shutil.rmtree(made)
             if not folder.exists():
                 raise
-    return folder
+    return used(folder)
+
+
+@functools.cache
+def our_headers() -> str:
+    """Return a digest of the C++ of cudascope: the runtime, its headers and the stand-ins."""
+    files = sorted(path for folder in _OURS for path in folder.rglob("*") if path.is_file())
+    return digest(*(part for path in files for part in (str(path.relative_to(_HERE.parent)), path.read_bytes())))
+
+
+@functools.cache
+def nvidia_version() -> str:
+    """Return what identifies NVIDIA's headers, and those of CCCL, which come in a wheel of their own."""
+    files = [
+        nvidia_headers() / "cuda_runtime_api.h",
+        nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h",
+    ]
+    return digest(*(file.read_bytes() if file.is_file() else b"" for file in files))
+
+
+@functools.lru_cache(maxsize=10_000)
+def is_foreign(file: str) -> bool:
+    """Whether `file`, as a compiler names it, is a header of cudascope or of NVIDIA, or stands for no file."""
+    path, kept = PurePath(file), cache_dir()
+    if file.startswith("<") or any(path.is_relative_to(folder) for folder in _OURS):
+        return True
+    if path.is_relative_to(kept) and _IN_CACHE.fullmatch(path.relative_to(kept).parts[0]):
+        return True
+    try:
+        return path.is_relative_to(nvidia_headers())
+    except CompileError:  # they are not installed
+        return False

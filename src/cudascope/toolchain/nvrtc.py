@@ -15,10 +15,17 @@ from typing import Any, NamedTuple
 
 from cudascope.cpp.device_code import device_text
 from cudascope.cpp.signature import address_of
-from cudascope.cpp.source import CompileError, Source
+from cudascope.cpp.source import CompileError, Included, Source
 from cudascope.cpp.variables import plain_variables
-from cudascope.toolchain.cache import cache_dir, digest, publish
-from cudascope.toolchain.headers import FOR_NVRTC, STAND_INS, nvidia_headers, nvrtc_folder
+from cudascope.toolchain.cache import cache_dir, code_of, digest, prune_at_times, publish, used
+from cudascope.toolchain.headers import (
+    FOR_NVRTC,
+    STAND_INS,
+    nvidia_headers,
+    nvidia_version,
+    nvrtc_folder,
+    our_headers,
+)
 from cudascope.toolchain.ptxas import Resources, read_resources
 
 _ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
@@ -78,28 +85,32 @@ def compile_ptx(source: Source, name: str, arch: str) -> Ptx:
 def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, dict[str, Any]]:
     """Return a "cubin" or "ptx" from the cache or from NVRTC, and what is known about it."""
     settings = _settings(source.options)
-    included = [part for path, text in source.included() for part in (str(path), text)]
+    included = source.with_included()
     how = ("\0".join(source.defines), "\0".join(source.options), *_environment())
-    key = digest(arch, name, source.filename, source.text, *how, *included)
+    key = digest(arch, name, source.filename, source.text, *how, *included.key(source.folder))
     path = cache_dir() / form / f"{key}.{form}"
     try:
         header, code = path.read_bytes().split(b"\n", 1)
         about = json.loads(header)
-        if {"symbol", "resources", "variables"} <= about.keys():
+        if {"symbol", "resources", "variables"} <= about.keys() and not included.is_unread:
+            used(path)
             return code, about
-    except (FileNotFoundError, ValueError):  # not built yet, not whole, or by an earlier version
+    except (FileNotFoundError, ValueError):  # not built yet, or not whole
         pass
     compiled = None
     with contextlib.suppress(CompileError):
-        compiled = _compile(source, name, arch, settings, form)
+        compiled = _compile(source, included, name, arch, settings, form)
     if compiled is None:  # because of its host code, perhaps
         try:
             device = source._replace(text=device_text(source, name, _folders()))
-            compiled = _compile(device, name, arch, settings, form)
+            compiled = _compile(device, included, name, arch, settings, form)
         except CompileError as error:
             raise CompileError(f"{error}{_lacking(source.text)}") from None
     code, about = compiled
-    publish(path, json.dumps({"kernel": name, "arch": arch, **about}).encode() + b"\n" + code)
+    # NVRTC does not tell which files it opened: what is kept must have been made of files that are known and unchanged
+    if not included.is_unread and source.with_included() == included:
+        publish(path, json.dumps({"kernel": name, "arch": arch, **about}).encode() + b"\n" + code)
+        prune_at_times()
     return code, about
 
 
@@ -113,10 +124,13 @@ def _lacking(text: str) -> str:
     )
 
 
-def _compile(source: Source, name: str, arch: str, settings: dict[str, Any], form: str) -> tuple[bytes, dict[str, Any]]:
+def _compile(
+    source: Source, included: Included, name: str, arch: str, settings: dict[str, Any], form: str
+) -> tuple[bytes, dict[str, Any]]:
     nvrtc = _nvrtc()
-    folders = [*([source.folder] if source.folder else []), *source.include_path, *_folders()]
-    texts = [source.text, *(text for _, text in source.included())]
+    last = [source.folder] if included.needs_own_folder else []
+    folders = [*source.include_path, *_folders(), *source.late_include_path, *last]
+    texts = [source.text, *(text for _, text in included.files)]
     defines = [*source.defines, *(["CUDASCOPE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
     options = [
         f"--gpu-architecture={arch if form == 'cubin' else arch.replace('sm_', 'compute_')}",
@@ -128,23 +142,23 @@ def _compile(source: Source, name: str, arch: str, settings: dict[str, Any], for
         *_flags({"std": "c++17", **settings}),
     ]
     expression = address_of(name)
-    addresses = {f"&{each.name}": each.name for each in plain_variables(source.read())}
-    program = _done(nvrtc.nvrtcCreateProgram(source.text.encode(), source.filename.encode(), 0, None, None))
+    addresses = {f"&{each.name}": each.name for each in plain_variables(source.read(included))}
+    # by the path NVRTC finds what the source includes with quotes
+    program = _done(nvrtc.nvrtcCreateProgram(source.text.encode(), str(source.path).encode(), 0, None, None))
     try:
         for each in (expression, *addresses):
             _done(nvrtc.nvrtcAddNameExpression(program, each.encode()))
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode(errors="replace")
         if status:
-            message = log.rstrip("\0").strip() or status.name
+            message = log.rstrip("\0").strip().replace(str(source.path), source.filename) or status.name
             raise CompileError(f"{source.filename}: kernel {name} does not compile for {arch}\n{message}")
         symbols = {each: _done(nvrtc.nvrtcGetLoweredName(program, each.encode())) for each in (expression, *addresses)}
         if form == "cubin":
             code = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
         else:
             code = _bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0")
-            # NVRTC puts the current folder before a name without a folder
-            code = code.replace(f'"{Path.cwd() / source.filename}"'.encode(), f'"{source.filename}"'.encode())
+            code = code.replace(f'"{source.path}"'.encode(), f'"{source.filename}"'.encode())
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     symbol, *others = (each.decode() for each in symbols.values())
@@ -225,7 +239,7 @@ def _nvrtc() -> Any:
 
 @cache
 def _environment() -> tuple[str, ...]:
-    """Return the inputs besides the source: the versions of NVRTC and of NVIDIA's headers, and our headers."""
+    """Return the inputs besides the source: NVRTC, NVIDIA's headers and ours, and our code."""
     nvrtc = _nvrtc()
     try:
         _, major, minor = nvrtc.nvrtcVersion()
@@ -233,16 +247,4 @@ def _environment() -> tuple[str, ...]:
         raise RuntimeError(
             f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'cudascope[cuda]' ({error})"
         ) from error
-    header = (nvidia_headers() / "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
-    version = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", header)
-    cccl = nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h"  # a wheel of its own
-    ours = [
-        part
-        for file in sorted([*FOR_NVRTC.iterdir(), *STAND_INS.rglob("*.*")])
-        for part in (file.name, file.read_text(encoding="utf-8"))
-    ]
-    theirs = (
-        version[1] if version else digest(header),
-        digest(cccl.read_text(encoding="utf-8")) if cccl.exists() else "",
-    )
-    return f"{major}.{minor}", *theirs, digest(*ours), nvrtc_folder().name
+    return f"{major}.{minor}", nvidia_version(), our_headers(), nvrtc_folder().name, code_of(__name__)

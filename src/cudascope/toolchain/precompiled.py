@@ -4,21 +4,19 @@ It takes as long as four builds and 50 MB, so the first build goes without. g++ 
 precompiled of it, and reads the header itself where that does not fit its flags.
 """
 
-import functools
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from cudascope.cpp.source import CompileError, Source
-from cudascope.toolchain.cache import cache_dir, digest
+from cudascope.toolchain.cache import UNFINISHED, cache_dir, digest, publish, used
 from cudascope.toolchain.compiler import find_compiler, run_compiler
-from cudascope.toolchain.headers import HEADERS, nvidia_headers
+from cudascope.toolchain.headers import HEADERS, nvidia_headers, nvidia_version, our_headers
 
-_KEPT = 24 * 3600  # seconds that one may lie unused
+_REFUSED = 24 * 3600  # seconds after which a compiler that did not manage is asked again
 
 # The word std, or a header that may need more of the standard library than these do.
 _STD = re.compile(
@@ -26,11 +24,6 @@ _STD = re.compile(
     r'(?![ \t]*[<"](?:cooperative_groups|cuda_(?:bf16|fp16|fp8|runtime)|float|math|mma|stdint|stdio)\.h[>"])',
     re.MULTILINE,
 )
-
-
-@functools.cache
-def _headers() -> str:
-    return digest(*(path.read_text(encoding="utf-8") for path in sorted(HEADERS.rglob("*")) if path.is_file()))
 
 
 def without_std(source: Source) -> list[str]:
@@ -48,32 +41,46 @@ def precompiled(flags: Sequence[str]) -> Path:
     # the user's definitions and folders do not change it
     folders = tuple(f"-I{folder}" for folder in (HEADERS, cache_dir() / "headers-", nvidia_headers()))
     flags = [flag for flag in flags if flag[:2] not in ("-D", "-I") or flag.startswith(("-DSIMT", *folders))]
-    folder = cache_dir() / f"precompiled-{digest(identity, str(HEADERS), *flags, _headers())}"
+    parts = (identity, str(HEADERS), *flags, our_headers(), nvidia_version())
+    folder = cache_dir() / f"precompiled-{digest(*parts)}"
     made = folder / plain.name
     if made.with_suffix(".h.gch").exists():
-        os.utime(folder)
+        used(folder)
         return made
     try:
         folder.mkdir()
         return plain  # the first build
     except FileExistsError:
         pass
-    try:
-        (folder / "begun").touch(exist_ok=False)
-    except OSError:
-        return plain  # another process is at it
-    try:
-        with tempfile.TemporaryDirectory(dir=cache_dir()) as beside:
-            made.write_text(f'#include "{plain}"\n', encoding="utf-8")
-            run_compiler([*compiler, *flags, "-x", "c++-header", str(made), "-o", f"{beside}/made"])
-            os.replace(f"{beside}/made", made.with_suffix(".h.gch"))
-    except (CompileError, OSError):
+    if _is_recent(folder / "refused"):
         return plain
-    _forget_unused()
+    import fcntl  # Windows does not have it, and has no compiler that gets here
+
+    with open(folder / "lock", "wb") as lock:  # the lock of a process that is killed ends with it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return plain  # another process is at it
+        try:
+            if not made.with_suffix(".h.gch").exists():
+                _precompile([*compiler, *flags], plain, made)
+        except CompileError:
+            (folder / "refused").touch()
+            return plain
+        except OSError:
+            return plain
     return made
 
 
-def _forget_unused() -> None:
-    for folder in cache_dir().glob("precompiled-*"):
-        if time.time() - folder.stat().st_mtime > _KEPT:
-            shutil.rmtree(folder, ignore_errors=True)
+def _precompile(command: Sequence[str], plain: Path, made: Path) -> None:
+    publish(made, f'#include "{plain}"\n'.encode())
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as beside:
+        run_compiler([*command, "-x", "c++-header", str(made), "-o", f"{beside}/made"])
+        os.replace(f"{beside}/made", made.with_suffix(".h.gch"))
+
+
+def _is_recent(marker: Path) -> bool:
+    try:
+        return time.time() - marker.stat().st_mtime < _REFUSED
+    except FileNotFoundError:
+        return False

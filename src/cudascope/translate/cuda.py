@@ -3,7 +3,6 @@
 import bisect
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from cudascope.cpp.device_code import needed_by, only
 from cudascope.cpp.file import File
@@ -12,10 +11,11 @@ from cudascope.cpp.signature import base_name
 from cudascope.cpp.source import OF_TORCH, CompileError, Source
 from cudascope.cpp.variables import Variable, plain_variables, variables_in
 from cudascope.toolchain.compiler import find_compiler
+from cudascope.toolchain.headers import HEADERS
 from cudascope.toolchain.precompiled import precompiled
 from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
 from cudascope.translate.missing import with_traps
-from cudascope.translate.preprocess import Part, file_of, line_at, parts_of, preprocess
+from cudascope.translate.preprocess import Part, file_of, line_at, own_files, parts_of, preprocess
 from cudascope.translate.ptx import translate
 
 _TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MULTILINE)
@@ -72,15 +72,23 @@ def as_it_stands(source: str, file: File) -> str:
     return source + _dynamic(file.text) + _table(plain_variables(file))
 
 
-def preprocessed(source: str, flags: Sequence[str], foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
-    """The parts of `source` with CUDA's words left in them. `foreign` are the folders of headers not the user's."""
+def preprocessed(text: str, flags: Sequence[str], source: Source) -> tuple[list[Part], list[str]]:
+    """The parts of `text`, which is made of `source`, with CUDA's words in them, and the headers that are missing."""
     compiler, _ = find_compiler()
-    return preprocess([*compiler, *flags, "-DSIMT_PREPROCESS", "-include", "simt.h"], source, foreign)
+    command = [*compiler, *flags, "-DSIMT_PREPROCESS", "-include", str(HEADERS / "simt.h")]
+    return preprocess(command, text, source)
 
 
-def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: Sequence[Path]) -> str:
-    """Return the part of `source` that kernel `name` needs. Raise CompileError if that part cannot run here."""
-    parts, missing = preprocessed(source, flags, foreign)
+def only_what_is_needed(text: str, name: str, flags: Sequence[str], source: Source) -> tuple[str, list[str], list[str]]:
+    """Return the part of `text` that kernel `name` needs, the user's files in it, and the headers that are missing.
+
+    The text is made of `source`.
+
+    Raises:
+        CompileError: this part cannot run here.
+    """
+    parts, missing = preprocessed(text, flags, source)
+    opened = [file for file in own_files(parts) if file != source.filename]
     file = file_of(parts)
     needed = needed_by(file, name)
     function = base_name(name)
@@ -93,13 +101,13 @@ def only_what_is_needed(source: str, name: str, flags: Sequence[str], foreign: S
     names = _RENAMED | _own_integers(file)
     at = (i for piece in needed for i in range(piece.start, piece.end) if file.tokens[i] in names)
     renamed = ((*file.span(i, i + 1), names[file.tokens[i]]) for i in at)
-    parts = parts_of(only(file, needed, renamed), foreign)
+    parts = parts_of(only(file, needed, renamed))
     cut = _UNDEFINED + "".join(translate(part) if is_own else part for is_own, part in parts)
     if missing:
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", str(precompiled(flags))]
-        cut = with_traps(cut, missing, command, lambda cut: file_of(parts_of(cut, foreign)))
-    return cut + _dynamic(cut) + _table(variables_in(file, needed))
+        cut = with_traps(cut, missing, command, lambda cut: file_of(parts_of(cut)))
+    return cut + _dynamic(cut) + _table(variables_in(file, needed)), opened, missing
 
 
 _INTEGERS = {f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64, "ptr")} | {"size_t", "ptrdiff_t"}

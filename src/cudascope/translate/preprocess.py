@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cudascope.cpp.file import File
-from cudascope.cpp.source import OF_TORCH, CompileError
+from cudascope.cpp.source import OF_TORCH, CompileError, Source
 from cudascope.cpp.tokens import lexemes_of
-from cudascope.toolchain.compiler import run_compiler
+from cudascope.toolchain.compiler import prerequisites, run_compiler
+from cudascope.toolchain.headers import is_foreign
 
 MARKER = re.compile(r'^#(?:line)? (\d+) "((?:\\.|[^"\\\n])*)"([ \d]*)$', re.MULTILINE)
 _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
@@ -21,22 +22,22 @@ _SYSTEM = "3"  # the flag by which a marker says that a system's header follows
 Part = tuple[bool, str]  # is it the user's own, and its text with the compiler's line markers
 
 
-def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> tuple[list[Part], list[str]]:
-    """`source` after the preprocessor of `command`, a compiler and its flags, and the headers that are missing.
+def preprocess(command: Sequence[str], text: str, source: Source) -> tuple[list[Part], list[str]]:
+    """`text` after the preprocessor of `command`, a compiler and its flags, and the headers that are missing.
 
-    Files in `foreign` are not the user's. The text after simt.h comes in parts.
+    The text is made of `source`. What follows after simt.h comes in parts.
 
     Raises:
         CompileError: the preprocessor refuses it.
     """
     missing: list[str] = []
     try:
-        text = run_compiler([*command, "-E", "-x", "c++", "-"], source)
+        done = run_compiler([*command, "-E", "-x", "c++", "-"], text, source.folder)
     except CompileError as error:
         if "No such file or directory" not in str(error):
             raise
-        rule = run_compiler([*command, "-M", "-MG", "-x", "c++", "-"], source)
-        missing = [name for name in _prerequisites(rule) if not os.path.exists(name)]
+        rule = run_compiler([*command, "-M", "-MG", "-x", "c++", "-"], text, source.folder)
+        missing = [name for name in prerequisites(rule) if not (source.folder / name).exists()]
         with tempfile.TemporaryDirectory() as folder:
             inside = Path(folder, *"abcdefgh")  # deep enough for every ../
             inside.mkdir(parents=True)
@@ -44,29 +45,40 @@ def preprocess(command: Sequence[str], source: str, foreign: Sequence[Path]) -> 
                 stand_in = Path(os.path.normpath(inside / name))
                 stand_in.parent.mkdir(parents=True, exist_ok=True)
                 stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "", encoding="utf-8")
-            text = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], source)
-    _, *parts = parts_of(text, foreign)  # simt.h comes first: a precompiled one is read sooner
+            done = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], text, source.folder)
+    _, *parts = parts_of(_with_whole_names(done, source))  # simt.h comes first: a precompiled one is read sooner
     return parts, missing
 
 
-def _prerequisites(rule: str) -> list[str]:
-    """The files that a rule of make names after its target. A backslash stands before a space in a name."""
-    words = re.findall(r"(?:\\[ #]|\S)+", rule.replace("\\\n", " ").partition(":")[2])
-    return [re.sub(r"\\([ #])", r"\1", word).replace("$$", "$") for word in words]
+def _with_whole_names(text: str, source: Source) -> str:
+    """Preprocessed text whose markers give headers with their folder: the compiler leaves out that of the source."""
+
+    def whole(marker: re.Match) -> str:
+        line, file, flags = marker.groups()
+        is_whole = file.startswith(("/", "<")) or file == source.filename
+        return marker[0] if is_whole else f'# {line} "{source.folder}/{file}"{flags}'
+
+    return MARKER.sub(whole, text)
 
 
-def parts_of(text: str, foreign: Sequence[Path]) -> Iterator[Part]:
+def parts_of(text: str) -> Iterator[Part]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
-    others = ("<", *(f"{folder}/" for folder in foreign))
     start, is_own = 0, False
-    is_foreign: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
+    is_others: dict[str, bool] = {}  # by a file's first marker: a later one may stand in a macro's expansion
     for marker in MARKER.finditer(text):
         _, file, flags = marker.groups()
-        foreign_file = _SYSTEM in flags.split() or file.startswith(others) or file.endswith("//")  # the working folder
-        if is_own == is_foreign.setdefault(file, foreign_file):
+        if file not in is_others:
+            is_others[file] = _SYSTEM in flags.split() or is_foreign(file) or file.endswith("//")  # the working folder
+        if is_own == is_others[file]:
             yield is_own, text[start : marker.start()]
             start, is_own = marker.start(), not is_own
     yield is_own, text[start:]
+
+
+def own_files(parts: Iterable[Part]) -> list[str]:
+    """The user's files in preprocessed text."""
+    files = [marker[2] for is_own, text in parts if is_own for marker in MARKER.finditer(text)]
+    return [*dict.fromkeys(files)]
 
 
 def file_of(parts: Iterable[Part]) -> File:

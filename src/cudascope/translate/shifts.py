@@ -7,8 +7,7 @@ which stops the kernel if the amount is too large.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from cudascope.toolchain.compiler import BYTES
 from cudascope.translate.preprocess import MARKER
@@ -25,14 +24,23 @@ _OPERATOR = re.compile(r"(<<|>>)(=?)")
 Place = tuple[str, int, int]
 
 
-def open_shifts(assembly: str, foreign: Sequence[Path]) -> set[Place]:
-    """File, line and column of each shift whose amount may be too large, without those in headers of `foreign`."""
+def open_shifts(assembly: str, is_own: Callable[[str], bool]) -> set[Place]:
+    """File, line and column of each shift in the user's files whose amount may be too large."""
     if _CALLED not in assembly:
         return set()
-    files = dict(_STRING.findall(assembly))
+    files = {label: _unescaped(string) for label, string in _STRING.findall(assembly)}
     places = {(files.get(label, ""), int(line), int(column)) for label, line, column in _PLACE.findall(assembly)}
-    others = ("/usr/", *(f"{folder}/" for folder in foreign))
-    return {place for place in places if not place[0].startswith(others)}
+    return {place for place in places if is_own(place[0])}
+
+
+def _unescaped(string: str) -> str:
+    """A string of the assembly, in which a byte may be written as three octal digits."""
+    content = re.sub(rb"\\([0-7]{3}|.)", _byte, string.encode(**BYTES))
+    return content.decode(**BYTES)
+
+
+def _byte(escape: re.Match) -> bytes:
+    return bytes([int(escape[1], 8)]) if len(escape[1]) == 3 else escape[1]
 
 
 def with_exact_shifts(text: str, places: set[Place]) -> tuple[str, set[Place]]:
