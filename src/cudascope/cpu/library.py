@@ -1,5 +1,6 @@
 """A .cu file compiled for the CPU: its entry points, its shared arrays, and the source line of each instruction."""
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -157,17 +158,18 @@ def _symbols(path: Path) -> list[_Symbol]:
     nm and c++filt (binutils, which g++ needs) read them once: the result is kept beside the library.
     """
     kept = path.with_suffix(".json")
-    if not kept.exists():
-        table = run_tool("nm", "--format=sysv", str(path))
-        rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
-        rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in _OF_THE_RUNTIME)
-        names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
-        found = [
-            _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")
-            for (symbol, value, _, kind, size, *_), name in zip(rows, names, strict=True)
-        ]
-        publish(kept, json.dumps(found).encode())
-    return [_Symbol(*each) for each in json.loads(kept.read_text(encoding="utf-8"))]
+    with contextlib.suppress(FileNotFoundError, ValueError):  # not read yet, or not whole
+        return [_Symbol(*each) for each in json.loads(kept.read_text(encoding="utf-8"))]
+    table = run_tool("nm", "--format=sysv", str(path))
+    rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
+    rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in _OF_THE_RUNTIME)
+    names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
+    found = [
+        _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")
+        for (symbol, value, _, kind, size, *_), name in zip(rows, names, strict=True)
+    ]
+    publish(kept, json.dumps(found).encode())
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ source lines

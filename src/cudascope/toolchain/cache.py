@@ -66,19 +66,33 @@ _PACKAGE = Path(__file__).parents[1]
 @functools.cache
 def code_of(module: str) -> str:
     """Return a digest of the code of a module of cudascope and of those that it imports, directly or not."""
-    names, texts = [module], {}
+    texts: dict[str, bytes] = {}
+    names = [module]
     for name in names:  # grows
-        path = _PACKAGE.joinpath(*name.split(".")[1:])
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if path in texts or not path.is_file():
-            continue
-        texts[path] = path.read_text(encoding="utf-8")
-        for imported, several, one in _IMPORT.findall(texts[path]):
-            names += [imported, *(f"{imported}.{word}" for word in re.findall(r"\w+", several or one))]
-    return digest(*(part for path in sorted(texts) for part in (str(path.relative_to(_PACKAGE)), texts[path])))
+        if name in _modules() and name not in texts:
+            texts[name], imported = _read(name)
+            names += imported
+    return digest(*sorted(texts), *(texts[name] for name in sorted(texts)))
 
 
-_IMPORT = re.compile(r"^[ \t]*from (cudascope[\w.]*) import (?:\(([^)]*)\)|([^\n]*))", re.MULTILINE)
+@functools.cache
+def _modules() -> dict[str, str]:
+    """The file of each module of cudascope."""
+    names = {}
+    for folder, _, files in os.walk(_PACKAGE):
+        package = ".".join(("cudascope", *Path(folder).relative_to(_PACKAGE).parts))
+        names |= {f"{package}.{file[:-3]}": f"{folder}/{file}" for file in files if file.endswith(".py")}
+    return names | {name.removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def _read(name: str) -> tuple[bytes, list[str]]:
+    """The content of a module and the names that it imports, of which some may be modules too."""
+    content = Path(_modules()[name]).read_bytes()
+    imports = [(each, re.findall(r"\w+", several or one)) for each, several, one in _IMPORT.findall(content.decode())]
+    return content, [f"{each}{end}" for each, words in imports for end in ("", *(f".{word}" for word in words))]
+
+
+_IMPORT = re.compile(r"from (cudascope[\w.]*) import (?:\(([^)]*)\)|([^\n]*))")
 
 
 def publish(path: Path, content: bytes) -> None:

@@ -103,21 +103,23 @@ def nvidia_headers() -> Path:
 
 def header_folder() -> Path:
     """A folder for the CPU: those of NVIDIA's headers that need a word changed, and headers that lead to others."""
-    return _written(_headers_on_cpu())
-
-
-def nvrtc_folder() -> Path:
-    """A folder for NVRTC: headers that lead to others, or that are empty."""
-    return _written(_leading(_FOR_BOTH | _FOR_NVRTC, _EMPTY_FOR_NVRTC))
+    return folder_of(*_headers_on_cpu())
 
 
 @functools.cache
-def _headers_on_cpu() -> dict[str, str]:
+def _headers_on_cpu() -> tuple[dict[str, str], str]:
+    """These headers by their names, and the name of their folder."""
     names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
     texts = {name: (nvidia_headers() / name).read_text(encoding="utf-8", errors="surrogateescape") for name in names}
     changed = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
     others = _FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
-    return changed | _leading(others, _EMPTY_ON_CPU)
+    headers = changed | _leading(others, _EMPTY_ON_CPU)
+    return headers, name_of(headers)
+
+
+def nvrtc_folder() -> Path:
+    """A folder for NVRTC: headers that lead to others, or that are empty."""
+    return folder_of(_leading(_FOR_BOTH | _FOR_NVRTC, _EMPTY_FOR_NVRTC))
 
 
 def _leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
@@ -125,14 +127,14 @@ def _leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
     return {name: f"#include <{other}>\n" for name, other in others.items()} | dict.fromkeys(empty.split(), "")
 
 
-def _written(headers: Mapping[str, str]) -> Path:
-    """A folder of the cache with these headers."""
-    folder = cache_dir() / f"headers-{digest(*headers, *headers.values())}"
+def folder_of(headers: Mapping[str, str], name: str = "") -> Path:
+    """Return a folder in the cache with headers of these names and texts. Its own `name` follows from them."""
+    folder = cache_dir() / (name or name_of(headers))
     if not folder.exists():
         made = Path(tempfile.mkdtemp(dir=cache_dir(), prefix=UNFINISHED))
-        for name, text in headers.items():
-            (made / name).parent.mkdir(parents=True, exist_ok=True)
-            (made / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        for header, text in headers.items():
+            (made / header).parent.mkdir(parents=True, exist_ok=True)
+            (made / header).write_text(text, encoding="utf-8", errors="surrogateescape")
         try:
             made.rename(folder)
         except OSError:  # another process was first
@@ -142,11 +144,16 @@ def _written(headers: Mapping[str, str]) -> Path:
     return used(folder)
 
 
+def name_of(headers: Mapping[str, str]) -> str:
+    return f"headers-{digest(*headers, *headers.values())}"
+
+
 @functools.cache
 def our_headers() -> str:
     """Return a digest of the C++ of cudascope: the runtime, its headers and the stand-ins."""
-    files = sorted(path for folder in _OURS for path in folder.rglob("*") if path.is_file())
-    return digest(*(part for path in files for part in (str(path.relative_to(_HERE.parent)), path.read_bytes())))
+    files = sorted(f"{place}/{file}" for folder in _OURS for place, _, files in os.walk(folder) for file in files)
+    start = len(str(_HERE.parent))
+    return digest(*(part for file in files for part in (file[start:], _start_of(file, None))))
 
 
 @functools.cache
@@ -156,7 +163,13 @@ def nvidia_version() -> str:
         nvidia_headers() / "cuda_runtime_api.h",
         nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h",
     ]
-    return digest(*(file.read_bytes() if file.is_file() else b"" for file in files))
+    found = [file for file in files if file.is_file()]
+    return digest(*(part for file in found for part in (str(file.stat().st_size), _start_of(file, 1 << 14))))
+
+
+def _start_of(file: str | Path, num_bytes: int | None) -> bytes:
+    with open(file, "rb") as opened:
+        return opened.read(num_bytes)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -165,7 +178,7 @@ def is_foreign(file: str) -> bool:
     path, kept = PurePath(file), cache_dir()
     if file.startswith("<") or any(path.is_relative_to(folder) for folder in _OURS):
         return True
-    if path.is_relative_to(kept) and _IN_CACHE.fullmatch(path.relative_to(kept).parts[0]):
+    if path.is_relative_to(kept) and any(map(_IN_CACHE.fullmatch, path.relative_to(kept).parts[:1])):
         return True
     try:
         return path.is_relative_to(nvidia_headers())
