@@ -63,7 +63,7 @@ class Included(NamedTuple):
     text: str  # the source with the files put in, each of them once
     files: list[tuple[Path, str]]  # of the user, with their text, in order of first inclusion
     answers: list[str]  # of __has_include
-    needs_own_folder: bool  # only there an include in <> is found
+    lenient: dict[str, Path]  # names in <> that only the source's folder has
     is_unread: bool  # the text does not tell the file of an include, as of `#include NAME(x)`
 
     def key(self, folder: Path) -> list[str]:
@@ -120,16 +120,18 @@ class Source(NamedTuple):
         """
         files: dict[Path, tuple[Path, str]] = {}
         early, late, answers = self.include_path, self.late_include_path, []
-        needs_own_folder = is_unread = False
+        lenient: dict[str, Path] = {}
+        is_unread = False
 
         def found(quoted: str | None, name: str | None, beside: Path) -> Path | None:
-            nonlocal needs_own_folder
             name, folders = (quoted, [beside, *early]) if quoted else (name, early)
+            if Path(name).is_absolute():
+                return Path(name) if Path(name).is_file() else None
             path = next((folder / name for folder in folders if (folder / name).is_file()), None)
             if path is None and not is_elsewhere(name):
                 path = next((folder / name for folder in late if (folder / name).is_file()), None)
-                if path is None and (self.folder / name).is_file() and not _is_of_system(name):
-                    needs_own_folder, path = True, self.folder / name  # many compilers are given -I.
+                if path is None and not quoted and _is_plain(name) and (self.folder / name).is_file():
+                    path = lenient[name] = self.folder / name  # many compilers are given -I.
             return path
 
         def meanings(macro: str) -> set[str]:
@@ -172,7 +174,7 @@ class Source(NamedTuple):
             return _INCLUDE.sub(include, text) if "#" in text else text
 
         whole = expanded(self.text, self.filename, self.folder)
-        return Included(whole, [*files.values()], answers, needs_own_folder, is_unread)
+        return Included(whole, [*files.values()], answers, lenient, is_unread)
 
     def read(self, included: Included | None = None) -> File:
         """The source and, before it, the files that it includes."""
@@ -181,8 +183,9 @@ class Source(NamedTuple):
         return read(headers + self.text, self.defines, len(headers))
 
 
-def _is_of_system(name: str) -> bool:
-    return "." not in name or Path("/usr/include", name).is_file()
+def _is_plain(name: str) -> bool:
+    """Whether a name in <> may be that of a header beside the source: the system has no such header."""
+    return "." in name and not {"/", ".."} & set(Path(name).parts) and not Path("/usr/include", name).is_file()
 
 
 def _has_any(folder: Path, headers: Sequence[str]) -> bool:

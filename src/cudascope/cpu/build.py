@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_THREADS
-from cudascope.cpp.file import File
 from cudascope.cpp.signature import address_of
 from cudascope.cpp.source import CompileError, Included, Source
 from cudascope.cpu.kept import Kept
@@ -31,6 +30,7 @@ from cudascope.toolchain.headers import (
     STAND_INS,
     header_folder,
     is_foreign,
+    lenient_folders,
     nvidia_headers,
     nvidia_version,
     our_headers,
@@ -40,6 +40,8 @@ from cudascope.translate.assembly import changed, has_empty_loop
 from cudascope.translate.cuda import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
 from cudascope.translate.missing import with_template_keywords
 from cudascope.translate.shifts import open_shifts, with_exact_shifts
+
+_OF_SYSTEM = (Path("/usr/local/include"), Path("/usr/include"))  # where a missing header may appear
 
 COMMON_FLAGS = (
     "-std=c++17",
@@ -95,7 +97,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     whole, cut = kept(*entries), kept("only", name)
     if not (found := whole.found() or cut.found()):
         with runtime_built_meanwhile():
-            _compile(source, file, name, entries, flags, whole, cut, instrumented)
+            _compile(source, included, name, entries, flags, whole, cut, instrumented)
         found = whole.found() or cut.found()
     if not found:
         raise CompileError(f"{source.filename}: a file that it includes is written while it is compiled: compile again")
@@ -111,7 +113,7 @@ def build_key() -> list[str]:
 
 def _compile(
     source: Source,
-    file: File,
+    included: Included,
     name: str,
     entries: list[str],
     flags: list[str],
@@ -120,13 +122,14 @@ def _compile(
     instrumented: bool,
 ) -> None:
     """Compile the whole file for `whole`. If the compiler does not accept it, compile for `cut` what `name` needs."""
+    file = source.read(included)
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as folder:
         made = Path(folder, "kernel.so")
         if not must_be_cut(file):
             with contextlib.suppress(CompileError):
                 translation = as_it_stands(written(source) + _epilogue(entries), file)
                 opened = compile_library(translation, flags, made, source, gaps=instrumented, may_be_cut=True)
-                whole.keep(made, opened, ())
+                whole.keep(made, opened, _elsewhere(source, opened) if included.is_unread else [])
                 return
         try:
             text = written(source) + _epilogue([name])
@@ -137,7 +140,20 @@ def _compile(
             _compile_cut(translation, flags, made, source, instrumented, opened)
         except CompileError as error:
             raise in_words(error, source, name) from None
-        cut.keep(made, opened, missing)
+        absent = _elsewhere(source, opened) if included.is_unread else []
+        cut.keep(
+            made,
+            opened,
+            absent + [str(folder / name) for name in missing for folder in (*_OF_SYSTEM, nvidia_headers())],
+        )
+
+
+def _elsewhere(source: Source, opened: Sequence[str]) -> list[str]:
+    """The places at which the compiler may have looked for the files `opened` before it found them."""
+    files = [Path(file) for file in opened]
+    folders = dict.fromkeys([source.folder, *source.include_path, *(file.parent for file in files)])
+    names = {file.relative_to(folder) for file in files for folder in folders if file.is_relative_to(folder)}
+    return sorted(str(folder / name) for name in names for folder in folders if not (folder / name).exists())
 
 
 def own_text(source: Source) -> str:
@@ -158,8 +174,7 @@ def _flags(source: Source, included: Included, *, instrumented: bool) -> list[st
     # of the options, the host's compiler has a use for the language's version
     flags += [re.sub("^--", "-", option) for option in source.options if re.match("--?std=", option)]
     ours = [header_folder(), HEADERS, STAND_INS, nvidia_headers()]
-    last = [source.folder] if included.needs_own_folder else []
-    folders = [*source.include_path, *ours, *source.late_include_path, *last]
+    folders = [*source.include_path, *ours, *source.late_include_path, *lenient_folders(included)]
     return flags + [f"-I{folder}" for folder in folders]
 
 

@@ -169,8 +169,7 @@ def _remove(path: Path, last_use: float) -> bool:
         if path.stat().st_mtime != last_use:
             return False
         if path.is_dir():
-            gone = Path(tempfile.mkdtemp(dir=path.parent, prefix=UNFINISHED))
-            path.rename(gone)  # an empty folder is replaced
+            gone = path.rename(path.with_name(f"{UNFINISHED}{os.urandom(8).hex()}"))
             shutil.rmtree(gone, ignore_errors=True)
             return True
         for each in reversed(_parts(path)):

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
-from cudascope.cpp.source import CompileError
+from cudascope.cpp.source import CompileError, Included
 from cudascope.toolchain.cache import UNFINISHED, cache_dir, digest, used
 
 _HERE = Path(__file__).parent
@@ -165,6 +165,15 @@ def nvidia_version() -> str:
     ]
     found = [file for file in files if file.is_file()]
     return digest(*(part for file in found for part in (str(file.stat().st_size), _start_of(file, 1 << 14))))
+
+
+def lenient_folders(included: Included) -> list[Path]:
+    """The folder by which a compiler finds what is included in <> and lies beside the source, if there is any.
+
+    The source's folder itself would hide the system's headers of the same names.
+    """
+    forwarders = {name: f'#include "{path}"\n' for name, path in included.lenient.items()}
+    return [folder_of(forwarders)] if forwarders else []
 
 
 def _start_of(file: str | Path, num_bytes: int | None) -> bytes:

@@ -21,6 +21,7 @@ from cudascope.toolchain.cache import cache_dir, code_of, digest, prune_at_times
 from cudascope.toolchain.headers import (
     FOR_NVRTC,
     STAND_INS,
+    lenient_folders,
     nvidia_headers,
     nvidia_version,
     nvrtc_folder,
@@ -128,8 +129,7 @@ def _compile(
     source: Source, included: Included, name: str, arch: str, settings: dict[str, Any], form: str
 ) -> tuple[bytes, dict[str, Any]]:
     nvrtc = _nvrtc()
-    last = [source.folder] if included.needs_own_folder else []
-    folders = [*source.include_path, *_folders(), *source.late_include_path, *last]
+    folders = [*source.include_path, *_folders(), *source.late_include_path, *lenient_folders(included)]
     texts = [source.text, *(text for _, text in included.files)]
     defines = [*source.defines, *(["CUDASCOPE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
     options = [

@@ -7,6 +7,9 @@ tests/cudascope/test_assembly.py has samples of each change.
 import re
 
 _EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_FILE_0 = re.compile(rf"^(\t\.file 0 {_STRING} ){_STRING}", re.M)
+_FIRST_FILE = re.compile(rf"^\t\.file 1 ({_STRING})$", re.M)
 _DIVISION = re.compile(r"^\t(?P<kind>[su])div\t(?P<width>[wx])\w+, (?P<dividend>\w+), (?P<divisor>\w+)$", re.M)
 _OURS = {
     "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
@@ -26,8 +29,17 @@ def has_empty_loop(assembly: str) -> bool:
 
 def changed(assembly: str, *, gaps: bool) -> str:
     """Return the assembly of a kernel with the runtime's shared memory and functions, and with `gaps` if asked."""
-    assembly = with_checked_divisions(with_runtime_functions(with_dynamic_memory(assembly)))
+    assembly = with_checked_divisions(with_runtime_functions(with_dynamic_memory(with_first_file(assembly))))
     return with_gaps(assembly) if gaps else assembly
+
+
+def with_first_file(assembly: str) -> str:
+    """Give file 0 the name of file 1.
+
+    The lines of a file begin with file 1 (DWARF 5, section 6.2.2), but addr2line takes file 0, which is standard input.
+    """
+    first = _FIRST_FILE.search(assembly)
+    return _FILE_0.sub(lambda match: f"{match[1]}{first[1]}", assembly, count=1) if first else assembly
 
 
 def with_dynamic_memory(assembly: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from cudascope.cpp.source import CompileError
 from cudascope.kernels.ptx import PtxKernel
-from cudascope.toolchain.cache import cache_dir, digest, publish, used
+from cudascope.toolchain.cache import cache_dir, digest, prune_at_times, publish, used
 from cudascope.triton.arguments import leaves, pointer_names
 from cudascope.triton.source import Description
 
@@ -153,9 +153,12 @@ def compiled_kernel(launch: Launch) -> Compiled:
     """
     if launch.request not in _compiled:
         path = cache_dir() / f"{launch.name}-{digest(launch.request, WORKER.read_text(encoding='utf-8'))}.triton.json"
-        if not path.exists():
-            publish(path, json.dumps(_ask(launch.name, launch.request)).encode())
-        answer = json.loads(used(path).read_text(encoding="utf-8"))
+        try:
+            answer = json.loads(used(path).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # not compiled yet, or not whole
+            answer = _ask(launch.name, launch.request)
+            publish(path, json.dumps(answer).encode())
+            prune_at_times()
         _compiled[launch.request] = Compiled(launch, answer)
     return _compiled[launch.request]
 
