@@ -69,6 +69,7 @@ LOOKED_UP = {  # by the name of a macro in the header: what it is if the right f
     "CALLED": "an include by a macro with parameters",
     "LINKED": "a header beside a link, and another one beside the file that is linked to",
     "IN_LINKED": "a header in a folder that is a link",
+    "FROM_BELOW": "a header that only the source's folder has, for a header in another folder",
     "LENIENT": "a header in <> that only the source's folder has",
     "SYSTEM": "a header in <> that the system has, and the source's folder too",
 }
@@ -105,7 +106,8 @@ def project(tmp_path_factory):
         "a/src/beside.h": "#define BESIDE 1\nusing real = int;",
         "a/above.h": "#define ABOVE 1",
         "a/src/sub/nested.h": '#include "name.h"',
-        "a/src/sub/name.h": "#define NESTED 1",
+        "a/src/sub/name.h": '#define NESTED 1\n#include "from_below.h"',
+        "a/src/from_below.h": "#define FROM_BELOW 1",
         "one/library.h": '#include "later.h"',
         "two/later.h": "#define LATER 1",
         "one/first.h": "#define FIRST 1",
@@ -689,3 +691,10 @@ def test_the_text_tells_its_files_or_says_that_it_does_not(text, expected, tmp_p
     assert included.is_unread == (expected is None)
     if expected is not None:
         assert sorted(path.name for path, _ in included.files) == expected
+
+
+def test_a_link_to_a_file_is_another_file_because_its_folder_decides_what_it_includes(tmp_path):
+    write(tmp_path, {"sub/x.h": '#include "y.h"', "sub/y.h": "int sub;", "y.h": "int here;"})
+    (tmp_path / "x.h").symlink_to("sub/x.h")
+    source = Source('#include "sub/x.h"\n#include "x.h"', "k.cu", tmp_path, (), ())
+    assert [str(path.relative_to(tmp_path)) for path, _ in source.included()] == ["sub/x.h", "sub/y.h", "x.h", "y.h"]

@@ -63,7 +63,7 @@ class Included(NamedTuple):
     text: str  # the source with the files put in, each of them once
     files: list[tuple[Path, str]]  # of the user, with their text, in order of first inclusion
     answers: list[str]  # of __has_include
-    lenient: dict[str, Path]  # names in <> that only the source's folder has
+    lenient: dict[str, Path]  # names that only the source's folder has, where no compiler looks
     is_unread: bool  # the text does not tell the file of an include, as of `#include NAME(x)`
 
     def key(self, folder: Path) -> list[str]:
@@ -130,7 +130,7 @@ class Source(NamedTuple):
             path = next((folder / name for folder in folders if (folder / name).is_file()), None)
             if path is None and not is_elsewhere(name):
                 path = next((folder / name for folder in late if (folder / name).is_file()), None)
-                if path is None and not quoted and _is_plain(name) and (self.folder / name).is_file():
+                if path is None and _is_plain(name) and (self.folder / name).is_file():
                     path = lenient[name] = self.folder / name  # many compilers are given -I.
             return path
 
@@ -184,7 +184,7 @@ class Source(NamedTuple):
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name in <> may be that of a header beside the source: the system has no such header."""
+    """Whether an included name may be that of a header beside the source: the system has no such header."""
     return "." in name and not {"/", ".."} & set(Path(name).parts) and not Path("/usr/include", name).is_file()
 
 

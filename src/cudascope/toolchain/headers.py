@@ -168,7 +168,7 @@ def nvidia_version() -> str:
 
 
 def lenient_folders(included: Included) -> list[Path]:
-    """The folder by which a compiler finds what is included in <> and lies beside the source, if there is any.
+    """The folder by which a compiler finds the headers beside the source that it would not find, if there are any.
 
     The source's folder itself would hide the system's headers of the same names.
     """
