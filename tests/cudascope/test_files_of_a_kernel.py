@@ -134,10 +134,11 @@ def project(tmp_path_factory):
         "b/cwd/called.h": "#define CALLED 2",
         "elsewhere/near.h": "#define LINKED 2",
         "elsewhere/link.h": '#include "near.h"',
+        "a/src/simt.h": "#error the runner's",
         "b/cwd/simt.h": "#error the runner's",
         "a/src/string.h": "#define SYSTEM 2",
     }
-    write(root, {"a/src/k.cu": SOURCE, **right, **wrong})
+    write(root, {"a/src/k.cu": SOURCE, "a/src/cut.cu": SOURCE + "void host() { k<<<1, 1>>>(0); }", **right, **wrong})
     (root / "a/src/link.h").symlink_to("../../elsewhere/link.h")
     (root / "a/src/linked_folder").symlink_to("../../elsewhere")
     return root
@@ -152,9 +153,9 @@ def in_project(project, monkeypatch, source, through):
     return kernel
 
 
-@THROUGH
-def test_each_include_gives_the_file_that_every_compiler_takes(through, project, monkeypatch):
-    kernel = in_project(project, monkeypatch, "a/src/k.cu", through)
+@pytest.mark.parametrize(("file", "through"), [("k.cu", "c++"), ("cut.cu", "c++"), ("k.cu", "ptx"), ("cut.cu", "ptx")])
+def test_each_include_gives_the_file_that_every_compiler_takes(file, through, project, monkeypatch):
+    kernel = in_project(project, monkeypatch, f"a/src/{file}", through)
     assert dict(zip(LOOKED_UP, result(kernel, len(LOOKED_UP)), strict=True)) == dict.fromkeys(LOOKED_UP, 1)
     assert kernel.parameters[0].ctype == "int", "the reader takes the same file"
 
@@ -167,15 +168,16 @@ def test_a_source_that_is_a_link_includes_from_the_folder_of_the_link(through, t
     assert result(CudaKernel(tmp_path / "links/k.cu", "k", through=through)) == [1]
 
 
-@THROUGH
-def test_a_text_includes_from_the_folder_in_which_the_kernel_was_made(through, tmp_path, monkeypatch):
+def test_a_text_includes_from_the_folder_in_which_the_kernel_was_made(tmp_path, monkeypatch):
     text = '#include "n.h"\n__global__ void k(int* x) { *x = N; }'
-    write(tmp_path, {f"{n}/n.h": f"#define N {n}" for n in (1, 2)})
+    write(tmp_path, {f"{n}/n.h": f"#define N {n}" for n in (41, 42)})
     kernels = []
-    for n in (1, 2):
+    for n in (41, 42):
         monkeypatch.chdir(tmp_path / str(n))
-        kernels.append(CudaKernel(text, "k", through=through))
-    assert [result(kernel) for kernel in reversed(kernels)] == [[2], [1]]
+        kernels.append(CudaKernel(text, "k"))
+    assert [result(kernel) for kernel in reversed(kernels)] == [[42], [41]]
+    by_nvrtc = [nvrtc.compile_ptx(kernel.source, "k", "sm_80").text for kernel in reversed(kernels)]
+    assert [re.findall(r"\s(4[12]);", ptx) for ptx in by_nvrtc] == [["42"], ["41"]]
 
 
 def test_the_build_of_a_text_without_headers_is_the_same_in_every_folder(tmp_path, monkeypatch):
@@ -298,7 +300,7 @@ def copied_package(tmp_path, monkeypatch):
     def keys():
         for cached in (cache._modules, code_of, headers.our_headers):
             cached.cache_clear()
-        return code_of("cudascope.cpu.build"), code_of("cudascope.toolchain.nvrtc"), headers.our_headers()
+        return build_key(), nvrtc._environment.__wrapped__()
 
     yield package, keys
     monkeypatch.undo()
@@ -308,26 +310,17 @@ def copied_package(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "changed"),
     [
+        *((f"{name}.py", (True, False)) for name in ("arguments/launch_shape", "toolchain/compiler", "cpu/library")),
+        *((f"translate/{name}.py", (True, False)) for name in ("assembly", "shifts", "ptx/matrix", "entry_points")),
+        *((f"cpp/{name}.py", (True, True)) for name in ("signature", "parameters", "types", "variables", "source")),
+        ("toolchain/nvrtc.py", (False, True)),
+        ("watch/findings.py", (False, False)),
         *(
-            (f"{name}.py", (True, False, False))
-            for name in ("arguments/launch_shape", "toolchain/compiler", "cpu/library")
-        ),
-        *(
-            (f"translate/{name}.py", (True, False, False))
-            for name in ("assembly", "shifts", "ptx/matrix", "entry_points")
-        ),
-        *(
-            (f"cpp/{name}.py", (True, True, False))
-            for name in ("signature", "parameters", "types", "variables", "source")
-        ),
-        ("toolchain/nvrtc.py", (False, True, False)),
-        ("watch/findings.py", (False, False, False)),
-        *(
-            (f"cpu/{name}", (False, False, True))
+            (f"cpu/{name}", (True, True))
             for name in ("include/simt/shifts.h", "runtime/check.h", "include/cuda/barrier")
         ),
-        ("toolchain/include/math.h", (False, False, True)),
-        ("toolchain/stand_ins/cudascope_torch.h", (False, False, True)),
+        ("toolchain/include/math.h", (True, True)),
+        ("toolchain/stand_ins/cudascope_torch.h", (True, True)),
     ],
 )
 def test_the_code_that_makes_a_build_is_a_part_of_its_key(file, changed, copied_package):
@@ -676,6 +669,7 @@ def test_a_result_of_nvrtc_is_not_kept_if_a_file_changes_meanwhile(own_cache, tm
         ('#ifdef X\n#define H "a.h"\n#else\n#define H "b.h"\n#endif\n#include H', ["a.h", "b.h"]),
         ('#import "a.h"', ["a.h"]),
         ("#define S(x) #x\n#include S(a.h)", None),
+        ("#include GIVEN", ["a.h"]),
         ("#include NOWHERE", None),
         ('#define H OTHER\n#define OTHER "a.h"\n#include H', None),
         ("#include_next <a.h>", None),
@@ -687,7 +681,7 @@ def test_a_result_of_nvrtc_is_not_kept_if_a_file_changes_meanwhile(own_cache, tm
 )
 def test_the_text_tells_its_files_or_says_that_it_does_not(text, expected, tmp_path):
     write(tmp_path, {"a.h": "int a;", "one/b.h": "int b;"})
-    included = Source(text, "k.cu", tmp_path, (), (f"-I{tmp_path}/one",)).with_included()
+    included = Source(text, "k.cu", tmp_path, ('GIVEN="a.h"',), (f"-I{tmp_path}/one",)).with_included()
     assert included.is_unread == (expected is None)
     if expected is not None:
         assert sorted(path.name for path, _ in included.files) == expected
