@@ -1,6 +1,6 @@
 """The layers of the package, checked on the code itself: imports, C++ includes, names, sizes of kernels.
 
-DESIGN.md, section 1: imports follow the order of the lessons, in src/ and in kernels/.
+CONTRIBUTING.md, "The layout": imports follow the order of the lessons, in src/ and in kernels/.
 """
 
 import ast
@@ -284,7 +284,7 @@ def test_one_idea_one_name():
     assert {name for name in kernels if idea_of_kernel(name) is None} == set()
 
 
-# Parameters, and lines from `def` to the end. First rungs are shown whole in a lesson; DESIGN.md has the table.
+# Parameters, and lines from `def` to the end. First rungs are shown whole in a lesson.
 LIMITS = {
     "paged_decode_kernel": (20, 60),
     "flash_forward_kernel": (20, 60),

@@ -58,7 +58,7 @@ KERNEL = "__global__ void k ( float * x ) { %s }"
         ("struct S { __device__ S(int n) : a{n}, b(n) { } int a, b; }; S make();", "S s ( 1 ) ;",
          "struct S { __device__ S ( int n ) : a { n } , b ( n ) { } int a , b ; } ;"),
         ("struct S { S(int n) : a{n}, b(n) { } ~S() { } int a, b; virtual void v(); S() = default; void h(); };",
-         "S s ;", "struct S { int a , b ; virtual void v ( ) ; S ( ) = default ; } ;"),
+         "S s ;", "struct S { explicit S ( int n ) = delete ; int a , b ; virtual void v ( ) ; S ( ) = default ; } ;"),
         ("struct S { struct R { void h(); __device__ void d(); }; };", "S s ;",
          "struct S { struct R { __device__ void d ( ) ; } ; } ;"),
         ("template <class T> struct S { __device__ T f(); T g(); }; template <class T> __device__ T S<T>::f() { } "

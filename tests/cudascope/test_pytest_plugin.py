@@ -202,6 +202,29 @@ def test_marker_and_fixture_together_are_refused(run_tests):
     done.stdout.fnmatch_lines(["*cannot be nested*"])
 
 
+def test_launches_of_a_check_inside_a_marked_test_count(run_tests):
+    done = run_tests("""
+@pytest.mark.cudascope(schedules=1)
+def test_right():
+    with cudascope.check() as report:
+        run()
+    assert report.num_checked == 1
+
+@pytest.mark.cudascope(schedules=1)
+def test_wrong():
+    with cudascope.check(stop=False):
+        run(wait=False)
+
+@pytest.mark.cudascope(schedules=1, ignore=("race",))
+def test_ignored():
+    with cudascope.check(stop=False) as report:
+        run(wait=False)
+    assert report.findings
+""", "-W", "error::pytest.PytestWarning")  # fmt: skip
+    done.assert_outcomes(passed=2, failed=1)
+    done.stdout.fnmatch_lines(["cudascope found:", "race, * ×: reverse, line * with no barrier between*"])
+
+
 def test_other_tests_are_left_alone(run_tests):
     done = run_tests("""
 def test_it(request):

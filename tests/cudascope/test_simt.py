@@ -28,7 +28,7 @@ SCHEDULES = [None, *range(5)]
 
 # ------------------------------------------------------------------------------------------------ support
 
-SUPPORTED = r"""
+SUPPORTED = r"""#include <cuda_fp16.h>
 __constant__ float weights[3] = {1.0f, 10.0f, 100.0f};
 __device__ int counter = 5;
 
@@ -293,7 +293,7 @@ def test_the_runtime_is_compiled_once_though_two_ask_for_it(tmp_path, monkeypatc
 
 # ------------------------------------------------------------------------------------------------ observing
 
-OBSERVED = r"""
+OBSERVED = r"""#include <cuda_fp16.h>
 __global__ void strided(const float* x, float* out, int stride) {
     out[threadIdx.x] = x[stride * threadIdx.x];  // load and store
 }
@@ -695,7 +695,7 @@ def test_an_output_written_by_an_earlier_launch_may_be_read():
     torch.testing.assert_close(out, 2 * x)
 
 
-HALVES = r"""
+HALVES = r"""#include <cuda_bf16.h>
 struct Pair { float a, b; __host__ __device__ Pair() {} };
 __shared__ __nv_bfloat16 of_the_file[64];
 __global__ void k(float* out) {
@@ -711,7 +711,7 @@ __global__ void k(float* out) {
 """
 
 
-IN_TEMPLATE = r"""
+IN_TEMPLATE = r"""#include <cuda_bf16.h>
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vec { T data[N]; };
 template <typename T>

@@ -13,7 +13,7 @@ import numpy as np
 from cudascope.arguments.arrays import LARGEST, Array, as_array, bits_of
 from cudascope.cpp.parameters import Parameter, spelled, type_of
 from cudascope.cpp.tokens import tokens_of
-from cudascope.cpp.types import C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
+from cudascope.cpp.types import ADDRESSES, C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
 
 
 def is_understood(parameter: Parameter) -> bool:
@@ -28,6 +28,8 @@ def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
     """Return the function that checks and converts a value for `parameter`. Raise ValueError if no value fits."""
     if parameter.pointer:
         return _pointer_rule(function, parameter)
+    if parameter.ctype in ADDRESSES and not parameter.bytes:
+        return _address_rule(function, parameter)
     if parameter.ctype in C_TYPES:
         return _scalar_rule(function, parameter)
     if is_struct(parameter):
@@ -139,7 +141,8 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
     pointers = POINTEES["unsigned long long"]
     dtypes, alignment = POINTEES.get(parameter.ctype, Pointee((), parameter.alignment) if parameter.bytes else pointers)
     size = parameter.bytes or 1
-    wanted = " or ".join(dtypes) or "of any dtype"
+    wanted = f"a tensor {' or '.join(dtypes) or 'of any dtype'}"
+    wanted += ", None or an int" if parameter.ctype in ADDRESSES else " or None"
 
     def memory(value: object) -> Array | None:
         if value is None:
@@ -149,9 +152,11 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
         except ValueError as error:
             raise ValueError(f"{what} {error}") from error
         if array is None:
-            raise TypeError(f"{what} must be a tensor {wanted} or None ({declared}), got {type(value).__name__}")
+            raise TypeError(f"{what} must be {wanted} ({declared}), got {type(value).__name__}")
         if dtypes and array.dtype not in dtypes:
-            raise TypeError(f"{what} must be {wanted} ({declared}), got {array.dtype}: convert it to {dtypes[0]}")
+            raise TypeError(
+                f"{what} must be {' or '.join(dtypes)} ({declared}), got {array.dtype}: convert it to {dtypes[0]}"
+            )
         if not (array.writable or parameter.const):
             raise ValueError(f"{what} is read-only memory, and the kernel may write there ({declared}): pass a copy")
         if size > 1 and (nbytes := array.size * array.itemsize) % size:
@@ -164,6 +169,12 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
         return array
 
     return memory
+
+
+def _address_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
+    """What a 64-bit parameter of PTX takes: PTX does not tell an address from a number."""
+    number, memory = _scalar_rule(function, parameter), _pointer_rule(function, parameter)
+    return lambda value: number(value) if isinstance(value, Integral) else memory(value)
 
 
 def _scalar_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
@@ -189,7 +200,8 @@ def _boolean_rule(what: str) -> Callable[[Any], Any]:
 
 def _integer_rule(what: str, ctype: str) -> Callable[[Any], Any]:
     carrier, (bits, signed) = C_TYPES[ctype], INTEGERS[ctype]
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    low = 0 if signed is False else -(1 << bits - 1)
+    high = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
 
     def integer(value: object) -> Any:
         if type(value) is not int:

@@ -16,7 +16,10 @@ from pathlib import Path
 from cudascope.cpp.file import File, read
 from cudascope.cpp.outline import Piece
 from cudascope.cpp.source import Source
-from cudascope.cpp.tokens import NAME
+from cudascope.cpp.tokens import NAME, split
+from cudascope.cpp.types import C_TYPES, VECTORS
+
+_TYPE_WORDS = {"const", *VECTORS, *(word for name in C_TYPES for word in name.split())}
 
 
 def needed_by(file: File, name: str) -> list[Piece]:
@@ -35,14 +38,14 @@ def needed_by(file: File, name: str) -> list[Piece]:
             found = {piece.start: piece for word in new for piece in by_name.get(word, ())}
             found = {start: piece for start, piece in found.items() if start not in needed}
             needed.update(found)
-            new = {word for piece in found.values() for word in _words(file, piece)} - seen
+            new = {word for piece in found.values() for word in words_of(file, piece)} - seen
 
     follow(NAME.findall(name))
     operators = [piece for piece in file.pieces if piece.is_operator and piece.on_device]
     while ready := [each for each in operators if each.start not in needed and _types(file, each, by_name) <= seen]:
         for piece in ready:  # a + b names no operator: it is needed where the types of its operands are
             needed[piece.start] = piece
-            follow(_words(file, piece))
+            follow(words_of(file, piece))
     return sorted(needed.values())
 
 
@@ -60,14 +63,44 @@ def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
 
 
 def only(file: File, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, str]] = ()) -> str:
-    """The text, with `changes`, and with every other piece and what `pieces` drop of their classes left blank."""
+    """The text, with `changes`, and with every other piece and what `pieces` drop of their classes left blank.
+
+    A constructor for the host is deleted, not left blank: without it a class might get another one from the compiler.
+    An explicit one keeps the class from being an aggregate, too.
+    """
     kept = {piece.start for piece in pieces}
     blank = [(piece.start, piece.end) for piece in file.pieces if piece.start not in kept]
-    blank += [span for piece in pieces for span in piece.dropped]
-    return replaced(file.text, [*changes, *((*file.span(*each), "") for each in blank)])
+    changes = [*changes, *((*file.span(*each), "") for each in blank)]
+    for piece in pieces:
+        for member in piece.host_members:
+            name = member.parameters - 1
+            before, declared = file.tokens[member.start : name], file.tokens[name : file.close[name + 1] + 1]
+            explicit = [] if "explicit" in before else ["explicit"]
+            deleted = " ".join([*before, *explicit, *declared, "= delete;"])
+            new = deleted if is_constructor(file, piece, member) else ""
+            changes.append((*file.span(member.start, member.end), new))
+    return replaced(file.text, changes)
 
 
-def _words(file: File, piece: Piece) -> Iterator[str]:
+def is_constructor(file: File, piece: Piece, member: Piece) -> bool:
+    """Whether a member of class `piece`, or of a class in it, is a constructor that device code might call.
+
+    It does not copy or move, and its parameters have types that a device has: no std::string, for example.
+    """
+    classes = [piece.names, *(each.names for each in piece.members if each.members)]
+    opened = member.parameters
+    parameters = file.tokens[opened + 1 : file.close[opened]]
+    if file.tokens[opened - 2] == "~" or "::" in parameters:
+        return False
+    if not any(member.names <= names and names.isdisjoint(parameters) for names in classes):
+        return False
+    of_device = {*_TYPE_WORDS, *(name for each in file.pieces if each.on_device for name in each.names)}
+    words = ([word for word in each if word.isidentifier()] for each in split(parameters))
+    return all(of_device.issuperset(each[:-1] or each) for each in words)
+
+
+def words_of(file: File, piece: Piece) -> Iterator[str]:
+    """The names in a piece, without those in what is dropped of it."""
     at = piece.start
     for start, end in (*piece.dropped, (piece.end, piece.end)):
         yield from filter(str.isidentifier, file.tokens[at:start])

@@ -40,10 +40,15 @@ class Piece(NamedTuple):
         return self.is_function and "operator" in self.names
 
     @property
-    def dropped(self) -> list[tuple[int, int]]:
+    def host_members(self) -> list["Piece"]:
         """The members of a class, and of classes in it, that are for the host."""
-        host = {(each.start, each.end) for each in self.members if each.is_function and not each.on_device}
-        return sorted(host.union(*(each.dropped for each in self.members)))
+        host = [each for each in self.members if each.is_function and not each.on_device]
+        return sorted(sum((each.host_members for each in self.members), host))
+
+    @property
+    def dropped(self) -> list[tuple[int, int]]:
+        """Where these members begin and end."""
+        return [(each.start, each.end) for each in self.host_members]
 
 
 class Outline:

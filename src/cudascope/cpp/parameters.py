@@ -94,8 +94,9 @@ def read_parameter(
 
 
 def spelled(parameter: Parameter) -> str:
-    """A parameter's type as C++ spells it."""
-    return f"{'const ' * (parameter.const and parameter.pointer)}{parameter.ctype}{'*' * parameter.pointer}"
+    """A parameter's type as C++ spells it, or PTX."""
+    pointer = parameter.pointer and not parameter.ctype.startswith(".")
+    return f"{'const ' * (parameter.const and pointer)}{parameter.ctype}{'*' * pointer}"
 
 
 def type_of(tokens: Tokens) -> tuple[str, bool, bool]:

@@ -57,6 +57,19 @@ def read_source(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def source_path(source: str | Path, language: str = "CUDA C++") -> Path | None:
+    """The file that `source` names; None if it is the source text itself."""
+    if not isinstance(source, str | Path):
+        raise TypeError(f"source must be a path or {language} text, got {type(source).__name__}")
+    if isinstance(source, str) and ("\n" in source or "__global__" in source):
+        return None
+    path = Path(source).absolute()
+    if not path.is_file():
+        remedy = "" if Path(source).is_absolute() else ": a relative path is looked up from the current folder"
+        raise FileNotFoundError(f"source: there is no file {path}{remedy}")
+    return path
+
+
 class Included(NamedTuple):
     """The files that a source includes, and what else decides which these are."""
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from cudascope.cpp.tokens import Tokens
 
 FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
-_FLOAT_BYTES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2}
+FLOATS |= {".f32": "float32", ".f64": "float64"}  # PTX's types begin with a dot
+_FLOAT_BYTES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2, ".f32": 4, ".f64": 8}
 
-INTEGERS: dict[str, tuple[int, bool]] = {  # bits, signed; `long` as on Linux
+INTEGERS: dict[str, tuple[int, bool | None]] = {  # bits, signed (None: either); `long` as on Linux
     "char": (8, True),
     "signed char": (8, True),
     "unsigned char": (8, False),
@@ -25,7 +26,10 @@ INTEGERS: dict[str, tuple[int, bool]] = {  # bits, signed; `long` as on Linux
     "intptr_t": (64, True),
     "uintptr_t": (64, False),
     **{f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f".{kind}{bits}": (bits, None) for kind in "bsu" for bits in (8, 16, 32, 64)},
 }
+ADDRESSES = {".b64", ".s64", ".u64"}
+"""PTX's types that carry a number or an address."""
 
 C_TYPES: dict[str, type] = {  # what carries a scalar: two-byte floats by their bit pattern
     "bool": ctypes.c_bool,
@@ -33,6 +37,8 @@ C_TYPES: dict[str, type] = {  # what carries a scalar: two-byte floats by their 
     "double": ctypes.c_double,
     "__half": ctypes.c_uint16,
     "__nv_bfloat16": ctypes.c_uint16,
+    ".f32": ctypes.c_float,
+    ".f64": ctypes.c_double,
     **{name: getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}") for name, (bits, signed) in INTEGERS.items()},
 }
 
@@ -65,6 +71,7 @@ def _pointees() -> dict[str, Pointee]:
     known = {"void": Pointee((), 1), "bool": Pointee(("bool",), 1)}
     known |= {name: Pointee((dtype,), _FLOAT_BYTES[name]) for name, dtype in FLOATS.items()}
     known |= {name: Pointee(_integer_dtypes(*width), width[0] // 8) for name, width in INTEGERS.items()}
+    known |= dict.fromkeys(ADDRESSES, Pointee((), 1))
     for name, (element, lanes) in VECTORS.items():  # CUDA aligns vectors of 2 and 4 to their size, up to 16 bytes
         dtypes, size = known[element]
         known[name] = Pointee(dtypes, size if lanes % 2 else min(16, size * lanes))

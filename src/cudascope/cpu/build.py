@@ -38,6 +38,7 @@ from cudascope.toolchain.headers import (
 from cudascope.toolchain.precompiled import precompiled, without_std
 from cudascope.translate.assembly import changed, has_empty_loop
 from cudascope.translate.cuda import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
+from cudascope.translate.host_only import explained
 from cudascope.translate.missing import with_template_keywords
 from cudascope.translate.shifts import open_shifts, with_exact_shifts
 
@@ -64,7 +65,7 @@ READ_AT_EACH_TURN = (
     "-fno-tree-dominator-opts",
     "-fno-move-loop-invariants",
 )
-GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8")
+GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8", "-Werror=vla")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
 KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
@@ -125,7 +126,7 @@ def _compile(
     file = source.read(included)
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as folder:
         made = Path(folder, "kernel.so")
-        if not must_be_cut(file):
+        if not must_be_cut(file, entries):
             with contextlib.suppress(CompileError):
                 translation = as_it_stands(written(source) + _epilogue(entries), file)
                 opened = compile_library(translation, flags, made, source, gaps=instrumented, may_be_cut=True)
@@ -139,7 +140,7 @@ def _compile(
         try:
             _compile_cut(translation, flags, made, source, instrumented, opened)
         except CompileError as error:
-            raise in_words(error, source, name) from None
+            raise explained(in_words(error, source, name), file) from None
         absent = _elsewhere(source, opened) if included.is_unread else []
         cut.keep(
             made,

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,6 +16,13 @@ def _places(arrays: tuple[tuple, ...]) -> ctypes.Array:
     return (SHARED_ARRAY * len(arrays))(*(array[1:3] for array in arrays))
 
 
+_EARLIER = 2  # in a map of written elements: by an earlier launch. The runtime writes 1
+
+
+def _overlaps(arrays: Sequence[Array], start: int, end: int) -> bool:
+    return any(each.address < end and start < each.address + each.extent for each in arrays if each.size)
+
+
 class Memory:
     """The arrays of a launch as regions: those that overlap are one.
 
@@ -26,6 +34,7 @@ class Memory:
         named = arrays | reached
         variables = {f"::{name}" if name in named else name: array for name, array in variables.items()}
         self._variables, self._reached = frozenset(variables), frozenset(reached)
+        self._written: list[tuple] = []  # of a checked launch: report, start and granule of a map, and the map
         self._staying: set[str] = set()  # at their address, because a struct or a table leads there
         self.arrays = {name: array for name, array in (named | variables).items() if array.size}
         self.names = tuple(self.arrays)
@@ -59,11 +68,12 @@ class Memory:
             region.in_place = 1 if self._variables.intersection(names) else 2 * stays
             region.constant = not region.in_place and written_to.isdisjoint(names)
             if run.mode == Mode.CHECK:
-                written = run.report.written_map(start, granule, (end - start) // granule)
-                region.written = written.ctypes.data
-                region.expect_written = any(
-                    out.address < end and start < out.address + out.extent for out in run.outputs if out.size
-                )
+                wants = [each for each in run.watching if _overlaps(each.outputs, start, end)]
+                report = wants[0].report if wants else run.report
+                written = report.written_map(start, granule, (end - start) // granule)
+                np.copyto(written, _EARLIER, where=written > 0)
+                self._written.append((report, start, granule, written))
+                region.written, region.expect_written = written.ctypes.data, bool(wants)
         pointed = [
             (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
             for i, parameter in enumerate(parameters)
@@ -78,6 +88,15 @@ class Memory:
         request.guards, request.num_guards = guard_places, len(guards)
         request.variables, request.num_variables = variable_places, len(variables)
         return regions, pointers, pointer_regions, places, guard_places, variable_places
+
+    def tell_all(self, run) -> None:
+        """Enter what a checked launch has written in the reports of all checks around it."""
+        for report, start, granule, written in self._written:
+            new = written == 1
+            np.minimum(written, 1, out=written)
+            for each in run.watching:
+                if each.report is not report:
+                    each.report.written_map(start, granule, written.size)[new] = 1
 
     def region_beside(self, address: int) -> int:
         """Return the region at its own address that `address` misses by less than 16 bytes; -1 if there is none.

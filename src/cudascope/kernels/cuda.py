@@ -18,6 +18,7 @@ kernel runs on torch's current GPU, or on the CPU if there is no GPU.
 """
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -29,7 +30,7 @@ from cudascope.arguments.launch_shape import LaunchShape, read_launch
 from cudascope.arguments.reach import reached_device
 from cudascope.cpp.parameters import Parameter
 from cudascope.cpp.signature import base_name
-from cudascope.cpp.source import Source, read_source
+from cudascope.cpp.source import Source, read_source, source_path
 from cudascope.cpp.variables import as_declared
 from cudascope.kernels.on_cpu import CpuKernel
 from cudascope.kernels.on_gpu import GpuKernel
@@ -37,6 +38,8 @@ from cudascope.kernels.reading import completed, read_kernel
 from cudascope.kernels.through_ptx import CudaThroughPtx
 from cudascope.toolchain.nvrtc import Cubin, check_options, compile_cubin
 from cudascope.toolchain.ptxas import Resources
+
+_DEFINE = re.compile(r"[A-Za-z_]\w*(\([\w\s,.]*\))?(=.*)?", re.DOTALL)
 
 
 class CudaKernel:
@@ -71,10 +74,13 @@ class CudaKernel:
         arch: str = "sm_80",
     ) -> None:
         _check_strings("defines", defines)
+        if wrong := [define for define in defines if not _DEFINE.fullmatch(define)]:
+            raise ValueError(f'defines: {wrong[0]!r} is neither "NAME" nor "NAME=VALUE"')
         _check_strings("options", options)
         check_options(options)
         if not isinstance(name, str):
             raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
+        _check_arch(arch)
         if through not in ("c++", "ptx"):
             raise ValueError(f'through must be "c++" or "ptx", got {through!r}')
         path = source_path(source)
@@ -152,7 +158,7 @@ class CudaKernel:
             CompileError, RuntimeError: as `compile` does.
             ValueError: the source has no such variable, or it is const.
         """
-        device = str(device or _default_device())
+        device = _device(_default_device() if device is None else device)
         memory = self._on_cpu.variable(name) if device == "cpu" else self._load(device).variable(name)
         return as_declared(memory, name, self._file)
 
@@ -165,17 +171,15 @@ class CudaKernel:
             CompileError: the source does not compile; the message is the compiler's, with file and line.
             RuntimeError: there is no such device, or no compiler for it.
         """
-        device = str(device)
-        kind = device.partition(":")[0]
-        if kind == "cuda":
-            self._load(device)
-        elif kind == "cpu":
+        device = _device(device)
+        if device == "cpu":
             self._on_cpu.compile()
         else:
-            raise ValueError(f"device must be the CPU or a CUDA GPU, got {device}")
+            self._load(device)
 
     def resources(self, arch: str = "sm_90") -> Resources:
         """Registers, static shared bytes and spilled bytes when compiled for `arch`: needs NVRTC, but no GPU."""
+        _check_arch(arch)
         return self._cubin(arch).resources
 
     def _cubin(self, arch: str) -> Cubin:
@@ -213,24 +217,25 @@ def _default_device() -> str:
     return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cpu"
 
 
+def _device(device: object) -> str:
+    """ "cpu", "cuda" or "cuda:0", for a string or a torch.device."""
+    match = re.fullmatch(r"(cpu|cuda)(:\d+)?", str(device))
+    if not match:
+        raise ValueError(f'device must be "cpu", "cuda" or "cuda:0", got {device!r}')
+    return "cpu" if match[1] == "cpu" else match[0]
+
+
+def _check_arch(arch: object) -> None:
+    if not isinstance(arch, str) or not re.fullmatch(r"sm_\d+[af]?", arch):
+        error = ValueError if isinstance(arch, str) else TypeError
+        raise error(f'arch must be a string such as "sm_90", got {arch!r}')
+
+
 def _typed(launch: object) -> object:
     """`launch` as a key that tells 1 from True and 1.0, which are equal and have the same hash."""
     if isinstance(launch, tuple):
         return tuple(map(_typed, launch))
     return launch if type(launch) is int else (type(launch), launch)
-
-
-def source_path(source: str | Path) -> Path | None:
-    """The file that `source` names; None if it is the source text itself."""
-    if not isinstance(source, str | Path):
-        raise TypeError(f"source must be a path or CUDA C++ text, got {type(source).__name__}")
-    if isinstance(source, str) and ("\n" in source or "__global__" in source):
-        return None
-    path = Path(source).absolute()
-    if not path.is_file():
-        remedy = "" if Path(source).is_absolute() else ": a relative path is looked up from the current folder"
-        raise FileNotFoundError(f"source: there is no file {path}{remedy}")
-    return path
 
 
 def _with_name_of_its_own(source: Source) -> Source:

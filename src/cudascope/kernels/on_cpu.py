@@ -28,7 +28,7 @@ from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared
 from cudascope.cpu.memory import Memory
 from cudascope.toolchain.ptxas import PtxText
 from cudascope.watch.contexts import current_run
-from cudascope.watch.findings import error_of
+from cudascope.watch.findings import Finding, error_of
 from cudascope.watch.report import TRACE, Launch, LineCount
 from cudascope.watch.rules import declares_return
 from cudascope.watch.work import work_of
@@ -140,7 +140,7 @@ class CpuKernel:
         request.workers = 1 if alone else len(os.sched_getaffinity(0))
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)
-        request.time_limit, request.keep_going = int(run.time_limit * 1e9), not run.stop
+        request.time_limit, request.keep_going = math.ceil(run.time_limit * 1e9), not run.stop
         request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
@@ -164,13 +164,22 @@ class CpuKernel:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             checked = run.mode == Mode.CHECK
             context = self._located, self._code, library, memory, shared, checked
-            found = [error_of(self.name, error, *context) for error in request.errors[: request.num_errors]]
-            if found and run.stop:
-                raise found[0]
+            errors = request.errors[: request.num_errors]
+
+            def found(ignored: int) -> list[Finding]:
+                shown = (error for error in errors if not ignored >> error.finding & 1)
+                return [error_of(self.name, error, *context) for error in shown]
+
             if checked:
-                run.report.add_checked(found)
+                memory.tell_all(run)
+                for each in run.watching:
+                    each.report.add_checked(found(each.ignored))
+            if errors and run.stop:
+                raise found(0)[0]
             if run.mode == Mode.OBSERVE:
-                run.report.launches.append(self._observed(request, library, memory, shared, grid, block))
+                observed = self._observed(request, library, memory, shared, grid, block)
+                for each in run.watching:
+                    each.report.launches.append(observed)
         finally:
             calls.simt_free(ctypes.byref(request))
 

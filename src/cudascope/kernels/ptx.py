@@ -13,17 +13,17 @@ completes them, and products of matrices (wgmma) are computed there. Their targe
 with a missing wait gives wrong results in every run.
 """
 
-import ctypes
 import functools
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cudascope.arguments.arrays import Array, as_array
+from cudascope.arguments.binder import Binder
 from cudascope.arguments.launch_shape import LaunchShape, read_launch
 from cudascope.cpp.parameters import Parameter as Declared
-from cudascope.cpp.source import Source
+from cudascope.cpp.source import Source, read_source, source_path
+from cudascope.cpp.types import C_TYPES
 from cudascope.cpu.abi import Mode
 from cudascope.cpu.library import Library
 from cudascope.cpu.ptx_build import build_entry
@@ -48,8 +48,8 @@ class PtxKernel:
     """
 
     def __init__(self, source: str | Path, name: str | None = None) -> None:
-        is_text = isinstance(source, str) and "\n" in source
-        self.text = source if is_text else Path(source).read_text(encoding="utf-8")
+        path = source_path(source, "PTX")
+        self.text = read_source(path) if path else source
         self.module = read_module(self.text)
         names = list(self.module.entries)
         if name is None and len(names) == 1:
@@ -57,9 +57,10 @@ class PtxKernel:
         if name not in names:
             raise ValueError(f"name must be an entry of the module ({', '.join(names) or 'it has none'}), got {name!r}")
         self.name, self.entry = name, self.module.entries[name]
-        self.filename = f"{name}.ptx" if is_text else str(source)
+        self.filename = str(source) if path else f"{name}.ptx"
         self._code = Code(self.text, self.module, self.entry, self.filename)
         self._source = Source(self._code.cpp, self.filename, Path(), (), ())
+        self._binder = Binder(name, [_declared(parameter) for parameter in self.entry.parameters])
         self._kernels: dict[tuple[bool, ...], EntryOnCpu] = {}  # by which of the parameters are arrays
 
     def __repr__(self) -> str:
@@ -68,8 +69,9 @@ class PtxKernel:
     def __getitem__(self, launch: Any) -> Callable[..., None]:
         """`kernel[grid, block]` or `kernel[grid, block, shared_bytes]`: a function of the kernel's arguments.
 
-        An array is passed for a parameter of 64 bits, and None for a null pointer. An integer parameter takes an int,
-        signed or not. `.b8 name[n]` takes bytes or a ctypes.Structure of n bytes.
+        A parameter of 64 bits takes an array or None, a null pointer; the array must be writable, for PTX does not
+        tell what is only read. An integer parameter takes an int, signed or not. `.b8 name[n]` takes bytes or a
+        ctypes.Structure of n bytes. Arguments are checked as those of a CudaKernel are.
         """
         shape = read_launch(self.name, launch, self.entry.max_threads)
         if self.entry.threads and shape.block != self.entry.threads:
@@ -84,21 +86,17 @@ class PtxKernel:
         return run
 
     def _launch(self, shape: LaunchShape, args: Sequence[object]) -> None:
-        parameters = self.entry.parameters
-        if len(args) != len(parameters):
-            takes = ", ".join(f".{each.type} {each.name}" for each in parameters)
-            raise TypeError(f"kernel {self.name} takes {len(parameters)} arguments ({takes}), got {len(args)}")
-        given = [_given(self.name, parameter, arg) for parameter, arg in zip(parameters, args, strict=True)]
-        is_array = tuple(isinstance(each, Array) for each in given)
+        bound = self._binder.bind(args)
+        if bound.device not in (None, "cpu"):
+            raise ValueError(
+                f"kernel {self.name}: {next(iter(bound.arrays))} must be on the CPU, where PTX is executed, "
+                f"got {bound.device}"
+            )
+        is_array = tuple(each.name in bound.arrays for each in self._binder.parameters)
         if is_array not in self._kernels:
-            declared = [
-                Declared(parameter.name, parameter.type, pointer, const=False)
-                for parameter, pointer in zip(parameters, is_array, strict=True)
-            ]
-            self._kernels[is_array] = self._on_cpu(declared)
-        arrays = {each.name: array for each, array in zip(parameters, given, strict=True) if isinstance(array, Array)}
-        values = [each.address if isinstance(each, Array) else each for each in given]
-        self._kernels[is_array].launch(*shape, values, arrays=arrays)
+            pairs = zip(self._binder.parameters, is_array, strict=True)
+            self._kernels[is_array] = self._on_cpu([each._replace(pointer=array) for each, array in pairs])
+        self._kernels[is_array].launch(*shape, bound.values, arrays=bound.arrays)
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -185,35 +183,10 @@ def _lines_of(code: Code) -> list[str]:
     return linecache.getlines(file)  # a cell of a notebook has lines there, too
 
 
-_INTEGERS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
-
-
-def _given(kernel: str, parameter: Parameter, arg: object) -> object:
-    """An argument as the launch takes it: an array, or a ctypes value of the parameter's size."""
-
-    def refuse(wanted: str) -> TypeError:
-        return TypeError(f"kernel {kernel}: {parameter.name} must be {wanted}, got {type(arg).__name__}")
-
+def _declared(parameter: Parameter) -> Declared:
+    """A parameter of PTX for the binder. PTX says neither what is an address nor what is only read."""
     if parameter.count:
-        if not isinstance(arg, (bytes, ctypes.Structure)) or len(bytes(arg)) != parameter.bytes:
-            raise refuse(f"{parameter.bytes} bytes, or a ctypes.Structure of as many")
-        return (ctypes.c_char * parameter.bytes).from_buffer_copy(bytes(arg))
-    if parameter.type in ("f32", "f64"):
-        if not isinstance(arg, (int, float)) or isinstance(arg, bool):
-            raise refuse("a float")
-        return (ctypes.c_float if parameter.type == "f32" else ctypes.c_double)(arg)
-    if isinstance(arg, int):
-        bits = 8 * parameter.bytes
-        if not -(1 << bits - 1) <= arg < 1 << bits:
-            raise ValueError(f"kernel {kernel}: {parameter.name} must fit into {bits} bits, got {arg}")
-        return _INTEGERS[parameter.bytes](arg)
-    if parameter.bytes < 8:
-        raise refuse(f"an int of {8 * parameter.bytes} bits")
-    array = None if arg is None else as_array(arg)
-    if arg is not None and array is None:
-        raise refuse("an array, None or an int")
-    if array is not None and array.device != "cpu":
-        raise ValueError(
-            f"kernel {kernel}: {parameter.name} must be on the CPU, where PTX is executed, got {array.device}"
-        )
-    return ctypes.c_uint64(0) if array is None else array
+        ctype = f".{parameter.type}[{parameter.count}]"
+        return Declared(parameter.name, ctype, False, False, bytes=parameter.bytes, alignment=parameter.alignment)
+    ctype = f".{parameter.type}"
+    return Declared(parameter.name, ctype if ctype in C_TYPES else f".b{8 * parameter.bytes}", False, False)

@@ -28,10 +28,7 @@ _EMPTY_ON_CPU = (
     "sm_20_intrinsics.h sm_30_intrinsics.h sm_32_intrinsics.h sm_35_intrinsics.h sm_60_atomic_functions.h "
     "sm_61_intrinsics.h"
 )
-_EMPTY_FOR_NVRTC = (
-    "assert.h cuda_runtime.h cuda_runtime_api.h device_functions.h device_launch_parameters.h stddef.h stdio.h stdlib.h"
-)
-_FOR_BOTH = {
+FOR_BOTH = {
     "THC/THCAtomics.cuh": "ATen/cuda/Atomic.cuh",
     "THC/THCDeviceUtils.cuh": "ATen/cuda/DeviceUtils.cuh",
 }
@@ -49,9 +46,6 @@ _ON_CPU = {
         f"curand_{name}.h": "curand_kernel.h"
         for name in ["globals", "lognormal", "mrg32k3a", "normal", "philox4x32_x", "uniform"]
     },
-}
-_FOR_NVRTC = {"cudaTypedefs.h": "cuda.h"} | {
-    f"c{name}": f"{name}.h" for name in ["assert", "float", "limits", "math", "stddef", "stdint", "stdio", "stdlib"]
 }
 
 # Headers of CCCL for which simt/cuda_std.h is the stand-in.
@@ -101,6 +95,28 @@ def nvidia_headers() -> Path:
     return found
 
 
+_HALVES = ("half", "half2", "__half", "__half2", "__half_raw", "__half2_raw")
+_BFLOATS = [f"{name}{x}" for name in ("nv_bfloat16", "__nv_bfloat16") for x in ("", "2")]
+_BFLOATS += ["__nv_bfloat16_raw", "__nv_bfloat162_raw"]
+_FP8 = [f"__nv_fp8{x}_{name}" for x in ("", "x2", "x4") for name in ("e4m3", "e5m2")]
+DECLARED_IN = {"cuda_fp16.h": _HALVES, "cuda_bf16.h": _BFLOATS, "cuda_fp8.h": _FP8}
+"""Types that a source has only if it includes NVIDIA's header, by the header. A header includes those before
+it. simt.h includes them for its own use."""
+
+
+def shown(header: str) -> str:
+    """C++ that gives the types of a header, and of those that it includes, their names."""
+    headers = list(DECLARED_IN)
+    included = headers[: headers.index(header) + 1]
+    return "".join(f"#undef {name}\n" for each in included for name in DECLARED_IN[each])
+
+
+def hidden() -> str:
+    """C++ that takes these names away. A compiler's message about the name that is left says what to include."""
+    names = [(name, header.replace(".", "_")) for header, names in DECLARED_IN.items() for name in names]
+    return "".join(f"#define {name} {name}_needs_include_{header}\n" for name, header in names)
+
+
 def header_folder() -> Path:
     """A folder for the CPU: those of NVIDIA's headers that need a word changed, and headers that lead to others."""
     return folder_of(*_headers_on_cpu())
@@ -109,20 +125,16 @@ def header_folder() -> Path:
 @functools.cache
 def _headers_on_cpu() -> tuple[dict[str, str], str]:
     """These headers by their names, and the name of their folder."""
-    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+    names = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp", "cuda_fp8.h")
     texts = {name: (nvidia_headers() / name).read_text(encoding="utf-8", errors="surrogateescape") for name in names}
     changed = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
-    others = _FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
-    headers = changed | _leading(others, _EMPTY_ON_CPU)
+    changed |= {name: shown(name) + changed[name] for name in DECLARED_IN} | {"simt/hidden.h": hidden()}
+    others = FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
+    headers = changed | leading(others, _EMPTY_ON_CPU)
     return headers, name_of(headers)
 
 
-def nvrtc_folder() -> Path:
-    """A folder for NVRTC: headers that lead to others, or that are empty."""
-    return folder_of(_leading(_FOR_BOTH | _FOR_NVRTC, _EMPTY_FOR_NVRTC))
-
-
-def _leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
+def leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
     """Return the text of each header."""
     return {name: f"#include <{other}>\n" for name, other in others.items()} | dict.fromkeys(empty.split(), "")
 

@@ -19,19 +19,19 @@ from cudascope.cpp.source import CompileError, Included, Source
 from cudascope.cpp.variables import plain_variables
 from cudascope.toolchain.cache import cache_dir, code_of, digest, prune_at_times, publish, used
 from cudascope.toolchain.headers import (
-    FOR_NVRTC,
     STAND_INS,
     lenient_folders,
     nvidia_headers,
     nvidia_version,
-    nvrtc_folder,
     our_headers,
 )
+from cudascope.toolchain.nvrtc_headers import ALWAYS, STANDARD, folder
 from cudascope.toolchain.ptxas import Resources, read_resources
 
-_ALWAYS = ("stdint.h", "math.h")  # nvcc includes them by itself
-# those of NVIDIA's headers that declare int64_t as long long, for NVRTC only
-_LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|cuda_(pipeline|awbarrier))')
+# those of NVIDIA's headers that declare uint64_t as unsigned long long, for NVRTC only
+_LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"]cuda_(pipeline|awbarrier)')
+_CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|thrust/)|\bstd\b')
+_STD = re.compile(r"\bstd\b")
 _CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
 
 _OPTIONS = {
@@ -100,11 +100,12 @@ def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, d
         pass
     compiled = None
     with contextlib.suppress(CompileError):
-        compiled = _compile(source, included, name, arch, settings, form)
+        compiled = _compile(source, included, name, arch, settings, form, ())
     if compiled is None:  # because of its host code, perhaps
         try:
             device = source._replace(text=device_text(source, name, _folders()))
-            compiled = _compile(device, included, name, arch, settings, form)
+            # what is left runs on the device: constexpr functions and lambdas need not say so
+            compiled = _compile(device, included, name, arch, settings, form, ("--device-as-default-execution-space",))
         except CompileError as error:
             raise CompileError(f"{error}{_lacking(source.text)}") from None
     code, about = compiled
@@ -117,16 +118,22 @@ def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, d
 
 def _lacking(text: str) -> str:
     """Say which wheels of NVIDIA's `text` needs, if they are not installed."""
-    wheels = ((_LONG_LONG, "CCCL", "cccl", "nvidia-cuda-cccl"), (_CURAND, "cuRAND", "curand_kernel.h", "nvidia-curand"))
+    wheels = ((_CCCL, "CCCL", "cccl", "nvidia-cuda-cccl"), (_CURAND, "cuRAND", "curand_kernel.h", "nvidia-curand"))
     return "".join(
-        f"\nit includes headers of {name}, which are not there: pip install {wheel}"
+        f"\nit needs headers of {name}, which are not there: pip install {wheel}"
         for includes, name, place, wheel in wheels
         if includes.search(text) and not (nvidia_headers() / place).exists()
     )
 
 
 def _compile(
-    source: Source, included: Included, name: str, arch: str, settings: dict[str, Any], form: str
+    source: Source,
+    included: Included,
+    name: str,
+    arch: str,
+    settings: dict[str, Any],
+    form: str,
+    more: Sequence[str],
 ) -> tuple[bytes, dict[str, Any]]:
     nvrtc = _nvrtc()
     folders = [*source.include_path, *_folders(), *source.late_include_path, *lenient_folders(included)]
@@ -136,7 +143,9 @@ def _compile(
         f"--gpu-architecture={arch if form == 'cubin' else arch.replace('sm_', 'compute_')}",
         "--generate-line-info",  # costs nothing at run time: profilers and findings then name the source line
         *(f"--include-path={place}" for place in folders),
-        *(f"--pre-include={header}" for header in _ALWAYS),
+        *(f"--pre-include={header}" for header in (ALWAYS, *([STANDARD] if any(map(_STD.search, texts)) else []))),
+        "--device-int128",
+        *more,
         *(f"--define-macro={each}" for each in defines),
         *(["--ptxas-options=-v"] if form == "cubin" else []),
         *_flags({"std": "c++17", **settings}),
@@ -184,7 +193,7 @@ def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
     # cooperative groups include what lies in cccl
-    return [FOR_NVRTC, nvrtc_folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
+    return [folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -247,4 +256,4 @@ def _environment() -> tuple[str, ...]:
         raise RuntimeError(
             f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'cudascope[cuda]' ({error})"
         ) from error
-    return f"{major}.{minor}", nvidia_version(), our_headers(), nvrtc_folder().name, code_of(__name__)
+    return f"{major}.{minor}", nvidia_version(), our_headers(), folder().name, code_of(__name__)

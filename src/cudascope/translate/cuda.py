@@ -11,9 +11,10 @@ from cudascope.cpp.signature import base_name
 from cudascope.cpp.source import OF_TORCH, CompileError, Source
 from cudascope.cpp.variables import Variable, plain_variables, variables_in
 from cudascope.toolchain.compiler import find_compiler
-from cudascope.toolchain.headers import HEADERS
+from cudascope.toolchain.headers import HEADERS, shown
 from cudascope.toolchain.precompiled import precompiled
 from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
+from cudascope.translate.host_only import may_be_used, used_in
 from cudascope.translate.missing import with_traps
 from cudascope.translate.preprocess import Part, file_of, line_at, own_files, parts_of, preprocess
 from cudascope.translate.ptx import translate
@@ -27,6 +28,7 @@ _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt/specifiers.h
 # the macros of simt.h that must not reach the system's headers after it; the text is expanded already
 _UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize", *_RENAMED))
+_UNDEFINED += shown("cuda_fp8.h")
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
@@ -57,13 +59,15 @@ def _warp_size(file: File, start: str) -> str:
     return f"#undef warpSize\n{constant}" if places else ""
 
 
-def must_be_cut(file: File) -> bool:
-    """Whether the host's compiler is certain to refuse a file and what it includes."""
+def must_be_cut(file: File, kernels: Sequence[str]) -> bool:
+    """Whether the host's compiler is certain to refuse a file and what it includes, or may take what a GPU refuses."""
     own = bisect.bisect_left(file.places, file.own)
     launches = any(file.tokens[i : i + 3] == ["<", "<", "<"] for i, token in enumerate(file.tokens) if token == "<")
     ptx_in_macro = any(macro.place >= file.own and not _PTX.isdisjoint(macro.body) for macro in file.macros)
     of_torch = _TORCH.search(file.text)
-    return bool(launches or ptx_in_macro or of_torch or not _PTX.isdisjoint(file.tokens[:own]))
+    return bool(launches or ptx_in_macro or of_torch or not _PTX.isdisjoint(file.tokens[:own])) or may_be_used(
+        file, kernels
+    )
 
 
 def as_it_stands(source: str, file: File) -> str:
@@ -124,8 +128,11 @@ def _own_integers(file: File) -> dict[str, str]:
 
 
 def _refuse(file: File, pieces: Sequence[Piece]) -> None:
-    """Raise CompileError for constructs that the CPU runner does not support."""
+    """Raise CompileError for what a GPU refuses, and for constructs that the CPU runner does not support."""
     for piece in pieces:
+        for i, why in used_in(file, piece):
+            where, line = line_at(file.text, file.places[i])
+            raise CompileError(f"{where}:{line}: error: {why}")
         tokens = file.tokens[piece.start : piece.end]
         for i, token in enumerate(tokens):
             launch = token == "<" and tokens[i : i + 3] == ["<", "<", "<"]

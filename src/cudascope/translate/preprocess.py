@@ -44,7 +44,7 @@ def preprocess(command: Sequence[str], text: str, source: Source) -> tuple[list[
             for name in missing:
                 stand_in = Path(os.path.normpath(inside / name))
                 stand_in.parent.mkdir(parents=True, exist_ok=True)
-                stand_in.write_text('#include "cudascope_torch.h"\n' if OF_TORCH.match(name) else "", encoding="utf-8")
+                stand_in.write_text(f'#include "{_instead(name)}"\n', encoding="utf-8")
             done = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], text, source.folder)
     _, *parts = parts_of(_with_whole_names(done, source))  # simt.h comes first: a precompiled one is read sooner
     return parts, missing
@@ -59,6 +59,11 @@ def _with_whole_names(text: str, source: Source) -> str:
         return marker[0] if is_whole else f'# {line} "{source.folder}/{file}"{flags}'
 
     return MARKER.sub(whole, text)
+
+
+def _instead(missing: str) -> str:
+    """The header in the place of one that is missing: a library's may bring the types of half precision."""
+    return "cudascope_torch.h" if OF_TORCH.match(missing) else "cuda_fp8.h"
 
 
 def parts_of(text: str) -> Iterator[Part]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudascope.arguments.arrays import Array, as_array, bits_of
+from cudascope.arguments.arrays import as_array, bits_of
 from cudascope.ptx.module import Parameter
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
@@ -92,14 +92,14 @@ def passed(
     scratch: tuple[int, int],
     grid: tuple[int, int, int],
 ) -> list[Any]:
-    """Return the arguments of the PTX.
+    """Return the arguments of the PTX, which a `PtxKernel` checks.
 
     Args:
         scratch: bytes of scratch memory in global memory that each program gets, by kind.
 
     Raises:
-        TypeError: the argument of a pointer has no memory.
-        ValueError: a tensor is not on the CPU.
+        TypeError: the base of a tensor descriptor has no memory.
+        ValueError: the base is not on the CPU.
     """
     given = zip(flat, parameters, strict=False)
     values = [_value(kernel, leaf, leaf.of(arguments), parameter) for leaf, parameter in given]
@@ -115,10 +115,15 @@ def behind_maps(flat: Sequence[Leaf], arguments: Mapping[str, Any]) -> dict[str,
 
 def _value(kernel: str, leaf: Leaf, value: Any, parameter: Parameter) -> Any:
     if leaf.map:
-        _memory(kernel, leaf, value.base)
+        array = as_array(value.base)
+        if array is None or array.device != "cpu":
+            raise ValueError(
+                f"kernel {kernel}: {leaf} must describe a tensor on the CPU, where PTX is executed, "
+                f"got {array.device if array else type(value.base).__name__}"
+            )
         return _tensor_map(value, leaf.map)
     if leaf.type.startswith("*"):
-        return _memory(kernel, leaf, value)
+        return getattr(value, "base", value)  # of triton.reinterpret(tensor, dtype)
     if leaf.type not in _DTYPES:
         return int(value)
     if parameter.type in ("f32", "f64"):
@@ -127,18 +132,6 @@ def _value(kernel: str, leaf: Leaf, value: Any, parameter: Parameter) -> Any:
     with np.errstate(over="ignore"):
         bits = bits_of(np.array([value], np.float64), dtype) if leaf.type == "bf16" else np.array([value], dtype)
     return bits.tobytes() if parameter.count else int.from_bytes(bits.tobytes(), "little")
-
-
-def _memory(kernel: str, leaf: Leaf, value: Any) -> Array:
-    array = as_array(getattr(value, "base", value))  # of triton.reinterpret(tensor, dtype)
-    if array is None:
-        raise TypeError(f"kernel {kernel}: argument {leaf} must be a tensor, got {type(value).__name__}")
-    if array.device != "cpu":
-        raise ValueError(
-            f"kernel {kernel}: argument {leaf} is on {array.device}, but triton_compiled executes kernels on the CPU: "
-            "pass a tensor of the CPU, or launch outside of triton_compiled"
-        )
-    return array
 
 
 def _tensor_map(descriptor: Any, how: Mapping[str, Any]) -> bytes:

@@ -57,6 +57,8 @@ class Compiled:
     def executable(self, edit: Callable[[str], str] | None) -> PtxKernel:
         """Return the kernel that executes the PTX, after `edit` if there is one."""
         ptx = self.ptx if edit is None else edit(self.ptx)
+        if not isinstance(ptx, str):
+            raise TypeError(f"kernel {self.name}: edit must return PTX as a string, got {type(ptx).__name__}")
         if ptx not in self._executables:
             self._executables[ptx] = PtxKernel(ptx, self.name)
         return self._executables[ptx]

@@ -42,8 +42,9 @@ def triton_target() -> Target | None:
     return _target.get()
 
 
-@contextlib.contextmanager
-def triton_compiled(arch: str = "sm_80", *, edit: Callable[[str], str] | None = None) -> Iterator[None]:
+def triton_compiled(
+    arch: str = "sm_80", *, edit: Callable[[str], str] | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Compile the Triton kernels that this thread launches inside for `arch`, and execute their PTX on the CPU.
 
     An autotuned kernel takes the configuration that its cache has for such arguments, or else the first one that fits
@@ -55,17 +56,23 @@ def triton_compiled(arch: str = "sm_80", *, edit: Callable[[str], str] | None = 
         edit: gets the PTX of each kernel that is launched, and returns the PTX that is executed.
 
     Raises:
-        ValueError: `arch` is unknown. A launch raises it if a tensor is not on the CPU, or if the kernel has an
-            instruction that the CPU runner does not execute.
+        ValueError, TypeError: `arch` is unknown, or `edit` is not a function. A launch raises them if an argument is
+            refused (arguments/binder.py), or if the kernel has an instruction that the CPU runner does not execute.
         CompileError: a launch raises it, with Triton's message, if the kernel does not compile.
     """
     known = {f"sm_{sm}": sm for sm in SHARED_BYTES}
-    if arch not in known:
-        raise ValueError(f"arch must be one of {', '.join(known)}, got {arch!r}")
+    if not isinstance(arch, str) or arch not in known:
+        error = ValueError if isinstance(arch, str) else TypeError
+        raise error(f"arch must be one of {', '.join(known)}, got {arch!r}")
     if edit is not None and not callable(edit):
         raise TypeError(f"edit must be a function of the PTX, got {edit!r}")
+    return _compiled_for(Target(known[arch], edit))
+
+
+@contextlib.contextmanager
+def _compiled_for(target: Target) -> Iterator[None]:
     with _patched():
-        token = _target.set(Target(known[arch], edit))
+        token = _target.set(target)
         try:
             yield
         finally:

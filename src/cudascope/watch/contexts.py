@@ -9,9 +9,12 @@ with cudascope.check(outputs=[out]):         # raises Finding that names line, t
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from numbers import Integral, Real
 from typing import NamedTuple
+
+import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
 from cudascope.cpu.abi import Mode
@@ -30,16 +33,20 @@ class Run(NamedTuple):
     stop: bool = True
     ignored: int = 0  # findings, bit by bit
     time_limit: float = 30.0
+    outer: "Run | None" = None  # of the `observe` or `check` around this one
+
+    @property
+    def watching(self) -> "list[Run]":
+        """This run and those around it, whose reports get the same launches. The innermost comes first."""
+        return [self, *(self.outer.watching if self.outer else [])]
 
 
 current_run: ContextVar[Run] = ContextVar("cudascope_run", default=Run())  # noqa: B039  a NamedTuple is immutable
 
 
 @contextlib.contextmanager
-def _within(run: Run) -> Iterator[Report | None]:
-    outer = current_run.get().mode
-    if Mode.PLAIN != outer != run.mode:
-        raise RuntimeError("cudascope.observe() and cudascope.check() cannot be nested: use one after the other")
+def _within(inner: Callable[[Run], Run]) -> Iterator[Report | None]:
+    run = inner(current_run.get())
     token = current_run.set(run)
     try:
         yield run.report
@@ -47,27 +54,64 @@ def _within(run: Run) -> Iterator[Report | None]:
         current_run.reset(token)
 
 
-def _watching(mode: Mode, seed: int | None) -> Run:
+def _watch(outer: Run, mode: Mode, seed: int | None) -> Run:
     """A run whose seed, unless given, and whose time limit are those of the context around it."""
-    outer = current_run.get()
-    return Run(mode, outer.seed if seed is None else seed, Report(), time_limit=outer.time_limit)
+    if Mode.PLAIN != outer.mode != mode:
+        raise RuntimeError("cudascope.observe() and cudascope.check() cannot be nested: use one after the other")
+    around = outer if outer.mode == mode else None
+    return Run(mode, outer.seed if seed is None else seed, Report(), time_limit=outer.time_limit, outer=around)
+
+
+def _integer(name: str, value: object) -> int:
+    """`value` as an int that the runtime's 64 bits hold. Raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be from 0 to 2**63 - 1, got {value}")
+    return int(value)
+
+
+def _seed(value: object) -> int | None:
+    return None if value is None else _integer("a schedule, which is the seed of an order of threads,", value)
+
+
+_LONGEST = 1e9  # seconds; the runtime counts ten times as many nanoseconds in 64 bits
 
 
 def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
-    """End a launch inside if no thread has ended or passed a barrier for `seconds`, or has ended for 10 × `seconds`."""
-    if not seconds > 0:
-        raise ValueError(f"seconds must be more than 0, got {seconds}")
-    return _within(current_run.get()._replace(time_limit=seconds))
+    """End a launch inside if no thread has ended or passed a barrier for `seconds`, or has ended for 10 × `seconds`.
+
+    Raises:
+        TypeError, ValueError: `seconds` is not a number of more than 0 and at most 1e9.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise TypeError(f"seconds must be a number, got {seconds!r}")
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"seconds must be more than 0 and at most {_LONGEST:.0e}, got {seconds}")
+    return _within(lambda outer: outer._replace(time_limit=float(seconds)))
 
 
 def schedule(seed: int | None) -> contextlib.AbstractContextManager[None]:
-    """Run the threads and the thread blocks of launches inside in the order that `seed` gives."""
-    return _within(current_run.get()._replace(seed=seed))
+    """Run the threads and the thread blocks of launches inside in the order that `seed` gives, None: in their own.
+
+    Raises:
+        TypeError, ValueError: `seed` is neither None nor an int from 0 to 2**63 - 1.
+    """
+    seed = _seed(seed)
+    return _within(lambda outer: outer._replace(seed=seed))
 
 
 def observe(*, schedule: int | None = None, trace_limit: int = 1_000_000) -> contextlib.AbstractContextManager[Report]:
-    """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses."""
-    return _within(_watching(Mode.OBSERVE, schedule)._replace(trace_limit=trace_limit))
+    """Count what CPU launches inside do. Yields the Report; a launch's trace keeps its first `trace_limit` accesses.
+
+    An `observe` inside another one chooses the order and the trace's limit, and both reports get its launches.
+
+    Raises:
+        TypeError, ValueError: `schedule` or `trace_limit` is not an int from 0 to 2**63 - 1.
+        RuntimeError: it is inside of a `check`.
+    """
+    seed, trace_limit = _seed(schedule), _integer("trace_limit", trace_limit)
+    return _within(lambda outer: _watch(outer, Mode.OBSERVE, seed)._replace(trace_limit=trace_limit))
 
 
 def check(
@@ -88,12 +132,34 @@ def check(
     its tensors, each with empty space round it. When a launch ends or fails, the changed elements are copied back.
     `report.unwritten(tensor)` lists the elements that were never written.
 
+    A check inside another one chooses how its launches run: `schedule`, `stop` and `ignore`. The reports of both get
+    these launches, without the findings that they ignore themselves, and the `outputs` of both hold.
+
+    Raises:
+        Finding: a launch inside, if `stop`.
+        TypeError, ValueError: an argument is of the wrong kind, or names a rule that cannot be switched.
+        RuntimeError: it is inside of an `observe`.
+
     Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
     than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
     what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
-    arrays = tuple(map(as_array, outputs))
-    if None in arrays:
-        raise TypeError(f"outputs must be tensors or arrays, got {type(outputs[arrays.index(None)]).__name__}")
-    run = _watching(Mode.CHECK, schedule)
-    return _within(run._replace(outputs=arrays, stop=stop, ignored=ignored(ignore, also)))
+    seed, arrays, off = _seed(schedule), _outputs(outputs), ignored(ignore, also)
+    if not isinstance(stop, bool | np.bool_):
+        raise TypeError(f"stop must be True or False, got {stop!r}")
+    return _within(lambda outer: _watch(outer, Mode.CHECK, seed)._replace(outputs=arrays, stop=bool(stop), ignored=off))
+
+
+def _outputs(outputs: object) -> tuple[Array, ...]:
+    if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping) or hasattr(outputs, "__dlpack__"):
+        raise TypeError(f"outputs must be a list of tensors or arrays, as in [out], got {type(outputs).__name__}")
+    arrays = []
+    for i, output in enumerate(outputs):
+        try:
+            array = as_array(output)
+        except ValueError as error:
+            raise ValueError(f"outputs[{i}] {error}") from error
+        if array is None:
+            raise TypeError(f"outputs must be tensors or arrays, got {type(output).__name__}")
+        arrays.append(array)
+    return tuple(arrays)

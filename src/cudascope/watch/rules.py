@@ -4,7 +4,7 @@ A rule belongs to a family, which is `Finding.what`; its own name is `Finding.ru
 names of both, `also=` those of the rules that are off unless asked for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from cudascope.cpp.file import File
@@ -229,14 +229,20 @@ def ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
     """
     named = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if finding not in ENDINGS}
     can_be_switched = sorted(set().union(*named.values()))
-    for argument, names in (("ignore", ignore), ("also", also)):
-        if isinstance(names, str):
-            raise TypeError(f'{argument} must be a tuple of names, as in ("{names}",), got {names!r}')
-        if unknown := [name for name in names if name not in can_be_switched]:
-            raise ValueError(f"{argument} must name what can be switched, {can_be_switched}, got {unknown[0]!r}")
-    off = {finding for finding, names in named.items() if names & set(ignore)}
-    off |= {finding for finding in OFF if not named[finding] & set(also)}
+    ignore, also = _names("ignore", ignore, can_be_switched), _names("also", also, can_be_switched)
+    off = {finding for finding, names in named.items() if names & ignore}
+    off |= {finding for finding in OFF if not named[finding] & also}
     return sum(1 << finding for finding in off)
+
+
+def _names(argument: str, names: Iterable[str], known: Sequence[str]) -> set[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        example = names if isinstance(names, str) else "race"
+        raise TypeError(f'{argument} must be a tuple of names, as in ("{example}",), got {names!r}')
+    names = [*names]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{argument} must name what can be switched, {known}, got {unknown[0]!r}")
+    return set(names)
 
 
 def declares_return(file: File, function: str) -> bool:

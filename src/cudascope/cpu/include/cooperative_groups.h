@@ -6,6 +6,7 @@
 #pragma once
 
 #include "simt.h"
+#include "simt/halves.h"
 
 namespace cooperative_groups {
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "simt.h"
+#include "simt/halves.h"
 
 namespace nvcuda {
 namespace wmma {

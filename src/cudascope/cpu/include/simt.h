@@ -1,4 +1,4 @@
-// CUDA C++ for a machine without a GPU: what a kernel may use, said in plain C++ (DESIGN.md §3).
+// CUDA C++ for a machine without a GPU: what a kernel may use, said in plain C++.
 //
 // cpu/build.py puts this header in front of an unmodified .cu file and compiles it with g++ or clang++. A thread of
 // CUDA becomes a fiber; runtime.cpp runs the fibers of a thread block on one OS thread. Every access to memory
@@ -56,3 +56,5 @@ const Parameter* parameters(void (*)(P...)) {
     extern "C" const simt::Parameter* symbol##_parameters() { return simt::parameters(__VA_ARGS__); }
 
 #define __CUDA_ARCH__ 900  // from here on: NVIDIA's own headers are to take the host's way
+
+#include "simt/hidden.h"  // made by build.py: half and its like need their header from here on, as with nvcc

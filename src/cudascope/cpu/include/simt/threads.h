@@ -89,6 +89,7 @@ void* simt_memset(void* to, int value, size_t bytes);
 #endif
 
 #define printf simt_printf
+namespace std { using ::simt_printf; }
 #undef assert
 #define SIMT_HAS_ASSERT
 #define assert(condition) ((condition) ? (void)0 : simt_fail("assertion failed: " #condition))
