@@ -9,10 +9,10 @@ from planted import marked_lines
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.cpp.file import read
+from cudascope.cpp.file import declares_return, read
 from cudascope.cpu.abi import FindingKind
 from cudascope.toolchain.headers import RUNTIME
-from cudascope.watch.rules import ENDINGS, RULES, declares_return
+from cudascope.watch.rules import ENDINGS, RULES
 
 FINDINGS, PLANTED = (Path(__file__).parent / name for name in ("findings.cu", "planted_bugs.cu"))
 SEEDS = (None, 0, 1, 2)

@@ -260,13 +260,13 @@ def test_only_the_observed_build_counts(units, observed):
     observed(FUSED)
     module = read_module(UNITS)
     assert "simt_executed" not in entry_source(module, module.entries["units"], "units.ptx", {})
-    assert units._source.text == entry_source(module, module.entries["units"], units.filename, {})
+    assert units.executable.source.text == entry_source(module, module.entries["units"], units.filename, {})
     with check():
         units[1, 32](aligned(128), aligned(128), FUSED, 1)
     (kernel,) = units._kernels.values()
-    assert kernel._built_for(Mode.PLAIN) is units._code.build(False)
-    assert kernel._built_for(Mode.CHECK) is units._code.build(True)
-    assert kernel._built_for(Mode.OBSERVE) is units._code.counted[0]
+    assert kernel.executable.build(Mode.PLAIN) is units.executable.library(False)
+    assert kernel.executable.build(Mode.CHECK) is units.executable.library(True)
+    assert kernel.executable.build(Mode.OBSERVE) is units.executable.ptx.counted()[0]
 
 
 def test_a_bulk_copy_needs_the_time_of_its_bytes():

@@ -164,3 +164,10 @@ def read(text: str, defines: tuple[str, ...] | None = (), own: int = 0) -> File:
     """The file with this text; `defines` as for the compiler."""
     macros = (define.split("=", 1) if "=" in define else (define, "1") for define in defines or ())
     return File(text, lexemes_of(text), None if defines is None else dict(macros), own)
+
+
+def declares_return(file: File, function: str) -> bool:
+    """Whether kernel `function` has a `return` in its body: its threads may leave early. True where none is found."""
+    leaves = {"return", *(macro.name for macro in file.macros if "return" in macro.body)}
+    bodies = [piece for piece in file.pieces if piece.body is not None and function in piece.names]
+    return not bodies or any(not leaves.isdisjoint(file.tokens[piece.body : piece.end]) for piece in bodies)

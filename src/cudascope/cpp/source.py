@@ -1,7 +1,7 @@
 """CUDA C++ and how it is to be compiled: its text, the files that it includes, and the error if it cannot be built.
 
-`Source` decides where an include is looked up, as every compiler does: `#include "x.h"` in the folder of the file that
-has this line, then in the user's folders (-I), then in cudascope's and NVIDIA's; `#include <x.h>` in the same folders
+`Source` decides where an include is looked up, as every compiler does: `#include "…"` in the folder of the file that
+has this line, then in the user's folders (-I), then in cudascope's and NVIDIA's; `#include <…>` in the same folders
 but the first. The compilers get these folders in this order, and the reader and the keys of the cache use
 `Source.with_included`.
 """

@@ -32,10 +32,11 @@ from cudascope.cpp.parameters import Parameter
 from cudascope.cpp.signature import base_name
 from cudascope.cpp.source import Source, read_source, source_path
 from cudascope.cpp.variables import as_declared
+from cudascope.cpu.executable import executable_of
 from cudascope.kernels.on_cpu import CpuKernel
 from cudascope.kernels.on_gpu import GpuKernel
+from cudascope.kernels.ptx import executable_through_ptx
 from cudascope.kernels.reading import completed, read_kernel
-from cudascope.kernels.through_ptx import CudaThroughPtx
 from cudascope.toolchain.nvrtc import Cubin, check_options, compile_cubin
 from cudascope.toolchain.ptxas import Resources
 
@@ -188,8 +189,10 @@ class CudaKernel:
     @cached_property
     def _on_cpu(self) -> CpuKernel:
         if self._through == "ptx":
-            return CudaThroughPtx(self.source, self.name, self.parameters, self._arch)
-        return CpuKernel(self.source, self.name, self.parameters)
+            executable = executable_through_ptx(self.source, self.name, self.parameters, self._arch)
+        else:
+            executable = executable_of(self.source, self.name)
+        return CpuKernel(executable, self.parameters)
 
     def _load(self, device: str) -> GpuKernel:
         index = int(device.partition(":")[2] or -1)

@@ -11,26 +11,22 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
 from cudascope.arguments.reach import reached
 from cudascope.cpp.parameters import Parameter
-from cudascope.cpp.signature import base_name
-from cudascope.cpp.source import Source
 from cudascope.cpp.variables import as_declared, may_hold_pointers
 from cudascope.cpu.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
-from cudascope.cpu.build import build, entry_symbol
-from cudascope.cpu.library import Library, ParameterType, SharedArray, Variable
+from cudascope.cpu.executable import Executable
+from cudascope.cpu.library import Library, SharedArray, Variable
 from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared
 from cudascope.cpu.memory import Memory
-from cudascope.toolchain.ptxas import PtxText
 from cudascope.watch.contexts import current_run
 from cudascope.watch.findings import Finding, error_of
 from cudascope.watch.report import TRACE, Launch, LineCount
-from cudascope.watch.rules import declares_return
 from cudascope.watch.work import work_of
 
 
@@ -46,27 +42,18 @@ def _address(handle: ctypes.CDLL, symbol: str) -> int:
 
 
 class CpuKernel:
-    """Kernel `name` of `source`, compiled for the CPU when it is first launched, observed or checked (CompileError).
+    """Launches an executable for arguments of these parameters.
 
-    `name` may be an instance of a template ("softmax<float, 128>"). Observing and checking need the instrumented build.
+    Observing and checking need the instrumented build. A build is made when it is first needed (CompileError).
     """
 
-    def __init__(self, source: Source, name: str, parameters: Sequence[Parameter]) -> None:
-        self.source, self.name, self.parameters = source, name, tuple(parameters)
-        self._lines = source.text.split("\n")
-        self._symbol = entry_symbol(name)
-        self.library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
-
-    @functools.cached_property
-    def _may_return(self) -> bool:
-        return declares_return(self.source.read(), base_name(self.name))
+    def __init__(self, executable: Executable, parameters: Sequence[Parameter]) -> None:
+        self.executable, self.parameters = executable, tuple(parameters)
+        self.name, self.source, self.library = executable.name, executable.source, executable.library
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
-        self._built_for(current_run.get().mode)
-
-    def _built_for(self, mode: Mode) -> Library:
-        return self.library(mode != Mode.PLAIN)
+        self.executable.build(current_run.get().mode)
 
     def variable(self, name: str) -> np.ndarray:
         """The bytes of variable `name`, in place.
@@ -79,10 +66,6 @@ class CpuKernel:
             known = ", ".join(variables) or "none"
             raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
         return _memory(variables[name])
-
-    def parameter_types(self) -> list[ParameterType]:
-        """Return the sizes and types that the compiler gives the kernel's parameters."""
-        return self.library(False).parameters(entry_symbol(self.name))
 
     @functools.cached_property
     def _pointers(self) -> set[str]:
@@ -124,7 +107,7 @@ class CpuKernel:
         `arrays` are the memory that the kernel may touch, by parameter name.
         """
         run = current_run.get()
-        library = self._built_for(run.mode)
+        library = self.executable.build(run.mode)
         check_shared(self.name, library, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -132,7 +115,7 @@ class CpuKernel:
         memory = Memory(arrays, watched, reached(self.name, arrays))
 
         request = LAUNCH()
-        request.entry = _address(library.handle, self._symbol)
+        request.entry = _address(library.handle, self.executable.symbol)
         request.arguments = arguments
         request.grid[:], request.block[:], request.mode = grid, block, run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
@@ -141,7 +124,7 @@ class CpuKernel:
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)
         request.time_limit, request.keep_going = math.ceil(run.time_limit * 1e9), not run.stop
-        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self._may_return
+        request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self.executable.may_return()
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
         shared = [*library.shared]
@@ -163,12 +146,11 @@ class CpuKernel:
             if request.num_output:
                 sys.stdout.write(ctypes.string_at(request.output, request.num_output).decode(errors="replace"))
             checked = run.mode == Mode.CHECK
-            context = self._located, self._code, library, memory, shared, checked
             errors = request.errors[: request.num_errors]
 
             def found(ignored: int) -> list[Finding]:
                 shown = (error for error in errors if not ignored >> error.finding & 1)
-                return [error_of(self.name, error, *context) for error in shown]
+                return [error_of(self.executable, error, library, memory, shared, checked) for error in shown]
 
             if checked:
                 memory.tell_all(run)
@@ -183,28 +165,11 @@ class CpuKernel:
         finally:
             calls.simt_free(ctypes.byref(request))
 
-    # ------------------------------------------------------------------------------------------------ reports
-
-    ptx: PtxText | None = None  # what is executed, if that is PTX
-    costs: Sequence[Mapping] | None = None  # of the parts of the PTX that the observed build counts
-
-    def _instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
-        """The PTX instruction of each return address, if PTX is executed."""
-        return {}
-
-    def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """File and line of each return address."""
-        return library.lines(sites)
-
-    def _code(self, library: Library, site: int, file: str, line: int) -> str:
-        """Return the text of the line if the line is in the kernel's own file, and "" otherwise."""
-        return self._lines[line - 1].strip() if file == library.source_name and 0 < line <= len(self._lines) else ""
-
     def _observed(self, request, library, memory, shared, grid, block) -> Launch:
         counts = request.counts[: request.num_counts]
         events = np.frombuffer(ctypes.string_at(request.events, request.num_events * EVENT.itemsize), EVENT)
         sites, site_of = np.unique(events["site"], return_inverse=True)
-        lines = self._located(library, [*(c.site for c in counts), *(int(site) for site in sites)])
+        lines = self.executable.located(library, [*(c.site for c in counts), *(int(site) for site in sites)])
         trace = np.empty(len(events), TRACE)
         trace["thread_block"], trace["thread"] = events["block"], events["thread"]
         trace["warp"], trace["lane"] = events["thread"] // 32, events["thread"] % 32
@@ -219,7 +184,8 @@ class CpuKernel:
             numbers = (c.requests, c.lanes, c.bytes, c.sectors, c.conflicts)
             line_counts.append(LineCount(lines[c.site][1], ACCESSES[c.access], space, *numbers))
         names = memory.names, [array.name for array in shared]
-        code = self._instructions(library, [c.site for c in counts])
-        work = work_of(math.prod(grid), request, code, self.costs)
+        code, ptx = self.executable.instructions(library, [c.site for c in counts]), self.executable.ptx
+        work = work_of(math.prod(grid), request, code, ptx and ptx.counted()[1])
         shared_bytes = sum(array.bytes for array in shared)
-        return Launch(self.name, grid, block, line_counts, trace, *names, self._lines, work, shared_bytes, self.ptx)
+        lines = self.executable.lines
+        return Launch(self.name, grid, block, line_counts, trace, *names, lines, work, shared_bytes, ptx and ptx.text)

@@ -15,20 +15,24 @@ with a missing wait gives wrong results in every run.
 
 import functools
 import linecache
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cudascope.arguments.binder import Binder
 from cudascope.arguments.launch_shape import LaunchShape, read_launch
+from cudascope.arguments.values import size_of
 from cudascope.cpp.parameters import Parameter as Declared
-from cudascope.cpp.source import Source, read_source, source_path
+from cudascope.cpp.source import CompileError, Source, read_source, source_path
 from cudascope.cpp.types import C_TYPES
-from cudascope.cpu.abi import Mode
+from cudascope.cpu.executable import Executable, Ptx, may_return
 from cudascope.cpu.library import Library
 from cudascope.cpu.ptx_build import build_entry
 from cudascope.kernels.on_cpu import CpuKernel
-from cudascope.ptx.module import Entry, Module, Parameter, read_module
+from cudascope.ptx.module import Entry, Module, Parameter, PtxError, read_module
+from cudascope.toolchain.compiler import run_tool
+from cudascope.toolchain.nvrtc import compile_ptx
 from cudascope.toolchain.ptxas import PtxText
 from cudascope.translate.ptx.costs import Counters
 from cudascope.translate.ptx.entry import entry_source
@@ -58,10 +62,9 @@ class PtxKernel:
             raise ValueError(f"name must be an entry of the module ({', '.join(names) or 'it has none'}), got {name!r}")
         self.name, self.entry = name, self.module.entries[name]
         self.filename = str(source) if path else f"{name}.ptx"
-        self._code = Code(self.text, self.module, self.entry, self.filename)
-        self._source = Source(self._code.cpp, self.filename, Path(), (), ())
+        self.executable = _executable(name, self.text, self.module, self.entry, self.filename)
         self._binder = Binder(name, [_declared(parameter) for parameter in self.entry.parameters])
-        self._kernels: dict[tuple[bool, ...], EntryOnCpu] = {}  # by which of the parameters are arrays
+        self._kernels: dict[tuple[bool, ...], CpuKernel] = {}  # by which of the parameters are arrays
 
     def __repr__(self) -> str:
         return f"PtxKernel({self.filename!r}, {self.name!r})"
@@ -95,90 +98,92 @@ class PtxKernel:
         is_array = tuple(each.name in bound.arrays for each in self._binder.parameters)
         if is_array not in self._kernels:
             pairs = zip(self._binder.parameters, is_array, strict=True)
-            self._kernels[is_array] = self._on_cpu([each._replace(pointer=array) for each, array in pairs])
+            declared = [each._replace(pointer=array) for each, array in pairs]
+            self._kernels[is_array] = CpuKernel(self.executable, declared)
         self._kernels[is_array].launch(*shape, bound.values, arrays=bound.arrays)
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
-        self._on_cpu(()).compile()
-
-    def _on_cpu(self, parameters: Sequence[Declared]) -> "EntryOnCpu":
-        return EntryOnCpu(self._source, self.name, parameters, self._code)
+        CpuKernel(self.executable, ()).compile()
 
 
-class Code:
-    """An entry of a PTX text as C++, and its builds. `names` are the variables' names in the source.
+def executable_through_ptx(source: Source, name: str, parameters: Sequence[Declared], arch: str) -> Executable:
+    """Kernel `name` of `source` as NVRTC compiles it for `arch`. Names and lines are those of the source.
+
+    NVRTC's optimiser decides what the PTX computes: it merges a product with a sum into one fma, takes approximate
+    functions, and moves and joins accesses. The build for the CPU from the same source by g++ shows none of this.
 
     Raises:
-        PtxError: the entry has an instruction that the CPU runner does not execute.
+        CompileError: NVRTC refuses the source, or the kernel needs what the CPU runner does not execute.
+        RuntimeError: cuda-bindings or NVRTC is not installed.
     """
+    ptx = compile_ptx(source, name, arch)
+    module = read_module(ptx.text)
+    entry = module.entries[ptx.symbol]
+    names = {symbol: variable for variable, symbol in ptx.variables.items()}
+    try:
+        executable = _executable(name, ptx.text, module, entry, f"{Path(source.filename).stem}.ptx", source, names)
+    except PtxError as error:
+        number, message = re.fullmatch(r"line (\d+): (.*)", str(error), re.DOTALL).groups()
+        file, line = module.places.get(int(number), ("its PTX", number))
+        raise CompileError(f"kernel {name}: {file}, line {line}: {message}") from None
+    sizes = [8 if each.pointer else size_of(each) for each in parameters]
+    if sizes != (compiled := [each.bytes for each in entry.parameters]):
+        raise CompileError(f"kernel {name}: parameters were read as {sizes} bytes, but compiled to {compiled}")
+    return executable
 
-    def __init__(
-        self, text: str, module: Module, entry: Entry, filename: str, names: Mapping[str, str] | None = None
-    ) -> None:
-        self.text, self.module, self.entry, self.filename = text, module, entry, filename
-        self.names = names or {}
-        self.cpp = entry_source(module, entry, filename, self.names)
-        self.target = module.target.split(",")[0].strip()  # sm_90a
-        self.build = functools.cache(lambda instrumented: build_entry(self.cpp, filename, instrumented=instrumented))
 
-    @functools.cached_property
-    def counted(self) -> tuple[Library, list[dict]]:
-        """The build for `observe`, which counts the instructions that are executed, and the costs of what it counts."""
+def _executable(
+    name: str,
+    text: str,
+    module: Module,
+    entry: Entry,
+    filename: str,
+    source: Source | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Executable:
+    """An entry of a PTX text. PtxError if it has an instruction that the CPU runner does not execute.
+
+    Args:
+        source: the CUDA C++ that it was compiled from. None: messages quote the PTX.
+        names: the variables' names in the source.
+    """
+    names = names or {}
+    cpp, lines = entry_source(module, entry, filename, names), text.split("\n")
+    named = _with_names_of_source if source else lambda library: library
+
+    @functools.cache
+    def library(instrumented: bool) -> Library:
+        return named(build_entry(cpp, filename, instrumented=instrumented))
+
+    @functools.cache
+    def counted() -> tuple[Library, list[dict]]:
         counters = Counters()
-        cpp = entry_source(self.module, self.entry, self.filename, self.names, counters)
-        return build_entry(cpp, self.filename, instrumented=True), counters.costs
+        counting = entry_source(module, entry, filename, names, counters)
+        return named(build_entry(counting, filename, instrumented=True)), counters.costs
+
+    target = module.target.split(",")[0].strip()  # sm_90a
+    ptx = Ptx(PtxText(text, entry.name, target), lines, module.places, counted, is_quoted=source is None)
+    if source:
+        shown, returns = source.text.split("\n"), may_return(source, name)
+    else:
+        shown, returns = _lines_of(module, entry) or lines, lambda: False
+    return Executable(name, source or Source(cpp, filename, Path(), (), ()), "simt_entry", library, shown, returns, ptx)
 
 
-class EntryOnCpu(CpuKernel):
-    """An entry with arrays for some of its parameters. Its places are those of the source that the PTX came from."""
-
-    def __init__(self, source: Source, name: str, parameters: Sequence[Declared], code: Code) -> None:
-        super().__init__(source, name, parameters)
-        self.library = functools.cache(lambda instrumented: self._named(code.build(instrumented)))
-        self._symbol, self._may_return = "simt_entry", False
-        self._places, self._text = code.module.places, code.text.split("\n")
-        self._lines = _lines_of(code) or self._text
-        self._compiled, self.ptx = code, PtxText(code.text, code.entry.name, code.target)
-
-    def _named(self, library: Library) -> Library:
-        return library
-
-    @functools.cached_property
-    def _counted(self) -> tuple[Library, list[dict]]:
-        library, costs = self._compiled.counted
-        return self._named(library), costs
-
-    def _built_for(self, mode: Mode) -> Library:
-        if mode != Mode.OBSERVE:
-            return super()._built_for(mode)
-        library, self.costs = self._counted
-        return library
-
-    def _instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
-        return {site: self._text[line - 1].strip() if line else "" for site, (_, line) in library.lines(sites).items()}
-
-    def _located(self, library: Library, sites: Iterable[int]) -> dict[int, tuple[str, int]]:
-        found = library.lines(sites)
-        return {
-            site: tuple(self._places.get(line, (file, line))) if file == library.source_name else (file, line)
-            for site, (file, line) in found.items()
-        }
-
-    def _code(self, library: Library, site: int, file: str, line: int) -> str:
-        """The instruction, which the line of the source does not tell."""
-        ((_, at),) = library.lines([site]).values() if site else [("", 0)]
-        code = self._text[at - 1].strip().rstrip(";") if at else ""
-        return code if len(code) <= _LONGEST else f"{code[:_LONGEST]}…"
+def _with_names_of_source(library: Library) -> Library:
+    """Return the library with the source's names for its shared arrays: `tile` for ptx__ZZ1kPfE4tile."""
+    names = [each.name.removeprefix("ptx_") for each in library.shared]
+    names += [library.dynamic_name.removeprefix("ptx_")] * (library.dynamic_offset is not None)
+    plain = [each.rpartition("::")[2] for each in run_tool("c++filt", lines=names).splitlines()] if names else []
+    shared = tuple(each._replace(name=name) for each, name in zip(library.shared, plain, strict=False))
+    return library._replace(shared=shared, dynamic_name="".join(plain[len(shared) :]))
 
 
-_LONGEST = 100  # characters of an instruction in a message
-
-
-def _lines_of(code: Code) -> list[str]:
+def _lines_of(module: Module, entry: Entry) -> list[str]:
     """The file that most of the kernel's instructions come from, if it is there."""
-    places = code.module.places
-    files = [places[each.line].file for each in code.entry.body if each.line in places]
+    places = module.places
+    files = [places[each.line].file for each in entry.body if each.line in places]
     file = max(set(files), key=files.count) if files else ""
     return linecache.getlines(file)  # a cell of a notebook has lines there, too
 

@@ -13,9 +13,8 @@ from cudascope.cpp.parameters import Parameter, type_of
 from cudascope.cpp.signature import Signature, read_signature
 from cudascope.cpp.source import CompileError, Source
 from cudascope.cpp.tokens import tokens_of
-from cudascope.cpu.build import own_text
+from cudascope.cpu.build import build, entry_symbol, own_text
 from cudascope.cpu.library import ParameterType
-from cudascope.kernels.on_cpu import CpuKernel
 
 
 def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
@@ -43,7 +42,7 @@ def completed(source: Source, name: str, parameters: Sequence[Parameter]) -> tup
     """
     if all(map(is_understood, parameters)):
         return tuple(parameters)
-    types = CpuKernel(source, name, ()).parameter_types()
+    types = build(source, name, instrumented=False).parameters(entry_symbol(name))
     return tuple(_completed(*both) for both in zip(parameters, types, strict=True))
 
 

@@ -1,9 +1,10 @@
 """The findings of the runtime in a kernel, in words."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cudascope.cpu.abi import ERROR, WAITER, Access, Collective, FindingKind, Space
+from cudascope.cpu.executable import Executable
 from cudascope.cpu.library import Library, SharedArray
 from cudascope.cpu.memory import Memory
 from cudascope.watch.rules import RULES
@@ -94,19 +95,12 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def error_of(
-    kernel: str,
-    error: ERROR,
-    located: Callable[[Library, Iterable[int]], dict[int, tuple[str, int]]],
-    code_of: Callable[[Library, int, str, int], str],
-    library: Library,
-    memory: Memory,
-    shared: list[SharedArray],
-    checked: bool,
+    executable: Executable, error: ERROR, library: Library, memory: Memory, shared: list[SharedArray], checked: bool
 ) -> Finding:
-    """Describe a finding in a launch of `kernel`, in words."""
+    """Describe a finding in a launch of an executable, in words."""
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
-    lines = {0: ("", 0)} | located(library, [error.site, error.other_site, *(w.site for w in waiters)])
+    lines = {0: ("", 0)} | executable.located(library, [error.site, error.other_site, *(w.site for w in waiters)])
     hint = ""
     if error.space == Space.GLOBAL:
         moved = memory.moved_from(error.address)
@@ -152,12 +146,12 @@ def error_of(
     file, line = lines[site]
     return Finding(
         f"thread {thread} of thread block {block} {did}",
-        kernel=kernel,
+        kernel=executable.name,
         what=rule.what,
         rule=rule.name,
         file=file,
         line=line,
-        code=code_of(library, site, file, line),
+        code=executable.quoted(library, site, file, line),
         other_file=other_file,
         other_line=other_line,
         thread_block=block,

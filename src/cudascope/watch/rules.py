@@ -7,7 +7,6 @@ names of both, `also=` those of the rules that are off unless asked for.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from cudascope.cpp.file import File
 from cudascope.cpu.abi import FindingKind
 
 
@@ -243,10 +242,3 @@ def _names(argument: str, names: Iterable[str], known: Sequence[str]) -> set[str
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"{argument} must name what can be switched, {known}, got {unknown[0]!r}")
     return set(names)
-
-
-def declares_return(file: File, function: str) -> bool:
-    """Whether kernel `function` has a `return` in its body: its threads may leave early. True where none is found."""
-    leaves = {"return", *(macro.name for macro in file.macros if "return" in macro.body)}
-    bodies = [piece for piece in file.pieces if piece.body is not None and function in piece.names]
-    return not bodies or any(not leaves.isdisjoint(file.tokens[piece.body : piece.end]) for piece in bodies)
