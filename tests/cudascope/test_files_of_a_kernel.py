@@ -533,7 +533,7 @@ def entry(folder, name, *, days, size=10):
 
 
 def left(folder):
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != ".pruned"}
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.name != "pruned"}
 
 
 def test_old_builds_of_all_kinds_go_and_files_of_others_stay(own_cache):
@@ -619,7 +619,7 @@ def test_a_build_prunes_the_cache_once_an_hour(own_cache, monkeypatch):
     for expected in (1, 1):
         cache.prune_at_times()
         assert len(pruned) == expected
-    os.utime(own_cache / ".pruned", (time.time() - 4000,) * 2)
+    os.utime(own_cache / "pruned", (time.time() - 4000,) * 2)
     cache.prune_at_times()
     assert len(pruned) == 2
 
@@ -692,3 +692,15 @@ def test_a_link_to_a_file_is_another_file_because_its_folder_decides_what_it_inc
     (tmp_path / "x.h").symlink_to("sub/x.h")
     source = Source('#include "sub/x.h"\n#include "x.h"', "k.cu", tmp_path, (), ())
     assert [str(path.relative_to(tmp_path)) for path, _ in source.included()] == ["sub/x.h", "sub/y.h", "x.h", "y.h"]
+
+
+def test_a_text_whose_folder_is_gone_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    kernel = CudaKernel(f"// {os.urandom(8).hex()}\n__global__ void k(int* x) {{ *x = 1; }}", "k")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(
+        CompileError, match=f"the folder from which the source includes is not there any more: {tmp_path}/gone"
+    ):
+        kernel.compile()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,8 +237,9 @@ def test_an_error_in_a_function_of_cuda_is_at_the_users_line_and_names_no_header
     assert not re.search(r"simt|<cudascope>", message), message
 
 
-def test_messages_about_own_headers_go_in_a_folder_whose_name_has_a_space():
+def test_messages_about_own_headers_go_in_a_folder_whose_name_has_a_space(monkeypatch):
     headers = "/my course/src/cudascope/cpu/include"
+    monkeypatch.setattr("cudascope.toolchain.headers._OURS", (Path(headers),))
     said = f"""\
 /my course/my kernel.cu: In function ‘void k(float*)’:
 my kernel.cu:5:22: error: no matching function for call to ‘atomicAdd(float*&, const char [2])’

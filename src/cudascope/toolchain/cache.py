@@ -120,14 +120,11 @@ def used(path: Path) -> Path:
 
 def prune_at_times() -> None:
     """`prune`, unless that was done in the last hour."""
-    done = cache_dir() / ".pruned"
-    try:
-        if time.time() - done.stat().st_mtime < _EVERY:
-            return
-    except FileNotFoundError:
-        pass
-    done.touch()
-    prune()
+    done = cache_dir() / "pruned"
+    with contextlib.suppress(OSError):  # it is another user's
+        if not done.exists() or time.time() - done.stat().st_mtime > _EVERY:
+            done.touch()
+            prune()
 
 
 def prune(max_bytes: int = MAX_BYTES, max_age: float = MAX_AGE) -> None:

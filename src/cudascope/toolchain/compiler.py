@@ -45,6 +45,8 @@ def result_of_compiler(
     command: Sequence[str], source: str | None = None, folder: Path | None = None
 ) -> subprocess.CompletedProcess:
     """Run the compiler in `folder`. Its messages are in English in every locale, because cudascope reads them."""
+    if folder and not folder.is_dir():
+        raise CompileError(f"the folder from which the source includes is not there any more: {folder}")
     environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": ""} | ({"PWD": HERE} if folder else {})
     return subprocess.run(command, input=source, capture_output=True, cwd=folder, env=environment, **BYTES)
 

@@ -56,19 +56,16 @@ def precompiled(flags: Sequence[str]) -> Path:
         return plain
     import fcntl  # Windows does not have it, and has no compiler that gets here
 
-    with open(folder / "lock", "wb") as lock:  # the lock of a process that is killed ends with it
-        try:
+    try:
+        with open(folder / "lock", "wb") as lock:  # the lock of a process that is killed ends with it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return plain  # another process is at it
-        try:
             if not made.with_suffix(".h.gch").exists():
                 _precompile([*compiler, *flags], plain, made)
-        except CompileError:
-            (folder / "refused").touch()
-            return plain
-        except OSError:
-            return plain
+    except CompileError:
+        (folder / "refused").touch()
+        return plain
+    except OSError:  # another process is at it, or it cannot be written
+        return plain
     return made
 
 
