@@ -15,7 +15,7 @@ from cudascope import CudaKernel
 from cudascope.arguments.arrays import numbers_of
 from cudascope.command.given import given_tensor, given_value
 from cudascope.command.line import main
-from cudascope.watch.rules import RULES
+from cudascope.cpu.rules import RULES
 
 FOLDER = Path(__file__).parent
 MISSING_BARRIER = (

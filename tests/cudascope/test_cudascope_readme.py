@@ -8,7 +8,7 @@ import pytest
 
 import cudascope
 from cudascope.command.line import main
-from cudascope.watch.rules import OFF, RULES
+from cudascope.cpu.rules import RULES
 
 WING = Path(cudascope.__file__).parent
 README = (WING / "README.md").read_text()
@@ -69,8 +69,8 @@ def test_every_public_name_and_command_is_in_the_readme():
 
 
 def test_every_rule_is_in_the_table():
-    for finding, rule in RULES.items():
-        switched = " Off unless asked for." if finding in OFF else ""
+    for rule in RULES.values():
+        switched = " Off unless asked for." if not rule.is_on else ""
         assert f"| {rule.what} | {rule.name} | {rule.summary}{switched} |" in README
 
 

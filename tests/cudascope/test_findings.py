@@ -10,9 +10,8 @@ from planted import marked_lines
 import cudascope
 from cudascope import CudaKernel
 from cudascope.cpp.file import declares_return, read
-from cudascope.cpu.abi import FindingKind
+from cudascope.cpu.rules import FLAGS, RULES, FindingKind
 from cudascope.toolchain.headers import RUNTIME
-from cudascope.watch.rules import ENDINGS, RULES
 
 FINDINGS, PLANTED = (Path(__file__).parent / name for name in ("findings.cu", "planted_bugs.cu"))
 SEEDS = (None, 0, 1, 2)
@@ -195,18 +194,23 @@ def test_a_name_that_cannot_be_switched_is_refused(options, error, sentence):
         cudascope.check(**options)
 
 
-def test_every_finding_has_a_rule_with_a_name_of_its_own():
-    assert set(RULES) == set(FindingKind) - {
-        FindingKind.NOTHING,
-        FindingKind.INTERRUPTED,
-    }  # the latter is a KeyboardInterrupt
+def test_every_rule_has_a_name_of_its_own():
     names = [rule.name for rule in RULES.values()]
     assert len(set(names)) == len(names)
+    assert set(FindingKind) - set(RULES) == {FindingKind.NOTHING, FindingKind.INTERRUPTED}
 
 
-def test_python_and_the_runtime_agree_on_what_ends_a_launch():
-    (cases,) = re.findall(r"static bool ends_launch.*?\{(.*?)return true", (RUNTIME / "block.h").read_text(), re.DOTALL)
-    assert {FindingKind[name] for name in re.findall(r"case (\w+):", cases)} == ENDINGS | {FindingKind.INTERRUPTED}
+def test_the_runtime_has_its_rules_from_the_table():
+    """No file of the runtime lists them again, so a new rule is one row."""
+    text = "".join(path.read_text() for path in RUNTIME.iterdir())
+    enumerators, endings = (flag.partition("=")[2] for flag in FLAGS)
+    assert enumerators.split(",") == [finding.name for finding in FindingKind]
+    assert len(FindingKind) <= 64
+    assert int(endings.removesuffix("ull"), 16) >> FindingKind.DEADLOCK & 1
+    assert not int(endings.removesuffix("ull"), 16) >> FindingKind.RACE & 1
+    found = {finding.name for finding in RULES if re.search(rf"\b{finding.name}\b", text)}
+    assert found == {finding.name for finding in RULES}, "a rule that the runtime never reports"
+    assert not re.search("|".join(rf"case {name}:" for name in found), text)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ from cudascope.command.outputs import described
 from cudascope.cpp.parameters import Parameter, spelled
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.cpp.tokens import Tokens
+from cudascope.cpu.rules import RULES
 from cudascope.kernels.cuda import CudaKernel, source_path
 from cudascope.kernels.reading import declared_kernels
 from cudascope.watch.contexts import check, observe, time_limit
 from cudascope.watch.findings import Finding, merged
 from cudascope.watch.report import Report
-from cudascope.watch.rules import RULES
 from cudascope.watch.sarif import sarif_log, uri
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2

@@ -22,6 +22,7 @@ from cudascope.cpp.signature import address_of
 from cudascope.cpp.source import CompileError, Included, Source
 from cudascope.cpu.kept import Kept
 from cudascope.cpu.library import Library, load
+from cudascope.cpu.rules import FLAGS
 from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, used
 from cudascope.toolchain.compiler import BYTES, find_compiler, in_words, prerequisites, run_compiler, with_conditions
 from cudascope.toolchain.headers import (
@@ -195,7 +196,7 @@ def runtime() -> ctypes.PyDLL:
 
 @functools.cache
 def _runtime_file() -> Path:
-    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}"]
+    limits = [f"-DSIMT_MAX_THREADS={MAX_THREADS}", f"-DSIMT_MAX_SHARED={MAX_SHARED_BYTES}", *FLAGS]
     _, identity = find_compiler()
     how = [flag for part in sorted(_RUNTIME_PARTS.items()) for flag in (part[0], *part[1])]
     path = cache_dir() / f"simt_runtime-{digest(our_headers(), *how, *limits, identity)}.so"

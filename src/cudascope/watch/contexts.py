@@ -18,8 +18,8 @@ import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
 from cudascope.cpu.abi import Mode
+from cudascope.cpu.rules import RULES
 from cudascope.watch.report import Report
-from cudascope.watch.rules import ignored
 
 
 class Run(NamedTuple):
@@ -126,7 +126,7 @@ def check(
 
     With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
     of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
-    that shall find nothing, `also` those that are off unless asked for (rules.py).
+    that shall find nothing, `also` those that are off unless asked for (cpu/rules.py).
 
     Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
     its tensors, each with empty space round it. When a launch ends or fails, the changed elements are copied back.
@@ -144,7 +144,7 @@ def check(
     than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
     what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
-    seed, arrays, off = _seed(schedule), _outputs(outputs), ignored(ignore, also)
+    seed, arrays, off = _seed(schedule), _outputs(outputs), _ignored(ignore, also)
     if not isinstance(stop, bool | np.bool_):
         raise TypeError(f"stop must be True or False, got {stop!r}")
     return _within(lambda outer: _watch(outer, Mode.CHECK, seed)._replace(outputs=arrays, stop=bool(stop), ignored=off))
@@ -163,3 +163,27 @@ def _outputs(outputs: object) -> tuple[Array, ...]:
             raise TypeError(f"outputs must be tensors or arrays, got {type(output).__name__}")
         arrays.append(array)
     return tuple(arrays)
+
+
+def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
+    """The findings that are not reported, bit by bit, when `ignore` is switched off and `also` on.
+
+    Raises:
+        ValueError: a name that no rule and no family has, or one after which a launch cannot go on.
+    """
+    named = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if not rule.ends}
+    can_be_switched = sorted(set().union(*named.values()))
+    ignore, also = _names("ignore", ignore, can_be_switched), _names("also", also, can_be_switched)
+    off = {finding for finding, names in named.items() if names & ignore}
+    off |= {finding for finding, names in named.items() if not RULES[finding].is_on and not names & also}
+    return sum(1 << finding for finding in off)
+
+
+def _names(argument: str, names: Iterable[str], known: Sequence[str]) -> set[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        example = names if isinstance(names, str) else "race"
+        raise TypeError(f'{argument} must be a tuple of names, as in ("{example}",), got {names!r}')
+    names = [*names]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"{argument} must name what can be switched, {known}, got {unknown[0]!r}")
+    return set(names)

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from cudascope.cpu.abi import ERROR, WAITER, Access, Collective, FindingKind, Space
+from cudascope.cpu.abi import ERROR, WAITER, Access, Collective, Space
 from cudascope.cpu.executable import Executable
 from cudascope.cpu.library import Library, SharedArray
 from cudascope.cpu.memory import Memory
-from cudascope.watch.rules import RULES
+from cudascope.cpu.rules import RULES, FindingKind
 
 
 class Finding(RuntimeError):
@@ -18,7 +18,7 @@ class Finding(RuntimeError):
     tensor, element: the tensor or shared array and the element in it, if memory is concerned
     what: "out of bounds", "misaligned", "race", "barrier", "deadlock", "lane", "uninitialised", "argument", "copy",
           "assertion", "fault", "not supported"
-    rule: the rule of that family that was broken (rules.py)
+    rule: the rule of that family that was broken (cpu/rules.py)
     count: how often, under `cudascope.check(stop=False)`; thread and element are the first's
     """
 

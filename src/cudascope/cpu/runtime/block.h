@@ -315,14 +315,7 @@ static Error new_error(Worker& w, FindingKind finding, void* site) {
     return error;
 }
 
-static bool ends_launch(const Job& job, u32 finding) {
-    switch (finding) {
-        case DEADLOCK: case FAILED: case FAULT: case SPINNING: case DIVIDED_BY_ZERO: case STOPPED: case HANGING:
-        case INTERRUPTED: case STACK_OVERFLOW: case NOT_SUPPORTED: case READ_ONLY: case LANES_MISSING: case UNREADABLE:
-        case ARGUMENT: case OUTSIDE_LOCAL: return true;
-        default: return !job.launch.keep_going;
-    }
-}
+static bool ends_launch(const Job& job, u32 finding) { return SIMT_ENDINGS >> finding & 1 || !job.launch.keep_going; }
 
 // Keep what was found. If it ends the launch, a fiber does not return from here.
 static void raise_error(Worker& w, Error error) {

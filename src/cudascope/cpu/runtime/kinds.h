@@ -13,13 +13,6 @@ enum Collective : unsigned {  // what threads wait for each other in
     PRODUCT, MATRIX,  // of matrices, and a matrix's load or store: by a whole warp
 };
 struct Votes { unsigned no, yes; };  // lanes
-enum FindingKind : unsigned {
-    NOTHING, DEADLOCK, OUTSIDE_GLOBAL, OUTSIDE_SHARED, MISALIGNED, RACE, BARRIER_NOT_REACHED, LANE_GONE,
-    LANE_NOT_IN_MASK, UNINITIALISED_SHARED, UNINITIALISED_GLOBAL, FAILED, FAULT, SPINNING, BARRIERS_DIFFER,
-    DIVIDED_BY_ZERO, STOPPED, HANGING, INTERRUPTED, STACK_OVERFLOW, OVERRUN, SAME_VALUE, LEFT_BEFORE_BARRIER,
-    LANES_MISSING, ARGUMENT, COPY_IN_FLIGHT, COPY_PENDING, READ_ONLY, NOT_SUPPORTED, UNREADABLE,
-    OUTSIDE_LOCAL, NO_PROXY_FENCE,
-};
 
 // How a tile lies in a tensor (PTX: tensormap). The first dimension has neighbours; sizes and boxes count elements.
 struct TensorMap {

@@ -11,6 +11,8 @@ using u16 = uint16_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
 
+enum FindingKind : unsigned { SIMT_FINDINGS };  // cpu/rules.py has the table
+
 struct Dim { u32 x, y, z; };
 
 struct Region {  // a tensor, or overlapping tensors together; or a variable of the compiled file
