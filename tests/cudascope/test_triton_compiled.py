@@ -34,6 +34,7 @@ from cudascope.ptx.module import read_module
 from cudascope.triton import compiler as triton_compiler
 from cudascope.triton import launches as triton_launches
 from cudascope.triton.compiler import specialised
+from cudascope.triton.source import Description
 from cudascope.triton.worker import Reader
 
 FILE = Path(__file__)
@@ -580,3 +581,71 @@ def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused_as_o
 def test_a_wrong_launch_is_refused_in_a_sentence(call, error, sentence):
     with triton_compiled("sm_80"), pytest.raises(error, match=sentence):
         call()
+
+
+# ------------------------------------------------------------------------------------------------ descriptions
+
+
+def _described(kernel):
+    description = Description()
+    description.value(kernel)
+    return description
+
+
+@pytest.mark.parametrize(("owner", "name"), [(sys.modules[__name__], "scaled"), (triton_helpers, "scaled")])
+def test_a_description_lasts_until_the_kernel_reads_another_object(owner, name, monkeypatch):
+    description = _described(add_kernel)
+    assert description.is_current()
+    monkeypatch.setattr(owner, name, triton.jit(triton_helpers.scaled.fn))
+    assert not description.is_current()
+    assert _described(add_kernel).is_current()
+
+
+def test_a_description_lasts_until_a_variable_of_a_closure_changes():
+    factor = constexpr(2)
+
+    @triton.jit
+    def kernel(out):
+        tl.store(out, factor)
+
+    description = _described(kernel)
+    assert description.is_current()
+    factor = constexpr(3)
+    assert not description.is_current()
+    assert description.functions != _described(kernel).functions
+    del factor
+    assert not description.is_current()
+
+
+def test_a_description_ends_where_a_missing_name_appears(monkeypatch):
+    @triton.jit
+    def kernel(out):
+        tl.store(out, appears_later)
+
+    description = _described(kernel)
+    assert description.is_current()
+    monkeypatch.setitem(globals(), "appears_later", constexpr(1))
+    assert not description.is_current()
+
+
+TABLE = [1, 2]
+
+
+def test_a_kernel_that_reads_a_list_is_described_at_each_launch():
+    @triton.jit
+    def kernel(out):
+        tl.store(out, TABLE[0])
+
+    assert not _described(kernel).is_current()
+
+
+def test_a_warm_launch_describes_its_kernel_no_more(monkeypatch):
+    x, out = torch.randn(64), torch.zeros(64)
+    described, counts = [], []
+    real = Description._described
+    monkeypatch.setattr(Description, "_described", lambda self, *args: described.append(args) or real(self, *args))
+    with triton_compiled("sm_80"):
+        for _ in range(3):
+            add_kernel[(1,)](x, x, out, 64, 1.0, False, (x, 1, 1.0), SIZE=64)
+            counts.append(len(described))
+    assert counts[0] == counts[2] > 0

@@ -1,5 +1,6 @@
 """A launch of a Triton kernel as Triton specialises it for a GPU, and its PTX. A second process compiles."""
 
+import copy
 import json
 import os
 import re
@@ -90,6 +91,15 @@ class _View:
         if self.function.is_gluon():
             raise TypeError(f"kernel {kernel.fn.__name__} is written in Gluon, which triton_compiled does not compile")
         self._binders: dict[int, tuple[Any, Callable]] = {}
+        self._described: tuple[Description, str] | None = None
+
+    def described(self) -> tuple[Description, str]:
+        """The kernel with all that it uses, as it is now, and these functions as JSON."""
+        if self._described is None or not self._described[0].is_current():
+            description = Description()
+            description.value(self.kernel)
+            self._described = description, json.dumps(description.functions)
+        return self._described
 
     def binder(self, sm: int) -> tuple[Any, Callable]:
         """Return Triton's compiler for `sm`, and the function that binds and specialises arguments for it."""
@@ -105,6 +115,7 @@ class _View:
 
 
 _views: dict[int, _View] = {}
+_options: dict[str, Any] = {}  # described, by what Python writes for them: they are numbers, strings and tuples
 
 
 def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[str, Any]) -> Launch:
@@ -123,16 +134,20 @@ def specialised(kernel: Any, sm: int, args: tuple[Any, ...], options: Mapping[st
     args, options = _as_compiled(args), {name: _as_compiled(value) for name, value in options.items()}
     arguments, specialisation, own = bind(*args, **options)
     parsed, *kinds = view.function._pack_args(backend, options, arguments, specialisation, own)
-    description = Description()
-    parts = kernel, *kinds, vars(parsed)
+    described, functions = view.described()
+    description = copy.copy(described)
+    if (written := repr(parsed)) not in _options:
+        _options[written] = Description().value(vars(parsed))
     request = {
-        "kernel": list(map(description.value, parts)),
-        "functions": description.functions,
+        "kernel": [["function", 0], *map(description.value, kinds), _options[written]],
         "sm": sm,
         "triton": triton.__version__,
         "environment": sorted(get_cache_invalidating_env_vars().items()),
     }
-    return Launch(view.function.__name__, sm, arguments, kinds[0], json.dumps(request))
+    if len(description.functions) > len(described.functions):  # an argument is a function
+        functions = json.dumps(description.functions)
+    request = f'{json.dumps(request)[:-1]}, "functions": {functions}}}'
+    return Launch(view.function.__name__, sm, arguments, kinds[0], request)
 
 
 def _as_compiled(value: Any) -> Any:

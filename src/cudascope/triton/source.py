@@ -5,6 +5,8 @@
 
 A function is described by its text and by the values of the names that it uses, so a kernel of a notebook cell is
 described like a kernel of a file. `worker.py` makes functions of the description.
+
+A description lasts as long as its functions read the same objects under the same names: `Description.is_current`.
 """
 
 import ast
@@ -13,10 +15,13 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 CHAIN = list[str]  # the names of `a.b.c`
+
+_PLAIN = {bool, int, float, str, type(None)}
+_ABSENT = object()
 
 
 class Description:
@@ -25,6 +30,25 @@ class Description:
     def __init__(self) -> None:
         self.functions: list[dict[str, Any]] = []
         self._index: dict[int, int] = {}
+        self._read: list[tuple[Any, str, Any]] = []  # by functions: the owner of a name, the name and the object
+        self._lasts = True  # no function reads an object that may change
+
+    def __copy__(self) -> "Description":
+        """A description that tells of more values, and leaves this one as it is."""
+        made = Description()
+        made.functions, made._index = self.functions.copy(), self._index.copy()
+        return made
+
+    def is_current(self) -> bool:
+        """Whether the functions would be described in the same way now."""
+        for owner, name, value in self._read:
+            try:
+                now = owner.get(name, _ABSENT) if type(owner) is dict else getattr(owner, name, _ABSENT)
+            except ValueError:  # a variable of a closure has no value any more
+                return False
+            if now is not value:
+                return False
+        return self._lasts
 
     def value(self, value: Any, *, runs_in_python: bool = False) -> Any:
         """Describe a value: [kind, what the kind needs], or a number, a string, True, False, None as itself.
@@ -40,7 +64,13 @@ class Description:
         for plain in (int, float, str):  # also of a subclass, such as an IntEnum
             if isinstance(value, plain):
                 return plain.__str__(value) if plain is str else plain(value)
-        again = functools.partial(self.value, runs_in_python=runs_in_python)
+
+        def again(value: Any) -> Any:
+            return self.value(value, runs_in_python=runs_in_python)
+
+        def each(values: Iterable[Any]) -> list[Any]:
+            return [value if type(value) in _PLAIN else again(value) for value in values]
+
         if isinstance(value, tl.constexpr):
             return ["constexpr", again(value.value)]
         if isinstance(value, tl.pointer_type):
@@ -48,11 +78,11 @@ class Description:
         if type(value) is tl.dtype:
             return ["dtype", value.name]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return ["namedtuple", type(value).__name__, list(value._fields), list(map(again, value))]
+            return ["namedtuple", type(value).__name__, list(value._fields), each(value)]
         if isinstance(value, tuple | list | dict):
-            items = value.items() if isinstance(value, dict) else value
-            kind = next(each for each in (tuple, list, dict) if isinstance(value, each))  # torch.Size is a tuple
-            return [kind.__name__, list(map(again, items))]
+            kind = tuple if isinstance(value, tuple) else list if isinstance(value, list) else dict  # torch.Size too
+            self._lasts &= kind is tuple
+            return [kind.__name__, [each(value), each(value.values())] if kind is dict else each(value)]
         if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
             return ["namedtuple class", value.__name__, list(value._fields)]
         function = function_of(value)
@@ -62,6 +92,7 @@ class Description:
             return self._function(value.fn, "constexpr_function", value)
         if function is not None:
             return self._function(function, "jit", value)
+        self._lasts = False
         return _imported(value) if runs_in_python else ["opaque", type(value).__name__, {}]
 
     def _function(self, function: types.FunctionType, kind: str, owner: Any) -> list[Any]:
@@ -73,11 +104,19 @@ class Description:
 
     def _described(self, function: types.FunctionType, kind: str, owner: Any) -> dict[str, Any]:
         lines, first = _source(function)
-        scope = function.__globals__ | _closure(function)
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        self._lasts &= types.CellType() not in cells.values()
         found: dict[str, Any] = {}
         for name, *attributes in _names("".join(lines)):
-            if name in scope:
-                self._add(found, name, scope[name], attributes, runs_in_python=kind != "jit")
+            cell = cells.get(name, types.CellType())
+            if cell != types.CellType():
+                value = cell.cell_contents
+                self._read.append((cell, "cell_contents", value))
+            else:
+                value = function.__globals__.get(name, _ABSENT)
+                self._read.append((function.__globals__, name, value))
+            if value is not _ABSENT:
+                self._add(found, name, value, attributes, runs_in_python=kind != "jit")
         options = getattr(owner, "kwargs", None) or vars(owner)  # an InterpretedFunction's, or a JITFunction's
         return {
             "kind": kind,
@@ -104,8 +143,11 @@ class Description:
         if not own and described != ["opaque", type(value).__name__, {}]:
             return
         members = found[name][2]
-        if attributes and hasattr(value, attributes[0]):
-            member = getattr(value, attributes[0])
+        if not attributes:
+            return
+        member = getattr(value, attributes[0], _ABSENT)
+        self._read.append((value, attributes[0], member))
+        if member is not _ABSENT:
             self._add(members, attributes[0], member, attributes[1:], runs_in_python=False)
 
 
@@ -115,11 +157,6 @@ def function_of(kernel: Any) -> types.FunctionType | None:
     from triton.runtime.jit import JITFunction
 
     return kernel.fn if isinstance(kernel, InterpretedFunction | JITFunction) else None
-
-
-def _closure(function: types.FunctionType) -> dict[str, Any]:
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 _source = functools.lru_cache(maxsize=4096)(inspect.getsourcelines)  # at each launch it would take milliseconds

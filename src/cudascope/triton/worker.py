@@ -74,7 +74,8 @@ class Reader:
         return list(map(self.value, items))
 
     def _dict(self, items: list[Any]) -> dict:
-        return dict(map(self.value, items))
+        keys, values = items
+        return dict(zip(map(self.value, keys), map(self.value, values), strict=True))
 
     def _namedtuple(self, name: str, fields: list[str], values: list[Any]) -> tuple:
         return self._namedtuple_class(name, fields)(*map(self.value, values))
