@@ -249,7 +249,7 @@ __global__ void k(int* x) { half h = 3.f; x[0] = float(h); }
 #include <cuda_fp16.h>
 __global__ void k(int* x) { __nv_bfloat16 h; }
 
-//// also refused: fp8 with the header of bfloat16 | needs_include_cuda_fp8_h
+//// refused: fp8 with the header of bfloat16 | needs_include_cuda_fp8_h
 #include <cuda_bf16.h>
 __global__ void k(int* x) { __nv_fp8_e4m3 h; }
 

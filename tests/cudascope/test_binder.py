@@ -95,6 +95,8 @@ TAKEN = {  # the parameter, a value, and x[0] after the launch with n = 1, a = 0
     "np.int32": (N, lambda: np.int32(7), 9.5),
     "np.int64": (N, lambda: np.int64(7), 9.5),
     "np.uint8": (N, lambda: np.uint8(7), 9.5),
+    "a negative int": (N, lambda: -3, 0),
+    "the least np.int32": (N, lambda: np.int32(-(2**31)), 0),
     "np.float32": (A, lambda: np.float32(1.5), 4.5),
     "np.float64": (A, lambda: np.float64(1.5), 4.5),
     "np.float16": (A, lambda: np.float16(1.5), 4.5),
@@ -190,6 +192,7 @@ def test_a_parameter_of_64_bits_takes_a_number_or_an_address():
     kernel, x = PtxKernel(PTX), zeros()
     kernel[1, 1](x.ctypes.data, 1, 0.5, Pair(1, 2))  # the address of memory that is no argument
     assert x[0] == 3.5
+    kernel[1, 1](-1, 2**32 - 1, 0.5, Pair())  # PTX does not tell signed from unsigned
     for value, error, message in (
         (2**64, ValueError, "x must fit in `.u64`"),
         (-(2**63) - 1, ValueError, "x must fit in `.u64`"),

@@ -73,13 +73,16 @@ def only(file: File, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, 
     changes = [*changes, *((*file.span(*each), "") for each in blank)]
     for piece in pieces:
         for member in piece.host_members:
-            name = member.parameters - 1
-            before, declared = file.tokens[member.start : name], file.tokens[name : file.close[name + 1] + 1]
-            explicit = [] if "explicit" in before else ["explicit"]
-            deleted = " ".join([*before, *explicit, *declared, "= delete;"])
-            new = deleted if is_constructor(file, piece, member) else ""
+            new = _deleted(file, member) if is_constructor(file, piece, member) else ""
             changes.append((*file.span(member.start, member.end), new))
     return replaced(file.text, changes)
+
+
+def _deleted(file: File, constructor: Piece) -> str:
+    name = constructor.parameters - 1
+    before, declared = file.tokens[constructor.start : name], file.tokens[name : file.close[name + 1] + 1]
+    explicit = [] if "explicit" in before else ["explicit"]
+    return " ".join([*before, *explicit, *declared, "= delete;"])
 
 
 def is_constructor(file: File, piece: Piece, member: Piece) -> bool:
@@ -89,8 +92,8 @@ def is_constructor(file: File, piece: Piece, member: Piece) -> bool:
     """
     classes = [piece.names, *(each.names for each in piece.members if each.members)]
     opened = member.parameters
-    parameters = file.tokens[opened + 1 : file.close[opened]]
-    if file.tokens[opened - 2] == "~" or "::" in parameters:
+    parameters = file.tokens[opened + 1 : file.close.get(opened, opened)]
+    if opened not in file.close or file.tokens[opened - 2] == "~" or "::" in parameters:
         return False
     if not any(member.names <= names and names.isdisjoint(parameters) for names in classes):
         return False

@@ -34,7 +34,7 @@ class Memory:
         named = arrays | reached
         variables = {f"::{name}" if name in named else name: array for name, array in variables.items()}
         self._variables, self._reached = frozenset(variables), frozenset(reached)
-        self._written: list[tuple] = []  # of a checked launch: report, start and granule of a map, and the map
+        self._written: list[tuple] = []  # for several checks: report, start and granule of a map, and the map
         self._staying: set[str] = set()  # at their address, because a struct or a table leads there
         self.arrays = {name: array for name, array in (named | variables).items() if array.size}
         self.names = tuple(self.arrays)
@@ -71,8 +71,9 @@ class Memory:
                 wants = [each for each in run.watching if _overlaps(each.outputs, start, end)]
                 report = wants[0].report if wants else run.report
                 written = report.written_map(start, granule, (end - start) // granule)
-                np.copyto(written, _EARLIER, where=written > 0)
-                self._written.append((report, start, granule, written))
+                if run.outer:
+                    np.copyto(written, _EARLIER, where=written > 0)
+                    self._written.append((report, start, granule, written))
                 region.written, region.expect_written = written.ctypes.data, bool(wants)
         pointed = [
             (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))

@@ -29,7 +29,7 @@ from cudascope.toolchain.nvrtc_headers import ALWAYS, STANDARD, folder
 from cudascope.toolchain.ptxas import Resources, read_resources
 
 # those of NVIDIA's headers that declare uint64_t as unsigned long long, for NVRTC only
-_LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"]cuda_(pipeline|awbarrier)')
+_LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups/memcpy_async|cuda_(pipeline|awbarrier))')
 _CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|thrust/)|\bstd\b')
 _STD = re.compile(r"\bstd\b")
 _CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
@@ -143,7 +143,10 @@ def _compile(
         f"--gpu-architecture={arch if form == 'cubin' else arch.replace('sm_', 'compute_')}",
         "--generate-line-info",  # costs nothing at run time: profilers and findings then name the source line
         *(f"--include-path={place}" for place in folders),
-        *(f"--pre-include={header}" for header in (ALWAYS, *([STANDARD] if any(map(_STD.search, texts)) else []))),
+        *(
+            f"--pre-include={header}"
+            for header in (ALWAYS, *([STANDARD] if any(map(_STD.search, [name, *texts])) else []))
+        ),
         "--device-int128",
         *more,
         *(f"--define-macro={each}" for each in defines),

@@ -65,9 +65,8 @@ def must_be_cut(file: File, kernels: Sequence[str]) -> bool:
     launches = any(file.tokens[i : i + 3] == ["<", "<", "<"] for i, token in enumerate(file.tokens) if token == "<")
     ptx_in_macro = any(macro.place >= file.own and not _PTX.isdisjoint(macro.body) for macro in file.macros)
     of_torch = _TORCH.search(file.text)
-    return bool(launches or ptx_in_macro or of_torch or not _PTX.isdisjoint(file.tokens[:own])) or may_be_used(
-        file, kernels
-    )
+    ptx_in_header = not _PTX.isdisjoint(file.tokens[:own])
+    return bool(launches or ptx_in_macro or of_torch or ptx_in_header or may_be_used(file, kernels))
 
 
 def as_it_stands(source: str, file: File) -> str:
