@@ -219,7 +219,7 @@ def test_an_import_that_leads_upwards_is_found(tmp_path):
         "cpp/source": "import cudascope.toolchain.cache",
         "toolchain/cache": "def f():\n    from cudascope.cpu import build",
         "cpu/build": "from cudascope.cpp.source import Source",
-        "watch/rules": "from cudascope import check",
+        "watch/report": "from cudascope import check",
     }
     for name, text in planted.items():
         file = package / f"{name}.py"
@@ -228,7 +228,7 @@ def test_an_import_that_leads_upwards_is_found(tmp_path):
     assert sorted(upward(package)) == [
         ("cpp", "toolchain", ["cpp.source"]),
         ("toolchain", "cpu", ["toolchain.cache"]),
-        ("watch", "", ["watch.rules"]),
+        ("watch", "", ["watch.report"]),
     ]
 
 

@@ -10,9 +10,8 @@ import torch
 from cudascope import CompileError, CudaKernel, Finding, check
 from cudascope.arguments.values import rule_for
 from cudascope.cpp.device_code import needed_by, only
-from cudascope.cpp.file import read
-from cudascope.cpp.parameters import Parameter
-from cudascope.cpp.statements import Statements
+from cudascope.cpp.file import Statements, read
+from cudascope.cpp.signature import Parameter
 from cudascope.cpp.tokens import partners, tokens_of
 
 FILE = Path(__file__).parent / "as_people_write_it.cu"

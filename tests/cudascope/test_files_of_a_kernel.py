@@ -19,8 +19,7 @@ import cudascope
 from cudascope import CompileError, CudaKernel
 from cudascope.cpp.source import Source
 from cudascope.cpu import build as cpu_build
-from cudascope.cpu.build import build_key
-from cudascope.cpu.kept import Kept
+from cudascope.cpu.build import Kept, build_key
 from cudascope.cpu.library import load
 from cudascope.toolchain import cache, headers, nvrtc, precompiled
 from cudascope.toolchain.cache import cache_dir, code_of, prune

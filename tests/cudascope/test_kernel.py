@@ -13,8 +13,7 @@ from cudascope import CompileError, CudaKernel
 from cudascope.arguments.binder import Binder
 from cudascope.arguments.values import is_understood
 from cudascope.cpp.file import read
-from cudascope.cpp.parameters import Parameter
-from cudascope.cpp.signature import read_signature
+from cudascope.cpp.signature import Parameter, read_signature
 from cudascope.cpp.source import Source
 from cudascope.toolchain import nvrtc
 from cudascope.toolchain.cache import cache_dir

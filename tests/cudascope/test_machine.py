@@ -9,8 +9,7 @@ import pytest
 
 from cudascope import CudaKernel, Finding, check
 from cudascope.cpp.source import CompileError
-from cudascope.toolchain.compiler import find_compiler
-from cudascope.toolchain.machine import machine_options
+from cudascope.toolchain.compiler import find_compiler, machine_options
 
 FILE = Path(__file__).with_name("machine.cu")
 MODES = pytest.mark.parametrize("mode", [contextlib.nullcontext, check], ids=["plain", "check"])

@@ -70,7 +70,7 @@ def files_there() -> set[str]:
             '// DESIGN.md\n#include "none.h"\n/* in\n   cudascope.none.contexts */',
             ["DESIGN.md", "cudascope.none.contexts"],
         ),
-        (".py", "# cudascope.watch.contexts and watch/rules.py", ["cudascope.watch.contexts", "watch/rules.py"]),
+        (".py", "# cudascope.watch.contexts and watch/report.py", ["cudascope.watch.contexts", "watch/report.py"]),
     ],
 )
 def test_names_are_found_in_comments_alone_and_missing_ones_are_told(suffix, text, names):

@@ -8,7 +8,7 @@ import pytest
 import cudascope
 from cudascope import PtxKernel
 from cudascope.ptx.module import read_module
-from cudascope.translate.ptx.uses import loads_for_stores
+from cudascope.translate.ptx.entry import loads_for_stores
 
 HEADER = ".version 8.4\n.target sm_90a\n.address_size 64\n"
 FENCE = "fence.proxy.async;"

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from cudascope.arguments.arrays import Array
 from cudascope.arguments.values import Accessor, is_struct, rule_for, size_of
 from cudascope.cpp.constants import Value, converted
-from cudascope.cpp.parameters import Parameter, spelled
+from cudascope.cpp.signature import Parameter, spelled
 from cudascope.cpp.types import C_TYPES
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cudascope.arguments.arrays import LARGEST, Array, as_array, bits_of
-from cudascope.cpp.parameters import Parameter, spelled, type_of
+from cudascope.cpp.signature import Parameter, spelled, type_of
 from cudascope.cpp.tokens import tokens_of
 from cudascope.cpp.types import ADDRESSES, C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
 

@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from cudascope.arguments.arrays import Array
+import numpy as np
+
+from cudascope.arguments.arrays import Array, numbers_of
 from cudascope.command.given import (
     CONTENTS,
     VALUES,
@@ -24,17 +26,30 @@ from cudascope.command.given import (
     given_tensor,
     given_value,
 )
-from cudascope.command.outputs import described
-from cudascope.cpp.parameters import Parameter, spelled
+from cudascope.cpp.signature import Parameter, spelled
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.cpp.tokens import Tokens
 from cudascope.cpu.rules import RULES
-from cudascope.kernels.cuda import CudaKernel, source_path
-from cudascope.kernels.reading import declared_kernels
+from cudascope.kernels.cuda import CudaKernel, declared_kernels, source_path
 from cudascope.watch.contexts import check, observe, time_limit
-from cudascope.watch.findings import Finding, merged
+from cudascope.watch.findings import Finding, merged, sarif_log, uri
 from cudascope.watch.report import Report
-from cudascope.watch.sarif import sarif_log, uri
+
+
+def described(name: str, array: Array, file: str | None) -> str:
+    """Describe a tensor by its first and last elements, or save it in `file`."""
+    numbers = numbers_of(array.owner, array.dtype)
+    title = f"{name} = {array.dtype}[{','.join(map(str, array.shape))}]"
+    if file:
+        with open(file, "wb") as target:  # np.save would add an ending to the name
+            np.save(target, numbers)
+        return f"{title}: saved in {file}"
+    shown = [str(number) for number in numbers.ravel()[:4]]
+    if numbers.size > 8:
+        shown.append("…")
+    shown += [str(number) for number in numbers.ravel()[max(4, numbers.size - 4) :]]
+    return f"{title}: {' '.join(shown)}"
+
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
 NEVER_WRITTEN = "never written"  # the one rule that the command line adds: it knows when the last launch has ended

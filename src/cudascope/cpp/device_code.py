@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from cudascope.cpp.file import File, read
-from cudascope.cpp.outline import Piece
+from cudascope.cpp.file import File, Piece, read
 from cudascope.cpp.source import Source
 from cudascope.cpp.tokens import NAME, split
 from cudascope.cpp.types import C_TYPES, VECTORS

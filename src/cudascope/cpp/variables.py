@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudascope.cpp.file import File
-from cudascope.cpp.outline import Piece
+from cudascope.cpp.file import File, Piece
 from cudascope.cpp.tokens import Tokens, partners, split, substitute
 from cudascope.cpp.types import POINTEES, canonical_type
 

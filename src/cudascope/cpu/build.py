@@ -10,20 +10,21 @@ The compiler runs in the source's folder, where it then finds what the source in
 import contextlib
 import ctypes
 import functools
+import json
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.cpp.signature import address_of
 from cudascope.cpp.source import CompileError, Included, Source
-from cudascope.cpu.kept import Kept
 from cudascope.cpu.library import Library, load
 from cudascope.cpu.rules import FLAGS
-from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, used
+from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, prune_at_times, publish, used
 from cudascope.toolchain.compiler import BYTES, find_compiler, in_words, prerequisites, run_compiler, with_conditions
 from cudascope.toolchain.headers import (
     HEADERS,
@@ -38,10 +39,76 @@ from cudascope.toolchain.headers import (
 )
 from cudascope.toolchain.precompiled import precompiled, without_std
 from cudascope.translate.assembly import changed, has_empty_loop
-from cudascope.translate.cuda import as_it_stands, must_be_cut, only_what_is_needed, preprocessed, written
+from cudascope.translate.cuda import (
+    as_it_stands,
+    must_be_cut,
+    only_what_is_needed,
+    preprocessed,
+    with_template_keywords,
+    written,
+)
 from cudascope.translate.host_only import explained
-from cudascope.translate.missing import with_template_keywords
 from cudascope.translate.shifts import open_shifts, with_exact_shifts
+
+
+class Kept(NamedTuple):
+    """The place of a library in the cache."""
+
+    stem: str
+    key: str
+
+    def found(self) -> tuple[Path, list[str]] | None:
+        """Return the library and the user's files that it was made of, if it is there and they are as they were."""
+        try:
+            opened, absent = json.loads(self._list.read_text(encoding="utf-8"))
+        except (FileNotFoundError, TypeError, ValueError):  # not built yet, or not whole
+            return None
+        library = self._library([*opened, *absent])
+        if not library.exists():
+            return None
+        used(self._list)
+        return used(library), opened
+
+    def keep(self, made: Path, opened: Sequence[str], absent: Sequence[str]) -> None:
+        """Keep the library `made`.
+
+        For it the compiler opened the user's files `opened`. It would have opened one of `absent`, were it there.
+        """
+        os.replace(made, self._library([*opened, *absent]))
+        publish(self._list, json.dumps([list(opened), list(absent)]).encode())
+        prune_at_times()
+
+    @property
+    def _list(self) -> Path:
+        return cache_dir() / f"{self.key}.files"
+
+    def _library(self, files: Sequence[str]) -> Path:
+        states = [part for file in files for part in _state(Path(file))]
+        return cache_dir() / f"{self.stem}-{digest(self.key, *states)}.so"
+
+
+def _state(path: Path) -> tuple[str, str, bytes]:
+    return str(path), str(path.is_file()), path.read_bytes() if path.is_file() else b""
+
+
+def build_entry(text: str, filename: str, *, instrumented: bool) -> Library:
+    """Return the compiled kernel, from the cache or from the compiler."""
+    compiler, _ = find_compiler()
+    flags = [flag for flag in COMMON_FLAGS if "sanitize" not in flag]
+    flags += ["-O1", "-DSIMT_PTX", *["-DSIMT_INSTRUMENTED"] * instrumented]
+    flags += ["-Wno-everything"] if "clang" in compiler[0] else GCC_FLAGS
+    flags += [f"-I{folder}" for folder in (header_folder(), HEADERS, nvidia_headers())]
+    key = digest(text, *flags, *build_key(), code_of(__name__))
+    path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+    if not path.exists():
+        with runtime_built_meanwhile(), tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as folder:
+            made = Path(folder, "kernel.so")
+            compile_library(text, flags, made, Source(text, filename, Path(folder), (), ()), gaps=instrumented)
+            os.replace(made, path)
+        prune_at_times()
+    runtime()
+    return load(used(path), filename, Path())
+
 
 _OF_SYSTEM = (Path("/usr/local/include"), Path("/usr/include"))  # where a missing header may appear
 

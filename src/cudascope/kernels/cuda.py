@@ -28,17 +28,68 @@ from typing import Any
 from cudascope.arguments.binder import Binder
 from cudascope.arguments.launch_shape import LaunchShape, read_launch
 from cudascope.arguments.reach import reached_device
-from cudascope.cpp.parameters import Parameter
-from cudascope.cpp.signature import base_name
-from cudascope.cpp.source import Source, read_source, source_path
+from cudascope.arguments.values import is_understood
+from cudascope.cpp.file import File, Kernel, read
+from cudascope.cpp.signature import Parameter, Signature, base_name, read_signature, type_of
+from cudascope.cpp.source import CompileError, Source, read_source, source_path
+from cudascope.cpp.tokens import tokens_of
 from cudascope.cpp.variables import as_declared
+from cudascope.cpu.build import build, entry_symbol, own_text
 from cudascope.cpu.executable import executable_of
+from cudascope.cpu.library import ParameterType
 from cudascope.kernels.on_cpu import CpuKernel
 from cudascope.kernels.on_gpu import GpuKernel
 from cudascope.kernels.ptx import executable_through_ptx
-from cudascope.kernels.reading import completed, read_kernel
 from cudascope.toolchain.nvrtc import Cubin, check_options, compile_cubin
 from cudascope.toolchain.ptxas import Resources
+
+
+def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
+    """The signature of kernel `name` of `source`, as far as the text tells, and the file that declares the kernel.
+
+    Raises:
+        ValueError: the source has no such kernel, or several.
+    """
+    file = source.read()
+    try:
+        return read_signature(file, name), file
+    except ValueError as unread:
+        try:
+            file = read(own_text(source), source.defines)
+        except CompileError:  # no compiler, or one that refuses even this
+            raise unread from None
+        return read_signature(file, name), file
+
+
+def completed(source: Source, name: str, parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
+    """The `parameters` of kernel `name`, with the sizes and types that only the host's compiler can tell.
+
+    Raises:
+        CompileError: the compiler is needed, and it refuses the source.
+    """
+    if all(map(is_understood, parameters)):
+        return tuple(parameters)
+    types = build(source, name, instrumented=False).parameters(entry_symbol(name))
+    return tuple(_completed(*both) for both in zip(parameters, types, strict=True))
+
+
+def declared_kernels(source: Source) -> list[Kernel]:
+    """The kernels that the text of `source` declares, and with them those that its macros make."""
+    file = read(source.text, None)
+    if file.kernels and not any("__global__" in macro.body for macro in file.macros):
+        return file.kernels
+    return read(own_text(source), None).kernels
+
+
+def _completed(parameter: Parameter, known: ParameterType) -> Parameter:
+    if is_understood(parameter):
+        return parameter
+    ctype, pointer, const = type_of(tokens_of(known.spelled))
+    if pointer and not known.bytes:  # a handle, for example
+        ctype = "void"
+    plain = parameter._replace(ctype=ctype, pointer=pointer, const=const)
+    return plain if is_understood(plain) else plain._replace(bytes=known.bytes, alignment=known.alignment)
+
 
 _DEFINE = re.compile(r"[A-Za-z_]\w*(\([\w\s,.]*\))?(=.*)?", re.DOTALL)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
 from cudascope.arguments.reach import reached
-from cudascope.cpp.parameters import Parameter
+from cudascope.cpp.signature import Parameter
 from cudascope.cpp.variables import as_declared, may_hold_pointers
 from cudascope.cpu.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
 from cudascope.cpu.executable import Executable
@@ -26,8 +26,8 @@ from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared
 from cudascope.cpu.memory import Memory
 from cudascope.watch.contexts import current_run
 from cudascope.watch.findings import Finding, error_of
+from cudascope.watch.least_time import work_of
 from cudascope.watch.report import TRACE, Launch, LineCount
-from cudascope.watch.work import work_of
 
 
 def _memory(variable: Variable) -> np.ndarray:

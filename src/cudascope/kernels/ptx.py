@@ -23,12 +23,12 @@ from typing import Any
 from cudascope.arguments.binder import Binder
 from cudascope.arguments.launch_shape import LaunchShape, read_launch
 from cudascope.arguments.values import size_of
-from cudascope.cpp.parameters import Parameter as Declared
+from cudascope.cpp.signature import Parameter as Declared
 from cudascope.cpp.source import CompileError, Source, read_source, source_path
 from cudascope.cpp.types import C_TYPES
+from cudascope.cpu.build import build_entry
 from cudascope.cpu.executable import Executable, Ptx, may_return
 from cudascope.cpu.library import Library
-from cudascope.cpu.ptx_build import build_entry
 from cudascope.kernels.on_cpu import CpuKernel
 from cudascope.ptx.module import Entry, Module, Parameter, PtxError, read_module
 from cudascope.toolchain.compiler import run_tool

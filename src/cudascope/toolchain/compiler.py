@@ -12,7 +12,38 @@ from pathlib import Path
 
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.toolchain.headers import is_foreign
-from cudascope.toolchain.machine import machine_options
+
+_OPTIONS = {
+    "x86_64": (),
+    "aarch64": (
+        # A kernel gives the same results on both machines.
+        "-fsigned-char",
+        "-ffp-contract=off",
+        # Thread-local variables are found by __tls_get_addr. The runtime takes the place of this function.
+        "-mtls-dialect=trad",
+        # No variable is addressed from another one: translate/assembly.py puts gaps between them.
+        "-fno-section-anchors",
+    ),
+}
+
+
+def machine_options(compiler: str) -> tuple[str, ...]:
+    """Return the options that `compiler` needs on this machine.
+
+    Raises:
+        CompileError: the runtime is not written for this machine, or not for this compiler on it.
+    """
+    machine = platform.machine()
+    if machine not in _OPTIONS:
+        raise CompileError(
+            f"running a CUDA kernel on the CPU needs an x86-64 or aarch64 machine, and this one is {machine}"
+        )
+    if machine != "x86_64" and "clang" in compiler:
+        raise CompileError(
+            f"running a CUDA kernel on the CPU needs g++ on {machine}, and the C++ compiler is {compiler}: set CXX=g++"
+        )
+    return _OPTIONS[machine]
+
 
 # Headers and file names have any encoding: bytes that are not UTF-8 pass through Python unchanged.
 BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}

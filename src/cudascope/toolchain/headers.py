@@ -20,6 +20,12 @@ HEADERS = _HERE.parent / "cpu" / "include"  # what a kernel can include, simt.h 
 _OURS = (RUNTIME, HEADERS, FOR_NVRTC, STAND_INS)
 _IN_CACHE = re.compile(r"(?:headers|precompiled)-[0-9a-f]{32}")
 
+
+def _leading(others: Mapping[str, str], empty: str = "") -> dict[str, str]:
+    """Return the text of each header."""
+    return {name: f"#include <{other}>\n" for name, other in others.items()} | dict.fromkeys(empty.split(), "")
+
+
 # Headers that are read as if they were others, or empty: a kernel has no use for them, simt.h has what they declare, or
 # NVRTC has it built in.
 _EMPTY_ON_CPU = (
@@ -28,7 +34,7 @@ _EMPTY_ON_CPU = (
     "sm_20_intrinsics.h sm_30_intrinsics.h sm_32_intrinsics.h sm_35_intrinsics.h sm_60_atomic_functions.h "
     "sm_61_intrinsics.h"
 )
-FOR_BOTH = {
+_FOR_BOTH = {
     "THC/THCAtomics.cuh": "ATen/cuda/Atomic.cuh",
     "THC/THCDeviceUtils.cuh": "ATen/cuda/DeviceUtils.cuh",
 }
@@ -46,6 +52,46 @@ _ON_CPU = {
         f"curand_{name}.h": "curand_kernel.h"
         for name in ["globals", "lognormal", "mrg32k3a", "normal", "philox4x32_x", "uniform"]
     },
+}
+
+# The headers that NVRTC lacks and nvcc has. CCCL has the standard library for a GPU, as cuda::std, and these headers
+# make it std. A few have a text of their own in the folder `include`.
+ALWAYS = "cudascope_c.h"
+"""The header that every source gets. CUDA's own headers include most of it, and the CPU runner's all of it."""
+STANDARD = "cudascope_std.h"
+"""The header for a source that uses namespace std."""
+
+_OF_CCCL = (
+    "array bit bitset chrono climits cmath complex concepts cstddef cstdint cstdlib cstring ctime functional "
+    "initializer_list iterator limits memory numeric optional ratio span tuple type_traits utility variant"
+)
+# NVRTC has what kernels use of them built in: assert, printf, malloc, threadIdx, cudaError_t
+_EMPTY_FOR_NVRTC = (
+    "assert.h cassert cinttypes cuda_runtime.h cuda_runtime_api.h device_functions.h device_launch_parameters.h "
+    "inttypes.h stdio.h stdlib.h time.h version"
+)
+_FOR_NVRTC = {name: f"#include <cuda/std/{name}>\n#include <{STANDARD}>\n" for name in _OF_CCCL.split()}
+_FOR_NVRTC |= _leading(_FOR_BOTH, _EMPTY_FOR_NVRTC)
+_FOR_NVRTC |= _leading({"algorithm": STANDARD, "cstdio": STANDARD, "cfloat": "float.h", "cudaTypedefs.h": "cuda.h"})
+_FOR_NVRTC |= _leading({f"{name}.h": f"cuda/std/c{name}" for name in ("limits", "string", "stddef")})
+_FOR_NVRTC |= {ALWAYS: "".join(f"#include <{name}.h>\n" for name in ("stddef", "stdint", "limits", "float", "math"))}
+# The rest of CUB launches kernels.
+_CUB = "adjacent_difference discontinuity exchange histogram load merge_sort radix_sort reduce scan store"
+_CUB_FILES = [*(f"block/block_{name}" for name in _CUB.split()), "warp/warp_reduce", "warp/warp_scan"]
+_FOR_NVRTC |= {"cub/cub.cuh": "".join(f"#include <cub/{name}.cuh>\n" for name in _CUB_FILES)}
+# The headers of cuBLAS bring these two. The rest of them is for the host.
+_CUBLAS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+_FOR_NVRTC |= dict.fromkeys(("cublas.h", "cublas_v2.h", "cublasLt.h", "cublasXt.h"), _CUBLAS)
+# CCCL's own makes int64_t a long long for NVRTC, and nvcc's is a long.
+_INTEGERS = [f"{u}int{kind}{bits}_t" for u in ("", "u") for kind in ("", "_fast", "_least") for bits in (8, 16, 32, 64)]
+_INTEGERS += ["intptr_t", "uintptr_t", "intmax_t", "uintmax_t"]
+_USING = "".join(f"using ::{name};\n" for name in _INTEGERS)
+_FOR_NVRTC |= {
+    "cuda/std/cstdint": (
+        "#pragma once\n#include <cuda/std/version>\n#include <stdint.h>\n#include <cuda/std/climits>\n"
+        f"_LIBCUDACXX_BEGIN_NAMESPACE_STD\n{_USING}using __cccl_intmax_t = intmax_t;\n"
+        "using __cccl_uintmax_t = uintmax_t;\n_LIBCUDACXX_END_NAMESPACE_STD\n"
+    )
 }
 
 # Headers of CCCL for which simt/cuda_std.h is the stand-in.
@@ -129,14 +175,21 @@ def _headers_on_cpu() -> tuple[dict[str, str], str]:
     texts = {name: (nvidia_headers() / name).read_text(encoding="utf-8", errors="surrogateescape") for name in names}
     changed = {name: _ASSIGN_RAW.sub("", _COPY_IN_HALVES.sub(r"\1", text)) for name, text in texts.items()}
     changed |= {name: shown(name) + changed[name] for name in DECLARED_IN} | {"simt/hidden.h": hidden()}
-    others = FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
-    headers = changed | leading(others, _EMPTY_ON_CPU)
+    others = _FOR_BOTH | _ON_CPU | dict.fromkeys(_IN_STD, "simt/cuda_std.h")
+    headers = changed | _leading(others, _EMPTY_ON_CPU)
     return headers, name_of(headers)
 
 
-def leading(others: Mapping[str, str], empty: str) -> dict[str, str]:
-    """Return the text of each header."""
-    return {name: f"#include <{other}>\n" for name, other in others.items()} | dict.fromkeys(empty.split(), "")
+@functools.cache
+def _headers_for_nvrtc() -> tuple[dict[str, str], str]:
+    """The text of each header by the name in its #include, and the name of their folder."""
+    texts = _FOR_NVRTC | {file.name: file.read_text(encoding="utf-8") for file in FOR_NVRTC.iterdir()}
+    return texts, name_of(texts)
+
+
+def nvrtc_folder() -> Path:
+    """The folder of these headers, in the cache."""
+    return folder_of(*_headers_for_nvrtc())
 
 
 def folder_of(headers: Mapping[str, str], name: str = "") -> Path:

@@ -19,13 +19,15 @@ from cudascope.cpp.source import CompileError, Included, Source
 from cudascope.cpp.variables import plain_variables
 from cudascope.toolchain.cache import cache_dir, code_of, digest, prune_at_times, publish, used
 from cudascope.toolchain.headers import (
+    ALWAYS,
     STAND_INS,
+    STANDARD,
     lenient_folders,
     nvidia_headers,
     nvidia_version,
+    nvrtc_folder,
     our_headers,
 )
-from cudascope.toolchain.nvrtc_headers import ALWAYS, STANDARD, folder
 from cudascope.toolchain.ptxas import Resources, read_resources
 
 # those of NVIDIA's headers that declare uint64_t as unsigned long long, for NVRTC only
@@ -196,7 +198,7 @@ def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
     # cooperative groups include what lies in cccl
-    return [folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
+    return [nvrtc_folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -259,4 +261,4 @@ def _environment() -> tuple[str, ...]:
         raise RuntimeError(
             f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'cudascope[cuda]' ({error})"
         ) from error
-    return f"{major}.{minor}", nvidia_version(), our_headers(), folder().name, code_of(__name__)
+    return f"{major}.{minor}", nvidia_version(), our_headers(), nvrtc_folder().name, code_of(__name__)

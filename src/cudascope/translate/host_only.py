@@ -9,8 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from cudascope.cpp.device_code import is_constructor, needed_by, words_of
-from cudascope.cpp.file import File
-from cudascope.cpp.outline import Piece
+from cudascope.cpp.file import File, Piece
 from cudascope.cpp.source import CompileError
 
 _KEYWORDS = {"throw", "try", "dynamic_cast", "typeid", "thread_local"}

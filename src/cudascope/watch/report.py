@@ -15,8 +15,7 @@ from cudascope.arguments.arrays import as_array
 from cudascope.gpus import gpu_named
 from cudascope.toolchain.ptxas import PtxText
 from cudascope.watch.findings import Finding, merged
-from cudascope.watch.least_time import Limits, limits
-from cudascope.watch.work import Work
+from cudascope.watch.least_time import Limits, Work, limits
 
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
 # `execution` is how many times this thread had executed this instruction before: with the line it tells one request.

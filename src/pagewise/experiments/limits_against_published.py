@@ -23,8 +23,7 @@ import torch
 
 from cudascope import observe, triton_compiled
 from cudascope.gpus import GPUS
-from cudascope.watch.least_time import times
-from cudascope.watch.work import Work
+from cudascope.watch.least_time import Work, times
 from pagewise.flash_attention.tuning import Tiles
 from pagewise.kernels.flash_attention import flash_forward_kernel
 from pagewise.paged_attention.vllm import paged_attention_v1, paged_attention_v2

@@ -33,7 +33,7 @@ struct Announced {
     bool is_barrier = false;  // an arrival or a wait: its phase tells what it orders, and the word itself is no flag
 };
 
-// Several threads may load one element though only one of them stores a result (translate/ptx/uses.py). A race with a load of
+// Several threads may load one element though only one of them stores a result (translate/ptx/entry.py). A race with a load of
 // another thread is kept until that thread stores what it has loaded.
 static bool is_unused(Worker& w, const Stamp& s, const Announced& a, const Error& race) {
     Block& b = *w.block;

@@ -1,5 +1,5 @@
 // Everything that differs between the machines: pages, signals, and memory order. switch.h has the registers,
-// toolchain/machine.py the part of the compiler, and translate/assembly.py the part of the assembler.
+// toolchain/compiler.py the part of the compiler, and translate/assembly.py the part of the assembler.
 #pragma once
 
 #include <signal.h>
