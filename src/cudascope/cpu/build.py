@@ -50,9 +50,49 @@ from cudascope.translate.cuda import (
 from cudascope.translate.host_only import explained
 from cudascope.translate.shifts import open_shifts, with_exact_shifts
 
+_OF_SYSTEM = (Path("/usr/local/include"), Path("/usr/include"))  # where a missing header may appear
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-ftls-model=global-dynamic",
+    "-fstack-clash-protection",
+    "-fno-finite-loops",
+    "-fno-strict-aliasing",
+    "-fsanitize=shift-exponent",
+    "-g1",
+    "-Wno-attributes",
+    "-Wno-unknown-pragmas",
+)
+PLAIN_FLAGS = ("-O2",)
+# A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
+READ_AT_EACH_TURN = (
+    "-O1",
+    "-fno-tree-fre",
+    "-fno-tree-loop-im",
+    "-fno-tree-dominator-opts",
+    "-fno-move-loop-invariants",
+)
+GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8", "-Werror=vla")
+# Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
+# a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
+KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
+INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment,object-size", *KEEP_ACCESSES)
+# A volatile access has a hook of its own.
+GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
+CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
+
+# Other optimizations make the runtime slower to compile, and launches are not faster with them.
+_RUNTIME_PARTS = {"runtime.cpp": ["-O1"], "calls.cpp": ["-O2", "-fno-tree-pre", "-fno-gcse", "-fno-tree-vrp"]}
+
 
 class Kept(NamedTuple):
-    """The place of a library in the cache."""
+    """The place of a library in the cache, and the files that its compilation opened.
+
+    All that is known before the compilation is in a library's key. The compiler may open more files than the text
+    tells, as for `#include NAME(x)`, and it may look for files that are not there yet. Both are listed under the key,
+    and their content is in the library's own name. So a library is found only while these files are as they were.
+    """
 
     stem: str
     key: str
@@ -89,61 +129,6 @@ class Kept(NamedTuple):
 
 def _state(path: Path) -> tuple[str, str, bytes]:
     return str(path), str(path.is_file()), path.read_bytes() if path.is_file() else b""
-
-
-def build_entry(text: str, filename: str, *, instrumented: bool) -> Library:
-    """Return the compiled kernel, from the cache or from the compiler."""
-    compiler, _ = find_compiler()
-    flags = [flag for flag in COMMON_FLAGS if "sanitize" not in flag]
-    flags += ["-O1", "-DSIMT_PTX", *["-DSIMT_INSTRUMENTED"] * instrumented]
-    flags += ["-Wno-everything"] if "clang" in compiler[0] else GCC_FLAGS
-    flags += [f"-I{folder}" for folder in (header_folder(), HEADERS, nvidia_headers())]
-    key = digest(text, *flags, *build_key(), code_of(__name__))
-    path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
-    if not path.exists():
-        with runtime_built_meanwhile(), tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as folder:
-            made = Path(folder, "kernel.so")
-            compile_library(text, flags, made, Source(text, filename, Path(folder), (), ()), gaps=instrumented)
-            os.replace(made, path)
-        prune_at_times()
-    runtime()
-    return load(used(path), filename, Path())
-
-
-_OF_SYSTEM = (Path("/usr/local/include"), Path("/usr/include"))  # where a missing header may appear
-
-COMMON_FLAGS = (
-    "-std=c++17",
-    "-fPIC",
-    "-ftls-model=global-dynamic",
-    "-fstack-clash-protection",
-    "-fno-finite-loops",
-    "-fno-strict-aliasing",
-    "-fsanitize=shift-exponent",
-    "-g1",
-    "-Wno-attributes",
-    "-Wno-unknown-pragmas",
-)
-PLAIN_FLAGS = ("-O2",)
-# A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
-READ_AT_EACH_TURN = (
-    "-O1",
-    "-fno-tree-fre",
-    "-fno-tree-loop-im",
-    "-fno-tree-dominator-opts",
-    "-fno-move-loop-invariants",
-)
-GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8", "-Werror=vla")
-# Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
-# a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
-KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
-INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment,object-size", *KEEP_ACCESSES)
-# A volatile access has a hook of its own.
-GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
-CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
-
-# Other optimizations make the runtime slower to compile, and launches are not faster with them.
-_RUNTIME_PARTS = {"runtime.cpp": ["-O1"], "calls.cpp": ["-O2", "-fno-tree-pre", "-fno-gcse", "-fno-tree-vrp"]}
 
 
 def build(source: Source, name: str, *, instrumented: bool) -> Library:
@@ -359,3 +344,22 @@ def _epilogue(entries: Sequence[str]) -> str:
     lines += [f"SIMT_ENTRY({entry_symbol(name)}, {address_of(name)})" for name in entries]
     lines.append('extern "C" { void simt_base() {} }  // tells where the file is loaded')
     return "\n".join(lines) + "\n"
+
+
+def build_entry(text: str, filename: str, *, instrumented: bool) -> Library:
+    """Return the library of a PTX kernel, given as C++. The instrumented one has a hook before each access."""
+    compiler, _ = find_compiler()
+    flags = [flag for flag in COMMON_FLAGS if "sanitize" not in flag]
+    flags += ["-O1", "-DSIMT_PTX", *["-DSIMT_INSTRUMENTED"] * instrumented]
+    flags += ["-Wno-everything"] if "clang" in compiler[0] else GCC_FLAGS
+    flags += [f"-I{folder}" for folder in (header_folder(), HEADERS, nvidia_headers())]
+    key = digest(text, *flags, *build_key())
+    path = cache_dir() / f"{Path(filename).stem}-{key}{'-instrumented' if instrumented else ''}.so"
+    if not path.exists():
+        with runtime_built_meanwhile(), tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as folder:
+            made = Path(folder, "kernel.so")
+            compile_library(text, flags, made, Source(text, filename, Path(folder), (), ()), gaps=instrumented)
+            os.replace(made, path)
+        prune_at_times()
+    runtime()
+    return load(used(path), filename, Path())

@@ -47,6 +47,9 @@ from cudascope.toolchain.ptxas import Resources
 def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
     """The signature of kernel `name` of `source`, as far as the text tells, and the file that declares the kernel.
 
+    Most kernels say themselves what they take. The preprocessor shows a kernel that a macro makes, and one that is
+    under a condition. Only the host's compiler knows the size of a struct and the meaning of a trait: `completed`.
+
     Raises:
         ValueError: the source has no such kernel, or several.
     """

@@ -37,6 +37,10 @@ _MARKER = re.compile(r"^# \d+ .*$", re.MULTILINE)
 def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: Callable[[str], File]) -> str:
     """`text`, which lacks the headers `missing`, as `command` takes it; `cut` makes declarations of it.
 
+    The compiler lists the names without a declaration. A statement with such a name becomes a call that stops the
+    kernel and names the header. A declaration with such a name is left out, and so are the declarations that need this
+    one. A statement of the kernel itself under no condition is always reached, so it is an error at once.
+
     Raises:
         CompileError: the kernel always needs what is missing.
     """

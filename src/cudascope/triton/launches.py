@@ -22,7 +22,11 @@ from cudascope.triton.compiler import Compiled, behind_maps, compiled_kernel, pa
 
 
 class Driver:
-    """The answers to a Triton program that asks for the active driver. There is one device, the CPU."""
+    """The answers to a Triton program that asks for the active driver. There is one device, the CPU.
+
+    Many programs ask when they are imported or before a launch: for the architecture, for the device of their tensors,
+    for the number of SMs. They get the answers of a common GPU of the architecture.
+    """
 
     def __init__(self, sm: int) -> None:
         self._sm, self.utils = sm, _Utils(sm)
