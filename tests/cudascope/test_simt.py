@@ -1,6 +1,7 @@
 """CUDA kernels on the CPU: what the runner supports, what it counts, what it catches."""
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -22,7 +23,8 @@ from cudascope.cpp.source import CompileError
 from cudascope.cpu import abi as simt_abi
 from cudascope.cpu import build as simt_build
 from cudascope.cpu.build import runtime
-from cudascope.toolchain.compiler import run_compiler, without_own_headers
+from cudascope.cpu.rules import FLAGS
+from cudascope.toolchain.compiler import find_compiler, run_compiler, without_own_headers
 from cudascope.toolchain.headers import HEADERS, RUNTIME
 
 SCHEDULES = [None, *range(5)]
@@ -888,14 +890,23 @@ def test_the_alignment_and_the_padding_of_structs(name, what):
 # ------------------------------------------------------------------------------------------------ the runtime's source
 
 
-def test_python_and_the_runtime_have_the_same_kinds():
-    source = re.sub(r"//.*", "", (RUNTIME / "kinds.h").read_text())
-    kinds = {
-        name: re.findall(r"\w+", body) for name, body in re.findall(r"enum (\w+) : [\w ]+ \{(.*?)\}", source, re.S)
-    }
-    assert set(kinds) == {"Mode", "Space", "Access", "Collective"}
-    for name, members in kinds.items():
-        assert {kind.name: kind.value for kind in getattr(simt_abi, name)} == {m: i for i, m in enumerate(members)}
+def test_python_and_the_runtime_have_the_same_kinds_and_structures():
+    """The compiler is asked about each enumerator and each field that Python has read from the headers."""
+    kinds = {"Mode", "Space", "Access", "Collective"}
+    claims = [f"{kind.name} == {kind.value}" for name in kinds for kind in getattr(simt_abi, name)]
+    for name in ("REGION", "SHARED_ARRAY", "WAITER", "ERROR", "LAUNCH"):
+        structure = getattr(simt_abi, name)
+        claims.append(f"sizeof({structure.__name__}) == {ctypes.sizeof(structure)}")
+        claims += [
+            f"offsetof({structure.__name__}, {field}) == {getattr(structure, field).offset}"
+            for field, *_ in structure._fields_
+        ]
+    claims += [f"offsetof(Event, {name}) == {offset}" for name, (_, offset) in simt_abi.EVENT.fields.items()]
+    claims.append(f"sizeof(Event) == {simt_abi.EVENT.itemsize}")
+    assert len(claims) > 100
+    text = f'#include <cstddef>\n#include "{RUNTIME / "launch.h"}"\n'
+    text += "".join(f'static_assert({claim}, "");\n' for claim in claims)
+    run_compiler([*find_compiler()[0], "-std=c++17", *FLAGS, "-fsyntax-only", "-x", "c++", "-"], text)
 
 
 def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():

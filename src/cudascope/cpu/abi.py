@@ -1,129 +1,52 @@
-"""The data that Python and the runtime exchange: runtime/kinds.h and runtime/launch.h, name by name, field by field."""
+"""The data that Python and the runtime exchange, read from runtime/kinds.h (enums) and launch.h (structures)."""
 
 import ctypes
 import functools
+import re
+from collections.abc import Iterator
 from enum import IntEnum
 
 import numpy as np
 
 from cudascope.cpu import build
+from cudascope.toolchain.headers import RUNTIME
+
+
+def _declarations(header: str, word: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the body of each `enum` or `struct` of a header."""
+    text = re.sub(r"//.*", "", (RUNTIME / header).read_text(encoding="utf-8"))
+    yield from re.findall(rf"^{word} (\w+)[^{{;]*\{{(.*?)\}};", text, re.MULTILINE | re.DOTALL)
+
 
 # ------------------------------------------------------------------------------------------------ kinds
 
-Mode = IntEnum("Mode", "PLAIN OBSERVE CHECK", start=0)
-Space = IntEnum("Space", "GLOBAL SHARED OTHER", start=0)
-Access = IntEnum("Access", "READ WRITE ATOMIC BARRIER SHUFFLE MMA", start=0)
-Collective = IntEnum(
-    "Collective",
-    "SHFL VOTE MATCH REDUCE SYNCWARP SYNCTHREADS SYNCGRID NUMBERED PHASE EXCHANGE PRODUCT MATRIX",
-    start=0,
-)
+_KINDS = {name: IntEnum(name, re.findall(r"\w+", body), start=0) for name, body in _declarations("kinds.h", "enum")}
+Mode, Space, Access, Collective = (_KINDS[name] for name in ("Mode", "Space", "Access", "Collective"))
 SPACES, ACCESSES = ([kind.name.lower() for kind in kinds] for kinds in (Space, Access))
 
 # ------------------------------------------------------------------------------------------------ structures
 
+_TYPES: dict[str, type] = {f"u{bits}": getattr(ctypes, f"c_uint{bits}") for bits in (8, 16, 32, 64)}
+_TYPES |= {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "char": ctypes.c_char}
 
-def _structure(name: str, *fields: tuple) -> type:
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+def _fields(body: str) -> Iterator[tuple[str, type]]:
+    for declaration in filter(None, map(str.strip, body.split(";"))):
+        if function := re.fullmatch(r"void \(\*(\w+)\)\(.*\)", declaration):
+            yield function[1], ctypes.c_void_p
+            continue
+        base, declarators = re.fullmatch(r"(\w+)(\W.*)", declaration, re.DOTALL).groups()
+        for stars, name, length in re.findall(r"(\**)\s*(\w+)(?:\[(\d+)\])?", declarators):
+            plain = ctypes.c_void_p if base in ("void", "char", "u8", "Event") else ctypes.POINTER(_TYPES[base])
+            kind = {"": _TYPES.get(base), "*": plain, "**": ctypes.POINTER(ctypes.c_void_p)}[stars]
+            yield name, kind * int(length) if length else kind
 
 
-u8, u16, u32, u64, i32, i64, pointer = (
-    ctypes.c_uint8,
-    ctypes.c_uint16,
-    ctypes.c_uint32,
-    ctypes.c_uint64,
-    ctypes.c_int32,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-)
-DIM = _structure("Dim", ("x", u32), ("y", u32), ("z", u32))
-REGION = _structure(
-    "_Region",
-    ("start", u64),
-    ("bytes", u64),
-    ("granule", u32),
-    ("expect_written", u32),
-    ("constant", u32),
-    ("in_place", u32),
-    ("written", pointer),
-)
-SHARED_ARRAY = _structure("SharedArray", ("offset", i64), ("bytes", u64))
-WAITER = _structure(
-    "Waiter",
-    ("site", u64),
-    *((name, u32) for name in ("collective", "mask", "count", "running", "line")),
-    ("thread", DIM),
-)
-ERROR = _structure(
-    "_Error",
-    *((name, u32) for name in ("finding", "access", "space", "bytes")),
-    *((name, DIM) for name in ("block", "thread", "other_block", "other_thread")),
-    ("site", u64),
-    ("other_site", u64),
-    ("address", u64),
-    ("region", i32),
-    ("other_access", u32),
-    ("offset", i64),
-    ("lane", u32),
-    ("num_waiters", u32),
-    ("waiters", WAITER * 8),
-    ("text", ctypes.c_char * 256),
-    ("count", u64),
-)
-COUNT = _structure(
-    "_Count",
-    ("site", u64),
-    ("access", u32),
-    ("space", u32),
-    *((name, u64) for name in ("requests", "lanes", "bytes", "sectors", "conflicts", "wavefronts")),
-)
-EVENT = np.dtype(
-    [
-        ("site", "u8"),
-        ("order", "u8"),
-        ("offset", "i8"),
-        ("block", "u4"),
-        ("execution", "u4"),
-        ("region", "i4"),
-        ("thread", "u2"),
-        ("bytes", "u1"),
-        ("access", "u1"),
-        ("space", "u1"),
-        ("pad", "u1", 7),
-    ]
-)
-LAUNCH = _structure(
-    "_Launch",
-    ("entry", pointer),
-    ("arguments", ctypes.POINTER(pointer)),
-    ("grid", u32 * 3),
-    ("block", u32 * 3),
-    *((name, u32) for name in ("mode", "workers", "shuffled", "keep_going")),
-    *((name, u64) for name in ("seed", "time_limit", "ignored")),
-    ("regions", ctypes.POINTER(REGION)),
-    ("shared", ctypes.POINTER(SHARED_ARRAY)),
-    ("guards", ctypes.POINTER(SHARED_ARRAY)),
-    ("variables", ctypes.POINTER(SHARED_ARRAY)),
-    ("shared_segment", u64),
-    ("dynamic_offset", i64),
-    ("dynamic_bytes", u64),
-    *((name, u32) for name in ("num_regions", "num_shared", "num_guards", "num_variables", "num_pointers")),
-    ("pointers", ctypes.POINTER(u32)),
-    ("pointer_regions", ctypes.POINTER(u32)),
-    ("max_events", u64),
-    ("max_blocks", u32),
-    ("may_return", u32),
-    ("num_errors", u32),
-    ("errors", ctypes.POINTER(ERROR)),
-    ("counts", ctypes.POINTER(COUNT)),
-    ("num_counts", u64),
-    ("events", pointer),
-    ("num_events", u64),
-    ("output", pointer),
-    ("num_output", u64),
-    ("executed", ctypes.POINTER(u64)),
-    *((name, u64) for name in ("num_executed", "sectors_read", "sectors_read_first", "sectors_written")),
-)
+for _name, _body in _declarations("launch.h", "struct"):
+    _TYPES[_name] = type(_name, (ctypes.Structure,), {"_fields_": [*_fields(_body)]})
+
+REGION, SHARED_ARRAY, WAITER, ERROR = (_TYPES[name] for name in ("Region", "SharedArray", "Waiter", "Error"))
+LAUNCH, EVENT = _TYPES["Launch"], np.dtype(_TYPES["Event"])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-// The kinds of things that kernels, the runtime and Python tell each other; cpu/abi.py has the same names.
+// The kinds of things that kernels, the runtime and Python tell each other. cpu/abi.py reads the enums of this file.
 #pragma once
 
 namespace simt {

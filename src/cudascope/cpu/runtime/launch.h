@@ -1,4 +1,4 @@
-// A launch as Python asks for it and what comes back: cpu/abi.py has the same structures, field by field.
+// A launch as Python asks for it and what comes back. cpu/abi.py reads this file, so the declarations stay plain.
 #pragma once
 
 #include <cstdint>
