@@ -311,7 +311,7 @@ def copied_package(tmp_path, monkeypatch):
     [
         *((f"{name}.py", (True, False)) for name in ("arguments/launch_shape", "toolchain/compiler", "cpu/library")),
         *((f"translate/{name}.py", (True, False)) for name in ("assembly", "shifts", "ptx/matrix", "entry_points")),
-        *((f"cpp/{name}.py", (True, True)) for name in ("signature", "parameters", "types", "variables", "source")),
+        *((f"cpp/{name}.py", (True, True)) for name in ("signature", "file", "types", "variables", "source")),
         ("toolchain/nvrtc.py", (False, True)),
         ("watch/findings.py", (False, False)),
         *(
