@@ -171,19 +171,21 @@ def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
     Raises:
         ValueError: a name that no rule and no family has, or one after which a launch cannot go on.
     """
-    named = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if not rule.ends}
-    can_be_switched = sorted(set().union(*named.values()))
-    ignore, also = _names("ignore", ignore, can_be_switched), _names("also", also, can_be_switched)
-    off = {finding for finding, names in named.items() if names & ignore}
-    off |= {finding for finding, names in named.items() if not RULES[finding].is_on and not names & also}
+    ignore, also = _names("ignore", ignore), _names("also", also)
+    off = {finding for finding, names in _NAMED.items() if names & ignore}
+    off |= {finding for finding, names in _NAMED.items() if not RULES[finding].is_on and not names & also}
     return sum(1 << finding for finding in off)
 
 
-def _names(argument: str, names: Iterable[str], known: Sequence[str]) -> set[str]:
+_NAMED = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if not rule.ends}
+_SWITCHABLE = sorted(set().union(*_NAMED.values()))
+
+
+def _names(argument: str, names: Iterable[str]) -> set[str]:
     if isinstance(names, str) or not isinstance(names, Iterable):
         example = names if isinstance(names, str) else "race"
         raise TypeError(f'{argument} must be a tuple of names, as in ("{example}",), got {names!r}')
     names = [*names]
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{argument} must name what can be switched, {known}, got {unknown[0]!r}")
+    if unknown := [name for name in names if name not in _SWITCHABLE]:
+        raise ValueError(f"{argument} must name what can be switched, {_SWITCHABLE}, got {unknown[0]!r}")
     return set(names)
