@@ -192,7 +192,7 @@ RTX_5090 = RTX_4090._replace(
     stated_bandwidth=1.792e12,
 )
 
-_ROWS = (T4, A100, RTX_3090, RTX_4090, L4, H100, H200, B200, RTX_5090)
+_ROWS = [value for value in [*globals().values()] if isinstance(value, Gpu)]  # in the order of this file
 GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}
 # By compute capability · 10. The last row with a compute capability represents it: the L4 for 89, the H200 for 90.
 BY_SM: Mapping[int, Gpu] = {gpu.sm: gpu for gpu in _ROWS}
