@@ -205,15 +205,24 @@ __global__ void k(int* x) {
 
 //// taken: functions of the source's own
 __device__ float clamp(float a) { return a > 1 ? 1 : a; }
-struct R { __device__ int rand() { return 0; } };
+struct R { __device__ int puts() { return 0; } };
 __device__ int rand(int a) { return a; }
 __global__ void k(int* x) {
-    x[0] = clamp(3.f) + R().rand() + rand(0);
+    x[0] = clamp(3.f) + R().puts() + rand(0);
 }
 
-//// taken: a host's constructor that no kernel calls
+//// taken: a host's constructors that no kernel calls
 #include <string>
-struct S { int a; S() = default; S(int n, int m) : a(n * m) {} S(const std::string& s) : a(3) {} };
+using std::string;
+struct Config { int n; };
+struct S {
+    int a;
+    S() = default;
+    S(int n, int m) : a(n * m) {}
+    S(const std::string& s) : a(3) {}
+    S(const string& s, int n) : a(n) {}
+    S(Config config) : a(config.n) {}
+};
 __global__ void k(int* x) { S s; s.a = 1; x[0] = s.a; }
 
 //// lenient: numbers

@@ -70,11 +70,20 @@ def only(file: File, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, 
     kept = {piece.start for piece in pieces}
     blank = [(piece.start, piece.end) for piece in file.pieces if piece.start not in kept]
     changes = [*changes, *((*file.span(*each), "") for each in blank)]
-    for piece in pieces:
-        for member in piece.host_members:
-            new = _deleted(file, member) if is_constructor(file, piece, member) else ""
-            changes.append((*file.span(member.start, member.end), new))
+    deleted = {member.start for member in host_constructors(file, pieces)}
+    for member in (member for piece in pieces for member in piece.host_members):
+        new = _deleted(file, member) if member.start in deleted else ""
+        changes.append((*file.span(member.start, member.end), new))
     return replaced(file.text, changes)
+
+
+def host_constructors(file: File, pieces: Sequence[Piece]) -> list[Piece]:
+    """The constructors for the host, in the classes of `pieces`, that device code might call by mistake.
+
+    They neither copy nor move, and `pieces` declare the types of their parameters: no std::string, for example.
+    """
+    known = _TYPE_WORDS.union(*(piece.names for piece in pieces))
+    return [each for piece in pieces for each in piece.host_members if _is_constructor(file, piece, each, known)]
 
 
 def _deleted(file: File, constructor: Piece) -> str:
@@ -84,11 +93,7 @@ def _deleted(file: File, constructor: Piece) -> str:
     return " ".join([*before, *explicit, *declared, "= delete;"])
 
 
-def is_constructor(file: File, piece: Piece, member: Piece) -> bool:
-    """Whether a member of class `piece`, or of a class in it, is a constructor that device code might call.
-
-    It does not copy or move, and its parameters have types that a device has: no std::string, for example.
-    """
+def _is_constructor(file: File, piece: Piece, member: Piece, known: set[str]) -> bool:
     classes = [piece.names, *(each.names for each in piece.members if each.members)]
     opened = member.parameters
     parameters = file.tokens[opened + 1 : file.close.get(opened, opened)]
@@ -96,9 +101,8 @@ def is_constructor(file: File, piece: Piece, member: Piece) -> bool:
         return False
     if not any(member.names <= names and names.isdisjoint(parameters) for names in classes):
         return False
-    of_device = {*_TYPE_WORDS, *(name for each in file.pieces if each.on_device for name in each.names)}
     words = ([word for word in each if word.isidentifier()] for each in split(parameters))
-    return all(of_device.issuperset(each[:-1] or each) for each in words)
+    return all(known.issuperset(each[:-1] or each) for each in words)
 
 
 def words_of(file: File, piece: Piece) -> Iterator[str]:

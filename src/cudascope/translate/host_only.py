@@ -8,7 +8,7 @@ compiler says whether the kernel needs one.
 import re
 from collections.abc import Iterable, Iterator
 
-from cudascope.cpp.device_code import is_constructor, needed_by, words_of
+from cudascope.cpp.device_code import host_constructors, needed_by, words_of
 from cudascope.cpp.file import File, Piece
 from cudascope.cpp.source import CompileError
 
@@ -59,12 +59,11 @@ def _initialiser(file: File, i: int, end: int) -> int | None:
 
 def may_be_used(file: File, kernels: Iterable[str]) -> bool:
     """Whether one of `kernels` mentions what only the host has: its functions and variables, or the names above."""
-    needed = {piece.start: piece for name in kernels for piece in needed_by(file, name)}.values()
+    needed = [*{piece.start: piece for name in kernels for piece in needed_by(file, name)}.values()]
     words = {word for piece in needed for word in words_of(file, piece)}
-    if not words.isdisjoint(_names(file)):
+    if host_constructors(file, needed) or not words.isdisjoint(_names(file)):
         return True
-    constructs = any(is_constructor(file, piece, member) for piece in needed for member in piece.host_members)
-    return constructs or any(True for piece in needed for _ in used_in(file, piece))
+    return any(True for piece in needed for _ in used_in(file, piece))
 
 
 def _names(file: File) -> set[str]:
