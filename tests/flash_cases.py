@@ -44,13 +44,18 @@ def options_of(kind, B, H, T, S, device="cpu"):
     )
 
 
+def as_drawn(p):
+    """The probability that 16-bit draws have: the weights that are kept grow by 1 / (1 − p) for this p."""
+    return round(p * 2**16) / 2**16
+
+
 def naive(q, k, v, options, return_lse=True):
     """`attention` with the same weights dropped."""
     options = dict(options)
     seed = options.pop("dropout_seed", None)
-    if options.get("dropout_p"):
+    if p := options.get("dropout_p"):
         shape = (*q.shape[:3], k.shape[2])
-        options["dropout_mask"] = dropout_mask(shape, options["dropout_p"], seed, q.device)
+        options |= {"dropout_p": as_drawn(p), "dropout_mask": dropout_mask(shape, p, seed, q.device)}
     return attention(q, k, v, **options, return_lse=return_lse)
 
 

@@ -9,9 +9,11 @@ import sys
 import pytest
 import torch
 from attention_functions import FUNCTIONS
+from attention_transforms import AXES, COMPILES, NAMES, cell
+from covering import is_full
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import assert_as_accurate_as_naive, assert_results
+from conftest import ROOT, assert_as_accurate_as_naive, assert_results
 from pagewise.flash_decoding_plus_plus import flat_gemm
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_softmax
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value|All-NaN s
 H, HKV, D = 8, 2, 32
 INF = torch.inf
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+KERNELS = {name for name, each in FUNCTIONS.items() if name.endswith("triton") or each.cuda}
 
 
 each_function = pytest.mark.parametrize("name", FUNCTIONS)
@@ -79,12 +82,37 @@ def test_is_attention_and_changes_nothing_else(name, T, S, causal, dtype, kernel
 
 @each_function
 def test_a_scale_may_have_any_sign_and_size(name, kernel_device):
-    """With scores of ±10⁵ one key has nearly all the weight. In a single row, luck in rounding would decide."""
-    q, k, v = random_qkv(1, 40, B=4, device=kernel_device)
-    largest = 1e5 / (q.view(4, HKV, -1, D) @ k.mT).abs().max().item()
-    for scale in (-0.7, 0.0, largest):
-        found = FUNCTIONS[name].attend(q, k, v, scale=scale, return_lse=True)
-        assert_right(name, found, q, k, v, scale=scale)
+    """With scores of ±10⁵ one key has nearly all the weight. In a single row, luck in rounding would decide.
+
+    T is below, equal to and above S, and lse is asked for or not: each may be another way through the function.
+    """
+    function, kernel = FUNCTIONS[name], name in KERNELS
+    for T, S, scales in ((1, 40, (-0.7, 0.0, None)), (3, 3, (-0.3, 0.0)), (3, 18, (-0.3,)), (5, 3, (0.0,))):
+        causal = T > 1
+        if not function.takes(T, S, causal) or (kernel and T == 5):
+            continue
+        q, k, v = random_qkv(T, S, B=4 if T == 1 else 1, device=kernel_device)
+        largest = 1e5 / (q.view(len(q), HKV, -1, D) @ k.mT).abs().max().item()
+        for scale in (largest if scale is None else scale for scale in scales[: 1 if kernel and T > 1 else None]):
+            out, lse = function.attend(q, k, v, scale=scale, causal=causal, return_lse=True)
+            assert_right(name, (out, lse), q, k, v, scale=scale, causal=causal)
+            if not kernel:  # a kernel computes lse anyway
+                alone = function.attend(q, k, v, scale=scale, causal=causal)
+                torch.testing.assert_close(alone, out, rtol=1e-4, atol=1e-5)
+
+
+@each_function
+def test_autocast_does_not_round_scores(name, kernel_device):
+    """Scores of ±360 000 do not fit float16, and bfloat16 has no digits for their difference."""
+    q = torch.full((1, H, 1, D), 300.0, device=kernel_device)
+    k = torch.tensor([300.0, 299.9, -300.0], device=kernel_device)[:, None].expand(1, HKV, 3, D) / D
+    v = torch.tensor([1.0, 2.0, 3.0], device=kernel_device)[:, None].expand(1, HKV, 3, D)
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast(kernel_device.type, dtype=dtype):
+            out, lse = FUNCTIONS[name].attend(q, k, v, scale=4.0, return_lse=True)
+        assert out.dtype == torch.float32
+        assert out.equal(torch.ones_like(out))
+        assert lse is None or (lse == 360_000).all()
 
 
 @each_function
@@ -317,7 +345,63 @@ def test_other_op_is_registered_soundly(op, rows, dtype, kernel_device):
     opcheck(calls, op)
 
 
+# ------------------------------------------------------------------------------------------ transforms
+
+# Cells of `attention_transforms` that are refused. All others are right.
+FLASH = {"flash torch", "flash triton", "flash packed torch", "flash packed triton"}
+PAPERS = {"FlashAttention", "FlashAttention-2"}
+READ_VALUES = {"paged torch", "paged split torch", "varlen torch"}
+LOOPS = {*PAPERS, *READ_VALUES, "online", "decode split torch", "decode sized torch", "unified torch", "lazy torch"}
+WITHOUT_BACKWARD = (KERNELS - FLASH - {"split-K", "decode shared triton"}) | {"unified torch"}
+REFUSES = {
+    **dict.fromkeys(("backward in autocast", "backward", "checkpoint"), WITHOUT_BACKWARD),
+    "vectorised jacobian": WITHOUT_BACKWARD | PAPERS,
+    **dict.fromkeys(("jvp", "jvp of vmap", "dual tensors"), WITHOUT_BACKWARD | FLASH),
+    **dict.fromkeys(("torch.func.grad", "grad of vmap"), WITHOUT_BACKWARD | FLASH | PAPERS),
+    "vmap of v": PAPERS,
+    **dict.fromkeys(("fake tensors", "make_fx", "make_fx, fake"), READ_VALUES),
+    **dict.fromkeys(("make_fx, symbolic", "export", "compile, fullgraph"), LOOPS),
+}
+CELLS = [(name, axis) for axis in AXES for name in NAMES]
+# Functions that differ in how they meet a transform. Their siblings, such as other splits, are for the full run.
+DIFFERENT = {"naive", "online", "FlashAttention", "flash torch", "flash triton", "decode sized torch", "paged torch",
+             "decode split triton", "paged v2", "varlen torch", "varlen triton", "unified torch", "unified triton",
+             "lazy torch"}  # fmt: skip
+
+
+def is_quick(name, axis):
+    """A refusal takes no time. Of the others, those that compile a graph or run an interpreted kernel are a few."""
+    return is_full() or name in REFUSES.get(axis, ()) or (name in DIFFERENT and (axis in EVERYWHERE or name in PLAIN))
+
+
+PLAIN = {name for name in NAMES if name not in KERNELS}
+EVERYWHERE = ("bfloat16 autocast", "backward in autocast", "vmap of v", "fake tensors", "copies")
+
+
+@pytest.mark.parametrize(("name", "axis"), [cell for cell in CELLS if cell[1] not in COMPILES and is_quick(*cell)])
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_a_transform_is_right_or_refused_with_a_remedy(name, axis):
+    assert cell(name, axis) == ("refused" if name in REFUSES.get(axis, ()) else "right")
+
+
 # ------------------------------------------------------------------------------------------ torch.compile
+
+GRAPHS = {  # functions whose graphs differ most
+    "compile": ("online", "varlen torch"),
+    "compile, fullgraph": ("FlashAttention", "decode split triton", "unified triton"),
+    "export": ("flash packed triton", "decode sized triton", "lazy torch"),
+}
+
+
+@pytest.mark.slow
+def test_one_graph_serves_all_lengths():
+    """In a process of its own: torch.compile does not see through the shape checks of the tests."""
+    asked = [(name, axis) for axis in COMPILES for name in (NAMES if is_full() else GRAPHS[axis])]
+    code = f"from attention_transforms import cell\nprint([cell(*each) for each in {asked}])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", capture_output=True, text=True)
+    expected = ["refused" if name in REFUSES.get(axis, ()) else "right" for name, axis in asked]
+    assert done.stdout == f"{expected}\n", done.stderr[-2000:]
+
 
 COMPILED = """
 import torch

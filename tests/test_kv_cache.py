@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pagewise.kv_cache import CachedAttention, KVCache, generate, kv_cache_bytes, recompute
+from pagewise.models.gpt2 import GPT2, GPT2Config
 from pagewise.models.llama import Llama, LlamaConfig
 from pagewise.models.load import tiny_model
 from pagewise.naive_attention import attention
@@ -183,7 +184,7 @@ SHAPES = {  # heads, kv_heads, head_dim
 }
 
 
-def random_llama(heads=4, kv_heads=2, head_dim=None, *, seed=0, max_len=64, spread=4.0):
+def random_llama(heads=4, kv_heads=2, head_dim=None, *, seed=0, max_len=64, spread=4.0, qk_norm=False):
     """A float64 Llama whose weights are wide enough that its next token depends on all tokens before."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -191,6 +192,7 @@ def random_llama(heads=4, kv_heads=2, head_dim=None, *, seed=0, max_len=64, spre
             LlamaConfig(
                 vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=heads,
                 num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=max_len,
+                qk_norm=qk_norm,
             )
         ).double()  # fmt: skip
     with torch.no_grad():
@@ -359,3 +361,18 @@ def test_the_lowest_temperature_is_greedy():
     model, tokenizer = tiny_model()
     prompt = torch.tensor([tokenizer.encode("The cache")])
     assert torch.equal(generate(model, prompt, 4, temperature=1e-30), generate(model, prompt, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("model", ["Llama", "Llama with norms of q and k", "Llama in float64", "GPT-2"])
+def test_a_cache_keeps_what_autocast_gives(model, dtype):
+    """Linear layers choose the dtype of k and v there, norms return float32, and float64 stays as it is."""
+    torch.manual_seed(0)
+    if model == "GPT-2":
+        llm = GPT2(GPT2Config(vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4))
+    else:
+        llm = random_llama(qk_norm="norms" in model).to(torch.float64 if "64" in model else torch.float32)
+    prompts = random_prompts(2, 5)
+    with torch.autocast("cpu", dtype=dtype):
+        cached, uncached = (generate(llm, prompts, 6, cached=cached) for cached in (True, False))
+    assert cached.equal(uncached)

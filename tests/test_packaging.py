@@ -138,6 +138,39 @@ def test_every_command_that_installs_names_both_folders(file, command):
     assert command in (ROOT / file).read_text()
 
 
+EDITABLE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        return PathFinder.find_spec("kernels", [{root!r}]) if name == "pagewise.kernels" else None
+
+sys.meta_path.insert(0, Finder)
+"""
+FOREIGN = {  # what a checkout has, and the way to the package inside it
+    "checkout": (("src/pagewise", "kernels"), "src"),
+    "checkout without kernels": (("src/pagewise",), "src"),
+    "folder": (("pagewise",), "."),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_package_whose_kernels_are_another_checkouts_is_refused(kind, tmp_path):
+    """PYTHONPATH chooses the package, and an editable install the kernels. Changed kernels would never run."""
+    folders, way = FOREIGN[kind]
+    for folder in folders:
+        source = ROOT / ("kernels" if folder == "kernels" else "src/pagewise")
+        shutil.copytree(source, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "sitecustomize.py").write_text(EDITABLE.format(root=str(ROOT)))
+    path = os.pathsep.join(map(str, (tmp_path / way, tmp_path, ROOT / "src")))  # cudascope comes from the last
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", "import pagewise"], env=environment, capture_output=True, text=True)
+    assert "ImportError: pagewise comes from" in done.stderr
+    assert str(ROOT / "kernels") in done.stderr
+    assert "install this checkout" in done.stderr
+
+
 def test_the_changelog_begins_with_the_version_of_the_package():
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert released[0] == pagewise.__version__

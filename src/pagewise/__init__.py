@@ -6,7 +6,29 @@ Everything is importable from its module: `from pagewise.naive_attention import 
 compiles no kernel; it only settles whether Triton kernels will be compiled or interpreted (see `tools.device`).
 """
 
+import importlib.util as _util
+from pathlib import Path as _Path
+
 from pagewise.tools import device as _device
 
 __version__ = "0.2.0"
+
+
+def _check_kernels() -> None:
+    """Raise ImportError if `pagewise.kernels` is not the one beside this package.
+
+    An editable install finds the kernels of its own checkout, even if PYTHONPATH names another checkout's pagewise. A
+    kernel that someone changes there would never run.
+    """
+    here, found = _Path(__file__).resolve().parent, _util.find_spec("pagewise.kernels")
+    kernels = found and _Path(found.submodule_search_locations[0]).resolve()
+    if kernels not in (None, here / "kernels", here.parents[1] / "kernels"):
+        raise ImportError(
+            f"pagewise comes from {here}, but pagewise.kernels comes from {kernels}, so the kernels beside this "
+            f"pagewise would never run: install this checkout (pip install -e {here.parents[1]}), or take it off "
+            f"PYTHONPATH"
+        )
+
+
+_check_kernels()
 _device.choose_triton_mode()

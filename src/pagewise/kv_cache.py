@@ -126,7 +126,8 @@ def generate(
     attend: Attend = recompute
     if cached and num_tokens:
         sizes = (B, config.num_key_value_heads, T + num_tokens, config.head_dim)
-        caches = [KVCache(*sizes, dtype=weight.dtype, device=weight.device) for _ in range(config.num_hidden_layers)]
+        on = {"dtype": _dtype_of_keys(weight), "device": weight.device}
+        caches = [KVCache(*sizes, **on) for _ in range(config.num_hidden_layers)]
         attend = CachedAttention(caches)
     tokens, start = prompts, 0
     for _ in range(num_tokens):
@@ -141,3 +142,10 @@ def generate(
         start = tokens.shape[1] if cached else 0
         tokens = torch.cat([tokens, new], dim=1)
     return tokens
+
+
+def _dtype_of_keys(weight: Tensor) -> torch.dtype:
+    """Return the dtype in which a linear layer with this weight gives keys and values. Autocast may choose it."""
+    on = weight.device.type
+    follows = weight.dtype != torch.float64 and torch.is_autocast_enabled(on)
+    return torch.get_autocast_dtype(on) if follows else weight.dtype

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_mask, check_number, check_qkv
+from pagewise.tools.products import product
 
 
 def attention(
@@ -134,7 +135,7 @@ def grouped_matmul(a: Float[Tensor, "B H M K"], b: Float[Tensor, "B Hkv K N"]) -
     """
     B, H, M, K = a.shape
     Hkv = b.shape[1]
-    return (a.reshape(B, Hkv, H // Hkv * M, K) @ b).reshape(B, H, M, b.shape[-1])
+    return product(a.reshape(B, Hkv, H // Hkv * M, K), b).reshape(B, H, M, b.shape[-1])
 
 
 def _check_dropout(q: Tensor, k: Tensor, dropout_p: float, dropout_mask: Tensor | None) -> None:

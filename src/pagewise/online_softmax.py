@@ -19,6 +19,8 @@ from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS, check_count, check_qkv, check_same, check_shape
 from pagewise.tools.device import choose_backend
 from pagewise.tools.launch import launch
+from pagewise.tools.products import product
+from pagewise.tools.transforms import derivative_of, outside_graphs
 
 
 class Partial(NamedTuple):
@@ -40,7 +42,7 @@ class Partial(NamedTuple):
     def of(cls, scores: Float[Tensor, "*rows S"], values: Float[Tensor, "*#rows S D"]) -> "Partial":
         """The summary of S scores and their values, in float32 (float64 for float64). −inf: may not look."""
         m, weights = _unnormalised(scores)
-        acc = weights[..., None, :] @ values.to(weights.dtype)
+        acc = product(weights[..., None, :], values.to(weights.dtype))
         return cls(m, weights.sum(dim=-1), acc.squeeze(-2))
 
     @classmethod
@@ -90,7 +92,8 @@ def online_softmax(
         raise TypeError(f"x must be a floating-point tensor [..., S], got {getattr(x, 'dtype', type(x).__name__)}")
     if x.dim() == 0:
         raise ValueError("x must have at least 1 dimension [..., S], got a scalar")
-    if choose_backend(backend, x.device, _triton_refuses(x, tile_size)) == "torch":
+    refusal, derivative = _triton_refuses(x, tile_size), derivative_of(x)
+    if choose_backend(backend, x.device, refusal, derivative=derivative, has_backward=True) == "torch":
         return _online_softmax_torch(x, tile_size)
     return torch.ops.pagewise.online_softmax(x, tile_size)
 
@@ -102,6 +105,7 @@ def _triton_refuses(x: Tensor, tile_size: int) -> str | None:
     return None if tile_size & (tile_size - 1) == 0 else f"needs a tile_size that is a power of two, got {tile_size}"
 
 
+@outside_graphs('online_softmax(backend="torch")', remedy='backend="triton", or torch.softmax')
 def _online_softmax_torch(x: Float[Tensor, "*rows S"], tile_size: int) -> Float[Tensor, "*rows S"]:
     seen = Partial.empty(*x.shape[:-1], head_size=0, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     tiles = x.split(tile_size, dim=-1)
@@ -141,6 +145,7 @@ _online_softmax_op.register_autograd(
 )
 
 
+@outside_graphs("online_attention", remedy="pagewise.flash_attention.flash_attention")
 def online_attention(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],

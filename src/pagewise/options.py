@@ -24,6 +24,7 @@ from pagewise.tools.checks import (
     check_shape,
     check_tensor,
 )
+from pagewise.tools.transforms import has_values, wants_gradient
 
 
 class ScoreOptions(NamedTuple):
@@ -57,7 +58,7 @@ class ScoreOptions(NamedTuple):
             check_tensor("alibi_slopes", self.alibi_slopes, "H", dtypes=(torch.float32,))
             check_shape("alibi_slopes", self.alibi_slopes, (H,), "H")
             check_same("device", q=q, alibi_slopes=self.alibi_slopes)
-            looks = q.device.type == "cpu" and not torch.compiler.is_compiling()
+            looks = q.device.type == "cpu" and has_values(self.alibi_slopes)
             if looks and not torch.isfinite(self.alibi_slopes).all():
                 raise ValueError("alibi_slopes must be finite, got NaN or infinity")
         if self.attn_mask is not None:
@@ -74,7 +75,7 @@ class ScoreOptions(NamedTuple):
         Raises:
             ValueError: autograd needs a gradient of alibi_slopes.
         """
-        if torch.is_grad_enabled() and self.alibi_slopes is not None and self.alibi_slopes.requires_grad:
+        if wants_gradient(self.alibi_slopes):
             raise ValueError(
                 "alibi_slopes must not require a gradient, there is none for them here: pass alibi_slopes.detach(), or "
                 "use pagewise.naive_attention.attention"

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from flash_cases import as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
+from flash_cases import as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen, in_triton
 from pagewise.flash_attention.dropout import philox
@@ -162,6 +162,24 @@ def test_a_weight_stays_if_its_draw_is_at_least_p():
         assert dropout_mask((1, 1, 1, 1), level / 2**16, 7).item() == stays
 
 
+@each_backend
+@pytest.mark.parametrize("p", [2.0**-18, 0.999, 0.99999, 0.999995, 1 - 2.0**-17, 1 - 2.0**-40])
+def test_dropout_near_its_ends_keeps_the_mean(backend, p, kernel_device):
+    """The factor belongs to the p that 16-bit draws have: kept weights, scaled, have a mean of 1."""
+    T, S = 256, 1024
+    kept = dropout_mask((1, 2, T, S), p, 3, kernel_device)
+    assert kept.any()
+    assert p > 0.5 or kept.all()
+    growth = 1 / (1 - min(as_drawn(p), 1 - 2.0**-16))
+    deviation = math.sqrt(growth / kept.numel())
+    assert abs(float(kept.double().mean()) * growth - 1) < 5 * deviation
+    if backend == "torch" or p in (0.999, 0.999995):
+        T, kept = 8, kept[:, :, :8]
+        q, k, v = (torch.zeros(1, 2, n, 16, device=kernel_device) for n in (T, S, S))
+        out = flash_attention(q, k, v + 1, dropout_p=p, dropout_seed=3, backend=backend)
+        torch.testing.assert_close(out[..., 0], kept.float().mean(dim=-1) * growth)
+
+
 def test_dropout_differs_between_seeds_heads_and_sequences():
     masks = dropout_mask((2, 2, 64, 64), 0.5, 1).flatten(0, 1).flatten(1)
     other = dropout_mask((2, 2, 64, 64), 0.5, 2).flatten(0, 1).flatten(1)
@@ -227,7 +245,7 @@ def test_packed_sequences_are_each_for_themselves(backend, kind, kernel_device):
     q64, k64, v64 = (x.detach().double().requires_grad_() for x in (q, k, v))
     outs, lses, mask = [], [], None
     if kind == "dropout":
-        options = {"dropout_p": options["dropout_p"]}
+        options = {"dropout_p": as_drawn(0.17)}
         mask = dropout_mask((len(lengths_q), 2, max(lengths_q), max(lengths_k)), 0.17, 11, kernel_device)
     for b, (T, S) in enumerate(zip(lengths_q, lengths_k, strict=True)):
         rows, cols = slice(int(cu_q[b]), int(cu_q[b + 1])), slice(int(cu_k[b]), int(cu_k[b + 1]))

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 from covering import all_cases, covering, is_full, label
-from flash_cases import KINDS, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
+from flash_cases import KINDS, as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, tuning
 from pagewise.flash_attention.ops import FlashInputs, outputs
@@ -253,7 +253,7 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
         tiled(monkeypatch, rows, cols)
         out = flash_attention(q, k, v, dropout_p=p, dropout_seed=SEED, backend="triton")
         assert torch.equal(out != 0, kept)
-    torch.testing.assert_close(out, attention(q, k, v, dropout_p=p, dropout_mask=kept))
+    torch.testing.assert_close(out, attention(q, k, v, dropout_p=as_drawn(p), dropout_mask=kept))
 
 
 # ------------------------------------------------------------------------------------------------ tuning

@@ -311,3 +311,25 @@ def test_what_the_backward_is_given_is_checked(version, wrong, error, message):
 def test_tile_sizes_refuses_what_is_no_count(argument, wrong):
     with pytest.raises((ValueError, TypeError), match=argument):
         tile_sizes(**{"sram_bytes": 1024, "head_size": 8, "itemsize": 4} | {argument: wrong})
+
+
+TILED = {"tile_rows": 2, "tile_cols": 3}
+CHANGED = {  # a tensor of the options, and how it is changed between forward and backward
+    "mask": ({"attn_mask": torch.arange(35).view(5, 7) % 3 > 0}, "attn_mask", lambda x: x.fill_(True)),
+    "slopes": ({"alibi_slopes": torch.tensor([0.5, 0.25])}, "alibi_slopes", lambda x: x.mul_(3)),
+    "seed": ({"dropout_p": 0.5, "dropout_seed": torch.tensor(3)}, "dropout_seed", lambda x: x.add_(1)),
+}
+
+
+@pytest.mark.parametrize("attend", [partial(flash_attention_1, **TILED), partial(flash_attention_2, **TILED),
+                                    partial(flash_attention, backend="torch"),
+                                    partial(flash_attention, backend="triton")], ids=str)  # fmt: skip
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_tensor_that_was_changed_after_the_forward_is_refused(attend, case):
+    options, name, change = CHANGED[case]
+    options = {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in options.items()}
+    qkv = [x.requires_grad_() for x in random_qkv(5, 7, 8, (2, 1), dtype=torch.float32)]
+    out = attend(*qkv, **options)
+    change(options[name])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

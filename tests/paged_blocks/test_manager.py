@@ -1,5 +1,9 @@
 """Block manager, prefix cache and paged K/V tensors: every promise of their docstrings, one behaviour per test."""
 
+import copy
+import pickle
+import random
+
 import pytest
 import torch
 from block_cases import bits, check_invariants, snapshot
@@ -13,6 +17,7 @@ from pagewise.paged_blocks import (
     prefix_cache,
     to_vllm_layout,
 )
+from pagewise.paged_blocks.prefix_cache import ROOT, PrefixCache
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 LAYOUTS = ["nhd", "vllm"]
@@ -576,3 +581,76 @@ def test_a_refused_call_changes_no_cache(call, error, says, shapes_unchecked):
         call(cache)
     assert cache.k.equal(before.k)
     assert cache.v.equal(before.v)
+
+
+# ------------------------------------------------------------------------------------------ copies
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
+
+
+def content(manager):
+    """`snapshot`, with prefixes by what they are and not by which objects they are."""
+    return {name: str(value) for name, value in snapshot(manager).items()}
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("num_tokens", [4, 600, 20_000])
+def test_a_copied_manager_finds_and_shares_what_the_original_does(way, num_tokens):
+    """Chains of any length, free and in use. A prefix that both know gets no second entry."""
+    manager = BlockManager(num_tokens + 4, 1, prefix_cache=True)
+    prompt = list(range(num_tokens))
+    manager.allocate("a", prompt)
+    manager.commit("a", num_tokens)
+    manager.free("a")
+    manager.allocate("b", prompt[:3])
+    twin = COPIES[way](manager)
+    for each in (manager, twin):
+        assert each.cached_prefix([*prompt, 0]) == num_tokens
+        assert each.allocate("c", [*prompt, 0]) == num_tokens
+        each.commit("c", num_tokens + 1)
+    assert content(twin) == content(manager)
+    check_invariants(twin)
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copied_manager_goes_on_like_the_original_and_apart_from_it(way):
+    generator, manager = random.Random(0), BlockManager(12, 2, prefix_cache=True)
+    twin = None
+    for step in range(400):
+        if step % 50 == 25:
+            twin = COPIES[way](manager)
+        name, tokens = generator.randrange(4), [generator.randrange(2) for _ in range(generator.randrange(1, 9))]
+        call = generator.choice(["allocate", "append", "commit", "free"])
+        results = []
+        for each in (manager, twin) if twin else (manager,):
+            try:
+                if call == "allocate":
+                    results.append(each.allocate(name, tokens))
+                elif call == "append":
+                    results.append(each.append(name, tokens[0]))
+                elif call == "commit":
+                    results.append(each.commit(name, each.num_tokens(name)))
+                else:
+                    results.append(each.free(name))
+            except (ValueError, OutOfBlocks) as error:
+                results.append(str(error))
+        assert len(set(map(str, results))) == 1
+        assert twin is None or content(twin) == content(manager)
+    before = content(manager)
+    for name in twin.sequences:
+        twin.free(name)
+    twin.allocate("more", [1])
+    assert content(manager) == before
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copied_cache_keeps_its_prefixes_apart_by_their_parents(way):
+    """Equal tokens after different parents are different prefixes, in a copy too."""
+    cache = PrefixCache()
+    first, other = cache.register(0, ROOT, [1]), cache.register(1, ROOT, [2])
+    after = cache.register(2, first, [3])
+    twin = COPIES[way](cache)
+    assert twin.find(twin.of_block(0), [3]).blocks == after.blocks
+    assert twin.find(twin.of_block(1), [3]) is None
+    assert not after.continues(other, (3,))
+    assert twin.register(3, twin.of_block(1), [3]).number not in {prefix.number for prefix in (first, other, after)}

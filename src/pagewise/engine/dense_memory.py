@@ -6,12 +6,12 @@ such copies.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.engine.batch import Batch
 from pagewise.engine.profile import span
@@ -20,6 +20,7 @@ from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, unified_max_attention
 from pagewise.models import Attend
+from pagewise.paged_attention_varlen.fused import fused_attention
 from pagewise.paged_blocks import OutOfBlocks
 
 Write = Callable[[int, Chunk, Tensor, Tensor], None]
@@ -93,7 +94,8 @@ class PaddedAttention:
             return flash_attention(q, k, v, causal=True, backend=self.backend)
         T, S = q.shape[2], k.shape[2]
         mask = None if T == S else torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        exact = partial(flash_attention, q, k, v, causal=True, backend="torch")
+        return fused_attention(q, k, v, scale=q.shape[-1] ** -0.5, is_causal=mask is None, mask=mask, otherwise=exact)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
         if self.unified_max is not None:
@@ -109,7 +111,8 @@ class PaddedAttention:
                 [flash_attention(a[None], b[None, :, :n], c[None, :, :n], backend="cuda") for a, b, c, n in pieces]
             )
         visible = torch.arange(k.shape[2], device=q.device) < seq_lens[:, None, None, None]
-        return scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+        exact = partial(flash_decoding, q, k, v, seq_lens=seq_lens, backend="torch")
+        return fused_attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=visible, otherwise=exact)
 
 
 class DenseMemory:

@@ -174,27 +174,27 @@ def chains(
         colours: those of `owner_colours`; default: by order of appearance.
     """
     prefixes = list(dict.fromkeys(prefixes))
+    numbers = {prefix.number for prefix in prefixes}
     children: dict[int, list[Any]] = {}
     for prefix in prefixes:
-        parent = prefix.parent if prefix.parent in prefixes else None
-        children.setdefault(id(parent), []).append(prefix)
-    places: dict[Any, tuple[float, float]] = {}
+        children.setdefault(prefix.parent if prefix.parent in numbers else 0, []).append(prefix)
+    places: dict[int, tuple[float, float]] = {}
 
-    def place(parent: Any, depth: int, row: float) -> float:
-        """Put the children of `parent` in rows from `row` on; return the next free row."""
-        for prefix in children.get(id(parent), []):
+    def place(parent: int, depth: int, row: float) -> float:
+        """Put the children of the prefix with this number in rows from `row` on; return the next free row."""
+        for prefix in children.get(parent, []):
             first = row
-            row = max(place(prefix, depth + 1, row), first + 1)
-            places[prefix] = (3.0 * depth, (first + row - 1) / 2)
+            row = max(place(prefix.number, depth + 1, row), first + 1)
+            places[prefix.number] = (3.0 * depth, (first + row - 1) / 2)
         return row
 
-    place(None, 0, 0.0)
+    place(0, 0, 0.0)
     width = max((x + 3 for x, _ in places.values()), default=3)
     rows = max((y + 1 for _, y in places.values()), default=1)
     colours = colours_of((name for held in owners.values() for name in held), colours)
     with chart(min(9.6, 2.9 * width / 3 + 1.6), 0.85 * rows + 0.8, title, alt) as ax:
         for prefix in prefixes:
-            x, y = places[prefix]
+            x, y = places[prefix.number]
             parent = places.get(prefix.parent)
             arrow(ax, (parent[0] + 2.3, parent[1]) if parent else (-0.6, (rows - 1) / 2), (x, y), lw=1)
             held = list(dict.fromkeys(name for block in prefix.blocks for name in owners.get(block, ())))

@@ -20,7 +20,10 @@ from pagewise.tools.checks import (
     check_shape,
     check_tensor,
 )
-from pagewise.tools.device import choose_backend, looks, wants_gradient
+from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.transforms import check_derivative, derivative_of, lacks
+
+NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
 
 
 def flash_attention(
@@ -47,10 +50,11 @@ def flash_attention(
 
     Args:
         causal, window, scale, softcap, alibi_slopes, attn_mask: as in `attention`.
-        dropout_p: probability in [0, 1) that a weight is dropped, rounded to a multiple of 2⁻¹⁶. Weights that are kept
-            are multiplied by 1 / (1 − p).
+        dropout_p: probability in [0, 1) that a weight is dropped. p is rounded to a multiple of 2⁻¹⁶, up to 1 − 2⁻¹⁶.
+            Weights that are kept are multiplied by 1 / (1 − p).
         dropout_seed: an int, or one int64 in a tensor. `dropout_mask` says which weights a seed keeps. None: torch's
-            generator draws a seed.
+            generator draws a seed. Give a seed if torch.compile computes activations again in the backward
+            (`activation_memory_budget`), because torch would draw another one there.
         return_lse: also return the natural log-sum-exp of each row of scores. It is float32 (float64 for float64) and
             differentiable.
         backend: "triton" takes head sizes up to 256. "torch" takes everything, float64 too. "cuda" is a kernel to be
@@ -69,9 +73,9 @@ def flash_attention(
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    refusal, prefers_cuda = None, backend == "auto" and triton_is_slow(q)
+    refusal, prefers_cuda, derivative = None, backend == "auto" and triton_is_slow(q), derivative_of(q, k, v)
     if backend == "cuda" or prefers_cuda:
-        refusal = "has no backward" if wants_gradient(q, k, v) else in_cuda.refuses(q, options, dropout)
+        refusal = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
     if backend == "cuda" and refusal:
         others = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'
         raise ValueError(f'backend="cuda" {refusal}; backend={others} takes it')
@@ -80,6 +84,7 @@ def flash_attention(
     if backend == "cuda":
         out, lse = in_cuda.forward(q, k, v, options)
     else:
+        check_derivative("flash_attention", q, k, v, has=("backward",), remedy=NAIVE)
         backend = choose_backend(backend, q.device, in_triton.refuses(q), others=("cuda",))
         out, lse = attend(_inputs((q, k, v), options, dropout, (None, None), backend))
     return (out, lse) if return_lse else out
@@ -127,19 +132,22 @@ def flash_attention_varlen(
     """
     _check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k)
     tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(tensors[0], len(k)).without_gradient()
+    options = (
+        ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(tensors[0], k.shape[0]).without_gradient()
+    )
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     for name, cu_seqlens, rows, longest in (
-        ("q", cu_seqlens_q, len(q), max_seqlen_q),
-        ("k", cu_seqlens_k, len(k), max_seqlen_k),
+        ("q", cu_seqlens_q, q.shape[0], max_seqlen_q),
+        ("k", cu_seqlens_k, k.shape[0], max_seqlen_k),
     ):
         if longest is not None:
             check_count(f"max_seqlen_{name}", longest, minimum=0)
-        if looks(check, q.device):
+        if looks(check, cu_seqlens):
             actual = max(check_running_sums(name, cu_seqlens, rows), default=0)
             if longest is not None and actual > longest:
                 raise ValueError(f"max_seqlen_{name} must be at least the longest length, {actual}, got {longest}")
     backend = choose_backend(backend, q.device, in_triton.refuses(tensors[0]))
+    check_derivative("flash_attention_varlen", q, k, v, has=("backward",), remedy=NAIVE)
     out, lse = attend(_inputs(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
     out, lse = (x[0].transpose(0, 1) for x in (out, lse))
     return (out, lse) if return_lse else out
@@ -177,6 +185,6 @@ def _check_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seql
     check_heads(H, Hkv)
     if D == 0:
         raise ValueError("q must have a head size D of at least 1, got 0")
-    if not len(cu_seqlens_q):
+    if not cu_seqlens_q.shape[0]:
         raise ValueError("cu_seqlens_q must have B + 1 entries, the first 0, got none")
     check_shape("cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.shape, "B+1")

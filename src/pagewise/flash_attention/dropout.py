@@ -18,11 +18,11 @@ from torch import Tensor
 from pagewise.tools.checks import check_count, check_counts, check_number
 
 DRAWS = 8  # weights that share one draw
-LEVELS = 2**16  # p is rounded to a multiple of 1 / LEVELS
+LEVELS = 2**16  # p is rounded to a multiple of 1 / LEVELS, at most 1 − 1 / LEVELS
 
 
 class Dropout(NamedTuple):
-    """Each weight is dropped with probability p; those kept grow by 1 / (1 − p)."""
+    """Each weight is dropped with probability p, rounded to `threshold` / LEVELS; those kept grow by 1 / (1 − p)."""
 
     p: float = 0.0
     seed: Int64[Tensor, ""] | None = None  # on the device of q; needed if p > 0
@@ -48,13 +48,13 @@ class Dropout(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """A weight is kept iff its 16-bit draw is at least this."""
-        return round(self.p * LEVELS)
+        """A weight is kept iff its 16-bit draw is at least this. One draw keeps it even if p is closest to 1."""
+        return min(round(self.p * LEVELS), LEVELS - 1)
 
     @property
     def growth(self) -> float:
-        """The factor of the weights that are kept."""
-        return 1 / (1 - self.p)
+        """The factor of the weights that are kept: 1 / (1 − p) for the p that the draws have."""
+        return LEVELS / (LEVELS - self.threshold)
 
     def keep(
         self, B: int, H: int, rows: Int[Tensor, " T"], cols: Int[Tensor, " S"], first_sequence: int = 0
@@ -77,7 +77,7 @@ def dropout_mask(
 
     Args:
         shape: (B, H, T, S).
-        dropout_p: probability in [0, 1) that a weight is dropped, rounded to a multiple of 2⁻¹⁶.
+        dropout_p: probability in [0, 1) that a weight is dropped, rounded to a multiple of 2⁻¹⁶ up to 1 − 2⁻¹⁶.
         dropout_seed: 64 bits.
 
     Returns:

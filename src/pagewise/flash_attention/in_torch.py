@@ -1,7 +1,6 @@
 """FlashAttention in plain torch: FlashAttention-2's loops, forward and backward, for every option (lesson 6).
 
-It runs on any device and in any dtype, float64 too. Autocast does not change what is computed here, as it does not
-change what a kernel computes: scores and sums are float32 at least.
+It runs on any device and in any dtype, float64 too. Scores and sums are float32 at least.
 """
 
 import torch
@@ -41,9 +40,7 @@ def forward_of_sequence(inputs: FlashInputs, sequence: int, rows: slice, cols: s
     """(out, lse) of these queries and keys, out not yet rounded to the dtype of q."""
     q, k, v = inputs.q[:, :, rows], inputs.k[:, :, cols], inputs.v[:, :, cols]
     tiles = Tiles.of(q, k, TILE, TILE, inputs.options, inputs.dropout, sequence)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    with torch.autocast(q.device.type, enabled=False):
-        out, lse = version_2.forward(q, k, v, tiles, wide)
+    out, lse = version_2.forward(q, k, v, tiles, torch.promote_types(q.dtype, torch.float32))
     return out, lse.squeeze(-1)
 
 
@@ -54,5 +51,4 @@ def backward_of_sequence(
     q, k, v = inputs.q[:, :, rows], inputs.k[:, :, cols], inputs.v[:, :, cols]
     d_out, d_lse, out, lse = (x[:, :, rows] for x in results)
     tiles = Tiles.of(q, k, TILE, TILE, inputs.options, inputs.dropout, sequence)
-    with torch.autocast(q.device.type, enabled=False):
-        return version_2.backward(d_out, gradient_of_lse(d_lse, lse), q, k, v, out, lse[..., None], tiles)
+    return version_2.backward(d_out, gradient_of_lse(d_lse, lse), q, k, v, out, lse[..., None], tiles)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.options import ScoreOptions
-from pagewise.tools.device import wants_gradient
+from pagewise.tools.transforms import wants_gradient
 
 
 class FlashInputs(NamedTuple):

@@ -19,8 +19,10 @@ from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor
-from pagewise.tools.device import wants_gradient
+from pagewise.tools.transforms import check_derivative, derivative_of, is_batched, outside_graphs
 
+FUNCTIONS = "flash_attention_1 and flash_attention_2"
+NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
 Out = Float[Tensor, "B H T D"]
 Keys = Float[Tensor, "B Hkv S D"]
 OfRows = Float[Tensor, "B H T"]  # a number per query
@@ -119,10 +121,17 @@ def _backward(
 # ------------------------------------------------------------------------------------------------ autograd
 
 
+@outside_graphs(FUNCTIONS, remedy="pagewise.flash_attention.flash_attention")
 def _attend(version: ModuleType, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, return_lse: bool) -> object:
     """Return out or (out, lse) by the loops of `version`. The result is differentiable if a gradient is needed."""
-    if wants_gradient(q, k, v):
-        out, lse = _Attention.apply(q, k, v, version, tiles)
+    if len({is_batched(x) for x in (q, k, v)}) > 1:
+        raise ValueError(
+            f"{FUNCTIONS} write in place, so vmap must batch q, k and v alike: use in_dims=0 for all three"
+        )
+    if derivative_of(q, k, v) in ("backward", "torch.func"):
+        check_derivative(FUNCTIONS, q, k, v, has=("backward",), remedy=NAIVE)
+        inputs = tiles.options.alibi_slopes, tiles.options.attn_mask, tiles.dropout.seed
+        out, lse = _Attention.apply(q, k, v, version, tiles, *inputs)
     else:
         out, *stats = version.forward(q, k, v, tiles, q.dtype)
         lse = _lse_of(*stats) if return_lse else None
@@ -136,19 +145,24 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, version: ModuleType, tiles: Tiles):
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, version: ModuleType, tiles: Tiles, *of_tiles: Tensor | None):
         O, *stats = version.forward(q, k, v, tiles, torch.promote_types(q.dtype, torch.float32))
-        ctx.save_for_backward(q, k, v, O, *stats)
+        # autograd watches the tensors of `tiles` too: changed ones must not reach the backward
+        ctx.save_for_backward(*of_tiles, q, k, v, O, *stats)
         ctx.version, ctx.tiles = version, tiles
         ctx.set_materialize_grads(False)
         return O.to(q.dtype), _lse_of(*stats)
 
     @staticmethod
     def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None):
-        q, k, v, O, *stats = ctx.saved_tensors
+        if is_batched(d_out) or is_batched(d_lse):
+            raise RuntimeError(f"{FUNCTIONS} take no batch of gradients: pass vectorize=False, or use {NAIVE}")
+        slopes, mask, seed, q, k, v, O, *stats = ctx.saved_tensors
+        options = ctx.tiles.options._replace(alibi_slopes=slopes, attn_mask=mask)
+        tiles = ctx.tiles._replace(options=options, dropout=ctx.tiles.dropout._replace(seed=seed))
         d_out = torch.zeros_like(q) if d_out is None else d_out
         d_lse = gradient_of_lse(d_lse, stats[0].squeeze(-1))
-        return *_Gradients.apply(ctx.version, ctx.tiles, d_out, d_lse, q, k, v, O, *stats), None, None
+        return *_Gradients.apply(ctx.version, tiles, d_out, d_lse, q, k, v, O, *stats), *(None,) * 5
 
 
 class _Gradients(torch.autograd.Function):

@@ -17,6 +17,7 @@ from pagewise.naive_attention import grouped_matmul, visibility
 from pagewise.options import ScoreOptions
 from pagewise.tools import work
 from pagewise.tools.checks import check_count, check_counts
+from pagewise.tools.products import product
 from pagewise.tools.sizes import cdiv
 
 
@@ -167,7 +168,7 @@ def positive(l: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:
 def grouped_sum(a: Float[Tensor, "B H n M"], b: Float[Tensor, "B H n N"], Hkv: int) -> Float[Tensor, "B Hkv M N"]:
     """aᵀ b, summed over the query heads of each KV head."""
     a, b = (x.unflatten(1, (Hkv, -1)).flatten(2, 3) for x in (a, b))
-    return a.mT @ b
+    return product(a.mT, b)
 
 
 def load(x: Float[Tensor, "B heads N D"], i: slice) -> Float[Tensor, "B heads n D"]:

@@ -20,7 +20,8 @@ from pagewise.flash_decoding.work_plan import Piece, Splits, checked_splits, equ
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits, attend_in_turn
 from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
-from pagewise.tools.device import choose_backend, looks, wants_gradient
+from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 from pagewise.tools.tuning import num_splits_heuristic
 
 __all__ = ["Piece", "Splits", "equal_ranges", "flash_decoding", "num_splits_heuristic"]
@@ -74,15 +75,18 @@ def flash_decoding(
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(q, k.shape[2])
     splits = checked_splits(num_splits, split_size)
     check_seq_lens(q, seq_lens)
-    requires_grad = wants_gradient(q, k, v, alibi_slopes)
-    backend = choose_backend(backend, q.device, in_triton.refuses(q, k, v), requires_grad=requires_grad)
-    if seq_lens is not None and (backend == "torch" or looks(check, q.device)):
-        check_lengths(seq_lens, k.shape[2])
+    derivative = derivative_of(q, k, v, alibi_slopes)
+    backend = choose_backend(backend, q.device, in_triton.refuses(q, k, v), derivative=derivative)
     if backend == "torch":
-        out, lse = _in_torch(q, k, v, seq_lens, options, splits)
+        if splits is None and seq_lens is None:
+            out, lse = attend_in_splits(q, k, v, options, Splits("num", 1).bounds)
+        else:
+            out, lse = _sequence_by_sequence(q, k, v, seq_lens, options, splits or Splits("num", 1))
+        out = out.to(q.dtype)
     else:
-        plan = in_triton.decode_plan(q, k, options, splits, seq_lens=seq_lens)
-        out, lse = in_triton.attend(q, k, v, options, seq_lens=seq_lens, plan=plan)
+        if seq_lens is not None and looks(check, seq_lens):
+            check_lengths(seq_lens, k.shape[2])
+        out, lse = in_triton.attend(q, k, v, options, seq_lens=seq_lens, splits=splits)
     return (out, lse) if return_lse else out
 
 
@@ -90,7 +94,7 @@ def check_seq_lens(q: Tensor, seq_lens: Tensor | None) -> None:
     """Check that seq_lens, if given, is a tensor [B] int32 on the device of q. Its values are not looked at."""
     if seq_lens is not None:
         check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
-        check_shape("seq_lens", seq_lens, (len(q),), "B")
+        check_shape("seq_lens", seq_lens, (q.shape[0],), "B")
         check_same("device", q=q, seq_lens=seq_lens)
 
 
@@ -101,20 +105,22 @@ def check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:
         raise ValueError(f"seq_lens must be from 0 to S = {S}, the number of keys, got {int(wrong[0])}")
 
 
-def _in_torch(
+@outside_graphs('flash_decoding(backend="torch") with seq_lens, num_splits or split_size', remedy='backend="triton"')
+def _sequence_by_sequence(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S D"],
     seq_lens: Int32[Tensor, " B"] | None,
     options: ScoreOptions,
-    splits: Splits | None,
+    splits: Splits,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """Attend sequence by sequence where lengths differ or bits must not depend on the batch, else all at once."""
-    cut = (splits or Splits("num", 1)).bounds
-    if not len(q) or (splits is None and seq_lens is None):
-        out, lse = attend_in_splits(q, k, v, options, cut)
-    else:
-        lens = [k.shape[2]] * len(q) if seq_lens is None else seq_lens.tolist()
-        sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(lens))
-        out, lse = attend_in_turn(sequences, options, cut)
-    return out.to(q.dtype), lse
+    """Attend in turn where lengths differ or bits must not depend on the batch. Return (out not yet rounded, lse)."""
+    lens = [k.shape[2]] * len(q)
+    if seq_lens is not None:
+        check_values('flash_decoding(backend="torch")', remedy='backend="triton"', seq_lens=seq_lens)
+        check_lengths(seq_lens, k.shape[2])
+        lens = seq_lens.tolist()
+    if not len(q):
+        return attend_in_splits(q, k, v, options, splits.bounds)
+    sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(lens))
+    return attend_in_turn(sequences, options, splits.bounds)

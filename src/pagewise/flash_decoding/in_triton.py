@@ -12,6 +12,7 @@ from pagewise.paged_attention.in_triton import INT32_MAX, NO_WINDOW, as_kernels_
 from pagewise.tools.architecture import architecture
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
+from pagewise.tools.transforms import is_traced
 from pagewise.tools.tuning import LOADS, MIN_KEYS, PROGRAMS_PER_SM, Tiles, decode_tiles, splits_that_fill
 
 OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
@@ -33,16 +34,17 @@ def attend(
     block_tables: Int32[Tensor, "B M"] | None = None,
     seq_lens: Int32[Tensor, " B"] | None = None,
     v_scale: float = 1.0,
-    plan: WorkPlan | None,
+    splits: Splits | None = None,
+    plan: WorkPlan | None = None,
 ) -> OutAndLse:
     """Return (out, lse) of attention over dense keys, or over keys in the blocks that block_tables names.
 
-    plan: from `decode_plan`, for tensors of these shapes. None only where q has no elements.
+    plan: from `decode_plan`, for tensors of these shapes. Default: the op makes the plan of these splits.
     """
     tensors = (q, k, v, block_tables, seq_lens, options.alibi_slopes)
     numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, v_scale)
-    programs, splits, items, num_slots = plan or (None, None, None, 0)
-    return torch.ops.pagewise.flash_decoding(*tensors, *numbers, programs, splits, items, num_slots)
+    way, count = splits or (None, 0)
+    return torch.ops.pagewise.flash_decoding(*tensors, *numbers, way, count, *(plan or (None, None, None, 0)))
 
 
 def decode_plan(
@@ -67,7 +69,7 @@ def decode_plan(
     splits = splits or _filling(q, k, capacity, tiles, equal_lengths=seq_lens is None)
     window = min(options.window or NO_WINDOW, NO_WINDOW)
     sizes = (B, Hkv, T, H // Hkv, capacity, window, tiles, splits)
-    keeps = seq_lens is None and not torch.compiler.is_compiling()
+    keeps = seq_lens is None and not is_traced()  # no other call can use a traced plan
     if keeps and not (q.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _plan_of_equal_lengths(*sizes, q.device)
     return _plan(*sizes, q.device, seq_lens)
@@ -141,6 +143,8 @@ def _flash_decoding(
     window: int | None,
     softcap: float,
     v_scale: float,
+    way: str | None,
+    count: int,
     programs: Tensor | None,
     splits: Tensor | None,
     items: Tensor | None,
@@ -150,8 +154,12 @@ def _flash_decoding(
 
     (B, H, T, D), (_, Hkv, P, _) = q.shape, k.shape
     out, lse = q.new_empty(B, H, T, D), q.new_empty(B, H, T, dtype=torch.float32)
-    if programs is None:
+    if not q.numel():
         return out, lse
+    if programs is None:  # made here, because in a graph the number of splits would be a constant
+        options, asked = ScoreOptions(window=window), None if way is None else Splits(way, count)
+        plan = decode_plan(q, k, options, asked, block_tables=block_tables, seq_lens=seq_lens)
+        programs, splits, items, num_slots = plan
     tiles, capacity = _tiles(q, k), _capacity(k, block_tables)
     k, v, float8_bits = as_kernels_read(k, v)
     partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else None

@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import linear as matmul
 
 from pagewise.flash_decoding_plus_plus.flat_gemm import few_rows
 from pagewise.tools.checks import FLOATS, check_counts
-from pagewise.tools.device import wants_gradient
+from pagewise.tools.products import linear as matmul
 from pagewise.tools.timing import measure
+from pagewise.tools.transforms import derivative_of
 
 PRODUCTS: dict[str, Callable[..., Tensor]] = {
     "gemv": partial(few_rows, tensor_cores=False),
@@ -156,8 +156,9 @@ class Dataflow:
 
         matmul rounds once, after it has added the bias. gemv and flat_gemm round x wᵀ to its dtype before.
 
-        torch's matmul takes every shape and dtype that was not profiled, tensors that require a gradient, an x without
-        rows, and weights whose rows are not contiguous. Tensors that do not fit together raise torch's own error.
+        torch's matmul takes every shape and dtype that was not profiled, tensors that need a derivative, an x without
+        rows, and weights whose rows are not contiguous. Under autocast it takes all, so that the dtype of the result
+        does not depend on the number of rows. Tensors that do not fit together raise torch's own error.
 
         Raises:
             ValueError: x is on another device than the table.
@@ -167,7 +168,8 @@ class Dataflow:
         M = x.shape[:-1].numel()
         M1, M2 = self.table.get(tuple(w.shape), (1, 1))
         fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
-        if not 0 < M < M2 or not fit or w.stride(-1) != 1 or wants_gradient(x, w, bias):
+        autocast = torch.is_autocast_enabled(x.device.type)
+        if not 0 < M < M2 or not fit or w.stride(-1) != 1 or autocast or derivative_of(x, w, bias):
             return matmul(x, w, bias)
         out = PRODUCTS[product_for(M, M1, M2)](x.reshape(M, -1), w).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias

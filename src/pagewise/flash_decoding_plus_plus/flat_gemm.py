@@ -26,6 +26,7 @@ from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.sizes import cdiv
+from pagewise.tools.transforms import check_derivative
 from pagewise.tools.work import counts_as
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "flat_gemm.cu"
@@ -56,7 +57,7 @@ def gemv(x: Float[Tensor, "K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "N"]:
             contiguous.
     """
     check_tensor("x", x, "K", dtypes=FLOATS)
-    _check_weights(x, w)
+    _check_weights("gemv", x, w)
     return few_rows(x[None], w, False)[0]
 
 
@@ -71,18 +72,19 @@ def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor,
         TypeError, ValueError: as in `gemv`, or M > 64.
     """
     check_tensor("x", x, "M K", dtypes=FLOATS)
-    if len(x) > MAX_ROWS:
+    if x.shape[0] > MAX_ROWS:
         raise ValueError(f"x must have at most {MAX_ROWS} rows, got {len(x)}: use x @ w.T")
-    _check_weights(x, w)
-    return few_rows(x, w, len(x) > GEMV_ROWS)
+    _check_weights("flat_gemm", x, w)
+    return few_rows(x, w, x.shape[0] > GEMV_ROWS)
 
 
-def _check_weights(x: Tensor, w: Tensor) -> None:
+def _check_weights(function: str, x: Tensor, w: Tensor) -> None:
     """Raise unless w is [N, K] for x [..., K], in the dtype and on the device of x, with contiguous rows."""
+    check_derivative(function, x, w, remedy="torch.nn.functional.linear")
     check_tensor("w", w, "N K", dtypes=FLOATS)
     check_same("dtype", x=x, w=w)
     check_same("device", x=x, w=w)
-    N, K = len(w), x.shape[-1]
+    N, K = w.shape[0], x.shape[-1]
     check_shape("w", w, (N, K), "N K")
     if K > 1 and w.stride(1) != 1:
         raise ValueError(
@@ -177,7 +179,7 @@ def stages_for(M: int, N: int, num_sms: int, shared_limit: int = MAX_SHARED_BYTE
 
 
 def _output(x: Tensor, w: Tensor) -> Tensor:
-    return x.new_empty(len(x), len(w))
+    return x.new_empty(x.shape[0], w.shape[0])
 
 
 def _in_vecs(x: Tensor, w: Tensor) -> tuple[Tensor, int]:

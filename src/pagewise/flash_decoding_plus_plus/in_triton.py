@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pagewise.flash_decoding_plus_plus.band import Band
 from pagewise.paged_attention.in_triton import partial_results
 from pagewise.tools.architecture import architecture
 from pagewise.tools.launch import launch
@@ -79,7 +80,6 @@ def unified_max(
     phi: float,
     low: float,
     high: float,
-    smallest: float,
     scale: float,
     causal: bool,
     num_splits: int | None,
@@ -93,7 +93,8 @@ def unified_max(
     shared, flags = _Launch.of(q, k, causal, num_splits), unsafe.view(-1)
     numbers = (q.shape[2], k.shape[2], scale, phi)
     launch(unified_max_attention_kernel, shared.grid, q, k, v, seq_lens, shared.partials, *numbers, **shared.sizes)
-    shared.merge(add_splits_kernel, out, phi, low, high, smallest, flags=(flags,))
+    band = Band.of(phi, low, high, k.shape[2], torch.float32)  # here, because a traced S is not a number
+    shared.merge(add_splits_kernel, out, *band, flags=(flags,))
     exact = shared.rescale_lazily(q, k, v, seq_lens, flags, scale, 0.0)
     unsafe = unsafe.view(torch.bool)
     return torch.where(unsafe[..., None], exact, out), unsafe

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from pagewise.flash_decoding.in_triton import refuses
 from pagewise.flash_decoding_plus_plus import in_triton
+from pagewise.flash_decoding_plus_plus.band import HIGH
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
-from pagewise.flash_decoding_plus_plus.unified_max import HIGH, checked_options
+from pagewise.flash_decoding_plus_plus.unified_max import checked_options
 from pagewise.naive_attention import finite, grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.tools.checks import check_number
-from pagewise.tools.device import choose_backend, wants_gradient
+from pagewise.tools.device import choose_backend
+from pagewise.tools.transforms import derivative_of
 
 LARGEST_THRESHOLD = math.floor(HIGH / math.log(2))  # log2: weights up to 2^τ are summed without overflow
 
@@ -56,8 +58,7 @@ def lazy_rescale_attention(
     """
     options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
-    requires_grad = wants_gradient(q, k, v)
-    if choose_backend(backend, q.device, refuses(q, k, v), requires_grad=requires_grad) == "torch":
+    if choose_backend(backend, q.device, refuses(q, k, v), derivative=derivative_of(q, k, v)) == "torch":
         fold = functools.partial(fold_lazily, threshold=threshold)
         splits = attend_in_splits(q, k, v, options, num_splits, fold)
         return functools.reduce(Partial.merge, splits).output().to(q.dtype)

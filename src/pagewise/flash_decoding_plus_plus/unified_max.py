@@ -12,7 +12,7 @@ wrong, and `flash_decoding` computes these rows again. Hong et al. 2023, section
 import functools
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int32
@@ -21,25 +21,14 @@ from torch import Tensor
 from pagewise.flash_decoding import check_lengths, check_seq_lens, flash_decoding
 from pagewise.flash_decoding.in_triton import refuses
 from pagewise.flash_decoding_plus_plus import in_triton
+from pagewise.flash_decoding_plus_plus.band import HIGH, LOW, Band
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.naive_attention import grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
-from pagewise.tools.device import choose_backend, looks, wants_gradient
-
-KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # the band allows this many keys, and values this large
-
-
-def smallest_sum(num_keys: int, dtype: torch.dtype) -> float:
-    """Return tiny · num_keys / eps. A larger sum is exact to within eps even if every number loses all below tiny."""
-    return torch.finfo(dtype).tiny * num_keys / torch.finfo(dtype).eps
-
-
-# At the lower edge, the largest weight of a row still outweighs everything that underflowed. At the upper edge, the
-# sums of weights and of float16 values do not overflow. Rounding inwards makes both edges exact in float32.
-LOW = math.ceil(math.log(smallest_sum(KEYS, torch.float32)))  # −57
-HIGH = math.floor(math.log(torch.finfo(torch.float32).max / (KEYS * LARGEST_VALUE)))  # 63
+from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.transforms import check_derivative, check_values, has_values, outside_graphs
 
 
 @dataclass(frozen=True)
@@ -131,39 +120,17 @@ def unified_max_attention(
             f"unified_max must be a UnifiedMax, got {type(unified_max).__name__}"
             + (": calibrate found the scores' range too wide, use flash_decoding" if unified_max is None else "")
         )
-    if wants_gradient(q, k, v):
-        raise ValueError("q, k, v must not require a gradient: use torch.no_grad(), or flash_decoding, which has one")
+    check_derivative("unified_max_attention", q, k, v, remedy="flash_decoding")
     check_seq_lens(q, seq_lens)
     backend = choose_backend(backend, q.device, refuses(q, k, v))
-    if seq_lens is not None and (backend == "torch" or looks(None, q.device)):
-        check_lengths(seq_lens, k.shape[2])
     if backend == "torch":
-        if seq_lens is None or not len(q):
+        if seq_lens is None:
             return _in_torch(q, k, v, unified_max, options, num_splits)
-        sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(seq_lens.tolist()))
-        outs, recomputed = zip(*(_in_torch(*qkv, unified_max, options, num_splits) for qkv in sequences), strict=True)
-        return torch.cat(outs), torch.cat(recomputed)
-    band = Band.of(unified_max, k.shape[2], torch.float32)
-    return in_triton.unified_max(q, k, v, seq_lens, *band, options.scale_for(q.shape[-1]), options.causal, num_splits)
-
-
-class Band(NamedTuple):
-    """A `UnifiedMax` limited to the range of sums over a number of keys: low < m − φ < high is safe.
-
-    Weights below 1 make acc smaller than the values. Where acc is below `smallest`, numbers that underflowed may
-    matter.
-    """
-
-    phi: float
-    low: float
-    high: float
-    smallest: float
-
-    @classmethod
-    def of(cls, unified_max: UnifiedMax, num_keys: int, dtype: torch.dtype) -> "Band":
-        smallest = smallest_sum(max(1, num_keys), dtype)
-        low = max(float(unified_max.low), math.log(smallest))
-        return cls(float(unified_max.phi), low, float(unified_max.high), smallest)
+        return _sequence_by_sequence(q, k, v, seq_lens, unified_max, options, num_splits)
+    if seq_lens is not None and looks(None, seq_lens):
+        check_lengths(seq_lens, k.shape[2])
+    limits = (float(x) for x in (unified_max.phi, unified_max.low, unified_max.high))
+    return in_triton.unified_max(q, k, v, seq_lens, *limits, options.scale_for(q.shape[-1]), options.causal, num_splits)
 
 
 def checked_options(
@@ -176,6 +143,26 @@ def checked_options(
     return ScoreOptions(scale, causal).checked(q, k.shape[2]), None if num_splits is None else int(num_splits)
 
 
+@outside_graphs('unified_max_attention(backend="torch")', remedy='backend="triton"')
+def _sequence_by_sequence(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    seq_lens: Int32[Tensor, " B"],
+    unified_max: UnifiedMax,
+    options: ScoreOptions,
+    num_splits: int | None,
+) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
+    check_values('unified_max_attention(backend="torch")', remedy='backend="triton"', seq_lens=seq_lens)
+    check_lengths(seq_lens, k.shape[2])
+    if not len(q):
+        return _in_torch(q, k, v, unified_max, options, num_splits)
+    sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(seq_lens.tolist()))
+    outs, recomputed = zip(*(_in_torch(*qkv, unified_max, options, num_splits) for qkv in sequences), strict=True)
+    return torch.cat(outs), torch.cat(recomputed)
+
+
+@outside_graphs('unified_max_attention(backend="torch")', remedy='backend="triton"')
 def _in_torch(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -186,9 +173,10 @@ def _in_torch(
 ) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
     fold = functools.partial(fold_unified, phi=unified_max.phi)
     seen = add_up(attend_in_splits(q, k, v, options, num_splits, fold))
-    recomputed = left_the_band(seen, Band.of(unified_max, k.shape[2], seen.l.dtype))
+    band = Band.of(unified_max.phi, unified_max.low, unified_max.high, k.shape[2], seen.l.dtype)
+    recomputed = left_the_band(seen, band)
     out = seen.output().to(q.dtype)
-    if recomputed.any():
+    if not has_values(recomputed) or recomputed.any():
         shape = {"scale": options.scale, "causal": options.causal, "num_splits": num_splits}
         exact = flash_decoding(q, k, v, **shape, backend="torch")
         out = torch.where(recomputed[..., None], exact, out)

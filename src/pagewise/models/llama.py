@@ -180,7 +180,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, T, D]
-        q, k = apply_rope(self.q_norm(q), turn), apply_rope(self.k_norm(k), turn)
+        # under autocast the norms return float32, and v is in its dtype
+        q, k = (apply_rope(x, turn).to(v.dtype) for x in (self.q_norm(q), self.k_norm(k)))
         out = attend(self.layer, q, k, v)
         check_attended(out, q)
         return self.o_proj(out.transpose(1, 2).flatten(2))

@@ -13,7 +13,8 @@ from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import gathered_attention
 from pagewise.paged_attention.inputs import DECODING, checked_inputs, used_blocks
 from pagewise.tools.checks import check_count
-from pagewise.tools.device import choose_backend, looks, wants_gradient
+from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.transforms import derivative_of
 
 
 def paged_attention(
@@ -70,11 +71,11 @@ def paged_attention(
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     tensors = (q, k_cache, v_cache, block_tables, seq_lens)
     inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
-    requires_grad = wants_gradient(q, k_cache, v_cache, alibi_slopes)
-    if choose_backend(backend, q.device, in_triton.refuses(inputs), requires_grad=requires_grad) == "torch":
+    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    if choose_backend(backend, q.device, in_triton.refuses(inputs), derivative=derivative) == "torch":
         out, lse = gathered_attention(inputs, options, num_splits)
     else:
-        if looks(check, q.device):
+        if looks(check, block_tables, seq_lens):
             used_blocks(inputs, window)
         out, lse = in_triton.attend(inputs, options, num_splits)
     return (out, lse) if return_lse else out

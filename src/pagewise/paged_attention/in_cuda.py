@@ -151,9 +151,29 @@ class Arguments(NamedTuple):
     table_stride: int
 
 
+def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Raise ValueError unless strides and addresses are those that the kernels can read. Traced tensors have none."""
+    if q.shape[-1] > 1 and q.stride(-1) != 1:
+        raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
+    N, Hkv, _, P, x = k_cache.shape
+    if not k_cache.numel():
+        return
+    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
+        if cache.stride()[2:] != inner:
+            got = f"shape {list(cache.shape)} and strides {cache.stride()}"
+            raise ValueError(f"{name} must be contiguous within a block's KV head, got {got}")
+        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
+        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
+            raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
+        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
+            strides = f"{k_cache.stride()[:2]}, got {cache.stride()[:2]}"
+            raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {strides}")
+
+
 def _arguments(tensors: tuple[Tensor, ...], max_seq_len: int, scale: float, slopes: Tensor | None) -> Arguments:
     """Copy the small tensors whose layout the kernels cannot read, and look up the strides."""
     q, k_cache, v_cache, block_tables, seq_lens = tensors
+    check_layout(q, k_cache, v_cache)
     if q.stride(1) != q.shape[2] or q.stride(0) * q.element_size() % 16 or q.data_ptr() % 16:
         q = q.clone(memory_format=torch.contiguous_format)
     if block_tables.stride(1) != 1:

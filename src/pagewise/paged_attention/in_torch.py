@@ -24,14 +24,15 @@ from pagewise.naive_attention import grouped_matmul, masked_scores, query_positi
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs, used_blocks
-from pagewise.tools.device import wants_gradient
 from pagewise.tools.sizes import cdiv
+from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 
 OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 Cut = Callable[[int, int], list[tuple[int, int]]]
 """cut(first, end) -> the splits [start, end) of keys first … end − 1, at least one."""
 
 
+@outside_graphs('paged_attention(backend="torch")', remedy='backend="triton"')
 def gathered_attention(inputs: PagedInputs, options: ScoreOptions, num_splits: int | None = None) -> OutAndLse:
     """Return (out, lse) of `paged_attention`. K and V are made contiguous first: B · max(seq_lens) keys exist at once.
 
@@ -84,6 +85,7 @@ def attend_in_splits(
     return whole.output(), whole.lse()
 
 
+@outside_graphs("streamed_attention", remedy='paged_attention(backend="triton")')
 def streamed_attention(inputs: PagedInputs, options: ScoreOptions) -> OutAndLse:
     """Return (out, lse) of `paged_attention`, one block of each sequence at a time: B · P keys exist at once."""
     blocks, q = _blocks(inputs, options), inputs.q
@@ -106,6 +108,8 @@ class _Blocks(NamedTuple):
 
 def _blocks(inputs: PagedInputs, options: ScoreOptions) -> _Blocks:
     """Return the columns that some query sees."""
+    tensors = {"block_tables": inputs.block_tables, "seq_lens": inputs.seq_lens}
+    check_values('paged_attention(backend="torch")', remedy='backend="triton"', **tensors)
     used = used_blocks(inputs, options.window)
     tables = inputs.block_tables.masked_fill(~used.entries, 0).long()
     return _Blocks(tables, inputs.seq_lens.long()[:, None, None] - 1, used.start, used.stop)
@@ -127,7 +131,7 @@ def _scores_and_values(
     k, v = (cache.transpose(1, 2)[tables, heads].flatten(2, 3).to(wide) for cache in caches)
     keys = torch.arange(blocks.start * P, blocks.stop * P, device=q.device)
     hidden = ~visibility(blocks.queries[..., None] - keys, options).mT  # [B, 1, S, 1]
-    if wants_gradient(q, k):
+    if derivative_of(q, k):
         k.masked_fill_(hidden, 0.0)
     return masked_scores(q[:, :, None], k, blocks.queries, keys, options), v.masked_fill_(hidden, 0.0)
 

@@ -82,7 +82,7 @@ def checked_inputs(
     if D == 0 or P == 0:
         raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
     inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return check_sequences_and_scales(inputs, options, k_scale, v_scale, len(q) if num_seqs is None else num_seqs)
+    return check_sequences_and_scales(inputs, options, k_scale, v_scale, q.shape[0] if num_seqs is None else num_seqs)
 
 
 def check_sequences_and_scales(

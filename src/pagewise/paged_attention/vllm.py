@@ -13,6 +13,8 @@ from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, check_sequences_and_scales, used_blocks
 from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_heads, check_same, check_shape, check_tensor
+from pagewise.tools.device import looks
+from pagewise.tools.transforms import check_derivative, has_values
 
 Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
 
@@ -58,7 +60,7 @@ def paged_attention_v1(
         ValueError, TypeError: an argument does not fit. The message names the argument and the remedy.
     """
     tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = _checked(tensors, scale, alibi_slopes, k_scale, v_scale)
+    inputs, options = _checked("paged_attention_v1", tensors, scale, alibi_slopes, k_scale, v_scale)
     return _attend(inputs, options, max_seq_len, check, return_lse)
 
 
@@ -85,7 +87,7 @@ def paged_attention_v2(
     `partition_size` compiles a kernel of its own. All else is as in `paged_attention_v1`.
     """
     tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = _checked(tensors, scale, alibi_slopes, k_scale, v_scale)
+    inputs, options = _checked("paged_attention_v2", tensors, scale, alibi_slopes, k_scale, v_scale)
     return _attend(inputs, options, max_seq_len, check, return_lse, partition_size)
 
 
@@ -112,7 +114,7 @@ def paged_attention_grouped(
     errors are those of `paged_attention_v2`.
     """
     tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = _checked(tensors, scale, alibi_slopes, k_scale, v_scale)
+    inputs, options = _checked("paged_attention_grouped", tensors, scale, alibi_slopes, k_scale, v_scale)
     query_heads = query_heads_per_thread_block(q.shape[1] // v_cache.shape[1])
     return _attend(inputs, options, max_seq_len, check, return_lse, partition_size, query_heads)
 
@@ -167,14 +169,17 @@ def _attend(
 
 
 def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -> int:
-    """Return a length that no sequence exceeds: `max_seq_len` or the longest, at most the capacity of a table row."""
+    """Return a length that no sequence exceeds: `max_seq_len` or the longest, at most the capacity of a table row.
+
+    If the lengths cannot be read, because they are traced, fake or batched, it is that capacity.
+    """
     (B, M), P, longest = inputs.block_tables.shape, inputs.v_cache.shape[-1], 0
     if max_seq_len is not None:
         check_count("max_seq_len", max_seq_len, minimum=0)
-    if check or (check is None and not inputs.q.is_cuda):
+    if looks(check, inputs.block_tables, inputs.seq_lens):
         longest = used_blocks(inputs).longest
     elif B and max_seq_len is None:
-        longest = int(inputs.seq_lens.max())
+        longest = int(inputs.seq_lens.max()) if has_values(inputs.seq_lens) else M * P
     if max_seq_len is None:
         return max(0, min(longest, M * P))
     if longest > max_seq_len:
@@ -183,7 +188,12 @@ def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -
 
 
 def _checked(
-    inputs: PagedInputs, scale: float | None, alibi_slopes: Tensor | None, k_scale: float, v_scale: float
+    function: str,
+    inputs: PagedInputs,
+    scale: float | None,
+    alibi_slopes: Tensor | None,
+    k_scale: float,
+    v_scale: float,
 ) -> tuple[PagedInputs, ScoreOptions]:
     """Check the tensors and options of a launch, and return them with k_scale and v_scale included."""
     q, k_cache, v_cache, *_ = inputs
@@ -208,23 +218,6 @@ def _checked(
         raise ValueError(f"v_cache must have a block size P of 8, 16, 32, got {P}: {remedy}")
     if B > in_cuda.MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {in_cuda.MAX_NUM_SEQS} sequences, got {B}: split the batch")
-    _check_layout(q, k_cache, v_cache)
+    check_derivative(function, q, k_cache, v_cache, alibi_slopes, remedy='paged_attention(backend="torch")')
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
     return check_sequences_and_scales(inputs, options, k_scale, v_scale, B)
-
-
-def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """Raise ValueError unless strides and addresses are those that the kernels can read."""
-    if q.shape[-1] > 1 and q.stride(-1) != 1:
-        raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
-    N, Hkv, _, P, x = k_cache.shape
-    for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
-        if cache.stride()[2:] != inner:
-            got = f"shape {list(cache.shape)} and strides {cache.stride()}"
-            raise ValueError(f"{name} must be contiguous within a block's KV head, got {got}")
-        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
-        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
-            raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
-        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
-            strides = f"{k_cache.stride()[:2]}, got {cache.stride()[:2]}"
-            raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {strides}")

@@ -18,9 +18,11 @@ from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_input
 from pagewise.paged_attention_varlen.in_cuda import PlanInCuda
 from pagewise.paged_attention_varlen.in_torch import PlanInTorch
 from pagewise.paged_attention_varlen.in_triton import PlanInTriton
+from pagewise.paged_attention_varlen.in_triton import attend as attend_in_triton
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import check_running_sums, check_same, check_tensor
-from pagewise.tools.device import choose_backend, looks, wants_gradient
+from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 
 PLANS = {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}
 
@@ -59,6 +61,9 @@ def paged_attention_varlen(
         cu_seqlens_q: [B + 1], running sums of the T_b from 0 to total_q. T_b may be 0.
         num_splits, split_size: as in `flash_decoding`. In torch, the bits of a row do not depend on the batch around it
             if one of them is given. In Triton they do depend on the number of queries, which decides the tiles.
+        backend: as in `paged_attention`. "torch" computes the scores of a whole padded batch. On a CPU it takes torch's
+            fused attention instead, if nothing asks for more than that can do: no lse, softcap, ALiBi, splits, v_scale
+            or derivative, a positive scale, and a finite result.
         The rest as in `paged_attention`.
 
     Returns:
@@ -71,20 +76,37 @@ def paged_attention_varlen(
     splits = checked_splits(num_splits, split_size)
     options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
-    if not len(cu_seqlens_q) or (len(cu_seqlens_q) == 1 and len(q)):
+    if not cu_seqlens_q.shape[0] or (cu_seqlens_q.shape[0] == 1 and q.shape[0]):
         raise ValueError(
             f"cu_seqlens_q must have B + 1 entries, the first 0, got {len(cu_seqlens_q)} for {len(q)} queries"
         )
-    sizes = {"num_seqs": len(cu_seqlens_q) - 1, "k_scale": k_scale, "v_scale": v_scale}
+    sizes = {"num_seqs": cu_seqlens_q.shape[0] - 1, "k_scale": k_scale, "v_scale": v_scale}
     inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
     check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
-    requires_grad = wants_gradient(q, k_cache, v_cache, alibi_slopes)
-    backend = choose_backend(backend, q.device, refuses(inputs), requires_grad=requires_grad)
-    if backend == "torch" or looks(check, q.device):
+    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    backend = choose_backend(backend, q.device, refuses(inputs), derivative=derivative)
+    if backend == "torch":
+        return _in_torch(inputs, cu_seqlens_q, options, splits, return_lse)
+    if looks(check, block_tables, seq_lens, cu_seqlens_q):
         _check_numbers(inputs, cu_seqlens_q, options)
-    block_size, decodes = inputs.cache_sizes[1], False
-    step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, inputs.v_scale, splits)
-    plan = PLANS[backend](step)
+    out, lse = attend_in_triton(q, k_cache, v_cache, _step(inputs, cu_seqlens_q, options, splits))
+    return (out, lse) if return_lse else out
+
+
+def _step(inputs: PagedInputs, cu_seqlens_q: Tensor, options: ScoreOptions, splits: Splits | None) -> Step:
+    _, _, _, block_tables, seq_lens, v_scale = inputs
+    return Step(block_tables, seq_lens, cu_seqlens_q, inputs.cache_sizes[1], False, options, v_scale, splits)
+
+
+@outside_graphs('paged_attention_varlen(backend="torch")', remedy='backend="triton"')
+def _in_torch(
+    inputs: PagedInputs, cu_seqlens_q: Tensor, options: ScoreOptions, splits: Splits | None, return_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
+    tensors = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+    check_values('paged_attention_varlen(backend="torch")', remedy='backend="triton"', **tensors)
+    _check_numbers(inputs, cu_seqlens_q, options)
+    plan = PlanInTorch(_step(inputs, cu_seqlens_q, options, splits))
     return plan.attend_with_lse(q, k_cache, v_cache) if return_lse else plan.attend(q, k_cache, v_cache)
 
 

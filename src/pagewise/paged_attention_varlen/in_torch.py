@@ -5,7 +5,8 @@ similar numbers of keys. Each such group is one padded batch of dense attention,
 
     k[b, j], v[b, j] = cache[block_tables[b, j // P], j % P]
 
-A sequence with fewer keys than the longest of its group repeats its last key, and a mask hides the repetitions.
+A sequence with fewer keys than the longest of its group repeats its last key. A mask hides the repetitions, and their
+values are 0, because a weight of 0 does not hide an infinite value.
 
 Prompts often begin alike, and the prefix cache then gives them the same blocks. Keys with which all sequences of a
 group begin are gathered once, and one product serves the queries of all of them. Lesson 3's merge adds the other keys.
@@ -18,13 +19,14 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from pagewise.naive_attention import grouped_matmul, masked_scores, safe_softmax, visibility
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits
+from pagewise.paged_attention_varlen.fused import fused_attention
 from pagewise.paged_attention_varlen.step import Step
+from pagewise.tools.checks import FLOAT8
 
 MIN_SHARED = 64  # keys: fewer are gathered for each sequence in less time than two products and a merge take
 OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
@@ -38,6 +40,7 @@ class Group(NamedTuple):
     positions: Int[Tensor, "B 1 T"]  # the positions of the queries, where the first key has position 0
     is_causal: bool  # T = S, and a query sees all keys up to its own
     mask: Float[Tensor, "B 1 T S"] | None  # else: −∞ where a query does not see a key; None: it sees all
+    padding: Int[Tensor, " repeated"]  # where in the flattened slots a key is repeated
     shared: Int[Tensor, "1 S0"] | None  # where the keys are stored with which all B sequences begin; not in `slots`
 
 
@@ -74,7 +77,9 @@ class PlanInTorch:
         if not is_causal:
             hidden = ~visibility(positions[..., None] - torch.arange(S, device=device), self.options)
             mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, -torch.inf) if hidden.any() else None
-        return Group(start + queries, tables[b, keys // P].long() * P + keys % P, positions, is_causal, mask, shared)
+        padding = (torch.arange(S, device=device) >= num_keys).flatten().nonzero()[:, 0]
+        slots = tables[b, keys // P].long() * P + keys % P
+        return Group(start + queries, slots, positions, is_causal, mask, padding, shared)
 
     def _num_shared(self, T: int, tables: Int[Tensor, "B M"], sequences: list[tuple[int, int, int, int]]) -> int:
         """Return how many keys all these sequences begin with: whole blocks that every query sees, or 0 if too few."""
@@ -107,15 +112,15 @@ class PlanInTorch:
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
         for group in self.groups:
             queries = q[group.rows].transpose(1, 2)
-            k, v = (_gathered(cache, group.slots) for cache in (k_cache, v_cache))
+            k, v = _gathered(k_cache, group.slots), _gathered(v_cache, group.slots, group.padding)
             if group.shared is None:
                 outs, lses = self._dense(group, queries, k, v, wants_lse)
             else:
                 begin = (_gathered(cache, group.shared) for cache in (k_cache, v_cache))
                 outs, lses = self._merged(group, queries, k, v, *begin)
-            out[group.rows] = (outs * self.step.v_scale).transpose(1, 2).to(q.dtype)
+            out = out.index_put((group.rows,), (outs * self.step.v_scale).transpose(1, 2).to(q.dtype))
             if lses is not None:
-                lse[group.rows] = lses.transpose(1, 2)
+                lse = lse.index_put((group.rows,), lses.transpose(1, 2))
         return out, lse
 
     def _merged(
@@ -148,21 +153,34 @@ class PlanInTorch:
         options, (B, H, T, D), Hkv = self.options, q.shape, k.shape[1]
         if self.step.splits is not None:
             return attend_in_splits(q, k, v, options, self.step.splits.bounds)
-        if wants_lse or options.softcap > 0 or options.alibi_slopes is not None or self.step.v_scale != 1.0:
-            keys = torch.arange(k.shape[2], device=q.device)
-            weights, lse = safe_softmax(masked_scores(q, k, group.positions, keys, options))
-            return grouped_matmul(weights, v.to(weights.dtype)), lse
-        k, v, mask = k.to(q.dtype), v.to(q.dtype), None if group.mask is None else group.mask.to(q.dtype)
-        how = {"attn_mask": mask, "is_causal": group.is_causal, "scale": options.scale_for(D)}
-        if T == 1:  # the query heads of a KV head become rows of one product, which reads that head's keys once
-            return scaled_dot_product_attention(q.reshape(B, Hkv, H // Hkv, D), k, v, **how).view(B, H, 1, D), None
-        return scaled_dot_product_attention(q, k, v, **how, enable_gqa=True), None
+        if not (wants_lse or options.softcap > 0 or options.alibi_slopes is not None or self.step.v_scale != 1.0):
+            mask = None if group.mask is None else group.mask.to(q.dtype)
+            how = {"mask": mask, "is_causal": group.is_causal, "scale": options.scale_for(D)}
+            # with T = 1 the query heads of a KV head become rows of one product, which reads that head's keys once
+            rows = q.reshape(B, Hkv, H // Hkv, D) if T == 1 else q
+
+            def from_scores() -> Tensor:
+                return self._from_scores(group, q, k, v)[0].to(q.dtype).view(rows.shape)
+
+            out = fused_attention(rows, k.to(q.dtype), v.to(q.dtype), **how, otherwise=from_scores)
+            return out.view(B, H, T, D), None
+        return self._from_scores(group, q, k, v)
+
+    def _from_scores(self, group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys = torch.arange(k.shape[2], device=q.device)
+        weights, lse = safe_softmax(masked_scores(q, k, group.positions, keys, self.options))
+        return grouped_matmul(weights, v.to(weights.dtype)), lse
 
 
 def _partial(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, options: ScoreOptions) -> Partial:
     return Partial.of_heads(masked_scores(q, k, positions, torch.arange(k.shape[2], device=q.device), options), v)
 
 
-def _gathered(cache: Shaped[Tensor, "N P Hkv D"], slots: Int[Tensor, "B S"]) -> Shaped[Tensor, "B Hkv S D"]:
+def _gathered(
+    cache: Shaped[Tensor, "N P Hkv D"], slots: Int[Tensor, "B S"], zeros: Int[Tensor, " padding"] | None = None
+) -> Shaped[Tensor, "B Hkv S D"]:
     # index_select takes a third of the time of cache[blocks, offsets]
-    return cache.flatten(0, 1).index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
+    found = cache.flatten(0, 1).index_select(0, slots.flatten())
+    if zeros is not None and zeros.numel():
+        found = (found.to(torch.float32) if found.dtype in FLOAT8 else found).index_fill_(0, zeros, 0)
+    return found.unflatten(0, slots.shape).transpose(1, 2)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pagewise.flash_decoding import in_triton as flash_decoding
 from pagewise.flash_decoding.work_plan import Items, Splits, WorkPlan, work_plan
+from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_triton import INT32_MAX, NO_WINDOW, as_kernels_read, partial_results
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.architecture import architecture
@@ -42,7 +43,7 @@ class PlanInTriton:
         v_cache: Shaped[Tensor, "N P Hkv D"],
     ) -> tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
         """Return (out, lse) of `paged_attention_varlen`. The first layer makes the plan."""
-        tables, lens, cu_seqlens_q, _, decodes, options, v_scale, splits = self.step
+        tables, lens, _, _, decodes, options, v_scale, splits = self.step
         key = (q.shape, k_cache.shape[2], q.dtype, k_cache.dtype)
         if decodes:
             of_blocks = {"block_tables": tables, "seq_lens": lens}
@@ -51,14 +52,24 @@ class PlanInTriton:
                 self._plans[key] = flash_decoding.decode_plan(q, k, options, splits, **of_blocks)
             out, lse = flash_decoding.attend(q, k, v, options, **of_blocks, v_scale=v_scale, plan=self._plans[key])
             return out.squeeze(2), lse.squeeze(2)
-        if not q.numel():
-            return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
-        if key not in self._plans:
+        if q.numel() and key not in self._plans:
             self._plans[key] = varlen_plan(q, k_cache, self.step)
-        chunk_seqs, (programs, table, items, num_slots) = self._plans[key]
-        tensors = (q, k_cache, v_cache, tables, lens, cu_seqlens_q, chunk_seqs, options.alibi_slopes)
-        numbers = (options.scale_for(q.shape[-1]), options.window, options.softcap, v_scale)
-        return torch.ops.pagewise.paged_attention_varlen(*tensors, *numbers, programs, table, items, num_slots)
+        return attend(q, k_cache, v_cache, self.step, self._plans.get(key))
+
+
+def attend(
+    q: Float[Tensor, "total_q H D"],
+    k_cache: Shaped[Tensor, "N P Hkv D"],
+    v_cache: Shaped[Tensor, "N P Hkv D"],
+    step: Step,
+    plan: tuple[Tensor, WorkPlan] | None = None,
+) -> tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
+    """Return (out, lse) of `paged_attention_varlen`. The op makes the plan of the step if it is not given."""
+    tables, lens, cu_seqlens_q, _, _, options, v_scale, splits = step
+    tensors = (q, k_cache, v_cache, tables, lens, cu_seqlens_q, options.alibi_slopes)
+    numbers = (options.scale_for(q.shape[-1]), options.window, options.softcap, v_scale, *(splits or (None, 0)))
+    chunk_seqs, of_work = plan or (None, (None, None, None, 0))
+    return torch.ops.pagewise.paged_attention_varlen(*tensors, *numbers, chunk_seqs, *of_work)
 
 
 def _tiles(q: Tensor, k_cache: Tensor) -> Tiles:
@@ -113,21 +124,29 @@ def _paged_attention_varlen(
     block_tables: Tensor,
     seq_lens: Tensor,
     cu_seqlens_q: Tensor,
-    chunk_seqs: Tensor,
     alibi_slopes: Tensor | None,
     scale: float,
     window: int | None,
     softcap: float,
     v_scale: float,
-    programs: Tensor,
-    splits: Tensor,
-    items: Tensor,
+    way: str | None,
+    count: int,
+    chunk_seqs: Tensor | None,
+    programs: Tensor | None,
+    splits: Tensor | None,
+    items: Tensor | None,
     num_slots: int,
 ) -> tuple[Tensor, Tensor]:
     from pagewise.kernels.paged_attention_varlen import paged_attention_varlen_kernel
 
     (_, H, D), (_, P, Hkv, _) = q.shape, k_cache.shape
     out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+    if not q.numel():
+        return out, lse
+    if programs is None:
+        options, asked = ScoreOptions(window=window), None if way is None else Splits(way, count)
+        step = Step(block_tables, seq_lens, cu_seqlens_q, P, False, options, v_scale, asked)
+        chunk_seqs, (programs, splits, items, num_slots) = varlen_plan(q, k_cache, step)
     tiles = _tiles(q, k_cache)
     k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
     partials = partial_results(num_slots * tiles.rows, D, q.device) if num_slots else None

@@ -17,23 +17,27 @@ from collections.abc import Iterable, Sequence
 
 
 class Prefix:
-    """Everything from the first token to the end of one full block, and the physical blocks that hold that end."""
+    """Everything from the first token to the end of one full block, and the physical blocks that hold that end.
 
-    __slots__ = ("blocks", "digest", "parent", "tokens")
+    A cache gives every prefix a number of its own, and never the same number twice. `parent` is the number of the
+    prefix before the last block. Numbers, unlike objects, are still equal in a copy of the cache.
+    """
 
-    def __init__(self, digest: bytes, parent: "Prefix | None", tokens: tuple[int, ...]) -> None:
-        self.digest, self.parent, self.tokens = digest, parent, tokens
+    __slots__ = ("blocks", "digest", "number", "parent", "tokens")
+
+    def __init__(self, number: int, digest: bytes, parent: int, tokens: tuple[int, ...]) -> None:
+        self.number, self.digest, self.parent, self.tokens = number, digest, parent, tokens
         self.blocks: dict[int, None] = {}  # in order of registration; several if equal prompts ran side by side
 
     def continues(self, parent: "Prefix", tokens: tuple[int, ...]) -> bool:
         """Return whether this is `parent` followed by `tokens`, without trusting any hash."""
-        return self.parent is parent and self.tokens == tokens
+        return self.parent == parent.number and self.tokens == tokens
 
     def __repr__(self) -> str:
         return f"Prefix({self.digest.hex()[:8]}, tokens={list(self.tokens)}, blocks={list(self.blocks)})"
 
 
-ROOT = Prefix(b"", None, ())  # the empty prefix, parent of every first block
+ROOT = Prefix(0, b"", -1, ())  # the empty prefix, parent of every first block
 
 
 class TokenBlocks:
@@ -71,6 +75,7 @@ class PrefixCache:
     def __init__(self) -> None:
         self._by_digest: dict[bytes, Prefix] = {}
         self._by_block: dict[int, Prefix] = {}
+        self._numbers = 0  # given so far
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -111,7 +116,10 @@ class PrefixCache:
         if block in self._by_block or parent is None:
             return self._by_block.get(block)
         digest, tokens = block_digest(parent.digest, tokens), tuple(tokens)
-        prefix = self._by_digest.setdefault(digest, Prefix(digest, parent, tokens))
+        prefix = self._by_digest.get(digest)
+        if prefix is None:
+            self._numbers += 1
+            prefix = self._by_digest[digest] = Prefix(self._numbers, digest, parent.number, tokens)
         if not prefix.continues(parent, tokens):
             return None
         prefix.blocks[block] = None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pagewise.tools.architecture import Architecture, architecture, compiled_for
+from pagewise.tools.transforms import Derivative, has_values, lacks
 from pagewise.tools.triton_interpreter import spare_the_interpreter
 
 _interpreter = threading.RLock()
@@ -30,11 +31,6 @@ _TRITON_CAME_FIRST = (
 def best_device() -> torch.device:
     """The device to compute on: the current CUDA device if there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd has to follow what is computed from these."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def choose_triton_mode() -> None:
@@ -92,7 +88,8 @@ def choose_backend(
     device: torch.device,
     refusal: str | None = None,
     *,
-    requires_grad: bool = False,
+    derivative: Derivative | None = None,
+    has_backward: bool = False,
     others: tuple[str, ...] = (),
 ) -> str:
     """Return which of "torch" and "triton" computes on `device`. "auto" is triton on a GPU where triton can.
@@ -102,7 +99,8 @@ def choose_backend(
     Args:
         backend: what the caller asked for.
         refusal: why the Triton kernel cannot take these tensors, to follow 'backend="triton"'; None: it can.
-        requires_grad: a gradient is needed, which the Triton kernel does not give.
+        derivative: what torch wants of the result, from `derivative_of`.
+        has_backward: the Triton kernel has a backward. No kernel has another derivative.
         others: further backends, which the caller chooses itself. The message names them.
 
     Raises:
@@ -112,9 +110,11 @@ def choose_backend(
     if backend not in ("auto", "torch", "triton"):
         *known, last = (f'"{name}"' for name in ("auto", "torch", "triton", *others))
         raise ValueError(f"backend must be {', '.join(known)} or {last}, got {backend!r}")
+    if refusal is None and derivative is not None and not (has_backward and derivative == "backward"):
+        refusal = lacks(derivative)
     if backend == "auto":
         takes = device.type == "cuda" and architecture(device).has_triton_tensor_cores
-        backend = "triton" if takes and refusal is None and not requires_grad else "torch"
+        backend = "triton" if takes and refusal is None else "torch"
     if backend == "triton":
         if refusal is not None:
             raise ValueError(f'backend="triton" {refusal}; backend="torch" takes it')
@@ -123,12 +123,13 @@ def choose_backend(
     return backend
 
 
-def looks(check: bool | None, device: torch.device) -> bool:
-    """Return whether a public function looks at the numbers in its tensors, for an argument `check`.
+def looks(check: bool | None, *tensors: Tensor) -> bool:
+    """Return whether a public function looks at the numbers in these tensors, for an argument `check`.
 
-    None means on the CPU only, because a look makes the host wait for a GPU. torch.compile cannot trace a look.
+    None means on the CPU only, because a look makes the host wait for a GPU. Traced, fake and batched tensors have no
+    numbers to look at.
     """
-    return (device.type == "cpu" if check is None else check) and not torch.compiler.is_compiling()
+    return (tensors[0].device.type == "cpu" if check is None else check) and has_values(*tensors)
 
 
 def without_bfloat16(dtype: torch.dtype, gpu: Architecture) -> str | None:

@@ -1,0 +1,41 @@
+"""torch's fused attention on a CPU, where its result is right (lesson 9).
+
+scaled_dot_product_attention (SDPA) of torch on a CPU masks before it scales, drops NaN from rows of fewer than 16
+scores, and follows autocast and the backends that a caller has switched off. It is several times as fast as scores in
+memory. So it is used, and not trusted.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pagewise.tools.transforms import derivative_of, has_values
+
+
+def fused_attention(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    *,
+    scale: float,
+    is_causal: bool = False,
+    mask: Float[Tensor, "B 1 #T S"] | Bool[Tensor, "..."] | None = None,
+    otherwise: Callable[[], Float[Tensor, "B H T D"]],
+) -> Float[Tensor, "B H T D"]:
+    """Return attention by SDPA. Where its result may be wrong, `otherwise` computes the same from scores in memory.
+
+    A row that is not finite, or all zeros, may be due to NaN or infinity among the scores or values, which SDPA treats
+    in its own way. Derivatives would follow an autocast around the backward.
+    """
+    on_cpu, backends = q.device.type == "cpu", torch.backends.cuda
+    switched_on = backends.flash_sdp_enabled() or backends.math_sdp_enabled()  # for a CPU too
+    if not on_cpu or not switched_on or scale <= 0 or not has_values(q, k, v) or derivative_of(q, k, v):
+        return otherwise()
+    with torch.autocast("cpu", enabled=False):
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True)
+    size = out.abs().amax(dim=-1, keepdim=True) if out.numel() else out[..., :1]
+    sound = (size > 0) & (size < torch.inf)
+    return out if sound.all() else torch.where(sound, out, otherwise())
