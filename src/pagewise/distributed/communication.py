@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_qkv
-from pagewise.tools.device import wants_gradient
+from pagewise.tools.transforms import check_derivative, wants_gradient
 
 Group = dist.ProcessGroup | None  # None: all processes
 
@@ -99,6 +99,7 @@ def compare(group: Group, describe: Callable[[], dict[str, Any]], may_differ: Se
 def describe_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None) -> dict[str, Any]:
     """Check q, k, v, causal and scale, and return the description of them for `compare`."""
     check_qkv(q, k, v)
+    check_derivative("attention over processes", q, k, v, has=("backward",), remedy="naive_attention.attention")
     options = ScoreOptions(scale, causal).checked(q, k.shape[2])
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
     sizes = {"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype}

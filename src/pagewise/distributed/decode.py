@@ -15,7 +15,8 @@ from pagewise.distributed.communication import Group, all_gather, compare, rank_
 from pagewise.flash_decoding import flash_decoding
 from pagewise.online_softmax import merge_attention
 from pagewise.tools.checks import FLOATS, check_flag, check_qkv, check_same, check_shape
-from pagewise.tools.device import looks, wants_gradient
+from pagewise.tools.device import looks
+from pagewise.tools.transforms import derivative_of
 
 
 def decode_attention(
@@ -99,7 +100,7 @@ def _check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None
 
 
 def _compare_or_check(group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object) -> None:
-    if looks(check, x.device if isinstance(x, Tensor) else torch.device("cpu")):
+    if looks(check, x if isinstance(x, Tensor) else torch.empty(0)):
         compare(group, describe, may_differ=[])
     else:
         describe()
@@ -114,7 +115,7 @@ def _merged(out: Tensor, lse: Tensor, group: Group) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_gradient(*tensors: Tensor) -> None:
-    if wants_gradient(*tensors):
+    if derivative_of(*tensors):
         raise ValueError(
             "decode has no gradient, and a tensor requires one: call it under torch.no_grad(), or use ring_attention"
         )
