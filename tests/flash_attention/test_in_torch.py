@@ -323,7 +323,8 @@ CHANGED = {  # a tensor of the options, and how it is changed between forward an
 
 @pytest.mark.parametrize("attend", [partial(flash_attention_1, **TILED), partial(flash_attention_2, **TILED),
                                     partial(flash_attention, backend="torch"),
-                                    partial(flash_attention, backend="triton")], ids=str)  # fmt: skip
+                                    partial(flash_attention, backend="triton")],
+                         ids=["version 1", "version 2", "torch", "triton"])  # fmt: skip
 @pytest.mark.parametrize("case", CHANGED)
 def test_a_tensor_that_was_changed_after_the_forward_is_refused(attend, case):
     options, name, change = CHANGED[case]
