@@ -112,7 +112,8 @@ def test_autocast_does_not_round_scores(name, kernel_device):
             out, lse = FUNCTIONS[name].attend(q, k, v, scale=4.0, return_lse=True)
         assert out.dtype == torch.float32
         assert out.equal(torch.ones_like(out))
-        assert lse is None or (lse == 360_000).all()
+        assert lse is None or lse.dtype == torch.float32
+        assert lse is None or (lse / 360_000 - 1).abs().max() < 1e-6
 
 
 @each_function
