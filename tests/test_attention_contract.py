@@ -106,7 +106,7 @@ def test_autocast_does_not_round_scores(name, kernel_device):
     """Scores of ±360 000 do not fit float16, and bfloat16 has no digits for their difference."""
     q = torch.full((1, H, 1, D), 300.0, device=kernel_device)
     k = torch.tensor([300.0, 299.9, -300.0], device=kernel_device)[:, None].expand(1, HKV, 3, D) / D
-    v = torch.tensor([1.0, 2.0, 3.0], device=kernel_device)[:, None].expand(1, HKV, 3, D)
+    v = torch.tensor([1.0, 2.0, 3.0], device=kernel_device)[:, None].expand(1, HKV, 3, D).contiguous()
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast(kernel_device.type, dtype=dtype):
             out, lse = FUNCTIONS[name].attend(q, k, v, scale=4.0, return_lse=True)
