@@ -20,8 +20,9 @@ def _check_kernels() -> None:
     An editable install finds the kernels of its own checkout, even if PYTHONPATH names another checkout's pagewise. A
     kernel that someone changes there would never run.
     """
-    here, found = _Path(__file__).resolve().parent, _util.find_spec("pagewise.kernels")
-    kernels = found and _Path(found.submodule_search_locations[0]).resolve()
+    here, found = _Path(__file__).parent.resolve(), _util.find_spec("pagewise.kernels")
+    folders = (found and found.submodule_search_locations) or ()
+    kernels = next((_Path(folder).resolve() for folder in folders), None)
     if kernels not in (None, here / "kernels", here.parents[1] / "kernels"):
         raise ImportError(
             f"pagewise comes from {here}, but pagewise.kernels comes from {kernels}, so the kernels beside this "

@@ -24,7 +24,7 @@ from pagewise.tools.checks import (
     check_shape,
     check_tensor,
 )
-from pagewise.tools.transforms import has_values, wants_gradient
+from pagewise.tools.transforms import derivative_of, has_values
 
 
 class ScoreOptions(NamedTuple):
@@ -75,7 +75,7 @@ class ScoreOptions(NamedTuple):
         Raises:
             ValueError: autograd needs a gradient of alibi_slopes.
         """
-        if wants_gradient(self.alibi_slopes):
+        if derivative_of(self.alibi_slopes):
             raise ValueError(
                 "alibi_slopes must not require a gradient, there is none for them here: pass alibi_slopes.detach(), or "
                 "use pagewise.naive_attention.attention"

@@ -18,6 +18,14 @@ from pagewise.tools.products import linear, product
 from pagewise.tools.transforms import derivative_of, has_values, outside_graphs
 
 X = torch.arange(6.0).view(2, 3)
+SLOPES = torch.tensor([0.5, 0.25])
+ATTEND = {
+    "naive": attention,
+    "flash torch": flash_attention,
+    "flash triton": lambda *qkv, **options: flash_attention(*qkv, **options, backend="triton"),
+    "decode": lambda *qkv, **options: flash_decoding(*qkv, **options, backend="triton"),
+    "FlashAttention-2": lambda *qkv, **options: flash_attention_2(*qkv, **options, tile_rows=2, tile_cols=3),
+}
 
 
 def seen(function, *inputs, transform):
@@ -65,6 +73,37 @@ def test_a_dual_tensor_wants_forward_mode_and_its_tangent_can_be_batched():
     assert torch.autograd.gradgradcheck(product, (a, b))
 
 
+@pytest.mark.parametrize("name", ["naive", "decode in torch"])
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_second_derivatives_agree_in_every_order_of_modes(name):
+    """Forward over forward, forward over reverse, and the reverse: of q alone, and of q and k."""
+    call = attention if name == "naive" else lambda *qkv: flash_decoding(*qkv, backend="torch")
+    q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (2, 3, 3))
+
+    def loss(x):
+        return call(x, k * x.sum(), v).square().sum()
+
+    right = torch.func.hessian(loss)(q)
+    torch.testing.assert_close(torch.func.jacfwd(torch.func.jacfwd(loss))(q), right)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacfwd(loss))(q), right)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(loss))(q), right)
+    x = torch.tensor([[3.0]], dtype=torch.float64)
+    cube = torch.func.jacfwd(torch.func.jacfwd(lambda x: product(product(x, x), x).sum()))(x)
+    assert cube.item() == 18
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_a_derivative_of_slopes_is_right_or_refused():
+    q, k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    for name in ("flash torch", "flash triton", "FlashAttention-2"):
+        with pytest.raises(ValueError, match=r"alibi_slopes must not require a gradient.*naive_attention"):
+            torch.func.jvp(lambda slopes, name=name: ATTEND[name](q, k, v, alibi_slopes=slopes), (SLOPES,), (SLOPES,))
+        with pytest.raises(ValueError, match="alibi_slopes must not require a gradient"):
+            torch.func.vmap(lambda q, slopes, name=name: ATTEND[name](q, k, v, alibi_slopes=slopes))(
+                q[None], SLOPES[None].clone().requires_grad_()
+            )
+
+
 def test_traced_fake_and_batched_tensors_have_no_values():
     assert has_values(X, None)
     assert not seen(has_values, X, transform=lambda f, x: torch.func.vmap(f)(x))
@@ -75,16 +114,6 @@ def test_traced_fake_and_batched_tensors_have_no_values():
     assert has_values(X)
     compiled = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x * has_values(x))(X)
     assert compiled(X).equal(torch.zeros_like(X))
-
-
-SLOPES = torch.tensor([0.5, 0.25])
-ATTEND = {
-    "naive": attention,
-    "flash torch": flash_attention,
-    "flash triton": lambda *qkv, **options: flash_attention(*qkv, **options, backend="triton"),
-    "decode": lambda *qkv, **options: flash_decoding(*qkv, **options, backend="triton"),
-    "FlashAttention-2": lambda *qkv, **options: flash_attention_2(*qkv, **options, tile_rows=2, tile_cols=3),
-}
 
 
 @pytest.mark.parametrize("name", ATTEND)

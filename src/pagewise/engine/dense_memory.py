@@ -6,7 +6,6 @@ such copies.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Literal
 
@@ -90,14 +89,19 @@ class PaddedAttention:
         return self._buffer[: prod(shape)].view(shape)
 
     def _prefill(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = k.to(q.dtype), v.to(q.dtype)  # under autocast q is not in the dtype of the memory
         if self.backend != "torch":
             return flash_attention(q, k, v, causal=True, backend=self.backend)
         T, S = q.shape[2], k.shape[2]
         mask = None if T == S else torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-        exact = partial(flash_attention, q, k, v, causal=True, backend="torch")
+
+        def exact(rows: Tensor | slice) -> Tensor:
+            return flash_attention(q, k, v, causal=True, backend="torch")[:, :, rows]
+
         return fused_attention(q, k, v, scale=q.shape[-1] ** -0.5, is_causal=mask is None, mask=mask, otherwise=exact)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
+        k, v = k.to(q.dtype), v.to(q.dtype)
         if self.unified_max is not None:
             options = {"seq_lens": seq_lens, "backend": self.backend}
             out, recomputed = unified_max_attention(q, k, v, self.unified_max, **options)
@@ -111,7 +115,10 @@ class PaddedAttention:
                 [flash_attention(a[None], b[None, :, :n], c[None, :, :n], backend="cuda") for a, b, c, n in pieces]
             )
         visible = torch.arange(k.shape[2], device=q.device) < seq_lens[:, None, None, None]
-        exact = partial(flash_decoding, q, k, v, seq_lens=seq_lens, backend="torch")
+
+        def exact(rows: Tensor | slice) -> Tensor:
+            return flash_decoding(q, k, v, seq_lens=seq_lens, backend="torch")[:, :, rows]
+
         return fused_attention(q, k, v, scale=q.shape[-1] ** -0.5, mask=visible, otherwise=exact)
 
 

@@ -19,9 +19,9 @@ from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor
-from pagewise.tools.transforms import check_derivative, derivative_of, is_batched, outside_graphs
+from pagewise.tools.transforms import check_derivative, derivative_of, is_batched, is_traced, outside_graphs
 
-FUNCTIONS = "flash_attention_1 and flash_attention_2"
+FUNCTIONS = "flash_attention_1 (as flash_attention_2)"
 NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
 Out = Float[Tensor, "B H T D"]
 Keys = Float[Tensor, "B Hkv S D"]
@@ -126,9 +126,11 @@ def _attend(version: ModuleType, q: Tensor, k: Tensor, v: Tensor, tiles: Tiles, 
     """Return out or (out, lse) by the loops of `version`. The result is differentiable if a gradient is needed."""
     if len({is_batched(x) for x in (q, k, v)}) > 1:
         raise ValueError(
-            f"{FUNCTIONS} write in place, so vmap must batch q, k and v alike: use in_dims=0 for all three"
+            f"{FUNCTIONS} writes in place, so vmap must batch q, k and v alike: use in_dims=0 for all three"
         )
-    if derivative_of(q, k, v) in ("backward", "torch.func"):
+    if (derivative := derivative_of(q, k, v)) == "forward mode" and is_traced():
+        raise ValueError(f"{FUNCTIONS} writes in place, which torch.func.linearize does not follow: use {NAIVE}")
+    if derivative in ("backward", "torch.func"):
         check_derivative(FUNCTIONS, q, k, v, has=("backward",), remedy=NAIVE)
         inputs = tiles.options.alibi_slopes, tiles.options.attn_mask, tiles.dropout.seed
         out, lse = _Attention.apply(q, k, v, version, tiles, *inputs)
@@ -156,7 +158,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_out: Tensor | None, d_lse: Tensor | None):
         if is_batched(d_out) or is_batched(d_lse):
-            raise RuntimeError(f"{FUNCTIONS} take no batch of gradients: pass vectorize=False, or use {NAIVE}")
+            raise RuntimeError(f"{FUNCTIONS} takes no batch of gradients: pass vectorize=False, or use {NAIVE}")
         slopes, mask, seed, q, k, v, O, *stats = ctx.saved_tensors
         options = ctx.tiles.options._replace(alibi_slopes=slopes, attn_mask=mask)
         tiles = ctx.tiles._replace(options=options, dropout=ctx.tiles.dropout._replace(seed=seed))

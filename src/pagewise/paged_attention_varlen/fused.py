@@ -2,13 +2,13 @@
 
 scaled_dot_product_attention (SDPA) of torch on a CPU masks before it scales, drops NaN from rows of fewer than 16
 scores, and follows autocast and the backends that a caller has switched off. It is several times as fast as scores in
-memory. So it is used, and not trusted.
+memory. So it is used, and its rows are checked.
 """
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -23,19 +23,23 @@ def fused_attention(
     scale: float,
     is_causal: bool = False,
     mask: Float[Tensor, "B 1 #T S"] | Bool[Tensor, "..."] | None = None,
-    otherwise: Callable[[], Float[Tensor, "B H T D"]],
+    otherwise: Callable[[Int[Tensor, " rows"] | slice], Float[Tensor, "B H rows D"]],
 ) -> Float[Tensor, "B H T D"]:
-    """Return attention by SDPA. Where its result may be wrong, `otherwise` computes the same from scores in memory.
+    """Return attention by SDPA. Where its result may be wrong, `otherwise(rows)` computes rows from scores in memory.
 
-    A row that is not finite, or all zeros, may be due to NaN or infinity among the scores or values, which SDPA treats
-    in its own way. Derivatives would follow an autocast around the backward.
+    SDPA treats NaN and infinity among scores and values in its own way. Rows that are not finite, or all zeros, are
+    therefore computed again. If a derivative is wanted, all rows are: SDPA's own would follow an autocast around the
+    backward.
     """
     on_cpu, backends = q.device.type == "cpu", torch.backends.cuda
     switched_on = backends.flash_sdp_enabled() or backends.math_sdp_enabled()  # for a CPU too
     if not on_cpu or not switched_on or scale <= 0 or not has_values(q, k, v) or derivative_of(q, k, v):
-        return otherwise()
+        return otherwise(slice(None))
     with torch.autocast("cpu", enabled=False):
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True)
     size = out.abs().amax(dim=-1, keepdim=True) if out.numel() else out[..., :1]
     sound = (size > 0) & (size < torch.inf)
-    return out if sound.all() else torch.where(sound, out, otherwise())
+    if not sound.all():
+        rows = (~sound).flatten(0, 1).any(dim=0)[:, 0].nonzero()[:, 0]
+        out[:, :, rows] = torch.where(sound[:, :, rows], out[:, :, rows], otherwise(rows))
+    return out

@@ -159,16 +159,18 @@ class PlanInTorch:
             # with T = 1 the query heads of a KV head become rows of one product, which reads that head's keys once
             rows = q.reshape(B, Hkv, H // Hkv, D) if T == 1 else q
 
-            def from_scores() -> Tensor:
-                return self._from_scores(group, q, k, v)[0].to(q.dtype).view(rows.shape)
+            def from_scores(which: Tensor | slice) -> Tensor:
+                if T == 1:  # `which` counts the query heads of a KV head
+                    return self._from_scores(group.positions, q, k, v)[0].to(q.dtype).view(rows.shape)[:, :, which]
+                return self._from_scores(group.positions[:, :, which], q[:, :, which], k, v)[0].to(q.dtype)
 
             out = fused_attention(rows, k.to(q.dtype), v.to(q.dtype), **how, otherwise=from_scores)
             return out.view(B, H, T, D), None
-        return self._from_scores(group, q, k, v)
+        return self._from_scores(group.positions, q, k, v)
 
-    def _from_scores(self, group: Group, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def _from_scores(self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys = torch.arange(k.shape[2], device=q.device)
-        weights, lse = safe_softmax(masked_scores(q, k, group.positions, keys, self.options))
+        weights, lse = safe_softmax(masked_scores(q, k, positions, keys, self.options))
         return grouped_matmul(weights, v.to(weights.dtype)), lse
 
 

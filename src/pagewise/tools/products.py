@@ -1,10 +1,10 @@
-"""Matrix products that depend on nothing but their matrices: not on autocast, and not on memory beside the rows."""
+"""Matrix products that NaN in memory beside their rows cannot reach. `product` does not follow autocast, either."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.tools.transforms import derivative_of, wants_gradient
+from pagewise.tools.transforms import derivative_of, is_forward_mode, wants_gradient
 
 
 def product(a: Float[Tensor, "*#batch M K"], b: Float[Tensor, "*#batch K N"]) -> Float[Tensor, "*batch M N"]:
@@ -13,9 +13,11 @@ def product(a: Float[Tensor, "*#batch M K"], b: Float[Tensor, "*#batch K N"]) ->
     Autocast has no effect, neither here nor in a backward of any order. On a CPU, 16-bit matrices are multiplied in
     float32: with AMX, torch's own 16-bit product reads beyond the end of a row, and NaN there reaches the result.
     """
-    if torch.compiler.is_compiling():  # it takes no Function with a jvp
-        return _Product.apply(a, b) if wants_gradient(a, b) else _product(a, b)
-    return _ProductWithJvp.apply(a, b) if derivative_of(a, b) else _product(a, b)
+    if torch.compiler.is_compiling():  # a Function in a graph has no vmap, and is needed under autocast only
+        needs_function = _is_autocast(a.device.type) and wants_gradient(a, b)
+    else:  # in forward mode torch's own operations are needed: inside a jvp of ours, torch drops an outer tangent
+        needs_function = not is_forward_mode() and derivative_of(a, b) is not None
+    return _Product.apply(a, b) if needs_function else _product(a, b)
 
 
 def linear(
@@ -34,9 +36,13 @@ def linear(
     return torch.nn.functional.linear(x, w, bias)
 
 
+def _is_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     on = a.device.type
-    if torch.amp.is_autocast_available(on) and torch.is_autocast_enabled(on):
+    if _is_autocast(on):
         with torch.autocast(on, enabled=False):
             return _product(a, b)
     return (a.float() @ b.float()).to(a.dtype) if on == "cpu" and a.dtype.itemsize == 2 else a @ b
@@ -45,6 +51,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 class _Product(torch.autograd.Function):
     """`product` whose derivatives are products, too: those of torch would follow an autocast around the backward."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         return _product(a, b)
@@ -52,7 +60,6 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -60,15 +67,3 @@ class _Product(torch.autograd.Function):
         needs_a, needs_b = ctx.needs_input_grad
         d_a = product(grad, b.mT).sum_to_size(a.shape) if needs_a else None
         return d_a, product(a.mT, grad).sum_to_size(b.shape) if needs_b else None
-
-
-class _ProductWithJvp(_Product):
-    """The same with a derivative in forward mode, and for torch.func."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def jvp(ctx, d_a: Tensor | None, d_b: Tensor | None) -> Tensor:
-        a, b = ctx.saved_tensors
-        parts = [product(*pair) for pair, d in (((d_a, b), d_a), ((a, d_b), d_b)) if d is not None]
-        return sum(parts[1:], parts[0])

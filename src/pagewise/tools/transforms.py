@@ -2,7 +2,8 @@
 
 A kernel is a custom op. torch.func and forward-mode autograd do not see into it, and would silently give a derivative
 of 0. A function that reads lengths, or loops over them, cannot become a graph for all lengths. The public functions ask
-here, so that a transform gives the right numbers or is refused with a remedy.
+this module what torch wants of their tensors, and refuse what they cannot give. The names of torch with an underscore
+exist in torch 2.11 to 2.13.
 """
 
 import functools
@@ -32,8 +33,10 @@ def derivative_of(*tensors: Tensor | None) -> Derivative | None:
 
 
 def _derivative(tensor: Tensor) -> Derivative | None:
-    if torch.compiler.is_compiling() or not functorch.is_functorch_wrapped_tensor(tensor):
-        if forward_ad._current_level >= 0 and _is_dual(tensor):
+    if torch.compiler.is_compiling():  # it cannot trace the questions below: inside a dual level all tensors count
+        return "forward mode" if is_forward_mode() else "backward" if wants_gradient(tensor) else None
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        if is_forward_mode() and _is_dual(tensor):
             return "forward mode"
         return "backward" if wants_gradient(tensor) else None
     if functorch.is_gradtrackingtensor(tensor):
@@ -45,8 +48,14 @@ def _derivative(tensor: Tensor) -> Derivative | None:
     return _derivative(functorch.get_unwrapped(tensor))
 
 
+def is_forward_mode() -> bool:
+    """Whether a tensor can have a tangent here, in torch.func.jvp or in a dual level."""
+    return forward_ad._current_level >= 0
+
+
 def _is_dual(tensor: Tensor) -> bool:
-    # torch cannot ask this about a batch of gradients, as torch.autograd.grad(is_grads_batched=True) makes one
+    # torch cannot look for the tangent of a batch of gradients (torch.autograd.grad with is_grads_batched=True), so the
+    # answer is yes inside a dual level
     return functorch.is_legacy_batchedtensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
 
 
@@ -59,7 +68,8 @@ def check_derivative(function: str, *tensors: Tensor | None, remedy: str, has: t
     """Raise ValueError if torch wants a derivative of `function` that is not among those that it has."""
     wanted = derivative_of(*tensors)
     if wanted is not None and wanted not in has:
-        raise ValueError(f"{function} {lacks(wanted)}: use {remedy}{', or torch.no_grad()' * (wanted == 'backward')}")
+        or_none = ", or torch.no_grad()" if wanted == "backward" else ""
+        raise ValueError(f"{function} {lacks(wanted)}: use {remedy}{or_none}")
 
 
 def lacks(derivative: Derivative) -> str:
