@@ -1,4 +1,4 @@
-"""What torch's transforms may do with an attention function: autograd, torch.func, tracing and torch.compile.
+"""Transforms of torch around an attention function: autograd, torch.func, tracing and torch.compile.
 
 A kernel is a custom op. torch.func and forward-mode autograd do not see into it, and would silently give a derivative
 of 0. A function that reads lengths, or loops over them, cannot become a graph for all lengths. The public functions ask
@@ -27,7 +27,7 @@ _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAK
 
 
 def derivative_of(*tensors: Tensor | None) -> Derivative | None:
-    """Return the kind of derivative that torch wants of what is computed from these tensors, or None."""
+    """Return the kind of derivative that autograd or torch.func follows through these tensors, or None."""
     found = {_derivative(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
     return next((kind for kind in ("forward mode", "torch.func", "backward") if kind in found), None)
 
