@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_cuda, in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.ops import FlashInputs, attend
+from pagewise.flash_attention.ops import NAIVE, FlashInputs, attend
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import (
     FLOATS,
@@ -22,8 +22,6 @@ from pagewise.tools.checks import (
 )
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.transforms import check_derivative, derivative_of, lacks
-
-NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
 
 
 def flash_attention(
@@ -73,8 +71,9 @@ def flash_attention(
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
     options = options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    refusal, prefers_cuda, derivative = None, backend == "auto" and triton_is_slow(q), derivative_of(q, k, v)
+    refusal, prefers_cuda = None, backend == "auto" and triton_is_slow(q)
     if backend == "cuda" or prefers_cuda:
+        derivative = derivative_of(q, k, v)
         refusal = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
     if backend == "cuda" and refusal:
         others = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'

@@ -14,6 +14,8 @@ from pagewise.flash_attention.dropout import Dropout
 from pagewise.options import ScoreOptions
 from pagewise.tools.transforms import wants_gradient
 
+NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
+
 
 class FlashInputs(NamedTuple):
     """Checked tensors and options. Packed sequences are one batch [1, H, total, D] with their cu_seqlens."""
@@ -129,7 +131,7 @@ def _backward(ctx, d_out: Tensor | None, d_lse: Tensor | None, _: Tensor | None)
 def _no_second_backward(ctx, *gradients: Tensor) -> None:
     raise RuntimeError(
         "flash_attention is differentiable once: its backward computes the scores again and keeps nothing to "
-        "differentiate; for second derivatives use pagewise.naive_attention.attention"
+        f"differentiate; for second derivatives use {NAIVE}"
     )
 
 

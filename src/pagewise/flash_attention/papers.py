@@ -16,13 +16,13 @@ from torch import Tensor
 
 from pagewise.flash_attention import version_1, version_2
 from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.ops import NAIVE
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.transforms import check_derivative, derivative_of, is_batched, is_traced, outside_graphs
 
 FUNCTIONS = "flash_attention_1 (as flash_attention_2)"
-NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
 Out = Float[Tensor, "B H T D"]
 Keys = Float[Tensor, "B Hkv S D"]
 OfRows = Float[Tensor, "B H T"]  # a number per query

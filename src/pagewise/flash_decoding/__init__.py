@@ -115,12 +115,27 @@ def _sequence_by_sequence(
     splits: Splits,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
     """Attend in turn where lengths differ or bits must not depend on the batch. Return (out not yet rounded, lse)."""
+    sequences = each_sequence('flash_decoding(backend="torch")', q, k, v, seq_lens)
+    if not sequences:
+        return attend_in_splits(q, k, v, options, splits.bounds)
+    return attend_in_turn(sequences, options, splits.bounds)
+
+
+def each_sequence(
+    function: str,
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    seq_lens: Int32[Tensor, " B"] | None,
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return q [1,H,T,D], k and v [1,Hkv,n,D] of each sequence, for a `function` that reads the lengths n.
+
+    Raises:
+        ValueError: a length is not from 0 to S, or the lengths cannot be read.
+    """
     lens = [k.shape[2]] * len(q)
     if seq_lens is not None:
-        check_values('flash_decoding(backend="torch")', remedy='backend="triton"', seq_lens=seq_lens)
+        check_values(function, remedy='backend="triton"', seq_lens=seq_lens)
         check_lengths(seq_lens, k.shape[2])
         lens = seq_lens.tolist()
-    if not len(q):
-        return attend_in_splits(q, k, v, options, splits.bounds)
-    sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(lens))
-    return attend_in_turn(sequences, options, splits.bounds)
+    return [(q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(lens)]

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from pagewise.flash_decoding import check_lengths, check_seq_lens, flash_decoding
+from pagewise.flash_decoding import check_lengths, check_seq_lens, each_sequence, flash_decoding
 from pagewise.flash_decoding.in_triton import refuses
 from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.band import HIGH, LOW, Band
@@ -28,7 +28,7 @@ from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
 from pagewise.tools.device import choose_backend, looks
-from pagewise.tools.transforms import check_derivative, check_values, has_values, outside_graphs
+from pagewise.tools.transforms import check_derivative, has_values, outside_graphs
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,9 @@ def _sequence_by_sequence(
     options: ScoreOptions,
     num_splits: int | None,
 ) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
-    check_values('unified_max_attention(backend="torch")', remedy='backend="triton"', seq_lens=seq_lens)
-    check_lengths(seq_lens, k.shape[2])
-    if not len(q):
+    sequences = each_sequence('unified_max_attention(backend="torch")', q, k, v, seq_lens)
+    if not sequences:
         return _in_torch(q, k, v, unified_max, options, num_splits)
-    sequences = ((q[b, None], k[b, None, :, :n], v[b, None, :, :n]) for b, n in enumerate(seq_lens.tolist()))
     outs, recomputed = zip(*(_in_torch(*qkv, unified_max, options, num_splits) for qkv in sequences), strict=True)
     return torch.cat(outs), torch.cat(recomputed)
 
