@@ -67,6 +67,22 @@ def as_array(value: object) -> Array | None:
     return None
 
 
+def array_of(value: object, what: str, *, must: str) -> Array:
+    """Describe the memory of an argument that must have some. `what` and `must` begin the messages.
+
+    Raises:
+        ValueError: a kernel cannot index the memory.
+        TypeError: `value` has no memory that a kernel could use.
+    """
+    try:
+        array = as_array(value)
+    except ValueError as error:
+        raise ValueError(f"{what} {error}") from error
+    if array is None:
+        raise TypeError(f"{must}, got {type(value).__name__}")
+    return array
+
+
 def _of_torch(tensor: Any) -> Array:
     try:
         address = tensor.data_ptr()

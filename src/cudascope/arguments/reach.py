@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from cudascope.arguments.arrays import Array, as_array
+from cudascope.arguments.arrays import Array, array_of
 
 _reachable: ContextVar[dict[str, Array]] = ContextVar("cudascope_reachable", default={})  # noqa: B039  never changed
 
@@ -24,12 +24,7 @@ def reachable(**arrays: object) -> Iterator[None]:
     """
     known = dict(_reachable.get())
     for name, value in arrays.items():
-        try:
-            array = as_array(value)
-        except ValueError as error:
-            raise ValueError(f"reachable: {name} {error}") from None
-        if array is None:
-            raise TypeError(f"reachable: {name} must be a tensor or an array, got {type(value).__name__}")
+        array = array_of(value, f"reachable: {name}", must=f"reachable: {name} must be a tensor or an array")
         if not array.writable:
             raise ValueError(f"reachable: {name} is read-only memory, and a kernel may write there: name a copy")
         if known and array.device != reached_device(known):

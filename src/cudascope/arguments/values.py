@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cudascope.arguments.arrays import LARGEST, Array, as_array, bits_of
+from cudascope.arguments.arrays import LARGEST, Array, array_of, as_array, bits_of
 from cudascope.cpp.signature import Parameter, spelled, type_of
 from cudascope.cpp.tokens import tokens_of
 from cudascope.cpp.types import ADDRESSES, C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
@@ -147,12 +147,7 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
     def memory(value: object) -> Array | None:
         if value is None:
             return None
-        try:
-            array = as_array(value)
-        except ValueError as error:
-            raise ValueError(f"{what} {error}") from error
-        if array is None:
-            raise TypeError(f"{what} must be {wanted} ({declared}), got {type(value).__name__}")
+        array = array_of(value, what, must=f"{what} must be {wanted} ({declared})")
         if dtypes and array.dtype not in dtypes:
             raise TypeError(
                 f"{what} must be {' or '.join(dtypes)} ({declared}), got {array.dtype}: convert it to {dtypes[0]}"

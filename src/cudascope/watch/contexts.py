@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cudascope.arguments.arrays import Array, as_array
+from cudascope.arguments.arrays import Array, array_of
 from cudascope.cpu.abi import Mode
 from cudascope.cpu.rules import RULES
 from cudascope.watch.report import Report
@@ -153,16 +153,8 @@ def check(
 def _outputs(outputs: object) -> tuple[Array, ...]:
     if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping) or hasattr(outputs, "__dlpack__"):
         raise TypeError(f"outputs must be a list of tensors or arrays, as in [out], got {type(outputs).__name__}")
-    arrays = []
-    for i, output in enumerate(outputs):
-        try:
-            array = as_array(output)
-        except ValueError as error:
-            raise ValueError(f"outputs[{i}] {error}") from error
-        if array is None:
-            raise TypeError(f"outputs must be tensors or arrays, got {type(output).__name__}")
-        arrays.append(array)
-    return tuple(arrays)
+    must = "outputs must be tensors or arrays"
+    return tuple(array_of(output, f"outputs[{i}]", must=must) for i, output in enumerate(outputs))
 
 
 def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
