@@ -1,6 +1,6 @@
 """One way to launch a Triton kernel: the tuples it takes, and the casts that Triton's interpreter needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,13 @@ def launch(
     *arguments: Any,
     outputs: Sequence[Tensor] = (),
     stored: Sequence[Tensor] = (),
-    **constants: Any,
+    **keywords: Any,
 ) -> None:
-    """Launch a Triton kernel on the device of its first tensor.
+    """Launch a Triton kernel on the device of its first tensor, with its parameters as keywords.
 
     A matrix, or a tensor of more dimensions, reaches the kernel as the tuple (pointer, stride of each dimension). A
-    vector reaches it as a pointer and is made contiguous. Everything else is passed as it is.
+    vector reaches it as a pointer and is made contiguous. The fields of a tuple are passed in the same way, in a tuple
+    of the same class. Everything else is passed as it is.
 
     Triton's interpreter multiplies bfloat16 wrongly and converts to it without rounding. There, bfloat16 tensors are
     passed as float32 copies, and what the kernel writes is rounded into the tensor afterwards.
@@ -29,11 +30,14 @@ def launch(
         grid: the number of programs along each axis.
         outputs: the results that the kernel writes, fully or in part. A vector must be contiguous.
         stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
-        constants: the kernel's `tl.constexpr` parameters and the launch options, such as num_warps.
+        keywords: the kernel's parameters and the launch options, such as num_warps.
     """
     copies: list[tuple[Tensor, Tensor]] = []
 
     def passed(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            fields = map(passed, argument)
+            return type(argument)._make(fields) if hasattr(argument, "_make") else tuple(fields)
         if not isinstance(argument, Tensor):
             return argument
         tensor = argument
@@ -48,11 +52,20 @@ def launch(
             tensor = tensor.contiguous()
         return tensor if tensor.dim() < 2 else (tensor, *tensor.stride())
 
-    device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
+    device = next(_tensors((*arguments, *keywords.values()))).device
     with triton_launch(device):
-        kernel[grid](*map(passed, arguments), **constants)
+        kernel[grid](*map(passed, arguments), **{name: passed(value) for name, value in keywords.items()})
         for output, written in copies:
             output.copy_(written)
+
+
+def _tensors(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments and in their tuples."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from _tensors(argument)
 
 
 def _among(tensor: Tensor, tensors: Sequence[Tensor]) -> bool:
