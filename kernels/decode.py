@@ -1,31 +1,27 @@
-"""The device functions that the decode kernels of lessons 5, 7, 8 and 9 share.
+"""Attention over cached keys, for few queries or chunks of prompts: what the package runs in lessons 5, 7 and 9.
 
-The query rows of one KV head are pairs of a query and a head of its group. A program handles ROWS of them, reads keys
-and values in tiles of TILE tokens, and carries lesson 3's (m, l, acc).
+    decode_attention_kernel   items of query rows over splits of their keys
+    merge_items_kernel        the merge of an item's splits, with lesson 3's formula
+    work_plan_kernel          which program computes which items, where programs share all work
+
+The query rows of one KV head are pairs of a query and a head of its group. An *item* is ROWS of them, over all keys
+that they see. A *split* is some of an item's tiles of TILE keys, and leaves lesson 3's (m, l, acc). No host reads a
+length, so lengths may change between two replays of a CUDA graph. Kwon et al. 2023 (PagedAttention); Dao et al. 2023
+(Flash-Decoding); Osama et al. 2023 (Stream-K).
 """
 
 import triton
 import triton.language as tl
 
 from pagewise.kernels.float8 import widen
-from pagewise.kernels.partial import empty, fold, merge, output
-from pagewise.kernels.scores import tanh
+from pagewise.kernels.partial import empty, finite
+from pagewise.kernels.scores import LN_2, LOG2_E, capped
 
 
 @triton.jit
 def count_tiles(first_key, end_key, TILE: tl.constexpr):
     """Return how many tiles of TILE keys hold keys first_key … end_key − 1. end_key may be int32's largest number."""
-    return tl.where(first_key < end_key, (end_key - 1) // TILE - first_key // TILE + 1, 0).to(tl.int64)
-
-
-@triton.jit
-def rows_of_chunk(chunk, num_rows, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """Return (query, head in its group, whether the row exists) of the ROWS rows of a chunk.
-
-    The query rows of one KV head are counted query by query: row r is query r // GROUP, head r % GROUP of the group.
-    """
-    row = chunk * ROWS + tl.arange(0, ROWS)
-    return (row // GROUP).to(tl.int64), row % GROUP, row < num_rows
+    return tl.where(first_key < end_key, (end_key - 1) // TILE - first_key // TILE + 1, 0)
 
 
 @triton.jit
@@ -36,68 +32,235 @@ def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def attend_to_tiles(
-    rows,  # of queries, [ROWS] each: pointer, whether the row exists, head, position among the keys
-    slopes_ptr,  # of ALiBi [H], or None
-    memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the block table: (pointer, stride)
-    ranges,  # first tile, one past the last tile; first key, one past the last key. No other key is read
-    scale,
-    softcap,  # or None
-    window,
-    P: tl.constexpr,  # tokens per block. None: dense keys, and the index of the sequence replaces the block table
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr,
-    FLOAT8_BITS: tl.constexpr,
-    CAUSAL: tl.constexpr,  # False: the range of keys hides what there is to hide
-):
-    """Return lesson 3's (m, l, acc) of query rows over tiles of TILE keys each."""
-    row_ptrs, is_row, head, position = rows
-    k_memory, v_memory, table = memory
-    k_ptr, k_block, k_token = k_memory
-    v_ptr, v_block, v_token = v_memory
-    first_tile, end_tile, first_key, end_key = ranges
-    q, dim = load_queries(row_ptrs, is_row, D, BLOCK_D), tl.arange(0, BLOCK_D)[None, :]
-    slope = None if slopes_ptr is None else tl.load(slopes_ptr + head, mask=is_row, other=0.0)[:, None]
-    m, l, acc = empty(q.shape[0], BLOCK_D)
-    for tile in range(first_tile, end_tile):
-        key = tile * TILE + tl.arange(0, TILE)
-        is_read = (key >= first_key) & (key < end_key)
-        if P is None:
-            block, token = table, key.to(tl.int64)
-        else:
-            table_ptr, table_stride = table
-            block = tl.load(table_ptr + key // P * table_stride, mask=is_read, other=0).to(tl.int64)
-            token = (key % P).to(tl.int64)
-        # slots that no query sees may hold NaN, which a weight of 0 does not hide: read them as 0
-        mask = is_read[:, None] & (dim < D)
-        k = tl.load(k_ptr + (block * k_block + token * k_token)[:, None] + dim, mask=mask, other=0.0)
-        v = tl.load(v_ptr + (block * v_block + token * v_token)[:, None] + dim, mask=mask, other=0.0)
-        k, v = widen(k, FLOAT8_BITS).to(q.dtype), widen(v, FLOAT8_BITS).to(q.dtype)  # [TILE, BLOCK_D]
+def times(index, stride):
+    """index · stride in 64 bits, for an index from 0 on. A GPU multiplies two unsigned 32-bit numbers at once."""
+    stride = stride + tl.zeros([], tl.int32)  # a stride of 1 is a constant without a type
+    if stride.dtype == tl.int64:
+        return index.to(tl.int64) * stride
+    return (index.to(tl.uint32).to(tl.uint64) * stride.to(tl.uint32).to(tl.uint64)).to(tl.int64)
 
+
+# ------------------------------------------------------------------------------------------ items
+
+
+@triton.jit
+def rows_of_item(item, cu_seqlens_q, num_seqs, num_queries, HKV: tl.constexpr, SIZES: tl.constexpr):
+    """Return (sequence, KV head, first row, number of rows of the sequence, its first packed query) of an item.
+
+    Without num_seqs, every sequence has the items of num_queries queries: item i is sequence, then KV head, then chunk
+    of rows. With num_seqs, item i is chunk, then KV head. The first chunk of sequence b is
+    cu_seqlens_q[b] · GROUP // ROWS + b, which leaves enough for each sequence before it; some chunks have no rows.
+
+    A batch of packed sequences takes two launches, one for the sequences of one query, one with num_seqs for those of
+    more. The sequences of the other launch have no rows.
+    """
+    GROUP: tl.constexpr = SIZES.GROUP
+    ROWS: tl.constexpr = SIZES.ROWS
+    first_query = item * 0
+    if num_seqs is None:
+        chunks = (num_queries * GROUP + ROWS - 1) // ROWS
+        seq, kv_head, chunk = item // (HKV * chunks), item // chunks % HKV, item % chunks
+        if cu_seqlens_q is not None:
+            first_query = tl.load(cu_seqlens_q + seq)
+            own_queries = tl.load(cu_seqlens_q + seq + 1) - first_query
+            own_queries = tl.where(own_queries == 1, own_queries, 0)
+        else:
+            own_queries = num_queries + item * 0
+    else:
+        kv_head, chunk, seq, end = item % HKV, item // HKV, item * 0, num_seqs
+        while end - seq > 1:  # the last sequence whose first chunk is not after this one
+            middle = (seq + end) // 2
+            is_after = (tl.load(cu_seqlens_q + middle).to(tl.int64) * GROUP // ROWS).to(tl.int32) + middle > chunk
+            seq, end = tl.where(is_after, seq, middle), tl.where(is_after, middle, end)
+        first_query = tl.load(cu_seqlens_q + seq)
+        own_queries = tl.load(cu_seqlens_q + seq + 1) - first_query
+        own_queries = tl.where(own_queries > 1, own_queries, 0)
+        chunk -= (first_query.to(tl.int64) * GROUP // ROWS).to(tl.int32) + seq
+    return seq, kv_head, chunk * ROWS, own_queries * GROUP, first_query
+
+
+@triton.jit
+def keys_of_item(seq, first_row, num_rows, seq_lens, capacity, window, SIZES: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return (first key, end key, number of keys of the sequence, whether that is possible) that an item's rows read.
+
+    A sequence whose length is below 0 or above `capacity` has 0 keys, and an item without rows reads none.
+    """
+    length = tl.cast(capacity, tl.int32) + seq * 0 if seq_lens is None else tl.load(seq_lens + seq)
+    is_possible = (length >= 0) & (length <= capacity)
+    length = tl.where(is_possible, length, 0)
+    queries = num_rows // SIZES.GROUP
+    first_position = length - queries + first_row // SIZES.GROUP
+    last_query = tl.minimum((first_row + SIZES.ROWS - 1) // SIZES.GROUP, queries - 1)
+    end_key = tl.maximum(length - queries + last_query + 1, 0) if CAUSAL else length
+    end_key = tl.where(first_row < num_rows, end_key, 0)
+    first_key = tl.maximum(tl.maximum(first_position + 1, 0) - window, 0)  # no difference leaves int32
+    return first_key, end_key, length, is_possible
+
+
+@triton.jit
+def tiles_of_split(split, num_splits, split_tiles, num_tiles):
+    """Return (how many splits an item of num_tiles tiles has, first and end tile of this one), counted from 0.
+
+    With split_tiles = 0 there are num_splits, or as many as tiles. Otherwise a split has split_tiles tiles.
+    """
+    by_size = split_tiles > 0
+    of_size = (num_tiles + split_tiles - 1) // tl.maximum(split_tiles, 1)
+    count = tl.maximum(tl.where(by_size, of_size, tl.minimum(num_splits, num_tiles)), 1)
+    tiles = num_tiles.to(tl.int64)
+    start = tl.where(by_size, tl.cast(split, tl.int64) * split_tiles, tiles * split // count)
+    end = tl.where(by_size, tl.minimum(start + split_tiles, tiles), tiles * (split + 1) // count)
+    return count, start.to(tl.int32), end.to(tl.int32)
+
+
+# ------------------------------------------------------------------------------------------ tiles of keys
+
+
+@triton.jit
+def rows_of_keys(memory, start, is_read, SIZES: tl.constexpr, CUT: tl.constexpr):
+    """Return pointers to the rows of k and of v [TILE] of the keys from `start` on.
+
+    A tile within one block, or of dense keys, has one address and a step from key to key. CUT: a key that is not read
+    may have any number in the block table.
+    """
+    k, v, table = memory
+    k_ptr, k_block, k_token = k
+    v_ptr, v_block, v_token = v
+    P: tl.constexpr = SIZES.P
+    key = tl.arange(0, SIZES.TILE)
+    if P is None or P >= SIZES.TILE:
+        token = start
+        if P is not None:
+            block, token = tl.load(table + start // P), start % P
+            k_ptr, v_ptr = k_ptr + times(block, k_block), v_ptr + times(block, v_block)
+        k_rows = k_ptr + times(token, k_token) + times(key, k_token)
+        v_rows = v_ptr + times(token, v_token) + times(key, v_token)
+    else:
+        entries = table + start // P + key // P
+        block = tl.load(entries, mask=is_read, other=0) if CUT else tl.load(entries)
+        k_rows = k_ptr + times(block, k_block) + times(key % P, k_token)
+        v_rows = v_ptr + times(block, v_block) + times(key % P, v_token)
+    return k_rows, v_rows
+
+
+@triton.jit
+def load_keys(rows, is_read, D: tl.constexpr, BLOCK_D: tl.constexpr, CUT: tl.constexpr):
+    """Return keys or values [TILE, BLOCK_D]. CUT: 0 for those that are not read.
+
+    A slot that no query sees may hold NaN, which a weight of 0 does not hide.
+    """
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    if CUT:
+        return tl.load(rows[:, None] + dim, mask=is_read[:, None] & (dim < D), other=0.0)
+    if D < BLOCK_D:
+        return tl.load(rows[:, None] + dim, mask=dim < D, other=0.0)
+    return tl.load(rows[:, None] + dim)
+
+
+@triton.jit
+def fold_tiles(
+    tiles,  # first, end; those from `whole` on are `skipped` tiles further: (first, end, whole, skipped)
+    state,  # m in units of log 2, l, acc
+    queries,  # q [ROWS, BLOCK_D] and their positions among the keys [ROWS]
+    memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the sequence's row of the block table
+    keys,  # the first key that some row reads, and the end
+    scoring,  # scale, softcap, slope · log₂ e of each row, window
+    SIZES: tl.constexpr,
+    FLOAT8_BITS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    CUT: tl.constexpr,  # whether some key of these tiles is hidden from some row
+):
+    """Return (m, l, acc) after these tiles of keys."""
+    first, end, whole, skipped = tiles
+    m, l, acc = state
+    q, position = queries
+    first_key, end_key = keys
+    scale, softcap, slope, window = scoring
+    for index in range(first, end):
+        start = tl.cast(tl.where(index < whole, index, index + skipped) if CUT else index, tl.int32) * SIZES.TILE
+        key = start + tl.arange(0, SIZES.TILE)
+        is_read = (key >= first_key) & (key < end_key)
+        k_rows, v_rows = rows_of_keys(memory, start, is_read, SIZES, CUT)
+        k = widen(load_keys(k_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
+        v = widen(load_keys(v_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
+
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        factor = scale  # scale > 0: the largest product is the largest score, so the exponent can take the scale
         distance = key[None, :] - position[:, None]  # of the key from the query
-        visible = is_read[None, :]
-        if CAUSAL:
-            visible = visible & (distance <= 0) & (distance > -window)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        scores = products * scale
         if softcap is not None:
-            scores = softcap * tanh(scores / softcap)
+            scores, factor = capped(scores, scale, softcap), 1.0
         if slope is not None:
-            scores -= slope * tl.abs(distance.to(tl.float32))
-        m, l, alpha, weights = fold(m, l, tl.where(visible, scores, float("-inf")))
+            scores, factor = scores * factor - slope[:, None] * tl.abs(distance.to(tl.float32)), 1.0
+        if CUT:
+            visible = is_read[None, :]
+            if CAUSAL:
+                visible = visible & (distance <= 0) & (distance > -window)
+            scores = tl.where(visible, scores, float("-inf"))
+        m_new = tl.maximum(m, tl.max(scores, axis=1) * factor)
+        alpha = tl.exp2(m - finite(m_new))
+        weights = tl.exp2(scores * factor - finite(m_new)[:, None])
+        l = l * alpha + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(q.dtype), v, acc * alpha[:, None], input_precision="ieee")
+        m = m_new
     return m, l, acc
 
 
 @triton.jit
-def store_results(out_ptr, lse_ptr, out_offsets, lse_offsets, mask, m, l, acc, v_scale, D: tl.constexpr):
-    """Store out = acc / l · v_scale and lse = m + log l of the rows that `mask` selects."""
+def attend_to_tiles(
+    tiles,  # first, end
+    queries,
+    memory,
+    keys,
+    scoring,
+    SIZES: tl.constexpr,
+    FLOAT8_BITS: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
+    """Return (m, l, acc) of query rows over tiles of keys, m in units of log 2. The arguments are `fold_tiles`'.
+
+    First come the tiles that all rows see whole. The others, which the window, the diagonal or the end of the keys
+    cuts, pay for masks.
+    """
+    TILE: tl.constexpr = SIZES.TILE
+    first_tile, end_tile = tiles
+    first_key, end_key = keys
+    seen_by_all, end_by_all = first_key, end_key
+    if CAUSAL:
+        _, position = queries
+        _, _, _, window = scoring
+        seen_by_all = tl.maximum(first_key, tl.maximum(tl.max(position, axis=0) + 1, 0) - window)
+        end_by_all = tl.minimum(end_key, tl.min(position, axis=0) + 1)
+    whole = tl.minimum(tl.maximum(seen_by_all // TILE + (seen_by_all % TILE > 0), first_tile), end_tile)
+    whole_end = tl.minimum(tl.maximum(end_by_all // TILE, whole), end_tile)
+    skipped = whole_end - whole
+    m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
+    if skipped > 0:  # a loop that is not entered would still compute the addresses of its first loads
+        whole_tiles = (whole, whole_end, whole, 0)
+        m, l, acc = fold_tiles(
+            whole_tiles, (m, l, acc), queries, memory, keys, scoring, SIZES, FLOAT8_BITS, CAUSAL, False
+        )
+    if first_tile + skipped < end_tile:
+        cut = (first_tile, end_tile - skipped, whole, skipped)
+        m, l, acc = fold_tiles(cut, (m, l, acc), queries, memory, keys, scoring, SIZES, FLOAT8_BITS, CAUSAL, True)
+    return m, l, acc
+
+
+# ------------------------------------------------------------------------------------------ results
+
+
+@triton.jit
+def store_results(results, seq, head, query, mask, m, l, acc, v_scale, D: tl.constexpr):
+    """Store out = acc / l · v_scale and the natural lse of rows, by their heads and queries. m: in units of log 2.
+
+    A row that saw no key (l = 0) gives 0 and −∞.
+    """
+    out_ptr, out_seq, out_head, out_query, _ = results.out
+    lse_ptr, lse_seq, lse_head, lse_query = results.lse
     dim = tl.arange(0, acc.shape[1])[None, :]
-    out, lse = output(m, l, acc)
-    out = (out * v_scale).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_offsets[:, None] + dim, out, mask=mask[:, None] & (dim < D))
-    tl.store(lse_ptr + lse_offsets, lse, mask=mask)
+    l = tl.where(l == 0.0, 1.0, l)
+    out = (acc * (v_scale / l)[:, None]).to(out_ptr.dtype.element_ty)
+    out_rows = out_ptr + seq * out_seq + head * out_head + query * out_query
+    tl.store(out_rows[:, None] + dim, out, mask=mask[:, None] & (dim < D))
+    tl.store(lse_ptr + seq * lse_seq + head * lse_head + query * lse_query, (m + tl.log2(l)) * LN_2, mask=mask)
 
 
 @triton.jit
@@ -111,11 +274,270 @@ def store_partials(partials, slots, mask, m, l, acc, D: tl.constexpr):
 
 
 @triton.jit
-def merge_slots(m, l, acc, partials, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return one row's (m, l, acc) with the partials at `slots` merged in, those that `mask` selects."""
+def merge_slots(state, partials, slots, mask, D: tl.constexpr):
+    """Merge partials into a row's (m, l, acc): those that `mask` selects of m [slots], l [slots] and acc [slots, D].
+
+    slots: [n] int32, from the pointers on. mask: or None. m is in units of log 2, and acc is [1, BLOCK_D].
+    """
+    m, l, acc = state
     m_ptr, l_ptr, acc_ptr = partials
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
-    l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)
-    acc_parts = tl.load(acc_ptr + slots[:, None] * D + dim, mask=mask[:, None] & (dim < D), other=0.0)
-    return merge(m, l, acc, m_parts, l_parts, acc_parts)
+    dim = tl.arange(0, acc.shape[1])[None, :]
+    of_acc = acc_ptr + (slots[:, None] * D + dim)
+    if mask is not None:
+        m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
+        l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)
+        acc_parts = tl.load(of_acc, mask=mask[:, None] & (dim < D), other=0.0)
+    else:
+        m_parts, l_parts, acc_parts = tl.load(m_ptr + slots), tl.load(l_ptr + slots), tl.load(of_acc)
+    m_new = tl.maximum(m, tl.max(m_parts, axis=0))
+    alpha, weights = tl.exp2(m - finite(m_new)), tl.exp2(m_parts - finite(m_new))
+    l = l * alpha + tl.sum(weights * l_parts, axis=0)
+    return m_new, l, acc * alpha + tl.sum(weights[:, None] * acc_parts, axis=0)[None, :]
+
+
+# ------------------------------------------------------------------------------------------ kernels
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "num_seqs", "capacity", "window", "num_splits", "split_tiles"],
+    do_not_specialize_on_alignment=["block_tables", "seq_lens", "cu_seqlens_q"],
+)
+def decode_attention_kernel(
+    q,  # [B, H, T, D], as every tensor of more than one dimension: (pointer, stride of each dimension)
+    k,  # [N, Hkv, P, D]; dense: [B, Hkv, S, D]
+    v,
+    block_tables,  # [B, M] int32; None: dense
+    table_stride,  # from row to row of block_tables
+    seq_lens,  # [B] int32; None: `capacity` keys each
+    cu_seqlens_q,  # [B + 1] int32: queries cu[b] … cu[b + 1] − 1 of q [1, H, total_q, D] are sequence b's; or None
+    scoring,  # Scoring; its scale includes k_scale
+    results,  # Results
+    plan,  # as `work_plan_kernel` writes it; None: split i of an item is program item · num_splits + i
+    num_seqs,  # as in `rows_of_item`
+    num_queries,
+    capacity,  # the most keys that a sequence can have
+    window,  # 2³¹ − 1: no window
+    num_splits,  # of an item, at most
+    split_tiles,  # tiles of a split; 0: an item has num_splits, or as many as tiles
+    SIZES: tl.constexpr,
+    HKV: tl.constexpr,
+    FLOAT8_BITS: tl.constexpr,  # 4 or 5: the caches are bytes, float8 with that many exponent bits; else 0
+    CAUSAL: tl.constexpr,
+):
+    """out = attention(q, keys, values) · v_scale over the seq_lens[b] keys of sequence b, the queries at their end.
+
+    Grid (items · num_splits), or (programs) with a plan. From the first rungs of lessons 5 and 7 to this kernel:
+
+    1. Any head size and group. Rows are pairs of a query and a head of the group, in items of ROWS (lesson 7), also for
+       packed queries, with a number of queries for each sequence (lesson 9).
+    2. ALiBi, softcap and window (lesson 5). Tiles before the window are not visited. Only cut tiles pay for masks.
+    3. A float8 cache, whose bytes are converted here where the GPU does not convert them (lesson 5).
+    4. Keys in blocks or dense, with one loop: a tile is rows at addresses that the block table or a step gives.
+    5. Splits by number or size, or a plan by which all programs share the work (lesson 7). An item that is one split is
+       stored as a result. The other splits leave (m, l, acc) for `merge_items_kernel`.
+    6. An invalid length (below 0, above `capacity`) gives NaN. The kernel then reads no key.
+    """
+    GROUP: tl.constexpr = SIZES.GROUP
+    scale, softcap, slopes, v_scale = scoring
+    k_ptr, k_block, k_head, k_token, _ = k
+    v_ptr, v_block, v_head, v_token, _ = v
+    q_ptr, q_seq, q_head, q_query, _ = q
+    program = tl.program_id(0)
+    low, high = 0, 0
+    if plan is None:
+        first_item, end_item = program // num_splits, program // num_splits + 1
+    else:
+        ends, begins, first_items, _, _ = sections(plan)
+        low, high = tl.load(begins + program), tl.load(begins + program + 1)
+        first_item, end_item = tl.load(first_items + program), tl.load(first_items + program + 1) + 1
+        end_item = tl.where(low < high, end_item, first_item)
+    for index in range(first_item, end_item):
+        item = tl.cast(index, tl.int32)  # Triton's interpreter counts with Python's integers
+        seq, kv_head, first_row, num_rows, first_query = rows_of_item(
+            item, cu_seqlens_q, num_seqs, num_queries, HKV, SIZES
+        )
+        first_key, end_key, length, is_possible = keys_of_item(
+            seq, first_row, num_rows, seq_lens, capacity, window, SIZES, CAUSAL
+        )
+        num_tiles = count_tiles(first_key, end_key, SIZES.TILE)
+        if plan is None:
+            split = program % num_splits
+            count, start, end = tiles_of_split(split, num_splits, split_tiles, num_tiles)
+            slot, exists = item.to(tl.int64) * num_splits + split, split < count
+        else:
+            begin = tl.load(ends + item)
+            start = tl.minimum(tl.maximum(low - begin - 1, 0), num_tiles)
+            end = tl.minimum(tl.maximum(high - begin - 1, 0), num_tiles)
+            slot, exists = (
+                item.to(tl.int64) + program,
+                (start < end) | ((num_tiles == 0) & (low <= begin) & (begin < high)),
+            )
+        if exists & (first_row < num_rows):
+            row = first_row + tl.arange(0, SIZES.ROWS)
+            is_row, query, group_head = row < num_rows, tl.minimum(row, num_rows - 1) // GROUP, row % GROUP
+            position, query = length - num_rows // GROUP + query, (first_query + query).to(tl.int64)
+            head, block = kv_head.to(tl.int64), seq.to(tl.int64)
+            row_seq = block if cu_seqlens_q is None else block * 0
+            q_rows = q_ptr + row_seq * q_seq + head * GROUP * q_head + query * q_query + group_head * q_head
+            q_tile = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D)
+            if scale <= 0:  # the loop takes a positive scale
+                q_tile *= tl.where(scale < 0, -1.0, 0.0).to(q_tile.dtype)
+            slope, table = slopes, block_tables
+            if slopes is not None:
+                slope = tl.load(slopes + head * GROUP + group_head, mask=is_row, other=0.0) * LOG2_E
+            if SIZES.P is not None:
+                table, block = block_tables + block * table_stride, block * 0
+            k_memory = (k_ptr + block * k_block + head * k_head, k_block, k_token)
+            v_memory = (v_ptr + block * v_block + head * v_head, v_block, v_token)
+            first_tile = first_key // SIZES.TILE
+            m, l, acc = attend_to_tiles(
+                (first_tile + start, first_tile + end),
+                (q_tile, position),
+                (k_memory, v_memory, table),
+                (first_key, end_key),
+                (tl.where(scale == 0, 1.0, tl.abs(scale)), softcap, slope, window),
+                SIZES,
+                FLOAT8_BITS,
+                CAUSAL,
+            )
+            l = tl.where(is_possible, l, float("nan"))
+            if (start == 0) & (end == num_tiles):
+                row_head = head * GROUP + group_head
+                store_results(results, row_seq, row_head, query, is_row, m, l, acc, v_scale, SIZES.D)
+            elif results.m is not None:
+                slots = slot * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
+                store_partials((results.m, results.l, results.acc), slots, is_row, m, l, acc, SIZES.D)
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs", "capacity", "window", "num_splits", "split_tiles"],
+    do_not_specialize_on_alignment=["seq_lens", "cu_seqlens_q"],
+)
+def merge_items_kernel(
+    results,  # Results
+    seq_lens,
+    cu_seqlens_q,
+    v_scale,
+    plan,
+    num_seqs,
+    num_queries,
+    capacity,
+    window,
+    num_splits,
+    split_tiles,
+    SIZES: tl.constexpr,
+    HKV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    LOADS: tl.constexpr,  # splits that are read at once: one at a time, each would wait for the one before
+):
+    """Merge the splits of each item that has several, in the order of its keys: out = acc / l · v_scale and lse.
+
+    Grid (items, rows). The arguments are those of `decode_attention_kernel`.
+    """
+    item, row_of_item = tl.program_id(0), tl.program_id(1)
+    seq, kv_head, first_row, num_rows, first_query = rows_of_item(item, cu_seqlens_q, num_seqs, num_queries, HKV, SIZES)
+    if plan is None:
+        first_key, end_key, _, _ = keys_of_item(seq, first_row, num_rows, seq_lens, capacity, window, SIZES, CAUSAL)
+        num_tiles = count_tiles(first_key, end_key, SIZES.TILE)
+        count, _, _ = tiles_of_split(0, num_splits, split_tiles, num_tiles)
+        first_slot = item.to(tl.int64) * num_splits
+    else:
+        _, _, _, first_slots, counts = sections(plan)
+        first_slot, count = tl.load(first_slots + item).to(tl.int64), tl.load(counts + item)
+    row = first_row + row_of_item
+    if (count <= 1) | (row >= num_rows):
+        return
+    BLOCK_D: tl.constexpr = SIZES.BLOCK_D
+    m, l = tl.full([], float("-inf"), tl.float32), tl.zeros([], tl.float32)
+    acc, part = tl.zeros([1, BLOCK_D], tl.float32), tl.arange(0, LOADS)
+    for start in range(0, count, LOADS):
+        slot = (first_slot + start) * SIZES.ROWS + row_of_item
+        partials = (results.m + slot, results.l + slot, results.acc + slot * SIZES.D)
+        if (count - start >= LOADS) & (SIZES.D == BLOCK_D):
+            m, l, acc = merge_slots((m, l, acc), partials, part * SIZES.ROWS, None, SIZES.D)
+        else:
+            m, l, acc = merge_slots((m, l, acc), partials, part * SIZES.ROWS, start + part < count, SIZES.D)
+    m, l = tl.full([1], m, tl.float32), tl.full([1], l, tl.float32)
+    query = (first_query + row // SIZES.GROUP).to(tl.int64) + tl.arange(0, 1)
+    head = kv_head.to(tl.int64) * SIZES.GROUP + row % SIZES.GROUP
+    seq = seq.to(tl.int64) if cu_seqlens_q is None else 0
+    store_results(results, seq, head, query, query >= 0, m, l, acc, v_scale, SIZES.D)
+
+
+@triton.jit
+def sections(plan):
+    """Return the rows of a work plan [5, …] int32.
+
+    ends          [items + 1]     the work before each item, and the work of all
+    begins        [programs + 1]  the work before each program, and the work of all
+    first_items   [programs + 1]  the item in which that work lies
+    first_slots   [items]         the slot of an item's first split
+    counts        [items]         how many splits it has
+    """
+    ptr, row, _ = plan
+    return ptr, ptr + row, ptr + 2 * row, ptr + 3 * row, ptr + 4 * row
+
+
+@triton.jit(
+    do_not_specialize=["num_items", "num_programs", "min_tiles", "capacity", "window"],
+    do_not_specialize_on_alignment=["seq_lens", "cu_seqlens_q"],
+)
+def work_plan_kernel(
+    plan,  # [5, …] int32
+    seq_lens,
+    cu_seqlens_q,
+    num_items,
+    num_programs,
+    min_tiles,  # fewest tiles of a program
+    num_queries,
+    capacity,
+    window,
+    SIZES: tl.constexpr,
+    HKV: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    LANES: tl.constexpr,  # items that are handled at once
+):
+    """Lay the work of all items end to end and give each program an equal range of it (`equal_ranges` on the device).
+
+    An item's work is its tiles, and one unit before them for the start of a program. An item without keys has this unit
+    alone, and one without rows has none. Program p of n that share W has the work from W · p // n on. The split of an
+    item in program p has slot p + item. Grid (1).
+    """
+    ends, begins, first_items, first_slots, counts = sections(plan)
+    lane, total = tl.arange(0, LANES), 0
+    for start in range(0, num_items, LANES):
+        item = start + lane
+        seq, _, first_row, num_rows, _ = rows_of_item(
+            tl.minimum(item, num_items - 1), cu_seqlens_q, None, num_queries, HKV, SIZES
+        )
+        first_key, end_key, _, _ = keys_of_item(seq, first_row, num_rows, seq_lens, capacity, window, SIZES, CAUSAL)
+        exists = (item < num_items) & (first_row < num_rows)
+        work = tl.where(exists, count_tiles(first_key, end_key, SIZES.TILE) + 1, 0)
+        tl.store(ends + item, total + tl.cumsum(work) - work, mask=item < num_items)
+        total += tl.sum(work)
+    tl.store(ends + num_items, total)
+    tl.debug_barrier()  # other threads read the ends below
+
+    sharing = tl.minimum(tl.maximum(total // min_tiles, 1), num_programs).to(tl.int64)
+    wide = tl.maximum(total, 1).to(tl.int64)
+    for start in range(0, num_programs + 1, LANES):
+        program = start + lane
+        begin = tl.minimum(wide * program // sharing, total).to(tl.int32)
+        low, high = tl.zeros([LANES], tl.int32), tl.zeros([LANES], tl.int32) + num_items - 1
+        unit = tl.minimum(begin, total - 1)
+        while tl.max(high - low) > 0:  # the last item that begins at this unit or before it
+            middle = (low + high + 1) // 2
+            is_after = tl.load(ends + middle) > unit
+            low, high = tl.where(is_after, low, middle), tl.where(is_after, middle - 1, high)
+        tl.store(begins + program, begin, mask=program <= num_programs)
+        tl.store(first_items + program, low, mask=program <= num_programs)
+
+    for start in range(0, num_items, LANES):
+        item = start + lane
+        begin = tl.load(ends + item, mask=item < num_items, other=0).to(tl.int64)
+        end = tl.load(ends + item + 1, mask=item < num_items, other=0).to(tl.int64)
+        # Program p begins at unit x or before it if W · p < (x + 1) · n.
+        first = (tl.minimum(begin + 2, end) * sharing - 1) // wide
+        last = (end * sharing - 1) // wide
+        tl.store(first_slots + item, (first + item).to(tl.int32), mask=item < num_items)
+        tl.store(counts + item, tl.where(end > begin, last - first + 1, 0).to(tl.int32), mask=item < num_items)

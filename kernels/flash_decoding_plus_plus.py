@@ -10,8 +10,8 @@ Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import count_tiles, load_queries, rows_of_chunk, store_partials, store_results
-from pagewise.kernels.partial import empty, finite
+from pagewise.kernels.decode import count_tiles, load_queries, store_partials
+from pagewise.kernels.partial import empty, finite, output
 
 
 @triton.jit
@@ -113,7 +113,8 @@ def rows_of_program(q, k, v, seq_lens_ptr, T, S, HKV: tl.constexpr, GROUP: tl.co
     chunks = (T * GROUP + ROWS - 1) // ROWS
     item = tl.program_id(0).to(tl.int64)
     seq, kv_head = item // (HKV * chunks), item // chunks % HKV
-    query, group_head, is_row = rows_of_chunk((item % chunks).to(tl.int32), T * GROUP, GROUP, ROWS)
+    row = (item % chunks).to(tl.int32) * ROWS + tl.arange(0, ROWS)
+    query, group_head, is_row = (row // GROUP).to(tl.int64), row % GROUP, row < T * GROUP
     if seq_lens_ptr is not None:
         S = tl.minimum(tl.maximum(tl.load(seq_lens_ptr + seq), 0), S)
     head = kv_head * GROUP + group_head
@@ -168,7 +169,7 @@ def unified_max_attention_kernel(
     """
     rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, HKV, GROUP, ROWS)
     result, is_row, query, q_rows = rows
-    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
+    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE).to(tl.int64)
     q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
 
     m, l = tl.full([ROWS, TILE], float("-inf"), tl.float32), tl.zeros([ROWS, TILE], tl.float32)
@@ -220,7 +221,9 @@ def add_splits_kernel(
     is_safe = is_safe & ((exponent >= 0) | (largest >= smallest))
     sees_nothing = (m == float("-inf")) & (l == 0.0)
     tl.store(unsafe_ptr + only, ((is_safe == 0) & (sees_nothing == 0)).to(tl.uint8))
-    store_results(out_ptr, lse_ptr, only * D, only, only >= 0, tl.zeros_like(m) + phi, l, acc, 1.0, D)
+    out, lse = output(tl.zeros_like(m) + phi, l, acc)
+    tl.store(out_ptr + row * D + dim, out.to(out_ptr.dtype.element_ty), mask=dim < D)
+    tl.store(lse_ptr + only, lse)
 
 
 @triton.jit(do_not_specialize=["num_queries", "S"])
@@ -251,7 +254,7 @@ def lazy_rescale_kernel(
     """
     rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, HKV, GROUP, ROWS)
     result, is_row, query, q_rows = rows
-    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE)
+    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE).to(tl.int64)
     first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)

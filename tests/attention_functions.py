@@ -17,7 +17,7 @@ from pagewise.flash_attention import (
     flash_attention_varlen,
     in_cuda,
 )
-from pagewise.flash_decoding import Splits, flash_decoding, in_triton
+from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, lazy_rescale_attention, unified_max_attention
 from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
@@ -29,6 +29,7 @@ from pagewise.paged_attention import (
     paged_attention_v2,
     paged_attention_varlen,
 )
+from pagewise.paged_attention.in_triton import attend
 from pagewise.paged_blocks.cache import to_vllm_layout
 
 BLOCK_SIZE = 16
@@ -73,8 +74,7 @@ def in_batches(found, sizes):
 def in_programs(num_programs, q, k, v, *, seq_lens=None, return_lse=False, check=True, **options):
     """`flash_decoding` by a number of programs that share all tiles, as it runs on a GPU. `check` has no effect."""
     options = ScoreOptions(**options).checked(q, k.shape[2])
-    plan = in_triton.decode_plan(q, k, options, Splits("share", num_programs), seq_lens=seq_lens)
-    found = in_triton.attend(q, k, v, options, seq_lens=seq_lens, plan=plan)
+    found = attend(q, k, v, options, ("share", num_programs), seq_lens=seq_lens)
     return found if return_lse else found[0]
 
 

@@ -8,26 +8,21 @@ import inspect
 import pytest
 import torch
 from covering import is_full, label
-from decode_compile import E4M3, E5M2, POINTERS, assert_fits, compile_decode, compile_merge, for_every_gpu
+from decode_compile import DTYPES, E4M3, E5M2, assert_fits, compiled, for_every_gpu
 from triton_compile import compile_triton
 
-from pagewise.kernels.flash_decoding import flash_decoding_kernel, merge_plan_kernel, split_decode_kernel
+from pagewise.kernels.decode import decode_attention_kernel, merge_items_kernel, work_plan_kernel
+from pagewise.kernels.flash_decoding import split_decode_kernel
 from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
-from pagewise.kernels.paged_attention import merge_splits_kernel, paged_attention_kernel, paged_decode_kernel
-from pagewise.kernels.paged_attention_varlen import paged_attention_varlen_kernel
+from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
 
-SIZES = {"head_size": [80, 128, 256, 64] if is_full() else [80, 128, 256], "dtype": list(POINTERS)}
+SIZES = {"head_size": [80, 128, 256, 64] if is_full() else [80, 128, 256], "dtype": DTYPES}
 EITHER = {"options": [False, True], "split": [False, True]}
 PAGED = SIZES | {"cache": [None, E4M3, E5M2], "group": [1, 8, 32, 4] if is_full() else [1, 8, 32]} | EITHER
-DECODE = SIZES | {"cache": [None, E4M3], "group": [1, 4, 32], "queries": [1, 3, 16]} | EITHER | {"paged": [False, True]}
+DECODE = SIZES | {"group": [1, 4, 32], "queries": [1, 3, 16]} | EITHER
 VARLEN = SIZES | {"head_size": [80, 128, 256], "cache": [None, E4M3], "queries": [2, 1024], "group": [1, 4]} | EITHER
-SOFTMAX = {"which": ["unified", "lazy"], "head_size": [64, 256], "dtype": list(POINTERS)}
+SOFTMAX = {"which": ["unified", "lazy"], "head_size": [64, 256], "dtype": DTYPES}
 SOFTMAX |= {"rows": [(1, 1), (2, 3), (8, 3)], "options": [False, True], "wide": [False, True]}
-
-
-def exists(case):
-    """Float8 is for paged caches only."""
-    return case["cache"] is None or case["paged"]
 
 
 # float32 needs most shared memory, and this GPU has least.
@@ -35,7 +30,7 @@ TIGHT = {"which": "varlen", "head_size": 80, "dtype": torch.float32, "queries": 
 CASES = [
     TIGHT,
     *({"which": "paged"} | case for case in for_every_gpu(PAGED)),
-    *({"which": "decode"} | case for case in for_every_gpu(DECODE, exists)),
+    *({"which": "decode"} | case for case in for_every_gpu(DECODE)),
     *({"which": "varlen"} | case for case in for_every_gpu(VARLEN)),
     *for_every_gpu(SOFTMAX),
 ]
@@ -47,20 +42,27 @@ def test_compiles_for_every_gpu(case, record_property):
     if "rows" in case:
         case["group"], case["queries"] = case.pop("rows")
         case["wide"] = case["wide"] and case["dtype"] == torch.float16
-    compiled = assert_fits(case.pop("which"), record_property, **case)
+    found = assert_fits(case.pop("which"), record_property, **case)
     if "wide" in case:
-        assert "cp.async.cg" in compiled.ptx or case["sm"] < 80
+        assert "cp.async.cg" in found.ptx or case["sm"] < 80
 
 
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(
-    ("which", "head_size", "rows"),
-    [("splits", 80, 16), ("splits", 256, 16), ("plan", 80, 16), ("plan", 256, 64), ("add", 128, 16)],
+    ("which", "merge", "head_size", "queries"),
+    [
+        ("paged", "merge_items_kernel", 80, 1),
+        ("decode", "merge_items_kernel", 256, 1),
+        ("varlen", "merge_items_kernel", 128, 300),
+        ("decode", "work_plan_kernel", 64, 1),
+        ("lazy", "merge_splits_kernel", 256, 1),
+        ("unified", "add_splits_kernel", 128, 1),
+    ],
 )
-def test_merges_compile_without_spilling(which, head_size, rows, sm, record_property):
-    compiled = compile_merge(which, head_size, torch.bfloat16, sm, rows=rows)
-    record_property("registers", compiled.registers)
-    assert compiled.spilled_bytes == 0
+def test_plans_and_merges_compile_without_spilling(which, merge, head_size, queries, sm, record_property):
+    found = compiled(which, sm, head_size=head_size, dtype=torch.bfloat16, queries=queries, options=True)[merge]
+    record_property("registers", found.registers)
+    assert found.spilled_bytes == 0
 
 
 TENSORS = {"q": ["*fp16", "i32:16", "i32:16", 1], "scale": "fp32"}
@@ -90,35 +92,40 @@ def test_first_rungs_compile_without_spilling(kernel, sm):
     [
         ("paged", 90, {"group": 1}),
         ("paged", 90, {"group": 8}),
-        ("decode", 90, {"paged": False}),
-        ("decode", 90, {"paged": True}),
+        ("decode", 90, {}),
+        ("decode", 90, {"options": True}),
         ("varlen", 80, {"queries": 1024, "split": False}),
     ],
 )
 def test_loads_are_wide_and_on_their_way_early(which, sm, sizes):
     """16 bytes per thread and load, fetched ahead of use by cp.async."""
-    assert "cp.async.cg.shared.global" in compile_decode(which, 128, torch.bfloat16, sm, **sizes).ptx
+    found = compiled(which, sm, head_size=128, dtype=torch.bfloat16, **sizes)["decode_attention_kernel"]
+    assert "cp.async.cg.shared.global" in found.ptx
 
 
 @pytest.mark.parametrize("group", [1, 8])
 def test_float8_becomes_bfloat16_by_way_of_float16(group):
     """Triton's own way from e5m2 on sm_90, a product with 2¹¹², makes finite numbers of inf and NaN."""
-    compiled = compile_decode("paged", 128, torch.bfloat16, 90, group=group, cache=E5M2)
-    assert "cvt.rn.f16x2.e5m2x2" in compiled.ptx
-    assert "mul.rn.bf16x2" not in compiled.ptx
+    case = {"head_size": 128, "dtype": torch.bfloat16, "group": group, "cache": E5M2}
+    ptx = compiled("paged", 90, **case)["decode_attention_kernel"].ptx
+    assert "cvt.rn.f16x2.e5m2x2" in ptx
+    assert "mul.rn.bf16x2" not in ptx
 
 
-ALWAYS = {"P", "D", "BLOCK_D", "GROUP", "ROWS", "TILE", "FLOAT8_BITS"}
+VARYING = {"num_seqs", "capacity", "window", "num_splits", "split_tiles"}
 
 
 @pytest.mark.parametrize(
     ("kernel", "constants", "unspecialized"),
     [
-        (paged_attention_kernel, ALWAYS, {"block_tables", "capacity", "window", "num_splits"}),
+        (decode_attention_kernel, {"SIZES", "HKV", "FLOAT8_BITS", "CAUSAL"}, {"table_stride"} | VARYING),
+        (merge_items_kernel, {"SIZES", "HKV", "CAUSAL", "LOADS"}, VARYING),
+        (
+            work_plan_kernel,
+            {"SIZES", "HKV", "CAUSAL", "LANES"},
+            {"num_items", "num_programs", "min_tiles", "capacity", "window"},
+        ),
         (merge_splits_kernel, {"D", "BLOCK_D", "LOADS"}, {"num_splits"}),
-        (flash_decoding_kernel, ALWAYS | {"HKV", "CAUSAL"}, {"block_tables", "num_queries", "capacity", "window"}),
-        (merge_plan_kernel, {"D", "BLOCK_D", "GROUP", "ROWS", "LOADS"}, None),
-        (paged_attention_varlen_kernel, ALWAYS | {"HKV"}, {"block_tables", "capacity", "window"}),
     ],
 )
 def test_what_changes_from_step_to_step_is_not_compiled_in(kernel, constants, unspecialized):
@@ -127,4 +134,4 @@ def test_what_changes_from_step_to_step_is_not_compiled_in(kernel, constants, un
     assert {name for name, p in parameters.items() if "constexpr" in str(p.annotation)} == constants
     options = kernel.kwargs if hasattr(kernel, "kwargs") else None  # interpreted kernels keep them as given
     found = options.get("do_not_specialize", ()) if options is not None else kernel.do_not_specialize
-    assert unspecialized is None or set(found) == unspecialized
+    assert set(found) == unspecialized

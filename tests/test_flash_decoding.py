@@ -1,25 +1,26 @@
 """Flash-Decoding: its arguments, every way to cut the keys in torch and Triton, work plans, and the first rung."""
 
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 
 import flash_cases
 import pytest
 import torch
 from attention_functions import in_programs
 from covering import all_cases, covering, is_full, label
-from decode_compile import POINTERS
+from decode_compile import DTYPES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import DEVICES, assert_results
-from pagewise.flash_decoding import Piece, Splits, equal_ranges, flash_decoding, in_triton, num_splits_heuristic
-from pagewise.flash_decoding.work_plan import Items, work_plan
+from pagewise.flash_decoding import Splits, equal_ranges, flash_decoding, num_splits_heuristic
+from pagewise.flash_decoding.work_plan import pieces_of
 from pagewise.kernels.flash_decoding import split_decode_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import partial_results
+from pagewise.paged_attention import in_triton
+from pagewise.paged_attention.in_triton import FILLING, SHARING, partial_results, shared_plan
 from pagewise.tools.architecture import CPU, Architecture
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
@@ -202,10 +203,11 @@ def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_prog
     assert len(programs) == num_programs
     work = [sum(piece.stop - piece.start for piece in pieces) for pieces in programs]
     work = [n + sum(start for piece in pieces if piece.start == 0) for n, pieces in zip(work, programs, strict=True)]
-    total = sum(n + start for n in tiles if n)
+    empty = start * tiles.count(0)  # an item without tiles is work too, and has no piece
+    total = sum(n + start for n in tiles)
     sharing = min(num_programs, max(1, total // min_tiles))
     for n in work[:sharing]:  # except for a start whose item's first tile belongs to the next program
-        assert total // sharing - start <= n <= cdiv(total, sharing) + start
+        assert total // sharing - start - empty <= n <= cdiv(total, sharing) + start
     assert not any(work[sharing:])
     pieces = [piece for of_program in programs for piece in of_program]
     for item, n in enumerate(tiles):
@@ -218,60 +220,39 @@ def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_prog
 
 @given(
     tiles=st.lists(st.integers(0, 300), min_size=1, max_size=20),
-    splits=st.one_of(
-        st.tuples(st.just("num"), st.integers(1, 400)),
-        st.tuples(st.just("size"), st.integers(1, 20000)),
-        st.tuples(st.just("share"), st.integers(1, 200)),
-    ),
+    cut=st.integers(0, 63),
+    num_programs=st.integers(1, 200),
+    queries=st.none() | st.lists(st.integers(0, 2), min_size=20, max_size=20),
 )
-@settings(deadline=None)
-def test_a_plan_holds_every_tile_once_and_stores_every_result_once(tiles, splits):
-    """Splits of one item have neighbouring slots in the order of its keys, and only an item that is split has slots."""
-    splits = Splits(*splits)
-    plan = plan_of(tiles, splits)
-    if splits.way == "share":
-        assert pieces_of(plan) == equal_ranges(tiles, plan.num_programs, min_tiles=2)
-    table = plan.splits.tolist()
-    ends = plan.programs.tolist()
-    assert ends == sorted(ends)
-    assert ends[-1] <= len(table)
-    visited = {index for program in range(plan.num_programs) for index in range(ends[program], ends[program + 1])}
-    assert all(table[index][3] == -2 for index in range(len(table)) if index not in visited)
-    for item, n in enumerate(tiles):
-        own = [(start - item, end - item, slot) for i, start, end, slot in table if i == item and slot != -2]
-        assert [tile for start, end, _ in own for tile in range(start, end)] == list(range(n))
-        first_slot, num_splits = plan.items[item, :2].tolist()
-        stored = [slot for *_, slot in own]
-        if num_splits == 1:
-            assert stored == [-1]
-        else:
-            assert stored == list(range(first_slot, first_slot + num_splits))
-            assert not stored or stored[-1] < plan.num_slots
-        if splits.way != "share":
-            assert num_splits == max(
-                1, min(n, splits.count) if splits.way == "num" else cdiv(n, cdiv(splits.count, 64))
-            )
-
-
-def plan_of(tiles, splits):
-    """Return the plan of items with these numbers of tiles of 64 keys. An item's first tile is its own number."""
-    num_tiles, item = torch.tensor(tiles), torch.arange(len(tiles))
-    items = Items(item, num_tiles, item >= 0, item[:, None].expand(-1, 4))
-    return work_plan(items, splits, tile=64, max_keys=64 * max(tiles), min_keys=128)
-
-
-def pieces_of(plan):
-    """Return the pieces of each program, with the slots that `equal_ranges` gives them."""
-    programs = []
-    for first, last in pairwise(plan.programs.tolist()):
-        pieces = []
-        for index in range(first, last):
-            item, start, end, slot = plan.splits[index].tolist()
-            if slot != -2:
-                assert slot in (-1, index)
-                pieces.append(Piece(item, start - item, end - item, index))
-        programs.append(pieces)
-    return programs
+@settings(deadline=None, max_examples=300 if is_full() else 40)
+def test_a_plan_of_the_device_is_equal_ranges(tiles, cut, num_programs, queries):
+    """An item has neighbouring slots, which the merge finds. Of packed sequences, those of one query have work."""
+    lens = torch.tensor([max(0, 64 * n - cut) for n in tiles], dtype=torch.int32)
+    q, k = torch.empty(len(tiles), 1, 1, 16), torch.empty(1, 1, 1, 16).half()
+    k, cu_seqlens_q = k.expand(len(tiles), 1, 64 * 300, 16), None
+    if queries is not None:
+        queries = queries[: len(tiles)]
+        cu_seqlens_q = torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
+        q = torch.empty(1, 1, sum(queries), 16)
+    if not q.numel():
+        return
+    of_batch = {"seq_lens": lens, "cu_seqlens_q": cu_seqlens_q}
+    [part, *_] = in_triton.parts_of(q.half(), k, ("share", num_programs), None, cu_seqlens_q)
+    plan = shared_plan(q.half(), k, ScoreOptions(causal=True), ("share", num_programs), **of_batch)
+    works = [n for n, own in zip(tiles, queries or [1] * len(tiles), strict=True) if own == 1]
+    items = [i for i, own in enumerate(queries or [1] * len(tiles)) if own == 1]
+    found = pieces_of(plan, tiles, part.num_programs)
+    expected = equal_ranges(works, part.num_programs, min_tiles=2)
+    assert [[piece[1:3] for piece in own] for own in found] == [[piece[1:3] for piece in own] for own in expected]
+    assert [[piece.item for piece in own] for own in found] == [
+        [items[piece.item] for piece in own] for own in expected
+    ]
+    first_slots, counts = plan[3].tolist(), plan[4].tolist()
+    for item in items:
+        slots = [piece.slot for own in found for piece in own if piece.item == item]
+        assert slots == list(range(first_slots[item], first_slots[item] + counts[item])) or not tiles[item]
+        assert not slots or slots[-1] < part.num_slots
+    assert all(counts[item] == 0 for item in range(len(tiles)) if item not in items)
 
 
 def test_lengths_may_change_between_two_replays_of_one_launch(kernel_device):
@@ -322,27 +303,26 @@ def test_heuristic_keeps_its_bounds_and_its_promise(num_tiles, num_sms, num_key_
 def test_splits_fill_a_gpu(kernel_device, monkeypatch):
     """Equal lengths are cut by number. For other lengths only the capacity is known. A CPU needs one split."""
     q, k, _ = random_qkv(1, (32, 8), 1, 1, 128, torch.float16, kernel_device)
-    k, lens = k.expand(1, 8, 65536, 128), torch.tensor([65536], dtype=torch.int32, device=kernel_device)
-    for gpu, equal, other in (
-        (Architecture(90, 232448, 132), ("num", 29), ("share", 264)),
-        (CPU, ("num", 1), ("num", 1)),
-    ):
+    k = k.expand(1, 8, 65536, 128)
+    for gpu, equal, other in ((Architecture(90, 232448, 132), (29, 0), (1, 264)), (CPU, (1, 0), (1, 0))):
         monkeypatch.setattr(in_triton, "architecture", lambda device, gpu=gpu: gpu)
-        for seq_lens, splits in ((None, Splits(*equal)), (lens, Splits(*other))):
-            chosen, expected = (
-                in_triton.decode_plan(q, k, ScoreOptions(), given, seq_lens=seq_lens) for given in (None, splits)
-            )
-            assert chosen.num_programs == expected.num_programs
-            assert chosen.splits.equal(expected.splits)
+        for splits, expected in ((FILLING, equal), (SHARING, other)):
+            [part] = in_triton.parts_of(q, k, splits, None, None)
+            assert (part.num_splits, part.num_programs) == expected
 
 
-def test_a_plan_of_equal_lengths_is_made_once(kernel_device):
-    qkv = random_qkv(2, (4, 2), 1, 77, 32, device=kernel_device)
-    first, second = (in_triton.decode_plan(*qkv[:2], ScoreOptions(), Splits("num", 3)) for _ in range(2))
-    assert first is second
-    lens = torch.tensor([77, 5], dtype=torch.int32, device=kernel_device)
-    other = in_triton.decode_plan(*qkv[:2], ScoreOptions(), Splits("num", 3), seq_lens=lens)
-    assert not other.splits.equal(first.splits)
+def test_packed_sequences_are_two_parts(kernel_device, monkeypatch):
+    """Decoding rows take the smallest tile, and chunks the largest. A chunk is cut only if it has very many keys."""
+    gpu = Architecture(90, 232448, 132)
+    monkeypatch.setattr(in_triton, "architecture", lambda device: gpu)
+    q, k = torch.empty(1, 8, 271, 128).half(), torch.empty(1, 2, 16, 128).half()
+    ends = torch.empty(17, dtype=torch.int32)
+    for capacity, splits in ((1024, 1), (100_000, 25)):
+        tables = torch.empty(16, capacity // 16, dtype=torch.int32)
+        decoding, chunks = in_triton.parts_of(q, k, SHARING, tables, ends)
+        assert (decoding.tiles.rows, decoding.num_programs, decoding.items) == (16, 264, 32)
+        assert (chunks.tiles.rows, chunks.num_splits, chunks.items) == (128, splits, 2 * (271 * 4 // 128 + 16))
+    assert len(in_triton.parts_of(q[:, :, :1], k, SHARING, tables, ends)) == 1
 
 
 # ------------------------------------------------------------------------------------------ the first rung
@@ -356,11 +336,11 @@ def first_rung(q, k, v, num_splits, D):
     sizes = {"D": D, "GROUP": H // Hkv, "ROWS": 16, "TILE": 32}
     launch(split_decode_kernel, (B, Hkv, num_splits), q, k, v, *partials, H, S, D**-0.5, **sizes)
     sizes = {"D": D, "BLOCK_D": D, "LOADS": 16}
-    launch(merge_splits_kernel, (B * H,), partials, out, lse, num_splits, 1.0, **sizes, outputs=(out, lse))
+    launch(merge_splits_kernel, (B * H,), partials, out, lse, num_splits, **sizes, outputs=(out, lse))
     return out.view(B, H, 1, D), lse.view(B, H, 1)
 
 
-@pytest.mark.parametrize("dtype", list(POINTERS))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "S", "num_splits"), [((4, 4), 65, 1), ((6, 2), 333, 5), ((8, 1), 31, 20)])
 def test_the_first_rung_matches_dense_attention(heads, S, num_splits, dtype, kernel_device):
     q, k, v = random_qkv(2, heads, 1, S, 64, dtype, kernel_device)

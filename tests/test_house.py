@@ -161,11 +161,10 @@ def test_a_kernel_that_comes_too_late_is_found():
 
     assert too_late("kernels.paged_attention", "flash_decoding", "partial") == {"pagewise.kernels.flash_decoding"}
     assert too_late("kernels.partial", "scores") == {"pagewise.kernels.scores"}
-    assert too_late("kernels.paged_attention_varlen", "flash_decoding", "flash_decoding_plus_plus", "scores") == set()
-    assert too_late("kernels.flash_decoding", "paged_attention_varlen") == {"pagewise.kernels.paged_attention_varlen"}
-    assert too_late("flash_decoding.in_triton", "flat_gemm") == {"pagewise.kernels.flat_gemm"}
+    assert too_late("kernels.flash_decoding_plus_plus", "flash_decoding", "scores") == set()
+    assert too_late("flash_decoding.work_plan", "flat_gemm") == {"pagewise.kernels.flat_gemm"}
     assert too_late("kv_cache", "float8") == {"pagewise.kernels.float8"}
-    assert too_late("experiments.scoreboard", "paged_attention_varlen") == set()
+    assert too_late("experiments.scoreboard", "flat_gemm") == set()
 
 
 def test_only_two_names_are_imported_before_their_lessons():
@@ -291,13 +290,13 @@ LIMITS = {
     "split_decode_kernel": (20, 60),
     "unified_max_kernel": (20, 60),
     "flash_dq_kernel": (20, 40),
-    "paged_attention_kernel": (30, None),
+    "decode_attention_kernel": (20, None),
+    "merge_items_kernel": (20, None),
+    "work_plan_kernel": (20, None),
     "flash_attention_kernel": (34, None),
     "flash_attention_backward_kernel": (40, None),
-    "flash_decoding_kernel": (34, None),
-    "unified_max_attention_kernel": (30, None),
-    "lazy_rescale_kernel": (30, None),
-    "paged_attention_varlen_kernel": (34, None),
+    "unified_max_attention_kernel": (20, None),
+    "lazy_rescale_kernel": (20, None),
 }
 
 

@@ -11,9 +11,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from cudascope import triton_compiled
+from cudascope.triton import launches
+from cudascope.triton.compiler import specialised
 
 
 class Compiled(NamedTuple):
@@ -56,6 +60,25 @@ def compile_triton(
     return Compiled(**answer)
 
 
+def compile_launches(sm: int, call: Callable[[], Any]) -> dict[str, Compiled]:
+    """Compile what `call` launches on a GPU of capability `sm`, and execute nothing. By the kernels' names."""
+    found = {}
+
+    def compile_only(target: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        launch = specialised(kernel, target.sm, args, options)
+        answer = _ask(request=json.loads(launch.request))
+        assert "error" not in answer, f"{launch.name} does not compile for sm_{sm}:\n{answer['error']}"
+        found[launch.name] = Compiled(**answer)
+
+    executed, launches._run = launches._run, compile_only
+    try:
+        with triton_compiled(f"sm_{sm}"):
+            call()
+    finally:
+        launches._run = executed
+    return found
+
+
 def _ask(**question: Any) -> dict[str, Any]:
     worker = _worker()
     worker.stdin.write(json.dumps(question) + "\n")
@@ -78,7 +101,6 @@ def _worker() -> subprocess.Popen:
 def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, options: dict) -> dict[str, Any]:
     from triton.compiler import ASTSource
 
-    from cudascope.toolchain.ptxas import PtxText, resources_of
     from cudascope.triton.worker import ptx_of
 
     constants = {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs}
@@ -94,7 +116,12 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
             found.append(kind.removesuffix(":16"))
         types[argument] = tuple(found) if isinstance(kinds, list) else found[0]
     source = ASTSource(getattr(_module(path), name), types, constants, aligned)
-    ptx, metadata = ptx_of(source, sm, options)
+    return _needs(*ptx_of(source, sm, options), sm)
+
+
+def _needs(ptx: str, metadata: Mapping[str, Any], sm: int) -> dict[str, Any]:
+    from cudascope.toolchain.ptxas import PtxText, resources_of
+
     target = re.search(r"\.target (sm_\w+)", ptx)[1]
     resources = resources_of(PtxText(ptx, metadata["name"], target), sm)
     assert resources, "ptxas does not compile the PTX"
@@ -104,6 +131,13 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
         "shared_bytes": metadata["shared"],
         "ptx": ptx,
     }
+
+
+def _compile_request(request: dict) -> dict[str, Any]:
+    from cudascope.triton.worker import compile_kernel
+
+    answer = compile_kernel(request)
+    return _needs(answer["ptx"], answer, request["sm"])
 
 
 @functools.cache
@@ -121,7 +155,8 @@ def _serve() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         try:
-            answer = _compile(**json.loads(line))
+            question = json.loads(line)
+            answer = _compile_request(**question) if "request" in question else _compile(**question)
         except Exception as error:  # the compiler's own, to be raised where the question came from
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

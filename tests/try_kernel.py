@@ -38,22 +38,21 @@ IN_CUDA = {
 }
 IN_TRITON = {
     "add_splits": "unified max",
+    "decode_attention": "paged decode",
     "flash_attention": "flash forward",
     "flash_attention_backward": "flash gradients",
     "flash_attention_delta": "flash gradients",
-    "flash_decoding": "decode",
     "flash_dq": "first flash",
     "flash_forward": "first flash",
     "lazy_rescale": "lazy rescale",
-    "merge_plan": "varlen",
-    "merge_splits": "paged decode",
+    "merge_items": "varlen",
+    "merge_splits": "lazy rescale",
     "online_softmax": "softmax",
-    "paged_attention": "paged decode",
-    "paged_attention_varlen": "varlen",
     "paged_decode": "first paged decode",
     "split_decode": "first split decode",
     "unified_max": "first unified max",
     "unified_max_attention": "unified max",
+    "work_plan": "decode",
     "write_kv_cache": "write",
 }
 

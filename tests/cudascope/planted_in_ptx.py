@@ -87,7 +87,7 @@ CASES = {
     "product by descriptors, sm_90": Case("product_kernel", "sm_90", lambda: product(False)[:1]),
     "product with roles for warps, sm_90": Case("product_kernel", "sm_90", lambda: product(True)[:1]),
     "online softmax, sm_80": Case("online_softmax_kernel", "sm_80", softmax),
-    "decode, sm_80": Case("flash_decoding_kernel", "sm_80", decode),
+    "decode, sm_80": Case("decode_attention_kernel", "sm_80", decode),
     "backward, sm_80": Case("flash_attention_backward_kernel", "sm_80", backward),
     "flat GEMM by NVRTC, sm_80": Case("flat_gemm_kernel", "sm_80", flat),
 }

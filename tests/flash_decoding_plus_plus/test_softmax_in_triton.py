@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decode_compile import POINTERS
+from decode_compile import DTYPES
 from flash_cases import random_qkv
 
 from conftest import assert_as_accurate_as_naive
@@ -12,7 +12,7 @@ from pagewise.paged_attention.in_triton import partial_results
 from pagewise.tools.launch import launch
 
 
-@pytest.mark.parametrize("dtype", list(POINTERS))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_splits", [1, 3])
 def test_the_first_rung_leaves_sums_that_only_need_adding(num_splits, dtype, kernel_device):
     q, k, v = random_qkv(1, 130, 64, (6, 2), dtype=dtype, device=kernel_device)

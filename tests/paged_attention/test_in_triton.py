@@ -7,7 +7,7 @@ is the whole product of head sizes, block sizes, dtypes, caches and groups.
 import pytest
 import torch
 from covering import all_cases, covering, is_full, label
-from decode_compile import E4M3, E5M2, POINTERS
+from decode_compile import DTYPES, E4M3, E5M2
 from paged_cases import assert_matches_dense, dense, paged_inputs
 
 from conftest import assert_results
@@ -83,7 +83,8 @@ def test_all_float8_codes_are_read_exactly(heads, cache_dtype, dtype, converter,
     tables = torch.arange(len(some), dtype=torch.int32, device=kernel_device)[:, None]
     q = torch.eye(1, 16, device=kernel_device).to(dtype).expand(len(some), heads, 16)
     _, lse = decode_attention(q, keys, torch.zeros_like(keys), tables, lens.expand(len(some)), scale=1.0)
-    assert lse.equal(some.float()[:, None].expand(-1, heads))
+    expected = some.float()[:, None].expand(-1, heads)  # the codes differ by 6 % or more, units of log 2 round lse
+    torch.testing.assert_close(lse, expected, rtol=2**-22, atol=0.0)
 
 
 def same_numbers(a, b):
@@ -103,7 +104,7 @@ def first_rung(q, k_cache, v_cache, block_tables, seq_lens):
     return out, paged_attention(q, k_cache, v_cache, block_tables, seq_lens, return_lse=True, backend="torch")[1]
 
 
-@pytest.mark.parametrize("dtype", list(POINTERS))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "block_size", "head_size"), [((4, 4), 16, 64), ((6, 2), 8, 32), ((8, 1), 32, 128)])
 def test_the_first_rung_matches_dense_attention(heads, block_size, head_size, dtype, kernel_device):
     inputs = paged_inputs(

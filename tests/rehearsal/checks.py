@@ -14,7 +14,6 @@ from cudascope import CudaKernel
 from cudascope.kernels import on_gpu as cuda_gpu
 from pagewise.flash_attention import flash_attention, in_cuda
 from pagewise.flash_decoding import flash_decoding
-from pagewise.flash_decoding import in_triton as flash_decoding_in_triton
 from pagewise.flash_decoding_plus_plus import dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, device_label
 from pagewise.online_softmax import online_softmax
@@ -26,7 +25,6 @@ from pagewise.paged_attention import (
     paged_attention_v2,
     paged_attention_varlen,
 )
-from pagewise.paged_attention_varlen import in_triton as varlen_in_triton
 from pagewise.paged_attention_varlen import plan
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
@@ -104,8 +102,7 @@ def paged_cache(gpu):
 def test_every_triton_kernel_runs_on_the_gpu_of_its_tensors(other_gpu, monkeypatch):
     """The rehearsal holds each launch's context against its tensors, and interprets one program after the other."""
     few = architecture(other_gpu)._replace(num_sms=4)
-    for module in (in_triton, flash_decoding_in_triton, varlen_in_triton):
-        monkeypatch.setattr(module, "architecture", lambda device: few)
+    monkeypatch.setattr(in_triton, "architecture", lambda device: few)
     x = torch.randn(3, 50, device=other_gpu)
     torch.testing.assert_close(online_softmax(x, 16, backend="triton"), x.softmax(dim=-1))
     q, cache = torch.randn(2, 4, 32, device=other_gpu).half(), paged_cache(other_gpu)

@@ -154,14 +154,16 @@ def varlen(dtype: torch.dtype, D: int, options: bool) -> Case:
 
 
 def decode(dtype: torch.dtype, D: int, options: bool) -> Case:
-    """Lesson 7's last rung and its merge. Options: also three queries per sequence, causal."""
+    """Lesson 7's last rung: programs share the work. Options: also three queries per sequence, causal, in splits."""
     q, k, v = dense(2, 3 if options else 1, 150, D, dtype)
     lens, more = torch.tensor([150, 70]), of_scores(options) | {"causal": True}
     k[1, :, 70:] = v[1, :, 70:] = torch.nan
 
     def run() -> Tensors:
-        how = {"seq_lens": lens.int(), "num_splits": 3, "return_lse": True}
-        out, lse = flash_decoding(q, k, v, **how, **more, **TRITON)
+        num_splits = 3 if options else None
+        out, lse = flash_decoding(
+            q, k, v, seq_lens=lens.int(), num_splits=num_splits, return_lse=True, **more, **TRITON
+        )
         return out, seen(lse)
 
     def naive(dtype: torch.dtype) -> Tensors:

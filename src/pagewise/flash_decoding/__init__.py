@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from pagewise.flash_decoding import in_triton
 from pagewise.flash_decoding.work_plan import Piece, Splits, checked_splits, equal_ranges
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits, attend_in_turn
+from pagewise.paged_attention.in_triton import FILLING, INT32_MAX, SHARING, refuses_tensors
+from pagewise.paged_attention.in_triton import attend as attend_in_triton
 from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
@@ -76,7 +77,7 @@ def flash_decoding(
     splits = checked_splits(num_splits, split_size)
     check_seq_lens(q, seq_lens)
     derivative = derivative_of(q, k, v, alibi_slopes)
-    backend = choose_backend(backend, q.device, in_triton.refuses(q, k, v), derivative=derivative)
+    backend = choose_backend(backend, q.device, refuses(q, k, v), derivative=derivative)
     if backend == "torch":
         if splits is None and seq_lens is None:
             out, lse = attend_in_splits(q, k, v, options, Splits("num", 1).bounds)
@@ -86,8 +87,16 @@ def flash_decoding(
     else:
         if seq_lens is not None and looks(check, seq_lens):
             check_lengths(seq_lens, k.shape[2])
-        out, lse = in_triton.attend(q, k, v, options, seq_lens=seq_lens, splits=splits)
+        splits = splits or (FILLING if seq_lens is None else SHARING)
+        out, lse = attend_in_triton(q, k, v, options, splits, seq_lens=seq_lens)
     return (out, lse) if return_lse else out
+
+
+def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Return why the Triton kernels cannot take dense q, k and v, or None."""
+    if k.shape[2] > INT32_MAX:
+        return f"takes up to {INT32_MAX} keys, got {k.shape[2]}"
+    return refuses_tensors(q=q, k=k, v=v)
 
 
 def check_seq_lens(q: Tensor, seq_lens: Tensor | None) -> None:

@@ -41,13 +41,6 @@ class _Launch(NamedTuple):
         sizes |= {"CAUSAL": causal and T > 1, **tiles.launch_options}
         return cls(tiles, (items, num_splits), sizes, partial_results(B * H * T * num_splits, D, q.device))
 
-    def merge(self, kernel: Any, out: Tensor, *arguments: Any, flags: tuple[Tensor, ...] = ()) -> None:
-        """Merge the splits into out, row by row, by a merge kernel."""
-        D, num_splits = out.shape[-1], self.grid[1]
-        outputs = (out.view(-1), torch.empty(out.numel() // D, device=out.device), *flags)
-        sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
-        launch(kernel, (len(outputs[1]),), self.partials, *outputs, num_splits, *arguments, **sizes, outputs=outputs)
-
     def rescale_lazily(
         self,
         q: Tensor,
@@ -62,12 +55,36 @@ class _Launch(NamedTuple):
         from pagewise.kernels.flash_decoding_plus_plus import lazy_rescale_kernel
         from pagewise.kernels.paged_attention import merge_splits_kernel
 
-        out = q.new_empty(q.shape)
-        wide = q.dtype == torch.float16 and tau > LOG_FLOAT16_MAX
-        numbers = (q.shape[2], k.shape[2], scale, tau)
-        tensors = (q, k, v, seq_lens, chosen, self.partials)
-        launch(lazy_rescale_kernel, self.grid, *tensors, *numbers, **self.sizes, WIDE=wide)
-        self.merge(merge_splits_kernel, out, 1.0)
+        out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+        rows = (out.view(-1), lse.view(-1))
+        launch(
+            lazy_rescale_kernel,
+            self.grid,
+            q=q,
+            k=k,
+            v=v,
+            seq_lens_ptr=seq_lens,
+            chosen_ptr=chosen,
+            partials=self.partials,
+            num_queries=q.shape[2],
+            S=k.shape[2],
+            scale=scale,
+            threshold=tau,
+            WIDE=q.dtype == torch.float16 and tau > LOG_FLOAT16_MAX,
+            **self.sizes,
+        )
+        launch(
+            merge_splits_kernel,
+            (lse.numel(),),
+            partials=self.partials,
+            out_ptr=rows[0],
+            lse_ptr=rows[1],
+            num_splits=self.grid[1],
+            D=out.shape[-1],
+            BLOCK_D=padded(out.shape[-1]),
+            LOADS=LOADS,
+            outputs=rows,
+        )
         return out
 
 
@@ -90,12 +107,38 @@ def unified_max(
     out, unsafe = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.uint8)
     if not q.numel():
         return out, unsafe.view(torch.bool)
-    shared, flags = _Launch.of(q, k, causal, num_splits), unsafe.view(-1)
-    numbers = (q.shape[2], k.shape[2], scale, phi)
-    launch(unified_max_attention_kernel, shared.grid, q, k, v, seq_lens, shared.partials, *numbers, **shared.sizes)
+    shared, lse = _Launch.of(q, k, causal, num_splits), q.new_empty(q.shape[:3], dtype=torch.float32)
+    launch(
+        unified_max_attention_kernel,
+        shared.grid,
+        q=q,
+        k=k,
+        v=v,
+        seq_lens_ptr=seq_lens,
+        partials=shared.partials,
+        num_queries=q.shape[2],
+        S=k.shape[2],
+        scale=scale,
+        phi=phi,
+        **shared.sizes,
+    )
     band = Band.of(phi, low, high, k.shape[2], torch.float32)  # here, because a traced S is not a number
-    shared.merge(add_splits_kernel, out, *band, flags=(flags,))
-    exact = shared.rescale_lazily(q, k, v, seq_lens, flags, scale, 0.0)
+    rows = (out.view(-1), lse.view(-1), unsafe.view(-1))
+    launch(
+        add_splits_kernel,
+        (lse.numel(),),
+        partials=shared.partials,
+        out_ptr=rows[0],
+        lse_ptr=rows[1],
+        unsafe_ptr=rows[2],
+        num_splits=shared.grid[1],
+        **band._asdict(),
+        D=q.shape[-1],
+        BLOCK_D=padded(q.shape[-1]),
+        LOADS=LOADS,
+        outputs=rows,
+    )
+    exact = shared.rescale_lazily(q, k, v, seq_lens, unsafe.view(-1), scale, 0.0)
     unsafe = unsafe.view(torch.bool)
     return torch.where(unsafe[..., None], exact, out), unsafe
 

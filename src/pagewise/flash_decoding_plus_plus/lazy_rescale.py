@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_decoding.in_triton import refuses
+from pagewise.flash_decoding import refuses
 from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.band import HIGH
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits

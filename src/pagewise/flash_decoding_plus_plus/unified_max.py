@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from pagewise.flash_decoding import check_lengths, check_seq_lens, each_sequence, flash_decoding
-from pagewise.flash_decoding.in_triton import refuses
+from pagewise.flash_decoding import check_lengths, check_seq_lens, each_sequence, flash_decoding, refuses
 from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.band import HIGH, LOW, Band
 from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits

@@ -77,5 +77,8 @@ def paged_attention(
     else:
         if looks(check, block_tables, seq_lens):
             used_blocks(inputs, window)
-        out, lse = in_triton.attend(inputs, options, num_splits)
+        splits = ("num", num_splits or 0)
+        tables = {"block_tables": block_tables, "seq_lens": seq_lens, "v_scale": inputs.v_scale}
+        k, v = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+        out, lse = (x.squeeze(2) for x in in_triton.attend(q[:, :, None], k, v, options, splits, **tables))
     return (out, lse) if return_lse else out

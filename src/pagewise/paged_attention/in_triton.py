@@ -1,17 +1,20 @@
-"""Paged attention in Triton: how the kernels of `kernels/paged_attention.py` are launched (lesson 5).
+"""Attention over cached keys in Triton: how the kernels of `kernels/decode.py` are launched (lessons 5, 7 and 9).
 
 One program attends with all query heads that share a KV head, so that keys and values are read once for all of them. A
 decode step has few of these: B · Hkv programs may leave most of a GPU idle. The keys of each sequence are therefore cut
-into splits by number, and a second kernel merges their (m, l, acc).
+into splits, and a second kernel merges their (m, l, acc).
 
 No batch size, length, number of blocks or width of a table is a constant of the kernels. They are compiled once per
 dtype, head size, block size and group of heads, and the host never waits for a length.
 """
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
+from pagewise.kernels.arguments import Results, Scoring, Sizes
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.write import EXPONENT_BITS
@@ -20,10 +23,20 @@ from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_mode, without_bfloat16
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
-from pagewise.tools.tuning import LOADS, decode_tiles, splits_that_fill
+from pagewise.tools.tuning import (
+    CHUNK_KEYS,
+    LOADS,
+    MIN_KEYS,
+    PROGRAMS_PER_SM,
+    Tiles,
+    decode_tiles,
+    splits_that_fill,
+)
 
 INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
+LOG2_E = 1.4426950408889634
 MAX_HEAD_SIZE = 256
+OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
 
 def refuses(inputs: PagedInputs) -> str | None:
@@ -47,67 +60,254 @@ def refuses_tensors(q: Tensor, **keys_and_values: Tensor) -> str | None:
     return without_bfloat16(q.dtype, architecture(q.device))
 
 
+FILLING = ("num", 0)  # as many splits of each item as fill the GPU, as far as the shapes tell
+SHARING = ("share", 0)  # as many programs as run at once share the work, for lengths that only the GPU knows
+
+
 def attend(
-    inputs: PagedInputs, options: ScoreOptions, num_splits: int | None
-) -> tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]:
-    """Return (out, lse) of `paged_attention`, for inputs that the kernels take.
+    q: Float[Tensor, "B H T D"],
+    k: Shaped[Tensor, "N Hkv P D"],  # dense keys: [B, Hkv, S, D]
+    v: Shaped[Tensor, "N Hkv P D"],
+    options: ScoreOptions,
+    splits: tuple[str, int],
+    *,
+    block_tables: Int32[Tensor, "num_seqs M"] | None = None,
+    seq_lens: Int32[Tensor, " num_seqs"] | None = None,
+    cu_seqlens_q: Int32[Tensor, " ends"] | None = None,
+    v_scale: float = 1.0,
+    plan: Int32[Tensor, "5 columns"] | None = None,
+) -> OutAndLse:
+    """Return (out, lse) of attention over dense keys, or over keys in the blocks that block_tables names.
 
-    num_splits: None cuts the keys so that the splits fill the GPU, as far as the shapes tell. On a CPU that is 1.
+    Args:
+        splits: `flash_decoding.Splits`, or FILLING or SHARING.
+        cu_seqlens_q: q is [1, H, total_q, D], and queries cu[b] … cu[b + 1] − 1 are those of sequence b.
+        plan: from `shared_plan`, for tensors of these shapes. Default: the op makes it.
     """
-    q, k_cache, v_cache, block_tables, seq_lens, v_scale = inputs
-    numbers = (options.scale_for(q.shape[-1]), options.window, options.softcap, v_scale)
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens, options.alibi_slopes)
-    return torch.ops.pagewise.paged_attention(*tensors, *numbers, num_splits)
+    tensors = (q, k, v, block_tables, seq_lens, cu_seqlens_q, options.alibi_slopes, plan)
+    numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, v_scale)
+    return torch.ops.pagewise.decode_attention(*tensors, *numbers, *splits)
 
 
-@torch.library.custom_op("pagewise::paged_attention", mutates_args=())
-def _paged_attention(
+class Part(NamedTuple):
+    """Items of one size and how their keys are cut: a launch of the attention kernel, and one of its merge."""
+
+    tiles: Tiles
+    items: int
+    num_queries: int  # of each sequence; 1 for packed sequences
+    num_seqs: int | None  # of packed sequences, for the part of those with more queries than one
+    num_splits: int  # of an item, at most
+    split_tiles: int  # tiles of a split; 0: an item has num_splits
+    num_programs: int  # that share the work; 0: they do not
+
+    @property
+    def num_slots(self) -> int:
+        """Return how many (m, l, acc) of ROWS rows there may be."""
+        if self.num_programs:
+            return self.items + self.num_programs
+        return self.items * self.num_splits if self.num_splits > 1 else 0
+
+
+def parts_of(
+    q: Tensor, k: Tensor, splits: tuple[str, int], block_tables: Tensor | None, cu_seqlens_q: Tensor | None
+) -> list[Part]:
+    """Return the launches for tensors of these shapes: one, or two for packed sequences.
+
+    A sequence that decodes would fill few rows of a tile that suits a chunk of a prompt, and a chunk would read its
+    keys often with a tile that suits decoding. Packed sequences are therefore two parts: those with one query, and
+    those with more.
+    """
+    (B, _, T, D), Hkv, group = q.shape, k.shape[1], q.shape[1] // k.shape[1]
+    capacity, gpu = capacity_of(k, block_tables), architecture(q.device)
+
+    def part(rows: int, num_seqs: int, num_queries: int, *, packed: bool = False) -> Part:
+        tiles = decode_tiles(rows, D, q.dtype, k.dtype)
+        chunks = T * group // tiles.rows + num_seqs if packed else num_seqs * cdiv(num_queries * group, tiles.rows)
+        items, most, (way, count) = chunks * Hkv, max(1, cdiv(capacity, tiles.keys)), splits
+        split_tiles = num_programs = 0
+        if way == "share" and not gpu.sm and not count:
+            way, count = "num", 1
+        elif way == "share" and packed:  # these items are work enough for a program, unless they have very many keys
+            way, count = "size", CHUNK_KEYS
+        if way == "share":
+            count = count or PROGRAMS_PER_SM * gpu.num_sms
+            num_programs = min(count, max(1, items * (most + 1) // max(1, MIN_KEYS // tiles.keys)))
+        elif way == "size":
+            split_tiles = min(cdiv(count, tiles.keys), most)
+            count = cdiv(most, split_tiles)
+        elif not count:
+            count = splits_that_fill(items, capacity, tiles.keys, gpu.num_sms) if gpu.sm else 1
+        num_splits = 1 if num_programs else min(count, most)
+        of_packed = num_seqs if packed else None
+        return Part(tiles, items, num_queries, of_packed, num_splits, split_tiles, num_programs)
+
+    if cu_seqlens_q is None:
+        return [part(T * group, B, T)]
+    num_seqs = len(cu_seqlens_q) - 1
+    parts = [part(group, num_seqs, 1)]
+    return parts if T == 1 else [*parts, part(T * group, num_seqs, 1, packed=True)]
+
+
+def capacity_of(k: Tensor, block_tables: Tensor | None) -> int:
+    """Return the most keys that a sequence can have."""
+    return min(k.shape[2] * (1 if block_tables is None else block_tables.shape[1]), INT32_MAX)
+
+
+def shared_plan(
+    q: Float[Tensor, "B H T D"],
+    k: Shaped[Tensor, "N Hkv P D"],
+    options: ScoreOptions,
+    splits: tuple[str, int],
+    *,
+    block_tables: Int32[Tensor, "num_seqs M"] | None = None,
+    seq_lens: Int32[Tensor, " num_seqs"] | None = None,
+    cu_seqlens_q: Int32[Tensor, " ends"] | None = None,
+) -> Int32[Tensor, "5 columns"] | None:
+    """Return the work plan of `attend` for tensors of these shapes, or None if programs do not share the work.
+
+    One launch makes the plan on the device. `kernels.decode.sections` tells what its rows are.
+    """
+    from pagewise.kernels.decode import work_plan_kernel
+
+    part = parts_of(q, k, splits, block_tables, cu_seqlens_q)[0]
+    if not part.num_programs or not q.numel():
+        return None
+    columns = cdiv(max(part.items, part.num_programs) + 1, 16) * 16  # a multiple of 16 is compiled for once
+    plan = torch.empty(5, columns, dtype=torch.int32, device=q.device)
+    launch(
+        work_plan_kernel,
+        (1,),
+        plan=plan,
+        seq_lens=seq_lens,
+        cu_seqlens_q=cu_seqlens_q,
+        num_items=part.items,
+        num_programs=part.num_programs,
+        min_tiles=max(1, MIN_KEYS // part.tiles.keys),
+        num_queries=part.num_queries,
+        capacity=capacity_of(k, block_tables),
+        window=min(options.window or NO_WINDOW, NO_WINDOW),
+        SIZES=sizes_of(q, k, block_tables, part.tiles),
+        HKV=k.shape[1],
+        CAUSAL=options.causal and part.num_queries > 1,
+        LANES=256,
+    )
+    return plan
+
+
+def sizes_of(q: Tensor, k: Tensor, block_tables: Tensor | None, tiles: Tiles) -> Sizes:
+    """Return what the kernels are compiled for."""
+    D = q.shape[-1]
+    P = None if block_tables is None else k.shape[2]
+    return Sizes(P, D, padded(D), q.shape[1] // k.shape[1], tiles.rows, tiles.keys)
+
+
+@torch.library.custom_op("pagewise::decode_attention", mutates_args=())
+def _decode_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_tables: Tensor | None,
+    seq_lens: Tensor | None,
+    cu_seqlens_q: Tensor | None,
     alibi_slopes: Tensor | None,
+    plan: Tensor | None,
     scale: float,
+    causal: bool,
     window: int | None,
     softcap: float,
     v_scale: float,
-    num_splits: int | None,
+    way: str,
+    count: int,
 ) -> tuple[Tensor, Tensor]:
-    from pagewise.kernels.paged_attention import merge_splits_kernel, paged_attention_kernel
+    from pagewise.kernels.decode import decode_attention_kernel, merge_items_kernel
 
-    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+    out, lse = _empty_results(q, cu_seqlens_q)
     if not q.numel():
         return out, lse
-    (B, H, D), (_, P, Hkv, _), M = q.shape, k_cache.shape, block_tables.shape[1]
-    tiles = decode_tiles(H // Hkv, D, q.dtype, k_cache.dtype)
-    items, gpu = Hkv * cdiv(H // Hkv, tiles.rows), architecture(q.device)
-    if num_splits is None:
-        num_splits = splits_that_fill(B * items, M * P, tiles.keys, gpu.num_sms) if gpu.sm else 1
-    num_splits = max(1, min(num_splits, cdiv(M * P, tiles.keys)))
-    k_cache, v_cache, float8_bits = as_kernels_read(k_cache, v_cache)
-    partials = partial_results(B * H * num_splits, D, q.device) if num_splits > 1 else None
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, out, lse, partials)
-    limits = (min(M * P, INT32_MAX), min(window or NO_WINDOW, NO_WINDOW), num_splits)
-    numbers = (H, *limits, scale, softcap or None, v_scale)
-    sizes = {"P": P, "D": D, "BLOCK_D": padded(D), "GROUP": H // Hkv, "ROWS": tiles.rows, "TILE": tiles.keys}
-    sizes |= {"FLOAT8_BITS": float8_bits, **tiles.launch_options}
-    memory = {"outputs": (out, lse), "stored": (k_cache, v_cache)}
-    launch(paged_attention_kernel, (B, items, num_splits), *tensors, *numbers, **sizes, **memory)
-    if num_splits > 1:
-        rows = (out.view(-1), lse.view(-1))
-        sizes = {"D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
-        launch(merge_splits_kernel, (B * H,), partials, *rows, num_splits, v_scale, **sizes, outputs=rows)
+    (_, H, T, D), Hkv = q.shape, k.shape[1]
+    if plan is None:  # made here, because in a graph its size would be a constant
+        tables = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+        plan = shared_plan(q, k, ScoreOptions(causal=causal, window=window), (way, count), **tables)
+    scoring = Scoring(scale * LOG2_E, None, alibi_slopes, v_scale)
+    if softcap:
+        scoring = scoring._replace(scale=scale / softcap, softcap=softcap * LOG2_E)
+    table, table_stride = flat_table(block_tables)
+    stored_k, stored_v, float8_bits = as_kernels_read(k, v)
+    for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q):
+        partials = partial_results(part.num_slots * part.tiles.rows, D, q.device)
+        of_items = {
+            "results": Results(out, lse, *partials),
+            "plan": plan if part.num_programs else None,
+            "seq_lens": seq_lens,
+            "cu_seqlens_q": cu_seqlens_q,
+            "num_seqs": part.num_seqs,
+            "num_queries": part.num_queries,
+            "capacity": capacity_of(k, block_tables),
+            "window": min(window or NO_WINDOW, NO_WINDOW),
+            "num_splits": part.num_splits,
+            "split_tiles": part.split_tiles,
+            "SIZES": sizes_of(q, k, block_tables, part.tiles),
+            "HKV": Hkv,
+            "CAUSAL": causal and (part.num_queries > 1 or part.num_seqs is not None),
+        }
+        launch(
+            decode_attention_kernel,
+            (part.num_programs or part.items * part.num_splits,),
+            q=q,
+            k=stored_k,
+            v=stored_v,
+            block_tables=table,
+            table_stride=table_stride,
+            scoring=scoring,
+            FLOAT8_BITS=float8_bits,
+            outputs=(out, lse),
+            stored=(stored_k, stored_v),
+            **of_items,
+            **part.tiles.launch_options,
+        )
+        if part.num_slots:
+            launch(
+                merge_items_kernel,
+                (part.items, min(part.tiles.rows, (T if part.num_seqs else part.num_queries) * H // Hkv)),
+                v_scale=v_scale,
+                LOADS=LOADS,
+                outputs=(out, lse),
+                num_warps=1,
+                **of_items,
+            )
     return out, lse
 
 
-@_paged_attention.register_fake
-def _(q, *_):
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+def _empty_results(q: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return empty out [B,H,T,D] and lse [B,H,T]. The results of packed queries are contiguous query by query."""
+    if cu_seqlens_q is None:
+        return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+    _, H, T, D = q.shape
+    out, lse = q.new_empty(T, H, D), q.new_empty(T, H, dtype=torch.float32)
+    return out.transpose(0, 1)[None], lse.transpose(0, 1)[None]
 
 
-def partial_results(slots: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return float32 memory for m [slots], l [slots] and acc [slots · D]."""
+@_decode_attention.register_fake
+def _(q, k, v, block_tables, seq_lens, cu_seqlens_q, *_):
+    return _empty_results(q, cu_seqlens_q)
+
+
+def flat_table(block_tables: Int32[Tensor, "B M"] | None) -> tuple[Int32[Tensor, " numbers"] | None, int]:
+    """Return the memory of the block tables, and the step from row to row."""
+    if block_tables is None:
+        return None, 0
+    if block_tables.stride(1) != 1:
+        block_tables = block_tables.contiguous()
+    (B, M), stride = block_tables.shape, block_tables.stride(0)
+    return block_tables.as_strided(((B - 1) * stride + M if B and M else 0,), (1,)), stride
+
+
+def partial_results(
+    slots: int, head_size: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return float32 memory for m [slots], l [slots] and acc [slots · D], or three times None for no slot."""
+    if not slots:
+        return None, None, None
     return tuple(torch.empty(slots * n, dtype=torch.float32, device=device) for n in (1, 1, head_size))
 
 

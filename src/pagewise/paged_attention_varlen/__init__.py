@@ -17,8 +17,7 @@ from pagewise.paged_attention.in_triton import refuses
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
 from pagewise.paged_attention_varlen.in_cuda import PlanInCuda
 from pagewise.paged_attention_varlen.in_torch import PlanInTorch
-from pagewise.paged_attention_varlen.in_triton import PlanInTriton
-from pagewise.paged_attention_varlen.in_triton import attend as attend_in_triton
+from pagewise.paged_attention_varlen.in_triton import PlanInTriton, attend_to_step
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import check_running_sums, check_same, check_tensor
 from pagewise.tools.device import choose_backend, looks
@@ -89,7 +88,7 @@ def paged_attention_varlen(
         return _in_torch(inputs, cu_seqlens_q, options, splits, return_lse)
     if looks(check, block_tables, seq_lens, cu_seqlens_q):
         _check_numbers(inputs, cu_seqlens_q, options)
-    out, lse = attend_in_triton(q, k_cache, v_cache, _step(inputs, cu_seqlens_q, options, splits))
+    out, lse = attend_to_step(q, k_cache, v_cache, _step(inputs, cu_seqlens_q, options, splits))
     return (out, lse) if return_lse else out
 
 

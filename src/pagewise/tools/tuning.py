@@ -12,8 +12,9 @@ from pagewise.tools.sizes import cdiv, padded
 
 PROGRAMS_PER_SM = 2  # programs that run at once: while one waits for memory, the other computes
 MIN_KEYS = 128  # fewest keys per split, on average: a shorter split takes longer to merge than to compute
+CHUNK_KEYS = 4096  # keys per split of a chunk of a prompt, whose tile of queries is work enough for a program
 MAX_SPLITS = 128  # most splits of a sequence, as in FlashAttention-2
-LOADS = 16  # partial results that a merge reads at once
+LOADS = 8  # partial results that a merge reads at once
 
 
 class Tiles(NamedTuple):
@@ -43,11 +44,13 @@ def decode_tiles(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: tor
         return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
     keys = max(32, min(64, 8192 // block_d))
     if rows <= 16 or block_d > 128:
-        return Tiles(16, keys, num_warps=4, num_stages=3)
+        return Tiles(16, keys, num_warps=2, num_stages=3)
     keys = keys if same else 32  # no registers are left to convert a float8 tile while the next one is on its way
     if rows <= 32:
         return Tiles(32, keys, num_warps=4, num_stages=3)
-    return Tiles(64, keys, num_warps=8, num_stages=2)
+    if rows <= 64:
+        return Tiles(64, keys, num_warps=4, num_stages=2)
+    return Tiles(128, keys, num_warps=8, num_stages=2)  # 16 rows per warp: no row is shared by two warps
 
 
 def num_splits_heuristic(num_tiles: int, num_sms: int, num_key_tiles: int, max_splits: int) -> int:
