@@ -251,6 +251,36 @@ __global__ void k(int* x) { x[0] = __builtin_popcount(1); }
 #endif
 __global__ void k(int* x) { x[0] = 1; }
 
+//// cpu: constants of a class template whose type is an argument
+template <class T, int N> struct A {
+    using S = T;
+    static const T x = 1.5f, y = 1;
+    S const static z{0.25};
+    struct In { static const S w = 2; };
+    static const int n = 3;
+public:
+    static const T v = 4;
+};
+template <class T> struct A<T, 2> { static const T x = 0.5f; };
+__global__ void k(int* x) {
+    float sum = A<float, 1>::x + A<float, 1>::y + A<double, 1>::z + A<float, 1>::In::w + A<float, 2>::x;
+    x[0] = sum == 5.25f && A<int, 1>::x + A<float, 1>::n == 4 && A<float, 1>::v == 4;
+}
+
+//// refused: a constant of a class | ‘constexpr’ needed for in-class initialization
+struct A {
+    static const float x = 1.5f;
+};
+__global__ void k(int* x) { x[0] = A::x > 1; }
+
+//// refused: a constant of a class template whose type is no argument | ‘constexpr’ needed for in-class initialization
+template <class T> struct A {
+    int x;
+public:
+    static const float y = 1.5f;
+};
+__global__ void k(int* x) { x[0] = A<int>::y > 1; }
+
 //// refused: half without its header | half_needs_include_cuda_fp16_h
 __global__ void k(int* x) { half h = 3.f; x[0] = float(h); }
 

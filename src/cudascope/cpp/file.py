@@ -175,7 +175,8 @@ class _Declaration:
         words = [tokens[j] for j in self.outer]
         while words[:2] == ["template", "<"]:
             del words[:2]
-        is_instance = tokens[start] == "template" and tokens[start + 1 : start + 2] != ["<"]
+        first = start + (tokens[start] == "extern")
+        is_instance = tokens[first : first + 1] == ["template"] and tokens[first + 1 : first + 2] != ["<"]
         if self.is_macro or is_instance or words[:1] in ([], ["static_assert"], ["asm"], ["__asm__"]):
             return Piece(start, end)
         if words[:2] == ["using", "namespace"]:
@@ -311,6 +312,7 @@ class Kernel(NamedTuple):
     parameters: Tokens
     has_alternatives: bool  # among the parameters is an #if that cannot be told
     piece: Piece
+    specialises: Tokens | None = None  # of an explicit specialisation: the template arguments that it gives
 
 
 class File(Outline):
@@ -358,9 +360,18 @@ class File(Outline):
         plain = [each for each in self.kernels if each.piece.body is not None and self.is_plain(each.piece)]
         return list(dict.fromkeys(each.function for each in plain if each.template is None and not each.namespace))
 
-    @functools.cached_property
+    @property
     def kernels(self) -> list[Kernel]:
-        """Every declaration of a `__global__` function, in their order."""
+        """Every declaration of a `__global__` function, in their order, without explicit specialisations."""
+        return [kernel for kernel in self._declared_kernels if kernel.specialises is None]
+
+    @property
+    def specialisations(self) -> list[Kernel]:
+        """The explicit specialisations of kernels: `template <> __global__ void k<float>(float* x)`."""
+        return [kernel for kernel in self._declared_kernels if kernel.specialises is not None]
+
+    @functools.cached_property
+    def _declared_kernels(self) -> list[Kernel]:
         return [*filter(None, map(self._kernel, self.pieces))]
 
     @functools.cached_property
@@ -403,9 +414,16 @@ class File(Outline):
         tokens, opened = self.tokens, piece.parameters
         if not piece.is_function or opened not in self.close or "__global__" not in tokens[piece.start : opened]:
             return None
-        name, closed = tokens[opened - 1], self.close[opened]
-        if not name.isidentifier():  # `f<float>(…)`: a template written out for one type
+        name, closed, arguments = opened - 1, self.close[opened], []
+        if tokens[name] == ">":  # `k<float>(…)`
+            angle = next((i for i in range(name, piece.start, -1) if self._is_angle(i, opened)), piece.start + 1)
+            name, arguments = angle - 1, tokens[angle + 1 : name]
+        if not tokens[name].isidentifier():
             return None
+        namespace, start = piece.namespace, name
+        while tokens[start - 1] == "::":  # `void n::k(…)`, outside of the namespace
+            start -= 2
+        namespace += tuple(tokens[start:name:2])
         template, bounds = None, []
         bounds_are_certain = not self._has_alternatives(piece.start, opened)
         for i in range(piece.start, piece.body or piece.end):
@@ -413,10 +431,20 @@ class File(Outline):
                 template = tokens[i + 2 : self.after(i + 1, opened) - 1]
             elif tokens[i] == "__launch_bounds__" and bounds_are_certain:
                 bounds = tokens[i + 2 : self.close.get(i + 1, i + 2)]
-        parameters = tokens[opened + 1 : closed]
         return Kernel(
-            name, piece.namespace, template, bounds, parameters, self._has_alternatives(opened, closed), piece
+            tokens[name],
+            namespace,
+            template,
+            bounds,
+            tokens[opened + 1 : closed],
+            self._has_alternatives(opened, closed),
+            piece,
+            arguments if template == [] else None,
         )
+
+    def _is_angle(self, i: int, end: int) -> bool:
+        """Whether a bracket < opens at `i` and closes before `end`."""
+        return self.tokens[i] == "<" and self.after(i, end) == end
 
     def _has_alternatives(self, first: int, last: int) -> bool:
         """Whether an #if that cannot be told begins or ends between two tokens."""

@@ -3,13 +3,13 @@
 CUDA's launch takes a list of addresses and trusts them: an int where the kernel declares an int64_t is silently half
 garbage. So the declaration itself is read here, and what Python passes is converted to exactly that.
 
-Understood: comments, attributes, qualifiers, default arguments, `typedef`, `using A = B`, `#define A B`, namespaces,
-#if and #ifdef over what the text or the command line defines, and templates over types and values with their defaults,
-instantiated as in `softmax<float, 128>`. A type that needs more of C++ than that (a trait, a struct by value) stays as
-it is written, for the compiler to say what it is (kernels/cuda.py); a reference is refused with the parameter's
-name.
+The reader knows attributes, qualifiers, default arguments, `typedef`, `using A = B`, macros, namespaces, the #if that
+the text or the command line decides, and templates over types and values with their defaults and their explicit
+specialisations. A type that needs more of C++ (a trait, a struct by value) stays as it is written, and the compiler
+says what it is (kernels/cuda.py).
 """
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,18 +20,8 @@ from cudascope.cpp.file import AMBIGUOUS, ATTRIBUTES, File, Kernel
 from cudascope.cpp.tokens import Tokens, partners, split, substitute, text_of, tokens_of
 from cudascope.cpp.types import FUNDAMENTAL, INTEGERS, canonical_type
 
-_QUALIFIERS = {
-    "volatile",
-    "__restrict__",
-    "__restrict",
-    "restrict",
-    "__grid_constant__",
-    "typename",
-    "register",
-    "struct",
-    "class",
-    "enum",
-}
+_QUALIFIERS = {"volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "register"}
+_QUALIFIERS |= {"typename", "struct", "class", "enum"}
 
 
 class Default(NamedTuple):
@@ -160,21 +150,68 @@ def read_signature(file: File, name: str) -> Signature:
         parameter._replace(default=next(filter(None, written), None))
         for parameter, written in zip(read[-1].parameters, defaults, strict=True)
     )
-    return Signature(function, parameters, next(filter(None, (each.max_threads for each in reversed(read))), None))
+    return Signature(function, parameters, _max_threads(read))
 
 
 def _instance(kernel: Kernel, wanted: "_Name", file: File) -> Signature:
     """One declaration with the template arguments put in. Raises ValueError if it is not meant or cannot be told."""
-    instance, scope = _template_arguments(wanted.base, kernel.template, wanted.arguments, file.scope)
+    values, scope = _template_arguments(wanted.base, kernel.template, wanted.arguments, file.scope)
+    signature = _declared(kernel, values, file, scope)
+    meant = {name: _meaning(name, values, scope, file) for name in values}
+    special = []
+    for each in file.specialisations:
+        if not kernel.template or (each.namespace, each.function) != (kernel.namespace, kernel.function):
+            continue
+        with contextlib.suppress(ValueError):  # it is of another template of this name
+            arguments = _deduced(split(each.specialises), kernel, wanted.arguments)
+            own = _template_arguments(wanted.base, kernel.template, arguments, file.scope)
+            declared = _declared(each, {}, file, file.scope)
+            is_meant = meant == {name: _meaning(name, *own, file) for name in values}
+            if is_meant and _types(declared.parameters) == _types(signature.parameters):
+                special.append(declared)
+    if not special:
+        return signature
+    pairs = zip(special[-1].parameters, signature.parameters, strict=True)
+    parameters = tuple(own._replace(default=of_template.default) for own, of_template in pairs)
+    return Signature(kernel.function, parameters, _max_threads([signature, *special]))
+
+
+def _deduced(given: list[Tokens], kernel: Kernel, wanted: list[Tokens]) -> list[Tokens]:
+    """The template arguments of an explicit specialisation: those it gives, then those that its parameters may tell.
+
+    An argument that they do not tell is the default, whatever is `wanted`.
+    """
+    arguments = list(given)
+    for i, parameter in enumerate(split(kernel.template)):
+        if i >= len(given):
+            if _template_parameter(parameter)[1] not in kernel.parameters:
+                break
+            arguments += wanted[i:] if "..." in parameter else wanted[i : i + 1]
+    return arguments
+
+
+def _meaning(name: str, values: Mapping[str, Tokens], scope: Scope, file: File) -> object:
+    """What the argument of template parameter `name` is, to compare it: a value, or else a type."""
+    value = scope.value(name)
+    return type_of(substitute(values[name], file.named)) if value.number is None else value
+
+
+def _declared(kernel: Kernel, values: Mapping[str, Tokens], file: File, scope: Scope) -> Signature:
+    """What a declaration says, where the template parameters stand for `values`."""
     if kernel.has_alternatives:
         raise ValueError(f"kernel {kernel.function}: an #if among its parameters cannot be told from the source")
-    known = {**file.named, **instance}
-    parameters = _parameters(_unpacked(split(kernel.parameters), instance), kernel.function, known, scope)
+    declared = _unpacked(split(kernel.parameters), values)
+    parameters = _parameters(declared, kernel.function, {**file.named, **values}, scope)
     try:
         bounds = scope.evaluate(split(kernel.bounds)[0]) if kernel.bounds else UNKNOWN
     except ConstantError as error:
         raise ValueError(f"kernel {kernel.function}: its __launch_bounds__, {error}") from None
     return Signature(kernel.function, parameters, bounds.number if bounds.type in INTEGERS else None)
+
+
+def _max_threads(declarations: Sequence[Signature]) -> int | None:
+    """What the `__launch_bounds__` of one of the declarations says."""
+    return next(filter(None, (each.max_threads for each in reversed(declarations))), None)
 
 
 def _find(file: File, wanted: "_Name") -> list[Kernel]:
@@ -287,17 +324,15 @@ def _template_arguments(
         raise ValueError(f"name: {name!r} has {len(arguments)} template arguments, the kernel takes {wanted}")
     values: dict[str, Tokens] = {}
     for position, parameter in enumerate(declared):
+        declared_type, new, default = _template_parameter(parameter)
         if "..." in parameter:  # the last one: it takes the rest
-            values[parameter[-1]] = [token for each in arguments[position:] for token in (*each, ",")][:-1]
+            values[new] = [token for each in arguments[position:] for token in (*each, ",")][:-1]
             break
-        equals = parameter.index("=") if "=" in parameter else len(parameter)
-        default = parameter[equals + 1 :]
-        if position >= len(arguments) and not default:
-            raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
         is_given = position < len(arguments)
-        if equals < 2 or not parameter[equals - 1].isidentifier():
+        if not is_given and not default:
+            raise ValueError(f"name: {name!r} lacks a template argument, the kernel takes {wanted}")
+        if not declared_type or not new.isidentifier():
             continue
-        declared_type, new = parameter[: equals - 1], parameter[equals - 1]
         values[new] = arguments[position] if is_given else substitute(default, values)
         written, names = (arguments[position], outer) if is_given else (default, scope)
         if declared_type[0] in ("class", "typename"):
@@ -310,3 +345,9 @@ def _template_arguments(
     if "<" not in name:
         raise ValueError(f'name: {name!r} is a template {wanted}: name it "{name.strip()}<>"')
     return values, scope
+
+
+def _template_parameter(tokens: Tokens) -> tuple[Tokens, str, Tokens]:
+    """The type of a template parameter, its name and its default: `int`, `N` and `4` of `int N = 4`."""
+    equals = tokens.index("=") if "=" in tokens else len(tokens)
+    return tokens[: equals - 1], tokens[equals - 1], tokens[equals + 1 :]

@@ -44,7 +44,7 @@ from cudascope.translate.cuda import (
     must_be_cut,
     only_what_is_needed,
     preprocessed,
-    with_template_keywords,
+    with_words_for_gcc,
     written,
 )
 from cudascope.translate.host_only import explained
@@ -326,13 +326,13 @@ def compile_library(
 def _compile_cut(
     text: str, flags: list[str], path: Path, source: Source, instrumented: bool, opened: Sequence[str]
 ) -> None:
-    """Compile what is left of a file; if the compiler wants the word template at some places, with it there."""
+    """Compile what is left of a file; if the compiler wants a word that nvcc does not want, with the word there."""
     try:
         compile_library(text, flags, path, source, gaps=instrumented, opened=opened)
     except CompileError as error:
-        if "template" not in str(error):
+        if not re.search("template|constexpr", str(error)):
             raise
-        completed = with_template_keywords(text, [*find_compiler()[0], *flags, "-include", str(precompiled(flags))])
+        completed = with_words_for_gcc(text, [*find_compiler()[0], *flags, "-include", str(precompiled(flags))])
         if completed == text:
             raise
         compile_library(completed, flags, path, source, gaps=instrumented, opened=opened)

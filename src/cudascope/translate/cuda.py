@@ -11,6 +11,7 @@ from cudascope.cpp.file import File, Piece, Statements
 from cudascope.cpp.signature import base_name
 from cudascope.cpp.source import OF_TORCH, CompileError, Source
 from cudascope.cpp.tokens import NAME
+from cudascope.cpp.types import FUNDAMENTAL
 from cudascope.cpp.variables import Variable, plain_variables, variables_in
 from cudascope.toolchain.compiler import find_compiler, result_of_compiler
 from cudascope.toolchain.headers import HEADERS, shown
@@ -22,9 +23,12 @@ from cudascope.translate.ptx import translate
 
 _ROUNDS = 8  # each round may leave other names without a declaration
 _ERROR = re.compile(r"^<stdin>:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
-_NO_TEMPLATE = re.compile(
-    r"^<stdin>:(\d+):(\d+): (?:warning: expected|error: use) (.template. keyword).*$", re.MULTILINE
+_LACKS_WORD = re.compile(
+    r"^<stdin>:(\d+):(\d+): (?:warning|error): ((?:expected|use) .template. keyword"
+    r"|.constexpr. needed for in-class initialization of static data member ‘[^’]*>(?:::\w+)+’).*$",
+    re.MULTILINE,
 )
+_IN_ANY_CLASS = {"static", "const", "volatile", "public", "private", "protected", *FUNDAMENTAL}
 _UNKNOWN = re.compile(
     "not declared|not been declared|does not name|is not a member|is not a class|is not a template|undeclared"
     "|incomplete type|not a namespace|no type named"
@@ -69,10 +73,22 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
     return text
 
 
-def with_template_keywords(text: str, command: Sequence[str]) -> str:
-    """`text` with the word template where `command` lacks it and nvcc does not: `Cast<T>::template to<4>(x)`."""
-    places = {place for place, _ in _errors(text, command, _NO_TEMPLATE)}
-    return replaced(text, [(place, place, "template ") for place in places])
+def with_words_for_gcc(text: str, command: Sequence[str]) -> str:
+    """`text` with the words that nvcc does without, where `command` names their lack.
+
+    They are the word template, as in `Cast<T>::template to<4>(x)`, and the word constexpr before a constant of a class
+    template with a type that the template's arguments decide, as in `static const T half = 0.5f;`.
+    """
+    words = set()
+    for place, message in _errors(text, command, _LACKS_WORD):
+        start = place
+        if "constexpr" in message:
+            start = max(text.rfind(end, 0, place) for end in ";{}") + 1
+            if _IN_ANY_CLASS.issuperset(NAME.findall(text, start, place)):
+                continue  # nvcc's own host compiler refuses it
+            start = text.index("static", start)
+        words.add((start, start, "template " if start == place else "constexpr "))
+    return replaced(text, words)
 
 
 def _names(message: str) -> list[str]:
