@@ -4,6 +4,7 @@ Types are told by their numpy names ("float32", "int8"), and by torch's names fo
 "float8_e4m3fn", "float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
 """
 
+import functools
 import math
 import sys
 from typing import Any, NamedTuple
@@ -31,13 +32,12 @@ class Array(NamedTuple):
     @property
     def extent(self) -> int:
         """Bytes from the first element to the end of the last one."""
-        last = 0
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            last += (size - 1) * stride
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * self.itemsize
 
     @property
     def is_contiguous(self) -> bool:
+        """Whether the elements lie side by side, those of the last dimension first."""
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != step:
@@ -107,54 +107,47 @@ def _of_numpy(array: np.ndarray) -> Array:
 
 def bits_of(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return float64 `values` rounded to nearest, ties to even, in a type of one or two bytes, as bit patterns."""
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).view(np.uint16)
-    if dtype == "bfloat16":
-        return _bfloat16_bits(values)
-    magnitudes = _FLOAT8[dtype]
-    midpoints = (magnitudes[1:] + magnitudes[:-1]) / 2
-    nearest = np.searchsorted(midpoints, np.abs(values))
-    ties = np.append(midpoints, np.inf)[nearest] == np.abs(values)
-    codes = np.where(np.isnan(values), 0x7F, nearest + (ties & (nearest % 2 == 1)))
-    return (codes | np.signbit(values) * 0x80).astype(np.uint8)
+    nan, midpoints = _FORMATS[dtype][-1], _midpoints(dtype)
+    magnitudes = np.abs(values)
+    nearest = np.searchsorted(midpoints[:-1], magnitudes)
+    ties = midpoints[nearest] == magnitudes
+    codes = np.where(np.isnan(values), nan, nearest + (ties & (nearest % 2 == 1)))
+    is_short = nan > 0xFF
+    return (codes | np.signbit(values) * (0x8000 if is_short else 0x80)).astype(np.uint16 if is_short else np.uint8)
 
 
 def numbers_of(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return the values of an array whose dtype numpy may lack. The bit patterns of such a dtype become float32."""
-    if dtype == "bfloat16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    if dtype not in _FLOAT8:
+    if dtype not in ITEMSIZES:
         return array
-    magnitudes = np.full(128, np.nan, np.float32)
-    magnitudes[: len(_FLOAT8[dtype])] = _FLOAT8[dtype]
-    if dtype == "float8_e5m2":
-        magnitudes[0x7C] = np.inf
-    return np.concatenate([magnitudes, -magnitudes])[array]
+    known = _magnitudes(dtype)
+    magnitudes = np.full(1 << 8 * ITEMSIZES[dtype] - 1, np.nan)
+    magnitudes[: len(known)] = known
+    if dtype != "float8_e4m3fn":  # which has no infinity
+        magnitudes[len(known) - 1] = np.inf
+    return np.concatenate([magnitudes, -magnitudes]).astype(np.float32)[array]
 
 
-def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        nearest = values.astype(np.float32)
-        # a second rounding must not see a tie where the float64 was above or below
-        error = np.where(np.isfinite(nearest), np.abs(values) - np.abs(nearest.astype(np.float64)), 0.0)
-    bits = nearest.view(np.uint32).astype(np.uint64)
-    tie = bits & 0xFFFF == 0x8000
-    up = np.where(tie & (error != 0), error > 0, (bits & 0xFFFF) + (bits >> 16 & 1) > 0x8000)
-    return np.where(np.isnan(values), 0x7FC0, (bits >> 16) + up).astype(np.uint16)
-
-
-def _float8_magnitudes(exponent_bits: int, bias: int, last: int) -> np.ndarray:
+def _magnitudes(dtype: str) -> np.ndarray:
+    """The numbers of the bit patterns of `dtype`, in float64. That of infinity counts as the next power of two."""
+    exponent_bits, mantissa_bits, last, _ = _FORMATS[dtype]
     codes = np.arange(last + 1)
-    mantissa_bits = 7 - exponent_bits
     exponent, mantissa = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     fraction = mantissa / (1 << mantissa_bits) + (exponent > 0)
-    return fraction * 2.0 ** (np.maximum(exponent, 1) - bias)
+    return fraction * 2.0 ** (np.maximum(exponent, 1) - (1 << exponent_bits - 1) + 1)
 
 
-_FLOAT8 = {
-    "float8_e4m3fn": _float8_magnitudes(4, 7, 0x7E),
-    "float8_e5m2": _float8_magnitudes(5, 15, 0x7C),  # 0x7C is infinite
+@functools.cache
+def _midpoints(dtype: str) -> np.ndarray:
+    magnitudes = _magnitudes(dtype)
+    return np.append((magnitudes[1:] + magnitudes[:-1]) / 2, np.inf)
+
+
+_FORMATS = {  # the bits of exponent and mantissa; the bit patterns of infinity, or the largest number, and of a NaN
+    "float16": (5, 10, 0x7C00, 0x7E00),
+    "bfloat16": (8, 7, 0x7F80, 0x7FC0),
+    "float8_e4m3fn": (4, 3, 0x7E, 0x7F),
+    "float8_e5m2": (5, 2, 0x7C, 0x7F),
 }
 ITEMSIZES = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 """The types that numpy lacks: bytes of an element."""

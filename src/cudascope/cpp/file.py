@@ -35,6 +35,7 @@ class Piece(NamedTuple):
     is_function: bool = False
     is_variable: bool = False
     body: int | None = None  # the brace that opens the body of a function
+    name: int | None = None  # of a function: the last word of its name
     parameters: int | None = None  # the bracket that opens the parameters of a function
     always: bool = False
     members: tuple["Piece", ...] = ()  # of a class
@@ -188,8 +189,17 @@ class _Declaration:
         on_device = not self.outline.device_words.isdisjoint(words)
         if self.parameters is not None and (self.body is not None or not self.assigned or self.in_class):
             on_device |= self.in_class and not _STAY_IN_CLASS.isdisjoint(words)
-            names = self._function_names()
-            return Piece(start, end, names, on_device, is_function=True, body=self.body, parameters=self.parameters)
+            words = [j for j in self.outer if j < self.parameters and tokens[j].isidentifier()]
+            return Piece(
+                start,
+                end,
+                self._function_names(words) if words else frozenset(),
+                on_device,
+                is_function=True,
+                body=self.body,
+                name=words[-1] if words else None,
+                parameters=self.parameters,
+            )
         on_device = on_device or not CONSTANT_WORDS.isdisjoint(words)
         return Piece(start, end, self._declared(), on_device, is_variable=True)
 
@@ -208,16 +218,14 @@ class _Declaration:
             names |= set(filter(str.isidentifier, self.tokens[body:end]))
         return Piece(self.start, self.end, frozenset(names), on_device=True, members=members)
 
-    def _function_names(self) -> frozenset[str]:
-        """The words of a function's name: `f`, `operator`; of a member defined outside, the class if that says more."""
-        before = [self.tokens[j] for j in self.outer if j < self.parameters]
-        words = [j for j, word in enumerate(before) if word.isidentifier()]
-        if not words:
-            return frozenset()
-        at = before.index("operator") if "operator" in before else words[-1]
-        if at >= 2 and before[at - 1] == "::" and before[at] == "operator":
-            return frozenset(before[j] for j in words if j < at and j >= at - 3)
-        return frozenset({before[at]})
+    def _function_names(self, words: Sequence[int]) -> frozenset[str]:
+        """The last of `words`; `operator`; of an operator defined outside of its class, the class."""
+        names = [self.tokens[j] for j in words]
+        if "operator" not in names:
+            return frozenset(names[-1:])
+        at = names.index("operator")
+        is_outside = self.tokens[words[at] - 1] == "::"
+        return frozenset(names[at - 1 : at] if is_outside else names[at : at + 1])
 
     def _declared(self) -> frozenset[str]:
         """The names that a variable, an alias or a forward declaration introduces, and perhaps a few more."""
@@ -232,9 +240,6 @@ class _Declaration:
         return frozenset((names - _NO_NAME) | pointers)
 
 
-_WITH_HEAD = ("if", "for", "while", "switch", "catch")
-
-
 class Statements:
     """The statements among `tokens`, of which `close` says where each bracket ends."""
 
@@ -243,7 +248,9 @@ class Statements:
 
     def around(self, body: int, target: int) -> tuple[int, int]:
         """Start and end of the smallest statement round token `target`, in the function whose body opens at `body`."""
-        return self._within(body, self._close[body] + 1, target) or (body + 1, self._close[body])
+        end = self._close[body]
+        *_, smallest = (body + 1, end), *(each for each in self._inside(body, end + 1) if each[0] <= target < each[1])
+        return smallest
 
     def is_always_reached(self, body: int, start: int) -> bool:
         """Whether the statement that begins at `start` stands in the body itself, under no condition."""
@@ -252,28 +259,20 @@ class Statements:
             at = self._end(at)
         return at == start
 
-    def _within(self, start: int, end: int, target: int) -> tuple[int, int] | None:
-        """The smallest statement round `target` inside of the statement start to end; None if it is that one itself."""
-        token = self._tokens[start]
-        if token == "{":
-            at = start + 1
-            while at < end - 1:
-                after = self._end(at)
-                if target < after:
-                    return self._within(at, after, target) or (at, after)
-                at = after
-            return None
-        at = self._after_head(start)
-        while start < at < end:  # what an if, an else or a loop governs
-            after = self._end(at)
-            if at <= target < after:
-                return self._within(at, after, target) or (at, after)
-            at = after + 1 if self._tokens[after : after + 1] == ["else"] else end
-        return None
+    def _inside(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The statements inside of the statement start to end: each comes before those inside of it."""
+        tokens = self._tokens
+        is_block = tokens[start] == "{"
+        at = start + 1 if is_block else self._after_head(start)
+        while start < at < end - is_block:
+            after = max(self._end(at), at + 1)
+            yield at, after
+            yield from self._inside(at, after)
+            at = after if is_block else after + 1 if tokens[after : after + 1] == ["else"] else end
 
     def _after_head(self, i: int) -> int:
         """Where begins what the statement at `i` governs; `i` if it governs nothing."""
-        if self._tokens[i] in _WITH_HEAD:
+        if self._tokens[i] in ("if", "for", "while", "switch", "catch"):
             i += 1 + (self._tokens[i + 1] == "constexpr")
             return self._close.get(i, i) + 1
         return i + (self._tokens[i] in ("do", "else", "try"))
@@ -283,9 +282,7 @@ class Statements:
         if token == "{":
             return self._close.get(i, i) + 1
         if token in ("case", "default"):
-            while tokens[i] != ":":
-                i += 1
-            return i + 1
+            return next((j for j in range(i, len(tokens)) if tokens[j] == ":"), i) + 1
         governed = self._after_head(i)
         if governed > i:
             i = self._end(governed)
@@ -360,19 +357,15 @@ class File(Outline):
         plain = [each for each in self.kernels if each.piece.body is not None and self.is_plain(each.piece)]
         return list(dict.fromkeys(each.function for each in plain if each.template is None and not each.namespace))
 
-    @property
+    @functools.cached_property
     def kernels(self) -> list[Kernel]:
         """Every declaration of a `__global__` function, in their order, without explicit specialisations."""
-        return [kernel for kernel in self._declared_kernels if kernel.specialises is None]
-
-    @property
-    def specialisations(self) -> list[Kernel]:
-        """The explicit specialisations of kernels: `template <> __global__ void k<float>(float* x)`."""
-        return [kernel for kernel in self._declared_kernels if kernel.specialises is not None]
+        return [each for each in map(self._kernel, self.pieces) if each and each.specialises is None]
 
     @functools.cached_property
-    def _declared_kernels(self) -> list[Kernel]:
-        return [*filter(None, map(self._kernel, self.pieces))]
+    def specialisations(self) -> list[Kernel]:
+        """The explicit specialisations of kernels: `template <> __global__ void k<float>(float* x)`."""
+        return [each for each in map(self._kernel, self.pieces) if each and each.specialises is not None]
 
     @functools.cached_property
     def named(self) -> dict[str, Tokens]:
@@ -414,12 +407,7 @@ class File(Outline):
         tokens, opened = self.tokens, piece.parameters
         if not piece.is_function or opened not in self.close or "__global__" not in tokens[piece.start : opened]:
             return None
-        name, closed, arguments = opened - 1, self.close[opened], []
-        if tokens[name] == ">":  # `k<float>(…)`
-            angle = next((i for i in range(name, piece.start, -1) if self._is_angle(i, opened)), piece.start + 1)
-            name, arguments = angle - 1, tokens[angle + 1 : name]
-        if not tokens[name].isidentifier():
-            return None
+        name, closed = piece.name, self.close[opened]
         namespace, start = piece.namespace, name
         while tokens[start - 1] == "::":  # `void n::k(…)`, outside of the namespace
             start -= 2
@@ -439,12 +427,8 @@ class File(Outline):
             tokens[opened + 1 : closed],
             self._has_alternatives(opened, closed),
             piece,
-            arguments if template == [] else None,
+            tokens[name + 2 : opened - 1] if template == [] else None,
         )
-
-    def _is_angle(self, i: int, end: int) -> bool:
-        """Whether a bracket < opens at `i` and closes before `end`."""
-        return self.tokens[i] == "<" and self.after(i, end) == end
 
     def _has_alternatives(self, first: int, last: int) -> bool:
         """Whether an #if that cannot be told begins or ends between two tokens."""

@@ -7,26 +7,16 @@ from cudascope.cpp.tokens import Tokens
 
 FLOATS = {"float": "float32", "double": "float64", "__half": "float16", "__nv_bfloat16": "bfloat16"}
 FLOATS |= {".f32": "float32", ".f64": "float64"}  # PTX's types begin with a dot
-_FLOAT_BYTES = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2, ".f32": 4, ".f64": 8}
 
-INTEGERS: dict[str, tuple[int, bool | None]] = {  # bits, signed (None: either); `long` as on Linux
-    "char": (8, True),
-    "signed char": (8, True),
-    "unsigned char": (8, False),
-    "short": (16, True),
-    "unsigned short": (16, False),
-    "int": (32, True),
-    "unsigned int": (32, False),
-    "long": (64, True),
-    "unsigned long": (64, False),
-    "long long": (64, True),
-    "unsigned long long": (64, False),
-    "size_t": (64, False),
-    "ptrdiff_t": (64, True),
-    "intptr_t": (64, True),
-    "uintptr_t": (64, False),
+_BUILT_IN = {"char": 8, "short": 16, "int": 32, "long": 64, "long long": 64}  # `long` as on Linux
+INTEGERS: dict[str, tuple[int, bool | None]] = {  # bits, signed (None: either)
+    **{name: (bits, True) for name, bits in _BUILT_IN.items()},
+    **{f"unsigned {name}": (bits, False) for name, bits in _BUILT_IN.items()},
     **{f"{u}int{bits}_t": (bits, not u) for u in ("", "u") for bits in (8, 16, 32, 64)},
     **{f".{kind}{bits}": (bits, None) for kind in "bsu" for bits in (8, 16, 32, 64)},
+    **dict.fromkeys(("size_t", "uintptr_t"), (64, False)),
+    **dict.fromkeys(("ptrdiff_t", "intptr_t"), (64, True)),
+    "signed char": (8, True),
 }
 ADDRESSES = {".b64", ".s64", ".u64"}
 """PTX's types that carry a number or an address."""
@@ -42,15 +32,8 @@ C_TYPES: dict[str, type] = {  # what carries a scalar: two-byte floats by their 
     **{name: getattr(ctypes, f"c_{'' if signed else 'u'}int{bits}") for name, (bits, signed) in INTEGERS.items()},
 }
 
-_ELEMENTS = {
-    "uchar": "unsigned char",
-    "ushort": "unsigned short",
-    "uint": "unsigned int",
-    "ulong": "unsigned long",
-    "longlong": "long long",
-    "ulonglong": "unsigned long long",
-}
-_ELEMENTS |= {name: name for name in ("char", "short", "int", "long", "float", "double")}
+_ELEMENTS = {f"{u[:1]}{name.replace(' ', '')}": u + name for u in ("", "unsigned ") for name in _BUILT_IN}
+_ELEMENTS |= {"float": "float", "double": "double"}
 VECTORS = {f"{name}{lanes}": (element, lanes) for name, element in _ELEMENTS.items() for lanes in (1, 2, 3, 4)}
 VECTORS |= {"dim3": ("unsigned int", 3), "__half2": ("__half", 2), "__nv_bfloat162": ("__nv_bfloat16", 2)}
 
@@ -69,7 +52,7 @@ def _integer_dtypes(bits: int, signed: bool) -> tuple[str, ...]:
 
 def _pointees() -> dict[str, Pointee]:
     known = {"void": Pointee((), 1), "bool": Pointee(("bool",), 1)}
-    known |= {name: Pointee((dtype,), _FLOAT_BYTES[name]) for name, dtype in FLOATS.items()}
+    known |= {name: Pointee((dtype,), ctypes.sizeof(C_TYPES[name])) for name, dtype in FLOATS.items()}
     known |= {name: Pointee(_integer_dtypes(*width), width[0] // 8) for name, width in INTEGERS.items()}
     known |= dict.fromkeys(ADDRESSES, Pointee((), 1))
     for name, (element, lanes) in VECTORS.items():  # CUDA aligns vectors of 2 and 4 to their size, up to 16 bytes
@@ -85,26 +68,17 @@ POINTEES = _pointees()
 # ---------------------------------------------------------------------------------------------- spelling
 
 FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
-_PLAIN = {f"{u}{kind}" for u in ("", "unsigned ") for kind in ("char", "short", "int", "long", "long long")}
-_PLAIN |= {"bool", "float", "double", "void"}
-_SAME = {
-    "half": "__half",
-    "half2": "__half2",
-    "nv_bfloat16": "__nv_bfloat16",
-    "nv_bfloat162": "__nv_bfloat162",
-    "uint": "unsigned int",
-    "ushort": "unsigned short",
-    "ulong": "unsigned long",
-    "uchar": "unsigned char",
+_PLAIN = {f"{u}{name}" for u in ("", "unsigned ") for name in _BUILT_IN} | {"bool", "float", "double", "void"}
+_SAME = {name: _ELEMENTS[name] for name in ("uchar", "ushort", "uint", "ulong")}
+_SAME |= {name: f"__{name}" for name in ("half", "half2", "nv_bfloat16", "nv_bfloat162")}
+_SAME |= {f"__{name}_raw": f"__{name}" for name in ("half", "nv_bfloat16")}
+_SAME |= {
     "__nv_fp8_storage_t": "unsigned char",
     "__nv_fp8x2_storage_t": "unsigned short",
     "__nv_fp8x4_storage_t": "unsigned int",
-    "__half_raw": "__half",
-    "__nv_bfloat16_raw": "__nv_bfloat16",
     "cudaTextureObject_t": "unsigned long long",
     "cudaSurfaceObject_t": "unsigned long long",
 }
-
 _TORCHS = {
     "Half": "__half",
     "BFloat16": "__nv_bfloat16",
