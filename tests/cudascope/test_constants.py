@@ -426,6 +426,8 @@ def test_conditions_are_those_of_gcc(random):
     text, right = "#define MACRO 1 + 2\n#define NESTED MACRO * 2\n", []
     for i in range(400):
         written = expression(random, random.randrange(1, 4), ["MACRO", "NESTED", "NOTHING"], is_directive=True)
+        if "?" in written and re.search("[/%]", written):
+            continue  # gcc gives a division by zero that it leaves out the type of the dividend
         try:
             reader = Reader(substitute(tokens_of(written), macros), lambda name: Value("long", int(name == "true")))
             type, number = reader.read()

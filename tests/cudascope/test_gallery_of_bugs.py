@@ -38,7 +38,7 @@ def test_the_command_prints_what_the_page_shows(file):
 
 def test_every_kernel_and_every_console_of_the_page_is_checked():
     assert set(ENTRIES) == set(os.listdir(FOLDER))
-    assert len(ENTRIES) == PAGE.read_text().count("```console") == 10
+    assert len(ENTRIES) == PAGE.read_text().count("```console") == 9
 
 
 def remade(entry: re.Match) -> str:

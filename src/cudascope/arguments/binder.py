@@ -64,13 +64,11 @@ class Binder:
                 arrays[parameter.name] = array
                 if device is None:
                     device, first = array.device, parameter.name
-                    if device != "cpu" and not device.startswith("cuda"):
+                    if not device.startswith(("cpu", "cuda")):
                         raise ValueError(f"kernel {self._function}: {first} must be on the CPU or a GPU, got {device}")
                 elif array.device != device:
-                    raise ValueError(
-                        f"kernel {self._function}: {parameter.name} must be on {device} as {first} is, "
-                        f"got {array.device}"
-                    )
+                    where = f"on {device} as {first} is, got {array.device}"
+                    raise ValueError(f"kernel {self._function}: {parameter.name} must be {where}")
                 value = value.content if isinstance(value, Accessor) else array.address
             values.append(0 if value is None else value)
         return Bound(values, arrays, device)
@@ -79,9 +77,8 @@ class Binder:
         """The values of the parameters that `given` arguments leave out."""
         left_out = self.parameters[given:]
         if not left_out or not all(parameter.default for parameter in left_out):
-            takes = ", ".join(
-                f"{spelled(p)} {p.name}" + (f" = {p.default.text}" if p.default else "") for p in self.parameters
-            )
+            defaults = [f" = {p.default.text}" if p.default else "" for p in self.parameters]
+            takes = ", ".join(f"{spelled(p)} {p.name}{end}" for p, end in zip(self.parameters, defaults, strict=True))
             raise TypeError(f"kernel {self._function} takes {len(self.parameters)} arguments ({takes}), got {given}")
         return [_value(self._function, parameter) for parameter in left_out]
 

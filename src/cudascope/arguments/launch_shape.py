@@ -26,8 +26,7 @@ def read_launch(function: str, written: Any, max_threads: int | None) -> LaunchS
     """Read the brackets of `kernel[grid, block, shared_bytes]`. `max_threads`: the kernel's __launch_bounds__.
 
     Raises:
-        TypeError, ValueError: it is no launch, or none that CUDA allows. Shared memory is held against the machine's
-            limit where the kernel's own is known, at the launch.
+        TypeError, ValueError: it is no launch, or none that CUDA allows. The launch itself checks the shared memory.
     """
     if not isinstance(written, tuple) or len(written) not in (2, 3):
         raise TypeError(f"kernel {function}: launch as kernel[grid, block] or kernel[grid, block, shared_bytes]")

@@ -15,6 +15,8 @@ from cudascope.cpp.signature import Parameter, spelled, type_of
 from cudascope.cpp.tokens import tokens_of
 from cudascope.cpp.types import ADDRESSES, C_TYPES, FLOATS, INTEGERS, POINTEES, VECTORS, Pointee
 
+_BYTES = bytes | bytearray | ctypes.Structure | ctypes.Array
+
 
 def is_understood(parameter: Parameter) -> bool:
     """Whether it is known what may be passed; if not, the compiler knows more of its type."""
@@ -43,9 +45,8 @@ def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
 
 def is_struct(parameter: Parameter) -> bool:
     """Whether it is a struct or a vector, passed by value."""
-    return (
-        not parameter.pointer and parameter.ctype not in C_TYPES and bool(parameter.bytes or parameter.ctype in VECTORS)
-    )
+    is_sized = parameter.bytes or parameter.ctype in VECTORS
+    return bool(is_sized and not parameter.pointer and parameter.ctype not in C_TYPES)
 
 
 def size_of(parameter: Parameter) -> int:
@@ -68,12 +69,11 @@ def _struct_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
             if len(value) != lanes:
                 raise ValueError(f"{what} must be {lanes} numbers (declared `{parameter.ctype}`), got {len(value)}")
             content = b"".join(bytes(number(each)) for each in value)
-        elif isinstance(value, bytes | bytearray | ctypes.Structure | ctypes.Array):
+        elif isinstance(value, _BYTES):
             content = bytes(value)
         else:
-            raise TypeError(
-                f"{what} must be {wanted} or bytes (declared `{parameter.ctype}`), got {type(value).__name__}"
-            )
+            got = type(value).__name__
+            raise TypeError(f"{what} must be {wanted} or bytes (declared `{parameter.ctype}`), got {got}")
         if len(content) != size:
             raise ValueError(f"{what} must be {size} bytes (declared `{parameter.ctype}`), got {len(content)}")
         memory = ctypes.create_string_buffer(size + alignment)
@@ -114,9 +114,7 @@ def _accessor_rule(function: str, parameter: Parameter, whole: Callable[[Any], A
     form = "q" if "long" in index else "i"
 
     def accessor(value: object) -> Any:
-        if isinstance(value, bytes | bytearray | ctypes.Structure | ctypes.Array):
-            return whole(value)
-        array = pointer(value)
+        array = None if isinstance(value, _BYTES) else pointer(value)
         if array is None:
             return whole(value)
         given = len(array.shape)
@@ -186,9 +184,9 @@ def _wrong_kind(what: str, ctype: str, wanted: str, value: object) -> TypeError:
 
 def _boolean_rule(what: str) -> Callable[[Any], Any]:
     def boolean(value: object) -> Any:
-        if value is True or value is False or type(value).__name__ == "bool":  # numpy's too
-            return C_TYPES["bool"](value)
-        raise _wrong_kind(what, "bool", "True or False", value)
+        if type(value).__name__ != "bool":  # numpy's has the same name
+            raise _wrong_kind(what, "bool", "True or False", value)
+        return C_TYPES["bool"](value)
 
     return boolean
 
@@ -199,11 +197,9 @@ def _integer_rule(what: str, ctype: str) -> Callable[[Any], Any]:
     high = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
 
     def integer(value: object) -> Any:
-        if type(value) is not int:
-            if isinstance(value, bool) or not isinstance(value, Integral):
-                raise _wrong_kind(what, ctype, "an int", value)
-            value = int(value)
-        if not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise _wrong_kind(what, ctype, "an int", value)
+        if not low <= (value := int(value)) <= high:
             raise ValueError(f"{what} must fit in `{ctype}`, {low} to {high}, got {value}")
         return carrier(value)
 
@@ -213,22 +209,17 @@ def _integer_rule(what: str, ctype: str) -> Callable[[Any], Any]:
 def _float_rule(what: str, ctype: str) -> Callable[[Any], Any]:
     carrier, dtype = C_TYPES[ctype], FLOATS[ctype]
     largest = LARGEST[dtype]
+    limit = f"{what} must fit in `{ctype}`, up to {largest:.6g}"
 
     def number(value: object) -> Any:
-        if type(value) is not float:
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise _wrong_kind(what, ctype, "a number", value)
-            try:
-                value = float(value)
-            except OverflowError:
-                raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got a larger int") from None
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise _wrong_kind(what, ctype, "a number", value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError(f"{limit}, got a larger int") from None
         if abs(value) > largest and not math.isinf(value):
-            raise ValueError(f"{what} must fit in `{ctype}`, up to {largest:.6g}, got {value:g}")
-        return carrier(_bits_of(value, dtype) if carrier is ctypes.c_uint16 else value)
+            raise ValueError(f"{limit}, got {value:g}")
+        return carrier(int(bits_of(np.array([value]), dtype)[0]) if carrier is ctypes.c_uint16 else value)
 
     return number
-
-
-def _bits_of(value: float, dtype: str) -> int:
-    """A number of two bytes as its bit pattern, rounded to nearest."""
-    return int(bits_of(np.array([value]), dtype)[0])

@@ -26,11 +26,12 @@ class GivenTensor(NamedTuple):
     is_output: bool
 
     def make(self) -> Array | None:
+        """A tensor with the contents; None for a null pointer."""
         return None if self.initial is None else as_array(self.initial.copy())._replace(dtype=self.dtype)
 
 
 def given_tensor(text: str) -> GivenTensor:
-    """Reads NAME=DTYPE[SIZES], NAME=FILE.npy or NAME=null, and what follows it after colons."""
+    """Read NAME=DTYPE[SIZES], NAME=FILE.npy or NAME=null, and what follows it after colons."""
     name, _, described = text.partition("=")
     what, *suffixes = described.split(":")
     contents = [suffix for suffix in suffixes if suffix != "output"]
@@ -40,47 +41,45 @@ def given_tensor(text: str) -> GivenTensor:
             f"{text!r} must be NAME=DTYPE[SIZES], NAME=FILE.npy or NAME=null; of the first with :CONTENTS, which are "
             f"{CONTENTS}; and with :output, if the kernel shall write all of it"
         )
+    initial, dtype = None, ""
     if shaped:
-        sizes = [int(size) for size in shaped[2].split(",") if size.strip()]
+        dtype, sizes = shaped.groups()
         try:
-            initial, dtype = _filled(name, shaped[1], sizes, *contents), shaped[1]
+            initial = _filled(name, dtype, [int(size) for size in sizes.split(",") if size.strip()], *contents)
         except (MemoryError, OverflowError, ValueError) as error:  # too large, or no such contents of this dtype
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     elif what.endswith(".npy") and Path(what).is_file():
         initial = np.ascontiguousarray(np.load(what))
         dtype = initial.dtype.name
-    elif what == "null":
-        initial, dtype = None, ""
-    else:
+    elif what != "null":
         raise argparse.ArgumentTypeError(f"{text!r}: {what!r} is neither DTYPE[SIZES], nor null, nor a .npy file")
     return GivenTensor(name, initial, dtype, "output" in suffixes)
 
 
 _DTYPES = {"bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64"}
+_DTYPES |= ITEMSIZES.keys()
 
 
 def _filled(name: str, dtype: str, sizes: list[int], contents: str = "random") -> np.ndarray:
     """Return the array that a shell asks for. A dtype that numpy lacks comes as its bit patterns."""
-    if dtype not in _DTYPES | ITEMSIZES.keys():
-        known = ", ".join(sorted(_DTYPES | ITEMSIZES.keys()))
-        raise argparse.ArgumentTypeError(f"{name}: the dtype must be one of {known}, got {dtype!r}")
-    values = _contents(name, dtype, sizes, contents)
-    return bits_of(values.astype(np.float64), dtype) if dtype in ITEMSIZES else values.astype(dtype)
-
-
-def _contents(name: str, dtype: str, sizes: list[int], contents: str) -> np.ndarray:
+    if dtype not in _DTYPES:
+        raise argparse.ArgumentTypeError(
+            f"{name}: the dtype must be one of {', '.join(sorted(_DTYPES))}, got {dtype!r}"
+        )
     generator = np.random.default_rng(zlib.crc32(name.encode()))  # another for each array, the same each time
     if below := re.fullmatch(r"below=(\d+)", contents):
-        return generator.integers(int(below[1]), size=sizes)
-    if contents == "random":
-        return generator.standard_normal(sizes) if "float" in dtype else generator.integers(10, size=sizes)
-    if contents == "arange":
-        return np.arange(math.prod(sizes)).reshape(sizes)
-    try:
-        number = float({"zeros": "0", "ones": "1"}.get(contents, contents))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{name}: the contents must be {CONTENTS}, got {contents!r}") from None
-    return np.full(sizes, number)
+        values = generator.integers(int(below[1]), size=sizes)
+    elif contents == "random":
+        values = generator.standard_normal(sizes) if "float" in dtype else generator.integers(10, size=sizes)
+    elif contents == "arange":
+        values = np.arange(math.prod(sizes)).reshape(sizes)
+    else:
+        try:
+            number = float({"zeros": "0", "ones": "1"}.get(contents, contents))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{name}: the contents must be {CONTENTS}, got {contents!r}") from None
+        values = np.full(sizes, number)
+    return bits_of(values.astype(np.float64), dtype) if dtype in ITEMSIZES else values.astype(dtype)
 
 
 def given_file(text: str) -> tuple[str, str]:
@@ -92,7 +91,7 @@ def given_file(text: str) -> tuple[str, str]:
 
 
 def given_value(text: str) -> tuple[str, Any]:
-    """Reads NAME=VALUE, where VALUE is as VALUES says."""
+    """Read NAME=VALUE, where VALUE is as VALUES says."""
     name, _, value = text.partition("=")
     try:
         if value.startswith("hex:"):
@@ -113,14 +112,14 @@ def _number(text: str) -> int | float | bool:
 
 
 def given_shape(text: str) -> tuple[int, ...]:
-    """Reads a grid or a block: 4 or 4,2 or 4,2,1."""
+    """Read a grid or a block: 4 or 4,2 or 4,2,1."""
     if not re.fullmatch(r"\d+(,\d+){0,2}", text):
         raise argparse.ArgumentTypeError(f"{text!r} must be one to three numbers with commas between, x first")
     return tuple(map(int, text.split(",")))
 
 
 def given_schedules(text: str) -> list[int]:
-    """Reads seeds: 7 or 1,5 or 0..19."""
+    """Read seeds: 7 or 1,5 or 0..19."""
     first, dots, last = text.partition("..")
     try:
         seeds = list(range(int(first), int(last) + 1)) if dots else [int(seed) for seed in text.split(",")]

@@ -44,11 +44,9 @@ def described(name: str, array: Array, file: str | None) -> str:
         with open(file, "wb") as target:  # np.save would add an ending to the name
             np.save(target, numbers)
         return f"{title}: saved in {file}"
-    shown = [str(number) for number in numbers.ravel()[:4]]
-    if numbers.size > 8:
-        shown.append("…")
-    shown += [str(number) for number in numbers.ravel()[max(4, numbers.size - 4) :]]
-    return f"{title}: {' '.join(shown)}"
+    flat = numbers.ravel()
+    shown = flat if flat.size <= 8 else [*flat[:4], "…", *flat[-4:]]
+    return f"{title}: {' '.join(map(str, shown))}"
 
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
@@ -79,11 +77,10 @@ def _check(options: argparse.Namespace) -> int:
     first_seed: dict[tuple, int | None] = {}
     for seed in options.schedule:
         arguments, outputs = _arguments(kernel, options)
-        switches = {"ignore": options.ignore, "also": options.also}
-        with (
-            time_limit(options.time_limit),
-            check(outputs=list(outputs.values()), schedule=seed, stop=False, **switches) as report,
-        ):
+        checked = check(
+            outputs=[*outputs.values()], schedule=seed, stop=False, ignore=options.ignore, also=options.also
+        )
+        with time_limit(options.time_limit), checked as report:
             kernel[options.grid, options.block, options.shared](*arguments)
         here = report.findings or _never_written(kernel, report, outputs)
         for finding in here:
@@ -146,14 +143,14 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _declarations(file: str) -> list[str]:
-    """Its kernels as their source declares them, each once."""
+    """The kernels of `file` as their source declares them, each once."""
     path = source_path(Path(file))
-    written = []
+    declared = []
     for kernel in declared_kernels(Source(read_source(path), str(path), path.parent, (), ())):
         template = f"template <{_written(kernel.template)}> " if kernel.template is not None else ""
         name = "::".join((*kernel.namespace, kernel.function))
-        written.append(f"{template}{name}({_written(kernel.parameters)})")
-    return list(dict.fromkeys(written))
+        declared.append(f"{template}{name}({_written(kernel.parameters)})")
+    return list(dict.fromkeys(declared))
 
 
 def _written(tokens: Tokens) -> str:
@@ -204,15 +201,9 @@ def _print(finding: Finding, seed: int | None) -> None:
     remarks += [] if seed is None else [f"first with --schedule {seed}"]
     print(f"{place}: {finding.rule}: {finding.sentence}" + (f" ({', '.join(remarks)})" if remarks else ""))
     for file, line in dict.fromkeys([(finding.file, finding.line), (finding.other_file, finding.other_line)]):
-        if code := _code(file, line):
-            print(f"{line:5} | {code}")
-
-
-def _code(file: str, line: int) -> str:
-    """A line of a file, or "" if there is none."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return read_source(Path(file)).split("\n")[line - 1].rstrip() if line else ""
-    return ""
+        with contextlib.suppress(OSError, ValueError, IndexError):  # there is no such file or line
+            if code := line and read_source(Path(file)).split("\n")[line - 1].rstrip():
+                print(f"{line:5} | {code}")
 
 
 def _count(number: int, what: str) -> str:
@@ -220,28 +211,18 @@ def _count(number: int, what: str) -> str:
 
 
 def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Array]) -> list[Finding]:
-    missing = {name: report.unwritten(output) for name, output in outputs.items()}
-    sentences = [
-        f"{len(unwritten)} of the {outputs[name].size} elements of {name}, the first of them "
-        f"{name}[{', '.join(map(str, unwritten[0].tolist()))}]"
-        for name, unwritten in missing.items()
-        if len(unwritten)
-    ]
+    sentences = []
+    for name, output in outputs.items():
+        if len(unwritten := report.unwritten(output)):
+            first = ", ".join(map(str, unwritten[0].tolist()))
+            sentences.append(
+                f"{len(unwritten)} of the {output.size} elements of {name}, the first of them {name}[{first}]"
+            )
     if not sentences:
         return []
-    nobody = (0, 0, 0)
-    return [
-        Finding(
-            f"no thread writes {'; '.join(sentences)}",
-            kernel=kernel.name,
-            what="uninitialised",
-            rule=NEVER_WRITTEN,
-            file=kernel.source.filename,
-            line=0,
-            thread_block=nobody,
-            thread=nobody,
-        )
-    ]
+    found = {"what": "uninitialised", "rule": NEVER_WRITTEN, "file": kernel.source.filename, "line": 0}
+    nobody = {"thread_block": (0, 0, 0), "thread": (0, 0, 0)}
+    return [Finding(f"no thread writes {'; '.join(sentences)}", kernel=kernel.name, **found, **nobody)]
 
 
 # ------------------------------------------------------------------------------------------------ options
@@ -261,8 +242,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--grid", type=given_shape, default=(1,), help="thread blocks, x first: 4,2 (default: 1)")
     add("--block", type=given_shape, required=True, help="threads of a thread block: 128 or 16,16")
     add("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory")
-    tensor, about_tensor = "NAME=DTYPE[SIZES][:CONTENTS][:output]", "an output must be written, all of it"
-    about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; {about_tensor}"
+    tensor = "NAME=DTYPE[SIZES][:CONTENTS][:output]"
+    about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; an output must be written, all of it"
     add("--tensor", type=given_tensor, action="append", default=[], metavar=tensor, help=about_tensor)
     add("--scalar", type=given_value, action="append", default=[], metavar="NAME=VALUE", help=VALUES)
     add("--time-limit", type=float, default=30.0, metavar="SECONDS", help="without progress (default: 30)")
@@ -277,10 +258,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--also", action="append", default=[], metavar="RULE", help="report this too: 'left before barrier'")
     add("--sarif", metavar="FILE", help="write the findings as SARIF 2.1.0")
     outputs = argparse.ArgumentParser(add_help=False)
+    add = outputs.add_argument
     about_save = "save a tensor after the launch instead of printing it (types that numpy lacks: as float32)"
-    outputs.add_argument(
-        "--save", type=given_file, action="append", default=[], metavar="NAME=FILE.npy", help=about_save
-    )
+    add("--save", type=given_file, action="append", default=[], metavar="NAME=FILE.npy", help=about_save)
 
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, options, help in (

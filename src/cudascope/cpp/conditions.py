@@ -10,6 +10,7 @@ from cudascope.cpp.constants import UNKNOWN, Value, condition
 from cudascope.cpp.tokens import Tokens, Truth, every, negated, substitute, tokens_of
 
 _PARTS = re.compile(r"#\s*(\w*)\s*(.*)", re.DOTALL)
+_NAMED = re.compile(r"#\s*(\w*)\s*(\w*)")
 _MACRO = re.compile(r"(\w+)(\(?)\s*(.*)", re.DOTALL)
 
 
@@ -29,8 +30,7 @@ class Conditions:
     """
 
     def __init__(self, written: Mapping[int, str], defines: Mapping[str, str] | None) -> None:
-        directives = [(i, *_PARTS.match(text).groups()) for i, text in written.items()]
-        directives = [(i, kind, _name(rest)) for i, kind, rest in directives]
+        directives = [(i, *_NAMED.match(text).groups()) for i, text in written.items()]
         defined = Counter(name for _, kind, name in directives if kind == "define")
         # `#ifndef N`, then the only definition of N: no text before this line defines N
         pairs = itertools.pairwise(directives)
@@ -44,10 +44,12 @@ class Conditions:
 
     @property
     def depth(self) -> int:
+        """How many conditions are open."""
         return len(self._open)
 
     @property
     def taken(self) -> Truth:
+        """Whether the text here is taken; None if that is unknown."""
         return every(*(taken for taken, _ in self._open))
 
     def follow(self, directive: str, place: int) -> str:
@@ -97,8 +99,3 @@ class Conditions:
         if name == "defined" or self._look_up(name) is not False:
             return UNKNOWN
         return Value("long", int(name == "true"))
-
-
-def _name(rest: str) -> str:
-    """The name that a directive defines or asks for."""
-    return match[1] if (match := _MACRO.match(rest)) else ""

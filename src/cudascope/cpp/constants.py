@@ -38,14 +38,8 @@ _WORDS = {"and": "&&", "or": "||", "not": "!", "bitand": "&", "bitor": "|", "xor
 _SHIFTS = ("<<", ">>")
 _LEVELS = {"||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 7, ">": 7, "<=": 7, ">=": 7}
 _LEVELS |= {"<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "%": 10}
-_COMPARISONS = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    ">": operator.gt,
-    "<=": operator.le,
-    ">=": operator.ge,
-}
+_COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, ">": operator.gt}
+_COMPARISONS |= {"<=": operator.le, ">=": operator.ge}
 _BITWISE = {"&": operator.and_, "|": operator.or_, "^": operator.xor}
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, **_BITWISE}
 
@@ -117,11 +111,7 @@ def _rounded(number: int | float | Fraction, type: str) -> float:
 
 
 def _result(operation: str, type: str, left: int | float, right: int | float) -> int | float:
-    """Apply `operation` to two numbers of `type`; a shift takes any integer on its right.
-
-    Raises:
-        ArithmeticError: C++ does not define the result.
-    """
+    """Apply `operation` to two numbers of `type`. ArithmeticError: C++ does not define the result."""
     if operation in _COMPARISONS:
         return int(_COMPARISONS[operation](left, right))
     if operation in _SHIFTS:
@@ -211,7 +201,13 @@ class Reader:
     def _binary(self, lowest: int) -> Value:
         """The operators that bind at least as tightly as `lowest`."""
         left = self._unary()
-        while (level := _LEVELS.get(operation := self._operation(), 0)) >= lowest:
+        while True:
+            operation = self._tokens[self._at]
+            if operation in ("<", ">") and self._tokens[self._at + 1] == operation:
+                operation *= 2  # two tokens, as brackets of templates are
+            level = _LEVELS.get(operation, 0)
+            if level < lowest:
+                return left
             self._at += 2 if operation in _SHIFTS else 1
             if operation in ("&&", "||"):
                 needs = operation == "&&"
@@ -220,12 +216,6 @@ class Reader:
                 left = self._bool(every(*truths) if needs else negated(every(*map(negated, truths))))
             else:
                 left = self._combined(operation, left, self._binary(level + 1))
-        return left
-
-    def _operation(self) -> str:
-        token = self._tokens[self._at]
-        twice = token in ("<", ">") and self._tokens[self._at + 1] == token  # two tokens, as brackets of templates are
-        return token * 2 if twice else token
 
     def _combined(self, operation: str, left: Value, right: Value) -> Value:
         type = _common(left.type, right.type)
@@ -243,8 +233,14 @@ class Reader:
         self._at += 1
         if token == "!":
             return self._bool(negated(_truth(self._unary())))
-        if token in ("+", "-", "~"):
-            return self._signed(token, self._unary())
+        if token in ("+", "-"):
+            operand = self._unary()
+            type, number = promoted(operand.type), operand.number
+            if token == "+" or number is None:
+                return Value(type, number)
+            return Value(type, -number) if type in _FLOATS else self._combined("-", Value("int", 0), operand)
+        if token == "~":
+            return self._combined("^", self._unary(), Value("int", -1))
         if token == "(":
             type = self._type_in_brackets()
             return self._converted(self._unary(), type) if type else self._in_brackets()
@@ -256,14 +252,6 @@ class Reader:
             self._expect("(")
             return self._converted(self._in_brackets(), type)
         return self._literal(token) if token[:1] in {*"'.0123456789"} else self._name(token)
-
-    def _signed(self, sign: str, operand: Value) -> Value:
-        type, number = promoted(operand.type), operand.number
-        if sign == "~":
-            return self._combined("^", operand, Value("int", -1))
-        if sign == "+" or number is None:
-            return Value(type, number)
-        return Value(type, -number) if type in _FLOATS else self._combined("-", Value("int", 0), operand)
 
     def _size(self) -> Value:
         before, type = self._at, ""
@@ -346,7 +334,7 @@ class Reader:
             return self._character(*match.groups())
         text = text.replace("'", "").lower()
         if match := _INTEGER.fullmatch(text):
-            return self._integer(*match.groups())
+            return self._made(lambda: self._integer(*match.groups()), "")
         if not (match := _FLOAT.fullmatch(text)) or self._is_directive:
             raise Unreadable
         digits, suffix = match.groups()
@@ -372,7 +360,4 @@ class Reader:
             is_unsigned = rank % 2 == 1
             if fits(number, type) and (is_unsigned if "u" in suffix else not (is_unsigned and is_decimal)):
                 return Value(type, number)
-        return self._made(self._too_large, "")
-
-    def _too_large(self) -> Value:
         raise OverflowError("has a number that no integer type holds")

@@ -69,8 +69,15 @@ class Scope:
             if name not in self._definitions:
                 return self._outer.value(name) if self._outer else UNKNOWN
             self._values[name] = UNKNOWN  # as long as it is looked for: it may need itself
+            definition = self._definitions[name]
+            if definition is None or definition.type is None:
+                return UNKNOWN
             try:
-                self._values[name] = self._defined(self._definitions[name])
+                if definition.enumerators:
+                    self._values[name] = self._enumerated(definition)[definition.tokens[0]]
+                else:
+                    type = None if "auto" in definition.type else self.type(definition.type)
+                    self._values[name] = self.evaluate(definition.tokens, type)
             except ConstantError:
                 del self._values[name]
                 raise
@@ -97,13 +104,6 @@ class Scope:
             if definition is not None and definition.type is None:
                 self._types[name] = self.type(definition.tokens)
         return self._types[name]
-
-    def _defined(self, definition: Definition | None) -> Value:
-        if definition is None or definition.type is None:
-            return UNKNOWN
-        if definition.enumerators:
-            return self._enumerated(definition)[definition.tokens[0]]
-        return self.evaluate(definition.tokens, None if "auto" in definition.type else self.type(definition.type))
 
     def _enumerated(self, enumeration: Definition) -> dict[str, Value]:
         """The enumerators of an enumeration. If it is given no type, one follows from all values together."""

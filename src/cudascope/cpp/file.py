@@ -131,12 +131,15 @@ class _Declaration:
         """Take note of token `i` and return the index of the next one that is in no bracket."""
         token = self.tokens[i]
         if token == "operator":
-            return self._after_operator(i)
-        if token in ("(", "{"):
+            i += 3 if self.tokens[i + 1 : i + 3] == ["(", ")"] else 1
+            return next((j for j in range(i, self.stop) if self.tokens[j] in ("(", ";")), self.stop)
+        if token in ("(", "{") and not self.assigned:
             self._note_bracket(i)
         if token in ("(", "{", "[") or (token == "<" and not self.assigned):
             after = self.outline.after(i, self.stop)
-            self.is_macro = token == "(" and self._is_macro(after)
+            if token == "(" and self.parameters == self.start + 1 and not self.in_class and after < self.stop:
+                # a name, brackets and a name: a macro's call with no ; behind it
+                self.is_macro = self.tokens[after].isidentifier() and self.tokens[after] not in _AFTER_PARAMETERS
             return after
         if token == "__global__":  # a call of a macro before it was no list of parameters
             self.parameters = None
@@ -144,16 +147,8 @@ class _Declaration:
         self.initialising |= token == ":" and self.parameters is not None
         return i + 1
 
-    def _after_operator(self, i: int) -> int:
-        i += 3 if self.tokens[i + 1 : i + 3] == ["(", ")"] else 1
-        while i < self.stop and self.tokens[i] not in ("(", ";"):
-            i += 1
-        return i
-
     def _note_bracket(self, i: int) -> None:
         before = self.tokens[i - 1]
-        if self.assigned:
-            return
         if self.tokens[i] == "(":
             if self.parameters is None and before not in _WITH_BRACKETS:
                 self.parameters = i
@@ -162,12 +157,6 @@ class _Declaration:
             self.body = None if is_member else i
         elif self.class_body is None and any(self.tokens[j] in _CLASS_KEYS for j in self.outer):
             self.class_body = i
-
-    def _is_macro(self, after: int) -> bool:
-        """Whether the bracket that ends here is a macro's call, with no ; behind it."""
-        if self.parameters != self.start + 1 or self.in_class or after >= self.stop:
-            return False
-        return self.tokens[after].isidentifier() and self.tokens[after] not in _AFTER_PARAMETERS
 
     # -------------------------------------------------------------------------------------------- what it is
 

@@ -43,15 +43,13 @@ class Parameter(NamedTuple):
     alignment: int = 1
 
 
-def read_parameter(
-    position: int, declared: Tokens, function: str, known: Mapping[str, Tokens], scope: Scope
-) -> Parameter:
+def _parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens], scope: Scope) -> Parameter:
     """Parameter `position` of kernel `function`. A type that is not plain keeps its spelling.
 
     `known` says which tokens names stand for in a type, `scope` what they mean in the default argument.
 
     Raises:
-        ValueError: nothing of Python's could be passed for it, or its default argument has no value in C++.
+        ValueError: Python can pass nothing for it, or its default argument has no value in C++.
     """
     equals = declared.index("=") if "=" in declared else len(declared)
     tokens, expression = list(declared[:equals]), declared[equals + 1 :]
@@ -67,13 +65,13 @@ def read_parameter(
     is_array = "[" in tokens
     tokens = tokens[: tokens.index("[")] if is_array else tokens
     tokens = [token for token in tokens if token not in _QUALIFIERS]
-
     bare = [token for token in tokens if token not in ("const", "*", "&", "&&")]
-    has_name = len(bare) > 1 and bare[-1] not in FUNDAMENTAL and bare[-1].isidentifier() and bare[-2] != "::"
-    name = bare[-1] if has_name else f"#{position}"
-    written = " ".join(tokens[:-1] if has_name else tokens) + (" *" if is_array else "")
-    tokens = substitute(tokens[:-1] if has_name else tokens, known) + (["*"] if is_array else [])
-    tokens = [token for token in tokens if token not in _QUALIFIERS]
+    name = f"#{position}"
+    if len(bare) > 1 and bare[-1] not in FUNDAMENTAL and bare[-1].isidentifier() and bare[-2] != "::":
+        name = bare[-1]
+        tokens.pop()
+    written = " ".join([*tokens, *["*"] * is_array])
+    tokens = [token for token in substitute(tokens, known) if token not in _QUALIFIERS] + ["*"] * is_array
 
     def refuse(why: str) -> ValueError:
         return ValueError(f"kernel {function}: parameter {name} is declared `{written}`, {why}")
@@ -284,11 +282,8 @@ def base_name(name: str) -> str:
 def _parameters(
     declared: Sequence[Tokens], function: str, known: Mapping[str, Tokens], scope: Scope
 ) -> tuple[Parameter, ...]:
-    return tuple(
-        read_parameter(position, tokens, function, known, scope)
-        for position, tokens in enumerate(declared)
-        if tokens != ["void"]
-    )
+    named = enumerate(tokens for tokens in declared if tokens != ["void"])
+    return tuple(_parameter(position, tokens, function, known, scope) for position, tokens in named)
 
 
 def _unpacked(declared: Sequence[Tokens], values: Mapping[str, Tokens]) -> list[Tokens]:

@@ -33,6 +33,7 @@ _OF_NVIDIA = (
     "cooperative_groups.h",
     "nv/target",
 )
+_OF_TORCH_ALONE = ("c10/macros/Macros.h", "torch/torch.h")
 
 
 class CompileError(RuntimeError):
@@ -149,13 +150,10 @@ class Source(NamedTuple):
 
         def meanings(macro: str) -> set[str]:
             """What the macro may stand for: conditions and the order of definitions are not looked at."""
-            given = [define.partition("=")[::2] for define in self.defines]
             texts = (self.text, *(text for _, text in files.values()))
-            return {
-                value
-                for name, value in [*given, *(each for text in texts for each in _DEFINE.findall(text))]
-                if name == macro
-            }
+            given = (define.partition("=")[::2] for define in self.defines)
+            written = (each for text in texts for each in _DEFINE.findall(text))
+            return {value for name, value in (*given, *written) if name == macro}
 
         def expanded(text: str, filename: str, beside: Path) -> str:
             def put_in(match: re.Match, quoted: str | None, name: str | None) -> str:
@@ -207,6 +205,4 @@ def _has_any(folder: Path, headers: Sequence[str]) -> bool:
 
 def _is_torchs(folder: Path) -> bool:
     """Whether a folder has torch's headers alone, as torch/include has."""
-    return _has_any(folder, ("c10/macros/Macros.h", "torch/torch.h")) and not {"torch", "libtorch"}.isdisjoint(
-        folder.resolve().parts
-    )
+    return _has_any(folder, _OF_TORCH_ALONE) and not {"torch", "libtorch"}.isdisjoint(folder.resolve().parts)

@@ -123,4 +123,5 @@ def every(*truths: Truth) -> Truth:
 
 
 def negated(truth: Truth) -> Truth:
+    """The opposite of a truth; None stays unknown."""
     return None if truth is None else not truth

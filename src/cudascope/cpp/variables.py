@@ -29,7 +29,9 @@ def variables_in(file: File, pieces: Iterable[Piece]) -> Iterator[Variable]:
         tokens = file.tokens[piece.start : piece.end - 1]
         if not piece.is_variable or _KINDS.isdisjoint(tokens) or not {"template", "extern"}.isdisjoint(tokens):
             continue
-        first, *more = _declarators(tokens)
+        parts = split(tokens)
+        values = [next((i for i, token in enumerate(part) if token in ("=", "{")), None) for part in parts]
+        first, *more = [part[:value] for part, value in zip(parts, values, strict=True)]
         end = first.index("[") if "[" in first else len(first)
         kind = [token for token in first[: end - 1] if token not in _NO_TYPE]
         if not kind or "(" in first[:end] or ("const" in kind and "*" not in kind) or "constexpr" in kind:
@@ -81,12 +83,6 @@ def _dtype(tokens: Tokens) -> str:
         return "int64"
     known = POINTEES.get(canonical_type([token for token in tokens if token != "const"]))
     return known.dtypes[-1] if known and known.dtypes else ""  # the signed one: torch does more with it
-
-
-def _declarators(tokens: Tokens) -> list[Tokens]:
-    """The parts of a declaration between its commas, without the values."""
-    parts = split(tokens)
-    return [part[: next((i for i, token in enumerate(part) if token in ("=", "{")), None)] for part in parts]
 
 
 def _lengths(tokens: Tokens) -> Iterator[Tokens]:

@@ -3,7 +3,7 @@
 import bisect
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from cudascope.cpp.device_code import needed_by, only, replaced
@@ -18,7 +18,7 @@ from cudascope.toolchain.headers import HEADERS, shown
 from cudascope.toolchain.precompiled import precompiled
 from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
 from cudascope.translate.host_only import may_be_used, used_in
-from cudascope.translate.preprocess import Part, file_of, line_at, own_files, parts_of, preprocess
+from cudascope.translate.preprocess import MARKER, Part, file_of, line_at, parts_of, preprocess
 from cudascope.translate.ptx import translate
 
 _ROUNDS = 8  # each round may leave other names without a declaration
@@ -35,7 +35,6 @@ _UNKNOWN = re.compile(
 )
 # Libraries that the host calls: a kernel has nothing of theirs but a type in a struct that it shares with the host.
 _FOR_HOST = re.compile(r"\b(cublas|cudnn|cufft|cusparse|cusolver|curand(?=\.h)|nvml|nccl|nvtx|nvToolsExt|MPI|mpi|omp)")
-_MARKER = re.compile(r"^# \d+ .*$", re.MULTILINE)
 
 
 def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: Callable[[str], File]) -> str:
@@ -53,11 +52,11 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
         code = cut(text)
         changes: dict[tuple[int, int], str] = {}
         for place, message in _errors(text, command):
-            names = _names(message)
+            names = [name for quoted in re.findall("[‘'](.*?)[’']", message) for name in NAME.findall(quoted)]
             headers = _headers(names, missing)
             if number == 0 and not (headers and _UNKNOWN.search(message)):
                 continue  # the user's own mistake. In later rounds it follows from what was left out
-            if (found := _change(code, place)) is not None:
+            if found := _change(code, place):
                 said = f"{message.partition(';')[0]}: {_origin(headers)}"
                 why = next((whys[name] for name in names if name in whys), said)
                 if found.is_reached:
@@ -91,10 +90,6 @@ def with_words_for_gcc(text: str, command: Sequence[str]) -> str:
     return replaced(text, words)
 
 
-def _names(message: str) -> list[str]:
-    return [name for quoted in re.findall("[‘'](.*?)[’']", message) for name in NAME.findall(quoted)]
-
-
 def _headers(names: Sequence[str], missing: Sequence[str]) -> list[str]:
     """Those of the missing headers that may declare one of `names`."""
     alike = [h for h in missing if any(len(name) > 2 and name.lower() in h.lower() for name in names)]
@@ -123,7 +118,7 @@ def _origin(headers: Sequence[str]) -> str:
 
 def _errors(text: str, command: Sequence[str], said: re.Pattern = _ERROR) -> list[tuple[int, str]]:
     """Where the compiler refuses `text`, and what it says."""
-    by_line = _MARKER.sub("", text)  # then lines are those of the text itself
+    by_line = MARKER.sub("", text)  # then lines are those of the text itself
     quiet = ("-w",) if said is _ERROR else ()
     flags = ("-fsyntax-only", *quiet, "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
     done = result_of_compiler([*command, *flags], by_line)
@@ -167,8 +162,6 @@ _TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MU
 _PTX = {"asm", "__asm", "__asm__"}
 _INTEGER = re.compile(r"int|unsigned|auto|\w+_t")
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
-
-
 _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt/specifiers.h
 # the macros of simt.h that must not reach the system's headers after it; the text is expanded already
 _UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize", *_RENAMED))
@@ -177,6 +170,7 @@ _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap"
 _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 _GPU_ONLY |= {name: f"{name} in a kernel" for name in ("cudaDeviceSynchronize", "cudaGetParameterBuffer")}
+_GPU_ONLY["<<<"] = "a kernel launches another (<<<…>>>), which"
 _SOBOL = [
     f"curandState{scrambled}Sobol{bits}{t}" for scrambled in ("", "Scrambled") for bits in (32, 64) for t in ("", "_t")
 ]
@@ -216,7 +210,7 @@ def must_be_cut(file: File, kernels: Sequence[str]) -> bool:
 def as_it_stands(source: str, file: File) -> str:
     """All of `source`, which is `file` as the compiler gets it."""
     source = source if _PTX.isdisjoint(file.tokens) else translate(source)
-    return source + _dynamic(file.text) + _table(plain_variables(file))
+    return source + _for_runtime(file.text, plain_variables(file))
 
 
 def preprocessed(text: str, flags: Sequence[str], source: Source) -> tuple[list[Part], list[str]]:
@@ -235,7 +229,8 @@ def only_what_is_needed(text: str, name: str, flags: Sequence[str], source: Sour
         CompileError: this part cannot run here.
     """
     parts, missing = preprocessed(text, flags, source)
-    opened = [file for file in own_files(parts) if file != source.filename]
+    markers = [marker for is_own, part in parts if is_own for marker in MARKER.finditer(part)]
+    opened = [*dict.fromkeys(marker[2] for marker in markers if marker[2] != source.filename)]
     file = file_of(parts)
     needed = needed_by(file, name)
     function = base_name(name)
@@ -254,7 +249,7 @@ def only_what_is_needed(text: str, name: str, flags: Sequence[str], source: Sour
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", str(precompiled(flags))]
         cut = with_traps(cut, missing, command, lambda cut: file_of(parts_of(cut)))
-    return cut + _dynamic(cut) + _table(variables_in(file, needed)), opened, missing
+    return cut + _for_runtime(cut, variables_in(file, needed)), opened, missing
 
 
 _INTEGERS = {f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64, "ptr")} | {"size_t", "ptrdiff_t"}
@@ -262,39 +257,38 @@ _INTEGERS = {f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64, "p
 
 def _own_integers(file: File) -> dict[str, str]:
     """New names for what a text without headers defines itself, as NVRTC wants it: `typedef long long int64_t`."""
-    names = set()
-    for piece in file.pieces:
-        tokens = file.tokens[piece.start : piece.end]
-        if not piece.namespace and tokens[0] in ("typedef", "using") and "std" not in tokens:
-            names |= _INTEGERS & piece.names
-    return {name: f"simt_own_{name}" for name in names}
+    aliases = [each for each in file.pieces if not each.namespace and file.tokens[each.start] in ("typedef", "using")]
+    own = [each.names for each in aliases if "std" not in file.tokens[each.start : each.end]]
+    return {name: f"simt_own_{name}" for name in _INTEGERS.intersection(set().union(*own))}
 
 
 def _refuse(file: File, pieces: Sequence[Piece]) -> None:
     """Raise CompileError for what a GPU refuses, and for constructs that the CPU runner does not support."""
     for piece in pieces:
-        for i, why in used_in(file, piece):
+        for i, why in (*used_in(file, piece), *_unsupported(file, piece)):
             where, line = line_at(file.text, file.places[i])
             raise CompileError(f"{where}:{line}: error: {why}")
-        tokens = file.tokens[piece.start : piece.end]
-        for i, token in enumerate(tokens):
-            launch = token == "<" and tokens[i : i + 3] == ["<", "<", "<"]
-            if why := "a kernel launches another (<<<…>>>), which" if launch else _GPU_ONLY.get(token):
-                where, line = line_at(file.text, file.places[piece.start + i])
-                raise CompileError(f"{where}:{line}: error: {why} runs on a GPU only: give the kernel a plain C++ path")
-            if token in _NOT_IN_CURAND:
-                where, line = line_at(file.text, file.places[piece.start + i])
-                raise CompileError(
-                    f"{where}:{line}: error: {token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and "
-                    f"MRG32k3a with uniform, normal and log-normal numbers: give the kernel a plain C++ path"
-                )
 
 
-def _dynamic(text: str) -> str:
-    """The memory of `extern __shared__` arrays, which `build` gives out, if there are any."""
-    return DYNAMIC_MEMORY if _DYNAMIC.search(text) else ""
+def _unsupported(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
+    for i in range(piece.start, piece.end):
+        token = file.tokens[i]
+        if what := _GPU_ONLY.get("<<<" if file.tokens[i : i + 3] == ["<", "<", "<"] else token):
+            yield i, f"{what} runs on a GPU only: give the kernel a plain C++ path"
+        elif token in _NOT_IN_CURAND:
+            yield (
+                i,
+                (
+                    f"{token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and MRG32k3a with uniform, "
+                    f"normal and log-normal numbers: give the kernel a plain C++ path"
+                ),
+            )
 
 
-def _table(variables: Iterable[Variable]) -> str:
-    """Where the variables lie, for `Library.variables`. Since they are listed, none is folded into the code."""
-    return table_of((each.name, f"::{each.name}") for each in variables)
+def _for_runtime(text: str, variables: Iterable[Variable]) -> str:
+    """The memory of the `extern __shared__` arrays of `text`, and where its variables lie, for `Library.variables`.
+
+    Since the variables are listed, none is folded into the code.
+    """
+    dynamic = DYNAMIC_MEMORY if _DYNAMIC.search(text) else ""
+    return dynamic + table_of((each.name, f"::{each.name}") for each in variables)

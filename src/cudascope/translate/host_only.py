@@ -19,7 +19,7 @@ _OF_STD = (
     "cin endl unique_ptr make_unique shared_ptr make_shared function thread mutex random_device mt19937 to_string"
 )
 _OF_STD = {*_OF_STD.split(), *_OF_C}
-_DECLARES = {"return", "else", "do"}  # the words before a call; another word before a name declares the name
+_CALLS = {"return", "else", "do"}  # the words before a call; another word before a name declares the name
 
 
 def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
@@ -43,9 +43,7 @@ def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
 
 def _is_of_another(before: list[str]) -> bool:
     """Whether a name after this token is a member, is in a namespace, or is declared here."""
-    return bool(before) and (
-        before[0] in (".", "->", "::") or (before[0].isidentifier() and before[0] not in _DECLARES)
-    )
+    return before[:1] in (["."], ["->"], ["::"]) or any(word.isidentifier() and word not in _CALLS for word in before)
 
 
 def _initialiser(file: File, i: int, end: int) -> int | None:

@@ -44,7 +44,8 @@ def preprocess(command: Sequence[str], text: str, source: Source) -> tuple[list[
             for name in missing:
                 stand_in = Path(os.path.normpath(inside / name))
                 stand_in.parent.mkdir(parents=True, exist_ok=True)
-                stand_in.write_text(f'#include "{_instead(name)}"\n', encoding="utf-8")
+                header = "cudascope_torch.h" if OF_TORCH.match(name) else "cuda_fp8.h"  # which may bring half precision
+                stand_in.write_text(f'#include "{header}"\n', encoding="utf-8")
             done = run_compiler([*command, f"-I{inside}", "-E", "-x", "c++", "-"], text, source.folder)
     _, *parts = parts_of(_with_whole_names(done, source))  # simt.h comes first: a precompiled one is read sooner
     return parts, missing
@@ -61,11 +62,6 @@ def _with_whole_names(text: str, source: Source) -> str:
     return MARKER.sub(whole, text)
 
 
-def _instead(missing: str) -> str:
-    """The header in the place of one that is missing: a library's may bring the types of half precision."""
-    return "cudascope_torch.h" if OF_TORCH.match(missing) else "cuda_fp8.h"
-
-
 def parts_of(text: str) -> Iterator[Part]:
     """Preprocessed `text` cut where the user's own part begins or ends."""
     start, is_own = 0, False
@@ -78,12 +74,6 @@ def parts_of(text: str) -> Iterator[Part]:
             yield is_own, text[start : marker.start()]
             start, is_own = marker.start(), not is_own
     yield is_own, text[start:]
-
-
-def own_files(parts: Iterable[Part]) -> list[str]:
-    """The user's files in preprocessed text."""
-    files = [marker[2] for is_own, text in parts if is_own for marker in MARKER.finditer(text)]
-    return [*dict.fromkeys(files)]
 
 
 def file_of(parts: Iterable[Part]) -> File:

@@ -7,7 +7,7 @@ which stops the kernel if the amount is too large.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from cudascope.toolchain.compiler import BYTES
 from cudascope.translate.preprocess import MARKER
@@ -35,40 +35,33 @@ def open_shifts(assembly: str, is_own: Callable[[str], bool]) -> set[Place]:
 
 def _unescaped(string: str) -> str:
     """A string of the assembly, in which a byte may be written as three octal digits."""
-    content = re.sub(rb"\\([0-7]{3}|.)", _byte, string.encode(**BYTES))
-    return content.decode(**BYTES)
 
+    def byte(escape: re.Match) -> bytes:
+        return bytes([int(escape[1], 8)]) if len(escape[1]) == 3 else escape[1]
 
-def _byte(escape: re.Match) -> bytes:
-    return bytes([int(escape[1], 8)]) if len(escape[1]) == 3 else escape[1]
+    return re.sub(rb"\\([0-7]{3}|.)", byte, string.encode(**BYTES)).decode(**BYTES)
 
 
 def with_exact_shifts(text: str, places: set[Place]) -> tuple[str, set[Place]]:
     """`text` with the shifts at `places` made exact, and the places at which it has none: in a macro, a header."""
     lines, left = text.split("\n"), set(places)
-    by_line: dict[tuple[str, int], list[int]] = {}
-    for file, line, column in places:
-        by_line.setdefault((file, line), []).append(column)
-    for i, at in _numbered(lines):
-        for column in sorted(by_line.get(at, ()), reverse=True):
+    columns: dict[tuple[str, int], list[int]] = {}
+    for file, line, column in sorted(places, reverse=True):  # from the last: the others keep their columns
+        columns.setdefault((file, line), []).append(column)
+    file, number = "<stdin>", 0
+    for i, line in enumerate(lines):
+        number += 1
+        if marker := MARKER.match(line):
+            file, number = marker[2], int(marker[1]) - 1
+            continue
+        for column in columns.get((file, number), ()):
             before, after = _cut(lines[i], column)
             if found := _OPERATOR.match(after):
                 sign, equals = found.groups()
                 exact = f" {sign}= ::simt::By() = " if equals else f" {sign} ::simt::shift {sign} "
                 lines[i] = before + exact + after[found.end() :]
-                left.discard((*at, column))
+                left.discard((file, number, column))
     return "\n".join(lines), left
-
-
-def _numbered(lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, int]]]:
-    """The index of each line with the file and the line that the markers give it."""
-    file, number = "<stdin>", 1
-    for i, line in enumerate(lines):
-        if marker := MARKER.match(line):
-            file, number = marker[2], int(marker[1])
-        else:
-            yield i, (file, number)
-            number += 1
 
 
 def _cut(line: str, column: int) -> tuple[str, str]:
