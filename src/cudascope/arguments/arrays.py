@@ -1,7 +1,7 @@
 """The memory that a caller passes for a pointer: torch tensors, numpy arrays, and objects with DLPack.
 
-Types are told by their numpy names ("float32", "int8"), and by torch's names for those that numpy lacks ("bfloat16",
-"float8_e4m3fn", "float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
+Types have their numpy names ("float32", "int8"). Those that numpy lacks have torch's ("bfloat16", "float8_e4m3fn",
+"float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
 """
 
 import functools

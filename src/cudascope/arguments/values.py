@@ -50,7 +50,7 @@ def is_struct(parameter: Parameter) -> bool:
 
 
 def size_of(parameter: Parameter) -> int:
-    """Bytes of what is passed by value."""
+    """The bytes of a value."""
     if parameter.ctype in VECTORS:
         element, lanes = VECTORS[parameter.ctype]
         return lanes * ctypes.sizeof(C_TYPES[element])
@@ -165,7 +165,7 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
 
 
 def _address_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
-    """What a 64-bit parameter of PTX takes: PTX does not tell an address from a number."""
+    """A 64-bit parameter of PTX takes numbers and arrays: PTX does not tell an address from a number."""
     number, memory = _scalar_rule(function, parameter), _pointer_rule(function, parameter)
     return lambda value: number(value) if isinstance(value, Integral) else memory(value)
 

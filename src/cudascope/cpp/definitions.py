@@ -21,7 +21,7 @@ class ConstantError(ValueError):
 
 
 class Definition(NamedTuple):
-    """What a source says of a name, in tokens."""
+    """The declaration of a name, in tokens."""
 
     tokens: Tokens  # a type; the expression of a constant; the name of an enumerator
     type: Tokens | None = None  # of a constant, or the one that an enumeration is given. None: the name is a type
@@ -29,7 +29,7 @@ class Definition(NamedTuple):
 
 
 class Scope:
-    """What names mean: in a source, or in a template that lies in the scope `outer`."""
+    """The meanings of names in a source, or in a template inside of the scope `outer`."""
 
     def __init__(
         self,

@@ -179,16 +179,8 @@ class _Declaration:
         if self.parameters is not None and (self.body is not None or not self.assigned or self.in_class):
             on_device |= self.in_class and not _STAY_IN_CLASS.isdisjoint(words)
             words = [j for j in self.outer if j < self.parameters and tokens[j].isidentifier()]
-            return Piece(
-                start,
-                end,
-                self._function_names(words) if words else frozenset(),
-                on_device,
-                is_function=True,
-                body=self.body,
-                name=words[-1] if words else None,
-                parameters=self.parameters,
-            )
+            parts = {"body": self.body, "name": words[-1] if words else None, "parameters": self.parameters}
+            return Piece(start, end, self._function_names(words), on_device, is_function=True, **parts)
         on_device = on_device or not CONSTANT_WORDS.isdisjoint(words)
         return Piece(start, end, self._declared(), on_device, is_variable=True)
 
@@ -408,16 +400,9 @@ class File(Outline):
                 template = tokens[i + 2 : self.after(i + 1, opened) - 1]
             elif tokens[i] == "__launch_bounds__" and bounds_are_certain:
                 bounds = tokens[i + 2 : self.close.get(i + 1, i + 2)]
-        return Kernel(
-            tokens[name],
-            namespace,
-            template,
-            bounds,
-            tokens[opened + 1 : closed],
-            self._has_alternatives(opened, closed),
-            piece,
-            tokens[name + 2 : opened - 1] if template == [] else None,
-        )
+        arguments = tokens[name + 2 : opened - 1] if template == [] else None
+        unknown, parameters = self._has_alternatives(opened, closed), tokens[opened + 1 : closed]
+        return Kernel(tokens[name], namespace, template, bounds, parameters, unknown, piece, arguments)
 
     def _has_alternatives(self, first: int, last: int) -> bool:
         """Whether an #if that cannot be told begins or ends between two tokens."""

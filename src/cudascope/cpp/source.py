@@ -1,9 +1,8 @@
 """CUDA C++ and how it is to be compiled: its text, the files that it includes, and the error if it cannot be built.
 
-`Source` decides where an include is looked up, as every compiler does: `#include "…"` in the folder of the file that
-has this line, then in the user's folders (-I), then in cudascope's and NVIDIA's; `#include <…>` in the same folders
-but the first. The compilers get these folders in this order, and the reader and the keys of the cache use
-`Source.with_included`.
+`Source` looks an include up as every compiler does: `#include "…"` in the folder of the file that has this line, then
+in the user's folders (-I), then in cudascope's and NVIDIA's. `#include <…>` leaves the first folder out. The compilers
+get the folders in this order. The reader and the keys of the cache use `Source.with_included`.
 """
 
 import codecs
@@ -81,7 +80,7 @@ class Included(NamedTuple):
     is_unread: bool  # the text does not tell the file of an include, as of `#include NAME(x)`
 
     def key(self, folder: Path) -> list[str]:
-        """What of this goes into the name of a build of a source in `folder`."""
+        """The parts that name a build of a source in `folder`."""
         files = [part for path, text in self.files for part in (str(path), text)]
         return [*files, *self.answers, str(folder) if self.is_unread else ""]
 

@@ -138,8 +138,6 @@ def _change(code: File, place: int) -> _Change | None:
     """Return the part to leave out for an error at `place`; None if no part can be left out."""
     at = max((i for i, begins in enumerate(code.places) if begins <= place), default=-1)
     piece = _innermost(code.pieces, at)
-    while piece is not None and (member := _innermost(piece.members, at)) is not None:
-        piece = member
     if piece is None:
         return None
     is_kernel = "__global__" in code.tokens[piece.start : piece.body or piece.end]
@@ -155,7 +153,8 @@ def _change(code: File, place: int) -> _Change | None:
 
 
 def _innermost(pieces: Sequence[Piece], at: int) -> Piece | None:
-    return next((piece for piece in pieces if piece.start <= at < piece.end), None)
+    piece = next((piece for piece in pieces if piece.start <= at < piece.end), None)
+    return piece and (_innermost(piece.members, at) or piece)
 
 
 _TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MULTILINE)
@@ -256,14 +255,14 @@ _INTEGERS = {f"{u}int{bits}_t" for u in ("", "u") for bits in (8, 16, 32, 64, "p
 
 
 def _own_integers(file: File) -> dict[str, str]:
-    """New names for what a text without headers defines itself, as NVRTC wants it: `typedef long long int64_t`."""
+    """New names for the integers that a text without headers defines, as in `typedef long long int64_t`."""
     aliases = [each for each in file.pieces if not each.namespace and file.tokens[each.start] in ("typedef", "using")]
     own = [each.names for each in aliases if "std" not in file.tokens[each.start : each.end]]
     return {name: f"simt_own_{name}" for name in _INTEGERS.intersection(set().union(*own))}
 
 
 def _refuse(file: File, pieces: Sequence[Piece]) -> None:
-    """Raise CompileError for what a GPU refuses, and for constructs that the CPU runner does not support."""
+    """Raise CompileError for constructs that a GPU refuses or the CPU runner does not support."""
     for piece in pieces:
         for i, why in (*used_in(file, piece), *_unsupported(file, piece)):
             where, line = line_at(file.text, file.places[i])

@@ -1,4 +1,4 @@
-"""What only a host runs: nvcc refuses it in device code, and so do both ways to run a kernel here.
+"""The functions and words for a host only: nvcc refuses them in device code, and so do both ways to run a kernel.
 
 The host's compiler takes a whole file as it is, for it knows no difference between host and device. So a file whose
 kernel may use something of the host's is cut (cuda.py): then the host's functions and variables are gone, and the
@@ -36,23 +36,17 @@ def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
                 yield i, f"std::{token} is for host code only"
             elif token in of_c and after[:1] == ["("] and (of_std or not _is_of_another(before)):
                 yield i, f"{token}() is for host code only"
-            elif token == "__shared__" and (at := _initialiser(file, i, dropped)):
-                yield at, "a __shared__ variable cannot have an initialiser: let a thread assign to it"
+            elif token == "__shared__":
+                ends = next((j for j in range(i, dropped) if tokens[j] == ";"), dropped)
+                if "=" in tokens[i:ends]:
+                    where = tokens.index("=", i)
+                    yield where, "a __shared__ variable cannot have an initialiser: let a thread assign to it"
         start = end
 
 
 def _is_of_another(before: list[str]) -> bool:
     """Whether a name after this token is a member, is in a namespace, or is declared here."""
     return before[:1] in (["."], ["->"], ["::"]) or any(word.isidentifier() and word not in _CALLS for word in before)
-
-
-def _initialiser(file: File, i: int, end: int) -> int | None:
-    """Return where the declaration at token `i` has a =."""
-    while i < end and file.tokens[i] != ";":
-        if file.tokens[i] == "=":
-            return i
-        i = file.close.get(i, i) + 1
-    return None
 
 
 def may_be_used(file: File, kernels: Iterable[str]) -> bool:
