@@ -7,9 +7,9 @@ import pytest
 
 import cudascope.cpp.file
 from cudascope import CompileError, CudaKernel, check
-from cudascope.cpp.file import read
+from cudascope.cpp.file import Statements, read
 from cudascope.cpp.signature import read_signature
-from cudascope.cpp.tokens import lexemes_of
+from cudascope.cpp.tokens import lexemes_of, partners, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,55 @@ def kernels(source: str, *defines: str) -> list[str]:
 )  # fmt: skip
 def test_kernels_are_found_with_their_namespaces_and_parameters(source, found):
     assert kernels(source) == found
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "is_function"),
+    [
+        ("__device__ int n = f(2), m{3};", "n m", False),
+        ("constexpr auto f = [](int x) { return x; };", "f", False),
+        ("constexpr int a[2] = {f(1), g<2>(3)};", "a", False),
+        ("__device__ float (*f)(float) = g;", "f", False),
+        ("__device__ V V::operator+(V other) { return other; }", "V", True),
+        ("__device__ n::V<int> n::W<int>::operator()(int i) const { return i; }", "W", True),
+        ("__device__ V operator+(V a, V b) { return a; }", "operator", True),
+        ("template <class T> __device__ auto f(T x) -> decltype(g(x)) { return g(x); }", "f", True),
+        ("__device__ S<int>::S(int n) : a(n), b{n} { f(); }", "S", True),
+    ],
+)
+def test_a_declaration_is_a_function_or_a_variable_with_its_names(source, names, is_function):
+    piece, rest = read(f"{source} int rest;").pieces
+    assert (piece.is_function, piece.is_variable) == (is_function, not is_function)
+    assert piece.names >= set(names.split())  # and perhaps others, which keeps too much
+    assert rest.names == {"rest"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "reached"),
+    [
+        ("x = 1;", True),
+        ("if (a) x = 1;", False),
+        ("if (a) b(); else x = 1;", False),
+        ("if constexpr (a) { b(); } else if (c) { d(); x = 1; }", False),
+        ("for (int i = 0; i < n; ++i) { b(); x = 1; }", False),
+        ("do x = 1; while (a);", False),
+        ("switch (a) { case 1: b(); default: x = 1; }", False),
+        ("if (a) { b(); } else c(); x = 1;", True),
+        ("while (a) b(); x = 1;", True),
+    ],
+)
+def test_the_smallest_statement_round_a_token_is_found(statement, reached):
+    tokens = tokens_of(f"{{ a(); {statement} b(); }}")
+    statements = Statements(tokens, partners(tokens))
+    start, end = statements.around(0, tokens.index("x"))
+    assert tokens[start:end] == ["x", "=", "1", ";"]
+    assert statements.is_always_reached(0, start) == reached
+
+
+def test_the_condition_of_a_do_belongs_to_its_statement():
+    tokens = tokens_of("{ a(); do b(); while (x); c(); }")
+    start, end = Statements(tokens, partners(tokens)).around(0, tokens.index("x"))
+    assert "".join(tokens[start:end]) == "dob();while(x);"
 
 
 @pytest.mark.parametrize(

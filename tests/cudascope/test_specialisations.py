@@ -82,6 +82,37 @@ def test_names_and_bounds_are_those_of_the_specialisation(special, name, own, th
     assert [each.default is not None for each in signature.parameters] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("k<float>", "uv"), ("k<float, 1, int>", "uv"), ("k<float, 2, int>", "xy"), ("k<float, 1, float>", "xy")],
+)
+def test_an_argument_that_the_parameters_do_not_tell_is_the_default(name, own):
+    template = "template <class T, int N = 1, class U = int> __global__ void k(T* x, U y)"
+    source = f"{template}; template <> __global__ void k(float* u, int v);"
+    assert "".join(each.name for each in read_signature(read(source), name).parameters) == own
+
+
+@pytest.mark.parametrize(("name", "own"), [("k<float, 4>", "u"), ("k<float>", "u"), ("k<float, 8>", "x")])
+def test_a_default_may_depend_on_an_argument(name, own):
+    source = "template <class T, int N = sizeof(T)> __global__ void k(T* x); template <> __global__ void k(float* u);"
+    assert [each.name for each in read_signature(read(source), name).parameters] == [own]
+
+
+@pytest.mark.parametrize(("name", "own"), [("k<float, int>", "u"), ("k<float, I>", "u"), ("k<float, long>", "x")])
+def test_a_type_that_no_parameter_has_is_compared(name, own):
+    template = "using I = int; template <class T, class U> __global__ void k(T* x);"
+    source = f"{template} template <> __global__ void k<float, int>(float* u);"
+    assert [each.name for each in read_signature(read(source), name).parameters] == [own]
+
+
+@pytest.mark.parametrize(("name", "own"), [("n::k<float>", "u"), ("n::k<int>", "v"), ("n::k<long>", "x")])
+def test_a_specialisation_may_be_outside_of_the_namespace(name, own):
+    template = "namespace n { template <class T> __global__ void k(T* x); } template <class T> __global__ void k(T* y);"
+    special = "template <> __global__ void n::k(float* u); namespace n { template <> __global__ void k<int>(int* v); }"
+    source = f"{template} {special} template <> __global__ void k(long* w);"
+    assert [each.name for each in read_signature(read(source), name).parameters] == [own]
+
+
 @pytest.mark.parametrize(("name", "own"), [("k<int, float>", ["u", "v"]), ("k<int, int>", ["x0", "x1"])])
 def test_a_pack_is_told_by_the_parameters(name, own):
     source = "template <class... T> __global__ void k(T... x); template <> __global__ void k(int u, float v);"

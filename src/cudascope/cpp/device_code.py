@@ -62,7 +62,7 @@ def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:
 
 
 def only(file: File, pieces: Sequence[Piece], changes: Iterable[tuple[int, int, str]] = ()) -> str:
-    """The text, with `changes`, and with every other piece and what `pieces` drop of their classes left blank.
+    """The text, with `changes`, and with every other piece and the host's members of classes left blank.
 
     A constructor for the host is deleted, not left blank: without it a class might get another one from the compiler.
     An explicit one keeps the class from being an aggregate, too.
@@ -106,11 +106,9 @@ def _is_constructor(file: File, piece: Piece, member: Piece, known: set[str]) ->
 
 
 def words_of(file: File, piece: Piece) -> Iterator[str]:
-    """The names in a piece, without those in what is dropped of it."""
-    at = piece.start
-    for start, end in (*piece.dropped, (piece.end, piece.end)):
-        yield from filter(str.isidentifier, file.tokens[at:start])
-        at = end
+    """The names in a piece, without those in members for the host."""
+    for start, end in piece.kept:
+        yield from filter(str.isidentifier, file.tokens[start:end])
 
 
 def _types(file: File, operator: Piece, declared: Iterable[str]) -> set[str]:

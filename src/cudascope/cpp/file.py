@@ -51,9 +51,11 @@ class Piece(NamedTuple):
         return sorted(sum((each.host_members for each in self.members), host))
 
     @property
-    def dropped(self) -> list[tuple[int, int]]:
-        """Where these members begin and end."""
-        return [(each.start, each.end) for each in self.host_members]
+    def kept(self) -> list[tuple[int, int]]:
+        """Where the parts between these members begin and end."""
+        host = self.host_members
+        starts, ends = [self.start, *(each.end for each in host)], [*(each.start for each in host), self.end]
+        return list(zip(starts, ends, strict=True))
 
 
 class Outline:

@@ -175,17 +175,15 @@ def _instance(kernel: Kernel, wanted: "_Name", file: File) -> Signature:
 
 
 def _deduced(given: list[Tokens], kernel: Kernel, wanted: list[Tokens]) -> list[Tokens]:
-    """The template arguments of an explicit specialisation: those it gives, then those that its parameters may tell.
+    """The template arguments of an explicit specialisation: those it gives, then those that its parameters tell.
 
-    An argument that they do not tell is the default, whatever is `wanted`.
+    An argument before such a one, which they do not tell, is the default of its parameter, whatever is `wanted`.
     """
-    arguments = list(given)
-    for i, parameter in enumerate(split(kernel.template)):
-        if i >= len(given):
-            if _template_parameter(parameter)[1] not in kernel.parameters:
-                break
-            arguments += wanted[i:] if "..." in parameter else wanted[i : i + 1]
-    return arguments
+    declared = [_template_parameter(parameter) for parameter in split(kernel.template)]
+    of_argument = [declared[min(i, len(declared) - 1)] for i in range(len(wanted))]  # a pack is the last, for many
+    told = [i for i, (_, name, _) in enumerate(of_argument) if name in kernel.parameters]
+    rest = range(len(given), max(told, default=-1) + 1)
+    return [*given, *(wanted[i] if i in told else of_argument[i][2] for i in rest)]
 
 
 def _meaning(name: str, values: Mapping[str, Tokens], scope: Scope, file: File) -> object:

@@ -24,10 +24,10 @@ _CALLS = {"return", "else", "do"}  # the words before a call; another word befor
 
 def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
     """The tokens of a device function at which it uses what only the host has, and a sentence that says so."""
-    tokens, start = file.tokens, piece.start
+    tokens = file.tokens
     of_c = _OF_C.difference(*(each.names for each in file.pieces if each.on_device))
-    for dropped, end in (*piece.dropped, (piece.end, piece.end)):
-        for i in range(start, dropped):
+    for start, end in piece.kept:
+        for i in range(start, end):
             token, before, after = tokens[i], tokens[i - 1 : i], tokens[i + 1 : i + 3]
             of_std = tokens[max(i - 2, 0) : i] == ["std", "::"]
             if token in _KEYWORDS and after != ["(", ")"]:
@@ -37,11 +37,12 @@ def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
             elif token in of_c and after[:1] == ["("] and (of_std or not _is_of_another(before)):
                 yield i, f"{token}() is for host code only"
             elif token == "__shared__":
-                ends = next((j for j in range(i, dropped) if tokens[j] == ";"), dropped)
-                if "=" in tokens[i:ends]:
-                    where = tokens.index("=", i)
-                    yield where, "a __shared__ variable cannot have an initialiser: let a thread assign to it"
-        start = end
+                declared = tokens[i : next((j for j in range(i, end) if tokens[j] == ";"), end)]
+                if "=" in declared:
+                    yield (
+                        i + declared.index("="),
+                        "a __shared__ variable cannot have an initialiser: let a thread assign to it",
+                    )
 
 
 def _is_of_another(before: list[str]) -> bool:
