@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cudascope import CudaKernel
-from cudascope.arguments.arrays import numbers_of
+from cudascope.arguments.arrays import bits_of, numbers_of
 from cudascope.command.given import given_tensor, given_value
 from cudascope.command.line import main
 from cudascope.cpu.rules import RULES
@@ -259,6 +259,18 @@ def test_run_says_what_ended_a_launch(capsys, tmp_path):
     command = ["run", str(tmp_path / "fails.cu"), "fails", "--block", "1", "--tensor", "x=int32[1]:0"]
     assert main(command) == 1
     assert "fails.cu:2: assertion: thread (0, 0, 0) of thread block (0, 0, 0) stopped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_numbers_are_rounded_as_torch_rounds_them(dtype):
+    kind, code = getattr(torch, dtype), torch.uint8 if "8_" in dtype else torch.uint16
+    codes = torch.arange(128 if code is torch.uint8 else 1 << 15).to(code).view(kind).float()
+    known = codes[codes.isfinite()].numpy()
+    middle = known[1:] / 2 + known[:-1] / 2
+    values = np.concatenate([known, middle, middle * np.float32(1 + 2**-20), middle * np.float32(1 - 2**-20)])
+    values = np.concatenate([values, -values])
+    expected = torch.from_numpy(values).to(kind).view(code).numpy()
+    np.testing.assert_array_equal(bits_of(values.astype(np.float64), dtype), expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
