@@ -267,13 +267,13 @@ __global__ void k(int* x) {
     x[0] = sum == 5.25f && A<int, 1>::x + A<float, 1>::n == 4 && A<float, 1>::v == 4;
 }
 
-//// refused: a constant of a class | ‘constexpr’ needed for in-class initialization
+//// refused: a constant of a class | ‘constexpr’ needed
 struct A {
     static const float x = 1.5f;
 };
 __global__ void k(int* x) { x[0] = A::x > 1; }
 
-//// refused: a constant of a class template whose type is no argument | ‘constexpr’ needed for in-class initialization
+//// refused: a constant of a class template whose type is no argument | ‘constexpr’ needed
 template <class T> struct A {
     int x;
 public:
