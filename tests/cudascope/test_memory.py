@@ -303,3 +303,21 @@ def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
     """)
     assert done.returncode == -getattr(signal, sent), done
     assert "Fatal Python error" in done.stderr, done
+
+
+@pytest.mark.parametrize("mode", [cudascope.check, cudascope.observe])
+def test_a_reference_to_an_index_is_no_access_to_memory_of_the_kernel(mode):
+    source = """
+    __device__ __noinline__ unsigned sum(const uint3& a, const uint3& b) { return a.x + b.x; }
+    __global__ void k(unsigned* out) {
+        out[threadIdx.x] = sum(threadIdx, blockIdx) + sum(blockDim, gridDim);
+    }
+    """
+    out = torch.zeros(8, dtype=torch.int32)
+    with mode() as report:
+        cudascope.CudaKernel(source, "k")[1, 8](out)
+    assert out.tolist() == [index + 8 + 1 for index in range(8)]
+    if mode is cudascope.check:
+        assert not report.findings
+    else:
+        assert [report.count(access).requests for access in ("read", "write")] == [0, 1]

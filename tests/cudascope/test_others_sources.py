@@ -12,7 +12,7 @@ HOST = "\nvoid host() { k<<<1, 1>>>(0); }\n"  # no compiler takes it: only what 
 
 
 def run(source: str, name: str = "k", *arguments: object, dtype: str = "int64") -> list:
-    x = np.zeros(4, dtype=dtype)
+    x = np.zeros(12, dtype=dtype)
     CudaKernel(f"{source}\n", name)[1, 1](x, *arguments)
     return x.tolist()
 
@@ -36,6 +36,19 @@ RUNS = {  # the source, and x[0], x[1], … after the launch
         "__device__ long local() { const int warpSize = 33; return warpSize; }\n"
         "__global__ void k(long* x) { P p{3}; x[0] = warpSize + p.warpSize + f(5), x[1] = local(); }",
         [40, 33],
+    ),
+    "things of its own with the names of a thread's indices": (
+        "struct P { int gridDim; float threadIdx; dim3 blockDim; };\n"
+        "struct Grid {\n    dim3 blockDim;\n"
+        "    __device__ unsigned threads() const { return blockDim.x * blockDim.y; }\n};\n"
+        "__device__ unsigned f(dim3 blockDim) { return blockDim.x; }\n"
+        "__device__ unsigned g(const uint3& threadIdx, float warpSize) { return threadIdx.x + warpSize; }\n"
+        "template <int warpSize>\n__device__ int h() { return warpSize; }\n"
+        "__global__ void k(long* x) {\n    P p{3, 0.5f, dim3(7)};\n    const dim3 gridDim(11, 12);\n"
+        "    x[0] = p.gridDim, x[1] = p.threadIdx * 2, x[2] = p.blockDim.x, x[3] = gridDim.y;\n"
+        "    x[4] = Grid{dim3(3, 4)}.threads(), x[5] = f(dim3(5)), x[6] = f(blockDim), x[7] = g(threadIdx, 1);\n"
+        "    x[8] = h<5>();\n    int blockIdx = 9;\n    x[9] = blockIdx;\n}",
+        [3, 1, 7, 12, 12, 5, 1, 1, 5, 9],
     ),
     "a global warpSize": ("constexpr int warpSize = 32;\n__global__ void k(long* x) { x[0] = warpSize; }", [32]),
     "an array of arrays and a typedef of uint64_t": (

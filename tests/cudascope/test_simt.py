@@ -793,12 +793,16 @@ def test_many_atomics_that_change_nothing_are_no_deadlock_and_waiting_for_ever_i
 
 
 LARGE = r"""
-__global__ void too_large(float* out) { __shared__ float a[12289]; a[threadIdx.x] = 1; out[0] = a[threadIdx.x]; }
+__global__ void too_large(float* out) {
+    __shared__ float a[12289];
+    a[threadIdx.x] = 1;
+    out[0] = a[12288 - threadIdx.x];
+}
 __global__ void large(float* out) {
     __shared__ float a[12288];
     extern __shared__ float b[];
     a[threadIdx.x] = b[threadIdx.x] = 1;
-    out[0] = a[threadIdx.x] + b[threadIdx.x];
+    out[0] = a[12287 - threadIdx.x] + b[threadIdx.x];
 }
 """
 

@@ -162,7 +162,8 @@ def _symbols(path: Path) -> list[_Symbol]:
         return [_Symbol(*each) for each in json.loads(kept.read_text(encoding="utf-8"))]
     table = run_tool("nm", "--format=sysv", str(path))
     rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
-    rows = sorted(row for row in rows if row[3] == "TLS" or row[0] in _OF_THE_RUNTIME)
+    # threadIdx and its like are thread-local, too. They are the runtime's, and have no value here
+    rows = sorted(row for row in rows if (row[3] == "TLS" and row[1]) or row[0] in _OF_THE_RUNTIME)
     names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
     found = [
         _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")

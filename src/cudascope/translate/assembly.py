@@ -43,12 +43,16 @@ def with_first_file(assembly: str) -> str:
 
 
 def with_dynamic_memory(assembly: str) -> str:
-    """Define every `extern __shared__` array: each is a thread-local symbol that the file uses and does not define."""
+    """Define every `extern __shared__` array.
+
+    Each array is a thread-local symbol that the file uses and does not define. The indices of a thread are such symbols
+    too, and the runtime defines them.
+    """
     if "\nsimt_dynamic:" not in assembly:
         return assembly
     used = set(re.findall(r"\b([\w$.]+)@(?:tlsgd|tlsld|gottpoff|dtpoff|tpoff)\b", assembly))
     used |= set(re.findall(r":tlsgd:([\w$.]+)", assembly))
-    defined = set(re.findall(r"^([\w$.]+):", assembly, re.M))
+    defined = {"threadIdx", "blockIdx", "blockDim", "gridDim", *re.findall(r"^([\w$.]+):", assembly, re.M)}
     return assembly + "".join(f"\t.globl {name}\n\t.set {name}, simt_dynamic\n" for name in sorted(used - defined))
 
 

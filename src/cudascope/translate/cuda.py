@@ -159,11 +159,10 @@ def _innermost(pieces: Sequence[Piece], at: int) -> Piece | None:
 
 _TORCH = re.compile(rf'^[ \t]*#[ \t]*include[ \t]*[<"]{OF_TORCH.pattern}', re.MULTILINE)
 _PTX = {"asm", "__asm", "__asm__"}
-_INTEGER = re.compile(r"int|unsigned|auto|\w+_t")
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt/specifiers.h
 # the macros of simt.h that must not reach the system's headers after it; the text is expanded already
-_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", "warpSize", *_RENAMED))
+_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", *_RENAMED))
 _UNDEFINED += shown("cuda_fp8.h")
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
@@ -182,18 +181,17 @@ def written(source: Source) -> str:
     parted = (define.partition("=") for define in source.defines)
     defines = "".join(f"#define {name} {value if equals else 1}\n" for name, equals, value in parted)
     start = f'#line 1 "{source.filename}"\n'
-    defines += _warp_size(source.read(), start)
+    if _defines_warp_size(source.read()):
+        defines += "#define warpSize own_warpSize\n"  # simt.h has a variable of this name
     return f"{defines}{start}{source.text}\n"
 
 
-def _warp_size(file: File, start: str) -> str:
-    """Lines that make warpSize a constant, and no macro, for a text that gives the name to something of its own."""
+def _defines_warp_size(file: File) -> bool:
+    """Whether the text has a global variable with the name warpSize, as in `constexpr int warpSize = 32;`."""
     tokens = file.tokens
-    places = [i for i, token in enumerate(tokens) if token == "warpSize" and _INTEGER.fullmatch(tokens[i - 1])]
-    variables = [range(piece.start, piece.end) for piece in file.pieces if piece.is_variable]
-    has_variable = any(i in variable and tokens[i + 1] in ("=", "{") for i in places for variable in variables)
-    constant = "" if has_variable else f"{start}constexpr int warpSize = 32;\n"
-    return f"#undef warpSize\n{constant}" if places else ""
+    variables = [piece for piece in file.pieces if piece.is_variable and not piece.namespace]
+    places = (i for piece in variables for i in range(piece.start, piece.end) if tokens[i] == "warpSize")
+    return any(tokens[i + 1] in ("=", "{") for i in places)
 
 
 def must_be_cut(file: File, kernels: Sequence[str]) -> bool:

@@ -15,6 +15,13 @@ static bool is_local(const Block& b, const void* p) {
     return p >= b.stacks.start && p < b.stacks.start + STACK * b.stacks.threads;
 }
 
+// Part of threadIdx, blockIdx, blockDim or gridDim: a kernel may pass a reference to them.
+static bool is_index(const char* p) {
+    for (const Dim* each : {&threadIdx, &blockIdx, &blockDim, &gridDim})
+        if (p >= (const char*)each && p < (const char*)(each + 1)) return true;
+    return false;
+}
+
 // __constant__ and __device__ variables are in the compiled file.
 static bool in_module(Job& job, const char* p) {
     if ((u64)p >> 12 == job.module_page) return true;

@@ -273,6 +273,9 @@ struct Worker {  // an OS thread. It runs thread blocks one after another, or in
 
 // runtime.cpp starts and ends launches and thread blocks, and has the memory of a launch. calls.cpp has all that a kernel
 // calls while it runs. They are compiled at the same time, and share these:
+extern "C" {  // of the current thread, as kernels read them
+extern __thread __attribute__((tls_model("initial-exec"))) Dim threadIdx, blockIdx, blockDim, gridDim;
+}
 #pragma GCC visibility push(hidden)
 extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
 extern std::mutex process_lock;  // of the data that all launches of the process share

@@ -9,10 +9,6 @@
 #include "hooks.h"
 
 extern "C" {
-Dim simt_thread_idx() { return worker->current->index; }
-Dim simt_block_idx() { return worker->block->index; }
-Dim simt_block_dim() { return worker->job->size; }
-Dim simt_grid_dim() { return worker->job->grid; }
 u32 simt_lane() { return worker->current->lane; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }

@@ -320,7 +320,7 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
             for (u32 i = 0; i < job.tensors.size(); ++i)  // in the empty space round a tensor?
                 if (a.p >= job.tensors[i].arena && a.p < job.tensors[i].arena + job.tensors[i].arena_bytes)
                     place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
-            if (place.region < 0 && is_allocated(job, a.p, a.bytes)) return;
+            if (place.region < 0 && (is_allocated(job, a.p, a.bytes) || is_index(a.p))) return;
             if (place.region < 0 && in_module(job, a.p)) {
                 if (a.access == READ) return;  // of a constant
                 place = nearest_variable(job, a.p, place);

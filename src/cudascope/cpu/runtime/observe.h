@@ -7,6 +7,7 @@ static void observe(Worker& w, const char* p, u32 bytes, Access access, void* si
     Thread& me = *w.current;
     Block& b = *w.block;
     Place place = place_of(*w.job, b, p);
+    if (place.region < 0 && is_index(p)) return;
     if (place.region < 0 && (place.space == SHARED || in_module(*w.job, p))) place.space = OTHER;
     Event e{};
     e.site = site_number(*w.job, site);

@@ -17,6 +17,7 @@
 #include "scheduler.h"
 
 __thread Worker* worker = nullptr;
+__thread Dim threadIdx, blockIdx, blockDim, gridDim;
 std::mutex process_lock;
 
 // An OS thread's part of a launch.

@@ -135,6 +135,7 @@ static Block& start_block(Worker& w, u32 rank) {
 static bool advance(Worker& w, Block& b) {
     Job& job = *w.job;
     w.block = &b;
+    blockIdx = b.index, blockDim = job.size, gridDim = job.grid;
     while (!b.ready.empty()) {
         u64 before = w.progress, preemptions = 0;
         b.batch.swap(b.ready);
@@ -143,6 +144,7 @@ static bool advance(Worker& w, Block& b) {
         for (size_t i = 0; i < b.batch.size(); ++i) {
             Thread* t = b.batch[i];
             w.current = t;
+            threadIdx = t->index;
             w.switches++;
             switch_to(w.scheduler, t->context);
             w.current = nullptr;

@@ -5,13 +5,8 @@ import re
 P = "simt::ptx::"
 
 SPECIAL_REGISTERS = {
-    f"%{name}.{axis}": f"simt_{function}().{axis}"
-    for name, function in {
-        "tid": "thread_idx",
-        "ntid": "block_dim",
-        "ctaid": "block_idx",
-        "nctaid": "grid_dim",
-    }.items()
+    f"%{name}.{axis}": f"{index}.{axis}"
+    for name, index in {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}.items()
     for axis in "xyz"
 }
 SPECIAL_REGISTERS |= {

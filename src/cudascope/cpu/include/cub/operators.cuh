@@ -80,8 +80,7 @@ struct Room {
 };
 
 SIMT_INLINE int thread_rank() {
-    uint3 thread = simt_thread_idx(), size = simt_block_dim();
-    return (int)(thread.x + size.x * (thread.y + size.y * thread.z));
+    return (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
 }
 struct Line { int number; };  // of the kernel, where a collective is called
 SIMT_INLINE unsigned LaneId() { return simt_lane(); }

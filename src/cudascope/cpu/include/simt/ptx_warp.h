@@ -21,12 +21,10 @@ SIMT_INLINE Answer shfl(u32 value, u32 by, u32 bounds, u32 mask) {
 }
 
 SIMT_INLINE u32 warp() {
-    uint3 thread = simt_thread_idx(), size = simt_block_dim();
-    return (thread.x + size.x * (thread.y + size.y * thread.z)) / 32;
+    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32;
 }
 SIMT_INLINE u32 warps() {
-    uint3 size = simt_block_dim();
-    return (size.x * size.y * size.z + 31) / 32;
+    return (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
 }
 
 SIMT_INLINE u32 vote_ballot(bool predicate, u32 mask) { return __ballot_sync(mask, predicate); }

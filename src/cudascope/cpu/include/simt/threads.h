@@ -1,14 +1,17 @@
-// The functions by which a thread asks the runtime for its indices, barriers and fences, printf and assert.
+// The indices of a thread, the functions of the runtime that a kernel calls, barriers and fences, printf and assert.
 #pragma once
 
 #include "../../runtime/kinds.h"
 #include "language.h"
 
 extern "C" {
-uint3 simt_thread_idx() __attribute__((const));
-uint3 simt_block_idx() __attribute__((const));
-uint3 simt_block_dim() __attribute__((const));
-uint3 simt_grid_dim() __attribute__((const));
+// The runtime sets them whenever a fiber goes on. They are variables, so a kernel may give these names to its own things.
+#define SIMT_INDEX extern __thread __attribute__((tls_model("initial-exec"))) const uint3
+SIMT_INDEX threadIdx;
+SIMT_INDEX blockIdx;
+SIMT_INDEX blockDim;
+SIMT_INDEX gridDim;
+#undef SIMT_INDEX
 unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
@@ -80,13 +83,7 @@ void* simt_memcpy(void* to, const void* from, size_t bytes);
 void* simt_memset(void* to, int value, size_t bytes);
 }
 
-#define threadIdx (simt_thread_idx())
-#define blockIdx (simt_block_idx())
-#define blockDim (simt_block_dim())
-#define gridDim (simt_grid_dim())
-#ifndef warpSize
-#define warpSize 32
-#endif
+constexpr int warpSize = 32;
 
 #define printf simt_printf
 namespace std { using ::simt_printf; }
