@@ -39,6 +39,7 @@ _FOR_BOTH = {
     "THC/THCDeviceUtils.cuh": "ATen/cuda/DeviceUtils.cuh",
 }
 _ON_CPU = {
+    "cub/block/block_adjacent_difference.cuh": "cub/block/block_discontinuity.cuh",
     "cub/block/block_histogram.cuh": "cub/block/block_discontinuity.cuh",
     "cub/block/block_merge_sort.cuh": "cub/block/block_radix_sort.cuh",
     "cub/block/block_store.cuh": "cub/block/block_load.cuh",
@@ -46,6 +47,8 @@ _ON_CPU = {
     "cub/util_ptx.cuh": "cub/operators.cuh",
     "cub/util_type.cuh": "cub/operators.cuh",
     "cub/warp/warp_scan.cuh": "cub/warp/warp_reduce.cuh",
+    "cooperative_groups/functional.h": "cooperative_groups/scan.h",
+    "cooperative_groups/reduce.h": "cooperative_groups/scan.h",
     "cuda/std/atomic": "cuda/atomic",
     "cuda_pipeline_primitives.h": "cuda_pipeline.h",
     **{

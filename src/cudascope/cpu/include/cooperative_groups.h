@@ -35,35 +35,6 @@ SIMT_INLINE T shuffle(unsigned mask, const T& value, unsigned source, int line) 
     }
 }
 
-enum Fold { REDUCE, INCLUSIVE, EXCLUSIVE };
-
-// What each lane gets of op(… op(op(v0, v1), v2) …): all of it, all up to its own value, or all before.
-template <Fold fold, class T, class Op>
-struct Folding {
-    T value;
-    Op* op;
-    SIMT_UNSEEN static void carry_out(void** lanes) {
-        Folding* first = nullptr;
-        T total{};
-        for (int lane = 0; lane < 32; ++lane) {
-            Folding* mine = (Folding*)lanes[lane];
-            if (!mine) continue;
-            T before = total;
-            total = first ? T((*mine->op)(before, mine->value)) : mine->value;
-            if (!first) first = mine;
-            mine->value = fold == EXCLUSIVE ? before : total;
-        }
-        for (int lane = 0; fold == REDUCE && lane < 32; ++lane)
-            if (lanes[lane]) ((Folding*)lanes[lane])->value = total;
-    }
-};
-template <Fold fold, class Group, class T, class Op>
-SIMT_INLINE T folded(const Group& group, const T& value, Op& op, int line) {
-    Folding<fold, T, Op> mine{value, &op};
-    simt_meet(simt::EXCHANGE, group.get_mask(), &mine, Folding<fold, T, Op>::carry_out, line);
-    return mine.value;
-}
-
 template <class T>
 using plain = std::remove_cv_t<std::remove_reference_t<T>>;
 

@@ -9,40 +9,22 @@
 
 // ---------------------------------------------------------------------------------------------- states
 
-struct curandStateXORWOW {
-    unsigned d, v[5];
-    int boxmuller_flag, boxmuller_flag_double;
-    float boxmuller_extra;
-    double boxmuller_extra_double;
-};
-struct curandStateMRG32k3a {
-    unsigned s1[3], s2[3];
-    int boxmuller_flag, boxmuller_flag_double;
-    float boxmuller_extra;
-    double boxmuller_extra_double;
-};
-struct curandStatePhilox4_32_10 {
-    uint4 ctr, output;
-    uint2 key;
-    unsigned STATE;  // how much of the output is used up
-    int boxmuller_flag, boxmuller_flag_double;
-    float boxmuller_extra;
-    double boxmuller_extra_double;
-};
-using curandStateXORWOW_t = curandStateXORWOW;
+#define SIMT_STATE(name, ...)                                \
+    struct name {                                            \
+        __VA_ARGS__                                          \
+        int boxmuller_flag, boxmuller_flag_double;           \
+        float boxmuller_extra;                               \
+        double boxmuller_extra_double;                       \
+    };                                                       \
+    using name##_t = name;
+SIMT_STATE(curandStateXORWOW, unsigned d, v[5];)
+SIMT_STATE(curandStateMRG32k3a, unsigned s1[3], s2[3];)
+SIMT_STATE(curandStatePhilox4_32_10, uint4 ctr, output; uint2 key; unsigned STATE;)  // STATE: how much of output is used
+#undef SIMT_STATE
 using curandState_t = curandStateXORWOW;
 using curandState = curandStateXORWOW;
-using curandStateMRG32k3a_t = curandStateMRG32k3a;
-using curandStatePhilox4_32_10_t = curandStatePhilox4_32_10;
 
 namespace simt::random {
-template <class State>
-SIMT_METHOD void forget_extra(State* state) {
-    state->boxmuller_flag = state->boxmuller_flag_double = 0;
-    state->boxmuller_extra = 0;
-    state->boxmuller_extra_double = 0;
-}
-
 // A step of xorwow is linear over bits: rows[i] is where bit i of v goes to.
 struct Bits160 {
     unsigned rows[160][5];
@@ -54,7 +36,7 @@ struct Bits160 {
         for (int k = 0; k < 5; ++k) v[k] = to[k];
     }
 };
-SIMT_UNSEEN inline void xorwow_step(unsigned* v) {
+SIMT_METHOD void xorwow_step(unsigned* v) {
     unsigned t = v[0] ^ v[0] >> 2;
     v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = v[4];
     v[4] = v[4] ^ v[4] << 4 ^ (t ^ t << 1);
@@ -64,14 +46,10 @@ constexpr int xorwow_sequence = 67, xorwow_powers = xorwow_sequence + 64;  // a 
 SIMT_UNSEEN inline void fill_in(Bits160* power) {
     for (int p = 0; p < xorwow_powers; ++p)
         for (int i = 0; i < 160; ++i) {
-            unsigned v[5] = {};
-            if (p == 0) {
-                v[i / 32] = 1u << i % 32;
-                xorwow_step(v);
-            } else {
-                for (int k = 0; k < 5; ++k) v[k] = power[p - 1].rows[i][k];
-                power[p - 1].apply(v);
-            }
+            unsigned v[5];
+            for (int k = 0; k < 5; ++k) v[k] = p ? power[p - 1].rows[i][k] : k == i / 32 ? 1u << i % 32 : 0;
+            if (p) power[p - 1].apply(v);
+            else xorwow_step(v);
             for (int k = 0; k < 5; ++k) power[p].rows[i][k] = v[k];
         }
 }
@@ -89,28 +67,21 @@ SIMT_UNSEEN inline __attribute__((noinline)) void xorwow_jump(unsigned* v, unsig
 template <unsigned m>
 struct Matrix {  // of integers modulo m
     unsigned at[3][3];
-    SIMT_UNSEEN friend Matrix operator*(const Matrix& a, const Matrix& b) {
-        Matrix out;
+    SIMT_UNSEEN void apply(unsigned* x, int stride = 1) const {
+        unsigned long long to[3] = {};
         for (int i = 0; i < 3; ++i)
-            for (int j = 0; j < 3; ++j) {
-                unsigned long long sum = 0;
-                for (int k = 0; k < 3; ++k) sum = (sum + (unsigned long long)a.at[i][k] * b.at[k][j] % m) % m;
-                out.at[i][j] = (unsigned)sum;
-            }
-        return out;
+            for (int k = 0; k < 3; ++k) to[i] = (to[i] + (unsigned long long)at[i][k] * x[k * stride] % m) % m;
+        for (int i = 0; i < 3; ++i) x[i * stride] = (unsigned)to[i];
+    }
+    SIMT_UNSEEN void square() {
+        Matrix old = *this;
+        for (int column = 0; column < 3; ++column) old.apply(&at[0][column], 3);
     }
     SIMT_UNSEEN void jump(unsigned* s, unsigned long long n, int squarings) const {
         Matrix power = *this;
-        for (int i = 0; i < squarings; ++i) power = power * power;
-        for (; n; n >>= 1, power = power * power) {
-            unsigned to[3];
-            for (int i = 0; i < 3 && n & 1; ++i) {
-                unsigned long long sum = 0;
-                for (int k = 0; k < 3; ++k) sum = (sum + (unsigned long long)power.at[i][k] * s[k] % m) % m;
-                to[i] = (unsigned)sum;
-            }
-            for (int i = 0; i < 3 && n & 1; ++i) s[i] = to[i];
-        }
+        for (int i = 0; i < squarings; ++i) power.square();
+        for (; n; n >>= 1, power.square())
+            if (n & 1) power.apply(s);
     }
 };
 constexpr unsigned m1 = 4294967087u, m2 = 4294944443u;
@@ -138,23 +109,29 @@ SIMT_METHOD uint4 philox(uint4 c, uint2 key) {
     }
     return c;
 }
-SIMT_METHOD void philox_add(uint4& counter, unsigned long long low, unsigned long long high) {
+// Go on by (high, low) in the counter, a number of 128 bits.
+SIMT_METHOD void philox_skip(curandStatePhilox4_32_10* state, unsigned long long low, unsigned long long high) {
+    uint4& counter = state->ctr;
     unsigned long long sum = ((unsigned long long)counter.y << 32 | counter.x) + low;
     high += sum < low;
     counter.x = (unsigned)sum, counter.y = (unsigned)(sum >> 32);
     high += (unsigned long long)counter.w << 32 | counter.z;
     counter.z = (unsigned)high, counter.w = (unsigned)(high >> 32);
+    state->output = philox(counter, state->key);
 }
-SIMT_METHOD void philox_fill(curandStatePhilox4_32_10* state) { state->output = philox(state->ctr, state->key); }
 
 SIMT_METHOD float uniform(unsigned x) { return (float)x * 0x1p-32f + 0x1p-33f; }
 SIMT_METHOD double uniform_double(unsigned x, unsigned y) {
     return (double)(x ^ (unsigned long long)y << 21) * 0x1p-53 + 0x1p-54;
 }
+// Two normal numbers of a uniform number and of an angle, by Box and Muller.
+SIMT_METHOD float2 normal_at(float u, float angle) {
+    float length = sqrtf(-2.0f * logf(u));
+    return float2{sinf(angle) * length, cosf(angle) * length};
+}
 SIMT_METHOD float2 normal(unsigned x, unsigned y) {
-    float v = (float)y * (2.3283064e-10f * 6.2831855f) + 2.3283064e-10f * 6.2831855f / 2;
-    float length = sqrtf(-2.0f * logf(uniform(x)));
-    return float2{sinf(v) * length, cosf(v) * length};
+    constexpr float unit = 2.3283064e-10f * 6.2831855f;
+    return normal_at(uniform(x), (float)y * unit + unit / 2);
 }
 SIMT_METHOD double2 normal_double(double u, double v) {  // v: in turns by half
     double length = sqrt(-2.0 * log(u));
@@ -168,11 +145,8 @@ SIMT_METHOD double2 normal_double(unsigned x0, unsigned x1, unsigned y0, unsigne
 // ---------------------------------------------------------------------------------------------- XORWOW
 
 SIMT_METHOD unsigned curand(curandStateXORWOW* state) {
-    unsigned* v = state->v;
-    unsigned t = v[0] ^ v[0] >> 2;
-    v[0] = v[1], v[1] = v[2], v[2] = v[3], v[3] = v[4];
-    v[4] = v[4] ^ v[4] << 4 ^ (t ^ t << 1);
-    return v[4] + (state->d += 362437);
+    simt::random::xorwow_step(state->v);
+    return state->v[4] + (state->d += 362437);
 }
 SIMT_METHOD void skipahead(unsigned long long n, curandStateXORWOW* state) {
     simt::random::xorwow_jump(state->v, n, 0);
@@ -184,12 +158,9 @@ SIMT_METHOD void skipahead_sequence(unsigned long long n, curandStateXORWOW* sta
 SIMT_METHOD void curand_init(
     unsigned long long seed, unsigned long long subsequence, unsigned long long offset, curandStateXORWOW* state) {
     unsigned a = 1099087573u * ((unsigned)seed ^ 0xaad26b49u), b = 2591861531u * ((unsigned)(seed >> 32) ^ 0xf7dcefddu);
-    unsigned v[5] = {123456789u + a, 362436069u ^ a, 521288629u + b, 88675123u ^ b, 5783321u + a};
-    for (int i = 0; i < 5; ++i) state->v[i] = v[i];
-    state->d = 6615241u + a + b;
+    *state = {6615241u + a + b, {123456789u + a, 362436069u ^ a, 521288629u + b, 88675123u ^ b, 5783321u + a}};
     skipahead_sequence(subsequence, state);
     skipahead(offset, state);
-    simt::random::forget_extra(state);
 }
 
 // ---------------------------------------------------------------------------------------------- Philox4x32-10
@@ -197,8 +168,7 @@ SIMT_METHOD void curand_init(
 SIMT_METHOD uint4 curand_Philox4x32_10(uint4 counter, uint2 key) { return simt::random::philox(counter, key); }
 SIMT_METHOD uint4 curand4(curandStatePhilox4_32_10* state) {
     uint4 a = state->output;
-    simt::random::philox_add(state->ctr, 1, 0);
-    simt::random::philox_fill(state);
+    simt::random::philox_skip(state, 1, 0);
     uint4 b = state->output;
     switch (state->STATE) {
         case 1: return uint4{a.y, a.z, a.w, b.x};
@@ -212,31 +182,24 @@ SIMT_METHOD unsigned curand(curandStatePhilox4_32_10* state) {
     unsigned used = state->STATE;
     unsigned value = used == 0 ? out.x : used == 1 ? out.y : used == 2 ? out.z : out.w;
     state->STATE = (used + 1) % 4;
-    if (used == 3) {
-        simt::random::philox_add(state->ctr, 1, 0);
-        simt::random::philox_fill(state);
-    }
+    if (used == 3) simt::random::philox_skip(state, 1, 0);
     return value;
 }
 SIMT_METHOD void skipahead(unsigned long long n, curandStatePhilox4_32_10* state) {
     unsigned used = state->STATE + (unsigned)(n % 4);
     state->STATE = used % 4;
-    simt::random::philox_add(state->ctr, n / 4 + used / 4, 0);
-    simt::random::philox_fill(state);
+    simt::random::philox_skip(state, n / 4 + used / 4, 0);
 }
 SIMT_METHOD void skipahead_sequence(unsigned long long n, curandStatePhilox4_32_10* state) {
-    simt::random::philox_add(state->ctr, 0, n);
-    simt::random::philox_fill(state);
+    simt::random::philox_skip(state, 0, n);
 }
 SIMT_METHOD void curand_init(
     unsigned long long seed, unsigned long long subsequence, unsigned long long offset,
     curandStatePhilox4_32_10* state) {
-    state->ctr = uint4{0, 0, 0, 0};
+    *state = {};
     state->key = uint2{(unsigned)seed, (unsigned)(seed >> 32)};
-    state->STATE = 0;
     skipahead_sequence(subsequence, state);
     skipahead(offset, state);
-    simt::random::forget_extra(state);
 }
 
 // ---------------------------------------------------------------------------------------------- MRG32k3a
@@ -253,7 +216,7 @@ SIMT_METHOD void skipahead_sequence(unsigned long long n, curandStateMRG32k3a* s
 }
 SIMT_METHOD void curand_init(
     unsigned long long seed, unsigned long long subsequence, unsigned long long offset, curandStateMRG32k3a* state) {
-    for (int i = 0; i < 3; ++i) state->s1[i] = state->s2[i] = 12345;
+    *state = {{12345, 12345, 12345}, {12345, 12345, 12345}};
     if (seed != 0) {
         unsigned long long x[2] = {(unsigned)seed ^ 0x55555555u, (unsigned)(seed >> 32) ^ 0xaaaaaaaau};
         for (int i = 0; i < 3; ++i) {
@@ -263,7 +226,6 @@ SIMT_METHOD void curand_init(
     }
     skipahead_subsequence(subsequence, state);
     skipahead(offset, state);
-    simt::random::forget_extra(state);
 }
 
 // ---------------------------------------------------------------------------------------------- distributions
@@ -299,9 +261,8 @@ SIMT_METHOD float2 curand_normal2(State* state) {
     return simt::random::normal(x, y);
 }
 SIMT_METHOD float2 curand_normal2(curandStateMRG32k3a* state) {
-    float x = curand_uniform(state), y = curand_uniform(state) * 6.2831855f;
-    float length = sqrtf(-2.0f * logf(x));
-    return float2{sinf(y) * length, cosf(y) * length};
+    float x = curand_uniform(state), angle = curand_uniform(state) * 6.2831855f;
+    return simt::random::normal_at(x, angle);
 }
 SIMT_METHOD float4 curand_normal4(curandStatePhilox4_32_10* state) {
     uint4 x = curand4(state);

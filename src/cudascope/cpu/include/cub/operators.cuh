@@ -2,22 +2,27 @@
 // and what moves a value between lanes.
 #pragma once
 
+#include <optional>
+
 #include "../cuda/functional"
 #include "../simt.h"
 
 namespace cub {
 
-struct Sum { template <class T> SIMT_METHOD T operator()(const T& a, const T& b) const { return a + b; } };
-struct Max { template <class T> SIMT_METHOD T operator()(const T& a, const T& b) const { return a < b ? b : a; } };
-struct Min { template <class T> SIMT_METHOD T operator()(const T& a, const T& b) const { return b < a ? b : a; } };
-struct Equality {
-    template <class T>
-    SIMT_METHOD bool operator()(const T& a, const T& b) const { return a == b; }
-};
-struct Inequality {
-    template <class T>
-    SIMT_METHOD bool operator()(const T& a, const T& b) const { return !(a == b); }
-};
+#define SIMT_OPERATOR(name, Result, expression)                                                \
+    struct name {                                                                              \
+        template <class T>                                                                     \
+        SIMT_METHOD Result operator()(const T& a, const T& b) const { return expression; }     \
+    };
+SIMT_OPERATOR(Sum, T, a + b)
+SIMT_OPERATOR(Max, T, a < b ? b : a)
+SIMT_OPERATOR(Min, T, b < a ? b : a)
+SIMT_OPERATOR(Equality, bool, a == b)
+SIMT_OPERATOR(Inequality, bool, !(a == b))
+// Of pairs with equal values the one with the smaller key.
+SIMT_OPERATOR(ArgMax, T, a.value < b.value || (a.value == b.value && b.key < a.key) ? b : a)
+SIMT_OPERATOR(ArgMin, T, b.value < a.value || (a.value == b.value && b.key < a.key) ? b : a)
+#undef SIMT_OPERATOR
 
 template <class K, class V>
 struct KeyValuePair {
@@ -28,25 +33,10 @@ struct KeyValuePair {
     KeyValuePair() = default;
     SIMT_METHOD KeyValuePair(const K& key, const V& value) : key(key), value(value) {}
 };
-// Of equal values the one with the smaller key.
-struct ArgMax {
-    template <class P>
-    SIMT_METHOD P operator()(const P& a, const P& b) const {
-        return a.value < b.value || (a.value == b.value && b.key < a.key) ? b : a;
-    }
-};
-struct ArgMin {
-    template <class P>
-    SIMT_METHOD P operator()(const P& a, const P& b) const {
-        return b.value < a.value || (a.value == b.value && b.key < a.key) ? b : a;
-    }
-};
 struct NullType {};
 
 template <int N>
-struct Log2 { static constexpr int VALUE = N > 1 ? 1 + Log2<(N + 1) / 2>::VALUE : 0; };
-template <>
-struct Log2<1> { static constexpr int VALUE = 0; };
+struct Log2 { static constexpr int VALUE = N > 1 ? 32 - __builtin_clz(N - 1) : 0; };
 template <int N>
 struct PowerOfTwo { static constexpr bool VALUE = (N & (N - 1)) == 0; };
 
@@ -83,6 +73,33 @@ SIMT_INLINE int thread_rank() {
     return (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z));
 }
 struct Line { int number; };  // of the kernel, where a collective is called
+template <class T>
+struct Total {  // the variable for the total of all threads, if the caller wants the total
+    T* place = nullptr;
+    Total() = default;
+    SIMT_METHOD Total(T& total) : place(&total) {}
+    SIMT_METHOD void operator=(const T& value) const {
+        if (place) *place = value;
+    }
+};
+
+// The shared memory of a collective: the caller's, or the class's own.
+template <class Storage, class Self>
+class Collective {
+    SIMT_METHOD static Storage& own() {
+        __shared__ Storage storage;
+        return storage;
+    }
+
+public:
+    using TempStorage = Storage;
+    SIMT_METHOD Collective(TempStorage& storage) : temp(storage) {}
+    SIMT_METHOD Collective() : temp(own()) {}
+
+protected:
+    TempStorage& temp;
+};
+
 SIMT_INLINE unsigned LaneId() { return simt_lane(); }
 SIMT_INLINE unsigned WarpId() { return (unsigned)thread_rank() / 32; }
 SIMT_INLINE int RowMajorTid(int, int, int) { return thread_rank(); }

@@ -8,25 +8,31 @@ template <class T>
 SIMT_INLINE T shuffle(unsigned mask, const T& value, int source) {
     return from_bits<T>(simt_shuffle(mask, bits(value), source));
 }
-template <class T, class Op>
-struct Reduction {
+// What each lane gets of op(… op(op(v0, v1), v2) …): all of it, all up to its own value, or all before.
+enum class Fold { all, inclusive, exclusive };
+template <Fold fold, class T, class Op>
+struct Folding {
     T value;
-    Op op;
+    Op* op;
     SIMT_UNSEEN static void complete(void** lanes) {
-        Reduction* first = nullptr;
+        bool any = false;
+        T total{};
         for (int lane = 0; lane < 32; ++lane) {
-            Reduction* mine = (Reduction*)lanes[lane];
-            if (mine && first) first->value = first->op(first->value, mine->value);
-            else if (mine) first = mine;
+            Folding* mine = (Folding*)lanes[lane];
+            if (!mine) continue;
+            T before = total;
+            total = any ? T((*mine->op)(before, mine->value)) : mine->value;
+            mine->value = fold == Fold::exclusive ? before : total;
+            any = true;
         }
-        for (int lane = 0; lane < 32; ++lane)
-            if (lanes[lane]) ((Reduction*)lanes[lane])->value = first->value;
+        for (int lane = 0; fold == Fold::all && lane < 32; ++lane)
+            if (lanes[lane]) ((Folding*)lanes[lane])->value = total;
     }
 };
-template <class T, class Op>
-SIMT_INLINE T reduce(unsigned mask, T value, Op op) {
-    Reduction<T, Op> mine{value, op};
-    simt_meet(REDUCE, mask, &mine, Reduction<T, Op>::complete, 0);
+template <Fold fold, class T, class Op>
+SIMT_INLINE T folded(Collective collective, unsigned mask, const T& value, Op& op, int line) {
+    Folding<fold, T, Op> mine{value, &op};
+    simt_meet(collective, mask, &mine, Folding<fold, T, Op>::complete, line);
     return mine.value;
 }
 }  // namespace simt
@@ -67,7 +73,8 @@ SIMT_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all) {
 }
 #define SIMT_REDUCE(name, T, expression)                                                  \
     SIMT_INLINE T __reduce_##name##_sync(unsigned mask, T value) {                        \
-        return simt::reduce(mask, value, [](T a, T b) -> T { return expression; });       \
+        auto op = [](T a, T b) -> T { return expression; };                               \
+        return simt::folded<simt::Fold::all>(simt::REDUCE, mask, value, op, 0);           \
     }
 SIMT_REDUCE(add, int, a + b) SIMT_REDUCE(add, unsigned, a + b)
 SIMT_REDUCE(min, int, a < b ? a : b) SIMT_REDUCE(min, unsigned, a < b ? a : b)

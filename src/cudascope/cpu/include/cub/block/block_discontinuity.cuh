@@ -1,65 +1,119 @@
-// cub::BlockDiscontinuity: which items differ from their neighbours. cub::BlockHistogram: how often each item occurs.
+// Items beside each other in a thread block. cub::BlockAdjacentDifference combines them, and cub::BlockDiscontinuity
+// tells which of them differ. cub::BlockHistogram counts how often each item occurs.
 #pragma once
 
 #include "../operators.cuh"
 
 namespace cub {
 
+// The first and the last item of each thread, by which a thread finds the items beside its own.
+template <class T, int threads>
+struct Ends {
+    Room<T, threads> first, last;
+
+    template <int N>
+    SIMT_METHOD void meet(T (&items)[N], Line line) {
+        first.put(thread_rank(), items[0]), last.put(thread_rank(), items[N - 1]);
+        __syncthreads(line.number);
+    }
+    // The item before items[i]; of the block's first item that is `edge`, if there is one.
+    template <int N>
+    SIMT_METHOD const T* before(T (&items)[N], int i, const std::optional<T>& edge) {
+        if (i > 0) return &items[i - 1];
+        return thread_rank() > 0 ? &last[thread_rank() - 1] : edge ? &*edge : nullptr;
+    }
+    // The item after items[i]; of the last of the block's `valid` items that is `edge`, if there is one.
+    template <int N>
+    SIMT_METHOD const T* after(T (&items)[N], int i, const std::optional<T>& edge, int valid = threads * N) {
+        int next = thread_rank() * N + i + 1;
+        if (next >= valid) return next == valid && edge ? &*edge : nullptr;
+        return i + 1 < N ? &items[i + 1] : &first[thread_rank() + 1];
+    }
+};
+
 template <class T, int X, int Y = 1, int Z = 1, int LEGACY_PTX_ARCH = 0>
-class BlockDiscontinuity {
-    static constexpr int threads = X * Y * Z;
+class BlockAdjacentDifference
+    : public Collective<Ends<T, X * Y * Z>, BlockAdjacentDifference<T, X, Y, Z, LEGACY_PTX_ARCH>> {
+    using BlockAdjacentDifference::Collective::temp;
 
 public:
-    struct TempStorage { Room<T, threads> first, last; };
-    SIMT_METHOD BlockDiscontinuity(TempStorage& storage) : temp(storage) {}
-    SIMT_METHOD BlockDiscontinuity() : temp(own()) {}
+    using BlockAdjacentDifference::Collective::Collective;
 
-    // heads[i] becomes op(the item before, the item); of the block's first item it is 1, or compared with `before`.
+    // out[i] becomes op(in[i], the item before it); the block's first item stays, or `edge` precedes it.
+    template <int N, class Out, class Op>
+    SIMT_METHOD void SubtractLeft(
+        T (&in)[N], Out (&out)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {
+        left(in, out, op, X * Y * Z * N, edge, line);
+    }
+    // Only the first `valid` items take part.
+    template <int N, class Out, class Op>
+    SIMT_METHOD void SubtractLeftPartialTile(
+        T (&in)[N], Out (&out)[N], Op op, int valid, Line line = {__builtin_LINE()}) {
+        left(in, out, op, valid, {}, line);
+    }
+    template <int N, class Out, class Op>
+    SIMT_METHOD void SubtractRight(
+        T (&in)[N], Out (&out)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {
+        right(in, out, op, X * Y * Z * N, edge, line);
+    }
+    template <int N, class Out, class Op>
+    SIMT_METHOD void SubtractRightPartialTile(
+        T (&in)[N], Out (&out)[N], Op op, int valid, Line line = {__builtin_LINE()}) {
+        right(in, out, op, valid, {}, line);
+    }
+
+private:
+    template <int N, class Out, class Op>
+    SIMT_METHOD void left(T (&in)[N], Out (&out)[N], Op op, int valid, std::optional<T> edge, Line line) {
+        temp.meet(in, line);
+        for (int i = N - 1; i >= 0; --i) {  // `out` may be `in`
+            const T* before = thread_rank() * N + i < valid ? temp.before(in, i, edge) : nullptr;
+            out[i] = before ? op(in[i], *before) : in[i];
+        }
+    }
+    template <int N, class Out, class Op>
+    SIMT_METHOD void right(T (&in)[N], Out (&out)[N], Op op, int valid, std::optional<T> edge, Line line) {
+        temp.meet(in, line);
+        for (int i = 0; i < N; ++i) {
+            const T* after = temp.after(in, i, edge, valid);
+            out[i] = after ? op(in[i], *after) : in[i];
+        }
+    }
+};
+
+template <class T, int X, int Y = 1, int Z = 1, int LEGACY_PTX_ARCH = 0>
+class BlockDiscontinuity : public Collective<Ends<T, X * Y * Z>, BlockDiscontinuity<T, X, Y, Z, LEGACY_PTX_ARCH>> {
+    using BlockDiscontinuity::Collective::temp;
+
+public:
+    using BlockDiscontinuity::Collective::Collective;
+
+    // heads[i] becomes op(the item before, the item); of the block's first item it is 1, or compared with `edge`.
     template <int N, class Flag, class Op>
-    SIMT_METHOD void FlagHeads(Flag (&heads)[N], T (&items)[N], Op op, Line line = {__builtin_LINE()}) {
-        flag(heads, (Flag*)nullptr, items, op, nullptr, nullptr, line);
+    SIMT_METHOD void FlagHeads(
+        Flag (&heads)[N], T (&items)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {
+        temp.meet(items, line);
+        for (int i = 0; i < N; ++i) heads[i] = flag(op, temp.before(items, i, edge), &items[i]);
     }
     template <int N, class Flag, class Op>
-    SIMT_METHOD void FlagHeads(Flag (&heads)[N], T (&items)[N], Op op, T before, Line line = {__builtin_LINE()}) {
-        flag(heads, (Flag*)nullptr, items, op, &before, nullptr, line);
-    }
-    template <int N, class Flag, class Op>
-    SIMT_METHOD void FlagTails(Flag (&tails)[N], T (&items)[N], Op op, Line line = {__builtin_LINE()}) {
-        flag((Flag*)nullptr, tails, items, op, nullptr, nullptr, line);
-    }
-    template <int N, class Flag, class Op>
-    SIMT_METHOD void FlagTails(Flag (&tails)[N], T (&items)[N], Op op, T after, Line line = {__builtin_LINE()}) {
-        flag((Flag*)nullptr, tails, items, op, nullptr, &after, line);
+    SIMT_METHOD void FlagTails(
+        Flag (&tails)[N], T (&items)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {
+        temp.meet(items, line);
+        for (int i = 0; i < N; ++i) tails[i] = flag(op, &items[i], temp.after(items, i, edge));
     }
     template <int N, class Flag, class Op>
     SIMT_METHOD void FlagHeadsAndTails(
         Flag (&heads)[N], Flag (&tails)[N], T (&items)[N], Op op, Line line = {__builtin_LINE()}) {
-        flag(heads, tails, items, op, nullptr, nullptr, line);
+        temp.meet(items, line);
+        for (int i = 0; i < N; ++i) {
+            heads[i] = flag(op, temp.before(items, i, {}), &items[i]);
+            tails[i] = flag(op, &items[i], temp.after(items, i, {}));
+        }
     }
 
 private:
-    TempStorage& temp;
-    SIMT_METHOD static TempStorage& own() {
-        __shared__ TempStorage storage;
-        return storage;
-    }
-    template <int N, class Flag, class Op>
-    SIMT_METHOD void flag(
-        Flag* heads, Flag* tails, T (&items)[N], Op op, const T* before, const T* after, Line line) {
-        int rank = thread_rank();
-        temp.first.put(rank, items[0]), temp.last.put(rank, items[N - 1]);
-        __syncthreads(line.number);
-        for (int i = 0; i < N && heads; ++i)
-            heads[i] = i > 0 ? op(items[i - 1], items[i])
-                : rank > 0   ? op(temp.last[rank - 1], items[0])
-                : before     ? op(*before, items[0])
-                             : true;
-        for (int i = 0; i < N && tails; ++i)
-            tails[i] = i + 1 < N       ? op(items[i], items[i + 1])
-                : rank + 1 < threads ? op(items[i], temp.first[rank + 1])
-                : after              ? op(items[i], *after)
-                                     : true;
-    }
+    template <class Op>
+    SIMT_METHOD static auto flag(Op op, const T* item, const T* next) { return item && next ? op(*item, *next) : true; }
 };
 
 enum BlockHistogramAlgorithm { BLOCK_HISTO_SORT, BLOCK_HISTO_ATOMIC };

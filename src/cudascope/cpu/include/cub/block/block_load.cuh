@@ -15,18 +15,29 @@ enum BlockStoreAlgorithm {
     BLOCK_STORE_WARP_TRANSPOSE_TIMESLICED,
 };
 
-template <class T, int X, int N, BlockLoadAlgorithm algorithm = BLOCK_LOAD_DIRECT, int Y = 1, int Z = 1,
-          int LEGACY_PTX_ARCH = 0>
-class BlockLoad {
-    using Exchange = BlockExchange<T, X, N, false, Y, Z>;
+// How an algorithm of either enum moves items: `at(i)` is the place in memory of item i, before or after the exchange.
+template <class T, int X, int N, int algorithm, int Y, int Z>
+struct Moves {
     static constexpr bool exchanges = algorithm >= BLOCK_LOAD_TRANSPOSE;
     static constexpr bool in_warps = algorithm >= BLOCK_LOAD_WARP_TRANSPOSE;
+    static constexpr bool strided = exchanges || algorithm == BLOCK_LOAD_STRIPED;
+    struct Nothing {};
+    using Exchange = BlockExchange<T, X, N, false, Y, Z>;
+    using Storage = std::conditional_t<exchanges, typename Exchange::TempStorage, Nothing>;
+
+    SIMT_METHOD static int at(int i) {
+        return in_warps ? Exchange::warp_striped(i) : strided ? Exchange::striped(i) : Exchange::blocked(i);
+    }
+};
+
+template <class T, int X, int N, BlockLoadAlgorithm algorithm = BLOCK_LOAD_DIRECT, int Y = 1, int Z = 1,
+          int LEGACY_PTX_ARCH = 0>
+class BlockLoad : public Collective<typename Moves<T, X, N, algorithm, Y, Z>::Storage,
+                                    BlockLoad<T, X, N, algorithm, Y, Z, LEGACY_PTX_ARCH>> {
+    using How = Moves<T, X, N, algorithm, Y, Z>;
 
 public:
-    struct Nothing {};
-    using TempStorage = std::conditional_t<exchanges, typename Exchange::TempStorage, Nothing>;
-    SIMT_METHOD BlockLoad(TempStorage& storage) : temp(storage) {}
-    SIMT_METHOD BlockLoad() : temp(own()) {}
+    using BlockLoad::Collective::Collective;
 
     template <class In>
     SIMT_METHOD void Load(In in, T (&items)[N], int valid, T otherwise, Line line = {__builtin_LINE()}) {
@@ -35,52 +46,28 @@ public:
     }
     template <class In>
     SIMT_METHOD void Load(In in, T (&items)[N], int valid = X * Y * Z * N, Line line = {__builtin_LINE()}) {
-        for (int i = 0; i < N; ++i) {
-            int at = in_warps ? Exchange::warp_striped(i)
-                : exchanges || algorithm == BLOCK_LOAD_STRIPED ? Exchange::striped(i) : Exchange::blocked(i);
-            if (at < valid) items[i] = in[at];
-        }
-        if constexpr (in_warps) Exchange(temp).WarpStripedToBlocked(items);
-        else if constexpr (exchanges) Exchange(temp).StripedToBlocked(items, line);
-    }
-
-private:
-    TempStorage& temp;
-    SIMT_METHOD static TempStorage& own() {
-        __shared__ TempStorage storage;
-        return storage;
+        for (int i = 0; i < N; ++i)
+            if (How::at(i) < valid) items[i] = in[How::at(i)];
+        if constexpr (How::in_warps) typename How::Exchange(this->temp).WarpStripedToBlocked(items);
+        else if constexpr (How::exchanges) typename How::Exchange(this->temp).StripedToBlocked(items, line);
     }
 };
 
 template <class T, int X, int N, BlockStoreAlgorithm algorithm = BLOCK_STORE_DIRECT, int Y = 1, int Z = 1,
           int LEGACY_PTX_ARCH = 0>
-class BlockStore {
-    using Exchange = BlockExchange<T, X, N, false, Y, Z>;
-    static constexpr bool exchanges = algorithm >= BLOCK_STORE_TRANSPOSE;
-    static constexpr bool in_warps = algorithm >= BLOCK_STORE_WARP_TRANSPOSE;
+class BlockStore : public Collective<typename Moves<T, X, N, algorithm, Y, Z>::Storage,
+                                     BlockStore<T, X, N, algorithm, Y, Z, LEGACY_PTX_ARCH>> {
+    using How = Moves<T, X, N, algorithm, Y, Z>;
 
 public:
-    struct Nothing {};
-    using TempStorage = std::conditional_t<exchanges, typename Exchange::TempStorage, Nothing>;
-    SIMT_METHOD BlockStore(TempStorage& storage) : temp(storage) {}
-    SIMT_METHOD BlockStore() : temp(own()) {}
+    using BlockStore::Collective::Collective;
 
     template <class Out>
     SIMT_METHOD void Store(Out out, T (&items)[N], int valid = X * Y * Z * N, Line line = {__builtin_LINE()}) {
-        if constexpr (in_warps) Exchange(temp).BlockedToWarpStriped(items);
-        else if constexpr (exchanges) Exchange(temp).BlockedToStriped(items, line);
-        for (int i = 0; i < N; ++i) {
-            int at = in_warps ? Exchange::warp_striped(i)
-                : exchanges || algorithm == BLOCK_STORE_STRIPED ? Exchange::striped(i) : Exchange::blocked(i);
-            if (at < valid) out[at] = items[i];
-        }
-    }
-
-private:
-    TempStorage& temp;
-    SIMT_METHOD static TempStorage& own() {
-        __shared__ TempStorage storage;
-        return storage;
+        if constexpr (How::in_warps) typename How::Exchange(this->temp).BlockedToWarpStriped(items);
+        else if constexpr (How::exchanges) typename How::Exchange(this->temp).BlockedToStriped(items, line);
+        for (int i = 0; i < N; ++i)
+            if (How::at(i) < valid) out[How::at(i)] = items[i];
     }
 };
 }  // namespace cub

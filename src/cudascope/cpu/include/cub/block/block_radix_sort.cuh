@@ -13,14 +13,14 @@ class BlockSort {
     static constexpr bool has_values = !std::is_same_v<V, NullType>;
 
 public:
-    struct TempStorage {
+    struct Storage {
         Room<K, items> keys;
         Room<V, has_values ? items : 1> values;
     };
 
     template <class Before>
     SIMT_METHOD static void sort(
-        TempStorage& temp, K (&keys)[N], V* values, int valid, bool striped, Before before, Line line) {
+        Storage& temp, K (&keys)[N], V* values, int valid, bool striped, Before before, Line line) {
         int first = thread_rank() * N, ranks[N];
         for (int i = 0; i < N; ++i) temp.keys.put(first + i, keys[i]);
         __syncthreads(line.number);
@@ -41,7 +41,7 @@ public:
 private:
     template <class Before>
     SIMT_UNSEEN static __attribute__((noinline)) void count(
-        TempStorage& temp, int first, int valid, Before before, int* ranks) {
+        Storage& temp, int first, int valid, Before before, int* ranks) {
         for (int i = 0; i < N; ++i) {
             int own = first + i;
             ranks[i] = own;
@@ -57,14 +57,14 @@ private:
 template <class K, int X, int N, class V = NullType, int RADIX_BITS = 4, bool MEMOIZE_OUTER_SCAN = true,
           BlockScanAlgorithm INNER_SCAN_ALGORITHM = BLOCK_SCAN_WARP_SCANS, auto SMEM_CONFIG = 0, int Y = 1, int Z = 1,
           int LEGACY_PTX_ARCH = 0>
-class BlockRadixSort {
-    using All = BlockSort<K, X, N, V, Y, Z>;
+class BlockRadixSort
+    : public Collective<typename BlockSort<K, X, N, V, Y, Z>::Storage,
+                        BlockRadixSort<K, X, N, V, RADIX_BITS, MEMOIZE_OUTER_SCAN, INNER_SCAN_ALGORITHM, SMEM_CONFIG, Y,
+                                       Z, LEGACY_PTX_ARCH>> {
     static constexpr int all_bits = 8 * sizeof(K);
 
 public:
-    using TempStorage = typename All::TempStorage;
-    SIMT_METHOD BlockRadixSort(TempStorage& storage) : temp(storage) {}
-    SIMT_METHOD BlockRadixSort() : temp(own()) {}
+    using BlockRadixSort::Collective::Collective;
 
 #define SIMT_SORT(name, descending, striped)                                                                       \
     SIMT_METHOD void name(K (&keys)[N], int begin = 0, int end = all_bits, Line line = {__builtin_LINE()}) {         \
@@ -82,11 +82,6 @@ public:
 #undef SIMT_SORT
 
 private:
-    TempStorage& temp;
-    SIMT_METHOD static TempStorage& own() {
-        __shared__ TempStorage storage;
-        return storage;
-    }
     using Bits = typename Traits<K>::UnsignedBits;
     SIMT_UNSEEN static Bits digits(const K& key, int begin, int end) {
         Bits bits;
@@ -100,48 +95,45 @@ private:
             return descending ? digits(b, begin, end) < digits(a, begin, end)
                               : digits(a, begin, end) < digits(b, begin, end);
         };
-        All::sort(temp, keys, values, X * Y * Z * N, striped, before, line);
+        BlockSort<K, X, N, V, Y, Z>::sort(this->temp, keys, values, X * Y * Z * N, striped, before, line);
     }
 };
 
 template <class K, int X, int N, class V = NullType, int Y = 1, int Z = 1>
-class BlockMergeSort {
-    using All = BlockSort<K, X, N, V, Y, Z>;
+class BlockMergeSort
+    : public Collective<typename BlockSort<K, X, N, V, Y, Z>::Storage, BlockMergeSort<K, X, N, V, Y, Z>> {
     static constexpr int items = X * Y * Z * N;
 
 public:
-    using TempStorage = typename All::TempStorage;
-    SIMT_METHOD BlockMergeSort(TempStorage& storage) : temp(storage) {}
-    SIMT_METHOD BlockMergeSort() : temp(own()) {}
+    using BlockMergeSort::Collective::Collective;
 
     template <class Less>
     SIMT_METHOD void Sort(K (&keys)[N], Less less, Line line = {__builtin_LINE()}) {
-        All::sort(temp, keys, (V*)nullptr, items, false, less, line);
+        sort(keys, (V*)nullptr, less, items, line);
     }
     template <class Less>
     SIMT_METHOD void Sort(K (&keys)[N], V (&values)[N], Less less, Line line = {__builtin_LINE()}) {
-        All::sort(temp, keys, values, items, false, less, line);
+        sort(keys, values, less, items, line);
     }
     // Only the first `valid` items are sorted. `largest` takes the place of the others.
     template <class Less>
     SIMT_METHOD void Sort(K (&keys)[N], Less less, int valid, K largest, Line line = {__builtin_LINE()}) {
         fill(keys, valid, largest);
-        All::sort(temp, keys, (V*)nullptr, valid, false, less, line);
+        sort(keys, (V*)nullptr, less, valid, line);
     }
     template <class Less>
     SIMT_METHOD void Sort(
         K (&keys)[N], V (&values)[N], Less less, int valid, K largest, Line line = {__builtin_LINE()}) {
         fill(keys, valid, largest);
-        All::sort(temp, keys, values, valid, false, less, line);
+        sort(keys, values, less, valid, line);
     }
     template <class... Arguments>
     SIMT_METHOD void StableSort(Arguments&&... arguments) { Sort(arguments...); }
 
 private:
-    TempStorage& temp;
-    SIMT_METHOD static TempStorage& own() {
-        __shared__ TempStorage storage;
-        return storage;
+    template <class Less>
+    SIMT_METHOD void sort(K (&keys)[N], V* values, Less less, int valid, Line line) {
+        BlockSort<K, X, N, V, Y, Z>::sort(this->temp, keys, values, valid, false, less, line);
     }
     SIMT_METHOD static void fill(K (&keys)[N], int valid, const K& largest) {
         for (int i = 0; i < N; ++i)

@@ -11,26 +11,26 @@ enum BlockReduceAlgorithm {
     BLOCK_REDUCE_WARP_REDUCTIONS_NONDETERMINISTIC,
 };
 
-template <class T, int X, BlockReduceAlgorithm = BLOCK_REDUCE_WARP_REDUCTIONS, int Y = 1, int Z = 1,
+template <class T, int X, BlockReduceAlgorithm algorithm = BLOCK_REDUCE_WARP_REDUCTIONS, int Y = 1, int Z = 1,
           int LEGACY_PTX_ARCH = 0>
-class BlockReduce {
-    static constexpr int threads = X * Y * Z, warps = (threads + 31) / 32;
+class BlockReduce : public Collective<Room<T, (X * Y * Z + 31) / 32>,
+                                      BlockReduce<T, X, algorithm, Y, Z, LEGACY_PTX_ARCH>> {
+    static constexpr int threads = X * Y * Z;
+    using BlockReduce::Collective::temp;  // the result of each warp
 
 public:
-    struct TempStorage { Room<T, warps> of_warp; };
-    SIMT_METHOD BlockReduce(TempStorage& storage) : temp(storage) {}
-    SIMT_METHOD BlockReduce() : temp(own()) {}
+    using BlockReduce::Collective::Collective;
 
     // The result is thread 0's; of the threads, the first num_valid bring a value.
     template <class Op>
     SIMT_METHOD T Reduce(T input, Op op, int num_valid = threads, Line line = {__builtin_LINE()}) {
         int rank = thread_rank(), warp = rank / 32;
         T result = Gathered<T, 32>(input, line).reduced(num_valid - 32 * warp, op);
-        if (rank % 32 == 0) temp.of_warp.put(warp, result);
+        if (rank % 32 == 0) temp.put(warp, result);
         __syncthreads(line.number);
         if (rank == 0)
-            for (int other = 1; other < warps && 32 * other < num_valid; ++other)
-                result = op(result, temp.of_warp[other]);
+            for (int other = 1; 32 * other < threads && 32 * other < num_valid; ++other)
+                result = op(result, temp[other]);
         return result;
     }
     template <int N, class Op>
@@ -44,12 +44,5 @@ public:
     }
     template <int N>
     SIMT_METHOD T Sum(T (&inputs)[N], Line line = {__builtin_LINE()}) { return Reduce(inputs, cub::Sum(), line); }
-
-private:
-    TempStorage& temp;
-    SIMT_METHOD static TempStorage& own() {
-        __shared__ TempStorage storage;
-        return storage;
-    }
 };
 }  // namespace cub

@@ -69,39 +69,27 @@ public:
     SIMT_METHOD WarpScan(TempStorage&) {}
 
     template <class Op>
-    SIMT_METHOD void InclusiveScan(T input, T& output, Op op, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void InclusiveScan(
+        T input, T& output, Op op, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         output = all.values_here[all.lane], total = all.values_here[all.there - 1];
     }
     template <class Op>  // the first lane's output is left as it is
-    SIMT_METHOD void ExclusiveScan(T input, T& output, Op op, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveScan(
+        T input, T& output, Op op, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         if (all.lane > 0) output = all.values_here[all.lane - 1];
         total = all.values_here[all.there - 1];
     }
     template <class Op>
-    SIMT_METHOD void ExclusiveScan(T input, T& output, T initial, Op op, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveScan(
+        T input, T& output, T initial, Op op, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         All all(input, line);
         all.scan(op);
         output = all.lane > 0 ? op(initial, all.values_here[all.lane - 1]) : initial;
         total = all.values_here[all.there - 1];
-    }
-    template <class Op>
-    SIMT_METHOD void InclusiveScan(T input, T& output, Op op, Line line = {__builtin_LINE()}) {
-        T total = input;
-        InclusiveScan(input, output, op, total, line);
-    }
-    template <class Op>
-    SIMT_METHOD void ExclusiveScan(T input, T& output, Op op, Line line = {__builtin_LINE()}) {
-        T total = input;
-        ExclusiveScan(input, output, op, total, line);
-    }
-    template <class Op>
-    SIMT_METHOD void ExclusiveScan(T input, T& output, T initial, Op op, Line line = {__builtin_LINE()}) {
-        T total = input;
-        ExclusiveScan(input, output, initial, op, total, line);
     }
     template <class Op>
     SIMT_METHOD void Scan(T input, T& inclusive, T& exclusive, Op op, Line line = {__builtin_LINE()}) {
@@ -110,16 +98,10 @@ public:
         inclusive = all.values_here[all.lane];
         if (all.lane > 0) exclusive = all.values_here[all.lane - 1];
     }
-    SIMT_METHOD void InclusiveSum(T input, T& output, Line line = {__builtin_LINE()}) {
-        InclusiveScan(input, output, Sum(), line);
-    }
-    SIMT_METHOD void InclusiveSum(T input, T& output, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void InclusiveSum(T input, T& output, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         InclusiveScan(input, output, Sum(), total, line);
     }
-    SIMT_METHOD void ExclusiveSum(T input, T& output, Line line = {__builtin_LINE()}) {
-        ExclusiveScan(input, output, T(), Sum(), line);
-    }
-    SIMT_METHOD void ExclusiveSum(T input, T& output, T& total, Line line = {__builtin_LINE()}) {
+    SIMT_METHOD void ExclusiveSum(T input, T& output, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         ExclusiveScan(input, output, T(), Sum(), total, line);
     }
     SIMT_METHOD T Broadcast(T input, unsigned source, Line line = {__builtin_LINE()}) {
