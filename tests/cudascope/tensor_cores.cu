@@ -56,6 +56,22 @@ __global__ void tf32_16_16_8(const float* a, const float* b, const float* c, flo
 __global__ void int8_16_16_16(const signed char* a, const signed char* b, const int* c, int* d) {
     product<16, 16, 16, signed char, RowMajor, ColMajor>(a, b, c, d);
 }
+
+// d = a, by way of accumulators of two types: element by element, as an epilogue converts its sums
+template <int M, int N, class To, int K = 16, class From>
+__device__ void converted(const From* a, To* d) {
+    wmma::fragment<wmma::accumulator, M, N, K, From> from;
+    wmma::fragment<wmma::accumulator, M, N, 16, To> to;
+    wmma::load_matrix_sync(from, a, N, wmma::mem_row_major);
+    for (int i = 0; i < to.num_elements; ++i) to.x[i] = (To)(float)from.x[i];
+    wmma::store_matrix_sync(d, to, N, wmma::mem_row_major);
+}
+__global__ void float_to_half_16_16(const float* a, __half* d) { converted<16, 16>(a, d); }
+__global__ void float_to_half_32_8(const float* a, __half* d) { converted<32, 8>(a, d); }
+__global__ void half_to_float_8_32(const __half* a, float* d) { converted<8, 32>(a, d); }
+__global__ void int_to_float_16_16(const int* a, float* d) { converted<16, 16>(a, d); }
+__global__ void sums_of_tf32_to_half_16_16(const float* a, __half* d) { converted<16, 16, __half, 8>(a, d); }
+
 __global__ void int8_saturated(const signed char* a, const signed char* b, const int* c, int* d) {
     product<16, 16, 16, signed char, RowMajor, ColMajor, true>(a, b, c, d);
 }

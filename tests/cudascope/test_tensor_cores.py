@@ -49,6 +49,26 @@ def test_product_equals_torch_under_any_schedule(name):
         assert torch.equal(d, expected)
 
 
+CONVERTED = {
+    "float_to_half_16_16": (torch.float32, torch.float16),
+    "float_to_half_32_8": (torch.float32, torch.float16),
+    "half_to_float_8_32": (torch.float16, torch.float32),
+    "int_to_float_16_16": (torch.int32, torch.float32),
+    "sums_of_tf32_to_half_16_16": (torch.float32, torch.float16),
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_accumulators_of_one_size_hold_the_same_elements_whatever_their_type(name):
+    from_type, to_type = CONVERTED[name]
+    shape = tuple(map(int, name.split("_")[-2:]))
+    a, d = whole(*shape, dtype=from_type), torch.full(shape, 99, dtype=to_type)
+    for seed in SCHEDULES:
+        with cudascope.check(schedule=seed, outputs=[d]):
+            CudaKernel(FILE, name)[1, 32](a, d)
+        assert torch.equal(d, a.to(to_type))
+
+
 def test_tiles_of_a_larger_product_are_scaled_element_by_element():
     a, b, c, d = whole(48, 80), whole(80, 32, seed=1), whole(48, 32).float(), torch.empty(48, 32)
     for seed in SCHEDULES[:4]:

@@ -1,7 +1,9 @@
 // Tensor cores as CUDA C++ reaches them: nvcuda::wmma, matrices of which each lane of a warp holds a part.
 //
 //   who holds what   Which lane holds which element, and where in x[], is drawn from the schedule's seed, anew for each
-//                    type of fragment: what does the same to all x[i] works, what counts on an arrangement breaks.
+//                    kind of fragment: what does the same to all x[i] works, what counts on an arrangement breaks.
+//                    Accumulators of one size are of one kind whatever their type, as in NVIDIA's machine code for
+//                    sm_80 and later: `half_sums.x[i] = __float2half(float_sums.x[i])` converts a matrix.
 //   arithmetic       Products are exact; they are added in order of k, starting from c, in float32 (of doubles and
 //                    integers, in their own type). A half accumulator is rounded once per product. tf32 drops 13 bits.
 //   memory           A matrix moves in pieces of 16 bytes, 8 rows of a column of pieces after another, as ldmatrix
@@ -38,6 +40,15 @@ constexpr bool is = std::is_same<T, Other>::value;
 template <class T>
 using stored = std::conditional_t<is<T, precision::tf32>, float, T>;
 
+template <class Use, int rows, int columns, class Layout, size_t element_bytes>
+struct Arrangement {  // who holds what: two fragments with the same one hold the same elements
+    static constexpr uint64_t hash() {
+        uint64_t hash = 14695981039346656037u;
+        for (const char* c = __PRETTY_FUNCTION__; *c; ++c) hash = (hash ^ (uint64_t)*c) * 1099511628211u;
+        return hash;
+    }
+};
+
 template <class T>
 constexpr bool multiplies(int m, int n, int k) {
     bool wide = (m == 16 && n == 16) || (m == 32 && n == 8) || (m == 8 && n == 32);
@@ -66,6 +77,7 @@ public:
     // of a half, a lane holds 16, some of them twice; that is so since the first tensor cores
     static constexpr int num_elements = impl::is<T, __half> && !sums ? 16 : rows * columns / 32;
     static constexpr int num_storage_elements = num_elements;
+    using arrangement = impl::Arrangement<Use, rows, columns, Layout, sums ? 0 : sizeof(impl::stored<T>)>;
     using element_type = impl::stored<T>;
     using storage_element_type = element_type;
     element_type x[num_elements];
@@ -76,16 +88,11 @@ namespace impl {
 template <class Fragment>
 class Places {
     static constexpr unsigned slots = 32 * Fragment::num_elements, half = slots >= 256 ? 4 : 3;
-    static constexpr uint64_t name() {
-        uint64_t hash = 14695981039346656037u;
-        for (const char* c = __PRETTY_FUNCTION__; *c; ++c) hash = (hash ^ (uint64_t)*c) * 1099511628211u;
-        return hash;
-    }
     unsigned multiply, add, again;
 
 public:
     SIMT_UNSEEN Places() {
-        uint64_t key = (simt_seed() ^ name()) * 0x9e3779b97f4a7c15u;
+        uint64_t key = (simt_seed() ^ Fragment::arrangement::hash()) * 0x9e3779b97f4a7c15u;
         key = (key ^ key >> 29) * 0xbf58476d1ce4e5b9u;
         multiply = (unsigned)(key >> 8) | 1, add = (unsigned)(key >> 24), again = (unsigned)(key >> 40) | 1;
     }
@@ -95,6 +102,13 @@ public:
         return (at ^ at >> half) % (Fragment::rows * Fragment::columns);
     }
 };
+
+// Call f(element of the matrix, lane, place in x[]) for all that the lanes hold.
+template <class Fragment, class F>
+SIMT_UNSEEN void each_element(F f) {
+    Places<Fragment> place;
+    for (unsigned slot = 0; slot < 32 * Fragment::num_elements; ++slot) f(place(slot), slot % 32, slot / 32);
+}
 
 template <class Fragment>
 struct Move {  // a matrix between memory and fragments, as a lane asks for it
@@ -131,18 +145,24 @@ struct Move {  // a matrix between memory and fragments, as a lane asks for it
         }
         if (first.stride * size % 16) simt_refuse(0, "passes a leading dimension that is no multiple of 16 bytes");
         unsigned down = first.layout == mem_row_major ? first.stride : 1, right = first.stride + 1 - down;
-        Places<Fragment> place;
-        for (unsigned slot = 0; slot < 32 * Fragment::num_elements; ++slot) {
-            unsigned at = place(slot);
-            auto& held = ((Move*)lanes[slot % 32])->fragment->x[slot / 32];
+        each_element<Fragment>([&](unsigned at, unsigned lane, unsigned i) SIMT_UNSEEN {
+            auto& held = ((Move*)lanes[lane])->fragment->x[i];
             auto& kept = first.memory[at / Fragment::columns * down + at % Fragment::columns * right];
             if (store) kept = held;
             else held = kept;
-        }
+        });
     }
     SIMT_UNSEEN static void load(void** lanes) { carry_out(lanes, false); }
     SIMT_UNSEEN static void store(void** lanes) { carry_out(lanes, true); }
 };
+template <class Fragment>
+SIMT_INLINE void move(const Fragment& fragment, const typename Fragment::element_type* memory, unsigned stride,
+                      layout_t layout, simt::Access access, int line) {
+    auto memory_of_both = const_cast<typename Fragment::element_type*>(memory);
+    Move<Fragment> wanted{const_cast<Fragment*>(&fragment), memory_of_both, stride, layout};
+    wanted.announce(access);
+    simt_meet(simt::MATRIX, ~0u, &wanted, access == simt::READ ? wanted.load : wanted.store, line);
+}
 
 template <class T>
 SIMT_UNSEEN auto number(stored<T> x) {
@@ -168,26 +188,24 @@ SIMT_UNSEEN void multiply(void** lanes) {
     static_assert(is<Operand, float> ? is<To, float> || is<To, __half> : is<Operand, To>, "wmma: no such product");
     Operand a[m][k], b[k][n];
     Sum sum[m][n];
-    Places<A> place_a;
-    Places<B> place_b;
-    Places<C> place_c;
-    Places<D> place_d;
-    using All = Product<D, A, B, C>;
-    for (unsigned slot = 0; slot < 32 * A::num_elements; ++slot)
-        (&a[0][0])[place_a(slot)] = number<T>(((All*)lanes[slot % 32])->a->x[slot / 32]);
-    for (unsigned slot = 0; slot < 32 * B::num_elements; ++slot)
-        (&b[0][0])[place_b(slot)] = number<T>(((All*)lanes[slot % 32])->b->x[slot / 32]);
-    for (unsigned slot = 0; slot < 32 * C::num_elements; ++slot)
-        (&sum[0][0])[place_c(slot)] = (Sum)number<From>(((All*)lanes[slot % 32])->c->x[slot / 32]);
+    auto of = [=](unsigned lane) SIMT_UNSEEN -> Product<D, A, B, C>& { return *(Product<D, A, B, C>*)lanes[lane]; };
+    each_element<A>([&](unsigned at, unsigned lane, unsigned i) SIMT_UNSEEN {
+        a[at / k][at % k] = number<T>(of(lane).a->x[i]);
+    });
+    each_element<B>([&](unsigned at, unsigned lane, unsigned i) SIMT_UNSEEN {
+        b[at / n][at % n] = number<T>(of(lane).b->x[i]);
+    });
+    each_element<C>([&](unsigned at, unsigned lane, unsigned i) SIMT_UNSEEN {
+        sum[at / n][at % n] = (Sum)number<From>(of(lane).c->x[i]);
+    });
     for (int i = 0; i < m; ++i)
         for (int l = 0; l < k; ++l)
             for (int j = 0; j < n; ++j) sum[i][j] += a[i][l] * b[l][j];
-    bool saturate = ((All*)lanes[0])->saturate;
-    for (unsigned slot = 0; slot < 32 * D::num_elements; ++slot) {
-        Sum value = (&sum[0][0])[place_d(slot)];
-        if (saturate) value = value < (Sum)INT_MIN ? (Sum)INT_MIN : value > (Sum)INT_MAX ? (Sum)INT_MAX : value;
-        ((All*)lanes[slot % 32])->d->x[slot / 32] = (To)value;
-    }
+    each_element<D>([&](unsigned at, unsigned lane, unsigned i) SIMT_UNSEEN {
+        Sum value = sum[at / n][at % n];
+        if (of(0).saturate) value = value < (Sum)INT_MIN ? (Sum)INT_MIN : value > (Sum)INT_MAX ? (Sum)INT_MAX : value;
+        of(lane).d->x[i] = (To)value;
+    });
 }
 }  // namespace impl
 
@@ -201,26 +219,17 @@ SIMT_INLINE void fill_fragment(fragment<Use, m, n, k, T, Layout>& f, const Value
 template <class Use, int m, int n, int k, class T, class Layout>
 SIMT_INLINE void load_matrix_sync(fragment<Use, m, n, k, T, Layout>& f, const impl::stored<T>* p, unsigned ldm,
                                   int line = __builtin_LINE()) {
-    using Move = impl::Move<fragment<Use, m, n, k, T, Layout>>;
-    Move move{&f, const_cast<impl::stored<T>*>(p), ldm, impl::is<Layout, row_major> ? mem_row_major : mem_col_major};
-    move.announce(simt::READ);
-    simt_meet(simt::MATRIX, ~0u, &move, Move::load, line);
+    impl::move(f, p, ldm, impl::is<Layout, row_major> ? mem_row_major : mem_col_major, simt::READ, line);
 }
 template <int m, int n, int k, class T>
 SIMT_INLINE void load_matrix_sync(fragment<accumulator, m, n, k, T>& f, const T* p, unsigned ldm, layout_t layout,
                                   int line = __builtin_LINE()) {
-    using Move = impl::Move<fragment<accumulator, m, n, k, T>>;
-    Move move{&f, const_cast<T*>(p), ldm, layout};
-    move.announce(simt::READ);
-    simt_meet(simt::MATRIX, ~0u, &move, Move::load, line);
+    impl::move(f, p, ldm, layout, simt::READ, line);
 }
 template <int m, int n, int k, class T>
 SIMT_INLINE void store_matrix_sync(T* p, const fragment<accumulator, m, n, k, T>& f, unsigned ldm, layout_t layout,
                                    int line = __builtin_LINE()) {
-    using Move = impl::Move<fragment<accumulator, m, n, k, T>>;
-    Move move{const_cast<fragment<accumulator, m, n, k, T>*>(&f), p, ldm, layout};
-    move.announce(simt::WRITE);
-    simt_meet(simt::MATRIX, ~0u, &move, Move::store, line);
+    impl::move(f, p, ldm, layout, simt::WRITE, line);
 }
 
 // d = a @ b + c. `satf`: sums of integers stop at the ends of their range instead of wrapping round.
