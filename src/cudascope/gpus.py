@@ -4,10 +4,10 @@
 
 A new GPU is one more row here. No other file has a table of GPUs.
 
-The figures are peaks, so a time computed from them is a lower bound. They come from NVIDIA's white papers of Turing
-(TU102), Ampere (GA100 and GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202), from the data sheets of the L4 and
-of HGX B200, and from two sections of the CUDA C++ Programming Guide: "Arithmetic Instructions" (results per clock
-cycle and SM) and "Compute Capabilities" (registers, threads and shared memory).
+The figures are peaks, so a time computed from them is a lower bound. Most come from NVIDIA's white papers of Turing
+(TU102), Ampere (GA100 and GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202). The data sheets of the L4 and of
+HGX B200 complete them. The results per clock cycle and SM are in the section "Arithmetic Instructions" of the CUDA C++
+Programming Guide; registers, threads and shared memory are in its section "Compute Capabilities".
 """
 
 from collections.abc import Mapping

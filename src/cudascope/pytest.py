@@ -31,11 +31,13 @@ def _options(schedules: int = 3, ignore: Sequence[str] = (), also: Sequence[str]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
     about = "check every kernel launch of the test on the CPU, in as many orders of threads as schedules says"
     config.addinivalue_line("markers", f"cudascope(schedules=3, ignore=(), also=()): {about}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a marked test once per schedule. Raise CollectError for a wrong marker."""
     marker = metafunc.definition.get_closest_marker("cudascope")
     if marker is None:
         return
@@ -50,6 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Check the launches of a marked test, and fail the test if there are findings."""
     marker = item.get_closest_marker("cudascope")
     if marker is None:
         return (yield)

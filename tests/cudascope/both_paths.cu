@@ -56,6 +56,11 @@ int(float(half(3.f)) + float(__nv_bfloat16(3.f))) == 6
 //// names: cooperative_groups.h
 int(float(half(3.f))) + cooperative_groups::this_thread_block().size() == 4
 
+//// names: thrust/complex.h thrust/extrema.h thrust/functional.h thrust/pair.h thrust/swap.h thrust/tuple.h
+int(thrust::abs(thrust::complex<float>(3, 4)) + thrust::norm(thrust::complex<float>(1, 2))) == 10
+thrust::max(3, 4) - thrust::min(3, 4) + thrust::plus<int>()(1, 2) + thrust::make_pair(1, 2).second == 6
+(thrust::swap(x[14], x[15]), thrust::get<1>(thrust::make_tuple(1, 2))) == 2
+
 //// names: cub/cub.cuh
 int(float(half(3.f))) + sizeof(cub::BlockReduce<int, 32>::TempStorage) / 1024 == 3
 
@@ -93,6 +98,28 @@ __global__ void k(int* x) { int n = 1; std::memcpy(x, &n, 4); }
 #include <thread>
 void host() { std::vector<int> v; std::cout << std::string("a"); throw 1; }
 __global__ void k(int* x) { x[0] = 1; }
+
+//// taken: host code that calls thrust and cub
+#include <cub/device/device_reduce.cuh>
+#include <thrust/device_vector.h>
+#include <thrust/scan.h>
+__global__ void k(int* x) { x[0] = 1; }
+int main() {
+    thrust::device_vector<int> v(4);
+    thrust::inclusive_scan(v.begin(), v.end(), v.begin());
+    k<<<1, 1>>>(thrust::raw_pointer_cast(v.data()));
+    size_t bytes = 0;
+    cub::DeviceReduce::Sum(nullptr, bytes, v.begin(), v.begin(), 4);
+}
+
+//// taken: things with the names of a thread's indices
+struct P { int gridDim; float threadIdx; };
+__device__ int f(dim3 blockDim, int warpSize) { return blockDim.x + warpSize; }
+__global__ void k(int* x) {
+    P p{3, 0.5f};
+    int blockIdx = 2;
+    x[0] = p.gridDim + f(dim3(4), 1) - blockIdx - int(p.threadIdx) - f(blockDim, 4);
+}
 
 //// taken: a launch by the host
 __global__ void k(int* x) { x[0] = 1; }

@@ -252,6 +252,8 @@ def test_what_cannot_go_through_ptx_is_refused_at_once():
     texture = """__global__ void f(float* x, cudaTextureObject_t t) {
         x[0] = tex1Dfetch<float>(t, 1);
     }"""
+    scan = """#include <thrust/scan.h>
+        __global__ void f(int* x) { thrust::inclusive_scan(thrust::seq, x, x + 4, x); }"""
     launch = "__global__ void g() {}\n__global__ void f() { g<<<1, 1>>>(); }"
     refused = [
         (
@@ -262,6 +264,11 @@ def test_what_cannot_go_through_ptx_is_refused_at_once():
         (lambda: CudaKernel(REVERSE, "reverse", through="ptx", arch="sm_1"), CompileError, "compile for sm_1\n.*arch"),
         (lambda: CudaKernel(texture, "f", through="ptx"), CompileError, r"f\.cu, line 2: .*does not know tex\.1d"),
         (lambda: CudaKernel(launch, "f", through="ptx"), CompileError, r"f\.cu\(2\): error: .*launch"),
+        (
+            lambda: CudaKernel(scan, "f", through="ptx"),
+            CompileError,
+            r"f\.cu\(2\): error: .*\n(.*\n)*<thrust/scan\.h>: empty here, because NVRTC compiles no host code",
+        ),
         (lambda: CudaKernel("__global__ void f(int* x) { y; }", "f", through="ptx"), CompileError, '"y" is undefined'),
     ]
     for call, error, message in refused:

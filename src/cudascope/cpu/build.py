@@ -161,7 +161,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
 
 
 def build_key() -> list[str]:
-    """What decides a build for the CPU besides its text and its flags."""
+    """Return all that decides a build for the CPU, except its text and its flags."""
     return [find_compiler()[1], our_headers(), nvidia_version(), code_of(__name__)]
 
 

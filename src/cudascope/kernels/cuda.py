@@ -10,11 +10,11 @@ line.
 
 On a GPU, NVRTC compiles the source at the first launch, and the result is kept on disk (`CUDASCOPE_CACHE` moves it). On
 the CPU, the host's C++ compiler compiles the same text, and threads run as fibers (`cudascope.cpu`). A launch on a GPU
-goes to torch's current stream, allocates nothing and waits for nothing. So a CUDA graph can capture the launch. The
+uses torch's current stream, allocates no memory and does not synchronise. So a CUDA graph can capture the launch. The
 first launch loads the code: capture after one ordinary launch, or after `.compile(device)`.
 
-A kernel without an array argument runs on the device of the memory that `reachable` names. Without such memory, the
-kernel runs on torch's current GPU, or on the CPU if there is no GPU.
+A kernel without an array argument runs on the device of the memory that `reachable` names. If there is no such memory,
+torch's current GPU runs the kernel. A machine without a GPU uses its CPU.
 """
 
 import contextlib

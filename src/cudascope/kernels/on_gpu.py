@@ -59,7 +59,7 @@ class GpuKernel:
             with self._torch.cuda.device(self._index):
                 self._start(config, args)
             return
-        if not hasattr(_thread, "has_context"):  # a new thread has none before torch needs one there
+        if not hasattr(_thread, "has_context"):  # a new thread has no context before torch needs one
             self._device.set_current()
             _thread.has_context = True
         self._start(config, args)

@@ -46,9 +46,9 @@ class PtxKernel:
         name: the entry. It may be left out if the module has one entry.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the text is no PTX, it has no such entry, or the entry has an instruction that the CPU runner does
-            not execute. The message names the instruction and its line.
+        FileNotFoundError: the file does not exist.
+        ValueError: the text is not PTX, it lacks the entry, or the CPU runner does not execute an instruction of the
+            entry. The message names the instruction and its line.
     """
 
     def __init__(self, source: str | Path, name: str | None = None) -> None:

@@ -45,7 +45,7 @@ def cache_dir() -> Path:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError("permission denied")
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         why = getattr(error, "strerror", None) or error
         raise CompileError(f"CUDASCOPE_CACHE: {path} cannot be written: {why}; set it to a folder that can") from error
     return path
@@ -65,7 +65,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 @functools.cache
 def code_of(module: str) -> str:
-    """Return a digest of the code of a module of cudascope and of those that it imports, directly or not."""
+    """Return a digest of the code of a module of cudascope and of all modules that the module needs."""
     texts: dict[str, bytes] = {}
     names = [module]
     for name in names:  # grows

@@ -88,13 +88,13 @@ def run_compiler(command: Sequence[str], source: str | None = None, folder: Path
     if done.returncode:
         compiler = Path(command[0]).name
         said = _with_folder(done.stderr, folder) if folder else done.stderr
-        said = said.strip().encode(**BYTES).decode(errors="replace")  # it quotes lines, of whatever encoding
+        said = said.strip().encode(**BYTES).decode(errors="replace")  # the messages quote lines in any encoding
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
     return done.stdout
 
 
 def _with_folder(said: str, folder: Path) -> str:
-    """What the compiler said, with `folder` before the names of files in it."""
+    """Return the messages `said` of a compiler, with `folder` before the names of its files."""
 
     def whole(match: re.Match) -> str:
         return f"{match[1]}{folder / match[2]}" if (folder / match[2]).is_file() else match[0]

@@ -82,6 +82,31 @@ _FOR_NVRTC |= {ALWAYS: "".join(f"#include <{name}.h>\n" for name in ("stddef", "
 _CUB = "adjacent_difference discontinuity exchange histogram load merge_sort radix_sort reduce scan store"
 _CUB_FILES = [*(f"block/block_{name}" for name in _CUB.split()), "warp/warp_reduce", "warp/warp_scan"]
 _FOR_NVRTC |= {"cub/cub.cuh": "".join(f"#include <cub/{name}.cuh>\n" for name in _CUB_FILES)}
+# NVRTC refuses host code. Thrust's algorithms and containers, and CUB's launches, bring some: these headers are empty.
+_THRUST = (
+    "adjacent_difference advance binary_search copy count device_allocator device_delete device_free device_malloc "
+    "device_malloc_allocator device_new device_new_allocator device_ptr device_reference device_vector distance equal "
+    "execution_policy fill find for_each gather generate host_vector inner_product logical memory merge mismatch "
+    "partition random reduce remove replace reverse scan scatter sequence set_operations shuffle sort system_error "
+    "tabulate transform transform_reduce transform_scan uninitialized_copy uninitialized_fill unique universal_vector"
+)
+_CUB_DEVICE = (
+    "adjacent_difference copy for histogram memcpy merge merge_sort partition radix_sort reduce run_length_encode scan "
+    "segmented_radix_sort segmented_reduce segmented_sort select transform"
+)
+HOST_ONLY = {f"thrust/{name}.h" for name in _THRUST.split()}
+HOST_ONLY |= {f"cub/device/device_{name}.cuh" for name in _CUB_DEVICE.split()}
+"""Headers of CCCL that are empty for NVRTC, because NVRTC refuses their host code."""
+_FOR_NVRTC |= dict.fromkeys(HOST_ONLY, "")
+# These three have parts that need no host code.
+_OF_COMPLEX = "abs arg complex conj cos cosh exp log log10 norm polar pow proj sin sinh sqrt tan tanh"
+for _name, _header, _words in (
+    ("complex", "complex", _OF_COMPLEX),
+    ("extrema", "algorithm", "max min"),
+    ("swap", "utility", "swap"),
+):
+    _lines = "".join(f"using ::cuda::std::{word};\n" for word in _words.split())
+    _FOR_NVRTC[f"thrust/{_name}.h"] = f"#pragma once\n#include <{_header}>\nnamespace thrust {{\n{_lines}}}\n"
 # The headers of cuBLAS bring these two. The rest of them is for the host.
 _CUBLAS = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 _FOR_NVRTC |= dict.fromkeys(("cublas.h", "cublas_v2.h", "cublasLt.h", "cublasXt.h"), _CUBLAS)
@@ -154,14 +179,14 @@ it. simt.h includes them for its own use."""
 
 
 def shown(header: str) -> str:
-    """C++ that gives the types of a header, and of those that it includes, their names."""
+    """Return C++ that gives the types of a header and of the headers before it their names."""
     headers = list(DECLARED_IN)
     included = headers[: headers.index(header) + 1]
     return "".join(f"#undef {name}\n" for each in included for name in DECLARED_IN[each])
 
 
 def hidden() -> str:
-    """C++ that takes these names away. A compiler's message about the name that is left says what to include."""
+    """Return C++ that takes these names away. A compiler's message then names the header to include."""
     names = [(name, header.replace(".", "_")) for header, names in DECLARED_IN.items() for name in names]
     return "".join(f"#define {name} {name}_needs_include_{header}\n" for name, header in names)
 
@@ -213,6 +238,7 @@ def folder_of(headers: Mapping[str, str], name: str = "") -> Path:
 
 
 def name_of(headers: Mapping[str, str]) -> str:
+    """Return the name of the folder that has headers of these names and texts."""
     return f"headers-{digest(*headers, *headers.values())}"
 
 

@@ -20,6 +20,7 @@ from cudascope.cpp.variables import plain_variables
 from cudascope.toolchain.cache import cache_dir, code_of, digest, prune_at_times, publish, used
 from cudascope.toolchain.headers import (
     ALWAYS,
+    HOST_ONLY,
     STAND_INS,
     STANDARD,
     lenient_folders,
@@ -34,6 +35,7 @@ from cudascope.toolchain.ptxas import Resources, read_resources
 _LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups/memcpy_async|cuda_(pipeline|awbarrier))')
 _CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|thrust/)|\bstd\b')
 _STD = re.compile(r"\bstd\b")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
 _CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
 
 _OPTIONS = {
@@ -109,7 +111,7 @@ def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, d
             # what is left runs on the device: constexpr functions and lambdas need not say so
             compiled = _compile(device, included, name, arch, settings, form, ("--device-as-default-execution-space",))
         except CompileError as error:
-            raise CompileError(f"{error}{_lacking(source.text)}") from None
+            raise CompileError(f"{error}{_lacking(source.text)}{_host_only(source.text, str(error))}") from None
     code, about = compiled
     # NVRTC does not tell which files it opened: what is kept must have been made of files that are known and unchanged
     if not included.is_unread and source.with_included() == included:
@@ -125,6 +127,18 @@ def _lacking(text: str) -> str:
         f"\nit needs headers of {name}, which are not there: pip install {wheel}"
         for includes, name, place, wheel in wheels
         if includes.search(text) and not (nvidia_headers() / place).exists()
+    )
+
+
+def _host_only(text: str, said: str) -> str:
+    """Say which includes of `text` are empty for NVRTC, if NVRTC `said` that it lacks a name of thrust or of cub."""
+    included = [name for name in _INCLUDE.findall(text) if name in HOST_ONLY]
+    if not included or not re.search(r'"(thrust|cub)(::|")|"::"', said):
+        return ""
+    headers = ", ".join(f"<{name}>" for name in included)
+    return (
+        f"\n{headers}: empty here, because NVRTC compiles no host code, and thrust's algorithms and CUB's launches "
+        "bring some. Give the kernel a loop of its own, or cub's block and warp functions"
     )
 
 
@@ -197,7 +211,7 @@ def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
 
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
-    # cooperative groups include what lies in cccl
+    # cooperative groups include headers of cccl
     return [nvrtc_folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
 
 

@@ -1,7 +1,7 @@
-"""simt.h, read once for all kernels: a compiler that finds it precompiled is done five times sooner.
+"""simt.h, precompiled once for all kernels. A compiler that finds this file is done five times sooner.
 
-It takes as long as four builds and 50 MB, so the first build goes without. g++ looks beside a header for what is
-precompiled of it, and reads the header itself where that does not fit its flags.
+Making the file takes as long as four builds and needs 50 MB, so the first build does without it. g++ looks for the file
+beside the header. It reads the header itself if the file was made with other flags.
 """
 
 import os
