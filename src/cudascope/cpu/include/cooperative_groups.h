@@ -2,11 +2,11 @@
 //
 // A part of a warp is a mask of lanes; a thread's rank is its lane's place among them. Where a GPU needs several
 // shuffles for what a group does at once (a reduction, a scan, a value of more than 8 bytes) the lanes meet once, and
-// one shuffle is counted. A group's sync orders the memory of its own threads, and of nobody else.
+// one shuffle is counted. A group's sync orders the memory of its own threads alone.
 #pragma once
 
 #include "simt.h"
-#include "simt/halves.h"
+#include "cuda_bf16.h"  // as NVIDIA's header does
 
 namespace cooperative_groups {
 

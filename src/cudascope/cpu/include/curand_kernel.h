@@ -19,12 +19,20 @@
     using name##_t = name;
 SIMT_STATE(curandStateXORWOW, unsigned d, v[5];)
 SIMT_STATE(curandStateMRG32k3a, unsigned s1[3], s2[3];)
-SIMT_STATE(curandStatePhilox4_32_10, uint4 ctr, output; uint2 key; unsigned STATE;)  // STATE: how much of output is used
+// STATE: how much of the output is used up
+SIMT_STATE(curandStatePhilox4_32_10, uint4 ctr, output; uint2 key; unsigned STATE;)
 #undef SIMT_STATE
 using curandState_t = curandStateXORWOW;
 using curandState = curandStateXORWOW;
 
 namespace simt::random {
+template <class State>
+SIMT_METHOD void forget_extra(State* state) {
+    state->boxmuller_flag = state->boxmuller_flag_double = 0;
+    state->boxmuller_extra = 0;
+    state->boxmuller_extra_double = 0;
+}
+
 // A step of xorwow is linear over bits: rows[i] is where bit i of v goes to.
 struct Bits160 {
     unsigned rows[160][5];
@@ -158,9 +166,12 @@ SIMT_METHOD void skipahead_sequence(unsigned long long n, curandStateXORWOW* sta
 SIMT_METHOD void curand_init(
     unsigned long long seed, unsigned long long subsequence, unsigned long long offset, curandStateXORWOW* state) {
     unsigned a = 1099087573u * ((unsigned)seed ^ 0xaad26b49u), b = 2591861531u * ((unsigned)(seed >> 32) ^ 0xf7dcefddu);
-    *state = {6615241u + a + b, {123456789u + a, 362436069u ^ a, 521288629u + b, 88675123u ^ b, 5783321u + a}};
+    unsigned v[5] = {123456789u + a, 362436069u ^ a, 521288629u + b, 88675123u ^ b, 5783321u + a};
+    for (int i = 0; i < 5; ++i) state->v[i] = v[i];
+    state->d = 6615241u + a + b;
     skipahead_sequence(subsequence, state);
     skipahead(offset, state);
+    simt::random::forget_extra(state);
 }
 
 // ---------------------------------------------------------------------------------------------- Philox4x32-10
@@ -196,10 +207,12 @@ SIMT_METHOD void skipahead_sequence(unsigned long long n, curandStatePhilox4_32_
 SIMT_METHOD void curand_init(
     unsigned long long seed, unsigned long long subsequence, unsigned long long offset,
     curandStatePhilox4_32_10* state) {
-    *state = {};
+    state->ctr = uint4{0, 0, 0, 0};
     state->key = uint2{(unsigned)seed, (unsigned)(seed >> 32)};
+    state->STATE = 0;
     skipahead_sequence(subsequence, state);
     skipahead(offset, state);
+    simt::random::forget_extra(state);
 }
 
 // ---------------------------------------------------------------------------------------------- MRG32k3a
@@ -216,7 +229,7 @@ SIMT_METHOD void skipahead_sequence(unsigned long long n, curandStateMRG32k3a* s
 }
 SIMT_METHOD void curand_init(
     unsigned long long seed, unsigned long long subsequence, unsigned long long offset, curandStateMRG32k3a* state) {
-    *state = {{12345, 12345, 12345}, {12345, 12345, 12345}};
+    for (int i = 0; i < 3; ++i) state->s1[i] = state->s2[i] = 12345;
     if (seed != 0) {
         unsigned long long x[2] = {(unsigned)seed ^ 0x55555555u, (unsigned)(seed >> 32) ^ 0xaaaaaaaau};
         for (int i = 0; i < 3; ++i) {
@@ -226,6 +239,7 @@ SIMT_METHOD void curand_init(
     }
     skipahead_subsequence(subsequence, state);
     skipahead(offset, state);
+    simt::random::forget_extra(state);
 }
 
 // ---------------------------------------------------------------------------------------------- distributions

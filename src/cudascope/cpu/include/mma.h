@@ -11,7 +11,7 @@
 #pragma once
 
 #include "simt.h"
-#include "simt/halves.h"
+#include "cuda_bf16.h"  // as NVIDIA's header does
 
 namespace nvcuda {
 namespace wmma {

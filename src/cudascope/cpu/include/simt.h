@@ -28,7 +28,7 @@ SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments) {
     call(kernel, arguments, std::index_sequence_for<P...>{});
 }
 
-// What the compiler knows of a parameter's type. Of a pointer it is what it points to; 0 bytes: nobody knows.
+// A parameter's type, as the compiler knows it. The size is that of the object that a pointer points to; 0: unknown.
 struct Parameter { const char* type; uint64_t bytes, alignment; };
 template <class T>
 constexpr const char* type_name() { return __PRETTY_FUNCTION__; }

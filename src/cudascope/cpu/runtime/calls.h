@@ -1,4 +1,4 @@
-// The functions that a kernel calls by name: for its indices, the address of its shared memory, atomics, printf, assert.
+// The functions that a kernel calls by name: for the address of its shared memory, for atomics, printf and assert.
 #pragma once
 
 #include <chrono>

@@ -89,44 +89,35 @@ CUDASCOPE_ARITHMETIC(double)
     __host__ __device__ __forceinline__ typename Arithmetic<U>::comparison operator sign(U a, const T& b) {           \
         return a sign(float) b;                                                                                       \
     }
-#define CUDASCOPE_NUMBER(T)                                                                                      \
+// A number that is computed with in float and rounded after each operation.
+#define CUDASCOPE_NUMBER(T, Bits, from_float, as_float, ...)                                                     \
+    struct __align__(sizeof(Bits)) T {                                                                           \
+        Bits x;                                                                                                  \
+        struct from_bits_t {};                                                                                   \
+        __host__ __device__ static constexpr from_bits_t from_bits() { return {}; }                              \
+        T() = default;                                                                                           \
+        __host__ __device__ constexpr T(Bits bits, from_bits_t) : x(bits) {}                                     \
+        __host__ __device__ __forceinline__ T(float value) : x(from_float) {}                                    \
+        __host__ __device__ __forceinline__ operator float() const { return as_float; }                          \
+        __VA_ARGS__                                                                                              \
+    };                                                                                                           \
     CUDASCOPE_COMPUTED(T, +) CUDASCOPE_COMPUTED(T, -) CUDASCOPE_COMPUTED(T, *) CUDASCOPE_COMPUTED(T, /)          \
     CUDASCOPE_COMPARED(T, ==) CUDASCOPE_COMPARED(T, !=) CUDASCOPE_COMPARED(T, <) CUDASCOPE_COMPARED(T, >)        \
     CUDASCOPE_COMPARED(T, <=) CUDASCOPE_COMPARED(T, >=)                                                          \
     __host__ __device__ __forceinline__ T operator-(const T& a) { return -(float)a; }
 
-// A number of 16 bits, computed with in float and rounded after each operation.
-#define CUDASCOPE_16_BITS(T, Raw, raw_of, bits_of, to_raw, to_float)                          \
-    struct __align__(2) T {                                                                   \
-        unsigned short x;                                                                     \
-        struct from_bits_t {};                                                                \
-        __host__ __device__ static constexpr from_bits_t from_bits() { return {}; }           \
-        T() = default;                                                                        \
-        __host__ __device__ constexpr T(unsigned short bits, from_bits_t) : x(bits) {}        \
-        __host__ __device__ __forceinline__ T(float value) : x(bits_of(to_raw(value))) {}     \
-        __host__ __device__ __forceinline__ T(const Raw& value) : x(bits_of(value)) {}        \
-        __host__ __device__ __forceinline__ operator float() const { return to_float(raw_of(x)); } \
-        __host__ __device__ __forceinline__ operator Raw() const { return raw_of(x); }        \
-    };                                                                                        \
-    CUDASCOPE_NUMBER(T)
+#define CUDASCOPE_16_BITS(T, Raw, raw_of, bits_of, to_raw, to_float)                                             \
+    CUDASCOPE_NUMBER(T, unsigned short, bits_of(to_raw(value)), to_float(raw_of(x)),                             \
+        __host__ __device__ __forceinline__ T(const Raw& value) : x(bits_of(value)) {}                           \
+        __host__ __device__ __forceinline__ operator Raw() const { return raw_of(x); })
 CUDASCOPE_16_BITS(Half, __half, __ushort_as_half, __half_as_ushort, __float2half_rn, __half2float)
 CUDASCOPE_16_BITS(
     BFloat16, __nv_bfloat16, __ushort_as_bfloat16, __bfloat16_as_ushort, __float2bfloat16_rn, __bfloat162float)
 
-// A number of 8 bits. A larger number becomes the largest (e4m3fn) or infinite (e5m2), as in torch 2.13.
-#define CUDASCOPE_8_BITS(T, kind, above)                                                                               \
-    struct T {                                                                                                   \
-        unsigned char x;                                                                                         \
-        struct from_bits_t {};                                                                                   \
-        __host__ __device__ static constexpr from_bits_t from_bits() { return {}; }                              \
-        T() = default;                                                                                           \
-        __host__ __device__ constexpr T(unsigned char bits, from_bits_t) : x(bits) {}                            \
-        __host__ __device__ __forceinline__ T(float value) : x(__nv_cvt_float_to_fp8(value, above, kind)) {} \
-        __host__ __device__ __forceinline__ operator float() const {                                             \
-            return __half2float(__half(__nv_cvt_fp8_to_halfraw(x, kind)));                                       \
-        }                                                                                                        \
-    };                                                                                                           \
-    CUDASCOPE_NUMBER(T)
+// A larger number becomes the largest (e4m3fn) or infinite (e5m2), as in torch 2.13.
+#define CUDASCOPE_8_BITS(T, kind, above)                                                                         \
+    CUDASCOPE_NUMBER(T, unsigned char, __nv_cvt_float_to_fp8(value, above, kind),                                \
+        __half2float(__half(__nv_cvt_fp8_to_halfraw(x, kind))))
 CUDASCOPE_8_BITS(Float8_e4m3fn, __NV_E4M3, __NV_SATFINITE)
 CUDASCOPE_8_BITS(Float8_e5m2, __NV_E5M2, __NV_NOSAT)
 #undef CUDASCOPE_8_BITS

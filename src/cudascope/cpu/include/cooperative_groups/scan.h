@@ -1,5 +1,5 @@
-// Reductions and scans of a group: op over the values of all its threads, of those up to the own one, or of those before
-// it, in order of rank. Before the first value there is T(). The operators have names.
+// Reductions and scans of a group: op over the values of all its threads, of the threads up to the own one, or of the
+// threads before it, in order of rank. Before the first value there is T(). The operators have names.
 #pragma once
 
 #include "../cooperative_groups.h"

@@ -29,8 +29,6 @@ namespace cuda::std {
 using namespace ::std;
 using ::std::get;
 
-template <class A, class B>
-SIMT_METHOD constexpr int three_way(const A& a, const B& b) { return int(b < a) - int(a < b); }
 template <size_t I, class T>
 struct tuple_leaf { T value; };
 template <class Places, class... T>
@@ -43,16 +41,7 @@ struct tuple_leaves<::std::index_sequence<I...>, T...> : tuple_leaf<I, T>... {
         : tuple_leaf<I, T>{T(::std::forward<U>(values))}... {}
     template <class Other>
     SIMT_METHOD constexpr void assign(Other&& other) { ((tuple_leaf<I, T>::value = get<I>(other)), ...); }
-    template <class Other>
-    SIMT_METHOD constexpr bool equals(const Other& other) const {
-        return ((tuple_leaf<I, T>::value == get<I>(other)) && ...);
-    }
-    template <class Other>
-    SIMT_METHOD constexpr int compared(const Other& other) const {  // -1, 0, 1
-        int order = 0;
-        ((order = order ? order : three_way(tuple_leaf<I, T>::value, get<I>(other))), ...);
-        return order;
-    }
+    SIMT_METHOD constexpr ::std::tuple<const T&...> values() const { return {tuple_leaf<I, T>::value...}; }
 };
 
 template <class... T>
@@ -69,13 +58,13 @@ struct tuple : tuple_leaves<::std::index_sequence_for<T...>, T...> {
     template <class Other>
     SIMT_METHOD constexpr tuple& operator=(const Other& other) { return leaves::assign(other), *this; }
     template <class... U>
-    SIMT_METHOD constexpr bool operator==(const tuple<U...>& b) const { return leaves::equals(b); }
+    SIMT_METHOD constexpr bool operator==(const tuple<U...>& b) const { return leaves::values() == b.values(); }
     template <class... U>
-    SIMT_METHOD constexpr bool operator!=(const tuple<U...>& b) const { return !leaves::equals(b); }
+    SIMT_METHOD constexpr bool operator!=(const tuple<U...>& b) const { return leaves::values() != b.values(); }
     template <class... U>
-    SIMT_METHOD constexpr bool operator<(const tuple<U...>& b) const { return leaves::compared(b) < 0; }
+    SIMT_METHOD constexpr bool operator<(const tuple<U...>& b) const { return leaves::values() < b.values(); }
     template <class... U>
-    SIMT_METHOD constexpr bool operator>(const tuple<U...>& b) const { return leaves::compared(b) > 0; }
+    SIMT_METHOD constexpr bool operator>(const tuple<U...>& b) const { return leaves::values() > b.values(); }
 
 private:
     template <class Other, size_t... I>

@@ -5,7 +5,8 @@
 #include "language.h"
 
 extern "C" {
-// The runtime sets them whenever a fiber goes on. They are variables, so a kernel may give these names to its own things.
+// The runtime sets them whenever a fiber goes on. They are variables and no macros, so a kernel may use these names for
+// parameters, members and variables of its own.
 #define SIMT_INDEX extern __thread __attribute__((tls_model("initial-exec"))) const uint3
 SIMT_INDEX threadIdx;
 SIMT_INDEX blockIdx;

@@ -1,5 +1,5 @@
 // cub::BlockReduce: each warp reduces its own and leaves the result in shared memory; after a barrier thread 0 combines
-// them. Whoever uses the same TempStorage again needs a barrier in between, as with cub's own.
+// them. A second use of the same TempStorage needs a barrier before it, as with cub's own.
 #pragma once
 
 #include "../warp/warp_reduce.cuh"

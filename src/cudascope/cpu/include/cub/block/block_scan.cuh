@@ -1,5 +1,5 @@
-// cub::BlockScan: each warp scans its own and leaves its total in shared memory; after a barrier everybody adds what
-// came before.
+// cub::BlockScan: each warp scans its own and leaves its total in shared memory; after a barrier every
+// thread adds what came before.
 #pragma once
 
 #include "../warp/warp_reduce.cuh"
