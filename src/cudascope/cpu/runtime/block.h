@@ -83,6 +83,7 @@ struct Thread {
     void* poll_site;  // where the thread polls, if it still does
     u32 polled_bytes;
     bool polls_volatile;
+    const void* reported;  // where the sanitizer has just told of a misaligned access: the access's own hook follows
     const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     const char* read_at;  // of a checked launch: its last access, if it was a plain read; and the line of that read

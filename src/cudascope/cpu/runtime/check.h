@@ -255,6 +255,11 @@ static void divert(Worker& w, const char* p, u32 bytes, Access access) {
     memcpy(pending.before, p, pending.bytes);
 }
 
+static void check_alignment(Worker& w, const Announced& a, u32 alignment, Place place) {
+    if ((u64)a.p % alignment == 0 || a.p == w.current->reported) return;
+    raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+}
+
 static void reject(Worker& w, FindingKind finding, const Announced& a, Place place) {
     raise_error(w, access_error(w, finding, a.site, a.p, a.bytes, a.access, place));
     divert(w, a.p, a.bytes, a.access);
@@ -306,13 +311,13 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
             }
             return reject(w, OUTSIDE_SHARED, a, place);
         }
-        if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+        check_alignment(w, a, alignment, place);
         check_cells(w, b.shared, place, a, false, nullptr);
     } else if (place.region >= 0 && (u64)place.offset + a.bytes <= job.tensors[place.region].bytes) {
         const Region& region = job.launch.regions[place.region];
         Shadow& tensor = job.tensors[place.region];
         if (a.access != READ && tensor.arena && !tensor.is_kept) tensor.keep();
-        if ((u64)a.p % alignment) raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
+        check_alignment(w, a, alignment, place);
         if (a.bytes >= region.granule)
             check_cells(w, tensor, place, a, region.expect_written, region.written);
     } else {

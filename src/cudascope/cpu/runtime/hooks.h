@@ -100,15 +100,20 @@ extern "C" {
 struct Mismatch { const char* file; u32 line, column; void* type; u8 log_alignment, kind; };
 void __ubsan_handle_type_mismatch_v1(const Mismatch* mismatch, void* p) {
     enum { LOAD, STORE, REFERENCE };  // the other kinds choose a member: its own access tells
-    if (mismatch->kind > REFERENCE || !worker || worker->job->launch.mode != CHECK) return;
+    if (mismatch->kind > REFERENCE || !worker || !worker->current || worker->job->launch.mode != CHECK) return;
     Worker& w = *worker;
     u32 alignment = 1u << mismatch->log_alignment;
+    w.current->reported = nullptr;
     if (mismatch->kind == REFERENCE) {  // no access yet; g++ leaves out the check of the access that follows
-        if (alignment == 16 && w.current) w.current->misaligned = p;
+        if (alignment == 16) w.current->misaligned = p;
         return;
     }
     Access access = mismatch->kind == STORE ? WRITE : READ;
-    if (alignment > 1) return accessed(p, alignment, access, CALLER, alignment);
+    if (alignment > 1) {
+        accessed(p, alignment, access, CALLER, alignment);
+        w.current->reported = p;
+        return;
+    }
     if (is_local(*w.block, p)) raise_error(w, access_error(w, OUTSIDE_LOCAL, CALLER, (char*)p, 1, access, {OTHER, -1, 0}));
 }
 

@@ -119,7 +119,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = t.proxy_fenced = 0;
         t.asynchronous = nullptr;
         t.atomics = t.spins = t.progress = t.batches = 0;
-        t.budget = BUDGET, t.accesses = 0, t.misaligned = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
+        t.budget = BUDGET, t.accesses = 0, t.misaligned = t.reported = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
         t.loads = 0, t.stored = 0;
         t.site = nullptr;
         if (t.acquired) t.acquired.reset();
