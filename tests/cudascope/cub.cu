@@ -136,6 +136,23 @@ __global__ void neighbours(const int* keys, int* out, int valid) {  // [6, 192]
     }
     if (threadIdx.x < 8) out[5 * 192 + threadIdx.x] = counts[threadIdx.x];
 }
+
+__global__ void edges(const int* keys, int* out) {  // items of other thread blocks are beside the first and the last key
+    using Flags = cub::BlockDiscontinuity<int, 64>;
+    using Difference = cub::BlockAdjacentDifference<int, 64>;
+    __shared__ typename Flags::TempStorage flags;
+    __shared__ typename Difference::TempStorage difference;
+    int key[3], heads[3], tails[3], more[3];
+    for (int i = 0; i < 3; ++i) key[i] = keys[threadIdx.x * 3 + i];
+    Flags(flags).FlagHeads(heads, key, cub::Inequality(), keys[0]);
+    __syncthreads();
+    Flags(flags).FlagTails(tails, key, cub::Inequality(), keys[191]);
+    Difference(difference).SubtractRight(key, more, [](int a, int b) { return a - b; }, 7);
+    for (int i = 0; i < 3; ++i) {
+        int at = threadIdx.x * 3 + i;
+        out[at] = heads[i], out[192 + at] = tails[i], out[2 * 192 + at] = more[i];
+    }
+}
 __global__ void wide_pairs(const float* x, long* out) {  // a class with padding at its end
     using Pair = cub::KeyValuePair<long, float>;
     using Reduce = cub::BlockReduce<Pair, 64>;

@@ -92,6 +92,15 @@ def test_neighbours_of_items_and_a_histogram():
     assert torch.equal(out[5, :8].long(), torch.bincount(keys & 7, minlength=8))
 
 
+def test_items_beside_those_of_other_thread_blocks():
+    keys, out = randint(192).div(40, rounding_mode="floor"), torch.zeros(3, 192, dtype=torch.int32)
+    run("edges", (1, 64), keys, out, schedule=3)
+    changes, equal = keys[1:] != keys[:-1], torch.zeros(1, dtype=torch.bool)
+    assert torch.equal(out[0].bool(), torch.cat([equal, changes]))
+    assert torch.equal(out[1].bool(), torch.cat([changes, equal]))
+    assert torch.equal(out[2], keys - torch.cat([keys[1:], torch.tensor([7])]).int())
+
+
 def test_a_class_with_padding_is_written_whole():
     x, out = randint(64).float(), torch.zeros(1, dtype=torch.int64)
     run("wide_pairs", (1, 64), x, out)
