@@ -11,6 +11,7 @@ from cudascope.cpu.abi import Mode
 from cudascope.cpu.build import build, entry_symbol
 from cudascope.cpu.library import Library
 from cudascope.toolchain.ptxas import PtxText
+from cudascope.translate.ptx.counters import Part
 
 _LONGEST = 100  # characters of an instruction in a message
 
@@ -21,7 +22,7 @@ class Ptx(NamedTuple):
     text: PtxText
     lines: Sequence[str]
     places: Mapping[int, tuple[str, int]]  # the file and the line of the source, by the line of the PTX
-    counted: Callable[[], tuple[Library, list[dict]]]  # the build that counts instructions, and the costs of each part
+    counted: Callable[[], tuple[Library, list[Part]]]  # the build that counts instructions, and its counted parts
     is_quoted: bool  # in messages, in the place of the source
 
 

@@ -41,7 +41,8 @@ from cudascope.kernels.on_cpu import CpuKernel
 from cudascope.kernels.on_gpu import GpuKernel
 from cudascope.kernels.ptx import executable_through_ptx
 from cudascope.toolchain.nvrtc import Cubin, check_options, compile_cubin
-from cudascope.toolchain.ptxas import Resources
+from cudascope.toolchain.ptxas import Resources, check_arch
+from cudascope.toolchain.sass import SassLoop, loops_of_cubin
 
 
 def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
@@ -135,7 +136,7 @@ class CudaKernel:
         check_options(options)
         if not isinstance(name, str):
             raise TypeError(f'name must be a string, as in "softmax<float, 128>", got {name!r}')
-        _check_arch(arch)
+        check_arch(arch)
         if through not in ("c++", "ptx"):
             raise ValueError(f'through must be "c++" or "ptx", got {through!r}')
         path = source_path(source)
@@ -234,8 +235,22 @@ class CudaKernel:
 
     def resources(self, arch: str = "sm_90") -> Resources:
         """Registers, static shared bytes and spilled bytes when compiled for `arch`: needs NVRTC, but no GPU."""
-        _check_arch(arch)
+        check_arch(arch)
         return self._cubin(arch).resources
+
+    def loops(self, arch: str = "sm_90") -> tuple[SassLoop, ...]:
+        """The loops of the machine code for `arch`, in the order of their addresses, with instructions by class.
+
+        NVRTC compiles the kernel, as for `resources`, and nvdisasm of Triton's wheel reads the machine code. No GPU is
+        needed.
+
+        Raises:
+            CompileError: NVRTC refuses the source.
+            RuntimeError: NVRTC or nvdisasm is not installed.
+        """
+        check_arch(arch)
+        cubin = self._cubin(arch)
+        return loops_of_cubin(cubin.code, cubin.symbol)
 
     def _cubin(self, arch: str) -> Cubin:
         return compile_cubin(self.source, self.name, arch)
@@ -280,12 +295,6 @@ def _device(device: object) -> str:
     if not match:
         raise ValueError(f'device must be "cpu", "cuda" or "cuda:0", got {device!r}')
     return "cpu" if match[1] == "cpu" else match[0]
-
-
-def _check_arch(arch: object) -> None:
-    if not isinstance(arch, str) or not re.fullmatch(r"sm_\d+[af]?", arch):
-        error = ValueError if isinstance(arch, str) else TypeError
-        raise error(f'arch must be a string such as "sm_90", got {arch!r}')
 
 
 def _typed(launch: object) -> object:

@@ -26,6 +26,7 @@ from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared
 from cudascope.cpu.memory import Memory
 from cudascope.watch.contexts import current_run
 from cudascope.watch.findings import Finding, error_of
+from cudascope.watch.instructions import instructions_of
 from cudascope.watch.least_time import work_of
 from cudascope.watch.report import TRACE, Launch, LineCount
 
@@ -185,7 +186,10 @@ class CpuKernel:
             line_counts.append(LineCount(lines[c.site][1], ACCESSES[c.access], space, *numbers))
         names = memory.names, [array.name for array in shared]
         code, ptx = self.executable.instructions(library, [c.site for c in counts]), self.executable.ptx
-        work = work_of(math.prod(grid), request, code, ptx and ptx.counted()[1])
+        parts = ptx.counted()[1] if ptx else None
+        work = work_of(math.prod(grid), request, code, parts)
+        executed = instructions_of(parts, request.issued[: request.num_executed]) if parts is not None else None
         shared_bytes = sum(array.bytes for array in shared)
         lines = self.executable.lines
-        return Launch(self.name, grid, block, line_counts, trace, *names, lines, work, shared_bytes, ptx and ptx.text)
+        text = ptx and ptx.text
+        return Launch(self.name, grid, block, line_counts, trace, *names, lines, work, shared_bytes, text, executed)

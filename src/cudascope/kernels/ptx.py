@@ -34,7 +34,8 @@ from cudascope.ptx.module import Entry, Module, Parameter, PtxError, read_module
 from cudascope.toolchain.compiler import run_tool
 from cudascope.toolchain.nvrtc import compile_ptx
 from cudascope.toolchain.ptxas import PtxText
-from cudascope.translate.ptx.costs import Counters
+from cudascope.toolchain.sass import SassLoop, loops_of_ptx
+from cudascope.translate.ptx.counters import Counters, Part
 from cudascope.translate.ptx.entry import entry_source
 
 
@@ -106,6 +107,18 @@ class PtxKernel:
         """Build, or find in the cache, what a launch here and now will need."""
         CpuKernel(self.executable, ()).compile()
 
+    def loops(self, arch: str | None = None) -> tuple[SassLoop, ...]:
+        """The loops of the machine code for `arch` ("sm_90"), in the order of their addresses.
+
+        Triton's wheel has what is needed. Without `arch`, the code is for the GPU that the PTX names.
+
+        Raises:
+            ValueError: the PTX is for another GPU than `arch`.
+            CompileError: ptxas refuses the PTX.
+            RuntimeError: ptxas or nvdisasm is not installed.
+        """
+        return loops_of_ptx(self.executable.ptx.text, arch)
+
 
 def executable_through_ptx(source: Source, name: str, parameters: Sequence[Declared], arch: str) -> Executable:
     """Kernel `name` of `source` as NVRTC compiles it for `arch`. Names and lines are those of the source.
@@ -157,10 +170,10 @@ def _executable(
         return named(build_entry(cpp, filename, instrumented=instrumented))
 
     @functools.cache
-    def counted() -> tuple[Library, list[dict]]:
+    def counted() -> tuple[Library, list[Part]]:
         counters = Counters()
         counting = entry_source(module, entry, filename, names, counters)
-        return named(build_entry(counting, filename, instrumented=True)), counters.costs
+        return named(build_entry(counting, filename, instrumented=True)), counters.parts
 
     target = module.target.split(",")[0].strip()  # sm_90a
     ptx = Ptx(PtxText(text, entry.name, target), lines, module.places, counted, is_quoted=source is None)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from cudascope.gpus import H100, thread_blocks_per_sm
 
+_OF_CUDA_12_8 = (8, 7)  # the newest version of PTX that the older ptxas of Triton's wheel compiles
+
 
 class PtxText(NamedTuple):
     """The PTX of a kernel. `target` is what it was compiled for, such as "sm_90a"."""
@@ -43,15 +45,22 @@ def resources_of(ptx: PtxText, sm: int) -> Resources | None:
     """
     wanted = int(re.search(r"\d+", ptx.target)[0])
     target = ptx.target if wanted > sm or ptx.target[-1].isalpha() else f"sm_{sm}"
-    program = _ptxas("ptxas-blackwell" if target.startswith("sm_1") else "ptxas")
+    done = run_ptxas(ptx, target, os.devnull)
+    return None if done is None or done.returncode else read_resources(done.stderr + done.stdout, ptx.entry)
+
+
+def run_ptxas(ptx: PtxText, target: str, output: str) -> subprocess.CompletedProcess | None:
+    """Compile the kernel to the cubin `output`. The result is what ptxas said, or None without a ptxas."""
+    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx.text, re.MULTILINE)
+    is_new = target.startswith("sm_1") or (version is not None and tuple(map(int, version.groups())) > _OF_CUDA_12_8)
+    program = tool_of_triton("ptxas-blackwell" if is_new else "ptxas") or shutil.which("ptxas")
     if program is None:
         return None
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".ptx") as file:
         file.write(ptx.text)
         file.flush()
-        command = [program, "-v", "--gpu-name", target, "--entry", ptx.entry, file.name, "-o", os.devnull]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if done.returncode else read_resources(done.stderr + done.stdout, ptx.entry)
+        command = [program, "-v", "--gpu-name", target, "--entry", ptx.entry, file.name, "-o", output]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def registers_of(ptx: PtxText, sm: int) -> int | None:
@@ -73,8 +82,15 @@ def read_resources(report: str, symbol: str) -> Resources:
     return Resources(count(r"Used (\d+) registers"), count(r"(\d+) bytes smem"), count(r"(\d+) bytes spill stores"))
 
 
-def _ptxas(name: str) -> str | None:
-    """The ptxas of Triton's wheel, or the one of an installed CUDA."""
+def check_arch(arch: object) -> None:
+    """Raise TypeError or ValueError unless `arch` names a GPU's code, such as "sm_90" or "sm_90a"."""
+    if not isinstance(arch, str) or not re.fullmatch(r"sm_\d+[af]?", arch):
+        error = ValueError if isinstance(arch, str) else TypeError
+        raise error(f'arch must be a string such as "sm_90", got {arch!r}')
+
+
+def tool_of_triton(name: str) -> str | None:
+    """Return the path of a program of CUDA ("ptxas", "nvdisasm") in Triton's wheel, or None."""
     triton = importlib.util.find_spec("triton")
     bundled = Path(triton.origin).parent / "backends/nvidia/bin" / name if triton and triton.origin else None
-    return str(bundled) if bundled and bundled.exists() else shutil.which("ptxas")
+    return str(bundled) if bundled and bundled.exists() else None

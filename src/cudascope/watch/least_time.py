@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from cudascope.cpu.abi import ACCESSES, SPACES
 from cudascope.gpus import LOADS_PER_CLOCK, SPECIAL_PER_CLOCK, Gpu, thread_blocks_per_sm
 from cudascope.toolchain.ptxas import PtxText, registers_of
+from cudascope.translate.ptx.counters import Part
 
 SECTOR_BYTES, WAVEFRONT_BYTES = 32, 128
 
@@ -48,13 +49,13 @@ class Work(NamedTuple):
     dram_written_bytes: int
 
 
-def work_of(thread_blocks: int, request, code: Mapping[int, str], costs: Sequence[Mapping] | None) -> Work:
+def work_of(thread_blocks: int, request, code: Mapping[int, str], parts: Sequence[Part] | None) -> Work:
     """Return the work of a launch from the runtime's counts.
 
     Args:
         request: the structure LAUNCH that the runtime filled in.
         code: the PTX instruction of each site; empty for C++.
-        costs: those of each counted part of the PTX; None for C++.
+        parts: the counted parts of the PTX; None for C++.
     """
     counts = request.counts[: request.num_counts]
     wavefronts = l2 = past_l1 = requests = 0
@@ -71,15 +72,15 @@ def work_of(thread_blocks: int, request, code: Mapping[int, str], costs: Sequenc
             moved = c.bytes if in_bytes else SECTOR_BYTES * c.sectors
             if access == "read":
                 past_l1 += moved if asynchronous or _PAST_L1.search(text) else 0
-            elif costs is not None or access == "atomic":
+            elif parts is not None or access == "atomic":
                 l2 += moved
-    if costs is None:  # the host's compiler may have divided a store
+    if parts is None:  # the host's compiler may have divided a store
         l2 += SECTOR_BYTES * request.sectors_written
     l2 += max(past_l1, SECTOR_BYTES * request.sectors_read)
     memory = wavefronts, l2, SECTOR_BYTES * request.sectors_read_first, SECTOR_BYTES * request.sectors_written
-    if costs is None:
+    if parts is None:
         return Work(thread_blocks, None, None, None, requests, *memory)
-    total = _total(costs, request.executed[: request.num_executed])
+    total = _total([each.needs for each in parts], request.executed[: request.num_executed])
     tensor = {kinds[1:]: amount for kinds, amount in total.items() if kinds[0] == "tensor"}
     fp32 = total.get("fma", 0) + max(total.get("sum", 0), total.get("product", 0))
     return Work(thread_blocks, tensor, 32 * fp32, 32 * total.get("special", 0), total.get("moves", 0), *memory)

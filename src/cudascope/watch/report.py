@@ -14,7 +14,9 @@ import numpy as np
 from cudascope.arguments.arrays import as_array
 from cudascope.gpus import gpu_named
 from cudascope.toolchain.ptxas import PtxText
+from cudascope.toolchain.sass import SassLoop, loops_of_ptx
 from cudascope.watch.findings import Finding, merged
+from cudascope.watch.instructions import Instructions
 from cudascope.watch.least_time import Limits, Work, limits
 
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
@@ -69,13 +71,14 @@ class Launch:
         work: Work,
         shared_bytes: int,
         ptx: PtxText | None,
+        instructions: Instructions | None,
     ) -> None:
         self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
         self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
         self._source = source
         self.work = work  # by the units of a GPU, at least
         self.shared_bytes = shared_bytes  # of a thread block
-        self._ptx = ptx
+        self._ptx, self._instructions = ptx, instructions
         merged: dict[tuple[int, str, str], LineCount] = {}
         for line in lines:
             merged[line[:3]] = merged[line[:3]] + line if line[:3] in merged else line
@@ -100,6 +103,34 @@ class Launch:
             ValueError: `gpu` is unknown, or the launch uses a type of number that its tensor cores do not have.
         """
         return limits(self, gpu_named(gpu), self._ptx, registers)
+
+    def loops(self, arch: str | None = None) -> tuple[SassLoop, ...]:
+        """The loops of the kernel's machine code for `arch` ("sm_90"), in the order of their addresses.
+
+        Triton's wheel has what is needed. Without `arch`, the code is for the GPU that the PTX names.
+
+        Raises:
+            ValueError: the kernel was executed as C++, or its PTX is for another GPU than `arch`.
+            CompileError: ptxas refuses the PTX.
+            RuntimeError: ptxas or nvdisasm is not installed.
+        """
+        if self._ptx is None:
+            raise ValueError(f"kernel {self.kernel} was executed as C++: ask the CudaKernel itself for its loops(arch)")
+        return loops_of_ptx(self._ptx, arch)
+
+    @property
+    def instructions(self) -> Instructions:
+        """Executed PTX instructions by name, as issued by a warp; see `Instructions`.
+
+        Raises:
+            ValueError: the kernel was executed as C++, which has no instructions of a GPU.
+        """
+        if self._instructions is None:
+            raise ValueError(
+                f"kernel {self.kernel} was executed as C++, which has no PTX instructions to count: make it with "
+                'CudaKernel(..., through="ptx")'
+            )
+        return self._instructions
 
     @property
     def barriers(self) -> int:
@@ -167,6 +198,18 @@ class Report:
                 "use report.launches[i].limits(...) for each of several launches"
             )
         return self.launches[0].limits(gpu, registers=registers)
+
+    @property
+    def instructions(self) -> Instructions:
+        """Executed PTX instructions of all launches by name, as issued by a warp; see `Instructions`.
+
+        Raises:
+            ValueError: there is no launch, or one was executed as C++, which has no instructions of a GPU.
+        """
+        if not self.launches:
+            raise ValueError("instructions need a report of observed launches, got none: launch inside of observe()")
+        first, *others = (launch.instructions for launch in self.launches)
+        return sum(others, first)
 
     @property
     def trace(self) -> np.ndarray:

@@ -18,6 +18,7 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "fibers.h"
@@ -91,6 +92,7 @@ struct Thread {
     std::shared_ptr<const Acquired> acquired;
     u8 loads;  // the number of the load under way, if its value is used by stores only
     u64 stored;  // the bits of such loads whose values it has stored
+    u64 path;  // of an observed launch: on which it has called the last function of the PTX
 };
 
 // A barrier that the kernel has made itself: as many arrivals as are expected end a phase of it.
@@ -182,6 +184,7 @@ struct Block {  // a thread block in flight
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::vector<u32> executed;  // [thread][counted part of the kernel]
+    std::vector<std::unordered_set<u64>> issues;  // [warp]: the parts that it has issued, each with the path to it
     bool stores_volatile = false;  // to global memory
     std::string output;
     std::mt19937_64 random;
@@ -233,7 +236,7 @@ struct Job {
     std::unordered_map<u64, u16> site_numbers;
     Site recent_sites[256]{};  // some of them, found at once
     std::vector<Event> trace;
-    std::vector<u64> executed;  // [counted part of the kernel], by warps
+    std::vector<u64> executed, issued;  // [counted part of the kernel], by warps: translate/ptx/counters.py
     std::vector<std::vector<u8>> touched;  // [tensor][sector], in bits of Touched
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;

@@ -80,7 +80,8 @@ struct Launch {
     u64 num_events;
     char* output;
     u64 num_output;
-    // of an observed launch: how often the warps executed each counted part of the kernel, and the sectors of tensors
-    u64* executed;
+    // of an observed launch: how often the warps executed at least, and issued, each counted part of the kernel; and the
+    // sectors of tensors
+    u64 *executed, *issued;
     u64 num_executed, sectors_read, sectors_read_first, sectors_written;  // each sector once; first: before any write
 };

@@ -25,6 +25,16 @@ extern "C" {
 u32* simt_executions(u32 parts) {
     Block& b = *worker->block;
     b.executed.resize((size_t)parts * worker->job->num_threads);
+    b.issues.resize(b.warps.size());
+    worker->job->issued.resize(parts);
     return b.executed.data() + (size_t)parts * worker->current->id;
 }
+// The current thread comes to a part of the kernel on a path. Its warp issues the part once for all lanes on this path.
+void simt_issue(u32 part, u64 path) {
+    auto& known = worker->block->issues[worker->current->id / 32];
+    worker->job->issued[part] += known.insert(path + part).second;
+}
+// The path on which the current thread calls a function, and on which the function begins.
+void simt_enter(u64 path) { worker->current->path = path; }
+u64 simt_entered() { return worker->current->path; }
 }

@@ -31,6 +31,7 @@ static void add_executions(Job& job, Block& b) {
             job.executed[part] += most;
         }
     std::fill(b.executed.begin(), b.executed.end(), 0);
+    for (auto& of_warp : b.issues) of_warp.clear();
 }
 
 // The least number of clock cycles that shared memory needs for a request: a bank serves one word in a cycle. Phases

@@ -66,6 +66,7 @@ static void hand_over(Job& job) {
     }
     launch.counts = hand_over(counts), launch.num_counts = counts.size();
     launch.executed = hand_over(job.executed), launch.num_executed = job.executed.size();
+    launch.issued = hand_over(job.issued);
     for (const auto& sectors : job.touched)
         for (u8 bits : sectors) {
             launch.sectors_read += (bits & TOUCHED_READ) > 0;
@@ -118,6 +119,7 @@ extern "C" void simt_launch(Launch* launch) {
 
 extern "C" void simt_free(Launch* launch) {
     free(launch->errors), free(launch->counts), free(launch->events), free(launch->output), free(launch->executed);
+    free(launch->issued);
 }
 
 extern "C" u64 simt_sizeof_launch() { return sizeof(Launch); }

@@ -1,4 +1,4 @@
-"""The units of a GPU that a PTX instruction needs, and counters of the instructions that are executed.
+"""The units of a GPU that a PTX instruction needs.
 
     cost("fma.rn.f32 %f1, %f2, %f3, %f4")    →    {"fma": 1}
 
@@ -14,12 +14,9 @@ A cost is that of one warp. It is what the machine code needs at least, for ptxa
 import re
 from collections.abc import Mapping
 
-from cudascope.ptx.module import Statement
-
 _INSTRUCTION = re.compile(r"(?:@\s*!?\s*[\w%$]+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _SPECIAL = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"}
 _MOVES = {"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"}
-_JUMPS = {"bra", "brx", "call", "ret", "exit", "trap"}
 _NUMBER = re.compile(r"-?\d[\w.]*")
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 
@@ -57,47 +54,3 @@ def _product(first: str, words: list[str]) -> Mapping[str, int]:
         result, a = kinds[:2]
     warps = 4 if first == "wgmma" else 1  # which share the product
     return {("tensor", a, result): 2 * m * n * k // warps}
-
-
-class Counters:
-    """Counters of an entry and its functions. A region is a run of instructions that one thread executes in turn.
-
-    `costs` are those of one execution by a warp. Each thread counts its own executions in `simt_executed`, and a warp
-    has executed a region at least as often as the lane that executed it most.
-    """
-
-    def __init__(self) -> None:
-        self.costs: list[dict] = []
-        self._region: dict | None = None
-
-    def begin(self) -> None:
-        """Begin a new region: the next instruction is the first of an entry or a function."""
-        self._region = None
-
-    def before(self, statement: Statement, predicate: str) -> str:
-        """Return the C++ that counts, to stand before the instruction. `predicate`: what C++ tests for it, or ""."""
-        text = statement.text
-        if text.endswith(":"):
-            self._region = None  # where branches arrive
-            return ""
-        match = _INSTRUCTION.fullmatch(text)
-        if match and match[1].split(".")[0] in _JUMPS:
-            self._region = None
-            return ""
-        needs = cost(text)
-        if not needs:
-            return ""
-        if predicate:
-            self.costs.append(dict(needs))
-            return f"if ({predicate}) {self._count(len(self.costs) - 1)} "
-        if self._region is not None:
-            for unit, amount in needs.items():
-                self._region[unit] = self._region.get(unit, 0) + amount
-            return ""
-        self._region = dict(needs)
-        self.costs.append(self._region)
-        return self._count(len(self.costs) - 1) + " "
-
-    @staticmethod
-    def _count(number: int) -> str:
-        return f"++simt_executed[{number}];"

@@ -24,7 +24,7 @@ from cudascope.ptx.module import (
 from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
 from cudascope.translate.ptx.body import INSTRUCTION, declared_registers, predicate_of, split_operands, translated
 from cudascope.translate.ptx.bulk import BULK
-from cudascope.translate.ptx.costs import Counters
+from cudascope.translate.ptx.counters import DECLARED, Counters
 from cudascope.translate.ptx.matrix import MATRIX
 from cudascope.translate.ptx.memory import MEMORY
 from cudascope.translate.ptx.scope import Malformed, Scope, Unknown
@@ -57,18 +57,20 @@ def entry_source(
     for each in functions:
         places = {parameter.name: f"(uint64_t){_PASSED}[{i}]" for i, parameter in enumerate(each.parameters)}
         head = f"static void {cpp_name(each.name)}(char* const* {_PASSED}) {{"
-        bodies.append((head, _body(each.body, known | places, file, counters)))
+        counting = counters.begin(each.body, is_entry=False) if counters else []
+        bodies.append((head, [*counting, *_body(each.body, known | places, file, counters)]))
     places = {each.name: f"(uint64_t)&{cpp_name(each.name)}" for each in entry.parameters}
     declared = ", ".join(f"{_type(each)} {cpp_name(each.name)}" for each in entry.parameters)
     head = f'extern "C" __global__ void {cpp_name(entry.name)}({declared}) {{'
-    bodies.append((head, _body(entry.body, known | places, file, counters)))
+    counting = counters.begin(entry.body, is_entry=True) if counters else []
+    bodies.append((head, [*counting, *_body(entry.body, known | places, file, counters)]))
     lines = [f'#line {each.line} "{file}"\n{_declared(each)}' for each in module.variables]
     lines += [f"static SIMT_NOINLINE void {cpp_name(each.name)}(char* const*);" for each in functions]
     lines.append(_filled_in(module.variables, known))
     count = []
     if counters:
-        lines.append('extern "C" unsigned* simt_executions(unsigned);')
-        count = [f"unsigned* const simt_executed = simt_executions({len(counters.costs)});"]
+        lines.append(DECLARED)
+        count = [f"unsigned* const simt_executed = simt_executions({len(counters.parts)});"]
     for head, body in bodies:
         lines += [head, *count, *body, "}"]
     kept = [each.name for each in module.variables if each.space in ("global", "const") and each.bytes]
@@ -132,8 +134,6 @@ def _address(space: str, name: str) -> str:
 def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, counters: Counters | None) -> list[str]:
     scope = Scope({}, 0)
     scope.addresses |= addresses
-    if counters:
-        counters.begin()
     targets = {}  # of brx.idx
     loads, stores = loads_for_stores(body)
     lines, scopes, line = [], [scope], 0
@@ -147,7 +147,6 @@ def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, 
             lines.append(f'#line {line} "{file}"')
         try:
             predicate = predicate_of(text, here) if text.startswith("@") else ""
-            count = counters.before(statement, predicate) if counters else ""
             if text == "{":
                 scopes.append(_inner(here, body[position + 1 :], position))
                 lines.append("{")
@@ -163,7 +162,9 @@ def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, 
             elif text.startswith("."):
                 lines.append(_local(text, line, here))
             else:
-                cpp = count + translated(text, here, targets)
+                cpp = translated(text, here, targets)
+                if counters:
+                    cpp = counters.before(position, statement, predicate) + cpp
                 if position in loads:
                     cpp = f"SIMT_LOADS({loads[position]}); {cpp} SIMT_LOADS(0);"
                 elif position in stores:
