@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 # These are the same on all GPUs of the table.
 SPECIAL_PER_CLOCK = 16  # results of reciprocals, roots, exponentials, logarithms, sines per clock and SM (the guide)
+ISSUES_PER_CLOCK = 4  # instructions of a warp per clock and SM: an SM has four schedulers
 LOADS_PER_CLOCK = 32  # lanes of loads and stores per clock and SM: the A100 and the H100 have 32 units, others 16 or 32
 REGISTERS_PER_QUARTER = 16384  # an SM has four quarters, and each of them runs its own warps
 REGISTER_UNIT = 256  # registers are given to a warp in this unit

@@ -5,7 +5,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from test_ptx_kernel import BULK, HEADER
+from test_ptx_kernel import BULK, BULK_STORE, HEADER
+from triton_helpers import product
 
 from cudascope import CudaKernel, PtxKernel, check, observe, triton_compiled
 from cudascope.cpu.abi import Mode
@@ -41,7 +42,8 @@ UNITS = """
     mov.u32 %r6, tile;
     setp.lt.u32 %p2, %r4, 16;
     setp.eq.u32 %p3, %r4, 3;
-CHOICES: .branchtargets TENSOR, FUSED, SPECIAL, SUMS, SHARED, BROADCAST, TWICE, BACK, SIDES, ONE_LANE, TRIANGLE;
+CHOICES: .branchtargets TENSOR, FUSED, SPECIAL, SUMS, SHARED, BROADCAST, TWICE, BACK, SIDES,
+        ONE_LANE, TRIANGLE, MEETING;
     brx.idx %r1, CHOICES;
 TENSOR:
     mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 
@@ -119,9 +121,16 @@ ROUND:
     setp.lt.u32 %p1, %r5, %r4;
     @%p1 bra ROUND;
     ret;
+MEETING:
+    bar.sync 0;
+    shfl.sync.bfly.b32 %r7, %r3, 1, 31, -1;
+    add.u32 %r5, %r5, 1;
+    setp.lt.u32 %p1, %r5, %r2;
+    @%p1 bra MEETING;
+    ret;
 }
 """
-TENSOR, FUSED, SPECIAL, SUMS, SHARED, BROADCAST, TWICE, BACK, SIDES, ONE_LANE, TRIANGLE = range(11)
+TENSOR, FUSED, SPECIAL, SUMS, SHARED, BROADCAST, TWICE, BACK, SIDES, ONE_LANE, TRIANGLE, MEETING = range(12)
 
 
 def aligned(elements: int) -> np.ndarray:
@@ -149,29 +158,45 @@ def observed(units):
     return launch
 
 
-NOTHING = {"tensor_flops": {}, "fp32": 0, "special": 0, "moves": 0, "wavefronts": 0, "l2_bytes": 0}
+NOTHING = {"tensor_flops": {}, "fp32": 0, "special": 0, "issues": 0, "moves": 0, "wavefronts": 0, "l2_bytes": 0}
 NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
 
 
 @pytest.mark.parametrize(
     ("mode", "n", "block", "work"),
     [
-        (TENSOR, 5, 64, {"tensor_flops": {("f16", "f32"): 2 * 5 * 2 * 16 * 8 * 16}}),  # 2 warps, 5 times
-        (FUSED, 7, 32, {"fp32": 32 * (2 * 7 + 1)}),
-        (FUSED, 1, 40, {"fp32": 2 * 32 * 3}),  # a partial warp executes what a whole warp does
-        (SPECIAL, 3, 96, {"special": 3 * 32 * 3 * 2}),  # the division may use the reciprocal
-        (SUMS, 1, 32, {"fp32": 32 * 3}),  # of three products one may be fused with the sum
-        (SHARED, 1, 32, {"moves": 1, "wavefronts": 1}),
-        (SHARED, 2, 64, {"moves": 2, "wavefronts": 4}),  # a stride of 2 words: 2 conflicting words in each bank
-        (SHARED, 32, 32, {"moves": 1, "wavefronts": 32}),
-        (BROADCAST, 1, 32, {"moves": 2, "wavefronts": 1 + 4}),  # one vector for all lanes; 512 bytes
+        (TENSOR, 5, 64, {"tensor_flops": {("f16", "f32"): 2 * 5 * 2 * 16 * 8 * 16}, "issues": 10}),  # 2 warps, 5 times
+        (FUSED, 7, 32, {"fp32": 32 * (2 * 7 + 1), "issues": 15}),
+        (FUSED, 1, 40, {"fp32": 2 * 32 * 3, "issues": 2 * 3}),  # a partial warp executes what a whole warp does
+        (SPECIAL, 3, 96, {"special": 3 * 32 * 3 * 2, "issues": 3 * 3 * 2}),  # the division may use the reciprocal
+        (SUMS, 1, 32, {"fp32": 32 * 3, "issues": 3}),  # of three products one may be fused with the sum
+        (SHARED, 1, 32, {"issues": 1, "moves": 1, "wavefronts": 1}),
+        (
+            SHARED,
+            2,
+            64,
+            {"issues": 2, "moves": 2, "wavefronts": 4},
+        ),  # a stride of 2 words: 2 conflicting words in each bank
+        (SHARED, 32, 32, {"issues": 1, "moves": 1, "wavefronts": 32}),
+        (BROADCAST, 1, 32, {"issues": 2, "moves": 2, "wavefronts": 1 + 4}),  # one vector for all lanes; 512 bytes
         # 512 bytes are read twice, and L1 may have them the second time
-        (TWICE, 1, 128, {"moves": 12, "l2_bytes": 1024, "dram_read_bytes": 512, "dram_written_bytes": 512}),
+        (
+            TWICE,
+            1,
+            128,
+            {"issues": 12, "moves": 12, "l2_bytes": 1024, "dram_read_bytes": 512, "dram_written_bytes": 512},
+        ),
         # what was just written is not read from DRAM; ld.cg reads L2 each time
-        (BACK, 1, 32, {"moves": 4, "l2_bytes": 3 * 128, "dram_written_bytes": 128}),
-        (SIDES, 1, 32, {"fp32": 32 * 3}),  # the warp takes both sides, one after the other
-        (ONE_LANE, 1, 64, {"fp32": 2 * 32, "special": 2 * 32}),  # any lane makes the warp execute; none: nothing
-        (TRIANGLE, 1, 32, {"fp32": 32 * (1 + 31)}),  # lane 31 goes round 31 times
+        (BACK, 1, 32, {"issues": 4, "moves": 4, "l2_bytes": 3 * 128, "dram_written_bytes": 128}),
+        (SIDES, 1, 32, {"fp32": 32 * 3, "issues": 3}),  # the warp takes both sides, one after the other
+        (
+            ONE_LANE,
+            1,
+            64,
+            {"fp32": 2 * 32, "special": 2 * 32, "issues": 4},
+        ),  # any lane makes the warp execute; none: nothing
+        (TRIANGLE, 1, 32, {"fp32": 32 * (1 + 31), "issues": 32}),  # lane 31 goes round 31 times
+        (MEETING, 3, 64, {"issues": 2 * 3 * 2}),  # a barrier and a shuffle; integers and branches count nothing
     ],
 )
 def test_work_is_the_number_counted_by_hand(observed, mode, n, block, work):
@@ -184,6 +209,7 @@ def test_work_is_the_number_counted_by_hand(observed, mode, n, block, work):
         (TENSOR, 4, "tensor cores", 4 * 4096 / 4096 / 1.98e9),
         (FUSED, 9, "FP32 lanes", 19 * 32 / 128 / 1.98e9),
         (SPECIAL, 2, "special functions", 4 * 32 / 16 / 1.98e9),
+        (MEETING, 8, "issue slots", 8 * 2 / 4 / 1.98e9),
         (SHARED, 16, "shared memory", 16 / 1.98e9),
         (TWICE, 1, "load/store", 3 / 1.98e9),
     ],
@@ -278,6 +304,30 @@ def test_a_bulk_copy_needs_the_time_of_its_bytes():
     assert (work.moves, work.l2_bytes, work.dram_read_bytes) == (4, 2048, 1024)
 
 
+def test_a_bulk_copy_is_one_request_of_one_lane_that_moves_its_sectors_once():
+    x, y = aligned(256), aligned(256)
+    with observe() as report:
+        PtxKernel(HEADER + BULK)[1, 64](x, y)
+    read, written = report.count("read", "global"), report.count("write", "shared")
+    assert (read.requests, read.lanes, read.bytes, read.sectors) == (1, 1, 1024, 32)
+    assert (written.requests, written.lanes, written.bank_conflicts) == (2, 2, 0)  # one of them begins the mbarrier
+    assert written.bytes == 1024 + 8
+    with observe() as report:
+        PtxKernel(HEADER + BULK_STORE)[1, 64](x, y)
+    read, written = report.count("read", "shared"), report.count("write", "global")
+    assert (written.requests, written.lanes, written.bytes, written.sectors) == (1, 1, 1024, 32)
+    assert (read.requests, read.lanes, read.bytes, read.bank_conflicts) == (1, 1, 1024, 0)
+
+
+def test_the_tiles_of_tensor_descriptors_move_their_sectors_once():
+    with observe() as report, triton_compiled("sm_90"):
+        product(in_warps=False, M=64)
+    written = max((c for c in report.launches[0].lines if c.access == "write"), key=lambda c: c.sectors)
+    tiles, words = 7 + 7, 14  # of A [64, 208] and of B [208, 64], the last tiles half outside; of a tensor map
+    assert report.count("read", "global").sectors == (64 * 208 + 208 * 64) * 2 // 32 + (tiles + 1) * words
+    assert (written.requests, written.bytes, written.sectors) == (1, 2 * 64 * 64, 2 * 64 * 64 // 32)
+
+
 def test_the_lines_of_the_counts_are_those_of_the_ptx(observed):
     (line,) = {each.line for each in observed(SHARED, 1).lines}
     assert UNITS.split("\n")[line - 1].strip().startswith("st.shared")
@@ -317,9 +367,9 @@ def test_a_cuda_kernel_has_limits_of_memory_alone():
     with observe() as report:
         kernel[1, 64](aligned(64))
     limits = report.limits("H200", registers=20)
-    assert report.launches[0].work[1:] == (None, None, None, 8, 4, 512, 256, 256)
+    assert report.launches[0].work[1:] == (None, None, None, None, 8, 4, 512, 256, 256)
     assert list(limits.seconds) == ["load/store", "shared memory", "DRAM"]
-    assert list(limits.not_counted) == ["tensor cores", "FP32 lanes", "special functions", "L2"]
+    assert list(limits.not_counted) == ["tensor cores", "FP32 lanes", "special functions", "issue slots", "L2"]
     assert "registers=" in str(report.limits("H200"))
     assert "special functions not counted: the kernel was executed as C++" in str(limits)
 

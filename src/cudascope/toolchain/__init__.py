@@ -1,4 +1,4 @@
-"""The compilers g++, clang++, NVRTC and ptxas, their headers, and the cache of their results.
+"""The compilers g++, clang++, NVRTC and ptxas, their headers, the cache of their results, and loops of machine code.
 
-It imports arguments, cpp and gpus. Public: cache.cache_dir and cache.publish.
+It imports arguments, cpp and gpus. Public: cache.cache_dir, cache.publish and sass.SassLoop.
 """

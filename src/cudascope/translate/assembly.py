@@ -5,12 +5,20 @@ tests/cudascope/test_assembly.py has samples of each change.
 """
 
 import re
+from collections.abc import Iterable
 
 _EMPTY_LOOP = re.compile(r"^(\.L\w+):\n(?:[ \t]*\.[^\n]*\n|[ \t]*#[^\n]*\n)*[ \t]*(?:jmp|b)[ \t]+\1$", re.M)
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _FILE_0 = re.compile(rf"^(\t\.file 0 {_STRING} ){_STRING}", re.M)
 _FIRST_FILE = re.compile(rf"^\t\.file 1 ({_STRING})$", re.M)
 _DIVISION = re.compile(r"^\t(?P<kind>[su])div\t(?P<width>[wx])\w+, (?P<dividend>\w+), (?P<divisor>\w+)$", re.M)
+_CHECK = re.compile(
+    r"^(\.Lubsan_data\d+):\n\t\.(?:quad|xword|8byte)\t\S+\n\t\.(?:long|word|4byte)\t(\d+)\n\t\.(?:long|word|4byte)\t\d+\n"
+    r"\t\.(?:quad|xword|8byte)\t\S+\n\t\.byte\t(\d+)\n\t\.byte\t(\d+)$",
+    re.M,
+)
+_FUNCTION = re.compile(r"^\t\.type\t([\w.$]+), [@%]function$")
+_HOOK = re.compile(r"^\t(?:call|jmp|bl|b)\t__tsan_(read|write)(_range|16)(?:@PLT)?$")
 _OURS = {
     "_?exit|_Exit|quick_exit|pthread_exit": "simt_host_exit",
     "__cxa_throw": "simt_throw",
@@ -29,7 +37,8 @@ def has_empty_loop(assembly: str) -> bool:
 
 def changed(assembly: str, *, gaps: bool) -> str:
     """Return the assembly of a kernel with the runtime's shared memory and functions, and with `gaps` if asked."""
-    assembly = with_checked_divisions(with_runtime_functions(with_dynamic_memory(with_first_file(assembly))))
+    assembly = with_alignments(with_runtime_functions(with_dynamic_memory(with_first_file(assembly))))
+    assembly = with_checked_divisions(assembly)
     return with_gaps(assembly) if gaps else assembly
 
 
@@ -67,6 +76,57 @@ def with_runtime_functions(assembly: str) -> str:
         if "\tbl\t" in assembly or "\tb\t" in assembly:  # aarch64
             assembly = re.sub(rf"^(\tbl?\t)(?:{host})$", rf"\1{ours}", assembly, flags=re.M)
     return assembly.replace("__tls_get_addr", "simt_shared_at")
+
+
+def with_alignments(assembly: str) -> str:
+    """Tell the hook of an access to a struct the alignment of its type, as a last argument.
+
+    A GPU reads a struct in pieces of its alignment. gcc's hook knows the size only, so `simt_read_range` and its like
+    take its place. -fsanitize=alignment tells the alignment. A struct of characters has no check: its hook stays.
+    """
+    checks = {label: tuple(map(int, numbers)) for label, *numbers in _CHECK.findall(assembly)}
+    if not checks:
+        return assembly
+    lines = assembly.split("\n")
+    functions = {"": set()}  # the checks of each function
+    name = ""
+    for line in lines:
+        if match := _FUNCTION.match(line):
+            name = match[1].removesuffix(".cold")
+            functions.setdefault(name, set())
+        elif "Lubsan_data" in line and not line.startswith("."):
+            functions[name].update(re.findall(r"\.Lubsan_data\d+", line))
+    found, name, place, size = [], "", 0, 0
+    for line in lines:
+        if match := _FUNCTION.match(line):
+            name = match[1].removesuffix(".cold")
+        elif match := re.match(r"\t\.loc \d+ (\d+)", line):
+            place = int(match[1])
+        elif match := re.match(r"\tmovl?\t(?:\$(\d+), %esi|[wx]1, #?(\d+))$", line):
+            size = int(match[1] or match[2])
+        elif match := _HOOK.match(line):
+            own = [checks[label] for label in functions[name] if label in checks]
+            num_bytes = 16 if match[2] == "16" else size
+            if alignment := _alignment(own, place, is_store=match[1] == "write", size=num_bytes):
+                is_second = match[2] == "16"  # the hook of 16 bytes has no argument for the size
+                if line.startswith(("\tcall", "\tjmp")):
+                    found.append(f"\tmovl\t${alignment}, {'%esi' if is_second else '%edx'}")
+                else:
+                    found.append(f"\tmov\t{'w1' if is_second else 'w2'}, {alignment}")
+                line = line.replace("__tsan_", "simt_")
+        found.append(line)
+    return "\n".join(found)
+
+
+def _alignment(checks: Iterable[tuple[int, ...]], place: int, *, is_store: bool, size: int) -> int:
+    """The alignment of an access of `size` bytes in line `place`; 0 if no check tells.
+
+    `checks` are those of the function: (line, log2 of the alignment, kind). The kinds are 0 for a load, 1 for a store
+    and 2 for a reference. A variable needs no check, and the compiler drops a check that it has made before: then
+    another check of the line or of the function tells.
+    """
+    fits = [(line == place, kind == is_store, 1 << log) for line, log, kind in checks if log and size % (1 << log) == 0]
+    return max(fits, default=(False, False, 0))[2]
 
 
 def with_checked_divisions(assembly: str) -> str:

@@ -10,6 +10,11 @@ launch's time. At best all units work at the same time and none of them ever wai
 - **Instructions** are those of the PTX (translate/ptx/costs.py), by warps. A warp executes an instruction at least as
   often as the lane that executes it most. One case is not covered: ptxas may remove instructions whose results are
   never used, for example because a mask is false for a whole tile.
+- **Issue slots**: an SM begins four instructions of a warp in a clock cycle. Only the PTX instructions count here that
+  are instructions of the machine code for certain: sums and products of FP32 (a sum and a product may be one), special
+  functions, what moves data, products of matrices, shuffles and barriers. ptxas may join, hoist or drop integers,
+  comparisons, conversions and moves between registers, so they count nothing. So PTX underestimates the machine code,
+  where a 64-bit sum or a scaled exponential also needs several instructions. `loops` shows the machine code itself.
 - **Shared memory** serves one word of each bank in a clock cycle. Asynchronous units (wgmma, bulk copies) move at most
   128 bytes in a clock cycle, so their bytes count, not their conflicts.
 - **L2** gets each store and each atomic operation, and each load that goes past L1 (cp.async.cg, cp.async.bulk, ld.cg).
@@ -24,9 +29,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cudascope.cpu.abi import ACCESSES, SPACES
-from cudascope.gpus import LOADS_PER_CLOCK, SPECIAL_PER_CLOCK, Gpu, thread_blocks_per_sm
+from cudascope.gpus import ISSUES_PER_CLOCK, LOADS_PER_CLOCK, SPECIAL_PER_CLOCK, Gpu, thread_blocks_per_sm
 from cudascope.toolchain.ptxas import PtxText, registers_of
+from cudascope.translate.ptx.costs import cost
 from cudascope.translate.ptx.counters import Part
+from cudascope.watch.instructions import class_of, instructions_of
 
 SECTOR_BYTES, WAVEFRONT_BYTES = 32, 128
 
@@ -42,6 +49,7 @@ class Work(NamedTuple):
     tensor_flops: Mapping[tuple[str, str], int] | None  # by the types of A and D
     fp32: int | None  # additions, products, or fused multiply-adds, 32 for each instruction of a warp
     special: int | None  # results of exponentials, reciprocals and their relatives, 32 for each instruction
+    issues: int | None  # instructions of a warp that need an issue slot for certain
     moves: int  # instructions of a warp that load, store or change memory
     wavefronts: int  # clock cycles of one SM's shared memory
     l2_bytes: int
@@ -79,20 +87,32 @@ def work_of(thread_blocks: int, request, code: Mapping[int, str], parts: Sequenc
     l2 += max(past_l1, SECTOR_BYTES * request.sectors_read)
     memory = wavefronts, l2, SECTOR_BYTES * request.sectors_read_first, SECTOR_BYTES * request.sectors_written
     if parts is None:
-        return Work(thread_blocks, None, None, None, requests, *memory)
-    total = _total([each.needs for each in parts], request.executed[: request.num_executed])
+        return Work(thread_blocks, None, None, None, None, requests, *memory)
+    executed = request.executed[: request.num_executed]
+    total = _total([each.needs for each in parts], executed)
     tensor = {kinds[1:]: amount for kinds, amount in total.items() if kinds[0] == "tensor"}
-    fp32 = total.get("fma", 0) + max(total.get("sum", 0), total.get("product", 0))
-    return Work(thread_blocks, tensor, 32 * fp32, 32 * total.get("special", 0), total.get("moves", 0), *memory)
+    fp32, special, moves = _fp32(total), total.get("special", 0), total.get("moves", 0)
+    issues = fp32 + special + moves
+    for name, number in instructions_of(parts, executed).items():
+        if class_of(name) in ("product", "shuffle") or name.startswith(("bar.", "barrier.")):
+            issues += number
+        elif name.endswith(".f32x2") and cost(name):  # two lanes' work, one instruction
+            issues -= number
+    return Work(thread_blocks, tensor, 32 * fp32, 32 * special, issues, moves, *memory)
+
+
+def _fp32(total: Mapping) -> int:
+    """Return the FP32 instructions of a total, by warps. A product and a sum may be one fused multiply-add."""
+    return total.get("fma", 0) + max(total.get("sum", 0), total.get("product", 0))
 
 
 def _total(costs: Iterable[Mapping], executed: Iterable[int]) -> dict:
     """Return the sum over all counted parts of a kernel."""
     total: dict = {}
-    for cost, times in zip(costs, executed, strict=True):
+    for needs, times in zip(costs, executed, strict=True):
         if not times:
             continue
-        for unit, amount in cost.items():
+        for unit, amount in needs.items():
             total[unit] = total.get(unit, 0) + amount * times
     return total
 
@@ -183,7 +203,7 @@ def times(work: Work, gpu: Gpu) -> tuple[dict[str, float], dict[str, str], dict[
     sms = min(gpu.num_sms, work.thread_blocks) * gpu.clock  # SM-cycles per second; a thread block stays on one SM
     seconds, words, without = {}, {}, {}
     if work.tensor_flops is None:
-        without = dict.fromkeys(("tensor cores", "FP32 lanes", "special functions"), _CPP)
+        without = dict.fromkeys(("tensor cores", "FP32 lanes", "special functions", "issue slots"), _CPP)
     else:
         cycles = 0.0
         for (a, result), flops in work.tensor_flops.items():
@@ -198,6 +218,8 @@ def times(work: Work, gpu: Gpu) -> tuple[dict[str, float], dict[str, str], dict[
         words["FP32 lanes"] = f"{work.fp32:,} sums, products or multiply-adds"
         seconds["special functions"] = work.special / (SPECIAL_PER_CLOCK * sms)
         words["special functions"] = f"{work.special:,} results"
+        seconds["issue slots"] = work.issues / (ISSUES_PER_CLOCK * sms)
+        words["issue slots"] = f"{work.issues:,} instructions of a warp"
     seconds["load/store"] = work.moves * 32 / (LOADS_PER_CLOCK * sms)
     words["load/store"] = f"{work.moves:,} instructions of a warp"
     seconds["shared memory"] = work.wavefronts / sms

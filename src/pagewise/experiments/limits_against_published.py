@@ -133,7 +133,7 @@ class FlashWork:
         """
         without_keys, program = (on_line(self.two, self.three, (2, 3, n)) for n in (0, tokens // self.tiles.visited))
         programs = num_heads * tokens // self.tiles.owned
-        grid = on_line(Work(0, dict.fromkeys(program.tensor_flops, 0), *[0] * 7), program, (0, 1, programs))
+        grid = on_line(Work(0, dict.fromkeys(program.tensor_flops, 0), *[0] * 8), program, (0, 1, programs))
         keys_and_values = program.dram_read_bytes - without_keys.dram_read_bytes
         read = programs * without_keys.dram_read_bytes + num_heads * keys_and_values
         return grid._replace(dram_read_bytes=read, l2_bytes=read + grid.dram_written_bytes)

@@ -79,18 +79,20 @@ static u32 tile_bytes(const Bulk& c) {
     return bytes;
 }
 
-static void announce_piece(const Bulk& c, const char* p, u32 bytes, Access access, const char* source = nullptr) {
-    if (p) announce({p, bytes, access, false, true, c.site, false, true, source}, 1);
-}
-
-// The copy's ends, as the access that they will be.
+// The copy's ends, as the access that they will be. All pieces are one request of its thread.
 static void begin_bulk(Worker& w, const Bulk& c) {
-    bool to_shared = !c.to_global;
+    bool to_shared = !c.to_global, continues = false;
+    auto announce_piece = [&](const char* p, u32 bytes, Access access, const char* source) {
+        Announced a{p, bytes, access, false, true, c.site, false, true, source};
+        a.continues = continues;
+        continues = true;
+        announce(a, 1);
+    };
     if (w.job->launch.mode != PLAIN)
         each_piece(c, [&](char* global, char* shared, u32 bytes) {
-            if (to_shared || global) announce_piece(c, shared, bytes, to_shared ? WRITE : READ);
             const char* source = to_shared ? nullptr : shared;
-            announce_piece(c, global, bytes, to_shared ? READ : WRITE, source);
+            if (to_shared || global) announce_piece(shared, bytes, to_shared ? WRITE : READ, nullptr);
+            if (global) announce_piece(global, bytes, to_shared ? READ : WRITE, source);
             if (w.job->launch.mode != CHECK) return;
             begin_flight(w, shared, bytes, to_shared ? WRITE : READ, c.thread, c.site);
             if (global) begin_flight(w, global, bytes, to_shared ? READ : WRITE, c.thread, c.site, source);

@@ -47,7 +47,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     else if (a.access != ATOMIC && me.poll_site) me.poll_site = nullptr;
     take_turns(*w, a.access, a.site);
     if (mode == CHECK) check(*w, a, alignment);
-    else observe(*w, a.p, a.bytes, a.access, a.site);
+    else observe(*w, a);
 }
 
 [[gnu::noinline]] static void announce(const Announced& a, u32 alignment) { announce_at_once(a, alignment); }
@@ -56,9 +56,11 @@ static void accessed(const volatile void* p, u32 bytes, Access access, void* sit
     announce({(const char*)p, bytes, access, is_volatile, false, site}, alignment);
 }
 
-static void range_accessed(const void* address, size_t bytes, Access access, void* site) {
-    for (size_t done = 0; done < bytes; done += 16) {
-        u32 piece = (u32)std::min<size_t>(16, bytes - done);
+// An observed access is in pieces of the alignment of its type, as a GPU reads a struct.
+static void range_accessed(const void* address, size_t bytes, Access access, void* site, u32 alignment = 16) {
+    u32 largest = worker && worker->job->launch.mode == OBSERVE ? std::min(alignment, 16u) : 16;
+    for (size_t done = 0; done < bytes; done += largest) {
+        u32 piece = (u32)std::min<size_t>(largest, bytes - done);
         announce({(const char*)address + done, piece, access, false, true, site}, 1);
     }
 }
@@ -86,6 +88,17 @@ void __tsan_unaligned_read16(void* p) { accessed(p, 16, READ, CALLER, 1); }
 void __tsan_unaligned_write16(void* p) { accessed(p, 16, WRITE, CALLER, 1); }
 void __tsan_read_range(void* p, size_t bytes) { range_accessed(p, bytes, READ, CALLER); }
 void __tsan_write_range(void* p, size_t bytes) { range_accessed(p, bytes, WRITE, CALLER); }
+// translate/assembly.py calls these functions where it knows the alignment of a struct.
+void simt_read_range(void* p, size_t bytes, u32 alignment) { range_accessed(p, bytes, READ, CALLER, alignment); }
+void simt_write_range(void* p, size_t bytes, u32 alignment) { range_accessed(p, bytes, WRITE, CALLER, alignment); }
+void simt_read16(void* p, u32 alignment) {
+    if (worker && worker->job->launch.mode == OBSERVE) return range_accessed(p, 16, READ, CALLER, alignment);
+    announce_at_once({(const char*)p, 16, READ, false, false, CALLER}, alignment_of_16(p));
+}
+void simt_write16(void* p, u32 alignment) {
+    if (worker && worker->job->launch.mode == OBSERVE) return range_accessed(p, 16, WRITE, CALLER, alignment);
+    announce_at_once({(const char*)p, 16, WRITE, false, false, CALLER}, alignment_of_16(p));
+}
 void __tsan_vptr_update(void** p, void*) { accessed(p, 8, WRITE, CALLER, 8); }
 void __tsan_vptr_read(void** p) { accessed(p, 8, READ, CALLER, 8); }
 void __tsan_func_entry(void*) {}

@@ -1,22 +1,22 @@
 // Observing: every access becomes an event of its thread block. requests.h counts the events when the block has ended.
 #pragma once
 
-#include "addresses.h"
+#include "check.h"
 
-static void observe(Worker& w, const char* p, u32 bytes, Access access, void* site) {
+static void observe(Worker& w, const Announced& a) {
     Thread& me = *w.current;
     Block& b = *w.block;
-    Place place = place_of(*w.job, b, p);
-    if (place.region < 0 && is_index(p)) return;
-    if (place.region < 0 && (place.space == SHARED || in_module(*w.job, p))) place.space = OTHER;
+    Place place = place_of(*w.job, b, a.p);
+    if (place.region < 0 && is_index(a.p)) return;
+    if (place.region < 0 && (place.space == SHARED || in_module(*w.job, a.p))) place.space = OTHER;
     Event e{};
-    e.site = site_number(*w.job, site);
+    e.site = site_number(*w.job, a.site);
     auto& executed = b.executions[me.id];
     if (executed.size() <= e.site) executed.resize(w.job->sites.size() + 16);
-    e.execution = executed[e.site]++;
-    e.order = (u64)p;  // the address, until the thread block has ended
+    e.execution = a.continues ? executed[e.site] - 1 : executed[e.site]++;
+    e.order = (u64)a.p;  // the address, until the thread block has ended
     e.offset = place.offset, e.region = place.region, e.space = place.space;
-    e.block = b.number, e.thread = me.id, e.bytes = (u8)bytes, e.access = access;
+    e.block = b.number, e.thread = me.id, e.bytes = (u8)a.bytes, e.access = a.access;
     b.events.push_back(e);
 }
 

@@ -66,8 +66,13 @@ void finish_block_events(Worker& w, Block& b) {
         for (last = first; last < order.size() && same(b.events[order[last]]); ++last) {}
         Count& c = job.counts[{job.sites[head.site], head.access, head.space}];
         c.requests++;
-        c.lanes += last - first;
-        for (size_t i = first; i < last; ++i) c.bytes += b.events[order[i]].bytes;
+        u64 lanes = 0, bytes = 0;
+        for (size_t i = first; i < last; ++i) {
+            const Event& e = b.events[order[i]];
+            lanes += i == first || e.thread != b.events[order[i - 1]].thread;
+            bytes += e.bytes;
+        }
+        c.lanes += lanes, c.bytes += bytes;
         if (head.space == GLOBAL) {  // 32-byte sectors that the request touches
             sectors.clear();
             for (size_t i = first; i < last; ++i) {
@@ -77,6 +82,8 @@ void finish_block_events(Worker& w, Block& b) {
             }
             std::sort(sectors.begin(), sectors.end());
             c.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
+        } else if (head.space == SHARED && lanes < last - first) {  // bulk copies, which have no conflicts
+            c.wavefronts += (bytes + 127) / 128;
         } else if (head.space == SHARED) {  // 8 bytes a lane go in halves of a warp, 16 bytes in quarters
             u64 one_by_one = 0;
             all_words.clear();
