@@ -5,6 +5,7 @@ import pytest
 from cudascope.translate.assembly import (
     changed,
     has_empty_loop,
+    with_alignments,
     with_checked_divisions,
     with_dynamic_memory,
     with_gaps,
@@ -123,6 +124,58 @@ def test_shared_arrays_and_variables_get_gaps_and_tables_get_none():
         "\t.local\tcount\n\t.comm\tcount,260,4\n"
     )
     assert with_gaps(before) == after
+
+
+# A function that copies structs: checks as gcc writes them, of lines 7 (12 bytes, aligned to 4) and 9 (16 bytes).
+OF_STRUCTS = """\t.type\tcopy, {at}function
+copy:
+\t.loc 1 7 9
+{size}
+\t{call}\t__tsan_read_range{plt}
+\t.loc 1 9 3
+\t{call}\t__tsan_write16{plt}
+\t.loc 1 11 3
+{size}
+\t{call}\t__tsan_write_range{plt}
+\t{load}.Lubsan_data0
+\t{load}.Lubsan_data1
+\t.type\tother, {at}function
+other:
+\t.loc 1 7 9
+{size}
+\t{call}\t__tsan_read_range{plt}
+"""
+CHECK_OF = """.Lubsan_data{number}:
+\t.{quad}\t.LC0
+\t.{word}\t{line}
+\t.{word}\t52
+\t.{quad}\t.Lubsan_type1
+\t.byte\t{log}
+\t.byte\t{kind}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "second", "third"),
+    [
+        ({"at": "@", "call": "call", "plt": "@PLT", "load": "leaq\t", "quad": "quad", "word": "long"},
+         "\tmovl\t$12, %esi", "\tmovl\t${}, %esi", "\tmovl\t${}, %edx"),
+        ({"at": "%", "call": "bl", "plt": "", "load": "adrp\tx0, ", "quad": "xword", "word": "word"},
+         "\tmov\tx1, 12", "\tmov\tw1, {}", "\tmov\tw2, {}"),
+    ],
+    ids=["x86-64", "aarch64"],
+)  # fmt: skip
+def test_accesses_to_structs_get_the_alignment_of_their_check(words, size, second, third):
+    checks = [CHECK_OF.format(number=0, line=7, log=2, kind=0, **words)]
+    checks += [CHECK_OF.format(number=1, line=9, log=3, kind=1, **words)]
+    changed = with_alignments(OF_STRUCTS.format(size=size, **words) + "".join(checks)).split("\n")
+    call, plt = words["call"], words["plt"]
+    hooks = [i for i, line in enumerate(changed) if line.startswith(f"\t{call}\t")]
+    assert [changed[i].split("\t")[2].removesuffix(plt) for i in hooks] == [
+        "simt_read_range", "simt_write16", "simt_write_range", "__tsan_read_range",
+    ]  # fmt: skip
+    before = [changed[i - 1] for i in hooks]
+    assert before == [third.format(4), second.format(8), third.format(4), size]  # the last function has no check
 
 
 def test_all_changes_are_made_and_gaps_only_if_asked():

@@ -18,6 +18,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+def example(words: str) -> str:
+    """The only Python example that has these words."""
+    (found,) = (block for block in blocks("python") if words in block)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def _with_the_examples_kernel(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -35,8 +41,7 @@ def test_the_command_prints_what_the_readme_shows(capsys):
 
 
 def test_the_python_example_runs(capsys):
-    example, *_ = blocks("python")
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example('CudaKernel("reverse.cu"'), "README.md", "exec"), {})
     shown = capsys.readouterr().out
     assert shown.startswith("race, ")
     assert "reverse, 1 thread blocks of 128 threads\n" in shown
@@ -44,17 +49,23 @@ def test_the_python_example_runs(capsys):
 
 
 def test_the_example_of_a_struct_has_no_findings(capsys):
-    _, example, *_ = blocks("python")
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example("class Params"), "README.md", "exec"), {})
     assert capsys.readouterr().out == "1 launch checked, nothing found\n"
+
+
+def test_the_example_of_instructions_counts_the_turns_of_all_lanes(capsys):
+    exec(compile(example("report.instructions"), "README.md", "exec"), {})
+    shown = capsys.readouterr().out
+    # eight lanes make 32 turns in groups of four, the others 3 turns one by one and 28 in groups of four
+    assert "\n35 " in shown
+    assert "'global store': 1" in shown
 
 
 @pytest.mark.slow
 def test_the_example_of_a_triton_kernel_has_no_findings(capsys, tmp_path):
-    _, _, example, _ = blocks("python")
-    file = tmp_path / "row_sums.py"
-    file.write_text(example)
-    exec(compile(example, file, "exec"), {"__name__": "row_sums"})
+    file, source = tmp_path / "row_sums.py", example("def row_sums")
+    file.write_text(source)
+    exec(compile(source, file, "exec"), {"__name__": "row_sums"})
     shown = capsys.readouterr().out
     assert "row_sums, 4 thread blocks of 128 threads\n" in shown
     assert "tl.store(out + tl.program_id(0), tl.sum(values, 0))" in shown

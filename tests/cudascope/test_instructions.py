@@ -48,7 +48,7 @@ AGAIN:
     setp.lt.u32 %p2, %r3, 32;
     setp.gt.u32 %p3, %r3, 1000;
     and.b32 %r7, %r4, 1;
-CHOICES: .branchtargets NOTHING, PREDICATED, SIDES, TURNS, NESTED, VECTORS, CALLS, TWO_WAYS_IN, BRACES;
+CHOICES: .branchtargets NOTHING, PREDICATED, SIDES, TURNS, NESTED, VECTORS, CALLS, TWO_WAYS_IN, BRACES, LONG;
     brx.idx %r1, CHOICES;
 NOTHING:
     ret;
@@ -117,9 +117,17 @@ BRACES:
     { .reg .pred %q; WAIT: add.u32 %r5, %r5, 1; setp.lt.u32 %q, %r5, 3; @%q bra.uni WAIT; }
     { .reg .pred %q; WAIT: add.u32 %r5, %r5, 1; setp.lt.u32 %q, %r5, 8; @%q bra.uni WAIT; }
     ret;
+LONG:
+    setp.ne.u32 %p4, %r4, 0;
+    @%p4 ret;
+FAR:
+    add.u32 %r5, %r5, 1;
+    setp.lt.u32 %p5, %r5, 1100000;
+    @%p5 bra FAR;
+    ret;
 }
 """
-NOTHING, PREDICATED, SIDES, TURNS, NESTED, VECTORS, CALLS, TWO_WAYS_IN, BRACES = range(9)
+NOTHING, PREDICATED, SIDES, TURNS, NESTED, VECTORS, CALLS, TWO_WAYS_IN, BRACES, LONG = range(10)
 ALWAYS = 12
 FMA, EX2 = "fma.rn.f32", "ex2.approx.ftz.f32"
 
@@ -168,6 +176,12 @@ def test_predicated_off_is_what_no_lane_of_a_warp_executes(cases):
     assert two_warps.predicated_off == {"st.global.b32": 2, EX2: 1}
     assert two_warps[EX2] == two_warps[FMA] == 2
     assert executed(cases, TURNS).predicated_off == {}  # a branch that is not taken is executed
+
+
+@pytest.mark.slow
+def test_a_loop_of_one_lane_that_is_too_long_to_compare_is_refused(cases):
+    with pytest.raises(ValueError, match="kernel cases: one lane of a warp made a million turns"):
+        executed(cases, LONG, threads=2)
 
 
 def test_classes_add_up_to_the_total(cases):

@@ -189,6 +189,8 @@ class CpuKernel:
         parts = ptx.counted()[1] if ptx else None
         work = work_of(math.prod(grid), request, code, parts)
         executed = instructions_of(parts, request.issued[: request.num_executed]) if parts is not None else None
+        if request.too_many_issues:
+            executed = None
         shared_bytes = sum(array.bytes for array in shared)
         lines = self.executable.lines
         text = ptx and ptx.text

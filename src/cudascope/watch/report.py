@@ -123,8 +123,14 @@ class Launch:
         """Executed PTX instructions by name, as issued by a warp; see `Instructions`.
 
         Raises:
-            ValueError: the kernel was executed as C++, which has no instructions of a GPU.
+            ValueError: the kernel was executed as C++, which has no instructions of a GPU, or one of its loops has
+                a million turns without a barrier.
         """
+        if self._instructions is None and self._ptx is not None:
+            raise ValueError(
+                f"kernel {self.kernel}: one lane of a warp made a million turns of its loops before the next lane "
+                "ran, too many to compare the two: count the instructions of a smaller launch"
+            )
         if self._instructions is None:
             raise ValueError(
                 f"kernel {self.kernel} was executed as C++, which has no PTX instructions to count: make it with "

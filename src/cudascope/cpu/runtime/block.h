@@ -18,7 +18,6 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "fibers.h"
@@ -184,7 +183,7 @@ struct Block {  // a thread block in flight
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::vector<u32> executed;  // [thread][counted part of the kernel]
-    std::vector<std::unordered_set<u64>> issues;  // [warp]: the parts that it has issued, each with the path to it
+    std::vector<std::unordered_map<u64, u8>> issues;  // [warp]: how many lanes have come to a part on a path
     bool stores_volatile = false;  // to global memory
     std::string output;
     std::mt19937_64 random;
@@ -237,6 +236,8 @@ struct Job {
     Site recent_sites[256]{};  // some of them, found at once
     std::vector<Event> trace;
     std::vector<u64> executed, issued;  // [counted part of the kernel], by warps: translate/ptx/counters.py
+    u64 num_issues = 0;  // in `Block::issues` of all thread blocks
+    bool too_many_issues = false;  // then `issued` is not complete
     std::vector<std::vector<u8>> touched;  // [tensor][sector], in bits of Touched
     u64 num_events = 0;  // in the trace or past its limit
     std::map<std::tuple<u64, u32, u32>, Count> counts;

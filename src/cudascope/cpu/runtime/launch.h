@@ -84,4 +84,5 @@ struct Launch {
     // sectors of tensors
     u64 *executed, *issued;
     u64 num_executed, sectors_read, sectors_read_first, sectors_written;  // each sector once; first: before any write
+    u64 too_many_issues;  // `issued` is not complete
 };

@@ -20,6 +20,8 @@ static void observe(Worker& w, const Announced& a) {
     b.events.push_back(e);
 }
 
+constexpr u64 MOST_ISSUES = 1 << 20;  // that are known at once, in fifty megabytes
+
 extern "C" {
 // The counters of the current thread, one for each counted part of the kernel.
 u32* simt_executions(u32 parts) {
@@ -29,10 +31,19 @@ u32* simt_executions(u32 parts) {
     worker->job->issued.resize(parts);
     return b.executed.data() + (size_t)parts * worker->current->id;
 }
-// The current thread comes to a part of the kernel on a path. Its warp issues the part once for all lanes on this path.
+// The current thread comes to a part of the kernel on a path, on which it comes there once only. Its warp issues the part
+// once for all lanes on this path. When all lanes have come, nothing has to be known of it any more.
 void simt_issue(u32 part, u64 path) {
-    auto& known = worker->block->issues[worker->current->id / 32];
-    worker->job->issued[part] += known.insert(path + part).second;
+    Job& job = *worker->job;
+    u32 warp = worker->current->id / 32;
+    auto& known = worker->block->issues[warp];
+    if (job.num_issues >= MOST_ISSUES) {
+        job.too_many_issues = true;
+        return;
+    }
+    auto [found, is_new] = known.try_emplace(path + part, 0);
+    job.issued[part] += is_new, job.num_issues += is_new;
+    if (++found->second == worker->block->warps[warp].size) known.erase(found), job.num_issues--;
 }
 // The path on which the current thread calls a function, and on which the function begins.
 void simt_enter(u64 path) { worker->current->path = path; }

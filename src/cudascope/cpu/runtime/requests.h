@@ -31,7 +31,10 @@ static void add_executions(Job& job, Block& b) {
             job.executed[part] += most;
         }
     std::fill(b.executed.begin(), b.executed.end(), 0);
-    for (auto& of_warp : b.issues) of_warp.clear();
+    for (auto& of_warp : b.issues) {
+        job.num_issues -= of_warp.size();
+        of_warp.clear();
+    }
 }
 
 // The least number of clock cycles that shared memory needs for a request: a bank serves one word in a cycle. Phases

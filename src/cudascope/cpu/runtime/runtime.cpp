@@ -66,7 +66,7 @@ static void hand_over(Job& job) {
     }
     launch.counts = hand_over(counts), launch.num_counts = counts.size();
     launch.executed = hand_over(job.executed), launch.num_executed = job.executed.size();
-    launch.issued = hand_over(job.issued);
+    launch.issued = hand_over(job.issued), launch.too_many_issues = job.too_many_issues;
     for (const auto& sectors : job.touched)
         for (u8 bits : sectors) {
             launch.sectors_read += (bits & TOUCHED_READ) > 0;
