@@ -19,6 +19,7 @@ several may become one or none (moves, an addition with a shift). `loops` of a k
 A thread that waits for an mbarrier or polls a flag counts as often as it has asked, which another schedule changes.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from cudascope.translate.ptx.counters import Part
@@ -49,6 +50,7 @@ _SPECIAL = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"}
 _SHUFFLES = {"shfl", "redux", "vote", "match", "elect", "activemask"}
 _BARRIERS = {"bar", "barrier", "mbarrier", "fence", "membar", "wgmma", "griddepcontrol"}
 _CONTROL = JUMPS | {"nanosleep", "setmaxnreg", "brkpt", "pmevent"}
+_FLOAT = re.compile(r"(?:b?f|tf|e\dm|ue\dm)\d\w*")
 _FLOATS = {"f32": "fp32", "f32x2": "fp32", "f64": "fp64"}
 _FLOATS |= dict.fromkeys(("f16", "f16x2", "bf16", "bf16x2"), "fp16")
 
@@ -58,7 +60,8 @@ def class_of(name: str) -> str:
 
     What moves data between memories counts by the memory that it reads, unless it writes global memory (cp.async is a
     global load). A generic address counts as global. Waits for copies and products are barriers. What is in no other
-    class has the class of its last type: comparisons and selections are integer, fp32, fp16 or fp64.
+    class has the class of its last type: comparisons and selections are integer, fp32, fp16 or fp64. A conversion
+    between integers is integer.
     """
     first, *words = name.split(".")
     words = [word.partition("::")[0] for word in words]
@@ -70,7 +73,7 @@ def class_of(name: str) -> str:
         return "special"
     if first in ("mov", "cvta"):
         return "move"
-    if first in ("cvt", "cvt_pack"):
+    if first == "cvt" and any(_FLOAT.fullmatch(word) for word in words):
         return "convert"
     for known, each in ((_SHUFFLES, "shuffle"), (_BARRIERS, "barrier"), (_CONTROL, "control")):
         if first in known:

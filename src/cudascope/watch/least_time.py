@@ -12,9 +12,10 @@ launch's time. At best all units work at the same time and none of them ever wai
   never used, for example because a mask is false for a whole tile.
 - **Issue slots**: an SM begins four instructions of a warp in a clock cycle. Only the PTX instructions count here that
   are instructions of the machine code for certain: sums and products of FP32 (a sum and a product may be one), special
-  functions, what moves data, products of matrices, shuffles and barriers. ptxas may join, hoist or drop integers,
-  comparisons, conversions and moves between registers, so they count nothing. So PTX underestimates the machine code,
-  where a 64-bit sum or a scaled exponential also needs several instructions. `loops` shows the machine code itself.
+  functions, what moves data, products of matrices, shuffles and barriers. Half of the other floating-point instructions
+  count, for ptxas may make one of two (a comparison and a selection are a maximum). Integers, moves and branches count
+  nothing: ptxas joins, hoists and unrolls them. So this number underestimates the machine code, where a 64-bit sum or a
+  scaled exponential also needs several instructions. `loops` shows the machine code itself.
 - **Shared memory** serves one word of each bank in a clock cycle. Asynchronous units (wgmma, bulk copies) move at most
   128 bytes in a clock cycle, so their bytes count, not their conflicts.
 - **L2** gets each store and each atomic operation, and each load that goes past L1 (cp.async.cg, cp.async.bulk, ld.cg).
@@ -39,6 +40,7 @@ SECTOR_BYTES, WAVEFRONT_BYTES = 32, 128
 
 _ASYNCHRONOUS = re.compile(r"\b(wgmma\.|cp\.async\.bulk|mbarrier\.)")
 _PAST_L1 = re.compile(r"\b(cp\.async\.cg|ld[\w.:]*\.(cg|cv)\b)")
+_FLOATING = ("fp32", "fp16", "fp64", "convert")  # classes of instructions
 _BY_ELEMENT = re.compile(r"\b(atom|red|ld|st)[\w.:]*\.v[248]\b")  # if it is atomic, each element is one request here
 
 
@@ -92,13 +94,22 @@ def work_of(thread_blocks: int, request, code: Mapping[int, str], parts: Sequenc
     total = _total([each.needs for each in parts], executed)
     tensor = {kinds[1:]: amount for kinds, amount in total.items() if kinds[0] == "tensor"}
     fp32, special, moves = _fp32(total), total.get("special", 0), total.get("moves", 0)
-    issues = fp32 + special + moves
-    for name, number in instructions_of(parts, executed).items():
-        if class_of(name) in ("product", "shuffle") or name.startswith(("bar.", "barrier.")):
-            issues += number
-        elif name.endswith(".f32x2") and cost(name):  # two lanes' work, one instruction
-            issues -= number
+    issues = fp32 + special + moves + _other_issues(instructions_of(parts, executed))
     return Work(thread_blocks, tensor, 32 * fp32, 32 * special, issues, moves, *memory)
+
+
+def _other_issues(instructions: Mapping[str, int]) -> int:
+    """Return how many issue slots are needed for certain besides those of FP32, special functions and moves."""
+    issues = pairs = 0
+    for name, number in instructions.items():
+        each = class_of(name)
+        if each in ("product", "shuffle") or name.startswith(("bar.", "barrier.")):
+            issues += number
+        elif name.endswith(".f32x2"):
+            issues -= number * bool(cost(name))  # the work of two instructions, but one instruction
+        elif each in _FLOATING and not cost(name):
+            pairs += 0 if name.startswith(("neg.", "abs.")) else number  # which are a part of another instruction
+    return issues + pairs // 2
 
 
 def _fp32(total: Mapping) -> int:
