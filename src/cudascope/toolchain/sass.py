@@ -115,7 +115,7 @@ def loops_of_cubin(code: bytes, symbol: str) -> tuple[SassLoop, ...]:
 
 
 def class_of(name: str) -> str:
-    """Return the class of an instruction ("IMAD.WIDE.U32"). What matches no pattern is integer."""
+    """Return the class of an instruction ("IMAD.WIDE.U32"). All that matches no pattern is integer."""
     return next((known for known, pattern in _CLASSES.items() if pattern.match(name)), "integer")
 
 

@@ -58,10 +58,10 @@ _FLOATS |= dict.fromkeys(("f16", "f16x2", "bf16", "bf16x2"), "fp16")
 def class_of(name: str) -> str:
     """Return the class of a PTX instruction, one of CLASSES, from its whole name ("ld.global.v4.b32").
 
-    What moves data between memories counts by the memory that it reads, unless it writes global memory (cp.async is a
-    global load). A generic address counts as global. Waits for copies and products are barriers. What is in no other
-    class has the class of its last type: comparisons and selections are integer, fp32, fp16 or fp64. A conversion
-    between integers is integer.
+    A copy between memories counts by the memory that it reads, unless it writes global memory: cp.async is a global
+    load. A generic address counts as global. Waits for copies and products are barriers. All other instructions have
+    the class of their last type: comparisons and selections are integer, fp32, fp16 or fp64. A conversion between
+    integers is integer.
     """
     first, *words = name.split(".")
     words = [word.partition("::")[0] for word in words]
