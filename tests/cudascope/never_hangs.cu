@@ -72,6 +72,13 @@ __global__ void endless_barriers(float* x, float* out, int* flag, int n) {
     out[threadIdx.x] = 1.0f;
 }
 
+__global__ void endless_steps(float* x, float* out, int* flag, int n) {
+    for (int step = 0; n == 0; ++step) {
+        out[threadIdx.x] = step;
+        __syncthreads();
+    }
+}
+
 __global__ void endless_in_some_blocks(float* x, float* out, int* flag, int n) {
     for (int s = 32; s >= 0 && blockIdx.x % 2; s >>= 1) __syncthreads();
     out[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f;

@@ -1,5 +1,6 @@
 """Entries of PTX files on the CPU: what they compute, what a check finds in them, and what is refused."""
 
+import contextlib
 import ctypes
 
 import numpy as np
@@ -12,6 +13,8 @@ from cudascope.translate.ptx.entry import loads_for_stores
 
 HEADER = ".version 8.4\n.target sm_90a\n.address_size 64\n"
 FENCE = "fence.proxy.async;"
+SCHEDULES = (None, 0, 1, 2, 3)
+MODES = {"plain": contextlib.nullcontext, "check": cudascope.check}
 
 ADD = """
 .visible .entry add(.param .u64 x, .param .u64 y, .param .u32 n, .param .f32 scale)
@@ -233,11 +236,73 @@ def test_a_check_of_bulk_copies_knows_their_fences_and_values(source, rules):
     assert "race" in rules or np.array_equal(x, y)
 
 
-def test_too_few_bytes_for_a_phase_hang():
+@pytest.mark.parametrize("mode", MODES)
+def test_too_few_bytes_for_a_phase_are_a_deadlock_at_once(mode):
     x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
-    with pytest.raises(cudascope.Finding, match="cuda::barrier") as found:
-        PtxKernel(HEADER + BULK.replace("[%r3], 1024;", "[%r3], 2048;"))[1, 64](x, y)
-    assert found.value.what == "deadlock"
+    kernel = PtxKernel(HEADER + BULK.replace("[%r3], 1024;", "[%r3], 2048;"))
+    for seed in SCHEDULES:
+        with MODES[mode](), cudascope.schedule(seed), pytest.raises(cudascope.Finding) as found:
+            kernel[2, 64](x, y)
+        assert "try_wait" in str(found.value)
+
+
+# Thread 0 polls the second barrier, and arrives at the first between two polls. Thread 32 waits for the first one.
+POLLS = """
+.visible .entry polls(.param .u64 y)
+{
+    .reg .pred %p<6>;
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<2>;
+    .shared .align 8 .b8 barriers[16];
+    ld.param.u64 %rd1, [y];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, barriers;
+    mov.u32 %r3, 0;
+    setp.eq.u32 %p1, %r1, 0;
+    setp.eq.u32 %p2, %r1, 32;
+    @%p1 mbarrier.init.shared::cta.b64 [%r2], 1;
+    @%p1 mbarrier.init.shared::cta.b64 [%r2+8], 1;
+    bar.sync 0;
+    @%p2 bra SECOND;
+    @!%p1 ret;
+POLL:
+    mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r2+8], 0;
+    @%p3 bra DONE;
+    setp.eq.u32 %p4, %r3, 0;
+    @%p4 mbarrier.arrive.shared::cta.b64 _, [%r2];
+    add.u32 %r3, %r3, 1;
+    bra POLL;
+DONE:
+    st.global.b32 [%rd1], 1;
+    ret;
+SECOND:
+    mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r2], 0;
+    @!%p5 bra SECOND;
+    mbarrier.arrive.shared::cta.b64 _, [%r2+8];
+    ret;
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_thread_may_do_other_work_between_two_polls_of_a_phase(mode):
+    kernel = PtxKernel(HEADER + POLLS)
+    for seed in SCHEDULES:
+        y = np.zeros(1, np.int32)
+        with MODES[mode](), cudascope.schedule(seed):
+            kernel[1, 64](y)
+        assert y[0] == 1
+
+
+def test_a_phase_that_is_polled_once_only_may_not_have_ended():
+    """The result of try_wait is ignored: a schedule shows what a GPU may do."""
+    x, y, found = np.arange(256, dtype=np.float32), np.zeros(256, np.float32), set()
+    for seed in SCHEDULES:
+        with cudascope.check(schedule=seed, stop=False) as report:
+            PtxKernel(HEADER + BULK.replace("@!%p2 bra WAIT;", ""))[1, 64](x, y)
+        found |= {each.rule for each in report.findings}
+    assert found
+    assert found <= {"race", "copy in flight"}
 
 
 # ------------------------------------------------------------------------------------------------ products of matrices

@@ -33,8 +33,8 @@ _RULES = {
     "SPINNING": Rule(
         "deadlock",
         "spin",
-        "A thread repeats an atomic or polls a variable for ever, and no thread changes the value.",
-        "{polls} for ever: {no_writer}. A GPU would wait for ever too",
+        "A loop that repeats for ever, mostly a poll, because no thread changes a value that it reads.",
+        "{polls} for ever: {no_writer}. A GPU would wait for ever too{text}",
         ends=True,
     ),
     "HANGING": Rule(

@@ -72,7 +72,7 @@ _BARRIERS = {
     Collective.SYNCTHREADS: "__syncthreads",
     Collective.SYNCGRID: "the grid's barrier",
     Collective.NUMBERED: "bar.sync",
-    Collective.PHASE: "a cuda::barrier",
+    Collective.PHASE: "a cuda::barrier or mbarrier",
 }
 
 _NO_BARRIER, _NO_ORDER = " with no barrier between", ", and nothing orders the two thread blocks"
@@ -81,6 +81,7 @@ _PASS_ON = (
     "another thread sets the flag"
 )
 _NO_WRITER = "no thread changes the value, or the thread that would change it waits too"
+_NO_CHANGE = "no step of the loop changes a value, and no other thread does"
 _HINT = " (if a pointer in a struct or a table leads there, name the memory with cudascope.reachable())"
 _REMEDY = "if a pointer in a struct or a table leads to it, cudascope.reachable() must name"
 
@@ -136,7 +137,7 @@ def error_of(
         remedy="" if other_block == block else _PASS_ON,
         polls=polls,
         hang=f". The thread {polls}: {_NO_WRITER}" if error.address else "",
-        no_writer=_NO_WRITER,
+        no_writer=_NO_WRITER if error.address else _NO_CHANGE,
         check="" if checked else ": run it under cudascope.check(), which names the access",
         text=error.text.decode(errors="replace"),
         tensor=tensor,
@@ -167,7 +168,7 @@ def error_of(
 def _polls(error: ERROR, place: str) -> str:
     """Say how a thread waits in a loop, and for the value in which `place`, if that is known."""
     if not error.address:
-        return "waits in a loop"
+        return "repeats a loop"
     if error.access == Access.ATOMIC:
         return f"repeats an atomic on {place}" if place else "repeats an atomic"
     return f"polls the volatile {place}" if place else "polls a volatile variable"

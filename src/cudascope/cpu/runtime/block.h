@@ -78,11 +78,12 @@ struct Thread {
     u64 batches;  // of copies that it has committed
     std::unique_ptr<Asynchronous> asynchronous;  // of a thread that has begun anything of the kind
     u32 proxy_fenced;  // its clock at its last fence.proxy.async
-    u64 atomics, spins, progress;  // spins: atomics and yields since any thread's progress
-    const char* polled;  // the address of its last atomic, or of its last access if that is a volatile read
-    void* poll_site;  // where the thread polls, if it still does
+    u64 reads, progress, clock_reads;  // reads: atomics, and volatile reads that no hook sees
+    const char* polled;  // the address of its last atomic or volatile read
+    void* poll_site;  // and the line
     u32 polled_bytes;
-    bool polls_volatile;
+    bool polls_volatile, only_polls;  // only_polls: it has made no other access since
+    bool gives_up;  // it waits for a phase until the thread block can do nothing else
     const void* reported;  // where the sanitizer has just told of a misaligned access: the access's own hook follows
     const void* misaligned;  // a reference that it has formed to a type whose alignment the address lacks
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
@@ -171,7 +172,10 @@ struct NumberedBarrier {
 
 struct Block {  // a thread block in flight
     Dim index;
-    u32 number = 0, rank = 0, live = 0, arrived = 0, at_grid = 0, idle_rounds = 0;
+    u32 number = 0, rank = 0, live = 0, arrived = 0, at_grid = 0;
+    u32 yields = 0, turn = 0;  // turns.h
+    u64 rounds = 0, rounds_since = 0, repeats_since = 0;
+    std::vector<u64> seen;
     int barrier_total = 0;
     std::vector<Thread> threads;
     std::vector<Warp> warps;
@@ -191,6 +195,9 @@ struct Block {  // a thread block in flight
     Error unwritten_read{};  // a read of shared memory before any write: if a write follows, it is a race
     Stacks stacks{};
     Shadow shared;
+    bool gives_up() const {
+        return std::any_of(threads.begin(), threads.end(), [](const Thread& t) { return t.gives_up; });
+    }
 };
 
 enum Touched : u8 { TOUCHED_READ = 1, TOUCHED_READ_FIRST = 2, TOUCHED_WRITTEN = 4 };
@@ -208,6 +215,8 @@ struct Pending {  // an access that was announced: what becomes of it is settled
     Error race;  // else: with another store, which is the weaker finding if both store the same
 };
 
+struct Code { u64 start, end, variables, variables_end; };  // a compiled file in memory: its instructions, and its variables
+
 // The part of a launch that its workers share.
 struct Job {
     Launch& launch;
@@ -224,7 +233,7 @@ struct Job {
     std::mutex lock;
     std::vector<Found> found;
     std::map<u32, std::string> outputs;
-    u64 code_start = 0, code_end = 0;  // of the compiled file
+    Code code{};
     std::vector<Shadow> tensors;  // by Region
     u64 first_copy = ~0ull, last_copy = 0;  // the least and the greatest address in copies of tensors
     // launches with one worker:
@@ -262,13 +271,14 @@ struct Worker {  // an OS thread. It runs thread blocks one after another, or in
     std::vector<std::unique_ptr<Block>> blocks;  // all that were made
     std::vector<Block*> idle;
     std::deque<Block*> waiting;  // in flight, and stepped aside
-    u64 progress = 0;  // counts threads that waited or ended, and atomics that changed a value
+    u64 progress = 0;  // counts threads that ended, atomics that changed a value, and barriers of the grid
+    u64 waits = 0, polls = 0;  // waits: of threads for each other. polls: atomics, volatile reads, sleeps
+    u64 memory = 0, memory_since = ~0ull;  // the state of memory, and the progress when it was taken
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
     u64 ends = 0, seen_ends = 0;  // of thread blocks that have started, and of threads that have ended
     std::atomic<bool> wanted{false};  // the scheduler wants to go on soon: a signal may have come, or the launch stops
     u64 asked_at = 0;  // when Python was last asked for signals
     u64 clock_preempted_at = ~0ull;
-    void* spinning = nullptr;  // where a thread has spun for long
     void* landing = nullptr;  // the site of the copy that is landing
     Pending pending{};
     sigjmp_buf escape;  // out of a fault
@@ -383,7 +393,7 @@ static void wait(Worker& w, State state, void* site) {
     me.state = state;
     me.site = site;
     me.accesses = 0;
-    w.progress++;
+    w.waits++;
     go_to_scheduler(w);
 }
 
@@ -405,17 +415,19 @@ static void let_others_run(Worker& w) {
     go_to_scheduler(w);
 }
 
-// A thread waits for another thread if it only repeats atomics and yields, and no thread makes progress.
-static bool has_spun(const Worker& w, const Thread& t, u32 live) {
-    return t.progress == w.progress && t.spins > std::max<u64>(100'000, 10'000'000 / live);
+// This thread has freed those that waited with it, and goes on before them. While the states of a thread block are compared
+// (turns.h), it goes on when its turn comes: the state shall not depend on which thread a shuffled order has put last.
+static void go_on_in_order(Worker& w) {
+    if (w.job->launch.shuffled && !w.block->seen.empty()) let_others_run(w);
 }
-static void note_poll(Thread& me, const char* p, u32 bytes, bool is_volatile, void* site) {
-    me.polled = p, me.polled_bytes = bytes, me.polls_volatile = is_volatile, me.poll_site = site;
+
+// A barrier has been passed. That is no step forward in a loop that waits for another thread block (turns.h).
+static void pass_barrier(Worker& w) {
+    if (w.block->repeats_since != w.progress) w.milestones++;
 }
-static void spin(Worker& w, void* site) {
+
+static void note_poll(Worker& w, const char* p, u32 bytes, bool is_volatile, void* site) {
     Thread& me = *w.current;
-    if (me.progress != w.progress) me.progress = w.progress, me.spins = 0;
-    ++me.spins;
-    me.site = site;
-    if (has_spun(w, me, w.block->live)) w.spinning = site;
+    me.polled = p, me.polled_bytes = bytes, me.polls_volatile = is_volatile, me.poll_site = site, me.only_polls = true;
+    w.polls++;
 }

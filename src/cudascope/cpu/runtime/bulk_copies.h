@@ -156,27 +156,28 @@ u64 simt_mbarrier_arrive(void* at, u32 arrivals) {
     if (!p.pending && (p.bulk.empty() || is_waited_for(*w.block, at))) try_end_phase(w, at, p);
     return number;
 }
-// Until the phase of this parity has ended, which is the current one or the one before.
-void simt_mbarrier_wait(void* at, u32 parity) {
+// Whether the phase of this parity has ended, which is the current one or the one before. With `waits`, the thread waits for
+// it until its thread block can do nothing else. On a GPU the time of the wait has a limit, too: in a shuffled order it is
+// over at once in some cases.
+bool simt_mbarrier_ended(void* at, u32 parity, bool waits) {
     Worker& w = *worker;
     Thread& me = *w.current;
     Phases* p = &mbarrier_at(w, at, CALLER);
-    while ((p->number & 1) == parity && !try_end_phase(w, at, *p)) {
-        me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
-        me.state = AT_PHASE;
-        leave_ready(w, *w.block, me);
-        wait(w, AT_PHASE, CALLER);
+    auto ended = [&] { return (p->number & 1) != parity || try_end_phase(w, at, *p); };
+    if (waits && w.job->launch.shuffled) waits = w.block->random() % 4;
+    if (waits && !ended()) {
+        me.gives_up = true;
+        wait_for_phase(w, at, CALLER);
+        me.gives_up = false;
         p = &phases_at(w, at, CALLER);
     }
-    if (w.job->launch.mode == CHECK) acquire(me.acquired, p->arrived);
-}
-bool simt_mbarrier_test(void* at, u32 parity) {
-    Worker& w = *worker;
-    Phases& p = mbarrier_at(w, at, CALLER);
-    bool ended = (p.number & 1) != parity || try_end_phase(w, at, p);
-    if (ended && w.job->launch.mode == CHECK) acquire(w.current->acquired, p.arrived);
-    if (!ended) let_others_run(w);
-    return ended;
+    if (ended()) {
+        if (w.job->launch.mode == CHECK) acquire(me.acquired, p->arrived);
+        return true;
+    }
+    w.polls++;
+    if (!waits) let_others_run(w);
+    return false;
 }
 
 // A copy to shared memory, for the phase of the mbarrier at `at`.

@@ -11,11 +11,15 @@
 extern "C" {
 u32 simt_lane() { return worker->current->lane; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
-long long simt_clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+long long simt_clock() {
+    worker->current->clock_reads++;
+    return std::chrono::steady_clock::now().time_since_epoch().count();
+}
 void simt_yield() {
     void*& polls = worker->current->poll_site;  // a loop that polls and sleeps: two sleeps in a row poll nothing
     polls = polls && polls != CALLER ? CALLER : nullptr;
-    spin(*worker, CALLER);
+    worker->polls++;
+    worker->current->site = CALLER;
     let_others_run(*worker);
 }
 void simt_fence() {
@@ -49,12 +53,18 @@ int simt_printf(const char* format, ...) {
     return length;
 }
 
-// Other threads may run before the check of the atomic: the atomic comes after everything that they do in their turns.
-static void begin_atomic(const Announced& a) {
+// Memory is read that other threads may change: let them run now and then.
+static void poll(const char* p, u32 bytes, bool is_volatile, void* site) {
     Worker& w = *worker;
-    note_poll(*w.current, a.p, a.bytes, false, a.site);
-    spin(w, a.site);
-    if (++w.current->atomics % 256 == 0) let_others_run(w);
+    note_poll(w, p, bytes, is_volatile, site);
+    w.current->site = site;
+    if (++w.current->reads % 256 == 0) let_others_run(w);
+}
+void simt_poll(const volatile void* p, u32 bytes) { poll((const char*)p, bytes, true, CALLER); }
+
+// The atomic is checked after everything that other threads do in their turns.
+static void begin_atomic(const Announced& a) {
+    poll(a.p, a.bytes, false, a.site);
     announce_at_once(a, a.bytes);
 }
 

@@ -58,7 +58,7 @@ void complete_barrier(Worker& w, Block& b) {
         if (t.state == AT_BARRIER) t.value = b.barrier_total, wake(w, b, t);
     b.barrier_total = 0;
     b.arrived = 0;
-    w.milestones++;
+    pass_barrier(w);
 }
 
 // __activemask is answered when no lane of the warp can run: the lanes that wait for it at one place are together.
@@ -91,7 +91,7 @@ extern "C" int simt_barrier(bool predicate, int line) {
     if (++b.arrived == b.live) {
         count(w, me.site, BARRIER);
         complete_barrier(w, b);
-        w.progress++;
+        go_on_in_order(w);
     } else {
         wait(w, AT_BARRIER, CALLER);
     }
@@ -189,8 +189,8 @@ bool complete_meeting(Worker& w, Block& b, const Thread& one) {
     me.state = AT_COLLECTIVE;
     me.site = site;
     leave_ready(w, b, me);
-    if (!complete_meeting(w, b, me)) wait(w, AT_COLLECTIVE, site);
-    w.progress++;
+    if (complete_meeting(w, b, me)) go_on_in_order(w);
+    else wait(w, AT_COLLECTIVE, site);
     return me.lanes;
 }
 

@@ -5,8 +5,10 @@
 #include "pages.h"
 
 constexpr u64 HEAP = 4ull << 30;
-static char* heap = nullptr;
-static std::atomic<u64> heap_used{0}, live_allocations{0};
+#pragma GCC visibility push(hidden)
+inline char* heap = nullptr;
+inline std::atomic<u64> heap_used{0}, live_allocations{0};
+#pragma GCC visibility pop
 
 static void* allocate(u64 bytes) {
     std::lock_guard<std::mutex> guard(process_lock);

@@ -43,8 +43,8 @@ static void take_turns(Worker& w, Access access, void* site) {
     if (mode == CHECK && w->pending.bytes) settle(*w);
     if (w->job->launch.num_guards && is_guard(*w->job, b, a.p)) return;
     Thread& me = *w->current;
-    if (a.is_volatile && a.access == READ) note_poll(me, a.p, a.bytes, true, a.site);
-    else if (a.access != ATOMIC && me.poll_site) me.poll_site = nullptr;
+    if (a.is_volatile && a.access == READ) note_poll(*w, a.p, a.bytes, true, a.site);
+    else if (a.access != ATOMIC) me.only_polls = false;
     take_turns(*w, a.access, a.site);
     if (mode == CHECK) check(*w, a, alignment);
     else observe(*w, a);

@@ -22,20 +22,24 @@ static void find_code(Job& job) {
     auto look = [](dl_phdr_info* info, size_t, void* data) {
         Job& job = *(Job*)data;
         u64 entry = (u64)job.launch.entry;
+        Code code{};
         for (int i = 0; i < info->dlpi_phnum; ++i) {
-            u64 start = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr, end = start + info->dlpi_phdr[i].p_memsz;
-            if (entry >= start && entry < end) job.code_start = start, job.code_end = end;
+            const auto& part = info->dlpi_phdr[i];
+            u64 start = info->dlpi_addr + part.p_vaddr, end = start + part.p_memsz;
+            if (entry >= start && entry < end) code.start = start, code.end = end;
+            if (part.p_type == PT_LOAD && part.p_flags & PF_W) code.variables = start, code.variables_end = end;
         }
-        return job.code_end ? 1 : 0;
+        if (code.end) job.code = code;
+        return code.end ? 1 : 0;
     };
-    static std::unordered_map<u64, std::pair<u64, u64>> known;
+    static std::unordered_map<u64, Code> known;
     std::lock_guard<std::mutex> guard(process_lock);
     auto [found, is_new] = known.try_emplace((u64)job.launch.entry);
     if (is_new) {
         dl_iterate_phdr(look, &job);
-        found->second = {job.code_start, job.code_end};
+        found->second = job.code;
     }
-    std::tie(job.code_start, job.code_end) = found->second;
+    job.code = found->second;
 }
 
 // ---------------------------------------------------------------------------------------------- faults
@@ -128,7 +132,7 @@ static void on_tick(int number, siginfo_t* info, void* state) {
     if (ask) w->asked_at = time;
     if (ask || job.stop) w->wanted = true;
     u64 at = program_counter(state);
-    bool in_kernel = w->current && at >= job.code_start && at < job.code_end;
+    bool in_kernel = w->current && at >= job.code.start && at < job.code.end;
     bool long_turn = job.launch.mode == PLAIN && w->switches == w->seen_switches;
     w->seen_switches = w->switches;
     if (in_kernel && (long_turn || w->wanted)) {

@@ -14,7 +14,6 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
     if (!threads || threads > w.job->num_threads) threads = w.job->num_threads;
     NumberedBarrier& barrier = b.numbered_barriers[id];
     if (w.job->launch.mode == CHECK) release_all(barrier.known, b, me);
-    w.progress++;
     if (++barrier.arrived < threads) {
         if (!waits) return;
         barrier.waiting.push_back(&me);
@@ -26,11 +25,12 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
         return;
     }
     count(w, CALLER, BARRIER);
-    w.milestones++;
+    pass_barrier(w);
     if (waits) acquire(me.acquired, barrier.known);
     for (Thread* t : barrier.waiting) {
         acquire(t->acquired, barrier.known);
         wake(w, b, *t);
     }
     b.numbered_barriers.erase(id);
+    if (waits) go_on_in_order(w);
 }

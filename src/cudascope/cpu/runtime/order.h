@@ -30,9 +30,13 @@ static bool handed_over(const Stamp& s, const Thread& me) {
     return s.atomic && me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock - 1);
 }
 
+// The later of both clocks of each thread. It is mostly `a` or `b`, and then no copy is made.
 static Clocks later(const Clocks& a, const Clocks& b) {
-    if (a == b || !b) return a;
-    if (!a) return b;
+    auto covers = [](const Clocks& one, const Clocks& other) {
+        return !other || one == other || (one && std::equal(one->begin(), one->end(), other->begin(), std::greater_equal<u32>()));
+    };
+    if (covers(a, b)) return a;
+    if (covers(b, a)) return b;
     auto joined = std::make_shared<std::vector<u32>>(*a);
     for (size_t i = 0; i < joined->size(); ++i) (*joined)[i] = std::max((*joined)[i], (*b)[i]);
     return joined;
@@ -44,18 +48,21 @@ static void acquire(std::shared_ptr<const Acquired>& known, const std::shared_pt
         known = more;
         return;
     }
-    auto joined = std::make_shared<Acquired>(*known);
+    std::shared_ptr<Acquired> joined;  // made if `more` has anything new
     for (const auto& [block, clocks] : *more) {
-        Clocks& own = (*joined)[block];
-        own = later(own, clocks);
+        auto own = known->find(block);
+        Clocks latest = own == known->end() ? clocks : later(own->second, clocks);
+        if (own != known->end() && own->second == latest) continue;
+        if (!joined) joined = std::make_shared<Acquired>(*known);
+        (*joined)[block] = latest;
     }
-    known = joined;
+    if (joined) known = joined;
 }
 
 static void share_acquired(Thread* const* threads, u32 number) {
-    std::shared_ptr<const Acquired> all;
+    std::shared_ptr<const Acquired> all, last;  // neighbours mostly know the same
     for (u32 i = 0; i < number; ++i)
-        if (threads[i]->acquired != all) acquire(all, threads[i]->acquired);
+        if (threads[i]->acquired != last) acquire(all, last = threads[i]->acquired);
     for (u32 i = 0; i < number; ++i) threads[i]->acquired = all;
 }
 

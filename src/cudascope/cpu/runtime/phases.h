@@ -24,6 +24,14 @@ static void release(Worker& w, Phases& p) {
     if (w.job->launch.mode == CHECK) release_all(p.arriving, *w.block, *w.current);
 }
 
+static void wait_for_phase(Worker& w, void* at, void* site) {
+    Thread& me = *w.current;
+    me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
+    me.state = AT_PHASE;
+    leave_ready(w, *w.block, me);
+    wait(w, AT_PHASE, site);
+}
+
 static void end_phase(Worker& w, void* at, Phases& p) {
     Block& b = *w.block;
     for (const auto& [thread, copy] : p.copies) {
@@ -36,8 +44,7 @@ static void end_phase(Worker& w, void* at, Phases& p) {
     p.arrived = p.arriving;
     for (Thread& t : b.threads)
         if (t.state == AT_PHASE && t.payload == at) wake(w, b, t);
-    w.milestones++;
-    w.progress++;
+    pass_barrier(w);
 }
 
 // Report copies that have not landed when a thread block has ended.
@@ -86,12 +93,7 @@ void simt_phases_wait(void* at, u64 number) {
     Thread& me = *w.current;
     barrier_accessed(at, CALLER);
     Phases& p = phases_at(w, at, CALLER);
-    while (p.number <= number) {
-        me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
-        me.state = AT_PHASE;
-        leave_ready(w, *w.block, me);
-        wait(w, AT_PHASE, CALLER);
-    }
+    while (p.number <= number) wait_for_phase(w, at, CALLER);
     if (w.job->launch.mode == CHECK) acquire(me.acquired, p.arrived);
 }
 bool simt_phases_ended(void* at, u64 number) {
@@ -100,7 +102,7 @@ bool simt_phases_ended(void* at, u64 number) {
     Phases& p = phases_at(w, at, CALLER);
     bool ended = p.number > number;
     if (ended && w.job->launch.mode == CHECK) acquire(w.current->acquired, p.arrived);
-    if (!ended) let_others_run(w);
+    if (!ended) w.polls++, let_others_run(w);
     return ended;
 }
 // The copies that this thread has begun since its last commit belong to the phase.

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "addresses.h"
-#include "memory.h"
 #include "switch.h"
+#include "turns.h"
 
 static void leave_kernel(Worker& w) {
     settle(w);
@@ -51,9 +51,9 @@ static Error waiting_error(Worker& w, FindingKind finding, const std::vector<Blo
         for (Thread& t : b->threads) {
             if (t.state == GONE) continue;
             u32 k = 0, running = t.state == READY, line = running ? 0 : (u32)t.line;
-            bool polls = running && t.site && t.site == t.poll_site;
+            bool polls = t.poll_site && (finding == SPINNING || (running && t.only_polls && t.site == t.poll_site));
             if (!e.site || (polls && !e.address)) {
-                e.block = b->index, e.thread = t.index, e.site = (u64)t.site;
+                e.block = b->index, e.thread = t.index, e.site = (u64)(polls ? t.poll_site : t.site);
                 if (polls) {
                     Place place = place_of(*w.job, *b, t.polled);
                     e.address = (u64)t.polled, e.bytes = t.polled_bytes, e.access = t.polls_volatile ? READ : ATOMIC;
@@ -100,7 +100,8 @@ static Block& start_block(Worker& w, u32 rank) {
     b.index = {number % job.grid.x, number / job.grid.x % job.grid.y, number / job.grid.x / job.grid.y};
     b.number = number, b.rank = rank;
     b.live = job.num_threads;
-    b.arrived = b.at_grid = b.idle_rounds = b.barrier_total = 0;
+    b.arrived = b.at_grid = b.yields = b.barrier_total = 0;
+    b.turn = LONGEST_TURN, b.rounds_since = b.repeats_since = NEVER;
     b.unwritten_read.finding = NOTHING;
     b.stores_volatile = false;
     b.unused.clear();
@@ -117,8 +118,8 @@ static Block& start_block(Worker& w, u32 rank) {
         Thread& t = b.threads[i];
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
         t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = t.proxy_fenced = 0;
-        t.asynchronous = nullptr;
-        t.atomics = t.spins = t.progress = t.batches = 0;
+        t.asynchronous = nullptr, t.gives_up = false;
+        t.reads = t.progress = t.clock_reads = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0, t.misaligned = t.reported = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
         t.loads = 0, t.stored = 0;
         t.site = nullptr;
@@ -131,13 +132,17 @@ static Block& start_block(Worker& w, u32 rank) {
     return b;
 }
 
-// Run a thread block until it has ended (true), or until its threads only wait for another one.
+// Run a thread block until it has ended (true), or until it is another one's turn.
 static bool advance(Worker& w, Block& b) {
     Job& job = *w.job;
     w.block = &b;
     blockIdx = b.index, blockDim = job.size, gridDim = job.grid;
+    u32 turn = 0, polled_in_vain = 0;
+    if (b.ready.empty())
+        for (Thread& t : b.threads)
+            if (t.gives_up) wake(w, b, t);
     while (!b.ready.empty()) {
-        u64 before = w.progress, preemptions = 0;
+        u64 progress = w.progress, waits = w.waits, polls = w.polls, preemptions = 0;
         b.batch.swap(b.ready);
         b.ready.clear();
         if (job.launch.shuffled) std::shuffle(b.batch.begin(), b.batch.end(), b.random);
@@ -152,10 +157,17 @@ static bool advance(Worker& w, Block& b) {
             if (job.failed || job.stop) return false;
             if (w.clock_preempted_at == w.switches) preemptions++;
         }
-        if (w.progress != before) b.idle_rounds = 0;
-        else if (preemptions || ++b.idle_rounds >= 4) return false;
+        bool waited = w.waits != waits, polled = w.polls != polls, changed = w.progress != progress;
+        b.yields = waited || changed ? 0 : b.yields + 1;
+        polled_in_vain = changed ? 0 : polled_in_vain + polled;
+        turn += waited ? 1 : ROUNDS_PER_YIELD;
+        if (!changed && came_back(w, b, polled || !waited)) return false;
+        if (turn > FIRST_LOOK) b.repeats_since = NEVER;
+        if ((preemptions && !changed) || b.yields >= 4 || polled_in_vain >= POLLS_IN_VAIN) return false;
+        if (turn >= b.turn) return b.turn = std::max(b.turn / 8, SHORTEST_TURN), false;
     }
     if (b.live && b.at_grid == b.live) return false;
+    if (b.gives_up()) return came_back(w, b, true), false;
     if (b.live) raise_error(w, waiting_error(w, DEADLOCK, {&b}));
     return true;
 }
@@ -178,15 +190,6 @@ static void finish_block(Worker& w, Block& b) {
     w.idle.push_back(&b);
 }
 
-// All threads in flight have spun for long or wait for a grid barrier, and no other thread block can start.
-static bool nobody_can_go_on(Worker& w) {
-    if (w.job->launch.workers > 1) return false;
-    for (Block* b : w.waiting)
-        for (Thread& t : b->threads)
-            if (t.state == READY && !has_spun(w, t, b->live)) return false;
-    return true;
-}
-
 static Block* next_block(Worker& w) {
     Job& job = *w.job;
     bool full = w.waiting.size() >= job.launch.max_blocks;
@@ -196,16 +199,17 @@ static Block* next_block(Worker& w) {
     }
     if (w.waiting.empty()) return nullptr;
     complete_grid(w);
-    bool somebody_runs = false;
-    for (Block* b : w.waiting) somebody_runs |= !b->ready.empty();
-    if (!somebody_runs || (w.spinning && nobody_can_go_on(w))) {
+    if (nobody_can_go_on(w)) {
         std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
+        bool somebody_runs = std::any_of(blocks.begin(), blocks.end(), [](Block* b) { return !b->ready.empty(); });
         w.block = nullptr;
         Error e = waiting_error(w, somebody_runs ? SPINNING : DEADLOCK, blocks);
+        if (full && job.next < job.num_blocks)
+            snprintf(e.text, sizeof(e.text), ". %u thread blocks have not started: an H100 holds %u of this size at once",
+                     job.num_blocks - (u32)job.next, job.launch.max_blocks);
         raise_error(w, e);
         return nullptr;
     }
-    w.spinning = nullptr;
     Block* b = w.waiting.front();
     w.waiting.pop_front();
     return b;

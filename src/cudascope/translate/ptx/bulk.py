@@ -50,9 +50,8 @@ def mbarrier(name: str, words: list[str], operands: list[str], scope: Scope) -> 
                 raise Malformed(f"{name} has 3 or 4 operands, got {len(operands)}")
             # the lowest bit is the parity; Triton writes -1 for 1, and the state that arrive() gives is a number
             at, phase = _shared(operands[1], scope), f"(uint32_t)({scope.value(operands[2])}) & 1"
-            if how == "test_wait":
-                return assign(operands[0], f"simt_mbarrier_test({at}, {phase})", scope)
-            return f"simt_mbarrier_wait({at}, {phase}); {assign(operands[0], 'true', scope)}"
+            waits = "true" if how == "try_wait" else "false"
+            return assign(operands[0], f"simt_mbarrier_ended({at}, {phase}, {waits})", scope)
     raise Unknown(name)
 
 

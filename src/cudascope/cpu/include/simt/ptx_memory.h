@@ -43,6 +43,9 @@ SIMT_INLINE void as_written() {
 }
 template <class T, int N, bool is_volatile = false>
 SIMT_INLINE Vector<T, N> load(const char* address) {
+#ifndef SIMT_INSTRUMENTED
+    if (is_volatile) simt_poll(address, sizeof(T) * N);
+#endif
     as_written();
     return read<Vector<T, N>, is_volatile>(address);
 }

@@ -43,6 +43,7 @@ bool simt_carry();  // what this thread's last sum or difference that keeps it l
 void simt_keep_carry(bool carry);
 void simt_fence();
 void simt_yield();
+void simt_poll(const volatile void* address, unsigned bytes);  // a volatile read follows, which no hook sees
 long long simt_clock();
 void simt_atomic(const volatile void* address, int bytes);
 void simt_atomic_if(const volatile void* address, int bytes, uint64_t compare);
@@ -64,8 +65,7 @@ void simt_phases_await_copies(void* at);  // what this thread has begun since it
 void simt_mbarrier_invalidate(void* at);
 void simt_mbarrier_expect(void* at, unsigned bytes);
 uint64_t simt_mbarrier_arrive(void* at, unsigned arrivals);
-void simt_mbarrier_wait(void* at, unsigned parity);
-bool simt_mbarrier_test(void* at, unsigned parity);
+bool simt_mbarrier_ended(void* at, unsigned parity, bool waits);  // may give up
 void simt_bulk_load(const simt::BulkCopy* copy, void* at);
 void simt_bulk_store(const simt::BulkCopy* copy);
 void simt_bulk_commit();
